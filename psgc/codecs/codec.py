@@ -1,0 +1,206 @@
+"""What a codec is, and the registry that finds one by its text form.
+
+A codec turns one part (a flat slice of a bucket) into payload bytes and back. It knows nothing of keys, ranks, sockets or
+threads; whoever calls it owns the buffers and keeps them alive. Kernels release the GIL.
+
+Ranges: a part may be worked on in slices ``[lo, hi)`` of elements, so that scratch stays in cache. ``lo`` is a multiple of
+``Codec.chunk``, ``hi`` too unless it is the end. A codec whose payload has no random access sets ``chunk = 0`` and is then always
+called with the whole part.
+
+Buffers: ``payload`` and ``out`` are flat uint8 arrays of any alignment; ``grad``, ``residual`` and ``acc`` are contiguous,
+aligned, and of ``array_dtype`` / float32 / ``acc_dtype``. Payload bytes are checked once, by ``validate``, when they arrive;
+kernels then trust them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.errors import CodecError
+
+BLOCK: Final = 4096  # parts are cut, and scales end, at multiples of this many elements
+FLOATS: Final = ("float32", "bfloat16", "float16")
+DTYPES: Final[dict[str, Any]] = {  # part dtype -> NumPy dtype of its bytes (NumPy has no bfloat16: its bits as uint16)
+    "float32": np.float32, "bfloat16": np.uint16, "float16": np.float16, "float64": np.float64,
+    "uint8": np.uint8, "int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64, "bool": np.bool_,
+}  # fmt: skip
+
+Bytes = NDArray[np.uint8]
+Array = NDArray[Any]
+F32 = NDArray[np.float32]
+
+
+class Encoded(NamedTuple):
+    """What an encoder wrote: its length, and whether any input (or the sum) was NaN or infinite."""
+
+    payload_bytes: int
+    nonfinite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Names one counter-based random stream; element i of the *bucket* draws the i-th number whatever the cuts or threads.
+
+    first: index in the bucket of the part's element 0.
+    """
+
+    seed: int
+    step: int
+    rank: int
+    bucket: int
+    first: int = 0
+
+
+class Codec(ABC):
+    """An encoding with its parameters, for parts of one dtype. Instances are immutable and may be shared between threads."""
+
+    name: ClassVar[str]
+    codec_id: ClassVar[int]  # means *these bytes*: change the layout and it is a new id
+    dtypes: ClassVar[tuple[str, ...]] = FLOATS
+    chunk: ClassVar[int] = 65536  # elements worked on at once (256 KB of fp32 stays in L2); 0 = whole part only
+    unbiased: ClassVar[bool] = False
+    additive: ClassVar[bool] = False  # payloads can be summed without decoding
+    flags_nonfinite: ClassVar[bool] = True  # False: NaN and infinity travel element by element (none, casts)
+
+    def __init__(self, dtype: str = "float32") -> None:
+        if dtype not in self.dtypes:
+            raise CodecError(f"codec {self.name} carries {', '.join(self.dtypes)}, not {dtype}; use 'none' for this tensor")
+        self.dtype = dtype
+
+    @classmethod
+    @abstractmethod
+    def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
+        """Build from the text form's parameters. Raises CodecError naming codec and parameter."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> dict[str, str]:
+        """Parameters in canonical text, those at their default left out."""
+
+    @property
+    def canonical(self) -> str:
+        """The text form that is printed, compared and sent: ``name`` or ``name:k=v,...``."""
+        given = ",".join(f"{key}={value}" for key, value in sorted(self.parameters.items()))
+        return f"{self.name}:{given}" if given else self.name
+
+    @property
+    def feedback(self) -> bool:
+        """Whether what is not sent is kept in a residual and sent later."""
+        return False
+
+    @property
+    def array_dtype(self) -> Any:
+        """NumPy dtype of the arrays given to ``encode`` and filled by ``decode``: float32 for every lossy codec."""
+        return np.float32
+
+    @property
+    def acc_dtype(self) -> Any:
+        """NumPy dtype of the server's accumulator."""
+        return np.float32
+
+    @abstractmethod
+    def payload_bound(self, numel: int) -> int:
+        """Most bytes a payload of ``numel`` elements takes; exact for codecs of fixed size."""
+
+    @abstractmethod
+    def validate(self, payload: Bytes, numel: int) -> None:
+        """Raise PayloadError unless every kernel below can read ``payload`` in bounds."""
+
+    @abstractmethod
+    def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
+        """Write the payload of ``grad + rescale * residual`` to ``out``; inputs are not modified. One pass where possible."""
+
+    @abstractmethod
+    def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
+        """Write elements ``[lo, hi)`` of the part to ``out`` (length ``hi - lo``)."""
+
+    @abstractmethod
+    def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
+        """``acc`` (length ``hi - lo``) becomes the left-to-right sum of the payloads' slices (``fresh``: of them alone,
+        else added, as one sum, to what ``acc`` holds). At most 8 payloads."""
+
+    @abstractmethod
+    def finish(
+        self, acc: Array, numel: int, lo: int, hi: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> Encoded:  # fmt: skip
+        """Encode ``p = acc / divisor + rescale * residual`` for the slice into its place in ``out`` (the whole part's payload) and
+        write ``p - decode(payload)`` to ``residual_out``. May overwrite ``acc``. ``residual`` and ``residual_out`` are slices
+        like ``acc``, both None for a codec without feedback, and never the same memory. ``payload_bytes`` is the whole part's."""
+
+    def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
+        """``residual <- grad + rescale * residual - decode(payload)`` for a slice. Codecs without feedback never see it."""
+        raise NotImplementedError(f"{self.name} keeps no residual")
+
+    def warm(self) -> None:
+        """Compile or load every kernel this codec runs, so that the first step does not wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecPair:
+    """The codec that workers push with and the one that servers answer with."""
+
+    push: Codec
+    pull: Codec
+
+    @property
+    def canonical(self) -> str:
+        return self.push.canonical if self.push.canonical == self.pull.canonical else f"{self.push.canonical}/{self.pull.canonical}"
+
+
+# name -> "module:class"; imported on first use, so that a process loads only the codecs it runs
+_REGISTRY: dict[str, str] = {
+    "none": "psgc.codecs.none:NoneCodec",
+    "bf16": "psgc.codecs.cast:Bf16Codec",
+    "fp16": "psgc.codecs.cast:Fp16Codec",
+    "int8": "psgc.codecs.int8:Int8Codec",
+    "onebit": "psgc.codecs.onebit:OneBitCodec",
+    "topk": "psgc.codecs.topk:TopKCodec",
+}
+
+
+def register_codec(name: str, target: str) -> None:
+    """Make ``module:class`` available as ``name`` in this process."""
+    _REGISTRY[name] = target
+
+
+def registered_codecs() -> tuple[str, ...]:
+    """Names that ``parse_codec`` knows, in registration order."""
+    return tuple(_REGISTRY)
+
+
+def _codec_class(name: str) -> type[Codec]:
+    target = _REGISTRY.get(name)
+    if target is None:
+        raise CodecError(f"unknown codec {name!r}; there are {', '.join(_REGISTRY)}")
+    module, _, attribute = target.partition(":")
+    found: type[Codec] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def parse_codec(text: str, dtype: str = "float32") -> Codec:
+    """Build a codec from ``name`` or ``name:key=value,...``. Raises CodecError naming codec and parameter."""
+    name, _, rest = text.strip().partition(":")
+    parameters: dict[str, str] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or not key or not value:
+            raise CodecError(f"codec {name}: parameter {item!r} is not key=value")
+        if key in parameters:
+            raise CodecError(f"codec {name}: parameter {key!r} is given twice")
+        parameters[key.strip()] = value.strip()
+    return _codec_class(name).from_parameters(parameters, dtype)
+
+
+def parse_pair(text: str, dtype: str = "float32") -> CodecPair:
+    """Build the pair from ``push/pull``, or from one codec for both ways."""
+    push, slash, pull = text.partition("/")
+    first = parse_codec(push, dtype)
+    return CodecPair(first, parse_codec(pull, dtype) if slash else first)

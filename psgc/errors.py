@@ -1,0 +1,58 @@
+"""Every error psgc raises on purpose: one root, then a class for each thing a caller would do differently."""
+
+from __future__ import annotations
+
+
+class PsgcError(Exception):
+    """Root of all psgc errors. Its text is one line: what was expected, what came, whose it was, the remedy."""
+
+
+class ConfigError(PsgcError):
+    """The environment or a flag is wrong. Remedy: mend the setting the message names."""
+
+
+class UsageError(PsgcError):
+    """psgc was called in a way it does not support. Remedy: change the calling code."""
+
+
+class CodecError(PsgcError):
+    """A codec's text form or parameter is wrong, or the codec cannot carry this tensor."""
+
+
+class PayloadError(PsgcError):
+    """Payload bytes are not what their codec writes: truncated, flipped or foreign."""
+
+
+class LayoutMismatch(PsgcError):
+    """Ranks declared different tensors under one name. Remedy: build the same model on every rank."""
+
+
+class ProtocolError(PsgcError):
+    """A message broke the protocol; see its two subclasses for whose fault it was."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own bug: psgc was about to send what the protocol forbids."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer's bytes are wrong: refuse them with a typed reply and keep serving.
+
+    code: one of ``psgc.wire.messages.ErrorCode``, sent back to the peer.
+    """
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class JobFailed(PsgcError):
+    """The job has ended because of a fault somewhere; the text is the scheduler's reason."""
+
+
+class NonFiniteError(PsgcError):
+    """A gradient holds NaN or infinity and the policy is ``nonfinite=raise``."""
+
+
+class StartupTimeout(PsgcError):
+    """Some member never registered. The text names who is missing."""

@@ -1,0 +1,126 @@
+"""The header of every message, as a table and the code made from it.
+
+Owns the bytes of a header; must not know what a message means (``messages.py``) or how it travels (``transport/``).
+PROTOCOL.md shows the same table; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum, IntFlag
+from typing import Final, NamedTuple
+
+from psgc.errors import LocalProtocolError, RemoteProtocolError
+
+MAGIC: Final = b"PSGC"
+VERSION: Final = 1
+
+# One row a field: name, struct code, meaning. HEADER_STRUCT is built from it.
+FIELDS: Final = (
+    ("magic", "4s", "the four bytes PSGC"),
+    ("version", "B", "protocol version, 1"),
+    ("kind", "B", "message kind, see the table of kinds"),
+    ("flags", "H", "bits, see the table of flags"),
+    ("job", "Q", "job id; a message of another job is refused"),
+    ("epoch", "I", "job-wide, changed by the scheduler alone; an old epoch is refused"),
+    ("plan", "I", "id of the layout that the key belongs to; for control messages a request id"),
+    ("key", "Q", "a part's id: layout (16 bits), bucket (24), part (24)"),
+    ("step", "Q", "one synchronisation of the key, counted from 1"),
+    ("round", "H", "round within the step, for codecs that take several; else 0"),
+    ("codec", "H", "codec id of the payload; 0 = none"),
+    ("sender", "I", "worker: its rank; server: 0x8000_0000 + its index; scheduler: 0xffff_ffff"),
+    ("contributors", "I", "result: how many ranks contributed (skips not counted)"),
+    ("rescale", "f", "factor of the residual's unit against the last step's (learning rate, loss scale)"),
+    ("payload_bytes", "Q", "length of the payload that follows the header"),
+)
+HEADER_STRUCT: Final = struct.Struct("<" + "".join(code for _, code, _ in FIELDS))
+HEADER_BYTES: Final = HEADER_STRUCT.size
+assert HEADER_BYTES == 64
+
+SERVER_SENDER: Final = 0x8000_0000
+SCHEDULER_SENDER: Final = 0xFFFF_FFFF
+UNASSIGNED_SENDER: Final = 0xFFFF_FFFE  # a member before the scheduler has given it a rank
+
+
+class Kind(IntEnum):
+    """Message kinds. The numbers are the wire's; never reuse one."""
+
+    HELLO = 1
+    REGISTER = 2
+    TOPOLOGY = 3
+    HEARTBEAT = 4
+    BARRIER = 5
+    DECLARE = 6
+    KEYS = 7
+    KEYS_READY = 8
+    LAYOUT = 9
+    PUSH = 10
+    ACK = 11
+    RESULT = 12
+    PULL = 13
+    SKIP = 14
+    WINDOW = 15
+    ERROR = 16
+    FAULT = 17
+    ABORT = 18
+    BYE = 19
+    SEGMENT = 20
+
+
+class Flag(IntFlag):
+    """Header flag bits."""
+
+    NONE = 0
+    WANT_RESULT = 1
+    NONFINITE = 2
+    PREVIOUS_SKIPPED = 4
+    INIT = 8
+    SKIPPED = 16
+    LOCATED = 32
+
+
+class Header(NamedTuple):
+    """A decoded header, without magic and version (they are checked, then known)."""
+
+    kind: int
+    flags: int = 0
+    job: int = 0
+    epoch: int = 0
+    plan: int = 0
+    key: int = 0
+    step: int = 0
+    round: int = 0
+    codec: int = 0
+    sender: int = UNASSIGNED_SENDER
+    contributors: int = 0
+    rescale: float = 1.0
+    payload_bytes: int = 0
+
+
+_KINDS = frozenset(int(k) for k in Kind)
+_KNOWN_FLAGS = int(~Flag.NONE & 0x3F)
+
+
+def pack_header(header: Header) -> bytes:
+    """The 64 bytes of ``header``. Raises LocalProtocolError for a value that its field cannot hold."""
+    try:
+        return HEADER_STRUCT.pack(MAGIC, VERSION, *header)
+    except struct.error as error:
+        raise LocalProtocolError(f"header {header} does not fit its fields: {error}") from None
+
+
+def unpack_header(data: bytes | memoryview) -> Header:
+    """Decode and check 64 bytes. Raises RemoteProtocolError for wrong length, magic, version, kind or flags."""
+    if len(data) != HEADER_BYTES:
+        raise RemoteProtocolError(f"header of {len(data)} bytes, expected {HEADER_BYTES}", code=1)
+    magic, version, *rest = HEADER_STRUCT.unpack(data)
+    if magic != MAGIC:
+        raise RemoteProtocolError(f"magic {magic!r}, expected {MAGIC!r}: is the peer psgc?", code=1)
+    if version != VERSION:
+        raise RemoteProtocolError(f"protocol version {version}, expected {VERSION}: install one psgc everywhere", code=2)
+    header = Header._make(rest)
+    if header.kind not in _KINDS:
+        raise RemoteProtocolError(f"unknown message kind {header.kind}", code=3)
+    if header.flags & ~_KNOWN_FLAGS:
+        raise RemoteProtocolError(f"unknown flag bits {header.flags & ~_KNOWN_FLAGS:#x} in a {Kind(header.kind).name}", code=1)
+    return header
