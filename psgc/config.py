@@ -1,0 +1,258 @@
+"""The configuration of one process: the only reader of ``os.environ``.
+
+VARIABLES is the table of every name that psgc honours; docs/env.md shows the same table and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from psgc.errors import ConfigError
+
+Role = Literal["worker", "server", "scheduler"]
+
+
+def _integer(minimum: int = 0) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise ValueError(f"at least {minimum}")
+        return value
+
+    parse.__doc__ = f"a whole number, at least {minimum}"
+    return parse
+
+
+def _seconds(text: str) -> float:
+    """a number of seconds above 0"""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError("above 0")
+    return value
+
+
+def _switch(text: str) -> bool:
+    """0 or 1"""
+    return {"0": False, "1": True}[text.strip()]
+
+
+def _text(text: str) -> str:
+    """text"""
+    return text.strip()
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in choices:
+            raise ValueError("one of " + ", ".join(choices))
+        return value
+
+    parse.__doc__ = "one of " + ", ".join(choices)
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One setting: its name in the environment, BytePS's names for it, which roles it has an effect on, and its meaning."""
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    roles: str  # letters of the roles it has an effect on: w, s (server), c (scheduler)
+    meaning: str
+    aliases: tuple[str, ...] = ()
+
+
+VARIABLES: Final = (
+    Variable("DMLC_ROLE", "role", _one_of("worker", "server", "scheduler"), "wsc", "what this process is"),
+    Variable("DMLC_NUM_WORKER", "nodes", _integer(1), "wsc", "number of worker machines (nodes)"),
+    Variable("DMLC_NUM_SERVER", "servers", _integer(0), "wsc", "number of servers"),
+    Variable("DMLC_PS_ROOT_URI", "root_host", _text, "wsc", "address of the scheduler", ("MASTER_ADDR",)),
+    Variable("DMLC_PS_ROOT_PORT", "root_port", _integer(1), "wsc", "port of the scheduler"),
+    Variable("DMLC_WORKER_ID", "node", _integer(0), "w", "this node's number, from 0", ("GROUP_RANK",)),
+    Variable("DMLC_SERVER_ID", "server_index", _integer(0), "s", "this server's number; without it the scheduler numbers servers"),
+    Variable("DMLC_NODE_HOST", "node_host", _text, "s", "address that workers reach this server at; default: the one that reaches the scheduler"),
+    Variable("BYTEPS_LOCAL_RANK", "local_rank", _integer(0), "w", "this process's number within its node", ("LOCAL_RANK",)),
+    Variable("BYTEPS_LOCAL_SIZE", "local_size", _integer(1), "w", "worker processes on this node", ("LOCAL_WORLD_SIZE",)),
+    Variable("BYTEPS_FORCE_DISTRIBUTED", "force_distributed", _switch, "w", "1: one worker, too, goes through the servers"),
+    Variable("PSGC_JOB", "job", _integer(0), "wsc", "job id in every header, so that jobs on one network cannot mix"),
+    Variable("PSGC_TOKEN", "token", _text, "wsc", "secret that every member shows when it registers"),
+    Variable("PSGC_CODEC", "codec", _text, "w", "codec of DistributedOptimizer where the script names none"),
+    Variable("PSGC_PART_BYTES", "part_bytes", _integer(4096), "w", "bytes of a tensor in one part", ("BYTEPS_PARTITION_BYTES",)),
+    Variable("PSGC_FUSE_BYTES", "fuse_bytes", _integer(0), "w", "small tensors are fused into buckets of up to this many bytes"),
+    Variable(
+        "PSGC_MIN_COMPRESS_BYTES", "min_compress_bytes", _integer(0), "w",
+        "a model's bucket of fewer bytes travels uncompressed", ("BYTEPS_MIN_COMPRESS_BYTES",),
+    ),
+    Variable("PSGC_CREDIT_BYTES", "credit_bytes", _integer(0), "w", "payload bytes in flight to a server; 0: no limit"),
+    Variable(
+        "BYTEPS_SCHEDULING_CREDIT", "credit_parts", _integer(0), "w", "parts in flight to a server; 0: first come, first served"
+    ),
+    Variable("PSGC_NONFINITE", "nonfinite", _one_of("propagate", "raise"), "w", "NaN or infinity in a gradient: pass on, or end the job"),
+    Variable("PSGC_SEED", "seed", _integer(0), "w", "seed of the codecs' random streams"),
+    Variable("PSGC_CPU_THREADS", "cpu_threads", _integer(1), "w", "encode and decode threads", ("BYTEPS_THREADPOOL_SIZE",)),
+    Variable("PSGC_SERVER_THREADS", "server_threads", _integer(1), "s", "summation threads", ("BYTEPS_SERVER_ENGINE_THREAD",)),
+    Variable("PSGC_WINDOW_BYTES", "window_bytes", _integer(1), "s", "payload bytes of a plan that a server has room for at once"),
+    Variable("PSGC_TRANSPORT", "transport", _one_of("auto", "tcp", "shm"), "ws", "auto: shared memory on one host, else TCP"),
+    Variable("PSGC_HEARTBEAT_S", "heartbeat_s", _seconds, "wsc", "seconds between heartbeats"),
+    Variable("PSGC_SILENCE_S", "silence_s", _seconds, "wsc", "after so many seconds what is awaited is named, and again as often"),
+    Variable("PSGC_DEAD_S", "dead_s", _seconds, "wsc", "a silent member on another host is dead after so many seconds"),
+    Variable("PSGC_REGISTER_TIMEOUT_S", "register_timeout_s", _seconds, "wsc", "registration gives up after so many seconds"),
+    Variable("PSGC_STEP_TIMEOUT_S", "step_timeout_s", _seconds, "wsc", "a stalled step, barrier or declaration fails after so many seconds"),
+    Variable("PSGC_ABORT_GRACE_S", "abort_grace_s", _seconds, "w", "a failed job's process that has not ended by itself is ended after so many seconds"),
+    Variable("PSGC_SWITCH_INTERVAL", "switch_interval_s", _seconds, "w", "Python's thread switch interval in the trainer, seconds"),
+    Variable("PSGC_LOG_LEVEL", "log_level", _one_of("debug", "info", "warning", "error"), "wsc", "least severity logged", ("BYTEPS_LOG_LEVEL",)),
+    Variable("PSGC_SCHEDULER_FD", "scheduler_fd", _integer(0), "c", "set by `psgc run`: the scheduler's listening socket"),
+    Variable("PSGC_KEEPER_FD", "keeper_fd", _integer(0), "s", "set by the launcher: socket over which the server's memory is kept"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything one process was told. Built by ``from_env``; printed at start."""
+
+    role: Role = "worker"
+    nodes: int = 1
+    servers: int = 1
+    root_host: str = ""
+    root_port: int = 0
+    node: int = 0
+    server_index: int = -1
+    node_host: str = ""
+    local_rank: int = 0
+    local_size: int = 1
+    force_distributed: bool = False
+    job: int = 0
+    token: str = field(default="", repr=False)
+    codec: str = "none"
+    part_bytes: int = 4 << 20
+    fuse_bytes: int = 4 << 20
+    min_compress_bytes: int = 64 << 10
+    credit_bytes: int = 64 << 20  # enough to keep 100 Gbit/s busy over 5 ms
+    credit_parts: int = 0
+    nonfinite: str = "propagate"
+    seed: int = 0
+    cpu_threads: int = 0  # 0: from the cores and the local size
+    server_threads: int = 0
+    window_bytes: int = 1 << 30
+    transport: str = "auto"
+    heartbeat_s: float = 1.0
+    silence_s: float = 5.0
+    dead_s: float = 15.0
+    register_timeout_s: float = 300.0
+    step_timeout_s: float = 600.0
+    abort_grace_s: float = 5.0
+    switch_interval_s: float = 0.0005  # the interpreter's 5 ms would cost the network thread 10 ms a trip beside a busy main thread
+    log_level: str = "warning"
+    scheduler_fd: int = -1
+    keeper_fd: int = -1
+    notes: tuple[str, ...] = ()  # warnings about names that are unknown, or without effect here
+
+    def __post_init__(self) -> None:
+        if self.node >= self.nodes:
+            raise ConfigError(f"DMLC_WORKER_ID={self.node}, but DMLC_NUM_WORKER={self.nodes}: nodes are numbered 0 to {self.nodes - 1}")
+        if self.local_rank >= self.local_size:
+            raise ConfigError(f"BYTEPS_LOCAL_RANK={self.local_rank}, but BYTEPS_LOCAL_SIZE={self.local_size}: local ranks start at 0")
+        if not 0 <= self.root_port < 1 << 16:
+            raise ConfigError(f"DMLC_PS_ROOT_PORT={self.root_port} is no port; ports go up to 65535")
+
+    @property
+    def solo(self) -> bool:
+        """A worker with nobody to talk to: no scheduler named, or one process that was not told to use servers."""
+        return not self.root_host or (self.nodes * self.local_size == 1 and not self.force_distributed)
+
+    @property
+    def root_endpoint(self) -> str:
+        return f"tcp://{self.root_host}:{self.root_port}"
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None, **overrides: Any) -> Config:
+        """Read, parse and check. Raises ConfigError naming variable, what came and what was expected."""
+        env = os.environ if env is None else env
+        values: dict[str, Any] = {}
+        for variable in VARIABLES:
+            name = next((n for n in (variable.name, *variable.aliases) if env.get(n, "").strip()), None)
+            if name is not None:
+                values[variable.field] = _parse(variable, name, env[name])
+        values.update(overrides)
+        _from_torchrun(env, values)
+        role = values.get("role", "worker")
+        return cls(**values, notes=tuple(_notes(env, role)))
+
+    def require_cluster(self) -> None:
+        """Raise ConfigError unless this process knows how to find the scheduler and how many members to expect."""
+        if not self.root_host or not self.root_port:
+            raise ConfigError(
+                f"a {self.role} needs DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (the scheduler's address), "
+                f"got {self.root_host or 'none'!r} and {self.root_port or 'none'!r}; or start the job with `psgc run`"
+            )
+        if self.servers < 1:
+            raise ConfigError("DMLC_NUM_SERVER=0: a job needs at least one server")
+
+
+def _parse(variable: Variable, name: str, text: str) -> Any:
+    try:
+        return variable.parse(text)
+    except (ValueError, KeyError):
+        raise ConfigError(f"{name}={text!r} is wrong: expected {variable.parse.__doc__} ({variable.meaning})") from None
+
+
+def _from_torchrun(env: Mapping[str, str], values: dict[str, Any]) -> None:
+    """Under torchrun, without DMLC_*: nodes from WORLD_SIZE and LOCAL_WORLD_SIZE. Does nothing elsewhere."""
+    if "nodes" in values or not env.get("WORLD_SIZE", "").isdigit():
+        return
+    world, local = int(env["WORLD_SIZE"]), values.get("local_size", 1)
+    if world % local:
+        raise ConfigError(f"WORLD_SIZE={world} is no multiple of LOCAL_WORLD_SIZE={local}; set DMLC_NUM_WORKER and DMLC_WORKER_ID")
+    values["nodes"] = world // local
+
+
+# BytePS's settings that psgc accepts and does nothing with, and why.
+WITHOUT_EFFECT: Final = {
+    "BYTEPS_OMP_THREAD_PER_GPU": "psgc sums in threads of its own: PSGC_SERVER_THREADS",
+    "BYTEPS_NCCL_GROUP_SIZE": "psgc has no such stage",
+    "BYTEPS_NCCL_NUM_RINGS": "psgc has no such stage",
+    "BYTEPS_PCIE_SWITCH_SIZE": "each process talks to the servers itself",
+    "BYTEPS_REDUCE_ROOTS": "each process talks to the servers itself",
+    "BYTEPS_KEY_HASH_FN": "parts are spread evenly over the servers",
+    "BYTEPS_BUILT_IN_HASH_COEF": "parts are spread evenly over the servers",
+    "BYTEPS_ENABLE_MIXED_MODE": "parts are spread evenly over the servers",
+    "BYTEPS_MIXED_MODE_BOUND": "parts are spread evenly over the servers",
+    "BYTEPS_ENABLE_ASYNC": "psgc is synchronous",
+    "BYTEPS_ENABLE_IPC": "shared memory is chosen by itself: PSGC_TRANSPORT",
+    "BYTEPS_SOCKET_PATH": "psgc leaves no socket files",
+    "BYTEPS_SERVER_ENABLE_SCHEDULE": "the server sums in the plan's order",
+    "BYTEPS_SERVER_ENGINE_BLOCKING": "the server never sums in its network thread",
+    "BYTEPS_LOG_HIDE_TIME": "set the format with Python's logging",
+    "BYTEPS_TRACE_ON": "no trace is written",
+    "BYTEPS_TELEMETRY_ON": "no telemetry is kept",
+    "DMLC_ENABLE_RDMA": "psgc speaks TCP and shared memory",
+    "DMLC_ENABLE_UCX": "psgc speaks TCP and shared memory",
+    "DMLC_INTERFACE": "use DMLC_NODE_HOST",
+    "PS_HEARTBEAT_INTERVAL": "use PSGC_HEARTBEAT_S",
+    "PS_HEARTBEAT_TIMEOUT": "use PSGC_DEAD_S",
+    "PS_RESEND": "psgc always replays what was lost",
+    "PS_VERBOSE": "use PSGC_LOG_LEVEL",
+}
+# Read elsewhere than in Config: by the launchers, for the children they start.
+LAUNCHER_VARIABLES: Final = {
+    "BYTEPS_NUMA_ON", "BYTEPS_VISIBLE_CPU_CORES", "BYTEPS_ENABLE_GDB", "PSGC_TEST_FAULT", "DMLC_LOCAL_RANK",
+}  # fmt: skip
+
+
+def _notes(env: Mapping[str, str], role: str) -> list[str]:
+    known = {name: v for v in VARIABLES for name in (v.name, *v.aliases)}
+    letter = {"worker": "w", "server": "s", "scheduler": "c"}[role]
+    notes = []
+    for name in sorted(env):
+        if name in WITHOUT_EFFECT:
+            notes.append(f"{name} is set but has no effect: {WITHOUT_EFFECT[name]}")
+        elif name.startswith(("PSGC_", "BYTEPS_", "DMLC_")) and name not in known and name not in LAUNCHER_VARIABLES:
+            notes.append(f"{name} is set but unknown; see docs/env.md for the names psgc honours")
+        elif name.startswith("PSGC_") and name in known and letter not in known[name].roles and not known[name].field.endswith("_fd"):
+            continue  # `psgc run` gives every process the same environment: no news
+    return notes

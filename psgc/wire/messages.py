@@ -1,0 +1,141 @@
+"""Bodies of the control messages: JSON on the wire, checked dataclasses here. Data messages (PUSH, ACK, RESULT, PULL, SKIP,
+WINDOW) have no body: the header says it all, and a payload is the codec's bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from enum import IntEnum
+from typing import Any, Literal, TypeVar
+
+from psgc.errors import RemoteProtocolError
+
+MAX_CONTROL_BYTES = 64 << 20  # a layout of 100,000 tensors is about 10 MB
+
+
+class ErrorCode(IntEnum):
+    """Typed reasons in an ERROR message. The numbers are the wire's."""
+
+    MALFORMED = 1
+    WRONG_VERSION = 2
+    UNKNOWN_KIND = 3
+    UNKNOWN_KEY = 4
+    STALE_EPOCH = 5
+    WRONG_JOB = 6
+    BAD_TOKEN = 7
+    WRONG_STEP = 8
+    WRONG_CODEC = 9
+    BAD_PAYLOAD = 10
+    PUSH_MISSING = 11
+    OUTSIDE_WINDOW = 12
+    NOT_ADMITTED = 13
+    DISAGREE = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A member's first words to the scheduler. ``host`` identifies the machine (boot id and network namespace)."""
+
+    role: Literal["worker", "server"]
+    token: str
+    version: str
+    host: str
+    hostname: str
+    pid: int
+    pid_started: int  # clock ticks since boot (/proc/PID/stat field 22), so that a reused pid is not taken for the member
+    nodes: int
+    servers: int
+    node: int = 0
+    local_rank: int = 0
+    local_size: int = 1
+    index: int = -1  # server: its DMLC_SERVER_ID, or -1 for any
+    address: str = ""  # server: where workers connect, tcp://host:port
+    local_address: str = ""  # server: abstract Unix socket for peers on the same host
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    index: int
+    host: str
+    address: str
+    local_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The scheduler's answer once everyone is there."""
+
+    rank: int
+    size: int
+    nodes: int
+    node_sizes: tuple[int, ...]
+    epoch: int
+    servers: tuple[ServerAddress, ...]
+    workers: tuple[str, ...]  # "node.local_rank@hostname" by rank, for messages
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any]) -> Topology:
+        servers = tuple(parse_record(ServerAddress, s) for s in body["servers"])
+        return cls(
+            body["rank"], body["size"], body["nodes"], tuple(body["node_sizes"]), body["epoch"], servers, tuple(body["workers"])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A worker's first words to a server."""
+
+    token: str
+    rank: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Text for people, with a code for programs: body of ERROR, FAULT, ABORT and BYE."""
+
+    code: int
+    text: str
+
+
+Record = TypeVar("Record")
+
+
+def encode_body(record: Any) -> bytes:
+    """A dataclass (or a JSON-able value) as compact UTF-8 JSON."""
+    body = asdict(record) if hasattr(record, "__dataclass_fields__") else record
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def decode_json(data: bytes | memoryview, what: str) -> dict[str, Any]:
+    """The JSON object in ``data``. Raises RemoteProtocolError."""
+    if len(data) > MAX_CONTROL_BYTES:
+        raise RemoteProtocolError(f"{what}: body of {len(data)} bytes, at most {MAX_CONTROL_BYTES}", ErrorCode.MALFORMED)
+    try:
+        body = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"{what}: body is not JSON ({error})", ErrorCode.MALFORMED) from None
+    if not isinstance(body, dict):
+        raise RemoteProtocolError(f"{what}: body is a {type(body).__name__}, expected an object", ErrorCode.MALFORMED)
+    return body
+
+
+_PLAIN: dict[str, type] = {"str": str, "int": int}
+
+
+def parse_record(cls: type[Record], body: dict[str, Any]) -> Record:
+    """``body`` as ``cls``: every field there, nothing else, plain types right. Raises RemoteProtocolError."""
+    names = {f.name: str(f.type) for f in fields(cls)}  # type: ignore[arg-type]
+    if set(body) != set(names):
+        odd = sorted(set(body) ^ set(names))
+        raise RemoteProtocolError(f"{cls.__name__}: missing or unknown fields {odd}", ErrorCode.MALFORMED)
+    for name, wanted in names.items():
+        plain = _PLAIN.get(wanted)
+        if plain is not None and (not isinstance(body[name], plain) or isinstance(body[name], bool)):
+            raise RemoteProtocolError(f"{cls.__name__}.{name} is {body[name]!r}, expected {wanted}", ErrorCode.MALFORMED)
+    return cls(**body)
+
+
+def decode_body(cls: type[Record], data: bytes | memoryview) -> Record:
+    """JSON bytes as a checked ``cls``. Raises RemoteProtocolError."""
+    return parse_record(cls, decode_json(data, cls.__name__))

@@ -1,0 +1,94 @@
+"""What a front end sees of the job: declare tensors, submit buckets, wait. Two kinds: one alone, one over the network.
+
+Owns the interface only; `solo.py` and `cluster.py` implement it. Knows NumPy arrays, not tensors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from psgc.config import Config
+from psgc.layout import Declaration, Layout
+
+
+class BucketBuffer(Protocol):
+    """Where a bucket's elements come from and go to. Both methods run in a pool thread, once a step, load before store."""
+
+    def load(self) -> NDArray[Any]:
+        """The bucket's elements: flat, contiguous, writable, of the push codec's ``array_dtype``. Parts are decoded into
+        this same array, so it must stay as it is until ``store``. For a skip its contents do not matter."""
+
+    def store(self, skipped: bool) -> None:
+        """The array now holds the aggregate; give it to its tensors. skipped: all ranks skipped, the array means nothing."""
+
+
+class Ticket(Protocol):
+    """One bucket's (or one named tensor's) step under way."""
+
+    @property
+    def done(self) -> bool:
+        """True once ``store`` has returned, or the job has failed."""
+
+
+class Session(ABC):
+    """One process's membership of a job. All methods may be called from any thread; none calls back into the caller's locks."""
+
+    config: Config
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @abstractmethod
+    def declare(self, declaration: Declaration) -> Layout:
+        """Declare tensors under a name and wait until every rank has. Raises LayoutMismatch/JobFailed. Same name again: the
+        same layout, if the declaration's tensors agree (else UsageError)."""
+
+    @abstractmethod
+    def submit(
+        self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: bool = False,
+        rescale: float = 1.0,
+    ) -> Ticket:  # fmt: skip
+        """Enqueue the next step of a bucket; returns at once. A bucket's steps follow one another in the order of submission.
+
+        skip: this rank has nothing to add (a broadcast: this rank is not the root); it still gets the result.
+        previous_skipped: the trainer did not apply the last step's result (AMP). rescale: the residual's unit of the last
+        step over that of this one (loss scale, learning rate).
+        """
+
+    @abstractmethod
+    def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False) -> Ticket:
+        """``declare`` at first use, without waiting, and ``submit``: for ad-hoc push_pull and broadcasts. One tensor a declaration,
+        hence one bucket. Declaration order does not matter between names."""
+
+    @abstractmethod
+    def wait(self, tickets: Iterable[Ticket]) -> None:
+        """Sleep until all are done. Raises JobFailed (or the error that ended the job)."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait until every worker has called it as often as this one."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise the error that ended the job, if one has."""
+
+    @abstractmethod
+    def fail(self, text: str) -> None:
+        """Tell the whole job that this rank has met an error it cannot go on from; every rank's next call raises ``text``."""
+
+    @abstractmethod
+    def residuals(self) -> dict[str, NDArray[Any]]:
+        """A copy of this rank's residuals by "layout name/bucket index", float32, of buckets whose codec keeps one."""
+
+    @abstractmethod
+    def statistics(self) -> dict[str, int]:
+        """Counters: steps, payload_bytes, wire_bytes (both ways, headers included), resent, probes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the job in order: wait for what is under way, tell the scheduler, end the threads. Idempotent."""
