@@ -133,7 +133,7 @@ class Config:
     fuse_bytes: int = 4 << 20
     min_compress_bytes: int = 64 << 10
     credit_bytes: int = 64 << 20  # enough to keep 100 Gbit/s busy over 5 ms
-    credit_parts: int = 0
+    credit_parts: int = -1  # no limit in parts
     nonfinite: str = "propagate"
     seed: int = 0
     cpu_threads: int = 0  # 0: from the cores and the local size

@@ -123,8 +123,7 @@ class Layout:
         return counts
 
     def to_json(self) -> str:
-        body = {key: value for key, value in asdict(self).items()}
-        return json.dumps(body, sort_keys=True, separators=(",", ":"))
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Layout:
@@ -159,9 +158,7 @@ def part_numel(pair: CodecPair, dtype: str, part_bytes: int) -> int:
     return blocks * BLOCK
 
 
-def build_layout(
-    declaration: Declaration, *, layout_id: int, servers: int, used_by_all: frozenset[int] | None = None
-) -> Layout:
+def build_layout(declaration: Declaration, *, layout_id: int, servers: int, used_by_all: frozenset[int] | None = None) -> Layout:
     """Fuse small tensors in ready order, cut large ones, and spread the parts over ``servers``.
 
     A plan's tensors that some rank had no gradient for stand alone (``used_by_all`` has the others): a bucket skipped by all then
@@ -233,7 +230,9 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
         longer, rank = (first, rank_first) if len(first.tensors) > len(other.tensors) else (other, rank_other)
         extra = longer.tensors[min(len(first.tensors), len(other.tensors))].name
         lacking = rank_other if rank == rank_first else rank_first
-        raise LayoutMismatch(f"{first.name!r}: tensor {extra!r} is on rank {rank} but not on rank {lacking}; build the same model everywhere")
+        raise LayoutMismatch(
+            f"{first.name!r}: tensor {extra!r} is on rank {rank} but not on rank {lacking}; build the same model everywhere"
+        )
     for attribute in ("kind", "codec", "mean", "root", "part_bytes", "fuse_bytes", "min_compress_bytes"):
         if getattr(first, attribute) != getattr(other, attribute):
             raise differ(attribute, getattr(first, attribute), getattr(other, attribute))

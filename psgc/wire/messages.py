@@ -76,9 +76,7 @@ class Topology:
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> Topology:
         servers = tuple(parse_record(ServerAddress, s) for s in body["servers"])
-        return cls(
-            body["rank"], body["size"], body["nodes"], tuple(body["node_sizes"]), body["epoch"], servers, tuple(body["workers"])
-        )
+        return cls(body["rank"], body["size"], body["nodes"], tuple(body["node_sizes"]), body["epoch"], servers, tuple(body["workers"]))
 
 
 @dataclass(frozen=True, slots=True)

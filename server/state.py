@@ -1,0 +1,206 @@
+"""A whole server as a state machine: workers, keys, windows. Messages in, actions out.
+
+Pure: no sockets, clocks, threads or numbers; ``now`` is passed in. The loop (``loop.py``) carries out the actions in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from psgc.errors import RemoteProtocolError
+from psgc.layout import Layout
+from psgc.server.step import Action, Commit, Fold, KeySpec, KeyState, Reply
+from psgc.server.window import Window
+from psgc.wire.frames import SERVER_SENDER, Header, Kind
+from psgc.wire.messages import ErrorCode, Hello, Notice, decode_body, encode_body
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to one connection. ``result`` names the key's result buffer that holds the payload, ``body`` is a control body."""
+
+    peer: Hashable
+    header: Header
+    body: bytes = b""
+    result_slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Tell the scheduler: the job cannot go on."""
+
+    text: str
+
+
+Effect = Send | Fold | Commit | Fault
+
+
+@dataclass(slots=True)
+class _Key:
+    state: KeyState
+    part: int  # its position among the layout's parts on this server
+    since: float = 0.0  # when the step under way got its first contribution
+    named: float = 0.0  # when what it awaits was last named
+
+
+@dataclass(slots=True)
+class ServerState:
+    """Workers known by rank, keys by id. ``specs`` come from the loop, which knows codecs; here they are only numbers."""
+
+    index: int
+    workers: int
+    job: int
+    epoch: int
+    token: str
+    window_bytes: int = 1 << 30
+    silence_s: float = 5.0
+    step_timeout_s: float = 600.0
+    peers: dict[int, Hashable] = field(default_factory=dict)
+    ranks: dict[Hashable, int] = field(default_factory=dict)
+    keys: dict[int, _Key] = field(default_factory=dict)
+    windows: dict[int, Window] = field(default_factory=dict)
+    active: set[int] = field(default_factory=set)  # keys whose step under way has a contribution
+
+    def register(self, layout: Layout, specs: list[KeySpec], costs: list[int]) -> list[Effect]:
+        """Serve the parts of ``layout`` that are on this server, given in the plan's order with the room that each needs.
+        A repeated registration changes nothing. Ad-hoc and broadcast keys have room of their own."""
+        if layout.id not in self.windows:
+            budget = self.window_bytes if layout.kind == "plan" else sum(costs)
+            self.windows[layout.id] = Window(costs, budget)
+            for part, spec in enumerate(specs):
+                self.keys[spec.key] = _Key(KeyState(spec), part)
+        return [self._window(peer, layout.id) for peer in self.ranks]
+
+    def receive(self, peer: Hashable, header: Header, payload: Any, now: float) -> list[Effect]:
+        """One message from a worker's connection. Whatever is wrong with it becomes an ERROR reply; the server goes on."""
+        try:
+            if header.job != self.job:
+                raise RemoteProtocolError(f"message of job {header.job}, this server is of job {self.job}", ErrorCode.WRONG_JOB)
+            if header.kind == Kind.HELLO:
+                return self._hello(peer, payload)
+            rank = self.ranks.get(peer)
+            if rank is None or header.sender != rank:
+                raise RemoteProtocolError("say HELLO with the job's token first", ErrorCode.NOT_ADMITTED)
+            if header.epoch != self.epoch:
+                raise RemoteProtocolError(f"epoch {header.epoch} is over, now it is {self.epoch}", ErrorCode.STALE_EPOCH)
+            return self._data(rank, header, payload, now)
+        except RemoteProtocolError as error:
+            return self._refuse(peer, header, error)
+
+    def folded(
+        self, key: int, last: bool, payload_bytes: int, nonfinite: bool, slot: int, now: float
+    ) -> list[Effect]:  # the engine's word on a Fold
+        entry = self.keys[key]
+        return self._effects(entry, entry.state.folded(last, payload_bytes, nonfinite, slot), now)
+
+    def lost(self, peer: Hashable) -> None:
+        """The connection is gone. Its worker says HELLO again on a new one."""
+        rank = self.ranks.pop(peer, None)
+        if rank is not None and self.peers.get(rank) == peer:
+            del self.peers[rank]
+
+    def tick(self, now: float) -> tuple[list[str], list[Fault]]:
+        """What has been awaited for long (for the log and the scheduler), and what has been awaited too long."""
+        texts, faults = [], []
+        for key in sorted(self.active):
+            entry = self.keys[key]
+            missing = entry.state.awaited()
+            age = now - entry.since
+            if not missing or now - entry.named < self.silence_s:
+                continue
+            entry.named = now
+            who = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+            text = f"step {entry.state.step} of {entry.state.spec.describe()} has awaited rank(s) {who} for {age:.0f} s"
+            texts.append(text)
+            if age >= self.step_timeout_s:
+                faults.append(
+                    Fault(f"server {self.index}: {text}, more than the limit of {self.step_timeout_s:.0f} s (PSGC_STEP_TIMEOUT_S)")
+                )
+        return texts, faults
+
+    def _hello(self, peer: Hashable, payload: Any) -> list[Effect]:
+        hello = decode_body(Hello, payload if payload is not None else b"")
+        if hello.token != self.token:
+            raise RemoteProtocolError("wrong token: set the same PSGC_TOKEN everywhere", ErrorCode.BAD_TOKEN)
+        if not 0 <= hello.rank < self.workers:
+            raise RemoteProtocolError(f"rank {hello.rank}, but there are {self.workers} workers", ErrorCode.NOT_ADMITTED)
+        self.lost(self.peers.get(hello.rank, peer))
+        self.peers[hello.rank] = peer
+        self.ranks[peer] = hello.rank
+        return [self._window(peer, layout) for layout in self.windows]
+
+    def _data(self, rank: int, header: Header, payload: Any, now: float) -> list[Effect]:
+        entry = self.keys.get(header.key)
+        if entry is None:
+            raise RemoteProtocolError(f"key {header.key:#x} is not on server {self.index}", ErrorCode.UNKNOWN_KEY)
+        if header.kind == Kind.PULL:
+            return self._effects(entry, entry.state.pull(rank, header.step), now)
+        if header.kind not in (Kind.PUSH, Kind.SKIP):
+            raise RemoteProtocolError(f"a worker does not send {Kind(header.kind).name} to a server", ErrorCode.UNKNOWN_KIND)
+        window = self.windows[entry.state.spec.layout]
+        if header.kind == Kind.PUSH and not window.admits(entry.part, header.step):
+            raise RemoteProtocolError(
+                f"step {header.step} of {entry.state.spec.describe()} is outside the window", ErrorCode.OUTSIDE_WINDOW
+            )
+        if not entry.state.contributions:
+            entry.since = entry.named = now
+        return self._effects(entry, entry.state.contribute(rank, header, payload), now)
+
+    def _effects(self, entry: _Key, actions: list[Action], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        grown = False
+        for action in actions:
+            if isinstance(action, Reply):
+                peer = self.peers.get(action.rank)
+                if peer is not None:  # else it asks again when it is back
+                    slot = action.result.slot if action.result is not None and action.result.payload_bytes else None
+                    effects.append(Send(peer, self._stamp(action.header), b"", slot))
+            else:
+                effects.append(action)
+                if isinstance(action, Commit):
+                    grown = self.windows[entry.state.spec.layout].complete(entry.part, action.result.step)
+        if grown:
+            effects.extend(self._window(peer, entry.state.spec.layout) for peer in self.ranks)
+        (self.active.add if entry.state.contributions else self.active.discard)(entry.state.spec.key)
+        return effects
+
+    def _window(self, peer: Hashable, layout: int) -> Send:
+        return Send(peer, self._stamp(Header(Kind.WINDOW, plan=layout, step=self.windows[layout].limit)))
+
+    def _refuse(self, peer: Hashable, header: Header, error: RemoteProtocolError) -> list[Effect]:
+        body = encode_body(Notice(error.code, f"server {self.index}: {error}"))
+        reply = Header(Kind.ERROR, plan=header.plan, key=header.key, step=header.step, payload_bytes=len(body))
+        effects: list[Effect] = [Send(peer, self._stamp(reply), body)]
+        if error.code == ErrorCode.DISAGREE:
+            effects.append(Fault(f"server {self.index}: {error}"))
+        return effects
+
+    def _stamp(self, header: Header) -> Header:
+        return header._replace(job=self.job, epoch=self.epoch, sender=SERVER_SENDER + self.index)
+
+
+def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], list[int]]:
+    """The parts of ``layout`` on ``server`` as key specs, in the plan's order, and the room (bytes) that each one's step needs."""
+    from psgc.codecs import parse_pair
+
+    specs, costs = [], []
+    for bucket, part in layout.parts():
+        if part.server != server:
+            continue
+        pair = parse_pair(bucket.codec, bucket.dtype)
+        broadcast = layout.kind == "broadcast"
+        first = layout.tensors[bucket.tensors[0]].name
+        more = f" and {len(bucket.tensors) - 1} more" if len(bucket.tensors) > 1 else ""
+        specs.append(
+            KeySpec(
+                part.key, part.numel, workers, pair.push.codec_id, pair.pull.codec_id, workers if layout.mean else 1,
+                layout.root if broadcast else None, pair.pull.feedback and not broadcast, layout.id, f"{first}{more}",
+            )
+        )  # fmt: skip
+        costs.append(pair.push.payload_bound(part.numel) * (1 if broadcast else workers))
+    return specs, costs
+
+
+__all__ = ["Commit", "Effect", "Fault", "Fold", "Send", "ServerState", "specs_of"]

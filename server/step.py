@@ -1,0 +1,258 @@
+"""One key's state over its steps: who has contributed, what is folded when, and what answers whom.
+
+Pure: no sockets, clocks, threads or numbers. Payloads are opaque; the loop carries out the actions that come back.
+
+Invariants: ``step`` is the one being collected; ``result`` is the outcome of ``step - 1`` and is kept until every worker has
+contributed to ``step`` (so every worker has decoded it); a contribution is never counted twice; nothing depends on arrival order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from psgc.errors import RemoteProtocolError
+from psgc.layout import key_text
+from psgc.wire.frames import Flag, Header, Kind
+from psgc.wire.messages import ErrorCode
+
+FOLD_RANKS: Final = 8  # ranks folded in one pass; part of the published order of sums
+NO_SLOT: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpec:
+    """What registration fixed for a key. root: the only contributor of a broadcast; None for sums."""
+
+    key: int
+    numel: int
+    workers: int
+    push_codec: int
+    pull_codec: int
+    divisor: int = 1
+    root: int | None = None
+    pull_feedback: bool = False
+    layout: int = 0
+    name: str = ""
+
+    def describe(self) -> str:
+        return f"key {key_text(self.key)} ({self.name})"
+
+
+@dataclass(slots=True)
+class Contribution:
+    """One rank's word on the step being collected. payload None: a skip, or a non-finite part."""
+
+    payload: Any
+    skipped: bool
+    nonfinite: bool
+    previous_skipped: bool
+    rescale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A step's outcome. slot: which of the key's two result buffers holds it, NO_SLOT for one without payload."""
+
+    step: int
+    flags: Flag
+    contributors: int
+    slot: int = NO_SLOT
+    payload_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Send ``header`` to ``rank``, with the payload of ``result`` if that has one."""
+
+    rank: int
+    header: Header
+    result: Result | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Sum one block's payloads in rank order; ``fresh``: they start the sum; ``last``: then divide, add residual, encode into
+    result buffer ``slot`` and answer with ``KeyState.folded``.
+
+    add_back: the residual also gets the result that buffer ``add_back`` holds (the trainer skipped that step).
+    rescale: multiplies the residual (and what was added back) first.
+    """
+
+    key: int
+    step: int
+    payloads: tuple[Any, ...]
+    fresh: bool
+    last: bool
+    slot: int = NO_SLOT
+    add_back: int = NO_SLOT
+    rescale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make ``result`` durable (and the residual that was written with it, if ``residual``) before anything after this is sent."""
+
+    key: int
+    result: Result
+    residual: bool
+
+
+Action = Reply | Fold | Commit
+
+
+@dataclass(slots=True)
+class KeyState:
+    """See the module's text. Methods return actions in the order they must be carried out."""
+
+    spec: KeySpec
+    step: int = 1
+    contributions: dict[int, Contribution] = field(default_factory=dict)
+    wants: set[int] = field(default_factory=set)
+    result: Result | None = None
+    next_block: int = 0
+    fresh: bool = True  # nothing has been folded into the accumulator yet
+    folding: bool = False
+    last_slot: int = NO_SLOT  # the newest result with a payload, and with it the newest residual
+    add_back: bool = False
+    rescale: float = 1.0  # of the residual's unit, since the residual was last written
+
+    def contribute(self, rank: int, header: Header, payload: Any) -> list[Action]:
+        """A PUSH or SKIP for this key. Repeats are acknowledged and answered, never added. Raises RemoteProtocolError."""
+        if header.step < self.step:
+            return self._answer_repeat(rank, header.step)
+        if header.step > self.step:
+            raise RemoteProtocolError(
+                f"worker {rank}: contribution to step {header.step}, but {self.spec.describe()} is at step {self.step}; "
+                f"a worker sends the next step only after it decoded the last one",
+                ErrorCode.WRONG_STEP,
+            )
+        if rank in self.contributions:
+            self.wants.add(rank)
+            return [self._ack(rank, header.step)]
+        contribution = self._checked(rank, header, payload)
+        self.contributions[rank] = contribution
+        if header.flags & Flag.WANT_RESULT:
+            self.wants.add(rank)
+        return [self._ack(rank, header.step), *self._advance()]
+
+    def pull(self, rank: int, step: int) -> list[Action]:
+        """A PULL: the kept result, or nothing yet. Raises RemoteProtocolError with PUSH_MISSING if this rank's push never came."""
+        if self.result is not None and step == self.result.step:
+            return [self._answer(rank)]
+        if step == self.step and rank in self.contributions:
+            self.wants.add(rank)
+            return [self._ack(rank, step)]
+        if step < self.step:
+            return []  # an old question: its asker has since decoded the answer
+        raise RemoteProtocolError(f"{self.spec.describe()}: no push of step {step} from worker {rank} has come", ErrorCode.PUSH_MISSING)
+
+    def folded(self, last: bool, payload_bytes: int = 0, nonfinite: bool = False, slot: int = NO_SLOT) -> list[Action]:
+        """The engine has carried out the Fold under way."""
+        self.folding = False
+        if not last:
+            self.fresh = False
+            self.next_block += 1
+            return self._advance()
+        flags = Flag.NONFINITE if nonfinite else Flag.NONE
+        kept = NO_SLOT if nonfinite else slot
+        return self._commit(Result(self.step, flags, self._contributors(), kept, 0 if nonfinite else payload_bytes))
+
+    def awaited(self) -> list[int]:
+        """Ranks that the step under way still lacks; empty while nobody has begun it."""
+        if not self.contributions:
+            return []
+        return [rank for rank in range(self.spec.workers) if rank not in self.contributions]
+
+    def _checked(self, rank: int, header: Header, payload: Any) -> Contribution:
+        skipped, nonfinite = header.kind == Kind.SKIP, bool(header.flags & Flag.NONFINITE)
+        root = self.spec.root
+        if root is not None and skipped == (rank == root):
+            what = "the root must push" if rank == root else f"only the root, rank {root}, pushes"
+            raise RemoteProtocolError(f"worker {rank}: broadcast {self.spec.describe()}: {what}", ErrorCode.DISAGREE)
+        if not skipped and header.codec != self.spec.push_codec:
+            raise RemoteProtocolError(
+                f"worker {rank}: {self.spec.describe()} is registered with codec id {self.spec.push_codec}, got {header.codec}",
+                ErrorCode.WRONG_CODEC,
+            )
+        previous_skipped = bool(header.flags & Flag.PREVIOUS_SKIPPED)
+        for other, seen in self.contributions.items():
+            if (seen.previous_skipped, seen.rescale) != (previous_skipped, header.rescale):
+                raise RemoteProtocolError(
+                    f"ranks disagree on step {self.step} of {self.spec.describe()}: rank {other} says previous step "
+                    f"{'skipped' if seen.previous_skipped else 'applied'}, rescale {seen.rescale:g}; rank {rank} says "
+                    f"{'skipped' if previous_skipped else 'applied'}, {header.rescale:g}; skip steps and set learning rates alike everywhere",
+                    ErrorCode.DISAGREE,
+                )
+        return Contribution(None if skipped or nonfinite else payload, skipped, nonfinite, previous_skipped, header.rescale)
+
+    def _advance(self) -> list[Action]:
+        """Fold the next block if it is complete and nothing is being folded."""
+        blocks = -(-self.spec.workers // FOLD_RANKS)
+        while not self.folding:
+            ranks = range(self.next_block * FOLD_RANKS, min((self.next_block + 1) * FOLD_RANKS, self.spec.workers))
+            if not all(rank in self.contributions for rank in ranks):
+                return []
+            payloads = tuple(c.payload for rank in ranks if (c := self.contributions[rank]).payload is not None)
+            if self.next_block == blocks - 1:
+                return self._complete(payloads)
+            if payloads and not self._poisoned():
+                self.folding = True
+                return [Fold(self.spec.key, self.step, payloads, self.fresh, last=False)]
+            self.next_block += 1
+        return []
+
+    def _complete(self, payloads: tuple[Any, ...]) -> list[Action]:
+        """Everyone has contributed and all earlier blocks are folded."""
+        self._carry_forward()
+        contributors = self._contributors()
+        if contributors == 0:
+            return self._commit(Result(self.step, Flag.SKIPPED, 0))
+        if self._poisoned():
+            return self._commit(Result(self.step, Flag.NONFINITE, contributors))
+        self.folding = True
+        add_back = self.last_slot if self.add_back else NO_SLOT
+        slot = 1 - max(self.last_slot, 0)
+        return [Fold(self.spec.key, self.step, payloads, self.fresh, True, slot, add_back, self.rescale)]
+
+    def _carry_forward(self) -> None:
+        """Note what the ranks said of the last step; it takes effect at the next step that has a payload."""
+        word = next(iter(self.contributions.values()))
+        if word.previous_skipped and self.spec.pull_feedback and self.result is not None and self.result.slot != NO_SLOT:
+            self.add_back = True
+        self.rescale *= word.rescale
+
+    def _commit(self, result: Result) -> list[Action]:
+        residual = result.slot != NO_SLOT and self.spec.pull_feedback
+        if result.slot != NO_SLOT:
+            self.last_slot, self.add_back, self.rescale = result.slot, False, 1.0
+        self.result = result
+        self.step += 1
+        self.contributions.clear()
+        self.next_block, self.fresh = 0, True
+        wants, self.wants = sorted(self.wants), set()
+        return [Commit(self.spec.key, result, residual), *(self._answer(rank) for rank in wants)]
+
+    def _poisoned(self) -> bool:
+        return any(c.nonfinite for c in self.contributions.values())
+
+    def _contributors(self) -> int:
+        return sum(not c.skipped for c in self.contributions.values())
+
+    def _answer_repeat(self, rank: int, step: int) -> list[Action]:
+        ack: list[Action] = [self._ack(rank, step)]
+        if self.result is not None and step == self.result.step:
+            ack.append(self._answer(rank))
+        return ack
+
+    def _ack(self, rank: int, step: int) -> Reply:
+        return Reply(rank, Header(Kind.ACK, plan=self.spec.layout, key=self.spec.key, step=step))
+
+    def _answer(self, rank: int) -> Reply:
+        result = self.result
+        assert result is not None
+        header = Header(
+            Kind.RESULT, result.flags, plan=self.spec.layout, key=self.spec.key, step=result.step, codec=self.spec.pull_codec,
+            contributors=result.contributors, payload_bytes=result.payload_bytes,
+        )  # fmt: skip
+        return Reply(rank, header, result)

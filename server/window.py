@@ -1,0 +1,51 @@
+"""How far ahead a server lets workers push: the keys of one layout, in the plan's order, for which there is room.
+
+Pure. A position counts the layout's parts on this server over all steps: part p of step t (from 1) is position (t - 1) * n + p.
+Workers may push every position below ``limit``. Room for all W contributions of a position is reserved when it is admitted and
+given back when its step is complete, so whatever order the ranks' gradients come in, an admitted step can always complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+OPEN: Final = 1 << 62  # the limit of a layout that fits as a whole: never announced again
+
+
+class Window:
+    """``costs[p]``: payload bytes that all workers' contributions to part p may take. ``budget``: bytes there is room for."""
+
+    def __init__(self, costs: Sequence[int], budget: int) -> None:
+        self._costs = tuple(costs)
+        self._budget = budget
+        self._base = 0  # every position below it is complete
+        self._complete: set[int] = set()  # positions at or above it that are complete
+        self._reserved = 0
+        self.limit = OPEN if sum(self._costs) <= budget else 0
+        self._admit()
+
+    def complete(self, part: int, step: int) -> bool:
+        """Part ``part`` has completed ``step``: give its room to those that wait. True if ``limit`` has grown."""
+        if self.limit == OPEN:
+            return False
+        n, before = len(self._costs), self.limit
+        self._complete.add((step - 1) * n + part)
+        self._reserved -= self._costs[part]
+        while self._base in self._complete:
+            self._complete.remove(self._base)
+            self._base += 1
+        self._admit()
+        return self.limit > before
+
+    def admits(self, part: int, step: int) -> bool:
+        return (step - 1) * len(self._costs) + part < self.limit
+
+    def _admit(self) -> None:
+        n = len(self._costs)
+        while self.limit < self._base + n:
+            cost = self._costs[self.limit % n]
+            if self._reserved and self._reserved + cost > self._budget:
+                return
+            self._reserved += cost
+            self.limit += 1

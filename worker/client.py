@@ -1,0 +1,344 @@
+"""The worker's side of the data protocol: which part is where on its way, what may be sent now, what must be sent again.
+
+Pure: no sockets, clocks, threads or numbers; ``now`` is passed in. The network thread carries out the actions in order.
+
+A part's step goes IDLE -> ENCODING -> QUEUED -> SENT -> ACKED -> DECODING -> IDLE (a skip goes straight to SENT). The payload stays
+as it was encoded until the step is decoded, so it can be sent again at any time; identical steps are never added twice by servers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from psgc.errors import LocalProtocolError, RemoteProtocolError
+from psgc.layout import Layout, key_text
+from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
+from psgc.wire.messages import ErrorCode, Notice, decode_body
+
+
+class Phase(Enum):
+    IDLE = "idle"
+    ENCODING = "being encoded"
+    QUEUED = "waiting to be sent"
+    SENT = "sent, not yet accepted"
+    ACKED = "accepted, result awaited"
+    DECODING = "being decoded"
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Have the pool encode the part; answer with ``Client.encoded``."""
+
+    key: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit:
+    """Send to a server; with the part's encoded payload if ``payload``."""
+
+    server: int
+    header: Header
+    payload: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Have the pool decode the result into the part's array and commit its residual; answer with ``Client.decoded``.
+
+    own: whether this rank's own payload is part of the sum (its residual is then to be committed).
+    """
+
+    key: int
+    step: int
+    flags: Flag
+    payload: Any
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The job cannot go on, and why."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Greet:
+    """Say HELLO to the server on this connection before anything else."""
+
+    server: int
+
+
+Action = Encode | Transmit | Decode | Failed | Greet
+
+
+@dataclass(slots=True)
+class PartState:
+    """One part's way through its steps."""
+
+    key: int
+    server: int
+    layout: int
+    position: int  # within a turn of its layout's window on its server
+    turn: int  # the layout's parts on that server
+    priority: int
+    codec: int
+    name: str
+    step: int = 0
+    phase: Phase = Phase.IDLE
+    skip: bool = False
+    flags: Flag = Flag.NONE
+    rescale: float = 1.0
+    payload_bytes: int = 0
+    credit: int = 0  # bytes of the server's credit that this part holds
+    since: float = 0.0  # when something last happened to it
+    began: float = 0.0  # when its step was submitted
+
+    @property
+    def ticket(self) -> int:
+        """The place of its step in its layout's window."""
+        return (self.step - 1) * self.turn + self.position
+
+
+@dataclass(slots=True)
+class _Server:
+    up: bool = False
+    in_flight: int = 0
+    parts_in_flight: int = 0
+    queue: list[tuple[int, int, int]] = field(default_factory=list)  # heap of (-priority, sequence, key)
+    windows: dict[int, int] = field(default_factory=dict)  # layout -> limit
+    named: float = 0.0
+
+
+@dataclass(slots=True)
+class Client:
+    """See the module's text. credit_bytes 0: no limit. credit_parts: -1 no limit, 0 first come first served, else a limit."""
+
+    rank: int
+    job: int
+    epoch: int
+    server_count: int
+    credit_bytes: int = 0
+    credit_parts: int = -1
+    probe_s: float = 2.0  # a part that nothing has happened to for so long is asked after
+    silence_s: float = 5.0
+    parts: dict[int, PartState] = field(default_factory=dict)
+    servers: list[_Server] = field(init=False)
+    resent: int = 0
+    probes: int = 0
+    _sequence: int = 0
+    _outstanding: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.servers = [_Server() for _ in range(self.server_count)]
+
+    def add_layout(self, layout: Layout, push_codec_ids: dict[int, int]) -> None:
+        """Know the parts of ``layout``. push_codec_ids: by bucket index."""
+        for bucket, part in layout.parts():
+            name = layout.tensors[bucket.tensors[0]].name
+            self.parts[part.key] = PartState(
+                part.key, part.server, layout.id, part.position, layout.parts_on_server[part.server], bucket.priority,
+                push_codec_ids[bucket.index], name,
+            )  # fmt: skip
+
+    def submit(self, key: int, now: float, *, skip: bool = False, previous_skipped: bool = False, rescale: float = 1.0) -> list[Action]:
+        """Begin the part's next step. Raises LocalProtocolError if its last step is not decoded yet."""
+        part = self.parts[key]
+        if part.phase is not Phase.IDLE:
+            raise LocalProtocolError(f"part {key_text(key)} was submitted again while step {part.step} is {part.phase.value}")
+        part.step += 1
+        part.skip, part.rescale, part.credit = skip, rescale, 0
+        part.flags = Flag.WANT_RESULT | (Flag.PREVIOUS_SKIPPED if previous_skipped else Flag.NONE)
+        part.since = part.began = now
+        self._outstanding.add(key)
+        if not skip:
+            part.phase = Phase.ENCODING
+            return [Encode(key, part.step)]
+        part.phase, part.payload_bytes = Phase.SENT, 0
+        return [self._push(part)] if self.servers[part.server].up else []
+
+    def encoded(self, key: int, payload_bytes: int, nonfinite: bool, now: float) -> list[Action]:
+        """The pool has encoded the part; a non-finite one travels without payload."""
+        part = self.parts[key]
+        assert part.phase is Phase.ENCODING, part
+        part.phase, part.since = Phase.QUEUED, now
+        part.payload_bytes = 0 if nonfinite else payload_bytes
+        if nonfinite:
+            part.flags |= Flag.NONFINITE
+        self._enqueue(part)
+        return self._pump(part.server, now)
+
+    def receive(self, server: int, header: Header, payload: Any, now: float) -> list[Action]:
+        """One message from a server. Repeats and leftovers are dropped. Raises RemoteProtocolError for what makes no sense."""
+        if header.job != self.job or header.sender != SERVER_SENDER + server:
+            raise RemoteProtocolError(f"message of job {header.job}, sender {header.sender:#x}; expected {self.job}, server {server}")
+        if header.epoch != self.epoch:
+            return []  # said before the epoch changed
+        if header.kind == Kind.WINDOW:
+            windows = self.servers[server].windows
+            windows[header.plan] = max(windows.get(header.plan, 0), header.step)
+            return self._pump(server, now)
+        if header.kind == Kind.ERROR:
+            return self._error(server, header, payload, now)
+        part = self.parts.get(header.key)
+        if part is None or part.server != server:
+            raise RemoteProtocolError(f"server {server}: {Kind(header.kind).name} for key {key_text(header.key)}, which is not there")
+        if header.kind == Kind.ACK:
+            return self._acked(part, header.step, now)
+        if header.kind == Kind.RESULT:
+            return self._result(part, header, payload, now)
+        raise RemoteProtocolError(f"server {server}: a server does not send {Kind(header.kind).name} to a worker")
+
+    def decoded(self, key: int) -> None:
+        """The pool has decoded the part's result: its next step may begin."""
+        part = self.parts[key]
+        assert part.phase is Phase.DECODING, part
+        part.phase = Phase.IDLE
+        self._outstanding.discard(key)
+
+    def disconnected(self, server: int) -> None:
+        """Nothing is sent until the connection is back; what was in flight may be lost."""
+        self.servers[server].up = False
+
+    def connected(self, server: int, now: float) -> list[Action]:
+        """A new or renewed connection: greet, then say again all that may have been lost."""
+        self.servers[server].up = True
+        actions: list[Action] = [Greet(server)]
+        for part in self._unanswered(server):
+            part.since = now
+            actions.append(self._again(part) if part.phase is Phase.SENT else self._ask(part))
+        return actions + self._pump(server, now)
+
+    def tick(self, now: float) -> tuple[list[Action], list[str]]:
+        """Ask after parts that nothing has happened to, and name what has been awaited for long."""
+        actions: list[Action] = []
+        for server, state in enumerate(self.servers):
+            for part in self._unanswered(server) if state.up else ():
+                if now - part.since >= self.probe_s:
+                    part.since = now
+                    actions.append(self._ask(part))
+        return actions, self._name_awaited(now)
+
+    def _unanswered(self, server: int) -> Iterator[PartState]:
+        for key in sorted(self._outstanding):
+            part = self.parts[key]
+            if part.server == server and part.phase in (Phase.SENT, Phase.ACKED):
+                yield part
+
+    def _name_awaited(self, now: float) -> list[str]:
+        texts = []
+        for server, state in enumerate(self.servers):
+            late = [p for k in self._outstanding if (p := self.parts[k]).server == server and now - p.began >= self.silence_s]
+            if late and now - state.named >= self.silence_s:
+                state.named = now
+                first = min(late, key=lambda p: p.began)
+                more = f" and {len(late) - 1} more" if len(late) > 1 else ""
+                link = "" if state.up else "; its connection is down"
+                texts.append(
+                    f"waiting for server {server} for {now - first.began:.0f} s: step {first.step} of {first.name!r} "
+                    f"(key {key_text(first.key)}{more}) is {first.phase.value}{link}"
+                )
+        return texts
+
+    def _enqueue(self, part: PartState) -> None:
+        self._sequence += 1
+        rank = 0 if self.credit_parts == 0 else -part.priority
+        heapq.heappush(self.servers[part.server].queue, (rank, self._sequence, part.key))
+
+    def _pump(self, server: int, now: float) -> list[Action]:
+        """Send what window and credit allow, the highest priority first."""
+        state = self.servers[server]
+        if not state.up:
+            return []
+        actions: list[Action] = []
+        outside: list[tuple[int, int, int]] = []
+        while state.queue:
+            entry = heapq.heappop(state.queue)
+            part = self.parts[entry[2]]
+            if part.ticket >= state.windows.get(part.layout, 0):
+                outside.append(entry)
+                continue
+            if not self._has_credit(state, part.payload_bytes):
+                outside.append(entry)
+                break
+            part.phase, part.since = Phase.SENT, now
+            self._spend(part)
+            actions.append(self._push(part))
+        for entry in outside:
+            heapq.heappush(state.queue, entry)
+        return actions
+
+    def _has_credit(self, state: _Server, payload_bytes: int) -> bool:
+        if state.parts_in_flight == 0:
+            return True  # a part larger than the credit must pass, too
+        if self.credit_parts > 0 and state.parts_in_flight >= self.credit_parts:
+            return False
+        return not self.credit_bytes or state.in_flight + payload_bytes <= self.credit_bytes
+
+    def _spend(self, part: PartState) -> None:
+        state = self.servers[part.server]
+        part.credit = part.payload_bytes + 1  # + 1: a part without payload counts as a part in flight, too
+        state.in_flight += part.payload_bytes
+        state.parts_in_flight += 1
+
+    def _return_credit(self, part: PartState) -> None:
+        if part.credit:
+            state = self.servers[part.server]
+            state.in_flight -= part.credit - 1
+            state.parts_in_flight -= 1
+            part.credit = 0
+
+    def _acked(self, part: PartState, step: int, now: float) -> list[Action]:
+        if step != part.step or part.phase not in (Phase.SENT, Phase.ACKED):
+            return []
+        part.phase, part.since = Phase.ACKED, now
+        self._return_credit(part)
+        return self._pump(part.server, now)
+
+    def _result(self, part: PartState, header: Header, payload: Any, now: float) -> list[Action]:
+        if header.step > part.step or (header.step == part.step and part.phase in (Phase.ENCODING, Phase.QUEUED)):
+            raise RemoteProtocolError(
+                f"server {part.server}: result of step {header.step} of key {key_text(part.key)}, which is at step {part.step}, {part.phase.value}"
+            )
+        if header.step < part.step or part.phase not in (Phase.SENT, Phase.ACKED):
+            return []
+        self._return_credit(part)
+        part.phase = Phase.DECODING
+        own = not part.skip and not part.flags & Flag.NONFINITE
+        return [Decode(part.key, part.step, Flag(header.flags), payload, own), *self._pump(part.server, now)]
+
+    def _error(self, server: int, header: Header, payload: Any, now: float) -> list[Action]:
+        notice = decode_body(Notice, payload if payload is not None else b"")
+        part = self.parts.get(header.key)
+        current = part is not None and part.step == header.step and part.phase in (Phase.SENT, Phase.ACKED)
+        if notice.code == ErrorCode.PUSH_MISSING:
+            return [self._again(part)] if part is not None and current else []
+        if notice.code == ErrorCode.NOT_ADMITTED:
+            return self.connected(server, now)
+        if notice.code == ErrorCode.STALE_EPOCH:
+            return []
+        return [Failed(notice.text)]
+
+    def _again(self, part: PartState) -> Transmit:
+        self.resent += 1
+        if part.phase is Phase.ACKED and not part.skip:
+            part.phase = Phase.SENT
+            self._spend(part)
+        return self._push(part)
+
+    def _ask(self, part: PartState) -> Transmit:
+        self.probes += 1
+        return Transmit(part.server, self._header(Kind.PULL, part))
+
+    def _push(self, part: PartState) -> Transmit:
+        header = self._header(Kind.SKIP if part.skip else Kind.PUSH, part)
+        codec = 0 if part.skip else part.codec
+        return Transmit(part.server, header._replace(codec=codec, payload_bytes=part.payload_bytes), part.payload_bytes > 0)
+
+    def _header(self, kind: Kind, part: PartState) -> Header:
+        return Header(kind, int(part.flags), self.job, self.epoch, part.layout, part.key, part.step, 0, 0, self.rank, 0, part.rescale, 0)
