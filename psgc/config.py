@@ -76,6 +76,8 @@ VARIABLES: Final = (
     Variable("DMLC_WORKER_ID", "node", _integer(0), "w", "this node's number, from 0", ("GROUP_RANK",)),
     Variable("DMLC_SERVER_ID", "server_index", _integer(0), "s", "this server's number; without it the scheduler numbers servers"),
     Variable("DMLC_NODE_HOST", "node_host", _text, "s", "address that workers reach this server at; default: the one that reaches the scheduler"),
+    Variable("DMLC_PORT", "port", _integer(0), "s", "port this server listens on; 0: any"),
+    Variable("PSGC_ADVERTISE", "advertise", _text, "s", "host:port that workers reach this server at, where it differs (NAT, proxy)"),
     Variable("BYTEPS_LOCAL_RANK", "local_rank", _integer(0), "w", "this process's number within its node", ("LOCAL_RANK",)),
     Variable("BYTEPS_LOCAL_SIZE", "local_size", _integer(1), "w", "worker processes on this node", ("LOCAL_WORLD_SIZE",)),
     Variable("BYTEPS_FORCE_DISTRIBUTED", "force_distributed", _switch, "w", "1: one worker, too, goes through the servers"),
@@ -123,6 +125,8 @@ class Config:
     node: int = 0
     server_index: int = -1
     node_host: str = ""
+    port: int = 0
+    advertise: str = ""
     local_rank: int = 0
     local_size: int = 1
     force_distributed: bool = False

@@ -62,6 +62,7 @@ class ServerState:
     keys: dict[int, _Key] = field(default_factory=dict)
     windows: dict[int, Window] = field(default_factory=dict)
     active: set[int] = field(default_factory=set)  # keys whose step under way has a contribution
+    departed: set[int] = field(default_factory=set)  # ranks that have left the job in order
 
     def register(self, layout: Layout, specs: list[KeySpec], costs: list[int]) -> list[Effect]:
         """Serve the parts of ``layout`` that are on this server, given in the plan's order with the room that each needs.
@@ -108,6 +109,15 @@ class ServerState:
             entry = self.keys[key]
             missing = entry.state.awaited()
             age = now - entry.since
+            gone = self.departed.intersection(missing)
+            if gone:
+                who = ", ".join(map(str, sorted(gone)))
+                faults.append(
+                    Fault(
+                        f"rank(s) {who} left the job, but step {entry.state.step} of {entry.state.spec.describe()} awaits them: "
+                        f"every rank must run the same number of steps"
+                    )
+                )
             if not missing or now - entry.named < self.silence_s:
                 continue
             entry.named = now
@@ -132,6 +142,9 @@ class ServerState:
         return [self._window(peer, layout) for layout in self.windows]
 
     def _data(self, rank: int, header: Header, payload: Any, now: float) -> list[Effect]:
+        if header.kind == Kind.BYE:
+            self.departed.add(rank)
+            return []
         entry = self.keys.get(header.key)
         if entry is None:
             raise RemoteProtocolError(f"key {header.key:#x} is not on server {self.index}", ErrorCode.UNKNOWN_KEY)

@@ -65,7 +65,8 @@ class Codec(ABC):
     codec_id: ClassVar[int]  # means *these bytes*: change the layout and it is a new id
     dtypes: ClassVar[tuple[str, ...]] = FLOATS
     chunk: ClassVar[int] = 65536  # elements worked on at once (256 KB of fp32 stays in L2); 0 = whole part only
-    unbiased: ClassVar[bool] = False
+    defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
+    unbiased: bool = False  # an instance may differ from its class: parameters decide it
     additive: ClassVar[bool] = False  # payloads can be summed without decoding
     flags_nonfinite: ClassVar[bool] = True  # False: NaN and infinity travel element by element (none, casts)
 
@@ -139,7 +140,7 @@ class Codec(ABC):
         """``residual <- grad + rescale * residual - decode(payload)`` for a slice. Codecs without feedback never see it."""
         raise NotImplementedError(f"{self.name} keeps no residual")
 
-    def warm(self) -> None:
+    def warm(self) -> None:  # noqa: B027 - codecs whose kernels are compiled on import have nothing to do
         """Compile or load every kernel this codec runs, so that the first step does not wait for it."""
 
 

@@ -1,0 +1,129 @@
+"""Typed views of payload bytes, and the bit and vector instructions that Numba has no name for.
+
+Owns how memory of any alignment is read and written from kernels. Knows nothing of codecs. Payloads are little-endian, and so are
+the machines that psgc runs on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import llvmlite.ir
+import numba.np.arrayobj
+from numba import types
+
+from psgc.codecs.kernel import primitive
+
+ir: Any = llvmlite.ir  # untyped
+arrays: Any = numba.np.arrayobj  # untyped
+_FLOAT: Final = ir.FloatType()
+_HALF: Final = ir.HalfType()
+_BIT: Final = ir.IntType(1)
+
+
+def _view_of(dtype: Any) -> Any:
+    @primitive
+    def view(_typing: Any, memory: Any, _offset: Any, _count: Any) -> Any:
+        made = types.Array(dtype, 1, "C", readonly=not memory.mutable, aligned=False)
+
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            source = arrays.make_array(memory)(context, builder, arguments[0])
+            item = context.get_data_type(dtype)
+            step = context.get_constant(types.intp, context.get_abi_sizeof(item))
+            data = builder.bitcast(builder.gep(source.data, [arguments[1]]), item.as_pointer())
+            target = arrays.make_array(made)(context, builder)
+            arrays.populate_array(target, data=data, shape=[arguments[2]], strides=[step], itemsize=step, meminfo=None)
+            return target._getvalue()
+
+        return made(memory, types.intp, types.intp), generate
+
+    return view
+
+
+# Each: (bytes, offset in bytes, count) -> count items from there on, read and written at any alignment.
+view_f32 = _view_of(types.float32)
+view_u32 = _view_of(types.uint32)
+view_u64 = _view_of(types.uint64)
+view_u16 = _view_of(types.uint16)
+view_i16 = _view_of(types.int16)
+view_i8 = _view_of(types.int8)
+
+
+def _convert(result: Any, argument: Any, generate: Any) -> Any:
+    @primitive
+    def convert(_typing: Any, _value: Any) -> Any:
+        return result(argument), lambda _context, builder, _signature, arguments: generate(builder, arguments[0])
+
+    return convert
+
+
+bits_of_f32 = _convert(types.uint32, types.float32, lambda b, x: b.bitcast(x, ir.IntType(32)))
+f32_of_bits = _convert(types.float32, types.uint32, lambda b, x: b.bitcast(x, _FLOAT))
+f16_of_f32 = _convert(types.int16, types.float32, lambda b, x: b.bitcast(b.fptrunc(x, _HALF), ir.IntType(16)))
+f32_of_f16 = _convert(types.float32, types.int16, lambda b, x: b.fpext(b.bitcast(x, _HALF), _FLOAT))
+trailing_zeros = _convert(types.int64, types.uint64, lambda b, x: b.cttz(x, ir.Constant(_BIT, 1)))  # x is not 0
+leading_zeros = _convert(types.int32, types.uint32, lambda b, x: b.ctlz(x, ir.Constant(_BIT, 0)))  # 32 for 0
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, pointee: Any) -> Any:
+    data = arrays.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), pointee.as_pointer())
+
+
+def _splat(builder: Any, value: Any, vector: Any) -> Any:
+    blank = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(blank, value, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, blank, ir.Constant(ir.VectorType(ir.IntType(32), vector.count), None))
+
+
+@primitive
+def negative_mask(_typing: Any, array: Any, _first: Any) -> Any:
+    """(float32 array, first) -> uint64 whose bit j says ``array[first + j] < 0``, 64 elements."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(_FLOAT, 64)
+        values = builder.load(_pointer(context, builder, array, arguments[0], arguments[1], vector), align=4)
+        return builder.bitcast(builder.fcmp_ordered("<", values, ir.Constant(vector, None)), ir.IntType(64))
+
+    return types.uint64(array, types.intp), generate
+
+
+@primitive
+def magnitude_mask(_typing: Any, array: Any, _first: Any, _least: Any) -> Any:
+    """(float32 array, first, least) -> uint64 whose bit j says that the bits of ``|array[first + j]|`` are at least ``least``."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(32)
+        vector = ir.VectorType(word, 64)
+        values = builder.load(_pointer(context, builder, array, arguments[0], arguments[1], vector), align=4)
+        magnitudes = builder.and_(values, _splat(builder, ir.Constant(word, 0x7FFFFFFF), vector))
+        # both sides are below 2**31, and SIMD sets compare signed
+        return builder.bitcast(builder.icmp_signed(">=", magnitudes, _splat(builder, arguments[2], vector)), ir.IntType(64))
+
+    return types.uint64(array, types.intp, types.uint32), generate
+
+
+def _signed_sum(added: bool) -> Any:
+    @primitive
+    def signed_sum(_typing: Any, array: Any, _first: Any, masks: Any, scales: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            vector = ir.VectorType(_FLOAT, 32)
+            place = _pointer(context, builder, array, arguments[0], arguments[1], vector)
+            total = builder.load(place, align=4) if added else None
+            for k in range(len(masks)):
+                mask = builder.bitcast(builder.extract_value(arguments[2], k), ir.VectorType(_BIT, 32))
+                scale = builder.extract_value(arguments[3], k)
+                term = builder.select(mask, _splat(builder, builder.fneg(scale), vector), _splat(builder, scale, vector))
+                total = term if total is None else builder.fadd(total, term)
+            builder.store(total, place, align=4)
+            return context.get_dummy_value()
+
+        return types.void(array, types.intp, masks, scales), generate
+
+    return signed_sum
+
+
+# (float32 array, first, masks, scales): 32 elements become the left-to-right sum over k of -scales[k] where bit j of masks[k] is
+# set, else +scales[k]; ``add`` starts from what the array holds.
+set_signed_sum = _signed_sum(added=False)
+add_signed_sum = _signed_sum(added=True)

@@ -1,0 +1,120 @@
+"""How a kernel is compiled: ahead of its first call, for one signature, without the GIL, from a cache that cannot be stale.
+
+Owns the compiler's settings and the cache's place. Knows nothing of what a kernel computes.
+
+Numba's own cache looks only at the file that a kernel stands in, and rewrites data files in place; so a changed helper in another
+file, a second CPU type on a shared disk or a process started amid an upgrade can load wrong code. Here every state of the sources
+and every CPU has a folder of its own: nothing in it is ever replaced by something different, and processes may fill it together.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import llvmlite.binding
+import numba.extending
+import numba.misc.appdirs
+from numba import types
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+_llvm: Any = llvmlite.binding  # untyped
+_numba: Any = numba  # untyped
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# No fastmath and no contraction: sums and roundings are part of what a codec promises.
+SETTINGS: Final[dict[str, Any]] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": False}
+
+I64: Final = types.int64
+U32: Final = types.uint32
+SCALAR_F32: Final = types.float32
+BOOL: Final = types.boolean
+IN_BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)  # accepts writable arrays too
+OUT_BYTES: Final = types.Array(types.uint8, 1, "C")
+IN_F32: Final = types.Array(types.float32, 1, "C", readonly=True)
+OUT_F32: Final = types.Array(types.float32, 1, "C")
+
+_cache_setting = threading.Lock()
+
+
+def primitive(function: Function) -> Function:
+    """Mark a code generator as an instruction that kernels and helpers can call."""
+    return cast("Function", _numba.extending.intrinsic(function))
+
+
+def helper(function: Function) -> Function:
+    """Mark a function that kernels call; it is compiled into them."""
+    return cast("Function", _numba.njit(**SETTINGS)(function))
+
+
+def chosen_by_type(stub: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Make ``stub`` callable from kernels; the function takes the arguments' types and returns what to compile for them.
+
+    Functions are not passed to helpers as arguments: Numba holds such an argument by address and then cannot cache the kernel.
+    """
+    return cast("Callable[[Function], Function]", _numba.extending.overload(stub, jit_options=SETTINGS, strict=False))
+
+
+def kernel(signature: Any) -> Callable[[Function], Function]:
+    """Compile a function for ``signature`` now, or load it from the cache. Later calls with other types raise TypeError."""
+
+    def build(function: Function) -> Function:
+        dispatcher = _numba.njit(**SETTINGS)(function)
+        folder = _cache_folder(sys.modules[function.__module__].__file__ or "")
+        if folder is not None:
+            with _caching_in(folder):
+                dispatcher.enable_caching()
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        return cast("Function", dispatcher)
+
+    return build
+
+
+@contextmanager
+def _caching_in(folder: Path) -> Iterator[None]:
+    """Numba reads the cache's place once, when caching is switched on for a function."""
+    with _cache_setting:
+        before = _numba.config.CACHE_DIR
+        _numba.config.CACHE_DIR = str(folder)
+        try:
+            yield
+        finally:
+            _numba.config.CACHE_DIR = before
+
+
+@functools.cache
+def _cache_folder(source: str) -> Path | None:
+    """Folder for kernels of file ``source``, or None where no folder can be written."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256(f"{_llvm.get_host_cpu_name()} {_llvm.get_host_cpu_features().flatten()}".encode())
+    for path in sorted({*here.glob("*.py"), Path(source)}):
+        digest.update(path.read_bytes())
+    name = f"psgc-kernels-{digest.hexdigest()[:16]}"
+    for base in (_numba.config.CACHE_DIR or here / "__pycache__", _numba.misc.appdirs.AppDirs("psgc", appauthor=False).user_cache_dir):
+        if _writable(folder := Path(base) / name):
+            return folder
+    logger.warning("kernel cache off: no folder can be written, so kernels are compiled at each start; set NUMBA_CACHE_DIR")
+    return None
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f"probe-{threading.get_ident()}-{id(folder)}"
+        probe.touch()
+        probe.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True

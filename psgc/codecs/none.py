@@ -1,0 +1,125 @@
+"""The `none` codec: the part's own bytes, for every dtype.
+
+| offset | type            | meaning                                   |
+|--------|-----------------|-------------------------------------------|
+| 0      | dtype [numel]   | the elements, little-endian, as they are  |
+
+Owns the sums of uncompressed parts: 32- and 16-bit floats add in float32, float64 in float64, integers and bool in int64. A mean
+divides in the accumulator (floats truly, integers by floor) before the cast back, which rounds floats to nearest even, wraps
+integers and makes bool of "not zero".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from psgc.codecs.codec import DTYPES, F32, FLOATS, Array, Bytes, Codec, Encoded, Stream
+from psgc.codecs.floats import FLOAT_KERNELS, define_narrow_bf16, define_sum, define_widen_bf16, eight
+from psgc.codecs.parameters import with_defaults
+from psgc.errors import PayloadError
+
+
+def accumulator(dtype: str) -> Any:
+    """NumPy dtype that parts of ``dtype`` are summed in."""
+    if dtype in FLOATS:
+        return np.float32
+    return np.float64 if dtype == "float64" else np.int64
+
+
+def define_decode(dtype: str, payload: bytes) -> Array:
+    """Elements of a payload, in the accumulator's dtype."""
+    items = np.frombuffer(payload, DTYPES[dtype])
+    return define_widen_bf16(items) if dtype == "bfloat16" else items.astype(accumulator(dtype))
+
+
+def define_fold(dtype: str, payloads: Sequence[bytes], acc: Array | None) -> Array:
+    """The payloads' left-to-right sum, added to ``acc`` where there is one."""
+    return define_sum([define_decode(dtype, payload) for payload in payloads], acc)
+
+
+def define_finish(dtype: str, acc: Array, divisor: int) -> bytes:
+    """Payload of the sum over the divisor."""
+    if divisor != 1:
+        acc = acc // divisor if acc.dtype == np.int64 else acc / acc.dtype.type(divisor)
+    if dtype == "bfloat16":
+        return define_narrow_bf16(acc).tobytes()
+    with np.errstate(over="ignore"):
+        return acc.astype(DTYPES[dtype]).tobytes()
+
+
+class NoneCodec(Codec):
+    """Lossless; sums are exact up to the accumulator's rounding, in the published order."""
+
+    name = "none"
+    codec_id = 0
+    dtypes = tuple(DTYPES)
+    unbiased = True
+    additive = True
+    flags_nonfinite = False
+
+    def __init__(self, dtype: str = "float32") -> None:
+        super().__init__(dtype)
+        self._items: np.dtype[Any] = np.dtype(DTYPES[dtype])
+        self._kernels = FLOAT_KERNELS.get(dtype)
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
+        with_defaults(cls, parameters)
+        return cls(dtype)
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def array_dtype(self) -> Any:
+        return self._items
+
+    @property
+    def acc_dtype(self) -> Any:
+        return accumulator(self.dtype)
+
+    def payload_bound(self, numel: int) -> int:
+        return int(self._items.itemsize) * numel
+
+    def validate(self, payload: Bytes, numel: int) -> None:
+        if payload.size != (expected := self.payload_bound(numel)):
+            raise PayloadError(f"none payload of {numel} elements of {self.dtype} takes {expected} bytes, got {payload.size}")
+
+    def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
+        out[: grad.nbytes] = grad.view(np.uint8)
+        return Encoded(grad.nbytes, nonfinite=False)
+
+    def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
+        item = self._items.itemsize
+        out.view(np.uint8)[:] = payload[lo * item : hi * item]
+
+    def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
+        if self._kernels is not None:
+            self._kernels.fold(*eight(payloads), len(payloads), lo, acc, fresh)
+            return
+        total = acc if fresh else np.empty_like(acc)
+        np.copyto(total, self._slice(payloads[0], lo, hi))
+        for payload in payloads[1:]:
+            np.add(total, self._slice(payload, lo, hi), out=total)
+        if not fresh:
+            np.add(acc, total, out=acc)
+
+    def finish(
+        self, acc: Array, numel: int, lo: int, hi: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> Encoded:  # fmt: skip
+        if self._kernels is not None:
+            self._kernels.finish(acc, lo, divisor, out)
+        else:
+            if divisor != 1:
+                (np.floor_divide if acc.dtype == np.int64 else np.true_divide)(acc, divisor, out=acc)
+            np.copyto(self._slice(out, lo, hi), acc, casting="unsafe")
+        return Encoded(self.payload_bound(numel), nonfinite=False)
+
+    def _slice(self, payload: Bytes, lo: int, hi: int) -> Array:
+        item = self._items.itemsize
+        return cast("Array", payload[lo * item : hi * item].view(self._items))

@@ -1,0 +1,44 @@
+"""Messages from any thread to one that sleeps in ``poll``: a queue and an eventfd that makes the poll return."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Call = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class Mailbox:
+    """Calls to be made by the owning thread. ``fileno`` is readable while there may be some."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Call] = deque()
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def put(self, call: Callable[..., None], *args: Any) -> None:
+        """Have the owner call ``call(*args)``. From any thread; in order."""
+        self._calls.append((call, args))
+        self.wake()
+
+    def wake(self) -> None:
+        """Make the owner's poll return."""
+        if self._fd >= 0:
+            os.eventfd_write(self._fd, 1)
+
+    def drain(self) -> Iterator[Call]:
+        """Everything that has come, oldest first."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+        while self._calls:
+            yield self._calls.popleft()
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

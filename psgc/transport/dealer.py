@@ -1,0 +1,91 @@
+"""A worker's or server's TCP connection to one peer, by ZeroMQ: re-made when it breaks, and saying so when it does.
+
+Owns one DEALER socket and its monitor. Messages are ``[header][payload]``; what was in flight when a connection broke may be lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+import numpy as np
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from psgc.errors import RemoteProtocolError
+from psgc.wire.frames import Header, pack_header, unpack_header
+from psgc.wire.messages import ErrorCode
+
+# ZeroMQ's own copy beats its zero-copy bookkeeping below this size.
+COPY_BELOW_BYTES: Final = 64 << 10
+MAX_MESSAGE_BYTES: Final = 512 << 20  # a part is far smaller; a peer that announces more is refused by ZeroMQ itself
+
+
+def set_common_options(socket: zmq.Socket[Any], dead_s: float) -> None:
+    """No silent drops, no unbounded message, dead TCP peers noticed."""
+    socket.setsockopt(zmq.SNDHWM, 0)  # flow control is ours (credits); at its high-water mark ZeroMQ would drop or block
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(dead_s * 1000))
+
+
+def message_of(frames: list[Any]) -> tuple[Header, Any]:
+    """Header and payload (uint8 array over the frame, kept alive by it) of a received message. Raises RemoteProtocolError."""
+    if len(frames) not in (1, 2):
+        raise RemoteProtocolError(f"message of {len(frames)} frames, expected header and payload", ErrorCode.MALFORMED)
+    header = unpack_header(frames[0].buffer)
+    payload = np.frombuffer(frames[1].buffer, np.uint8) if len(frames) == 2 and len(frames[1].buffer) else None
+    if (0 if payload is None else len(payload)) != header.payload_bytes:
+        raise RemoteProtocolError(
+            f"payload of {0 if payload is None else len(payload)} bytes, header says {header.payload_bytes}", ErrorCode.MALFORMED
+        )
+    return header, payload
+
+
+class Dealer:
+    """See the module's text. ``identity`` is this member's name at the peer's ROUTER, the same after a reconnect."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str, identity: bytes, dead_s: float) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        set_common_options(self.socket, dead_s)
+        self.socket.setsockopt(zmq.IDENTITY, identity)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self.socket.connect(endpoint)
+
+    def send(self, header: Header, payload: Any = None) -> None:
+        """Queue one message; ``payload`` (bytes or a uint8 array) must stay as it is until the peer has answered."""
+        head = pack_header(header)
+        if payload is None or len(payload) == 0:
+            self.socket.send(head)
+            return
+        self.socket.send(head, zmq.SNDMORE)
+        self.socket.send(payload, copy=len(payload) < COPY_BELOW_BYTES)
+
+    def receive(self) -> Iterator[tuple[Header, Any]]:
+        """All messages that have come. Raises RemoteProtocolError for what is no message."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            yield message_of(frames)
+
+    def events(self) -> Iterator[Literal["up", "down"]]:
+        """What has happened to the connection, in order."""
+        while True:
+            try:
+                message = recv_monitor_message(self.monitor, zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield "up" if message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED else "down"
+
+    def close(self, linger_ms: int = 0) -> None:
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.disable_monitor()
+        self.socket.close(linger_ms)

@@ -1,0 +1,225 @@
+"""Peers on one host: payloads stay in shared memory, only headers travel, over a Unix socket that also passes the memory.
+
+Owns segments (sealed memfds) and the SEQPACKET link between two processes. Abstract socket names leave no file behind and live in
+the network namespace, so two processes that can connect and map a passed descriptor share a host. Knows headers, not their meaning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import mmap
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.errors import RemoteProtocolError
+from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, pack_header, unpack_header
+from psgc.wire.messages import ErrorCode
+
+logger = logging.getLogger(__name__)
+Bytes = NDArray[np.uint8]
+
+LOCATOR: Final = struct.Struct("<QQ")  # segment id, offset; follows the header of a LOCATED message
+MAX_PACKET_BYTES: Final = 128 << 10  # headers and small control bodies; below the kernel's default socket buffer
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_ALIGN: Final = 64
+
+
+def aligned(nbytes: int) -> int:
+    """``nbytes`` rounded up to a cache line, so that neighbouring slots share none."""
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+class Segment:
+    """A piece of shared memory. Its size is sealed: whoever maps it can rely on it being there."""
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)  # faulting later costs 4x a copy
+        self.bytes: Bytes = np.frombuffer(self._map, np.uint8)
+
+    @classmethod
+    def create(cls, name: str, nbytes: int) -> Segment:
+        """Fresh zeroed memory of at least one page."""
+        nbytes = max(nbytes, mmap.PAGESIZE)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        return cls(fd, nbytes)
+
+    @classmethod
+    def attach(cls, fd: int, nbytes: int) -> Segment:
+        """Map a descriptor that a peer passed. Raises RemoteProtocolError if it is not what the peer said."""
+        size, seals = os.fstat(fd).st_size, fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        if size != nbytes or nbytes < 1 or not seals & fcntl.F_SEAL_SHRINK:
+            os.close(fd)
+            raise RemoteProtocolError(f"segment of {size} bytes, seals {seals:#x}; expected {nbytes} sealed bytes", ErrorCode.MALFORMED)
+        return cls(fd, nbytes)
+
+    def view(self, offset: int, nbytes: int) -> Bytes:
+        """The bytes ``[offset, offset + nbytes)``. Raises RemoteProtocolError outside the segment."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise RemoteProtocolError(f"payload at {offset}+{nbytes} is outside its segment of {self.nbytes} bytes", ErrorCode.MALFORMED)
+        return self.bytes[offset : offset + nbytes]
+
+    def close(self) -> None:
+        """Give the descriptor back; the mapping goes when the last array over it does."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class LocalLink:
+    """One end of a connection: packets ``[header][locator or body]``, never blocking; what does not fit now is queued."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.socket = sock
+        self.closed = False
+        self._segments: dict[int, Segment] = {}
+        self._queue: deque[tuple[bytes, int | None]] = deque()
+        self._buffer = bytearray(MAX_PACKET_BYTES)
+
+    @classmethod
+    def connect(cls, address: str) -> LocalLink:
+        """Connect to an abstract socket. Raises OSError if nobody listens there (another host or namespace)."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            sock.connect("\0" + address)
+        except OSError:
+            sock.close()
+            raise
+        return cls(sock)
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    @property
+    def backlog(self) -> bool:
+        """Whether packets wait for the socket to become writable."""
+        return bool(self._queue)
+
+    def announce(self, segment_id: int, segment: Segment) -> None:
+        """Pass a segment to the peer; it may then be named in locators."""
+        header = Header(Kind.SEGMENT, key=segment_id, payload_bytes=segment.nbytes)
+        self._put(pack_header(header), segment.fd)
+
+    def send_located(self, header: Header, segment_id: int, offset: int) -> None:
+        """A message whose payload lies in an announced segment."""
+        self._put(pack_header(header._replace(flags=header.flags | Flag.LOCATED)) + LOCATOR.pack(segment_id, offset), None)
+
+    def send(self, header: Header, body: bytes = b"") -> None:
+        """A message with a small body, or none."""
+        self._put(pack_header(header) + body, None)
+
+    def flush(self) -> None:
+        """Send what is queued, as far as the socket takes it."""
+        while self._queue and not self.closed:
+            data, fd = self._queue[0]
+            try:
+                if fd is None:
+                    self.socket.send(data)
+                else:
+                    socket.send_fds(self.socket, [data], [fd])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                logger.info("local link lost error=%s", error)
+                self.closed = True
+                return
+            self._queue.popleft()
+
+    def receive(self) -> Iterator[tuple[Header, Any]]:
+        """All messages that have come: header, and payload (array), body (bytes) or None. ``closed`` is set at the end of the stream.
+
+        Raises RemoteProtocolError for what is no message.
+        """
+        while not self.closed:
+            try:
+                count, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], socket.CMSG_SPACE(4))
+            except BlockingIOError:
+                return
+            except OSError:
+                self.closed = True
+                return
+            if count == 0:
+                self.closed = True
+                return
+            message = self._parse(memoryview(self._buffer)[:count], ancillary)
+            if message is not None:
+                yield message
+
+    def _parse(self, data: memoryview, ancillary: list[tuple[int, int, bytes]]) -> tuple[Header, Any] | None:
+        fds = [struct.unpack("i", raw[:4])[0] for level, kind, raw in ancillary if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)]
+        try:
+            header = unpack_header(data[:HEADER_BYTES])
+            if header.kind == Kind.SEGMENT and fds:
+                self._segments[header.key] = Segment.attach(fds.pop(), header.payload_bytes)
+                return None
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if header.flags & Flag.LOCATED:
+            if len(data) != HEADER_BYTES + LOCATOR.size:
+                raise RemoteProtocolError(f"locator of {len(data) - HEADER_BYTES} bytes, expected {LOCATOR.size}", ErrorCode.MALFORMED)
+            segment_id, offset = LOCATOR.unpack(data[HEADER_BYTES:])
+            segment = self._segments.get(segment_id)
+            if segment is None:
+                raise RemoteProtocolError(f"payload in segment {segment_id:#x}, which was never passed", ErrorCode.MALFORMED)
+            return header._replace(flags=header.flags & ~Flag.LOCATED), segment.view(offset, header.payload_bytes)
+        body = bytes(data[HEADER_BYTES:])
+        if len(body) != header.payload_bytes:
+            raise RemoteProtocolError(f"body of {len(body)} bytes, header says {header.payload_bytes}", ErrorCode.MALFORMED)
+        return header, body or None
+
+    def _put(self, data: bytes, fd: int | None) -> None:
+        if len(data) > MAX_PACKET_BYTES:
+            raise ValueError(f"packet of {len(data)} bytes; large bodies go over TCP")
+        self._queue.append((data, fd))
+        self.flush()
+
+    def close(self) -> None:
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self.socket.close()
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+
+
+class LocalListener:
+    """Where peers on this host connect."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self.socket.bind("\0" + address)
+        self.socket.listen(1024)
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def accept(self) -> LocalLink | None:
+        """A new connection, or None. One of another user is refused: abstract sockets know no permissions."""
+        try:
+            sock, _ = self.socket.accept()
+        except OSError:
+            return None
+        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in (0, os.getuid()):
+            logger.warning("local connection refused uid=%d", uid)
+            sock.close()
+            return None
+        return LocalLink(sock)
+
+    def close(self) -> None:
+        self.socket.close()

@@ -1,0 +1,128 @@
+"""Carries out Folds: one block's payloads summed in one pass in cache-sized slices, then divided, residual added, encoded.
+
+Numbers only: no protocol, no sockets. Runs in a pool of blocking threads; kernels release the GIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.codecs import CodecPair, Encoded, Stream
+from psgc.codecs.codec import Codec
+from psgc.pool import Pool
+from psgc.server.step import NO_SLOT, Fold, KeySpec
+from psgc.server.store import KeyStore
+
+Bytes = NDArray[np.uint8]
+SERVER_RANK = 0xFFFFFFFF  # the server's place in random streams, apart from every worker's
+
+
+@dataclass(frozen=True, slots=True)
+class KeyWork:
+    """A key as the engine sees it. first: index in its bucket of its element 0."""
+
+    spec: KeySpec
+    pair: CodecPair
+    bucket: int
+    first: int
+    broadcast: bool
+
+
+Done = Callable[[int, bool, int, bool, int], None]  # key, last, payload bytes, non-finite, slot
+
+
+class Engine:
+    """``done`` is called from a pool thread with the outcome of each Fold; ``broken`` with what went wrong."""
+
+    def __init__(self, threads: int, done: Done, broken: Callable[[BaseException], None], seed: int = 0) -> None:
+        self._pool = Pool("psgc-sum", threads, broken)
+        self._done = done
+        self._seed = seed
+        self._accumulators: dict[int, NDArray[Any]] = {}  # keys of more than one block of ranks, while their sum is under way
+
+    def start(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
+        """Queue a Fold. The state machine has at most one under way for a key."""
+        self._pool.submit(0, self._run, fold, work, store)
+
+    def close(self) -> None:
+        self._pool.close(timeout_s=1.0)
+
+    def _run(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
+        for payload in fold.payloads:
+            if not work.broadcast:
+                work.pair.push.validate(payload, work.spec.numel)
+        if work.broadcast:
+            encoded = self._copy(fold, store)
+        elif fold.last:
+            encoded = self._last_block(fold, work, store)
+        else:
+            self._block(fold, work)
+            encoded = Encoded(0, False)
+        self._done(fold.key, fold.last, encoded.payload_bytes, encoded.nonfinite, fold.slot)
+
+    @staticmethod
+    def _copy(fold: Fold, store: KeyStore) -> Encoded:
+        """A broadcast: the root's bytes as they are."""
+        payload = fold.payloads[0]
+        store.result(fold.slot)[: len(payload)] = payload
+        return Encoded(len(payload), False)
+
+    def _block(self, fold: Fold, work: KeyWork) -> None:
+        """A block that is not the last: its sum is kept whole."""
+        push, numel = work.pair.push, work.spec.numel
+        acc = self._accumulators.get(fold.key)
+        if acc is None:
+            acc = self._accumulators[fold.key] = np.empty(numel, push.acc_dtype)
+        for lo, hi in _slices(push, push, numel):
+            self._fold(push, fold, numel, lo, hi, acc[lo:hi])
+
+    def _last_block(self, fold: Fold, work: KeyWork, store: KeyStore) -> Encoded:
+        push, pull, numel = work.pair.push, work.pair.pull, work.spec.numel
+        acc = None if fold.fresh else self._accumulators.pop(fold.key)
+        out = store.result(fold.slot)
+        residuals = store.residuals()
+        ranges = _slices(push, pull, numel)
+        scratch = np.empty(ranges[0][1], push.acc_dtype) if acc is None else np.empty(0, push.acc_dtype)
+        stream = Stream(self._seed, fold.step, SERVER_RANK, work.bucket, work.first)
+        payload_bytes, nonfinite = 0, False
+        for lo, hi in ranges:
+            part = scratch[: hi - lo] if acc is None else acc[lo:hi]
+            self._fold(push, fold, numel, lo, hi, part)
+            old = new = None
+            if residuals is not None:
+                old, new = residuals[0][lo:hi], residuals[1][lo:hi]
+                if fold.add_back != NO_SLOT:
+                    old = self._with_skipped(fold, pull, store, numel, lo, hi, old)
+            encoded = pull.finish(part, numel, lo, hi, work.spec.divisor, old, new, fold.rescale, stream, out)
+            payload_bytes, nonfinite = encoded.payload_bytes, nonfinite or encoded.nonfinite
+        return Encoded(payload_bytes, nonfinite)
+
+    @staticmethod
+    def _fold(push: Codec, fold: Fold, numel: int, lo: int, hi: int, acc: NDArray[Any]) -> None:
+        if fold.payloads:
+            push.fold(fold.payloads, numel, lo, hi, acc, fold.fresh)
+
+    @staticmethod
+    def _with_skipped(
+        fold: Fold, pull: Codec, store: KeyStore, numel: int, lo: int, hi: int, old: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """The residual with the result that the trainer did not apply added back, in scratch: nothing durable changes before the commit."""
+        recorded = store.recorded_bytes(fold.add_back)
+        both = old.copy()
+        pull.fold([store.result(fold.add_back)[:recorded]], numel, lo, hi, both, False)
+        return both
+
+
+def _slices(push: Codec, pull: Codec, numel: int) -> list[tuple[int, int]]:
+    """Ranges that both codecs can work in: the whole part if either needs it."""
+    if not push.chunk or not pull.chunk or numel <= min(push.chunk, pull.chunk):
+        return [(0, numel)]
+    step = max(push.chunk, pull.chunk)
+    assert step % push.chunk == 0
+    assert step % pull.chunk == 0
+    return [(lo, min(lo + step, numel)) for lo in range(0, numel, step)]

@@ -1,0 +1,325 @@
+"""The server process: the only place of the server that does I/O. Headers in, headers out; payloads stay where they are.
+
+One thread polls everything: workers over TCP (a ROUTER) and over shared memory (local links), the scheduler, and the engine's
+mailbox. Sums run in the engine's pool.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import zmq
+
+from psgc import __version__
+from psgc.config import Config
+from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.layout import Layout
+from psgc.mailbox import Mailbox
+from psgc.server.engine import Engine, KeyWork
+from psgc.server.state import Commit, Effect, Fault, Fold, Send, ServerState, specs_of
+from psgc.server.store import KeyShape, Store
+from psgc.transport.dealer import Dealer, message_of
+from psgc.transport.host import host_id, local_address_for, pid_started
+from psgc.transport.keeper_wire import send_segment
+from psgc.transport.memfd import LocalLink, LocalListener
+from psgc.transport.router import Router
+from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind, pack_header
+from psgc.wire.messages import Notice, Register, Topology, decode_body, decode_json, encode_body
+
+logger = logging.getLogger(__name__)
+
+
+def serve(config: Config) -> int:
+    """Serve one job to its end. Returns the exit status; why a job failed is the last line logged."""
+    config.require_cluster()
+    server = Server(config)
+    stop = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
+    before = {number: signal.signal(number, lambda n, _: server.mailbox.put(server.told_to_stop, stop[signal.Signals(n)])) for number in stop}
+    try:
+        return server.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Server:
+    """See the module's text."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.mailbox = Mailbox()
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._router = Router(self._context, f"tcp://*:{config.port}", dead_s=config.dead_s)
+        self._scheduler = Dealer(self._context, config.root_endpoint, b"server-" + secrets.token_hex(6).encode(), config.dead_s)
+        self._listener = None
+        if config.transport != "tcp":
+            self._listener = LocalListener(f"psgc/{config.job:x}/{os.getpid()}/{secrets.token_hex(4)}")
+        self._links: dict[int, LocalLink] = {}
+        self._store = Store()
+        self._works: dict[int, KeyWork] = {}
+        self._engine = Engine(_threads(config), self._from_pool, self._broken)
+        self._state: ServerState | None = None
+        self._keeper = socket.socket(fileno=config.keeper_fd) if config.keeper_fd >= 0 else None
+        self._status: int | None = None
+        self._reason = ""
+        self._began = self._heard = self._named = time.monotonic()
+        self._scheduler_up, self._down_since = False, time.monotonic()
+        self._early: list[tuple[Hashable, Header, Any]] = []  # workers may learn the topology before this server does
+
+    def run(self) -> int:
+        try:
+            self._register()
+            next_tick = time.monotonic() + self.config.heartbeat_s
+            while self._status is None:
+                self._turn(next_tick)
+                now = time.monotonic()
+                if now >= next_tick:
+                    self._tick(now)
+                    next_tick = now + self.config.heartbeat_s
+        finally:
+            self._shut()
+        if self._reason:
+            logger.log(logging.ERROR if self._status else logging.INFO, "%s", self._reason)
+        return self._status or 0
+
+    def told_to_stop(self, why: str) -> None:
+        text = f"server {self._index()}: ended by {why}"
+        self._tell_scheduler(Kind.FAULT, encode_body(Notice(0, text)))
+        self._end(1, text)
+
+    def _turn(self, next_tick: float) -> None:
+        poller = zmq.Poller()
+        poller.register(self.mailbox.fileno(), zmq.POLLIN)
+        for thing in (self._router.socket, self._scheduler.socket, self._scheduler.monitor):
+            poller.register(thing, zmq.POLLIN)
+        if self._listener is not None:
+            poller.register(self._listener, zmq.POLLIN)
+        for link in self._links.values():
+            poller.register(link, zmq.POLLIN | (zmq.POLLOUT if link.backlog else 0))
+        poller.poll(max(0, int((next_tick - time.monotonic()) * 1000) + 1))
+        for call, args in self.mailbox.drain():
+            call(*args)
+        self._hear_scheduler()
+        self._hear_workers()
+
+    def _hear_workers(self) -> None:
+        while (received := self._router.receive()) is not None:
+            identity, frames = received
+            try:
+                header, payload = message_of(frames)
+            except RemoteProtocolError as error:
+                logger.warning("message dropped peer=%r reason=%s", identity, error)
+                continue
+            self._receive(identity, header, payload)
+        if self._listener is not None:
+            while (link := self._listener.accept()) is not None:
+                self._links[link.fileno()] = link
+        for fd, link in list(self._links.items()):
+            self._hear_link(fd, link)
+
+    def _hear_link(self, fd: int, link: LocalLink) -> None:
+        try:
+            link.flush()
+            for header, payload in link.receive():
+                self._receive(link, header, payload)
+        except RemoteProtocolError as error:
+            logger.warning("local link closed reason=%s", error)
+            link.closed = True
+        if link.closed:
+            del self._links[fd]
+            if self._state is not None:
+                self._state.lost(link)
+            link.close()
+
+    def _receive(self, peer: Hashable, header: Header, payload: Any) -> None:
+        if self._state is None:
+            self._early.append((peer, header, payload))
+            return
+        if header.kind == Kind.HELLO and isinstance(peer, LocalLink) and peer not in self._state.ranks:
+            for segment_id, segment in self._store.segments.items():
+                peer.announce(segment_id, segment)
+        self._apply(self._state.receive(peer, header, payload, time.monotonic()))
+
+    def _apply(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._send(effect)
+            elif isinstance(effect, Fold):
+                self._engine.start(effect, self._works[effect.key], self._store.keys[effect.key])
+            elif isinstance(effect, Commit):
+                self._store.keys[effect.key].commit(effect)
+            else:
+                self._fault(effect)
+
+    def _send(self, send: Send) -> None:
+        peer, header = send.peer, send.header
+        store = None if send.result_slot is None else self._store.keys[header.key]
+        if isinstance(peer, LocalLink):
+            if store is not None and send.result_slot is not None:
+                peer.send_located(header, store.segment_id, store.offsets[send.result_slot])
+            else:
+                peer.send(header, send.body)
+            return
+        assert isinstance(peer, bytes)
+        frames: list[Any] = [pack_header(header)]
+        if store is not None and send.result_slot is not None:
+            frames.append(store.result(send.result_slot)[: header.payload_bytes])
+        elif send.body:
+            frames.append(send.body)
+        if not self._router.send(peer, frames):
+            logger.info("peer is gone; it asks again when it is back peer=%r", peer)
+
+    def _from_pool(self, key: int, last: bool, payload_bytes: int, nonfinite: bool, slot: int) -> None:
+        self.mailbox.put(self._folded, key, last, payload_bytes, nonfinite, slot)
+
+    def _folded(self, key: int, last: bool, payload_bytes: int, nonfinite: bool, slot: int) -> None:
+        if self._state is not None:
+            self._apply(self._state.folded(key, last, payload_bytes, nonfinite, slot, time.monotonic()))
+
+    def _broken(self, error: BaseException) -> None:
+        logger.debug("engine", exc_info=error)
+        kind = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
+        self.mailbox.put(self._fault, Fault(f"server {self._index()}: {kind}{error}"))
+
+    def _fault(self, fault: Fault) -> None:
+        """The scheduler ends the job; its ABORT ends this server, too."""
+        self._tell_scheduler(Kind.FAULT, encode_body(Notice(0, fault.text)))
+
+    # the scheduler
+
+    def _register(self) -> None:
+        config = self.config
+        host = config.node_host or local_address_for(config.root_host)
+        address = config.advertise or f"{host}:{self._router.port}"
+        local = self._listener.address if self._listener is not None else ""
+        body = Register(
+            "server", config.token, __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
+            config.nodes, config.servers, index=config.server_index, address=f"tcp://{address}", local_address=local,
+        )  # fmt: skip
+        self._tell_scheduler(Kind.REGISTER, encode_body(body))
+
+    def _hear_scheduler(self) -> None:
+        for event in self._scheduler.events():
+            self._scheduler_up = event == "up"
+            self._down_since = time.monotonic()
+            if self._scheduler_up and self._state is None:
+                self._register()
+        for header, payload in self._scheduler.receive():
+            self._heard = time.monotonic()
+            self._handle(header, b"" if payload is None else payload.tobytes())
+
+    def _handle(self, header: Header, body: bytes) -> None:
+        if header.kind == Kind.TOPOLOGY and self._state is None:
+            self._admitted(Topology.from_body(decode_json(body, "TOPOLOGY")))
+        elif header.kind == Kind.KEYS:
+            self._add_layout(Layout.from_json(body))
+            self._tell_scheduler(Kind.KEYS_READY, plan=header.plan)
+        elif header.kind in (Kind.ABORT, Kind.ERROR):
+            self._tell_scheduler(Kind.BYE)
+            self._end(1, decode_body(Notice, body).text)
+        elif header.kind == Kind.BYE:
+            self._tell_scheduler(Kind.BYE)
+            self._end(0, "")
+        elif header.kind == Kind.HEARTBEAT and body:
+            logger.warning("scheduler: %s", decode_body(Notice, body).text)
+
+    def _admitted(self, topology: Topology) -> None:
+        config = self.config
+        self._state = ServerState(
+            topology.rank, topology.size, config.job, topology.epoch, config.token, config.window_bytes,
+            config.silence_s, config.step_timeout_s,
+        )  # fmt: skip
+        logger.info("admitted server=%d workers=%d", topology.rank, topology.size)
+        early, self._early = self._early, []
+        for peer, header, payload in early:
+            self._receive(peer, header, payload)
+
+    def _add_layout(self, layout: Layout) -> None:
+        state = self._state
+        assert state is not None
+        if layout.id in state.windows:
+            return
+        specs, costs = specs_of(layout, state.index, state.workers)
+        by_key = {spec.key: spec for spec in specs}
+        shapes = []
+        from psgc.codecs import parse_pair
+
+        for bucket, part in layout.parts():
+            spec = by_key.get(part.key)
+            if spec is None:
+                continue
+            pair = parse_pair(bucket.codec, bucket.dtype)
+            self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None)
+            shapes.append(KeyShape(part.key, pair.pull.payload_bound(part.numel), part.numel if spec.pull_feedback else 0))
+        segment = self._store.add_layout(layout.id, shapes)
+        if segment is not None:
+            if self._keeper is not None:
+                send_segment(self._keeper, f"layout-{layout.id}", segment.fd, segment.nbytes)
+            for peer in state.ranks:
+                if isinstance(peer, LocalLink):
+                    peer.announce(layout.id, segment)
+        self._apply(state.register(layout, specs, costs))
+
+    def _tell_scheduler(self, kind: Kind, body: bytes = b"", *, plan: int = 0) -> None:
+        sender = UNASSIGNED_SENDER if self._state is None else SERVER_SENDER + self._state.index
+        epoch = 0 if self._state is None else self._state.epoch
+        header = Header(kind, job=self.config.job, epoch=epoch, plan=plan, sender=sender, payload_bytes=len(body))
+        self._scheduler.send(header, body)
+
+    def _tick(self, now: float) -> None:
+        config = self.config
+        if self._state is None:
+            self._await_admission(now)
+            return
+        texts, faults = self._state.tick(now)
+        for text in texts:
+            logger.warning("%s", text)
+        for fault in faults:
+            self._fault(fault)
+        body = encode_body(Notice(0, f"server {self._state.index}: {texts[0]}")) if texts else b""
+        self._tell_scheduler(Kind.HEARTBEAT, body)
+        if not self._scheduler_up and now - self._down_since > config.silence_s:
+            self._end(1, f"server {self._state.index}: the scheduler at {config.root_endpoint} is gone; look at its log for why it ended")
+        elif now - self._heard > config.dead_s:
+            self._end(1, f"server {self._state.index}: the scheduler at {config.root_endpoint} has said nothing for {now - self._heard:.0f} s")
+
+    def _await_admission(self, now: float) -> None:
+        config = self.config
+        self._register()
+        if now - self._began > config.register_timeout_s:
+            self._end(1, f"server: gave up after {now - self._began:.0f} s of waiting for the scheduler at {config.root_endpoint}")
+        elif now - self._named >= config.silence_s:
+            self._named = now
+            what = "the other members to register" if self._scheduler_up else "the scheduler to answer: is it started, at this address?"
+            logger.warning("waiting for %s scheduler=%s for=%.0fs", what, config.root_endpoint, now - self._began)
+
+    def _index(self) -> str:
+        return "?" if self._state is None else str(self._state.index)
+
+    def _end(self, status: int, reason: str) -> None:
+        if self._status is None:
+            self._status, self._reason = status, reason
+
+    def _shut(self) -> None:
+        self._engine.close()
+        if self._listener is not None:
+            self._listener.close()
+        for link in self._links.values():
+            link.close()
+        self._scheduler.close(linger_ms=500)
+        self._router.close(linger_ms=500)
+        self._context.destroy(linger=500)
+        self._store.close()
+
+
+def _threads(config: Config) -> int:
+    return config.server_threads or max(1, min(4, os.cpu_count() or 1))
+
+

@@ -1,0 +1,144 @@
+"""A worker's membership of a real job: the session that front ends use, over the network thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from typing import Any, cast
+
+from numpy.typing import NDArray
+
+from psgc.codecs import parse_pair
+from psgc.config import Config
+from psgc.errors import JobFailed, UsageError
+from psgc.layout import Declaration, Layout
+from psgc.worker.network import Network, Submission
+from psgc.worker.session import BucketBuffer, Session, Ticket
+from psgc.worker.tickets import StepTicket, TicketBoard
+
+logger = logging.getLogger(__name__)
+
+
+class ClusterSession(Session):
+    """See Session. Built by ``open``, which returns once every member of the job is there."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._board = TicketBoard()
+        self._network = Network(config, self._board)
+        self._names: dict[str, Declaration] = {}
+        self._lock = threading.Lock()
+        self._barriers = 0
+        self._closed = False
+
+    @classmethod
+    def open(cls, config: Config) -> ClusterSession:
+        """Join the job. Raises ConfigError, or JobFailed saying who or what is missing."""
+        config.require_cluster()
+        session = cls(config)
+        session._network.start()
+        session._network.ready.wait()
+        session.check()
+        topology = session._network.topology
+        assert topology is not None
+        session.rank, session.size = topology.rank, topology.size
+        session.local_rank, session.local_size = config.local_rank, config.local_size
+        logger.info("joined rank=%d size=%d servers=%d", topology.rank, topology.size, len(topology.servers))
+        return session
+
+    def declare(self, declaration: Declaration) -> Layout:
+        self._remember(declaration)
+        known = self._network.layouts.get(declaration.name)
+        if known is not None:
+            return known
+        ticket = self._board.issue()
+        self._network.declare(declaration, lambda _: ticket.finish())
+        self.wait([ticket])
+        return self._network.layouts[declaration.name]
+
+    def submit(
+        self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: bool = False,
+        rescale: float = 1.0,
+    ) -> Ticket:  # fmt: skip
+        self.check()
+        ticket = self._board.issue()
+        self._network.submit(layout, bucket, Submission(buffer, ticket, skip, previous_skipped, rescale))
+        return ticket
+
+    def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False) -> Ticket:
+        self._remember(declaration)
+        ticket = self._board.issue()
+        submission = Submission(buffer, ticket, skip)
+        known = self._network.layouts.get(declaration.name)
+        if known is not None:
+            self._network.submit(known, 0, submission)
+        else:
+            self._network.declare(declaration, lambda layout: self._network.submit(layout, 0, submission))
+        return ticket
+
+    def wait(self, tickets: Iterable[Ticket]) -> None:
+        self._board.wait(cast("Iterable[StepTicket]", tickets))
+        self.check()
+
+    def barrier(self) -> None:
+        with self._lock:
+            self._barriers += 1
+            number = self._barriers
+        passed = threading.Event()
+        self._network.barrier(number, passed)
+        passed.wait()
+        self.check()
+
+    def check(self) -> None:
+        error = self._network.error
+        if error is not None:
+            raise error
+        if self._closed:
+            raise UsageError("psgc has been shut down; call init() again first")
+
+    def fail(self, text: str) -> None:
+        if not self._closed:
+            self._network.fault(text)
+
+    def residuals(self) -> dict[str, NDArray[Any]]:
+        return {name: work.residual.copy() for name, work in self._network.residual_names().items() if work.residual is not None}
+
+    def statistics(self) -> dict[str, int]:
+        client = self._network.client
+        assert client is not None
+        return {"wire_bytes": sum(link.wire_bytes for link in self._network.links), "resent": client.resent, "probes": client.probes}
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        if self._network.error is None:
+            try:
+                self._board.wait(self._board.outstanding())
+            except JobFailed:
+                logger.debug("closing a failed job")
+        self._closed = True
+        self._network.close()
+        self._network.stopped.wait(self.config.silence_s + 5.0)
+
+    def _remember(self, declaration: Declaration) -> None:
+        """Check a declaration before it goes out: its codec, and that its name means what it meant before."""
+        self.check()
+        with self._lock:
+            known = self._names.get(declaration.name)
+            if known is None:
+                for dtype in {tensor.dtype for tensor in declaration.tensors}:
+                    parse_pair(declaration.codec, dtype)
+                self._names[declaration.name] = declaration
+                return
+        if (known.tensors, known.codec, known.mean, known.root, known.kind) != (
+            declaration.tensors, declaration.codec, declaration.mean, declaration.root, declaration.kind,
+        ):  # fmt: skip
+            raise UsageError(
+                f"{declaration.name!r} was declared before as {_described(known)}, now as {_described(declaration)}; use another name"
+            )
+
+
+def _described(declaration: Declaration) -> str:
+    tensors = ", ".join(f"{t.dtype}{list(t.shape)}" for t in declaration.tensors[:3])
+    return f"{declaration.kind} of {tensors}{' ...' if len(declaration.tensors) > 3 else ''} with codec {declaration.codec}"

@@ -1,0 +1,212 @@
+"""The worker's conversation with the scheduler: register, heartbeat, declare, barrier, leave; hear of the end of the job.
+
+Runs in the network thread. Knows nothing of parts and payloads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import zmq
+
+from psgc import __version__
+from psgc.config import Config
+from psgc.errors import RemoteProtocolError
+from psgc.layout import Declaration, Layout
+from psgc.transport.dealer import Dealer
+from psgc.transport.host import host_id, pid_started
+from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
+from psgc.wire.messages import Notice, Register, Topology, decode_body, decode_json, encode_body
+
+logger = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """What the coordinator tells the network thread."""
+
+    layouts: dict[str, Layout]
+
+    def joined(self, topology: Topology) -> None: ...
+    def laid_out(self, layout: Layout) -> None: ...
+    def failed(self, text: str) -> None: ...
+
+
+class _Declared:
+    """A name on its way to a layout."""
+
+    def __init__(self, request: int, body: bytes) -> None:
+        self.request, self.body = request, body
+        self.then: list[Callable[[Layout], None]] = []
+
+
+class Coordinator:
+    """See the module's text."""
+
+    def __init__(self, context: zmq.Context[Any], config: Config, owner: Owner) -> None:
+        self._config, self._owner = config, owner
+        self._dealer = Dealer(context, config.root_endpoint, b"worker-%s-%d" % (os.urandom(6).hex().encode(), os.getpid()), config.dead_s)
+        self._up = False
+        self._down_since = time.monotonic()
+        self._heard = self._named = time.monotonic()
+        self._beat = self._repeat = 0.0
+        self._rank: int | None = None
+        self._epoch = 0
+        self._requests = 0
+        self._declared: dict[str, _Declared] = {}
+        self._barriers: dict[int, threading.Event] = {}
+        self._began = time.monotonic()
+        self.left = False
+        self._leaving = False
+
+    def register_with(self, poller: zmq.Poller) -> None:
+        poller.register(self._dealer.socket, zmq.POLLIN)
+        poller.register(self._dealer.monitor, zmq.POLLIN)
+
+    def register(self) -> None:
+        """Ask to be let in; answered by TOPOLOGY once everyone is there. Safe to say again."""
+        config = self._config
+        body = Register(
+            "worker", config.token, __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
+            config.nodes, config.servers, config.node, config.local_rank, config.local_size,
+        )  # fmt: skip
+        self._send(Kind.REGISTER, encode_body(body))
+
+    def declare(self, declaration: Declaration, then: Callable[[Layout], None]) -> None:
+        layout = self._owner.layouts.get(declaration.name)
+        if layout is not None:
+            then(layout)
+            return
+        declared = self._declared.get(declaration.name)
+        if declared is None:
+            self._requests += 1
+            declared = self._declared[declaration.name] = _Declared(self._requests, encode_body(declaration.to_json()))
+            self._send(Kind.DECLARE, declared.body, plan=declared.request)
+        declared.then.append(then)
+
+    def barrier(self, number: int, passed: threading.Event) -> None:
+        self._barriers[number] = passed
+        self._send(Kind.BARRIER, step=number)
+
+    def fault(self, text: str) -> None:
+        self._send(Kind.FAULT, encode_body(Notice(0, text)))
+
+    def leave(self) -> None:
+        self._leaving = True
+        if self._rank is None:
+            self.left = True
+        self._send(Kind.BYE)
+
+    def release(self) -> None:
+        """The job has failed: nobody waits for a barrier any more."""
+        for passed in self._barriers.values():
+            passed.set()
+        self._barriers.clear()
+
+    def receive(self) -> None:
+        """Hear what the scheduler has said, and what has happened to the connection."""
+        for event in self._dealer.events():
+            self._up = event == "up"
+            if self._up:
+                self._say_again()
+            else:
+                self._down_since = time.monotonic()
+        try:
+            for header, payload in self._dealer.receive():
+                self._heard = time.monotonic()
+                self._handle(header, b"" if payload is None else payload.tobytes())
+        except RemoteProtocolError as error:
+            self._owner.failed(f"the scheduler at {self._config.root_endpoint} sent nonsense: {error}")
+
+    def tick(self, now: float) -> None:
+        """Heartbeat; say again what may have been lost; name or give up on a silent scheduler."""
+        config = self._config
+        if now - self._beat >= config.heartbeat_s and self._rank is not None:
+            self._beat = now
+            self._send(Kind.HEARTBEAT)
+        if now - self._repeat >= config.silence_s:
+            self._repeat = now
+            self._say_again()
+        if self._leaving:
+            return
+        if self._rank is None:
+            self._await_admission(now)
+        elif not self._up and now - self._down_since > config.silence_s:
+            self._owner.failed(
+                f"the scheduler at {config.root_endpoint} is gone: its connection broke {now - self._down_since:.0f} s ago and cannot be "
+                f"re-made; look at its log for why it ended"
+            )
+        elif now - self._heard > config.dead_s:
+            self._owner.failed(
+                f"the scheduler at {config.root_endpoint} has said nothing for {now - self._heard:.0f} s; is its machine alive?"
+            )
+
+    def _await_admission(self, now: float) -> None:
+        waited = now - self._began
+        if waited > self._config.register_timeout_s:
+            self._owner.failed(f"gave up after {waited:.0f} s of waiting for {self._awaited()}")
+        elif now - max(self._named, self._began) >= self._config.silence_s:
+            self._named = now
+            logger.warning("waiting for %s for %.0f s", self._awaited(), waited)
+
+    def _awaited(self) -> str:
+        if self._up:
+            return "the other members to register with the scheduler"
+        return (
+            f"the scheduler at {self._config.root_endpoint}: nothing answers there; is it started, and are "
+            f"DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT the same everywhere?"
+        )
+
+    def _say_again(self) -> None:
+        """Requests that are still unanswered; the scheduler counts none of them twice."""
+        if self._rank is None:
+            self.register()
+        for declared in self._declared.values():
+            self._send(Kind.DECLARE, declared.body, plan=declared.request)
+        for number in self._barriers:
+            self._send(Kind.BARRIER, step=number)
+        if self._leaving and not self.left:
+            self._send(Kind.BYE)
+
+    def _handle(self, header: Header, body: bytes) -> None:
+        if header.kind == Kind.TOPOLOGY and self._rank is None:
+            topology = Topology.from_body(decode_json(body, "TOPOLOGY"))
+            self._rank, self._epoch = topology.rank, topology.epoch
+            self._owner.joined(topology)
+        elif header.kind == Kind.LAYOUT:
+            self._laid_out(header, body)
+        elif header.kind == Kind.BARRIER:
+            passed = self._barriers.pop(header.step, None)
+            if passed is not None:
+                passed.set()
+        elif header.kind in (Kind.ABORT, Kind.ERROR):
+            self._owner.failed(decode_body(Notice, body).text)
+        elif header.kind == Kind.BYE:
+            self.left = True
+        elif header.kind == Kind.HEARTBEAT and body:
+            logger.warning("scheduler: %s", decode_body(Notice, body).text)
+            self._named = time.monotonic()
+
+    def _laid_out(self, header: Header, body: bytes) -> None:
+        declared = next((d for d in self._declared.values() if d.request == header.plan), None)
+        if declared is None:
+            return  # the answer to a request that was said again
+        layout = Layout.from_json(json.dumps(decode_json(body, "LAYOUT")))
+        del self._declared[layout.name]
+        self._owner.laid_out(layout)
+        for then in declared.then:
+            then(layout)
+
+    def _send(self, kind: Kind, body: bytes = b"", *, plan: int = 0, step: int = 0) -> None:
+        sender = UNASSIGNED_SENDER if self._rank is None else self._rank
+        header = Header(kind, job=self._config.job, epoch=self._epoch, plan=plan, step=step, sender=sender, payload_bytes=len(body))
+        self._dealer.send(header, body)
+
+    def close(self) -> None:
+        self._dealer.close(linger_ms=500)

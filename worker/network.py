@@ -1,0 +1,340 @@
+"""The network thread: the only place of a worker that does I/O. It holds the GIL for headers, never for payloads.
+
+It carries out what the client's state machine and the coordinator say, hands encoding and decoding to the pool, and takes
+calls from other threads through its mailbox. A thread and not a process: beside a busy eager loop it costs the trainer nothing
+that can be measured (see docs/design.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from psgc.config import Config
+from psgc.errors import JobFailed, PsgcError, RemoteProtocolError
+from psgc.layout import Declaration, Layout
+from psgc.mailbox import Mailbox
+from psgc.pool import Pool
+from psgc.transport.host import host_id
+from psgc.transport.memfd import Segment
+from psgc.wire.frames import Header, Kind
+from psgc.wire.messages import Hello, Topology, encode_body
+from psgc.worker.bucket import BucketWork, make_slots
+from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Transmit
+from psgc.worker.coordinator import Coordinator
+from psgc.worker.links import ServerLink, connect_server
+from psgc.worker.session import BucketBuffer
+from psgc.worker.tickets import StepTicket, TicketBoard
+
+logger = logging.getLogger(__name__)
+TICK_S = 0.25
+ENCODE_PRIORITY = 0
+DECODE_PRIORITY = 1 << 40  # a result frees memory and the next step; a gradient only starts
+
+
+@dataclass(slots=True)
+class Submission:
+    """A bucket's step as the front end asked for it."""
+
+    buffer: BucketBuffer
+    ticket: StepTicket
+    skip: bool = False
+    previous_skipped: bool = False
+    rescale: float = 1.0
+
+
+class _Running:
+    """A bucket known to the network thread, and the submissions that wait for its step under way."""
+
+    def __init__(self, work: BucketWork) -> None:
+        self.work = work
+        self.waiting: deque[Submission] = deque()
+        self.current: Submission | None = None
+
+
+class Network(threading.Thread):
+    """Start it, then ``ready`` is set once the scheduler has everyone, or ``error`` says why not."""
+
+    def __init__(self, config: Config, board: TicketBoard) -> None:
+        super().__init__(name="psgc-network", daemon=True)
+        self.config, self.board = config, board
+        self.mailbox = Mailbox()
+        self.ready, self.stopped = threading.Event(), threading.Event()
+        self.error: PsgcError | None = None
+        self.topology: Topology | None = None
+        self.layouts: dict[str, Layout] = {}
+        self.links: list[ServerLink] = []
+        self.client: Client | None = None
+        self._buckets: dict[tuple[int, int], _Running] = {}
+        self._by_key: dict[int, _Running] = {}
+        self._segments: list[Segment] = []
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._coordinator = Coordinator(self._context, config, self)
+        self._pool = Pool("psgc-codec", _pool_threads(config), self._broken)
+        self._closing_since: float | None = None
+        self._end = False
+
+    # called by other threads
+
+    def declare(self, declaration: Declaration, then: Callable[[Layout], None]) -> None:
+        """Have the name declared if it is not yet, then call ``then`` in the network thread."""
+        self.mailbox.put(self._coordinator.declare, declaration, then)
+
+    def submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
+        self.mailbox.put(self._submit, layout, bucket, submission)
+
+    def fault(self, text: str) -> None:
+        """End the job: tell the scheduler, fail locally at once."""
+        self.mailbox.put(self._fault, text)
+
+    def barrier(self, number: int, passed: threading.Event) -> None:
+        """Set ``passed`` when every worker has come to its barrier ``number``, or the job has failed."""
+        self.mailbox.put(self._barrier, number, passed)
+
+    def close(self) -> None:
+        self.mailbox.put(self._close)
+
+    # called by the coordinator, in this thread
+
+    def joined(self, topology: Topology) -> None:
+        """Everyone is there: connect to the servers."""
+        config = self.config
+        self.topology = topology
+        self.client = Client(
+            topology.rank, config.job, topology.epoch, len(topology.servers), config.credit_bytes, config.credit_parts,
+            silence_s=config.silence_s,
+        )  # fmt: skip
+        identity = b"worker-%d-%d" % (topology.rank, os.getpid())
+        for server in topology.servers:
+            self.links.append(
+                connect_server(self._context, server, host=host_id(), transport=config.transport, identity=identity, dead_s=config.dead_s)
+            )
+        self.ready.set()
+
+    def laid_out(self, layout: Layout) -> None:
+        """A layout has been agreed: make its slots and buckets."""
+        assert self.client is not None
+        segment, slots = make_slots(layout)
+        self._segments.append(segment)
+        for link in self.links:
+            link.add_segment(layout.id, segment)
+        works = {}
+        for bucket in layout.buckets:
+            work = BucketWork(layout, bucket, slots, self.client.rank, self.config.seed)
+            works[bucket.index] = work
+            running = self._buckets[(layout.id, bucket.index)] = _Running(work)
+            for part in bucket.parts:
+                self._by_key[part.key] = running
+        self.client.add_layout(layout, {index: work.pair.push.codec_id for index, work in works.items()})
+        self.layouts[layout.name] = layout
+
+    def failed(self, text: str) -> None:
+        """The job has ended: release every waiter; if the process does not end by itself, end it."""
+        if self.error is not None:
+            return
+        self.error = JobFailed(text)
+        logger.error("job failed reason=%s", text)
+        self.board.fail()
+        self.ready.set()
+        self._coordinator.release()
+        if self._closing_since is None:
+            watchdog = threading.Timer(self.config.abort_grace_s, self._end_process, (text,))
+            watchdog.daemon = True
+            watchdog.start()
+
+    # the thread
+
+    def run(self) -> None:
+        try:
+            self._coordinator.register()
+            next_tick = time.monotonic()
+            while not self._end:
+                self._turn(next_tick)
+                now = time.monotonic()
+                if now >= next_tick:
+                    self._tick(now)
+                    next_tick = now + TICK_S
+        except BaseException as error:  # noqa: BLE001 - the trainer must hear of it, whatever it is
+            logger.debug("network thread", exc_info=True)
+            text = str(error) if isinstance(error, PsgcError) else f"network thread: {type(error).__name__}: {error}"
+            self.failed(f"rank {self._rank_text()}: {text}")
+        finally:
+            self._shut()
+
+    def _turn(self, next_tick: float) -> None:
+        poller = zmq.Poller()
+        poller.register(self.mailbox.fileno(), zmq.POLLIN)
+        self._coordinator.register_with(poller)
+        for link in self.links:
+            for thing, events in link.pollables():
+                poller.register(thing, events)
+        poller.poll(max(0, int((next_tick - time.monotonic()) * 1000) + 1))
+        for call, args in self.mailbox.drain():
+            call(*args)
+        self._coordinator.receive()
+        for server, link in enumerate(self.links):
+            self._serve_link(server, link)
+
+    def _serve_link(self, server: int, link: ServerLink) -> None:
+        client = self.client
+        assert client is not None
+        for event in link.events():
+            if event == "up":
+                self._apply(client.connected(server, time.monotonic()))
+            else:
+                logger.warning("connection to server %d lost; it is re-made, and what was in flight is sent again", server)
+                client.disconnected(server)
+        try:
+            for header, payload in link.receive():
+                if self.error is None:
+                    self._apply(client.receive(server, header, payload, time.monotonic()))
+        except RemoteProtocolError as error:
+            self._fault(f"rank {client.rank}: server {server}: {error}")
+
+    def _tick(self, now: float) -> None:
+        self._coordinator.tick(now)
+        if self.client is not None and self.error is None:
+            actions, texts = self.client.tick(now)
+            self._apply(actions)
+            for text in texts:
+                logger.warning("%s", text)
+        if self._closing_since is not None and (self._coordinator.left or now - self._closing_since > self.config.silence_s):
+            self._end = True
+
+    def _apply(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Transmit):
+                slot = self._by_key[action.header.key].work.slot(action.header.key) if action.payload else None
+                self.links[action.server].send(action.header, b"", slot)
+            elif isinstance(action, Encode):
+                running = self._by_key[action.key]
+                self._pool.submit(ENCODE_PRIORITY + running.work.bucket.priority, self._encode, running, action.key)
+            elif isinstance(action, Decode):
+                self._pool.submit(DECODE_PRIORITY, self._decode, self._by_key[action.key], action)
+            elif isinstance(action, Greet):
+                self._greet(action.server)
+            elif isinstance(action, Failed):
+                self._fault(action.text)
+
+    def _greet(self, server: int) -> None:
+        assert self.client is not None
+        body = encode_body(Hello(self.config.token, self.client.rank, host_id()))
+        header = Header(Kind.HELLO, job=self.config.job, epoch=self.client.epoch, sender=self.client.rank, payload_bytes=len(body))
+        self.links[server].send(header, body)
+
+    def _submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
+        running = self._buckets[(layout.id, bucket)]
+        running.waiting.append(submission)
+        if running.current is None:
+            self._begin(running)
+
+    def _begin(self, running: _Running) -> None:
+        submission = running.current = running.waiting.popleft()
+        if self.error is not None:
+            return
+        assert self.client is not None
+        work = running.work
+        work.begin(submission.buffer, submission.previous_skipped, submission.rescale)
+        now = time.monotonic()
+        for part in work.bucket.parts:
+            self._apply(
+                self.client.submit(
+                    part.key, now, skip=submission.skip, previous_skipped=submission.previous_skipped, rescale=submission.rescale
+                )
+            )
+
+    # pool threads
+
+    def _encode(self, running: _Running, key: int) -> None:
+        if self.error is not None:
+            return
+        encoded = running.work.encode(key)
+        checked = encoded.nonfinite or not running.work.pair.push.flags_nonfinite
+        if self.config.nonfinite == "raise" and checked and (tensor := running.work.first_nonfinite(key)) is not None:
+            self.fault(f"rank {self._rank_text()}: gradient of {tensor!r} holds NaN or infinity, and PSGC_NONFINITE=raise")
+            return
+        self.mailbox.put(self._encoded, key, encoded.payload_bytes, encoded.nonfinite)
+
+    def _decode(self, running: _Running, action: Decode) -> None:
+        if self.error is not None:
+            return
+        last = running.work.decode(action.key, action.flags, action.payload, action.own)
+        self.mailbox.put(self._decoded, running, action.key, last)
+
+    def _broken(self, error: BaseException) -> None:
+        logger.debug("codec pool", exc_info=error)
+        kind = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
+        self.fault(f"rank {self._rank_text()}: {kind}{error}")
+
+    # back in the network thread
+
+    def _encoded(self, key: int, payload_bytes: int, nonfinite: bool) -> None:
+        if self.client is not None and self.error is None:
+            self._apply(self.client.encoded(key, payload_bytes, nonfinite, time.monotonic()))
+
+    def _decoded(self, running: _Running, key: int, last: bool) -> None:
+        assert self.client is not None
+        self.client.decoded(key)
+        if last and running.current is not None:
+            ticket, running.current = running.current.ticket, None
+            ticket.finish()
+            if running.waiting:
+                self._begin(running)
+
+    def _fault(self, text: str) -> None:
+        if self.error is None:
+            self._coordinator.fault(text)
+            self.failed(text)
+
+    def _barrier(self, number: int, passed: threading.Event) -> None:
+        if self.error is None:
+            self._coordinator.barrier(number, passed)
+        else:
+            passed.set()
+
+    def _close(self) -> None:
+        if self._closing_since is None:
+            self._closing_since = time.monotonic()
+            if self.client is not None:
+                for link in self.links:
+                    link.send(Header(Kind.BYE, job=self.config.job, epoch=self.client.epoch, sender=self.client.rank))
+            self._coordinator.leave()
+
+    def _shut(self) -> None:
+        self._pool.close(timeout_s=1.0)
+        for link in self.links:
+            link.close(linger_ms=500)
+        self._coordinator.close()
+        self._context.destroy(linger=500)
+        for segment in self._segments:
+            segment.close()
+        self.stopped.set()
+
+    def _end_process(self, text: str) -> None:
+        if not self.stopped.is_set():
+            sys.stderr.write(f"psgc: {text}\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _rank_text(self) -> str:
+        return "?" if self.topology is None else str(self.topology.rank)
+
+    def residual_names(self) -> dict[str, BucketWork]:
+        """Buckets that keep a residual, by "layout name/bucket index"."""
+        return {r.work.name: r.work for r in self._buckets.values() if r.work.residual is not None}
+
+
+def _pool_threads(config: Config) -> int:
+    return config.cpu_threads or max(1, min(4, (os.cpu_count() or 1) // config.local_size))
+
+
+__all__ = ["Network", "Submission"]

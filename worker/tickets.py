@@ -1,0 +1,88 @@
+"""Waiting without polling: tickets that are done once, and threads that sleep on an eventfd until theirs are."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+
+
+class StepTicket:
+    """One bucket's step under way. ``done`` turns true once and stays."""
+
+    __slots__ = ("_board", "done")
+
+    def __init__(self, board: TicketBoard) -> None:
+        self._board = board
+        self.done = False
+
+    def finish(self) -> None:
+        """Mark it done and wake whoever waits for it."""
+        self._board.finish(self)
+
+
+class _Waiter(threading.local):
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class TicketBoard:
+    """All tickets of a session. ``fail`` releases every waiter; what they then raise is the session's business."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[int, set[StepTicket]] = {}  # eventfd -> tickets its thread still waits for
+        self._open: set[StepTicket] = set()
+        self._failed = False
+        self._local = _Waiter()
+
+    def issue(self) -> StepTicket:
+        """A new ticket; already done if the session has failed."""
+        ticket = StepTicket(self)
+        with self._lock:
+            if self._failed:
+                ticket.done = True
+            else:
+                self._open.add(ticket)
+        return ticket
+
+    def finish(self, ticket: StepTicket) -> None:
+        with self._lock:
+            ticket.done = True
+            self._open.discard(ticket)
+            for fd, tickets in self._waiting.items():
+                tickets.discard(ticket)
+                if not tickets:
+                    os.eventfd_write(fd, 1)
+
+    def wait(self, tickets: Iterable[StepTicket]) -> None:
+        """Sleep until all are done or the session has failed."""
+        fd = self._local.fd
+        with self._lock:
+            left = {ticket for ticket in tickets if not ticket.done}
+            if not left or self._failed:
+                return
+            self._waiting[fd] = left
+        try:
+            while left and not self._failed:
+                os.eventfd_read(fd)
+        finally:
+            with self._lock:
+                del self._waiting[fd]
+
+    def outstanding(self) -> list[StepTicket]:
+        with self._lock:
+            return list(self._open)
+
+    def fail(self) -> None:
+        """Nothing more will be done: every ticket counts as done."""
+        with self._lock:
+            self._failed = True
+            for ticket in self._open:
+                ticket.done = True
+            self._open.clear()
+            for fd in self._waiting:
+                os.eventfd_write(fd, 1)
