@@ -1,0 +1,168 @@
+"""A worker that pushes changing tensors of odd sizes back to back and holds every result against the published tree, bit for bit.
+
+Run by tests under ``psgc run``. Knows sessions and NumPy only, so that it starts fast; exits 1 at the first wrong element.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from psgc.codecs import Codec, Stream, parse_pair
+from psgc.codecs.codec import DTYPES
+from psgc.config import Config
+from psgc.layout import Declaration, TensorSpec
+from psgc.worker.cluster import ClusterSession
+
+SIZES = (1, 7, 63, 4097, 70001)
+SERVER_RANK = 0xFFFFFFFF
+
+
+class ArrayBuffer:
+    """A bucket that is one flat array."""
+
+    def __init__(self, numel: int, dtype: Any) -> None:
+        self.array = np.zeros(numel, dtype)
+        self.skipped = False
+
+    def load(self) -> Any:
+        return self.array
+
+    def store(self, skipped: bool) -> None:
+        self.skipped = skipped
+
+
+def gradient(step: int, rank: int, tensor: int, numel: int, dtype: str) -> Any:
+    """What ``rank`` contributes: different at every step, rank and tensor."""
+    rng = np.random.default_rng([step, rank, tensor])
+    if dtype == "bool":
+        return rng.random(numel) < 0.3
+    if dtype == "bfloat16":
+        return (rng.standard_normal(numel).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    kind = np.dtype(DTYPES[dtype])
+    if kind.kind == "f":
+        return rng.standard_normal(numel).astype(kind)
+    info = np.iinfo(kind)
+    return rng.integers(info.min, info.max, numel, kind, endpoint=True)
+
+
+def tree_sum(terms: list[Any], acc_dtype: Any) -> Any:
+    """Left to right in blocks of 8 ranks, then the blocks left to right."""
+    blocks = []
+    for start in range(0, len(terms), 8):
+        block = terms[start].astype(acc_dtype)
+        for term in terms[start + 1 : start + 8]:
+            block = block + term.astype(acc_dtype)
+        blocks.append(block)
+    total = blocks[0]
+    for block in blocks[1:]:
+        total = total + block
+    return total
+
+
+def widen(values: Any, dtype: str) -> Any:
+    return (values.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else values
+
+
+def narrow(total: Any, dtype: str) -> Any:
+    """The accumulator cast back to the tensor's dtype: round to nearest even, integers wrap."""
+    if dtype == "bfloat16":
+        bits = total.view(np.uint32).astype(np.uint64)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    if dtype == "bool":
+        return total != 0
+    return total.astype(DTYPES[dtype])
+
+
+def plain(step: int, tensor: int, numel: int, dtype: str, size: int, mean: bool) -> Any:
+    """The expected aggregate without compression."""
+    acc = {"f": np.float64 if dtype == "float64" else np.float32}.get(np.dtype(DTYPES[dtype]).kind, np.int64)
+    if dtype == "bfloat16":
+        acc = np.float32
+    total = tree_sum([widen(gradient(step, r, tensor, numel, dtype), dtype) for r in range(size)], acc)
+    if mean:
+        total = total / acc(size) if np.dtype(acc).kind == "f" else total // size
+    return narrow(total, dtype)
+
+
+class Compressed:
+    """The two-sided algebra written out once more, rank by rank, for one tensor (float32, one part)."""
+
+    def __init__(self, codec: str, tensor: int, numel: int, size: int, mean: bool) -> None:
+        self.pair, self.tensor, self.numel, self.size = parse_pair(codec), tensor, numel, size
+        self.divisor = np.float32(size if mean else 1)
+        self.residuals = [np.zeros(numel, np.float32) for _ in range(size)]
+        self.server = np.zeros(numel, np.float32)
+
+    def step(self, step: int) -> Any:
+        sent = []
+        for rank in range(self.size):
+            p = gradient(step, rank, self.tensor, self.numel, "float32")
+            p = p + self.residuals[rank] if self.pair.push.feedback else p
+            m = self._through(self.pair.push, p, step, rank)
+            self.residuals[rank] = p - m
+            sent.append(m)
+        q = tree_sum(sent, np.float32) / self.divisor
+        q = q + self.server if self.pair.pull.feedback else q
+        d = self._through(self.pair.pull, q, step, SERVER_RANK)
+        self.server = q - d
+        return d
+
+    def _through(self, codec: Codec, p: Any, step: int, rank: int) -> Any:
+        out = np.zeros(codec.payload_bound(self.numel), np.uint8)
+        encoded = codec.encode(p, None, 1.0, Stream(0, step, rank, 0), out)
+        decoded = np.empty(self.numel, np.float32)
+        codec.decode(out[: encoded.payload_bytes], self.numel, 0, self.numel, decoded)
+        return decoded
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--codec", default="none")
+    parser.add_argument("--dtypes", default="float32")
+    parser.add_argument("--sum", action="store_true", help="the sum, not the mean")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="each worker sleeps up to so long before a step")
+    options = parser.parse_args()
+    session = ClusterSession.open(Config.from_env())
+    chaos = random.Random(session.rank)
+    names = [(index, numel, dtype) for dtype in options.dtypes.split(",") for index, numel in enumerate(SIZES)]
+    buffers, models = {}, {}
+    for index, numel, dtype in names:
+        buffers[index, dtype] = ArrayBuffer(numel, parse_pair(options.codec, dtype).push.array_dtype)
+        models[index] = Compressed(options.codec, index, numel, session.size, not options.sum)
+    wrong = 0
+    for step in range(1, options.steps + 1):
+        order = list(names)
+        chaos.shuffle(order)
+        if options.delay_ms:
+            time.sleep(chaos.random() * options.delay_ms / 1000)
+        tickets = []
+        for index, numel, dtype in order:
+            buffers[index, dtype].array[:] = gradient(step, session.rank, index, numel, dtype)
+            spec = TensorSpec(f"t{index}.{dtype}", (numel,), dtype)
+            declaration = Declaration(spec.name, "adhoc", (spec,), options.codec, not options.sum)
+            tickets.append(session.submit_named(declaration, buffers[index, dtype]))
+        session.wait(tickets)
+        for index, numel, dtype in names:
+            got = buffers[index, dtype].array
+            if options.codec == "none":
+                want = plain(step, index, numel, dtype, session.size, not options.sum)
+            else:
+                want = models[index].step(step)
+            if got.tobytes() != want.tobytes():
+                wrong += 1
+                bad = int((got.view(np.uint8) != want.view(np.uint8)).argmax()) // got.itemsize
+                print(f"WRONG step {step} tensor {index} {dtype} element {bad}: got {got[bad]}, want {want[bad]}", file=sys.stderr)
+    print(f"rank {session.rank}: {options.steps} steps, {wrong} wrong, {session.statistics()}")
+    session.close()
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
