@@ -1,0 +1,42 @@
+"""Which machine and which process this is, in terms that two members of a job can compare."""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import cache
+from pathlib import Path
+
+from psgc.errors import ConfigError
+
+
+@cache
+def host_id() -> str:
+    """The same for two processes that can share memory and see each other's pids: boot id, network and pid namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return "/".join([boot, *(str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "pid"))])
+
+
+def pid_started(pid: int) -> int:
+    """When the process started, in clock ticks since boot; 0 if there is no such process. Tells a reused pid from the old one."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    state, *rest = stat.rpartition(")")[2].split()
+    return 0 if state in "ZX" else int(rest[18])  # a zombie is dead to its peers
+
+
+def process_alive(pid: int, started: int) -> bool:
+    """Whether the process that started at ``started`` still runs. For pids of this host's pid namespace."""
+    return pid_started(pid) == started
+
+
+def local_address_for(remote: str) -> str:
+    """The address of this machine that ``remote`` would see. Raises ConfigError if the name does not resolve."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((remote, 9))  # sends nothing; only picks a route
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"DMLC_PS_ROOT_URI={remote!r} cannot be reached or resolved ({error}); give an address of the scheduler") from None

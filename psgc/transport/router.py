@@ -1,0 +1,55 @@
+"""The bound end of many TCP connections, by ZeroMQ: scheduler and servers hear everybody here. Never drops silently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+
+from psgc.errors import PsgcError
+from psgc.transport.dealer import COPY_BELOW_BYTES, set_common_options
+
+
+class Router:
+    """One ROUTER socket. ``port`` is where it is bound. listening_fd: a socket that somebody else has bound and set to listen.
+
+    Raises PsgcError if the port is taken.
+    """
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str, dead_s: float, listening_fd: int = -1) -> None:
+        self.socket = context.socket(zmq.ROUTER)
+        set_common_options(self.socket, dead_s)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a member that reconnects is the same member
+        if listening_fd >= 0:
+            self.socket.setsockopt(zmq.USE_FD, listening_fd)
+        try:
+            self.socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.socket.close(0)
+            raise PsgcError(f"cannot listen on {endpoint}: {error}; is another job using the port, or is the address another machine's?") from None
+        self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+    def send(self, identity: bytes, frames: list[Any]) -> bool:
+        """Send to one peer; False if it is not connected now. Large frames are not copied and must stay as they are."""
+        try:
+            self.socket.send(identity, zmq.SNDMORE)
+            for frame in frames[:-1]:
+                self.socket.send(frame, zmq.SNDMORE)
+            self.socket.send(frames[-1], copy=len(frames[-1]) < COPY_BELOW_BYTES)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        return True
+
+    def receive(self) -> tuple[bytes, list[Any]] | None:
+        """The next message: sender's identity, and frames that own their bytes. None if there is none."""
+        try:
+            identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return identity.bytes, frames
+
+    def close(self, linger_ms: int = 0) -> None:
+        self.socket.close(linger_ms)
