@@ -41,7 +41,9 @@ def serve(config: Config) -> int:
     config.require_cluster()
     server = Server(config)
     stop = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
-    before = {number: signal.signal(number, lambda n, _: server.mailbox.put(server.told_to_stop, stop[signal.Signals(n)])) for number in stop}
+    before = {
+        number: signal.signal(number, lambda n, _: server.mailbox.put(server.told_to_stop, stop[signal.Signals(n)])) for number in stop
+    }
     try:
         return server.run()
     finally:
@@ -288,7 +290,9 @@ class Server:
         if not self._scheduler_up and now - self._down_since > config.silence_s:
             self._end(1, f"server {self._state.index}: the scheduler at {config.root_endpoint} is gone; look at its log for why it ended")
         elif now - self._heard > config.dead_s:
-            self._end(1, f"server {self._state.index}: the scheduler at {config.root_endpoint} has said nothing for {now - self._heard:.0f} s")
+            self._end(
+                1, f"server {self._state.index}: the scheduler at {config.root_endpoint} has said nothing for {now - self._heard:.0f} s"
+            )
 
     def _await_admission(self, now: float) -> None:
         config = self.config
@@ -321,5 +325,3 @@ class Server:
 
 def _threads(config: Config) -> int:
     return config.server_threads or max(1, min(4, os.cpu_count() or 1))
-
-

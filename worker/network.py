@@ -163,7 +163,7 @@ class Network(threading.Thread):
                 if now >= next_tick:
                     self._tick(now)
                     next_tick = now + TICK_S
-        except BaseException as error:  # noqa: BLE001 - the trainer must hear of it, whatever it is
+        except BaseException as error:
             logger.debug("network thread", exc_info=True)
             text = str(error) if isinstance(error, PsgcError) else f"network thread: {type(error).__name__}: {error}"
             self.failed(f"rank {self._rank_text()}: {text}")

@@ -39,4 +39,6 @@ def local_address_for(remote: str) -> str:
             probe.connect((remote, 9))  # sends nothing; only picks a route
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise ConfigError(f"DMLC_PS_ROOT_URI={remote!r} cannot be reached or resolved ({error}); give an address of the scheduler") from None
+        raise ConfigError(
+            f"DMLC_PS_ROOT_URI={remote!r} cannot be reached or resolved ({error}); give an address of the scheduler"
+        ) from None

@@ -27,7 +27,9 @@ class Router:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.socket.close(0)
-            raise PsgcError(f"cannot listen on {endpoint}: {error}; is another job using the port, or is the address another machine's?") from None
+            raise PsgcError(
+                f"cannot listen on {endpoint}: {error}; is another job using the port, or is the address another machine's?"
+            ) from None
         self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def send(self, identity: bytes, frames: list[Any]) -> bool:

@@ -1,0 +1,35 @@
+"""What the scheduler's state machines ask the loop to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psgc.wire.frames import Header
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a control message to one peer (its connection's identity)."""
+
+    peer: bytes
+    header: Header
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One line for people. level: as in the logging module."""
+
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The scheduler's process ends with this status, for this reason."""
+
+    status: int
+    reason: str
+
+
+Action = Send | Log | End

@@ -1,0 +1,101 @@
+"""The scheduler's process: one ROUTER, one state machine, a clock."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from typing import Any
+
+import zmq
+
+from psgc.config import Config
+from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.mailbox import Mailbox
+from psgc.scheduler.actions import Action, End, Log, Send
+from psgc.scheduler.membership import Membership
+from psgc.transport.dealer import message_of
+from psgc.transport.host import host_id, process_alive
+from psgc.transport.router import Router
+from psgc.wire.frames import pack_header
+from psgc.wire.messages import Register
+
+logger = logging.getLogger(__name__)
+
+
+def serve(config: Config) -> int:
+    """Keep one job together to its end. Returns the exit status; why a job failed is the last line logged."""
+    config.require_cluster()
+    context: zmq.Context[Any] = zmq.Context()
+    host = config.root_host if config.scheduler_fd >= 0 else "*"
+    try:
+        router = Router(context, f"tcp://{host}:{config.root_port}", config.dead_s, config.scheduler_fd)
+    except PsgcError as error:
+        context.destroy(0)
+        raise PsgcError(f"scheduler: {error}") from None
+    loop = _Loop(config, router)
+    names = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
+    before = {n: signal.signal(n, lambda number, _: loop.mailbox.put(loop.stop, names[signal.Signals(number)])) for n in names}
+    try:
+        return loop.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        router.close(linger_ms=1000)
+        context.destroy(linger=1000)
+
+
+def _alive(register: Register) -> bool | None:
+    return process_alive(register.pid, register.pid_started) if register.host == host_id() else None
+
+
+class _Loop:
+    def __init__(self, config: Config, router: Router) -> None:
+        self.mailbox = Mailbox()
+        self._config, self._router = config, router
+        self._end: End | None = None
+        self._state = Membership(
+            config.nodes, config.servers, config.job, config.token, time.monotonic(), _alive, config.silence_s, config.dead_s,
+            config.register_timeout_s, config.step_timeout_s,
+        )  # fmt: skip
+
+    def run(self) -> int:
+        poller = zmq.Poller()
+        poller.register(self._router.socket, zmq.POLLIN)
+        poller.register(self.mailbox.fileno(), zmq.POLLIN)
+        next_tick = time.monotonic()
+        while self._end is None:
+            poller.poll(max(0, int((next_tick - time.monotonic()) * 1000) + 1))
+            for call, args in self.mailbox.drain():
+                call(*args)
+            self._hear()
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + self._config.heartbeat_s
+                self._apply(self._state.tick(now))
+        if self._end.reason:
+            logger.error("job failed: %s", self._end.reason)
+        return self._end.status
+
+    def stop(self, why: str) -> None:
+        self._apply(self._state.abort(f"the scheduler was ended by {why}", time.monotonic()))
+
+    def _hear(self) -> None:
+        while self._end is None and (received := self._router.receive()) is not None:
+            identity, frames = received
+            try:
+                header, payload = message_of(frames)
+            except RemoteProtocolError as error:
+                logger.warning("message dropped peer=%r reason=%s", identity, error)
+                continue
+            body = b"" if payload is None else payload.tobytes()
+            self._apply(self._state.receive(identity, header, body, time.monotonic()))
+
+    def _apply(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self._router.send(action.peer, [pack_header(action.header), *([action.body] if action.body else [])])
+            elif isinstance(action, Log):
+                logger.log(action.level, "%s", action.text)
+            elif self._end is None:
+                self._end = action
