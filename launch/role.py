@@ -1,0 +1,40 @@
+"""``python -m psgc.launch.role scheduler|server``: one process of the job's own, from the environment to its exit status."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from psgc.config import Config
+from psgc.errors import ConfigError, PsgcError
+from psgc.launch.logs import set_up_logging
+
+logger = logging.getLogger(__name__)
+
+
+def run_role(role: str) -> int:
+    """Serve as ``role`` until the job ends. A user's mistake is one line on stderr."""
+    try:
+        config = Config.from_env(role=role)
+        set_up_logging(config.log_level)
+        for note in config.notes:
+            logger.warning("%s", note)
+        logger.info("start %s", config)
+        if role == "scheduler":
+            from psgc.scheduler.loop import serve
+        else:
+            from psgc.server.loop import serve
+        return serve(config)
+    except PsgcError as error:
+        print(f"psgc {role}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def main() -> None:
+    if len(sys.argv) != 2 or sys.argv[1] not in ("scheduler", "server"):
+        sys.exit("usage: python -m psgc.launch.role scheduler|server")
+    sys.exit(run_role(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()
