@@ -1,0 +1,118 @@
+"""The session of a process that is alone: rank 0 of 1, where the mean or sum of one is itself.
+
+Nothing travels and no codec runs: the aggregate is the gradient as it is, whatever codec was named (its name is still checked).
+Owns the same checks as a real job's session, so that a script that works alone declares what it would declare in a job.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.config import Config
+from psgc.errors import JobFailed, NonFiniteError, UsageError
+from psgc.layout import Declaration, Layout, build_layout
+from psgc.worker.session import BucketBuffer, Session, Ticket
+
+
+class DoneTicket:
+    """A step that was over before its submission returned."""
+
+    __slots__ = ()
+    done = True
+
+
+class SoloSession(Session):
+    """See Session. ``submit`` loads and stores at once, in the calling thread."""
+
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._lock = threading.Lock()
+        self._declared: dict[str, tuple[Declaration, Layout]] = {}
+        self._error: JobFailed | None = None
+        self._closed = False
+        self._steps = 0
+
+    def declare(self, declaration: Declaration) -> Layout:
+        self.check()
+        with self._lock:
+            known = self._declared.get(declaration.name)
+            if known is None:
+                used = frozenset(declaration.used) if declaration.kind == "plan" else None
+                layout = build_layout(declaration, layout_id=len(self._declared), servers=1, used_by_all=used)
+                self._declared[declaration.name] = (declaration, layout)
+                return layout
+        if _fixed(known[0]) != _fixed(declaration):
+            raise UsageError(f"{declaration.name!r} was declared before with other tensors, codec or root; use another name")
+        return known[1]
+
+    def submit(
+        self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: bool = False,
+        rescale: float = 1.0,
+    ) -> Ticket:  # fmt: skip
+        self.check()
+        array = buffer.load()
+        if self.config.nonfinite == "raise" and not skip:
+            self._refuse_nonfinite(layout, bucket, array)
+        with self._lock:
+            self._steps += 1
+        buffer.store(skip)
+        return DoneTicket()
+
+    def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False) -> Ticket:
+        return self.submit(self.declare(declaration), 0, buffer, skip=skip)
+
+    def wait(self, tickets: Iterable[Ticket]) -> None:
+        self.check()
+
+    def barrier(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise UsageError("psgc has been shut down; call init() again first")
+
+    def fail(self, text: str) -> None:
+        self._error = JobFailed(text)
+
+    def residuals(self) -> dict[str, NDArray[Any]]:
+        return {}
+
+    def statistics(self) -> dict[str, int]:
+        return {"steps": self._steps, "payload_bytes": 0, "wire_bytes": 0, "resent": 0, "probes": 0}
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _refuse_nonfinite(self, layout: Layout, bucket: int, array: NDArray[Any]) -> None:
+        members = layout.buckets[bucket]
+        bad = _nonfinite(array, members.dtype)
+        if not bad.any():
+            return
+        element = int(bad.argmax())
+        for index in members.tensors:
+            element -= layout.tensors[index].numel
+            if element < 0:
+                raise NonFiniteError(f"tensor {layout.tensors[index].name!r} on rank 0 holds NaN or infinity (PSGC_NONFINITE=raise)")
+
+
+def _fixed(declaration: Declaration) -> tuple[object, ...]:
+    """What must stay the same when a name is declared again."""
+    return declaration.kind, declaration.tensors, declaration.codec, declaration.mean, declaration.root
+
+
+def _nonfinite(array: NDArray[Any], dtype: str) -> NDArray[np.bool_]:
+    if dtype == "bfloat16" and array.dtype == np.uint16:
+        return np.asarray((array & 0x7F80) == 0x7F80)
+    return ~np.isfinite(array) if array.dtype.kind == "f" else np.zeros(array.shape, np.bool_)
