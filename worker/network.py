@@ -191,7 +191,8 @@ class Network(threading.Thread):
             if event == "up":
                 self._apply(client.connected(server, time.monotonic()))
             else:
-                logger.warning("connection to server %d lost; it is re-made, and what was in flight is sent again", server)
+                if self._closing_since is None:
+                    logger.warning("connection to server %d lost; it is re-made, and what was in flight is sent again", server)
                 client.disconnected(server)
         try:
             for header, payload in link.receive():

@@ -1,0 +1,3 @@
+from psgc.launch.cli import main
+
+main()

@@ -1,0 +1,157 @@
+"""The command line ``psgc``: flags in, exit status out. Each verb imports what it needs, so that --help starts at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
+
+app = typer.Typer(
+    name="psgc", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Communication for data-parallel training on networks that are too slow for it.",
+)  # fmt: skip
+bench = typer.Typer(no_args_is_help=True, help="Measure this machine: kernels, pushpull.")
+app.add_typer(bench, name="bench")
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def main() -> None:
+    """Entry point of ``psgc``. A user's mistake is one line on stderr and status 2, a failed job status 1."""
+    try:
+        app(standalone_mode=True)
+    except (UsageError, ConfigError, CodecError) as error:
+        _refuse(error, 2)
+    except PsgcError as error:
+        _refuse(error, 1)
+
+
+def _refuse(error: PsgcError, status: int) -> NoReturn:
+    print(f"psgc: {error}", file=sys.stderr)
+    sys.exit(status)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False})
+def run(
+    context: typer.Context,
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
+    nodes: Annotated[int, typer.Option(help="Nodes that the workers are spread over (all on this machine).")] = 1,
+    codec: Annotated[str | None, typer.Option(help="Codec of DistributedOptimizer, e.g. int8 or onebit/int8.")] = None,
+    prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Prefix each line with its process.")] = True,
+) -> None:
+    """Run a whole job on this machine: scheduler, servers, and CMD once a worker.
+
+    Example: psgc run --workers 4 --codec onebit -- python train.py
+    """
+    from psgc.launch.run import run_job
+
+    command = [argument for i, argument in enumerate(context.args) if not (i == 0 and argument == "--")]
+    sys.exit(run_job(command, workers=workers, servers=servers, nodes=nodes, codec=codec, prefix=prefix))
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check that psgc can run here, and say how to mend what is wrong.
+
+    Example: psgc doctor --json
+    """
+    from psgc.launch.doctor import examine
+
+    report = examine()
+    if as_json:
+        print(json.dumps(report))
+    else:
+        rows = [
+            ["ok" if c["ok"] else "WRONG", c["name"], c["found"], c["wanted"], "" if c["ok"] else c["remedy"]] for c in report["checks"]
+        ]
+        _table(["", "check", "found", "wanted", "remedy"], rows)
+    sys.exit(0 if report["ok"] else 1)
+
+
+@app.command()
+def codecs(as_json: Json = False) -> None:
+    """List the codecs, their parameters and what they save.
+
+    Example: psgc codecs
+    """
+    from psgc.codecs.catalogue import catalogue
+
+    entries = catalogue()
+    if as_json:
+        print(json.dumps(entries))
+        return
+    rows = [
+        [e["canonical"], _parameters(e["parameters"]), f"{e['ratio_fp32']:.1f}x", f"{e['ratio_bf16']:.1f}x", *_properties(e)]
+        for e in entries
+    ]  # fmt: skip
+    _table(["codec", "parameters", "over fp32", "over bf16", "unbiased", "feedback", "additive"], rows)
+
+
+@bench.command()
+def kernels(
+    numel: Annotated[int, typer.Option(help="Elements.")] = 1 << 24,
+    codec: Annotated[list[str] | None, typer.Option(help="Codec; give it several times for several. Default: all.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Time every codec's encode, decode and server kernels against memcpy; wrong kernels are not timed.
+
+    Example: psgc bench kernels --numel 1048576 --codec onebit
+    """
+    from psgc.launch.bench_kernels import bench_kernels
+
+    result = bench_kernels(numel, codec or None, device)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"memcpy {result['memcpy_gbps']:.2f} GB/s")
+    rows = [
+        [r["codec"], r["op"], f"{r['numel']:,}", str(r["threads"]), f"{r['gbps']:.2f}", f"{r['ns_per_element']:.3f}", f"{r['ratio_to_memcpy']:.2f}"]
+        for r in result["codecs"]
+    ]  # fmt: skip
+    _table(["codec", "op", "numel", "threads", "GB/s", "ns/element", "x memcpy"], rows)
+
+
+@bench.command()
+def pushpull(
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
+    nbytes: Annotated[int, typer.Option("--bytes", help="Bytes of fp32.")] = 25_000_000,
+    codec: Annotated[str, typer.Option(help="Codec.")] = "none",
+    transport: Annotated[str, typer.Option(help="auto, tcp or shm.")] = "auto",
+    rounds: Annotated[int, typer.Option(help="Rounds timed.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Time push_pull between real processes on this machine, gloo's all-reduce beside it; the sums are checked first.
+
+    Example: psgc bench pushpull --workers 2 --servers 1 --bytes 25000000 --transport tcp
+    """
+    from psgc.launch.bench_pushpull import bench_pushpull
+
+    result = bench_pushpull(workers, servers, nbytes, codec, transport, rounds)
+    if as_json:
+        print(json.dumps(result))
+    else:
+        _table(["", ""], [[key, f"{value:.2f}" if isinstance(value, float) else str(value)] for key, value in result.items()])
+
+
+def _properties(entry: dict[str, Any]) -> list[str]:
+    return ["yes" if entry[name] else "no" for name in ("unbiased", "feedback", "additive")]
+
+
+def _parameters(parameters: Any) -> str:
+    return ", ".join(f"{k}={v}" for k, v in parameters.items()) if isinstance(parameters, dict) else str(parameters)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
