@@ -1,0 +1,133 @@
+"""This process's membership of the job: entering, leaving, and who it is. Owns the current session and what happens when the script dies.
+
+Must not know tensors: ``push_pull``, ``broadcast`` and ``optimizer`` build on ``current_session``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from types import TracebackType
+
+from psgc.config import Config
+from psgc.errors import JobFailed, PsgcError, UsageError
+from psgc.worker.connect import open_session
+from psgc.worker.session import Session
+
+logger = logging.getLogger(__name__)
+
+_session: Session | None = None
+_owner_pid = 0  # a forked child (a data loader's) inherits the session but must neither use nor end it
+_prepared = False
+
+
+def init(lazy: bool = True) -> None:
+    """Join the job that the environment describes (docs/env.md), or be alone where it describes none.
+
+    Returns once every member is there. Again while joined: does nothing; after ``shutdown``: joins anew. ``lazy`` is accepted for
+    BytePS's sake and has no effect. Python's thread switch interval becomes PSGC_SWITCH_INTERVAL (default 0.5 ms), so that the network
+    thread gets its turn beside a busy main thread.
+    Raises ConfigError, or JobFailed saying who is missing.
+    """
+    global _session, _owner_pid
+    if is_initialized():
+        return
+    config = Config.from_env()
+    _set_up_logging(config)
+    logger.info("configuration %s", config)
+    for note in config.notes:
+        logger.warning("%s", note)
+    sys.setswitchinterval(config.switch_interval_s)
+    _prepare_for_the_end()
+    _session, _owner_pid = open_session(config), os.getpid()
+
+
+def shutdown() -> None:
+    """Leave the job in order; runs by itself at exit. Does nothing where not joined."""
+    global _session
+    if is_initialized():
+        session, _session = current_session(), None
+        session.close()
+
+
+def is_initialized() -> bool:
+    """Whether this process has joined and not left."""
+    return _session is not None and _owner_pid == os.getpid()
+
+
+def current_session() -> Session:
+    """The session under all of psgc.torch. Raises UsageError before ``init``."""
+    if _session is None or not is_initialized():
+        raise UsageError("psgc is not initialized in this process; call psgc.torch.init() first")
+    return _session
+
+
+def rank() -> int:
+    """This worker's number in the job, from 0."""
+    return current_session().rank
+
+
+def size() -> int:
+    """Workers in the job."""
+    return current_session().size
+
+
+def local_rank() -> int:
+    """This worker's number on its node, from 0."""
+    return current_session().local_rank
+
+
+def local_size() -> int:
+    """Workers on this node."""
+    return current_session().local_size
+
+
+def barrier() -> None:
+    """Wait until every worker has called it as often as this one."""
+    current_session().barrier()
+
+
+def _set_up_logging(config: Config) -> None:
+    """Obey PSGC_LOG_LEVEL; write to stderr only where the script has set up no logging."""
+    root = logging.getLogger("psgc")
+    root.setLevel(config.log_level.upper())
+    if not root.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root.addHandler(handler)
+
+
+def _prepare_for_the_end() -> None:
+    global _prepared
+    if _prepared:
+        return
+    _prepared = True
+    atexit.register(shutdown)
+    previous = sys.excepthook
+
+    def on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _tell_the_others(error)
+        if isinstance(error, PsgcError):
+            sys.stderr.write(f"psgc: {_one_line(error)}\n")
+        else:
+            previous(kind, error, trace)
+
+    sys.excepthook = on_uncaught
+
+
+def _tell_the_others(error: BaseException) -> None:
+    """This script is about to die: every other rank's next call shall say why. A failed job is no news to them."""
+    if not is_initialized() or isinstance(error, JobFailed):
+        return
+    session = current_session()
+    name = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
+    try:
+        session.fail(f"rank {session.rank} ended with {name}{_one_line(error)}")
+    except Exception as second:  # noqa: BLE001 - the first error is what must be seen
+        logger.warning("could not tell the other ranks: %s", second)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
