@@ -48,9 +48,9 @@ OUT_F32: Final = types.Array(types.float32, 1, "C")
 _cache_setting = threading.Lock()
 
 
-def primitive(function: Function) -> Function:
+def primitive(function: Callable[..., Any]) -> Any:
     """Mark a code generator as an instruction that kernels and helpers can call."""
-    return cast("Function", _numba.extending.intrinsic(function))
+    return _numba.extending.intrinsic(function)
 
 
 def helper(function: Function) -> Function:
@@ -66,10 +66,10 @@ def chosen_by_type(stub: Callable[..., Any]) -> Callable[[Function], Function]:
     return cast("Callable[[Function], Function]", _numba.extending.overload(stub, jit_options=SETTINGS, strict=False))
 
 
-def kernel(signature: Any) -> Callable[[Function], Function]:
+def kernel(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function for ``signature`` now, or load it from the cache. Later calls with other types raise TypeError."""
 
-    def build(function: Function) -> Function:
+    def build(function: Callable[..., Any]) -> Any:
         dispatcher = _numba.njit(**SETTINGS)(function)
         folder = _cache_folder(sys.modules[function.__module__].__file__ or "")
         if folder is not None:
@@ -77,7 +77,7 @@ def kernel(signature: Any) -> Callable[[Function], Function]:
                 dispatcher.enable_caching()
         dispatcher.compile(signature)
         dispatcher.disable_compile()
-        return cast("Function", dispatcher)
+        return dispatcher
 
     return build
 

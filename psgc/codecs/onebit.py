@@ -1,0 +1,300 @@
+"""The `onebit` codec: the sign of every element, and one scale, mean |p|, for each block of 4096.
+
+| offset        | type                          | meaning                                                             |
+|---------------|-------------------------------|---------------------------------------------------------------------|
+| 0             | f32 [ceil(numel / 4096)]      | mean |p| of each block, finite, >= 0                                |
+| 4 * blocks    | u8 [ceil(numel / 8)]          | signs, least significant bit first, 1 = p < 0; pad bits are zero    |
+
+Owns these bytes. Zeros of either sign count as positive. The mean is summed in float32 in 128 lanes: lane j adds elements j,
+j + 128, j + 256, ... in turn, then lanes j and j + 64, j and j + 32, ... are added until one is left, which is divided by the
+block's length. Only if that sum of finite values overflows is it taken again over |p| / 8192. A block with NaN or infinity has scale 0.
+Source: Karimireddy et al. 2019 (EF-SignSGD), Algorithm 2, with the scale ||p||_1 / n taken per block; Seide et al. 2014.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numba import types
+
+from psgc.codecs.bits import add_signed_sum, negative_mask, set_signed_sum, view_f32, view_u32, view_u64
+from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream
+from psgc.codecs.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
+from psgc.codecs.floats import MAX_PAYLOADS, define_sum, eight
+from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, helper, kernel
+from psgc.codecs.parameters import read_switch, with_defaults
+from psgc.errors import PayloadError
+
+LANES: Final = 128
+MAX_F32: Final = np.finfo(np.float32).max
+_SHRINK: Final = np.float32(2.0**-13)  # 4096 values of any finite size then add up without overflow
+_GROW: Final = np.float32(2.0**13)
+_WORDS: Final = BLOCK // 32
+
+
+def define_lane_sum(magnitudes: F32) -> np.float32:
+    """Sum of at most 4096 values in the documented order."""
+    padded = np.zeros(-(-magnitudes.size // LANES) * LANES, np.float32)
+    padded[: magnitudes.size] = magnitudes
+    lanes = np.zeros(LANES, np.float32)
+    for row in padded.reshape(-1, LANES):
+        lanes = lanes + row
+    while lanes.size > 1:
+        lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
+    return np.float32(lanes[0])
+
+
+def define_scale(block: F32) -> np.float32:
+    """mean |p| of one block; 0 if any element is NaN or infinite."""
+    if not np.isfinite(block).all():
+        return np.float32(0)
+    with np.errstate(over="ignore"):
+        total, count = define_lane_sum(np.abs(block)), np.float32(block.size)
+        if total <= MAX_F32:
+            return np.float32(total / count)
+        return min(define_lane_sum(np.abs(block) * _SHRINK) / count * _GROW, MAX_F32)
+
+
+def define_encode(p: F32) -> bytes:
+    """Payload of p."""
+    scales = [define_scale(p[start : start + BLOCK]) for start in range(0, p.size, BLOCK)]
+    return np.array(scales, np.float32).tobytes() + np.packbits(p < 0, bitorder="little").tobytes()
+
+
+def define_decode(payload: bytes, numel: int) -> F32:
+    """Elements of a payload."""
+    blocks = -(-numel // BLOCK)
+    scales = np.repeat(np.frombuffer(payload, np.float32, blocks), BLOCK)[:numel]
+    signs = np.unpackbits(np.frombuffer(payload, np.uint8, offset=4 * blocks), count=numel, bitorder="little")
+    return np.where(signs == 1, -scales, scales)
+
+
+def define_fold(payloads: Sequence[bytes], numel: int, acc: F32 | None) -> F32:
+    """The payloads' left-to-right sum, added to ``acc`` where there is one."""
+    return np.asarray(define_sum([define_decode(payload, numel) for payload in payloads], acc), np.float32)
+
+
+@helper
+def _lane_sum(p: Any, size: Any, factor: Any, lanes: Any) -> Any:
+    """Sum of factor * |p|; size is a multiple of LANES, p is zero beyond the block."""
+    lanes[:] = np.float32(0)
+    for start in range(0, size, LANES):
+        row = p[start : start + LANES]
+        for j in range(LANES):
+            lanes[j] += abs(row[j]) * factor
+    width = LANES // 2
+    while width > 0:
+        low, high = lanes[:width], lanes[width : 2 * width]
+        for j in range(width):
+            low[j] += high[j]
+        width //= 2
+    return lanes[0]
+
+
+@helper
+def _scale(p: Any, count: Any, padded: Any, lanes: Any) -> Any:
+    """mean |p|, or NaN if an element is not finite."""
+    total = _lane_sum(p, padded, np.float32(1), lanes)
+    if total <= MAX_F32:
+        return total / np.float32(count)
+    for i in range(count):
+        if not abs(p[i]) <= MAX_F32:
+            return np.float32(np.nan)
+    return min(_lane_sum(p, padded, _SHRINK, lanes) / np.float32(count) * _GROW, MAX_F32)
+
+
+@helper
+def _write_block(p: Any, count: Any, lanes: Any, scale_out: Any, signs: Any) -> Any:
+    """Write the block's scale and its ceil(count / 8) sign bytes; returns whether all of p is finite. p has room for BLOCK."""
+    padded = -(-count // LANES) * LANES
+    p[count:padded] = np.float32(0)
+    scale = _scale(p, count, padded, lanes)
+    finite = scale <= MAX_F32
+    scale_out[0] = scale if finite else np.float32(0)
+    whole = count // 64
+    words = view_u64(signs, 0, whole)
+    for i in range(whole):
+        words[i] = negative_mask(p, 64 * i)
+    if count % 64:
+        last = negative_mask(p, 64 * whole)
+        for i in range(8 * whole, -(-count // 8)):
+            signs[i] = np.uint8(last & np.uint64(0xFF))
+            last >>= np.uint64(8)
+    return finite
+
+
+@helper
+def _signs_of(payload: Any, numel: Any, start: Any, count: Any) -> Any:
+    """The sign bytes of ``count`` elements from ``start`` on, a multiple of 8."""
+    first = 4 * (-(-numel // BLOCK)) + start // 8
+    return payload[first : first + -(-count // 8)]
+
+
+@helper
+def _scale_of(payload: Any, start: Any) -> Any:
+    return view_f32(payload, 4 * (start // BLOCK), 1)[0]
+
+
+@helper
+def _read_block(payload: Any, numel: Any, start: Any, out: Any) -> None:
+    """out <- the elements from ``start`` on, at most a block of them."""
+    scale, signs = _scale_of(payload, start), _signs_of(payload, numel, start, out.size)
+    words = view_u32(signs, 0, out.size // 32)
+    for i in range(words.size):
+        set_signed_sum(out, 32 * i, (words[i],), (scale,))
+    for i in range(32 * words.size, out.size):
+        out[i] = -scale if (signs[i // 8] >> (i % 8)) & 1 else scale
+
+
+@helper
+def _add_block(payload: Any, numel: Any, start: Any, total: Any) -> None:
+    """total += one payload's elements from ``start`` on, at most a block of them."""
+    scale, signs = _scale_of(payload, start), _signs_of(payload, numel, start, total.size)
+    words = view_u32(signs, 0, total.size // 32)
+    for i in range(words.size):
+        add_signed_sum(total, 32 * i, (words[i],), (scale,))
+    for i in range(32 * words.size, total.size):
+        total[i] += -scale if (signs[i // 8] >> (i % 8)) & 1 else scale
+
+
+@helper
+def _fold_four(payloads: Any, numel: Any, start: Any, total: Any, fresh: Any) -> None:
+    """total becomes, or grows by, four payloads' elements of one whole block, left to right in registers."""
+    a, b, c, d = payloads
+    wa, wb = view_u32(_signs_of(a, numel, start, BLOCK), 0, _WORDS), view_u32(_signs_of(b, numel, start, BLOCK), 0, _WORDS)
+    wc, wd = view_u32(_signs_of(c, numel, start, BLOCK), 0, _WORDS), view_u32(_signs_of(d, numel, start, BLOCK), 0, _WORDS)
+    scales = (_scale_of(a, start), _scale_of(b, start), _scale_of(c, start), _scale_of(d, start))
+    if fresh:
+        for i in range(_WORDS):
+            set_signed_sum(total, 32 * i, (wa[i], wb[i], wc[i], wd[i]), scales)
+    else:
+        for i in range(_WORDS):
+            add_signed_sum(total, 32 * i, (wa[i], wb[i], wc[i], wd[i]), scales)
+
+
+@helper
+def _fold_block(payloads: Any, count: Any, numel: Any, start: Any, total: Any) -> None:
+    """total <- sum of the first ``count`` payloads' elements from ``start`` on, four at a time while there are four."""
+    done = 0
+    if total.size == BLOCK:
+        while count - done >= 4:
+            four = (payloads[done], payloads[done + 1], payloads[done + 2], payloads[done + 3])
+            _fold_four(four, numel, start, total, done == 0)
+            done += 4
+    for k in range(done, count):
+        if k == 0:
+            _read_block(payloads[0], numel, start, total)
+        else:
+            _add_block(payloads[k], numel, start, total)
+
+
+@kernel(BOOL(IN_F32, IN_F32, SCALAR_F32, OUT_BYTES))
+def _encode(grad: Any, residual: Any, rescale: Any, out: Any) -> bool:
+    p, lanes = np.empty(BLOCK, np.float32), np.empty(LANES, np.float32)
+    scales = view_f32(out, 0, -(-grad.size // BLOCK))
+    finite = True
+    for block in range(scales.size):
+        start = block * BLOCK
+        g = grad[start : start + BLOCK]
+        corrected_block(g, residual[start : start + BLOCK], rescale, p[: g.size])
+        finite &= _write_block(p, g.size, lanes, scales[block : block + 1], _signs_of(out, grad.size, start, g.size))
+    return finite
+
+
+@kernel(BOOL(IN_F32, I64, I64, SCALAR_F32, IN_F32, OUT_F32, SCALAR_F32, OUT_BYTES))
+def _finish(acc: Any, numel: Any, lo: Any, divisor: Any, residual: Any, residual_out: Any, rescale: Any, out: Any) -> bool:
+    p, lanes = np.empty(BLOCK, np.float32), np.empty(LANES, np.float32)
+    scales = view_f32(out, 0, -(-numel // BLOCK))
+    finite = True
+    for start in range(0, acc.size, BLOCK):
+        a, block = acc[start : start + BLOCK], (lo + start) // BLOCK
+        mean_corrected_block(a, divisor, residual[start : start + BLOCK], rescale, p[: a.size])
+        signs = _signs_of(out, numel, lo + start, a.size)
+        finite &= _write_block(p, a.size, lanes, scales[block : block + 1], signs)
+        kept = residual_out[start : start + BLOCK]
+        if kept.size:
+            _read_block(out, numel, lo + start, kept)
+            for i in range(kept.size):
+                kept[i] = p[i] - kept[i]
+    return finite
+
+
+@kernel(types.void(IN_BYTES, I64, I64, OUT_F32))
+def _decode(payload: Any, numel: Any, lo: Any, out: Any) -> None:
+    for start in range(0, out.size, BLOCK):
+        _read_block(payload, numel, lo + start, out[start : start + BLOCK])
+
+
+@kernel(types.void(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, I64, OUT_F32, BOOL))
+def _fold(
+    a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, numel: Any, lo: Any, acc: Any, fresh: Any
+) -> None:  # fmt: skip
+    scratch = np.empty(BLOCK, np.float32)
+    for start in range(0, acc.size, BLOCK):
+        block = acc[start : start + BLOCK]
+        total = block if fresh else scratch[: block.size]
+        _fold_block((a, b, c, d, e, f, g, h), count, numel, lo + start, total)
+        if not fresh:
+            for i in range(block.size):
+                block[i] += total[i]
+
+
+@kernel(types.void(IN_BYTES, I64, I64, IN_F32, OUT_F32, SCALAR_F32))
+def _commit(payload: Any, numel: Any, lo: Any, grad: Any, residual: Any, rescale: Any) -> None:
+    sent = np.empty(BLOCK, np.float32)
+    for start in range(0, grad.size, BLOCK):
+        g, r = grad[start : start + BLOCK], residual[start : start + BLOCK]
+        m = sent[: g.size]
+        _read_block(payload, numel, lo + start, m)
+        for i in range(g.size):
+            r[i] = (g[i] + rescale * r[i]) - m[i]
+
+
+class OneBitCodec(FeedbackCodec):
+    """1.008 bits an element."""
+
+    name = "onebit"
+    codec_id = 4
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
+        return cls(dtype, ef=read_switch(cls, "ef", with_defaults(cls, parameters)["ef"]))
+
+    def payload_bound(self, numel: int) -> int:
+        return 4 * -(-numel // BLOCK) + -(-numel // 8)
+
+    def validate(self, payload: Bytes, numel: int) -> None:
+        if payload.size != (expected := self.payload_bound(numel)):
+            raise PayloadError(f"onebit payload of {numel} elements takes {expected} bytes, got {payload.size}")
+        check_scales(self.name, payload[: 4 * -(-numel // BLOCK)])
+        if numel % 8 and payload[-1] >> numel % 8:
+            raise PayloadError(f"onebit payload of {numel} elements has pad bits set in its last byte {payload[-1]:#04x}")
+
+    def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
+        finite = _encode(grad, NO_RESIDUAL if residual is None else residual, rescale, out)
+        return Encoded(self.payload_bound(grad.size), not finite)
+
+    def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
+        _decode(payload, numel, lo, out)
+
+    def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
+        _fold(*eight(payloads), len(payloads), numel, lo, acc, fresh)
+
+    def finish(
+        self, acc: Array, numel: int, lo: int, hi: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> Encoded:  # fmt: skip
+        old, new = NO_RESIDUAL if residual is None else residual, NO_RESIDUAL if residual_out is None else residual_out
+        finite = _finish(acc, numel, lo, divisor, old, new, rescale, out)
+        return Encoded(self.payload_bound(numel), not finite)
+
+    def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
+        _commit(payload, numel, lo, grad, residual, rescale)
+
+
+def check_scales(name: str, scales: Bytes) -> None:
+    """Raise PayloadError unless all of these float32 bytes are finite and >= 0."""
+    if (scales.view(np.uint32) > np.float32(MAX_F32).view(np.uint32)).any():  # negative, infinite and NaN bits all lie above
+        raise PayloadError(f"{name} payload holds a scale that is negative or not finite")
