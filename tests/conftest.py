@@ -1,0 +1,155 @@
+"""Jobs of real processes for tests: started one by one, so that a test can leave one out, kill one, or give one another environment."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JOBS = Path(__file__).parent / "jobs"
+LIMITS = {  # low, so that a failure shows within seconds; what is asserted is what is said, never how long it took
+    "PSGC_HEARTBEAT_S": "0.3",
+    "PSGC_SILENCE_S": "1",
+    "PSGC_DEAD_S": "4",
+    "PSGC_REGISTER_TIMEOUT_S": "6",
+    "PSGC_STEP_TIMEOUT_S": "6",
+    "PSGC_ABORT_GRACE_S": "3",
+}
+HANG_S = 60.0  # a process that has not ended by then hangs
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Process:
+    name: str
+    popen: subprocess.Popen[str]
+    text: str = ""
+
+    def end(self) -> int:
+        """Wait for it; everything it said is then in ``text``."""
+        try:
+            self.text += self.popen.communicate(timeout=HANG_S)[0]
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.text += self.popen.communicate()[0]
+            pytest.fail(f"{self.name} hangs; it said:\n{self.text}")
+        return self.popen.returncode
+
+    def kill(self) -> None:
+        self.popen.send_signal(signal.SIGKILL)
+
+    @property
+    def last_line(self) -> str:
+        lines = self.text.strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+@dataclass
+class Job:
+    """A job under construction. Members start as they are asked for; nothing is left when the test ends."""
+
+    nodes: int = 2
+    servers: int = 1
+    env: dict[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    processes: list[Process] = field(default_factory=list)
+    job_id: str = field(default_factory=lambda: str(secrets.randbits(62) | 1))
+
+    def start(self, name: str, command: list[str], **env: str) -> Process:
+        full = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "BYTEPS_", "PSGC_"))}
+        full.update(LIMITS)
+        full.update(
+            DMLC_NUM_WORKER=str(self.nodes), DMLC_NUM_SERVER=str(self.servers), DMLC_PS_ROOT_URI="127.0.0.1",
+            DMLC_PS_ROOT_PORT=str(self.port), BYTEPS_FORCE_DISTRIBUTED="1", PSGC_JOB=self.job_id, PSGC_TOKEN="secret", OMP_NUM_THREADS="1",
+        )  # fmt: skip
+        full.update(self.env)
+        full.update(env)
+        popen = subprocess.Popen(
+            command, env=full, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        process = Process(name, popen)
+        self.processes.append(process)
+        return process
+
+    def scheduler(self, **env: str) -> Process:
+        return self.start("scheduler", [sys.executable, "-m", "psgc.launch.role", "scheduler"], **env)
+
+    def server(self, index: int = 0, **env: str) -> Process:
+        env = {"DMLC_SERVER_ID": str(index), **env}
+        return self.start(f"server {index}", [sys.executable, "-m", "psgc.launch.role", "server"], **env)
+
+    def worker(self, node: int, *arguments: str, job: str = "sums.py", **env: str) -> Process:
+        env = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node), **env}
+        return self.start(f"worker {node}", [sys.executable, str(JOBS / job), *arguments], **env)
+
+    def whole(self, *arguments: str, job: str = "sums.py", **env: str) -> list[Process]:
+        """Scheduler, all servers, all workers; returns the workers."""
+        self.scheduler(**env)
+        for index in range(self.servers):
+            self.server(index, **env)
+        return [self.worker(node, *arguments, job=job, **env) for node in range(self.nodes)]
+
+    def end(self) -> dict[str, int]:
+        """Wait for everyone; exit statuses by name."""
+        return {process.name: process.end() for process in self.processes}
+
+    def text(self) -> str:
+        return "\n".join(f"--- {p.name}: status {p.popen.returncode}\n{p.text}" for p in self.processes)
+
+    def clean_up(self) -> None:
+        for process in self.processes:
+            if process.popen.poll() is None:
+                os.killpg(process.popen.pid, signal.SIGKILL)
+                process.popen.wait()
+            if process.popen.stdout is not None:
+                process.popen.stdout.close()
+
+
+@pytest.fixture
+def make_job() -> Iterator[Callable[..., Job]]:
+    """Builds Jobs; whatever is left of them is killed at the test's end, and it is an error if something could not be."""
+    jobs: list[Job] = []
+
+    def make(**fields: Any) -> Job:
+        job = Job(**fields)
+        jobs.append(job)
+        return job
+
+    yield make
+    for job in jobs:
+        job.clean_up()
+    for job in jobs:
+        assert not remains(job.job_id), f"processes left behind: {remains(job.job_id)}"
+
+
+def remains(job_id: str, patience_s: float = 5.0) -> list[int]:
+    """Processes that still carry the job's id in their environment."""
+    wanted = f"PSGC_JOB={job_id}".encode()
+    deadline = time.monotonic() + patience_s
+    while True:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
