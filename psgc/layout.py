@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from psgc.codecs import BLOCK, CodecPair, parse_pair
-from psgc.errors import LayoutMismatch, PsgcError
+from psgc.errors import LayoutMismatch, PsgcError, RemoteProtocolError
+from psgc.wire.messages import ErrorCode, decode_json, parse_record
 
 # Below this the header and the system call cost more than the payload.
 MIN_PART_PAYLOAD_BYTES: Final = 64 << 10
@@ -67,12 +68,31 @@ class Declaration:
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Declaration:
-        tensors = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in body["tensors"])
-        return cls(
-            name=str(body["name"]), kind=body["kind"], tensors=tensors, codec=str(body["codec"]), mean=bool(body["mean"]),
-            root=int(body["root"]), order=tuple(body["order"]), used=tuple(body["used"]), part_bytes=int(body["part_bytes"]),
-            fuse_bytes=int(body["fuse_bytes"]), min_compress_bytes=int(body["min_compress_bytes"]),
-        )  # fmt: skip
+        """Raises RemoteProtocolError for what no rank would declare."""
+        tensors = _tensors(body)
+        declaration = replace(parse_record(cls, {**body, "tensors": []}), tensors=tensors)
+        known = range(len(tensors))
+        if declaration.kind not in get_args(LayoutKind):
+            raise _malformed(f"kind {declaration.kind!r}")
+        if not set(declaration.order).union(declaration.used).issubset(known) or len(set(declaration.order)) < len(declaration.order):
+            raise _malformed(f"order or used names tensors that are not among the {len(tensors)}, or twice")
+        if min(declaration.part_bytes - 1, declaration.fuse_bytes, declaration.min_compress_bytes, declaration.root) < 0:
+            raise _malformed("a size or the root is negative")
+        return declaration
+
+
+def _tensors(body: dict[str, Any]) -> tuple[TensorSpec, ...]:
+    tensors = body.get("tensors")
+    if not isinstance(tensors, list):
+        raise _malformed(f"tensors is {tensors!r:.80}")
+    specs = tuple(parse_record(TensorSpec, tensor) for tensor in tensors)
+    if any(extent < 0 for spec in specs for extent in spec.shape):
+        raise _malformed("a shape is negative")
+    return specs
+
+
+def _malformed(what: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"declaration or layout: {what}; expected what psgc of this version sends", ErrorCode.MALFORMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +147,27 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Layout:
-        body = json.loads(text)
-        tensors = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in body["tensors"])
-        buckets = tuple(
-            Bucket(
-                b["index"], tuple(b["tensors"]), b["numel"], b["dtype"], b["codec"], b["priority"],
-                tuple(Part(**part) for part in b["parts"]),
-            )
-            for b in body["buckets"]
-        )  # fmt: skip
-        return cls(body["id"], body["name"], body["kind"], body["mean"], body["root"], tensors, buckets)
+        """Raises RemoteProtocolError for what is no layout."""
+        body = decode_json(text if isinstance(text, bytes) else text.encode(), "layout")
+        buckets = body.get("buckets")
+        if not isinstance(buckets, list):
+            raise _malformed(f"buckets is {buckets!r:.80}")
+        bare = parse_record(cls, {**body, "tensors": [], "buckets": []})
+        return replace(bare, tensors=_tensors(body), buckets=tuple(map(_bucket, buckets)))
+
+
+def _bucket(body: Any) -> Bucket:
+    parts = body.get("parts") if isinstance(body, dict) else None
+    if not isinstance(parts, list):
+        raise _malformed(f"parts of a bucket is {parts!r:.80}")
+    return replace(parse_record(Bucket, {**body, "parts": []}), parts=tuple(parse_record(Part, part) for part in parts))
 
 
 def make_key(layout: int, bucket: int, part: int) -> int:
     """A part's id: layout (16 bits), bucket (24), part (24)."""
-    assert layout < MAX_LAYOUTS and bucket < 1 << 24 and part < 1 << 24
+    if bucket >= 1 << 24 or part >= 1 << 24:
+        raise PsgcError(f"bucket {bucket}, part {part}: at most {1 << 24} of each; raise PSGC_PART_BYTES")
+    assert layout < MAX_LAYOUTS
     return layout << 48 | bucket << 24 | part
 
 
@@ -190,7 +216,8 @@ def build_layout(declaration: Declaration, *, layout_id: int, servers: int, used
 def _fuse(declaration: Declaration, used_by_all: frozenset[int] | None) -> list[tuple[int, ...]]:
     """Tensor indices of each bucket, in ready order; empty tensors are left out, for they have nothing to say."""
     tensors, fuse_bytes = declaration.tensors, declaration.fuse_bytes
-    order = list(declaration.order) + [i for i in range(len(tensors)) if i not in set(declaration.order)]
+    listed = set(declaration.order)
+    order = [*declaration.order, *(i for i in range(len(tensors)) if i not in listed)]
     done: list[tuple[int, ...]] = []
     open_buckets: dict[tuple[int, str], list[int]] = {}
     sizes: dict[tuple[int, str], int] = {}

@@ -18,7 +18,7 @@ from psgc.transport.dealer import message_of
 from psgc.transport.host import host_id, process_alive
 from psgc.transport.router import Router
 from psgc.wire.frames import pack_header
-from psgc.wire.messages import Register
+from psgc.wire.messages import MAX_CONTROL_BYTES, Register
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def serve(config: Config) -> int:
     context: zmq.Context[Any] = zmq.Context()
     host = config.root_host if config.scheduler_fd >= 0 else "*"
     try:
-        router = Router(context, f"tcp://{host}:{config.root_port}", config.dead_s, config.scheduler_fd)
+        router = Router(context, f"tcp://{host}:{config.root_port}", config.dead_s, config.scheduler_fd, MAX_CONTROL_BYTES)
     except PsgcError as error:
         context.destroy(0)
         raise PsgcError(f"scheduler: {error}") from None

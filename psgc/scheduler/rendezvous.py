@@ -1,26 +1,40 @@
-"""What all workers must come to: barriers and declarations. Pure; knows ranks, not connections.
+"""What members must come to together: barriers and declarations. Pure; knows ranks, not connections.
 
 Everything may be said twice: an answer given is given again, and nothing is counted twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from psgc.errors import UsageError
 from psgc.layout import MAX_LAYOUTS, Declaration, Layout, build_layout, compare, used_by_every_rank
 
 
 @dataclass(slots=True)
 class Gathering:
-    """Ranks that have come to one thing, and since when the first of them waits."""
+    """Ranks (workers', or indices of servers) that have come to one thing, and since when the first of them waits."""
 
+    what: str
+    size: int
     since: float
-    ranks: dict[int, int] = field(default_factory=dict)  # rank -> its request id
-    named: float = 0.0
+    of_servers: bool = False
+    came: set[int] = field(default_factory=set)
+    named: float = field(init=False)
 
-    def missing(self, size: int) -> list[int]:
-        return [rank for rank in range(size) if rank not in self.ranks]
+    def __post_init__(self) -> None:
+        self.named = self.since
+
+    @property
+    def missing(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank not in self.came]
+
+    @property
+    def awaited(self) -> str:
+        missing = self.missing
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        return f"{'server' if self.of_servers else 'rank'}(s) {', '.join(map(str, missing[:8]))}{more}"
 
 
 class Barriers:
@@ -28,97 +42,109 @@ class Barriers:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self.open: dict[int, Gathering] = {}
+        self._open: dict[int, Gathering] = {}
         self._passed = 0
 
     def arrive(self, rank: int, number: int, now: float) -> list[int]:
         """Ranks to be told that they may pass barrier ``number``."""
         if number <= self._passed:
             return [rank]
-        gathering = self.open.setdefault(number, Gathering(now, named=now))
-        gathering.ranks[rank] = 0
-        if gathering.missing(self._size):
+        gathering = self._open.setdefault(number, Gathering(f"barrier {number}", self._size, now))
+        gathering.came.add(rank)
+        if gathering.missing:
             return []
         self._passed = number
-        del self.open[number]
+        del self._open[number]
         return list(range(self._size))
+
+    def open(self) -> list[Gathering]:
+        return list(self._open.values())
 
 
 @dataclass(slots=True)
-class _Name:
-    gathering: Gathering
+class Name:
+    """One declared name on its way to a layout: first every rank declares it, then every server makes ready to serve it."""
+
+    ranks: Gathering
+    requests: dict[int, int] = field(default_factory=dict)  # rank -> its request id
     declarations: dict[int, Declaration] = field(default_factory=dict)
     layout: Layout | None = None
     text: bytes = b""  # the layout as JSON
-    servers_ready: set[int] = field(default_factory=set)
+    servers: Gathering | None = None
+
+    @property
+    def layout_id(self) -> int:
+        assert self.layout is not None, "asked for before every rank has declared"
+        return self.layout.id
+
+    @property
+    def ready(self) -> bool:
+        return self.servers is not None and not self.servers.missing
 
 
 class Declarations:
-    """Names on their way to layouts. A layout goes to the servers first; workers hear of it when all servers are ready."""
+    """A layout goes to the servers first; workers hear of it when all servers are ready."""
 
     def __init__(self, size: int, servers: int) -> None:
         self._size, self._servers = size, servers
-        self._names: dict[str, _Name] = {}
-        self._by_layout: dict[int, _Name] = {}
+        self._names: dict[str, Name] = {}
+        self._by_layout: dict[int, Name] = {}
 
-    def declare(self, rank: int, request: int, declaration: Declaration, now: float) -> Layout | None:
-        """A rank's declaration; the layout if it completes one. Raises LayoutMismatch as soon as two ranks differ."""
-        name = self._names.setdefault(declaration.name, _Name(Gathering(now, named=now)))
-        name.gathering.ranks[rank] = request
-        if name.layout is not None:
-            return None
-        for other, known in name.declarations.items():
-            if other != rank:
-                first, second = sorted([(other, known), (rank, declaration)], key=lambda pair: pair[0])
-                compare(first[1], first[0], second[1], second[0])
-                break
-        name.declarations[rank] = declaration
-        if len(name.declarations) < self._size:
-            return None
-        return self._build(name)
+    def declare(self, rank: int, request: int, declaration: Declaration, now: float) -> Name:
+        """A rank's declaration; builds the layout if it completes one. Raises LayoutMismatch as soon as two ranks differ."""
+        name = self._names.get(declaration.name)
+        if name is None:
+            name = self._names[declaration.name] = Name(Gathering(f"the declaration of {declaration.name!r}", self._size, now))
+        name.requests[rank] = request
+        name.ranks.came.add(rank)
+        if name.layout is None:
+            self._check(name, rank, declaration)
+            name.declarations[rank] = declaration
+            if not name.ranks.missing:
+                self._build(name, now)
+        return name
 
-    def server_ready(self, server: int, layout_id: int) -> bool:
-        """A server serves a layout; True if it was the last one awaited."""
+    def server_ready(self, server: int, layout_id: int) -> Name | None:
+        """A server serves a layout; the layout's name if it was the last server awaited."""
         name = self._by_layout.get(layout_id)
-        if name is None or server in name.servers_ready:
-            return False
-        name.servers_ready.add(server)
-        return len(name.servers_ready) == self._servers
-
-    def answer(self, layout_name: str, rank: int) -> tuple[int, int, bytes] | None:
-        """(request id, layout id, layout JSON) for a rank, once servers are ready."""
-        name = self._names.get(layout_name)
-        if name is None or name.layout is None or len(name.servers_ready) < self._servers:
+        if name is None or name.servers is None or server in name.servers.came:
             return None
-        return name.gathering.ranks[rank], name.layout.id, name.text
+        name.servers.came.add(server)
+        return name if name.ready else None
 
-    def name_of(self, layout_id: int) -> str:
-        layout = self._by_layout[layout_id].layout
-        assert layout is not None
-        return layout.name
+    def unready(self) -> Iterator[tuple[Name, Gathering]]:
+        """Names whose layouts some servers do not serve yet."""
+        for name in self._by_layout.values():
+            if name.servers is not None and name.servers.missing:
+                yield name, name.servers
 
-    def unready(self) -> list[tuple[Layout, bytes, list[int]]]:
-        """Layouts that some servers have not confirmed, and which."""
-        return [
-            (name.layout, name.text, [s for s in range(self._servers) if s not in name.servers_ready])
-            for name in self._by_layout.values()
-            if name.layout is not None and len(name.servers_ready) < self._servers
-        ]
+    @property
+    def layouts(self) -> int:
+        """How many layouts have been built."""
+        return len(self._by_layout)
 
-    def text(self, layout_id: int) -> bytes:
-        return self._by_layout[layout_id].text
-
-    def open(self) -> dict[str, Gathering]:
+    def open(self) -> list[Gathering]:
         """Names that some rank has not declared."""
-        return {key: name.gathering for key, name in self._names.items() if name.layout is None}
+        return [name.ranks for name in self._names.values() if name.layout is None]
 
-    def _build(self, name: _Name) -> Layout:
+    @staticmethod
+    def _check(name: Name, rank: int, declaration: Declaration) -> None:
+        """One comparison is enough: those who came before agree with each other."""
+        other = next((r for r in name.declarations if r != rank), None)
+        if other is not None:
+            pair = sorted([(rank, declaration), (other, name.declarations[other])], key=lambda each: each[0])
+            compare(pair[0][1], pair[0][0], pair[1][1], pair[1][0])
+
+    def _build(self, name: Name, now: float) -> None:
         layout_id = len(self._by_layout) + 1
-        assert layout_id < MAX_LAYOUTS
-        declarations: Sequence[Declaration] = [name.declarations[rank] for rank in range(self._size)]
+        declarations = [name.declarations[rank] for rank in range(self._size)]
+        if layout_id >= MAX_LAYOUTS:
+            raise UsageError(
+                f"{declarations[0].name!r} is name number {layout_id}, at most {MAX_LAYOUTS - 1} can be declared; use names again"
+            )
         used = used_by_every_rank(declarations) if declarations[0].kind == "plan" else None
         name.layout = build_layout(declarations[0], layout_id=layout_id, servers=self._servers, used_by_all=used)
         name.text = name.layout.to_json().encode()
         name.declarations.clear()
+        name.servers = Gathering(f"the layout of {declarations[0].name!r}", self._servers, now, of_servers=True)
         self._by_layout[layout_id] = name
-        return name.layout

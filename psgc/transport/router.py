@@ -7,18 +7,22 @@ from typing import Any
 import zmq
 
 from psgc.errors import PsgcError
-from psgc.transport.dealer import COPY_BELOW_BYTES, set_common_options
+from psgc.transport.dealer import COPY_BELOW_BYTES, MAX_MESSAGE_BYTES, set_common_options
 
 
 class Router:
     """One ROUTER socket. ``port`` is where it is bound. listening_fd: a socket that somebody else has bound and set to listen.
+    max_message_bytes: a peer that announces more is cut off by ZeroMQ, before anything is allocated.
 
     Raises PsgcError if the port is taken.
     """
 
-    def __init__(self, context: zmq.Context[Any], endpoint: str, dead_s: float, listening_fd: int = -1) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], endpoint: str, dead_s: float, listening_fd: int = -1, max_message_bytes: int = MAX_MESSAGE_BYTES
+    ) -> None:
         self.socket = context.socket(zmq.ROUTER)
         set_common_options(self.socket, dead_s)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a member that reconnects is the same member
         if listening_fd >= 0:

@@ -4,8 +4,9 @@ WINDOW) have no body: the header says it all, and a payload is the codec's bytes
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 from psgc.errors import RemoteProtocolError
@@ -52,6 +53,10 @@ class Register:
     address: str = ""  # server: where workers connect, tcp://host:port
     local_address: str = ""  # server: abstract Unix socket for peers on the same host
 
+    def __post_init__(self) -> None:
+        if self.role not in ("worker", "server"):
+            raise RemoteProtocolError(f"Register.role is {self.role!r}, expected worker or server", ErrorCode.MALFORMED)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
@@ -75,8 +80,12 @@ class Topology:
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> Topology:
-        servers = tuple(parse_record(ServerAddress, s) for s in body["servers"])
-        return cls(body["rank"], body["size"], body["nodes"], tuple(body["node_sizes"]), body["epoch"], servers, tuple(body["workers"]))
+        """Raises RemoteProtocolError."""
+        servers = body.get("servers")
+        if not isinstance(servers, list):
+            raise RemoteProtocolError(f"Topology.servers is {servers!r}, expected a list", ErrorCode.MALFORMED)
+        addresses = tuple(parse_record(ServerAddress, server) for server in servers)
+        return replace(parse_record(cls, {**body, "servers": []}), servers=addresses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +127,36 @@ def decode_json(data: bytes | memoryview, what: str) -> dict[str, Any]:
     return body
 
 
-_PLAIN: dict[str, type] = {"str": str, "int": int}
+_PLAIN: dict[str, type] = {"str": str, "int": int, "bool": bool}
+_TUPLES: dict[str, type] = {"tuple[str, ...]": str, "tuple[int, ...]": int}
 
 
-def parse_record(cls: type[Record], body: dict[str, Any]) -> Record:
-    """``body`` as ``cls``: every field there, nothing else, plain types right. Raises RemoteProtocolError."""
-    names = {f.name: str(f.type) for f in fields(cls)}  # type: ignore[arg-type]
-    if set(body) != set(names):
-        odd = sorted(set(body) ^ set(names))
+def _is(value: Any, plain: type) -> bool:
+    return isinstance(value, plain) and (plain is bool or not isinstance(value, bool))  # True is an int to Python, not to us
+
+
+@cache
+def _field_types(cls: type) -> dict[str, str]:
+    return {f.name: str(f.type) for f in fields(cls)}
+
+
+def parse_record(cls: type[Record], body: Any) -> Record:
+    """The JSON object ``body`` as ``cls``: every field there, nothing else, plain types right. Raises RemoteProtocolError."""
+    names = _field_types(cls)  # type: ignore[arg-type]
+    if not isinstance(body, dict) or body.keys() != names.keys():
+        odd = sorted(set(body) ^ set(names)) if isinstance(body, dict) else type(body).__name__
         raise RemoteProtocolError(f"{cls.__name__}: missing or unknown fields {odd}", ErrorCode.MALFORMED)
+    values = dict(body)
     for name, wanted in names.items():
-        plain = _PLAIN.get(wanted)
-        if plain is not None and (not isinstance(body[name], plain) or isinstance(body[name], bool)):
-            raise RemoteProtocolError(f"{cls.__name__}.{name} is {body[name]!r}, expected {wanted}", ErrorCode.MALFORMED)
-    return cls(**body)
+        value = body[name]
+        if wanted in _TUPLES:
+            fine = isinstance(value, list) and all(_is(element, _TUPLES[wanted]) for element in value)
+            values[name] = tuple(value) if fine else value
+        else:
+            fine = wanted not in _PLAIN or _is(value, _PLAIN[wanted])
+        if not fine:
+            raise RemoteProtocolError(f"{cls.__name__}.{name} is {value!r:.80}, expected {wanted}", ErrorCode.MALFORMED)
+    return cls(**values)
 
 
 def decode_body(cls: type[Record], data: bytes | memoryview) -> Record:
