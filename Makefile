@@ -1,0 +1,33 @@
+# Two commands do all the set-up: `make demo` trains on real text, `make test` runs the tests.
+PYTHON ?= python3
+# The CPU build serves here; on a machine with CUDA: make demo TORCH=torch
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-long lint clean
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -m long --timeout 7200
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict -p psgc
+
+$(STAMP): pyproject.toml setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[demo,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info demo-out
