@@ -1,26 +1,18 @@
-"""What users import: ``import psgc.torch as psgc`` where it was ``import byteps.torch as bps``."""
+"""What users import: ``import psgc.torch as psgc``. Names and meanings follow BytePS and Horovod; docstrings say where psgc differs."""
 
-from psgc.torch.api import (
-    barrier,
-    current_session,
+from psgc.torch.api import barrier, current_session, init, is_initialized, local_rank, local_size, rank, shutdown, size
+from psgc.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from psgc.torch.compression import Compression
+from psgc.torch.optimizer import DistributedOptimizer
+from psgc.torch.push_pull import (
     declare,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
     poll,
     push_pull,
     push_pull_async,
     push_pull_async_inplace,
     push_pull_inplace,
-    rank,
-    shutdown,
-    size,
     synchronize,
-)
-from psgc.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from psgc.torch.compression import Compression
-from psgc.torch.optimizer import DistributedOptimizer
+)  # fmt: skip
 
 __all__ = [
     "Compression",

@@ -1,46 +1,56 @@
-"""Mixed precision: ``GradScaler`` must look at aggregated gradients, and residuals must know the loss scale they are in.
+"""torch's loss scaler and DistributedOptimizer: gradients are averaged before they are unscaled, and a skipped step is told.
 
-Wraps two methods of ``torch.amp.GradScaler`` once: ``unscale_`` first waits for a psgc optimizer's gradients, so that every rank finds the
-same infinities and skips alike; ``scale`` notes the scale in use.
+Owns the two methods of ``torch.amp.GradScaler`` that it replaces, for every scaler, once; other optimizers pass through unchanged.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-_loss_scale = 1.0
-_wrapped = False
+_unscale = torch.amp.GradScaler.unscale_
+_step = torch.amp.GradScaler.step
 
 
-def loss_scale() -> float:
-    """The scale that losses are multiplied by now; 1 without a GradScaler."""
-    return _loss_scale
+def install() -> None:
+    """Make every GradScaler know DistributedOptimizer. Again: does nothing."""
+    torch.amp.GradScaler.unscale_ = unscale_  # type: ignore[method-assign]
+    torch.amp.GradScaler.step = step  # type: ignore[method-assign]
 
 
-def wrap_grad_scaler() -> None:
-    """Make ``torch.amp.GradScaler`` aware of psgc optimizers. Once; no effect on other optimizers."""
-    global _wrapped  # noqa: PLW0603 - torch's class is global, too
-    if _wrapped:
+@functools.wraps(_unscale)
+def unscale_(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    _synchronize(self, optimizer)
+    _unscale(self, optimizer)
+
+
+@functools.wraps(_step)
+def step(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+    _synchronize(self, optimizer)
+    result = _step(self, optimizer, *args, **kwargs)
+    exchange = getattr(optimizer, "_psgc_exchange", None)
+    if exchange is not None and exchange.outcome == "delivered":
+        exchange.end_step(applied=False)  # the scaler found an overflow and did not call the optimizer
+    return result
+
+
+def _synchronize(scaler: torch.amp.GradScaler, optimizer: Any) -> None:
+    exchange = getattr(optimizer, "_psgc_exchange", None)
+    if exchange is None:
         return
-    _wrapped = True
-    scaler: Any = torch.amp.GradScaler
-    unscale, scale = scaler.unscale_, scaler.scale
+    if getattr(optimizer, "_psgc_scaler", None) != (reference := weakref.ref(scaler)):
+        optimizer._psgc_scaler = reference
+        exchange.scale_with(_reader(reference))
+    optimizer.synchronize()
 
-    @functools.wraps(unscale)
-    def synchronized_unscale(self: Any, optimizer: torch.optim.Optimizer) -> Any:
-        synchronizer = getattr(optimizer, "_psgc", None)
-        if synchronizer is not None and self.is_enabled():
-            synchronizer.synchronize()
-        return unscale(self, optimizer)
 
-    @functools.wraps(scale)
-    def noted_scale(self: Any, outputs: Any) -> Any:
-        global _loss_scale  # noqa: PLW0603
-        scaled = scale(self, outputs)  # makes the scale, the first time
-        _loss_scale = float(self.get_scale()) if self.is_enabled() else 1.0
-        return scaled
+def _reader(reference: weakref.ref[torch.amp.GradScaler]) -> Callable[[], float]:
+    def loss_scale() -> float:
+        scaler = reference()
+        return 1.0 if scaler is None else float(scaler.get_scale())
 
-    scaler.unscale_, scaler.scale = synchronized_unscale, noted_scale
+    return loss_scale

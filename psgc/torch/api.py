@@ -6,6 +6,7 @@ Must not know tensors: ``push_pull``, ``broadcast`` and ``optimizer`` build on `
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import sys
@@ -20,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 _session: Session | None = None
 _owner_pid = 0  # a forked child (a data loader's) inherits the session but must neither use nor end it
-_prepared = False
 
 
 def init(lazy: bool = True) -> None:
@@ -99,11 +99,9 @@ def _set_up_logging(config: Config) -> None:
         root.addHandler(handler)
 
 
+@functools.cache
 def _prepare_for_the_end() -> None:
-    global _prepared
-    if _prepared:
-        return
-    _prepared = True
+    """Once a process."""
     atexit.register(shutdown)
     previous = sys.excepthook
 
@@ -125,7 +123,7 @@ def _tell_the_others(error: BaseException) -> None:
     name = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
     try:
         session.fail(f"rank {session.rank} ended with {name}{_one_line(error)}")
-    except Exception as second:  # noqa: BLE001 - the first error is what must be seen
+    except Exception as second:  # the first error is what must be seen
         logger.warning("could not tell the other ranks: %s", second)
 
 

@@ -1,125 +1,189 @@
-"""One rank's values for all: parameters, optimizer state, any object. A broadcast copies bytes; it is not a sum with zeros."""
+"""From one rank to all: parameters, optimizer state, any object. Copies the root's bytes; nothing is summed.
+
+Owns the layouts that broadcasts use again and again, so that memory stays bounded however often they are called.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import pickle
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
-from psgc.torch.api import current_session
-from psgc.torch.buffers import GradientBucket, as_array, spec_of
+from psgc.torch import api
+from psgc.torch.buffers import TORCH_DTYPES, TensorsBuffer, dtype_name
+from psgc.worker.session import Session, Ticket
 
-HEAD_BYTES: Final = 4096  # the first packet of an object: its length, and as much of it as fits
-CHUNK_BYTES: Final = 1 << 20  # the packets after it; keys of fixed size keep the servers' memory bounded
-LENGTH_BYTES: Final = 8
+NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
+HEAD_BYTES: Final = 4096  # every object's first message: its length, and its beginning
+CHUNK_BYTES: Final = 1 << 20
+_LENGTH: Final = struct.Struct("<Q")
+BEGINNING_BYTES: Final = HEAD_BYTES - _LENGTH.size
 
-
-class _Tensors(GradientBucket):
-    """A bucket of plain tensors: their values instead of their gradients."""
-
-    def load(self) -> NDArray[Any]:
-        flat = self._staging()
-        for tensor, piece in self._pieces(flat):
-            piece.view(tensor.shape).copy_(tensor.detach())
-        return as_array(flat)
-
-    def store(self, skipped: bool) -> None:
-        with torch.no_grad():
-            for tensor, piece in self._pieces(self._staging()):
-                tensor.copy_(piece.view(tensor.shape))
+# session -> prefix -> the sets of tensors (and their root) broadcast so far; a set's place in the list is part of its layout's name
+_sets: WeakKeyDictionary[Session, dict[str, list[tuple[tuple[TensorSpec, ...], int]]]] = WeakKeyDictionary()
 
 
-class _Packet:
-    def __init__(self, nbytes: int) -> None:
-        self.array = np.zeros(nbytes, np.uint8)
+def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str = "Parameter.") -> None:
+    """Overwrite every tensor with the root's.
 
-    def load(self) -> NDArray[Any]:
-        return self.array
-
-    def store(self, skipped: bool) -> None:
-        """The bytes are where they are wanted."""
-
-
-def broadcast_parameters(
-    params: dict[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0, prefix: str = "Parameter."
-) -> None:
-    """Overwrite the tensors with ``root_rank``'s, in place. ``params``: a state_dict, or named tensors; what is no tensor is left out."""
-    pairs = list(params.items() if isinstance(params, dict) else params)
-    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise UsageError("broadcast_parameters takes a state_dict or (name, tensor) pairs, e.g. model.named_parameters()")
-    named = [(name, tensor) for name, tensor in pairs if isinstance(tensor, torch.Tensor) and tensor.numel()]
-    if not named:
-        return
-    session = current_session()
-    _check_root(root_rank)
-    specs = tuple(spec_of(f"{prefix}{name}", tensor) for name, tensor in named)
-    # Another set of tensors under the same prefix is another layout.
-    digest = hashlib.sha256(repr([(s.name, s.shape, s.dtype) for s in specs]).encode()).hexdigest()[:12]
-    layout = session.declare(_declaration(f"broadcast:{prefix}{digest}.{root_rank}", specs, root_rank))
-    tickets = []
-    for bucket in layout.buckets:
-        tensors: list[Any] = [named[i][1] for i in bucket.tensors]
-        tickets.append(session.submit(layout, bucket.index, _Tensors(tensors, "none", bucket.dtype), skip=session.rank != root_rank))
-    session.wait(tickets)
-
-
-def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None) -> Any:
-    """``root_rank``'s object on every rank. Pickled: ranks trust each other; servers only see bytes. Any size, bounded server memory."""
-    session = current_session()
-    _check_root(root_rank)
-    name = name or "object"
-    data = pickle.dumps(obj) if session.rank == root_rank else b""
-    room = HEAD_BYTES - LENGTH_BYTES
-    head = _Packet(HEAD_BYTES)
-    head.array[:LENGTH_BYTES] = np.frombuffer(len(data).to_bytes(LENGTH_BYTES, "little"), np.uint8)
-    head.array[LENGTH_BYTES : LENGTH_BYTES + len(data[:room])] = np.frombuffer(data[:room], np.uint8)
-    _exchange(head, f"{name}.head", root_rank)
-    length = int.from_bytes(head.array[:LENGTH_BYTES].tobytes(), "little")
-    pieces = [head.array[LENGTH_BYTES : LENGTH_BYTES + min(length, room)].tobytes()]
-    for start in range(room, length, CHUNK_BYTES):
-        chunk = _Packet(CHUNK_BYTES)
-        part = data[start : start + CHUNK_BYTES]
-        chunk.array[: len(part)] = np.frombuffer(part, np.uint8)
-        _exchange(chunk, f"{name}.chunk", root_rank)
-        pieces.append(chunk.array[: min(CHUNK_BYTES, length - start)].tobytes())
-    return obj if session.rank == root_rank else pickle.loads(b"".join(pieces))
+    params: a ``state_dict()``, ``named_parameters()``, or any mapping or pairs of names and tensors, the same on every rank. None
+    values are passed over. Raises UsageError for what is not a tensor, LayoutMismatch where ranks differ, naming the first tensor.
+    """
+    pairs = params.items() if isinstance(params, Mapping) else params
+    named: list[tuple[str, torch.Tensor]] = []
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise UsageError(f"broadcast_parameters: expected (name, tensor) pairs, got {type(pair).__name__}; pass named_parameters()")
+        name, value = pair
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise UsageError(f"broadcast_parameters: {name!r} is a {type(value).__name__}, no tensor; send it with broadcast_object")
+        if value is not None:
+            named.append((name, value))
+    _broadcast_tensors(named, root_rank, prefix)
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0, prefix: str = "Parameter.") -> None:
-    """Give every rank ``root_rank``'s optimizer state and options. Works before the first step, when there is no state yet."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise UsageError("LBFGS keeps state that cannot be broadcast; use another optimizer")
-    state = broadcast_object(_on_cpu(optimizer.state_dict()), root_rank, name=f"{prefix}optimizer")
-    if current_session().rank != root_rank:
+    """Give every rank the root's ``optimizer.state_dict()``: options and state, also where a rank has no state yet.
+
+    Tensors travel as broadcasts, the rest as an object (see ``broadcast_object`` on trust). Raises UsageError for LBFGS.
+    """
+    refuse_lbfgs(optimizer, "broadcast_optimizer_state")
+    session = api.current_session()
+    tensors: list[torch.Tensor] = []
+    skeleton: Any = _take_tensors(optimizer.state_dict(), tensors) if session.rank == root_rank else None
+    skeleton = broadcast_object(skeleton, root_rank, name=f"{prefix}optimizer")
+    state = _put_tensors(skeleton, tensors) if session.rank != root_rank else None
+    named = [(f"state.{index}", tensor) for index, tensor in enumerate(tensors)]
+    _broadcast_tensors(named, root_rank, f"{prefix}optimizer.")
+    if state is not None:
         optimizer.load_state_dict(state)
 
 
-def _on_cpu(value: Any) -> Any:
+def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None) -> Any:
+    """The root's object on every rank; what the others pass does not matter. The root gets its own object back.
+
+    The object is pickled, and unpickling can run code: the ranks of a job trust each other. Size may change from call to call.
+    """
+    session = _checked_root(root_rank)
+    key = f"{name or 'object'}.from{root_rank}"
+    is_root = session.rank == root_rank
+    data = pickle.dumps(obj) if is_root else b""
+    head = bytearray(HEAD_BYTES)
+    if is_root:
+        _LENGTH.pack_into(head, 0, len(data))
+        head[_LENGTH.size :] = data[:BEGINNING_BYTES].ljust(BEGINNING_BYTES, b"\0")
+    _move(session, f"{key}.head", root_rank, HEAD_BYTES, head)
+    (length,) = _LENGTH.unpack_from(head)
+    rest = bytearray(data[BEGINNING_BYTES:]) if is_root else bytearray(max(0, length - BEGINNING_BYTES))
+    _move(session, f"{key}.chunk", root_rank, CHUNK_BYTES, rest)
+    return obj if is_root else pickle.loads(head[_LENGTH.size : _LENGTH.size + length] + rest)
+
+
+def refuse_lbfgs(optimizer: torch.optim.Optimizer, what: str) -> None:
+    """Raise UsageError for an optimizer whose step evaluates the model again on its own."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError(f"{what} does not work with LBFGS, which evaluates its closure several times a step; use another optimizer")
+
+
+def _checked_root(root_rank: int) -> Session:
+    session = api.current_session()
+    if not 0 <= root_rank < session.size:
+        raise UsageError(f"root_rank={root_rank}, but ranks are 0 to {session.size - 1}")
+    return session
+
+
+def _broadcast_tensors(named: Sequence[tuple[str, torch.Tensor]], root_rank: int, prefix: str) -> None:
+    session = _checked_root(root_rank)
+    if not named:
+        return
+    tensors = [torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for _, t in named]
+    specs = tuple(
+        TensorSpec(name, tuple(tensor.shape), dtype_name(tensor, f"broadcast of {name!r}"))
+        for (name, _), tensor in zip(named, tensors, strict=True)
+    )
+    layout = session.declare(_declaration(session, f"broadcast.{prefix}{_set_number(session, prefix, specs, root_rank)}", specs, root_rank))
+    tickets: list[Ticket] = []
+    for bucket in layout.buckets:
+        buffer = TensorsBuffer([specs[i].shape for i in bucket.tensors], TORCH_DTYPES[bucket.dtype])
+        buffer.bind([tensors[i] for i in bucket.tensors])
+        tickets.append(session.submit(layout, bucket.index, buffer, skip=session.rank != root_rank))
+    session.wait(tickets)
+    for _, tensor in named:
+        torch.autograd.graph.increment_version(tensor)  # it was written behind autograd's back
+
+
+def _declaration(session: Session, name: str, specs: tuple[TensorSpec, ...], root_rank: int) -> Declaration:
+    config = session.config
+    return Declaration(
+        name=name, kind="broadcast", tensors=specs, codec="none", mean=False, root=root_rank, part_bytes=config.part_bytes,
+        fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
+    )  # fmt: skip
+
+
+def _set_number(session: Session, prefix: str, specs: tuple[TensorSpec, ...], root_rank: int) -> int:
+    """Which of this prefix's sets this is. Counted, not hashed: ranks whose models differ then meet under one name, and the
+    difference is found."""
+    known = _sets.setdefault(session, {}).setdefault(prefix, [])
+    if (specs, root_rank) not in known:
+        known.append((specs, root_rank))
+    return known.index((specs, root_rank))
+
+
+def _move(session: Session, name: str, root_rank: int, message_bytes: int, data: bytearray) -> None:
+    """Send ``data`` (on the root), or fill it, in messages of ``message_bytes``: one step of the key ``name`` each."""
+    spec = TensorSpec(name, (message_bytes,), "uint8")
+    declaration = _declaration(session, f"broadcast_object.{name}", (spec,), root_rank)
+    padded = torch.zeros(-(-len(data) // message_bytes), message_bytes, dtype=torch.uint8)
+    flat = padded.numpy().reshape(-1)
+    flat[: len(data)] = np.frombuffer(data, np.uint8)
+    tickets = []
+    for message in padded:
+        buffer = TensorsBuffer([(message_bytes,)], torch.uint8)
+        buffer.bind([message])
+        tickets.append(session.submit_named(declaration, buffer, skip=session.rank != root_rank))
+    session.wait(tickets)
+    data[:] = flat[: len(data)].tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorPlace:
+    """Stands for a tensor in a state_dict whose tensors travel on their own."""
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """``value`` with a _TensorPlace for each tensor that can be broadcast; these go to ``tensors``."""
     if isinstance(value, torch.Tensor):
-        return value.cpu()
+        if value.layout != torch.strided or value.dtype not in TORCH_DTYPES.values():
+            return value
+        tensors.append(value)
+        return _TensorPlace(len(tensors) - 1, tuple(value.shape), value.dtype)
     if isinstance(value, dict):
-        return {key: _on_cpu(item) for key, item in value.items()}
-    return [_on_cpu(item) for item in value] if isinstance(value, list) else value
+        return {key: _take_tensors(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_take_tensors(item, tensors) for item in value)
+    return value
 
 
-def _exchange(packet: _Packet, name: str, root: int) -> None:
-    session = current_session()
-    spec = TensorSpec(name, (len(packet.array),), "uint8")
-    ticket = session.submit_named(_declaration(f"broadcast:{name}.{root}", (spec,), root), packet, skip=session.rank != root)
-    session.wait([ticket])
-
-
-def _declaration(name: str, specs: tuple[TensorSpec, ...], root: int) -> Declaration:
-    return Declaration(name, "broadcast", specs, "none", mean=False, root=root)
-
-
-def _check_root(root: int) -> None:
-    if not 0 <= root < current_session().size:
-        raise UsageError(f"root_rank={root}, but ranks go from 0 to {current_session().size - 1}")
+def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The reverse: an empty tensor for each _TensorPlace; these go to ``tensors`` in the same order."""
+    if isinstance(value, _TensorPlace):
+        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        assert len(tensors) - 1 == value.index
+        return tensors[-1]
+    if isinstance(value, dict):
+        return {key: _put_tensors(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_put_tensors(item, tensors) for item in value)
+    return value

@@ -174,5 +174,5 @@ def _copy_stream(device: torch.device) -> Any:
     """The stream that psgc copies on, one a device, so that copies do not wait for the trainer's kernels."""
     stream = _streams.get(device)
     if stream is None:
-        stream = _streams.setdefault(device, torch.cuda.Stream(device))
+        stream = _streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     return stream

@@ -1,155 +1,225 @@
-"""``DistributedOptimizer``: wrap the optimizer, and ``step()`` uses the job's mean gradient. Names and semantics as BytePS's."""
+"""DistributedOptimizer: any torch optimizer whose gradients are averaged over the job before it applies them.
+
+Owns names, checks and the optimizer's methods; what happens to gradients is ``exchange``'s business.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Iterable, Iterator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
-from psgc.codecs import parse_pair
-from psgc.errors import UsageError
-from psgc.torch.amp import wrap_grad_scaler
-from psgc.torch.api import current_session
-from psgc.torch.synchronizer import Synchronizer
+from psgc.errors import CodecError, UsageError
+from psgc.layout import TensorSpec
+from psgc.torch import amp, api
+from psgc.torch.broadcast import refuse_lbfgs
+from psgc.torch.buffers import dtype_name
+from psgc.torch.exchange import GradientExchange
+from psgc.torch.push_pull import codec_text
+from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
-
-ADAPTIVE: Final = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SparseAdam")
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+# With these a codec that sends few values a step loses quality, feedback or not: the second moment sees the spikes.
+ADAPTIVE: Final = {"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "Adafactor", "RMSprop", "SparseAdam"}
 COARSE: Final = ("onebit", "topk")
+_created: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDictionary()
+
+
+def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None, compression: str | None = None,
+    backward_passes_per_step: int = 1,
+) -> Optimizer:  # fmt: skip
+    """Make ``optimizer`` average its gradients over all workers before each step. Returns the same object, now of a subclass of its
+    class: schedulers and scalers that know it go on working.
+
+    named_parameters: ``model.named_parameters()``: names for messages, the same on every rank. None: param.GROUP.INDEX.
+    compression:      codec text (``Compression.int8``, ``"topk:k=0.01"``, ``"onebit/int8"``); None: PSGC_CODEC, else uncompressed.
+    backward_passes_per_step: backwards that add up to one step. Their sum is averaged over ranks, not over passes: divide the loss.
+
+    Gradients leave during backward. So between backward() and step() leave them alone, or call ``optimizer.synchronize()`` first:
+        loss.backward(); optimizer.synchronize(); clip_grad_norm_(...); optimizer.step()
+    step() sends nothing twice. A parameter unused on this rank counts as zeros and still gets the others' mean; one that no rank used
+    keeps its p.grad as it is, unless it shares a bucket with used ones: then it gets zeros.
+    Raises UsageError for LBFGS, unnamed or doubly named parameters and dtypes that psgc does not carry; CodecError.
+    """
+    refuse_lbfgs(optimizer, "DistributedOptimizer")
+    if isinstance(optimizer, _Distributed):
+        raise UsageError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
+    _check_passes(backward_passes_per_step)
+    session = api.current_session()
+    codec = compression if compression is not None else session.config.codec
+    names = _names(optimizer, named_parameters)
+    canonical = _check_codec(optimizer, names, codec)
+    amp.install()
+    kind = type(optimizer)
+    own_step = optimizer.__dict__.pop("step", None)
+    optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    distributed = cast("_Distributed", optimizer)
+    number = next(_created.setdefault(session, itertools.count()))
+    distributed._psgc_names = names
+    distributed._psgc_synchronizes = True
+    distributed._psgc_exchange = GradientExchange(session, f"optimizer{number}", canonical, backward_passes_per_step, _rates_of(optimizer))
+    distributed._psgc_watch()
+    if hasattr(own_step, "_wrapped_by_lr_sched"):
+        _satisfy_scheduler(distributed)
+    return optimizer
 
 
 class _Distributed(torch.optim.Optimizer):
-    """Methods that DistributedOptimizer lays over the user's optimizer class."""
+    """What DistributedOptimizer adds to an optimizer's class; first in its method resolution order."""
 
-    _psgc: Synchronizer
-    _psgc_base: type[torch.optim.Optimizer]
-    _psgc_names: dict[torch.nn.Parameter, str]
+    _psgc_exchange: GradientExchange
+    _psgc_names: dict[torch.Tensor, str]
+    _psgc_synchronizes: bool
 
-    def step(self, closure: Any = None) -> Any:
-        """Aggregate what is not aggregated yet, then step. A closure is run first, with gradients enabled; its loss is returned."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Synchronize, unless that was done since the last backward, and apply. closure: run first, once; its loss is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self._psgc.skip_next:
-            self._psgc.watch(_named_of(self))
-            self._psgc.synchronize()
-        result = self._psgc_base.step(self)
-        self._psgc.applied()
-        return loss if closure is not None else result
+        exchange = self._psgc_exchange
+        if self._psgc_synchronizes:
+            self.synchronize()
+        elif not exchange.synchronized:
+            raise UsageError("step() inside skip_synchronize(), but gradients were not synchronized since; call synchronize() first")
+        result = super().step()
+        # A fused optimizer under a loss scaler is always called and looks for itself whether to apply.
+        overflow = getattr(self, "found_inf", None)
+        exchange.end_step(applied=overflow is None or not overflow.item())
+        return result if closure is None else loss
+
+    # torch wraps a step() that is not marked so to run the hooks registered on the optimizer: super().step() does that.
+    step.hooked = True  # type: ignore[attr-defined]
 
     def synchronize(self) -> None:
-        """Wait until every p.grad holds the job's mean. For clipping before ``step()``, which then does not push again."""
-        self._psgc.watch(_named_of(self))
-        self._psgc.synchronize()
+        """Wait until every p.grad holds the mean over all ranks. Again without a backward in between: does nothing."""
+        self._psgc_watch()
+        self._psgc_exchange.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """``step()`` inside does not synchronize: after an explicit ``synchronize()``, as in BytePS."""
-        self._psgc.skip_next = True
+        """Inside, step() applies without synchronizing; call ``synchronize()`` before."""
+        self._psgc_synchronizes = False
         try:
             yield
         finally:
-            self._psgc.skip_next = False
+            self._psgc_synchronizes = True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """How many backward passes are summed on this rank before its gradients are sent."""
-        self._psgc.passes = _checked_passes(passes)
+        """Change how many backwards make a step, between two steps."""
+        _check_passes(passes)
+        self._psgc_exchange.set_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's. Raises UsageError between backward and step, where it would destroy what is being sent."""
-        if self._psgc.under_way:
-            raise UsageError(
-                "zero_grad() between backward() and step(): gradients are being sent; call it before backward() or after step()"
-            )
-        self._psgc_base.zero_grad(self, set_to_none)
+        """As torch's. Raises UsageError while gradients are under way. After synchronize() it means that the step is skipped."""
+        self._psgc_exchange.forget()
+        super().zero_grad(set_to_none)
+        if not set_to_none:
+            self._psgc_exchange.note_zeros()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the optimizer's; the new parameters are laid out at the next synchronize."""
-        self._psgc_base.add_param_group(self, param_group)
-        if hasattr(self, "_psgc"):
-            self._psgc.watch(_named_of(self))
+        """As torch's. Every rank must add the same; the parameters are declared at the next synchronization."""
+        super().add_param_group(param_group)
+        self._psgc_watch()
 
-
-def DistributedOptimizer(  # noqa: N802 - the name that BytePS and Horovod gave it
-    optimizer: torch.optim.Optimizer,
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: str | None = None,
-    backward_passes_per_step: int = 1,
-) -> Any:
-    """Make ``optimizer`` use the mean of all ranks' gradients; returns the same object, still an instance of its class.
-
-    Gradients are sent as backward makes them (from the second step on: the first step settles the order). Those of several passes
-    (``backward_passes_per_step``) are summed, not averaged, on this rank. compression: a codec's text form, e.g. "int8" or
-    "onebit/int8"; default PSGC_CODEC. Parameters without a gradient on this rank are skipped or sent as zeros, and still get the mean.
-    Raises UsageError for what cannot be meant: LBFGS, names that do not fit, an optimizer wrapped twice.
-    """
-    session = current_session()
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise UsageError("LBFGS evaluates its closure many times a step, which cannot be aggregated; use another optimizer")
-    if hasattr(optimizer, "_psgc"):
-        raise UsageError("this optimizer is a DistributedOptimizer already")
-    if "step" in vars(optimizer):
-        raise UsageError(
-            "the optimizer's step was replaced (by a learning-rate scheduler?): wrap the optimizer first, then make the scheduler"
+    def _psgc_watch(self) -> None:
+        """Follow parameters that are new, or require a gradient only now."""
+        self._psgc_exchange.watch(
+            (parameter, _spec(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group))
+            for group, index, parameter in _parameters(self)
         )
-    codec = parse_pair(compression or session.config.codec).canonical
-    names = _names(optimizer, named_parameters)
-    synchronizer = Synchronizer(session, codec, _checked_passes(backward_passes_per_step), optimizer.param_groups)
-    base = type(optimizer)
-    overlay = {name: value for name, value in vars(_Distributed).items() if not name.startswith("__")}
-    distributed: Any = optimizer
-    distributed.__class__ = type(base.__name__, (base,), overlay)
-    distributed._psgc, distributed._psgc_base, distributed._psgc_names = synchronizer, base, names
-    synchronizer.watch(_named_of(distributed))
-    wrap_grad_scaler()
-    _advise(base, codec)
-    return distributed
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Parameter group, index in it, and parameter."""
+    for group, options in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(options["params"]):
+            yield group, index, parameter
+
+
+def _spec(parameter: torch.Tensor, name: str, group: int) -> TensorSpec:
+    return TensorSpec(name, tuple(parameter.shape), dtype_name(parameter, f"parameter {name!r}"), group)
+
+
+def _rates_of(optimizer: torch.optim.Optimizer) -> Callable[[], tuple[float, ...]]:
+    """Reads the learning rates; by weak reference, for the optimizer owns the reader."""
+    reference = weakref.ref(optimizer)
+
+    def rates() -> tuple[float, ...]:
+        found = reference()
+        return () if found is None else tuple(float(group.get("lr", 0.0)) for group in found.param_groups)
+
+    return rates
+
+
+def _check_passes(passes: int) -> None:
+    if not isinstance(passes, int) or passes < 1:
+        raise UsageError(f"backward_passes_per_step is {passes!r}, expected a whole number of at least 1")
 
 
 def _names(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
-) -> dict[torch.nn.Parameter, str]:
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> dict[torch.Tensor, str]:  # fmt: skip
+    """The name of each parameter of the optimizer. Raises UsageError unless ``named_parameters`` names each of them, once."""
+    mine = {parameter: f"param.{group}.{index}" for group, index, parameter in _parameters(optimizer)}
     if named_parameters is None:
-        return {}
+        return mine
     pairs = list(named_parameters)
-    known = [name for name, _ in pairs]
-    twice = sorted({name for name in known if known.count(name) > 1})
-    if twice:
-        raise UsageError(f"named_parameters: the name {twice[0]!r} is given twice; names must be unique")
-    names = {parameter: name for name, parameter in pairs}
-    unnamed = sum(p not in names for group in optimizer.param_groups for p in group["params"])
+    if any(not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], torch.Tensor)) for pair in pairs):
+        raise UsageError("named_parameters: expected (name, parameter) pairs; pass model.named_parameters()")
+    doubled = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+    if doubled:
+        raise UsageError(f"named_parameters: {', '.join(map(repr, doubled[:3]))} named more than once; give each parameter its own name")
+    given = {parameter: name for name, parameter in reversed(pairs)}
+    unnamed = [place for parameter, place in mine.items() if parameter not in given]
     if unnamed:
+        raise UsageError(f"named_parameters: {len(unnamed)} of the optimizer's parameters have no name, the first is {unnamed[0]}")
+    foreign = [name for parameter, name in given.items() if parameter not in mine and parameter.requires_grad]
+    if foreign:
         raise UsageError(
-            f"named_parameters: {unnamed} parameter(s) of the optimizer have no name; pass model.named_parameters(), or nothing"
+            f"named_parameters: {foreign[-1]!r} requires a gradient but is not in the optimizer, and so would not be averaged; "
+            f"pass the names of this optimizer's parameters only"
         )
-    return names
+    return {parameter: given[parameter] for parameter in mine}
 
 
-def _named_of(optimizer: Any) -> list[tuple[str, torch.nn.Parameter, int]]:
-    """(name, parameter, group) of all parameters, in the optimizer's order."""
-    names = optimizer._psgc_names
-    return [
-        (names.get(parameter, f"param.{number}.{index}"), parameter, number)
-        for number, group in enumerate(optimizer.param_groups)
-        for index, parameter in enumerate(group["params"])
-    ]
-
-
-def _checked_passes(passes: int) -> int:
-    if passes < 1:
-        raise UsageError(f"backward_passes_per_step={passes}: expected at least 1")
-    return passes
-
-
-def _advise(kind: type[torch.optim.Optimizer], codec: str) -> None:
-    if kind.__name__ in ADAPTIVE and any(part.partition(":")[0] in COARSE for part in codec.split("/")):
+def _check_codec(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], codec: str) -> str:
+    """The codec's canonical text. Raises CodecError naming the first parameter it cannot carry; warns where it costs quality."""
+    canonical = codec_text(codec, "float32")
+    for parameter, name in names.items():
+        dtype = dtype_name(parameter, f"parameter {name!r}")
+        try:
+            codec_text(codec, dtype)
+        except CodecError as error:
+            raise CodecError(f"parameter {name!r}: {error}") from None
+    coarse = [part for part in canonical.split("/") if part.partition(":")[0] in COARSE]
+    if coarse and any(kind.__name__ in ADAPTIVE for kind in type(optimizer).__mro__):
         logger.warning(
-            "%s with codec %s: error feedback is sound for SGD with momentum; adaptive optimizers lose quality under 1-bit and top-k "
-            "(use bf16 or int8, or SGD)",
-            kind.__name__,
-            codec,
-        )
+            "codec %s with %s: 1-bit and top-k codecs cost quality under Adam-like optimizers; bf16 or int8 do not, "
+            "and SGD with momentum takes any codec",
+            canonical, type(optimizer).__name__,
+        )  # fmt: skip
+    return canonical
+
+
+def _satisfy_scheduler(optimizer: _Distributed) -> None:
+    """A learning-rate scheduler made before had replaced the instance's step() by its own, which would apply without synchronizing;
+    put ours there, marked and counted as schedulers expect."""
+    reference = weakref.ref(optimizer)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        found = reference()
+        assert found is not None
+        found._opt_called = True  # type: ignore[attr-defined]
+        return type(found).step(found, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.__dict__["step"] = step

@@ -1,0 +1,210 @@
+"""One optimizer's gradients on their way through the job: which buckets may leave, and when a step is over.
+
+Owns readiness, layouts and the step's flags; ``optimizer`` owns the front that users see. The first synchronization declares the layout, in
+the order in which gradients became ready; from then on a bucket is submitted from backward as soon as its last gradient is ready, and
+synchronize submits the rest. A gradient takes part if its hook ran, or if p.grad is there all the same (set by hand, or kept from an
+earlier step, as torch's own optimizers would apply it).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.layout import Declaration, TensorSpec
+from psgc.torch.gradients import Gradient, GradientBucket
+from psgc.worker.session import Session
+
+MAX_RESCALE: Final = 1e30  # the header carries a float32
+Outcome = Literal["applied", "delivered", "dropped"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlags:
+    """What every submission of one step says, the same on all ranks. rates: learning rate of each parameter group."""
+
+    previous_skipped: bool
+    loss_scale: float
+    rates: tuple[float, ...]
+
+    def rescale(self, last: StepFlags | None, group: int) -> float:
+        """The residual's unit of step ``last`` over that of this one: residuals are scaled gradients, and what they are worth to
+        the parameters is their product with the learning rate."""
+        if last is None or group >= len(last.rates):
+            return 1.0
+        factor = self.loss_scale / last.loss_scale
+        before, now = last.rates[group], self.rates[group]
+        if before and now:
+            factor *= before / now
+        return max(-MAX_RESCALE, min(factor, MAX_RESCALE))
+
+
+class GradientExchange:
+    """See the module's text. rates: reads the parameter groups' learning rates as they are now.
+
+    outcome: what became of the last step: "applied" by step(), still "delivered" in p.grad, or "dropped" (the loss scaler skipped it or
+    zero_grad threw it away), which the next step's flag tells the servers, so that it goes back into the residual.
+    """
+
+    def __init__(self, session: Session, name: str, codec: str, passes: int, rates: Callable[[], tuple[float, ...]]) -> None:
+        self.session, self.name, self.codec, self.passes = session, name, codec, passes
+        self.outcome: Outcome = "applied"
+        self.synchronized = False
+        self._rates = rates
+        self._loss_scale: Callable[[], float] = lambda: 1.0
+        self._gradients: list[Gradient] = []
+        self._known: set[int] = set()  # ids of the watched parameters, which _gradients keeps alive
+        self._declared = 0  # how many of _gradients are in a layout
+        self._ready_order: dict[int, None] = {}  # of those that are not
+        self._layouts = 0
+        self._buckets: list[GradientBucket] = []
+        self._flags: StepFlags | None = None
+        self._last: StepFlags | None = None
+        self._lock = threading.RLock()  # backward may run hooks in a thread for each device
+
+    def watch(self, parameters: Iterable[tuple[torch.Tensor, TensorSpec]]) -> None:
+        """Follow these parameters' gradients, those that require one and are not followed yet."""
+        with self._lock:
+            for parameter, spec in parameters:
+                if parameter.requires_grad and id(parameter) not in self._known:
+                    self._known.add(id(parameter))
+                    self._gradients.append(Gradient(parameter, spec))
+                    # By weak reference: parameters outlive their optimizer, whose hooks shall then do nothing.
+                    hook = functools.partial(_on_ready, weakref.ref(self), len(self._gradients) - 1)
+                    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def ready(self, index: int) -> None:
+        """Backward has added to a gradient. Runs in autograd's thread: counts, and enqueues the bucket that is complete."""
+        gradient = self._gradients[index]
+        grad = gradient.parameter.grad
+        if grad is None:  # another hook has taken it
+            return
+        with self._lock:
+            self._begin()
+            gradient.look(grad)
+            gradient.passes += 1
+            if gradient.passes > self.passes:
+                raise UsageError(
+                    f"gradient of {gradient.spec.name!r} was computed {gradient.passes} times before step(), but "
+                    f"backward_passes_per_step is {self.passes}; call step() after each backward, or raise backward_passes_per_step"
+                )
+            if index >= self._declared:
+                self._ready_order[index] = None
+            bucket = gradient.bucket
+            if bucket is not None and gradient.passes == self.passes:
+                bucket.waiting -= 1
+                if not bucket.waiting:
+                    self._submit(bucket)
+
+    def synchronize(self) -> None:
+        """Send what has not left yet, wait, and leave every rank with the same p.grad. Does nothing if nothing happened since."""
+        if self.synchronized:
+            return
+        self.session.check()
+        with self._lock:
+            self._begin()
+            for gradient in self._gradients:
+                gradient.look_again()
+            self._declare()
+            for bucket in self._buckets:
+                if bucket.ticket is None:
+                    self._submit(bucket)
+        self.session.wait([bucket.ticket for bucket in self._buckets if bucket.ticket is not None])
+        with self._lock:
+            self._deliver()
+
+    def forget(self) -> None:
+        """zero_grad is about to run: what has accumulated is dropped. Raises UsageError if some of it may be under way."""
+        with self._lock:
+            for gradient in self._gradients:
+                if gradient.passes >= self.passes:
+                    raise UsageError(
+                        f"zero_grad() while the gradient of {gradient.spec.name!r} is under way; "
+                        f"call it after step() or synchronize(), or before backward()"
+                    )
+            for gradient in self._gradients:
+                gradient.reset()
+            for bucket in self._buckets:
+                bucket.reset()
+            self._flags = None
+            self.end_step(applied=False)
+
+    def note_zeros(self) -> None:
+        """zero_grad has left zeros instead of None."""
+        for gradient in self._gradients:
+            gradient.note_zero()
+
+    def end_step(self, applied: bool) -> None:
+        """The trainer has applied the last result, or goes on without having done so."""
+        if applied or self.outcome == "delivered":
+            self.outcome = "applied" if applied else "dropped"
+        self.synchronized = False
+
+    def set_passes(self, passes: int) -> None:
+        """Change how many backwards make a step. Raises UsageError between a backward and its step."""
+        if any(gradient.passes for gradient in self._gradients):
+            raise UsageError("set_backward_passes_per_step() between backward() and step(); call it after step()")
+        self.passes = passes
+
+    def scale_with(self, loss_scale: Callable[[], float]) -> None:
+        """From now on gradients are multiplied by ``loss_scale()``. Steps up to now count as scaled alike."""
+        with self._lock:
+            self._loss_scale = loss_scale
+            now = loss_scale()
+            self._flags = None if self._flags is None else replace(self._flags, loss_scale=now)
+            self._last = None if self._last is None else replace(self._last, loss_scale=now)
+
+    def _begin(self) -> None:
+        """The first thing that happens in a step fixes its flags: ranks whose buckets leave early or late say the same."""
+        self.synchronized = False
+        if self._flags is None:
+            self._flags = StepFlags(self.outcome == "dropped", self._loss_scale(), self._rates())
+
+    def _submit(self, bucket: GradientBucket) -> None:
+        assert self._flags is not None
+        bucket.bind()
+        rescale = self._flags.rescale(self._last, bucket.group)
+        bucket.ticket = self.session.submit(
+            bucket.layout, bucket.bucket.index, bucket.buffer, skip=bucket.skip, previous_skipped=self._flags.previous_skipped,
+            rescale=rescale,
+        )  # fmt: skip
+
+    def _declare(self) -> None:
+        """Declare the gradients that are in no layout yet, and wait until every rank has."""
+        fresh = self._gradients[self._declared :]
+        if not fresh:
+            return
+        config = self.session.config
+        self._layouts += 1
+        hand_set = (i for i, g in enumerate(self._gradients) if i >= self._declared and g.seen is not None)
+        order = tuple(i - self._declared for i in dict.fromkeys([*self._ready_order, *hand_set]))
+        declaration = Declaration(
+            name=self.name if self._layouts == 1 else f"{self.name}.{self._layouts}", kind="plan", tensors=tuple(g.spec for g in fresh),
+            codec=self.codec, mean=True, order=order, used=tuple(sorted(order)), part_bytes=config.part_bytes,
+            fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
+        )  # fmt: skip
+        layout = self.session.declare(declaration)
+        self._buckets += [GradientBucket.of(layout, bucket, fresh) for bucket in layout.buckets]
+        self._declared = len(self._gradients)
+        self._ready_order.clear()
+
+    def _deliver(self) -> None:
+        for bucket in self._buckets:
+            bucket.deliver()
+        for gradient in self._gradients:
+            gradient.reset()
+        self._last, self._flags = self._flags, None
+        self.outcome, self.synchronized = "delivered", True
+
+
+def _on_ready(exchange: weakref.ref[GradientExchange], index: int, parameter: torch.Tensor) -> None:
+    found = exchange()
+    if found is not None:
+        found.ready(index)
