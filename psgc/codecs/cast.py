@@ -21,13 +21,11 @@ from psgc.codecs.floats import (
     U16,
     define_narrow_bf16,
     define_narrow_f16,
-    define_sum,
     define_widen_bf16,
     define_widen_f16,
-    eight,
 )  # fmt: skip
 from psgc.codecs.parameters import with_defaults
-from psgc.errors import PayloadError
+from psgc.codecs.payloads import check_size, define_sum, eight
 
 
 class _CastCodec(Codec):
@@ -47,8 +45,7 @@ class _CastCodec(Codec):
         return 2 * numel
 
     def validate(self, payload: Bytes, numel: int) -> None:
-        if payload.size != 2 * numel:
-            raise PayloadError(f"{self.name} payload of {numel} elements takes {2 * numel} bytes, got {payload.size}")
+        check_size(self.name, payload, numel, 2 * numel)
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
         FLOAT_KERNELS[self._format].finish(grad, 0, 1, out)

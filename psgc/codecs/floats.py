@@ -5,7 +5,6 @@ Owns the roundings to bfloat16 and float16, as NumPy definitions and as kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,14 +12,14 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.bits import bits_of_f32, f16_of_f32, f32_of_bits, f32_of_f16, view_f32, view_i16, view_u16
-from psgc.codecs.codec import F32, Array, Bytes
+from psgc.codecs.codec import F32, Bytes
 from psgc.codecs.feedback import SCRATCH
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, chosen_by_type, helper, kernel
+from psgc.codecs.payloads import MAX_PAYLOADS
 
 U16 = NDArray[np.uint16]
 QUIET_BF16: Final = 0x7FC0  # the one NaN that narrowing makes
 QUIET_F16: Final = 0x7E00
-MAX_PAYLOADS: Final = 8
 
 
 def define_narrow_bf16(values: F32) -> U16:
@@ -45,14 +44,6 @@ def define_narrow_f16(values: F32) -> U16:
 def define_widen_f16(bits: U16) -> F32:
     """The bits of float16 to float32, exactly."""
     return bits.view(np.float16).astype(np.float32)
-
-
-def define_sum(terms: Sequence[Array], acc: Array | None) -> Array:
-    """The terms added left to right in their own dtype, then, as one sum, to ``acc``."""
-    total = terms[0].copy()
-    for term in terms[1:]:
-        total = total + term
-    return total if acc is None else acc + total
 
 
 @helper
@@ -207,8 +198,3 @@ FLOAT_KERNELS: Final = {
     "bfloat16": FloatKernels(_fold_bf16, _finish_bf16, _decode_bf16),
     "float16": FloatKernels(_fold_f16, _finish_f16, _decode_f16),
 }
-
-
-def eight(payloads: Sequence[Bytes]) -> tuple[Bytes, ...]:
-    """As many payloads as fold kernels take; those beyond the given ones are never read."""
-    return (*payloads, *(payloads[0],) * (MAX_PAYLOADS - len(payloads)))

@@ -23,12 +23,10 @@ from numba import types
 from psgc.codecs.bits import bits_of_f32, f32_of_bits, view_f32, view_i8
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, corrected_block, mean_corrected_block
-from psgc.codecs.floats import MAX_PAYLOADS, define_sum, eight
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
-from psgc.codecs.onebit import check_scales
 from psgc.codecs.parameters import read_switch, with_defaults
+from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, define_sum, eight
 from psgc.codecs.random import define_uniform, keys, uniform
-from psgc.errors import PayloadError
 
 GROUP: Final = 256  # elements that share a scale
 _TOP: Final = np.float32(127)
@@ -242,8 +240,7 @@ class Int8Codec(FeedbackCodec):
         return 4 * -(-numel // GROUP) + numel
 
     def validate(self, payload: Bytes, numel: int) -> None:
-        if payload.size != (expected := self.payload_bound(numel)):
-            raise PayloadError(f"int8 payload of {numel} elements takes {expected} bytes, got {payload.size}")
+        check_size(self.name, payload, numel, self.payload_bound(numel))
         check_scales(self.name, payload[: 4 * -(-numel // GROUP)])
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:

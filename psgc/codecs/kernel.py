@@ -38,6 +38,7 @@ SETTINGS: Final[dict[str, Any]] = {"nogil": True, "boundscheck": False, "error_m
 
 I64: Final = types.int64
 U32: Final = types.uint32
+I64_PAIR: Final = _numba.types.UniTuple(I64, 2)
 SCALAR_F32: Final = types.float32
 BOOL: Final = types.boolean
 IN_BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)  # accepts writable arrays too

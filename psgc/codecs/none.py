@@ -17,9 +17,9 @@ from typing import Any, cast
 import numpy as np
 
 from psgc.codecs.codec import DTYPES, F32, FLOATS, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.floats import FLOAT_KERNELS, define_narrow_bf16, define_sum, define_widen_bf16, eight
+from psgc.codecs.floats import FLOAT_KERNELS, define_narrow_bf16, define_widen_bf16
 from psgc.codecs.parameters import with_defaults
-from psgc.errors import PayloadError
+from psgc.codecs.payloads import check_size, define_sum, eight
 
 
 def accumulator(dtype: str) -> Any:
@@ -86,8 +86,7 @@ class NoneCodec(Codec):
         return int(self._items.itemsize) * numel
 
     def validate(self, payload: Bytes, numel: int) -> None:
-        if payload.size != (expected := self.payload_bound(numel)):
-            raise PayloadError(f"none payload of {numel} elements of {self.dtype} takes {expected} bytes, got {payload.size}")
+        check_size(f"none ({self.dtype})", payload, numel, self.payload_bound(numel))
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
         out[: grad.nbytes] = grad.view(np.uint8)

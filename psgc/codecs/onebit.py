@@ -22,9 +22,9 @@ from numba import types
 from psgc.codecs.bits import add_signed_sum, negative_mask, set_signed_sum, view_f32, view_u32, view_u64
 from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
-from psgc.codecs.floats import MAX_PAYLOADS, define_sum, eight
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, helper, kernel
 from psgc.codecs.parameters import read_switch, with_defaults
+from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, define_sum, eight
 from psgc.errors import PayloadError
 
 LANES: Final = 128
@@ -266,8 +266,7 @@ class OneBitCodec(FeedbackCodec):
         return 4 * -(-numel // BLOCK) + -(-numel // 8)
 
     def validate(self, payload: Bytes, numel: int) -> None:
-        if payload.size != (expected := self.payload_bound(numel)):
-            raise PayloadError(f"onebit payload of {numel} elements takes {expected} bytes, got {payload.size}")
+        check_size(self.name, payload, numel, self.payload_bound(numel))
         check_scales(self.name, payload[: 4 * -(-numel // BLOCK)])
         if numel % 8 and payload[-1] >> numel % 8:
             raise PayloadError(f"onebit payload of {numel} elements has pad bits set in its last byte {payload[-1]:#04x}")
@@ -292,9 +291,3 @@ class OneBitCodec(FeedbackCodec):
 
     def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
         _commit(payload, numel, lo, grad, residual, rescale)
-
-
-def check_scales(name: str, scales: Bytes) -> None:
-    """Raise PayloadError unless all of these float32 bytes are finite and >= 0."""
-    if (scales.view(np.uint32) > np.float32(MAX_F32).view(np.uint32)).any():  # negative, infinite and NaN bits all lie above
-        raise PayloadError(f"{name} payload holds a scale that is negative or not finite")

@@ -1,0 +1,133 @@
+"""Sorted indices as bit-packed gaps: how sparse payloads say where their values belong.
+
+| offset          | type                       | meaning                                                                     |
+|-----------------|----------------------------|-----------------------------------------------------------------------------|
+| 0               | u8 [ceil(count / 128)]     | width of each block of 128 gaps, 0..32 bits                                 |
+| blocks          | bytes                      | each block's gaps at its width, least significant bit first, then zero bits |
+|                 |                            | up to the next byte                                                         |
+
+Owns these bytes; knows nothing of the values. A gap is index - previous index - 1, the first one counted from -1; a block's width is
+that of its largest gap. Source: Lemire and Boytsov 2015, "Decoding billions of integers per second through vectorization".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.codecs.bits import leading_zeros
+from psgc.codecs.kernel import helper
+
+GAPS: Final = 128  # a block; 128 gaps at any width end at a byte
+MAX_WIDTH: Final = 32
+
+Indices = NDArray[np.int64]
+
+
+def define_packed(indices: Indices) -> bytes:
+    """The layout above for sorted, distinct indices."""
+    gaps = np.diff(indices, prepend=-1) - 1
+    blocks = [gaps[start : start + GAPS] for start in range(0, gaps.size, GAPS)]
+    widths = [int(block.max()).bit_length() for block in blocks]
+    packed = [
+        np.packbits((block[:, None] >> np.arange(width)) & 1 > 0, bitorder="little").tobytes()
+        for block, width in zip(blocks, widths, strict=True)
+    ]
+    return bytes(widths) + b"".join(packed)
+
+
+def define_unpacked(packed: bytes, count: int) -> Indices:
+    """The indices that were packed."""
+    blocks, gaps = -(-count // GAPS), []
+    place = blocks
+    for block, width in enumerate(packed[:blocks]):
+        size = min(GAPS, count - block * GAPS)
+        end = place + -(-size * width // 8)
+        bits = np.unpackbits(np.frombuffer(packed[place:end], np.uint8), count=size * width, bitorder="little")
+        gaps.append(bits.reshape(size, width).astype(np.int64) @ (1 << np.arange(width, dtype=np.int64)))
+        place = end
+    return np.asarray(np.cumsum(np.concatenate(gaps) + 1) - 1, np.int64)
+
+
+def packed_bound(count: int, numel: int) -> int:
+    """Most bytes that ``count`` indices below ``numel`` take.
+
+    The gaps add up to at most numel - count; a block costs 16 bytes for every bit of its width, and widths, being logarithms, add up
+    to most when the blocks' largest gaps are alike.
+    """
+    blocks = -(-count // GAPS)
+    widths = blocks * (math.log2((numel - count) / blocks + 1) + 1)
+    return blocks + min(16 * blocks * (numel - count).bit_length(), math.ceil(16 * widths) + 1)
+
+
+@helper
+def pack(indices: Any, out: Any) -> Any:
+    """Write sorted uint32 indices to ``out``; returns the bytes written."""
+    blocks = -(-indices.size // GAPS)
+    place, previous = blocks, np.int64(-1)
+    for block in range(blocks):
+        chosen = indices[block * GAPS : (block + 1) * GAPS]
+        union, before = np.uint32(0), previous
+        for i in range(chosen.size):
+            union |= np.uint32(np.int64(chosen[i]) - before - 1)
+            before = np.int64(chosen[i])
+        width = np.int64(32) - np.int64(leading_zeros(union))
+        out[block] = np.uint8(width)
+        place = _pack_block(chosen, previous, width, out, place)
+        previous = before
+    return place
+
+
+@helper
+def _pack_block(indices: Any, previous: Any, width: Any, out: Any, place: Any) -> Any:
+    held, bits = np.uint64(0), np.int64(0)
+    for i in range(indices.size):
+        held |= np.uint64(np.int64(indices[i]) - previous - 1) << np.uint64(bits)
+        previous = np.int64(indices[i])
+        bits += width
+        while bits >= 8:
+            out[place] = np.uint8(held & np.uint64(0xFF))
+            held >>= np.uint64(8)
+            bits -= 8
+            place += 1
+    if bits > 0:
+        out[place] = np.uint8(held & np.uint64(0xFF))
+        place += 1
+    return place
+
+
+@helper
+def unpack_block(packed: Any, place: Any, width: Any, previous: Any, indices: Any) -> Any:
+    """indices (int64) <- one block's, from bytes that begin at ``place``; returns where the next block begins."""
+    held, bits, mask = np.uint64(0), np.int64(0), (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    for i in range(indices.size):
+        while bits < width:
+            held |= np.uint64(packed[place]) << np.uint64(bits)
+            place += 1
+            bits += 8
+        previous += np.int64(held & mask) + 1
+        indices[i] = previous
+        held >>= np.uint64(width)
+        bits -= width
+    return place
+
+
+@helper
+def well_formed(packed: Any, count: Any, numel: Any, scratch: Any) -> Any:
+    """Whether ``packed`` is exactly the bytes of ``count`` indices below ``numel``; reads within it only. scratch: int64 [GAPS]."""
+    blocks = -(-count // GAPS)
+    if packed.size < blocks:
+        return False
+    place, previous = blocks, np.int64(-1)
+    for block in range(blocks):
+        width, size = np.int64(packed[block]), min(GAPS, count - block * GAPS)
+        if width > MAX_WIDTH or place + -(-size * width // 8) > packed.size:
+            return False
+        place = unpack_block(packed, place, width, previous, scratch[:size])
+        previous = scratch[size - 1]
+        if previous >= numel:
+            return False
+    return place == packed.size
