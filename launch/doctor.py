@@ -1,0 +1,144 @@
+"""``psgc doctor``: can psgc run here? Each check says what was found, what is wanted, and how to mend it."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import os
+import platform
+import resource
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from psgc.config import Config
+from psgc.errors import ConfigError
+
+Finding = tuple[bool, str]
+PACKAGES = {"numpy": (1, 26), "numba": (0, 60), "pyzmq": (26,), "torch": (2, 4)}
+
+
+def examine() -> dict[str, Any]:
+    """All checks, as ``psgc doctor --json`` prints them."""
+    checks = [_check(*row) for row in _rows()]
+    return {"ok": all(check["ok"] for check in checks), "checks": checks}
+
+
+def _rows() -> list[tuple[str, Callable[[], Finding], str, str]]:
+    rows: list[tuple[str, Callable[[], Finding], str, str]] = [
+        ("python", _python, "3.10 or newer on Linux", "install a newer Python"),
+        ("environment", _environment, "settings that make sense", "mend the variable named; docs/env.md lists them all"),
+        ("memory", _memory, "at least 1 GiB available", "end other programs, or use a larger machine"),
+        ("open files", _open_files, "a limit of at least 1024", "ulimit -n 65536"),
+        ("shared memory", _shared_memory, "sealed memfds, passed between processes", "run on Linux 5 or newer; else PSGC_TRANSPORT=tcp"),
+        ("loopback", _loopback, "a ZeroMQ message over TCP on this host", "check firewall rules for 127.0.0.1"),
+        ("kernels", _kernels, "a compiled kernel gives its definition's bytes", "reinstall numba; make its cache folder writable"),
+        (
+            "scheduler",
+            _scheduler,
+            "answers at DMLC_PS_ROOT_URI:PORT, where one is named",
+            "start it, open its port, or correct the address",
+        ),
+    ]
+    for package, minimum in PACKAGES.items():
+        wanted = f"{'.'.join(map(str, minimum))} or newer"
+        rows.insert(1, (package, lambda p=package, m=minimum: _package(p, m), wanted, f"pip install -U {package}"))
+    return rows
+
+
+def _check(name: str, look: Callable[[], Finding], wanted: str, remedy: str) -> dict[str, Any]:
+    try:
+        ok, found = look()
+    except Exception as error:
+        ok, found = False, f"{type(error).__name__}: {error}"
+    return {"name": name, "ok": ok, "found": found, "wanted": wanted, "remedy": "" if ok else remedy}
+
+
+def _python() -> Finding:
+    return sys.version_info >= (3, 10) and sys.platform == "linux", f"{platform.python_version()} on {sys.platform}"
+
+
+def _package(name: str, minimum: tuple[int, ...]) -> Finding:
+    version = importlib.metadata.version(name)
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    return numbers >= minimum, version
+
+
+def _environment() -> Finding:
+    try:
+        config = Config.from_env()
+    except ConfigError as error:
+        return False, str(error)
+    return not config.notes, "; ".join(config.notes) or f"role {config.role}, {config.nodes} node(s), {config.servers} server(s)"
+
+
+def _memory() -> Finding:
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    mib = int(lines["MemAvailable"].split()[0]) >> 10
+    return mib >= 1024, f"{mib} MiB available"
+
+
+def _open_files() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft == resource.RLIM_INFINITY or soft >= 1024, str(soft)
+
+
+def _shared_memory() -> Finding:
+    """Another process writes to a segment that was passed to it over an abstract socket; we see what it wrote."""
+    from psgc.transport.memfd import LocalLink, LocalListener, Segment
+    from psgc.wire.frames import Header, Kind
+
+    segment = Segment.create("psgc-doctor", 4096)
+    listener = LocalListener(f"psgc-doctor/{os.getpid()}")
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sender, receiver = LocalLink(pair[0]), LocalLink(pair[1])
+    try:
+        segment.bytes[:5] = list(b"hello")
+        sender.announce(1, segment)
+        sender.send_located(Header(Kind.PUSH, payload_bytes=5), 1, 0)
+        received = [bytes(payload) for _, payload in receiver.receive()]
+        sealed = bool(fcntl.fcntl(segment.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+        return received == [b"hello"] and sealed, "a sealed segment passed and read"
+    finally:
+        sender.close()
+        receiver.close()
+        listener.close()
+        segment.close()
+
+
+def _loopback() -> Finding:
+    import zmq
+
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        server, client = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        client.connect(f"tcp://127.0.0.1:{port}")
+        client.send(b"hello")
+        ok = bool(server.poll(3000)) and server.recv() == b"hello"
+        return ok, f"sent and received on port {port}"
+    finally:
+        context.destroy(0)
+
+
+def _kernels() -> Finding:
+    import numpy as np
+
+    from psgc.codecs import Stream, parse_codec
+
+    codec = parse_codec("onebit")
+    grad = np.linspace(-1, 1, 4097, dtype=np.float32)
+    out = np.zeros(codec.payload_bound(len(grad)), np.uint8)
+    codec.encode(grad, np.zeros_like(grad), 1.0, Stream(0, 1, 0, 0), out)
+    signs = np.packbits(grad < 0, bitorder="little")
+    return out[-len(signs) :].tobytes() == signs.tobytes(), "onebit packs the signs of 4097 elements"
+
+
+def _scheduler() -> Finding:
+    config = Config.from_env()
+    if not config.root_host:
+        return True, "none named: this process would be a job of one"
+    with socket.create_connection((config.root_host, config.root_port), timeout=2):
+        return True, f"{config.root_host}:{config.root_port} accepts connections"

@@ -1,0 +1,46 @@
+"""``python -m psgc.launch.envdoc``: docs/env.md, made from the table in psgc/config.py; a test compares the two."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from psgc.config import VARIABLES, WITHOUT_EFFECT, Config
+
+HEAD = """# Settings
+
+Made by `python -m psgc.launch.envdoc > docs/env.md` from the table in `psgc/config.py`, which is the only place that reads them.
+
+`psgc run` sets those that say who is who; with `psgc-launch` set them yourself, the same on every machine but for `DMLC_ROLE`,
+`DMLC_WORKER_ID` and `DMLC_SERVER_ID`. A name that is set but unknown, or known and without effect, is a warning at start. Roles: w
+worker, s server, c scheduler.
+
+| variable | also read as | roles | default | meaning |
+|---|---|---|---|---|
+"""
+TAIL = """
+Under `torchrun` without `DMLC_*`: `GROUP_RANK`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `WORLD_SIZE` and `MASTER_ADDR` are used; give
+`DMLC_PS_ROOT_PORT` and `DMLC_NUM_SERVER`. With no scheduler named at all, a process is a job of one: nothing is sent.
+
+## BytePS's settings without effect here
+
+| variable | why |
+|---|---|
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    defaults = {f.name: f.default for f in fields(Config)}
+    rows = []
+    for v in VARIABLES:
+        aliases = ", ".join(f"`{alias}`" for alias in v.aliases)
+        default = defaults[v.field]
+        shown = "" if default in ("", -1, 0) and not isinstance(default, float) else f"`{default}`"
+        meaning = f"{v.meaning} ({v.parse.__doc__})" if v.parse.__doc__ != "text" else v.meaning
+        rows.append(f"| `{v.name}` | {aliases} | {v.roles} | {shown} | {meaning} |")
+    without = [f"| `{name}` | {why} |" for name, why in sorted(WITHOUT_EFFECT.items())]
+    return HEAD + "\n".join(rows) + "\n" + TAIL + "\n".join(without) + "\n"
+
+
+if __name__ == "__main__":
+    print(render(), end="")

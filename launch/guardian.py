@@ -1,0 +1,27 @@
+"""Outlives the launcher to clean up after it: kills the process groups it was told of once its stdin ends. Run as a script.
+
+Input: a line ``+N`` for a group that has started, ``-N`` for one that is gone. The kernel kills the groups' leaders with the launcher
+(tether.py); this is for their children.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups = set()
+    for line in sys.stdin:
+        if line[0] == "+":
+            groups.add(int(line[1:]))
+        else:
+            groups.discard(int(line[1:]))
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+
+main()

@@ -1,0 +1,81 @@
+"""A server's memory outlives it: the launcher holds what a killed server had committed."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+
+from psgc.launch.keeper import Keeper
+from psgc.server.step import Commit, Result
+from psgc.server.store import RECORD_BYTES, KeyShape, KeyStore, Store, read_record
+from psgc.transport.memfd import Segment
+from psgc.wire.frames import Flag
+
+SERVER = """
+import os, signal, socket
+from psgc.server.step import Commit, Result
+from psgc.server.store import KeyShape, Store
+from psgc.transport.keeper_wire import send_segment
+from psgc.wire.frames import Flag
+store = Store()
+segment = store.add_layout(1, [KeyShape(5, 8, 4)])
+send_segment(socket.socket(fileno=int(os.environ["PSGC_KEEPER_FD"])), "layout-1", segment.fd, segment.nbytes)
+store.keys[5].result(1)[:] = list(b"answered")
+store.keys[5].commit(Commit(5, Result(7, Flag.NONE, 2, 1, 8), True))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_server_committed_is_still_there() -> None:
+    keeper = Keeper()
+    env = {**os.environ, "PSGC_KEEPER_FD": str(keeper.child_fd)}
+    popen = subprocess.Popen([sys.executable, "-c", SERVER], env=env, pass_fds=[keeper.child_fd])
+    keeper.started()
+    popen.wait(timeout=60)
+    while keeper.receive():
+        with selectors.DefaultSelector() as selector:
+            selector.register(keeper.socket, selectors.EVENT_READ)
+            selector.select(timeout=5)
+    fd, nbytes = keeper.segments["layout-1"]
+    segment = Segment.attach(os.dup(fd), nbytes)
+    recorded = read_record(segment.view(0, RECORD_BYTES))
+    assert recorded is not None
+    result, residual_slot = recorded
+    assert (result, residual_slot) == (Result(7, Flag.NONE, 2, 1, 8), 1)
+    assert b"answered" in segment.bytes.tobytes()
+    segment.close()
+    keeper.close()
+
+
+def test_a_record_torn_by_a_crash_is_not_believed() -> None:
+    store = Store()
+    segment = store.add_layout(1, [KeyShape(5, 8, 0)])
+    assert segment is not None
+    key = store.keys[5]
+    assert key.recorded() is None, "nothing was committed yet"
+    key.commit(Commit(5, Result(1, Flag.NONE, 1, 0, 8), False))
+    assert key.recorded() == (Result(1, Flag.NONE, 1, 0, 8), 0)
+    segment.bytes[0] += 1  # the writer died after the first word
+    assert key.recorded() is None
+    store.close()
+
+
+def test_a_step_never_writes_the_buffers_that_the_record_names() -> None:
+    store = Store()
+    store.add_layout(1, [KeyShape(5, 4, 4)])
+    key = store.keys[5]
+    for step, slot in ((1, 1), (2, 0), (3, 1)):
+        committed, new = key.residuals() or (None, None)
+        assert committed is not None
+        assert new is not None
+        new[:] = step
+        key.result(slot)[:] = step
+        assert key.recorded() is None or key.recorded()[1] != (0 if new is key._residuals[0] else 1)  # type: ignore[index]
+        key.commit(Commit(5, Result(step, Flag.NONE, 1, slot, 4), True))
+        now = key.residuals()
+        assert now is not None
+        assert (now[0] == step).all()
+    assert KeyStore.bytes_needed(KeyShape(5, 4, 4)) % 64 == 0
+    store.close()

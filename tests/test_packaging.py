@@ -1,0 +1,100 @@
+"""What is installed is psgc and nothing else, and the tree keeps the shape that makes it so."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("server", "worker", "cuda", "launch")
+LAYERS = {"cuda": 0, "core": 1, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4}
+
+
+def sources() -> list[Path]:
+    return [p for folder in ("psgc", *FOLDERS) for p in (ROOT / folder).rglob("*.py") if not any(q.is_symlink() for q in p.parents)]
+
+
+def module_of(path: Path) -> str:
+    relative = path.relative_to(ROOT).with_suffix("")
+    parts = relative.parts if relative.parts[0] == "psgc" else ("psgc", *relative.parts)
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def layer(module: str) -> int:
+    parts = module.split(".")
+    return LAYERS.get(parts[1], LAYERS["core"]) if len(parts) > 1 else LAYERS["core"]
+
+
+def imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "psgc"}
+    return names
+
+
+def test_only_psgc_is_installed() -> None:
+    assert importlib.metadata.distribution("psgc").read_text("top_level.txt") == "psgc\n"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_links_lead_to_the_top_folders(folder: str) -> None:
+    link = ROOT / "psgc" / folder
+    assert link.is_symlink(), f"psgc/{folder} is no link: check out with core.symlinks=true"
+    assert os.readlink(link) == f"../{folder}"
+
+
+def test_cuda_itself_is_no_package() -> None:
+    assert not (ROOT / "cuda" / "__init__.py").exists(), "it would shadow NVIDIA's cuda for anyone who runs in the checkout"
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_imports_point_one_way(path: Path) -> None:
+    own = module_of(path)
+    for name in imports(path):
+        if name.startswith("psgc."):
+            assert layer(name) <= layer(own), f"{own} imports {name}"
+            peers = {own.split(".")[1], name.split(".")[1]}
+            assert not (peers <= {"server", "worker", "scheduler"} and len(peers) > 1), f"{own} imports its peer {name}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_only_config_and_launchers_read_the_environment(path: Path) -> None:
+    own = module_of(path)
+    if own == "psgc.config" or own.startswith("psgc.launch"):
+        return
+    assert not re.search(r"os\.environ|os\.getenv|sys\.argv", path.read_text()), own
+
+
+def test_help_starts_without_the_heavy_packages() -> None:
+    code = "import sys; sys.argv = ['psgc', '--help']\nimport psgc.launch.cli as c\ntry:\n c.main()\nexcept SystemExit: pass\n"
+    code += "assert not {'torch', 'numba', 'zmq', 'numpy'} & set(sys.modules), set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_scheduler_starts_without_torch() -> None:
+    code = "import sys, psgc.scheduler.loop, psgc.server.loop\nassert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_built_wheel_holds_every_package(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(ROOT)], check=True
+    )
+    import zipfile
+
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    for wanted in ("psgc/server/step.py", "psgc/worker/client.py", "psgc/launch/cli.py", "psgc/wire/PROTOCOL.md", "psgc/py.typed"):
+        assert wanted in names
+    assert all(name.startswith(("psgc/", "psgc-")) for name in names)
