@@ -1,0 +1,138 @@
+"""The main job: two real trainings over a scheduler, a server and two workers, uncompressed and compressed, side by side.
+
+Writes demo-out/losses.png and demo-report.json, and prints a table. ``--quick`` runs a tenth of the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numba
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+HERE = Path(__file__).parent
+WORKERS, SERVERS, SEED = 2, 1, 0
+# task, script, codec, steps, learning rate (tuned for each codec on the digits; one for all of GPT)
+RUNS = (
+    ("gpt", "train_gpt.py", "none", 150, 1.5e-3),
+    ("gpt", "train_gpt.py", "bf16", 150, 1.5e-3),
+    ("gpt", "train_gpt.py", "int8", 150, 1.5e-3),
+    ("digits", "train_digits.py", "none", 400, 0.05),
+    ("digits", "train_digits.py", "onebit", 400, 0.05),
+    ("digits", "train_digits.py", "topk:k=0.01", 400, 0.05),
+)
+
+
+def machine() -> str:
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "CPU"
+    )
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, numba {numba.__version__}"
+    return f"{model}, {os.cpu_count()} cores, {versions}"
+
+
+def train(task: str, script: str, codec: str, steps: int, lr: float, out: Path, progress: Progress, bar: TaskID) -> dict[str, Any]:
+    """One job under ``psgc run``; its record. Ends the demo with the job's own last words if it fails."""
+    record = out / f"{task}-{re.sub('[^a-z0-9]+', '-', codec)}.json"
+    command = [
+        sys.executable, "-m", "psgc.launch", "run", "--workers", str(WORKERS), "--servers", str(SERVERS), "--",
+        sys.executable, str(HERE / script), "--steps", str(steps), "--codec", codec, "--lr", str(lr), "--seed", str(SEED), "--out", str(record),
+    ]  # fmt: skip
+    said: deque[str] = deque(maxlen=30)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            said.append(line.rstrip())
+            if match := re.search(r"step (\d+)/\d+ loss ([\d.]+)", line):
+                progress.update(bar, completed=int(match[1]), loss=match[2])
+    if job.returncode:
+        sys.exit("\n".join([*said, f"demo: {task} under {codec} failed with status {job.returncode}"]))
+    result: dict[str, Any] = json.loads(record.read_text())
+    return result
+
+
+def with_ratios(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Bytes against the uncompressed run of the same task, and against half of that, which a bf16 peer would send."""
+    plain = {r["task"]: r["wire_bytes_per_step_per_worker"] for r in records if r["codec"] == "none"}
+    for r in records:
+        r["ratio_to_fp32"] = round(plain[r["task"]] / r["wire_bytes_per_step_per_worker"], 2)
+        r["ratio_to_bf16"] = round(plain[r["task"]] / 2 / r["wire_bytes_per_step_per_worker"], 2)
+    return records
+
+
+def plot(records: list[dict[str, Any]], path: Path) -> None:
+    """Training loss of rank 0 by step, smoothed over ten steps; one panel a task."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    tasks = list(dict.fromkeys(r["task"] for r in records))
+    figure, panels = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 4), squeeze=False)
+    for panel, task in zip(panels[0], tasks, strict=True):
+        for r in (r for r in records if r["task"] == task):
+            losses = r["losses"]
+            smooth = [sum(losses[max(0, i - 9) : i + 1]) / len(losses[max(0, i - 9) : i + 1]) for i in range(len(losses))]
+            panel.plot(
+                range(1, len(smooth) + 1), smooth, label=f"{r['codec']} ({r['wire_bytes_per_step_per_worker'] / 1e3:,.0f} kB a step)"
+            )
+        panel.set(title=task, xlabel="step", ylabel="training loss")
+        panel.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def show(records: list[dict[str, Any]]) -> None:
+    table = Table(title="psgc demo: 2 workers, 1 server")
+    for column in ("task", "codec", "steps", "train loss", "val loss", "accuracy", "bytes a step", "over fp32", "over bf16", "steps/s"):
+        table.add_column(column, justify="left" if column in ("task", "codec") else "right")
+    for r in records:
+        accuracy = "" if r["val_accuracy"] is None else f"{r['val_accuracy']:.2%}"
+        table.add_row(
+            r["task"], r["codec"], str(r["steps"]), f"{r['final_train_loss']:.4f}", f"{r['final_val_loss']:.4f}", accuracy,
+            f"{r['wire_bytes_per_step_per_worker']:,}", f"{r['ratio_to_fp32']:.1f}x", f"{r['ratio_to_bf16']:.1f}x", f"{r['steps_per_s']:.2f}",
+        )  # fmt: skip
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the steps")
+    parser.add_argument("--out", type=Path, default=Path("demo-out"))
+    parser.add_argument("--report", type=Path, default=Path("demo-report.json"))
+    options = parser.parse_args()
+    options.out.mkdir(exist_ok=True)
+    columns = (
+        TextColumn("{task.description:24}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} loss {task.fields[loss]}"),
+        TimeElapsedColumn(),
+    )
+    records = []
+    with Progress(*columns) as progress:
+        for task, script, codec, full, lr in RUNS:
+            steps = max(2, full // 10) if options.quick else full
+            bar = progress.add_task(f"{task} under {codec}", total=steps, loss="-")
+            records.append(train(task, script, codec, steps, lr, options.out, progress, bar))
+    with_ratios(records)
+    plot(records, options.out / "losses.png")
+    show(records)
+    runs = [{key: value for key, value in r.items() if key != "losses"} for r in records]
+    options.report.write_text(json.dumps({"machine": machine(), "runs": runs}, indent=1) + "\n")
+    print(f"wrote {options.report} and {options.out / 'losses.png'}")
+
+
+if __name__ == "__main__":
+    main()
