@@ -228,6 +228,8 @@ class Membership:
             actions += self._await(gathering, now)
         for name, gathering in self.declarations.unready() if self.declarations is not None else ():
             late = self._await(gathering, now)
+            if self._failed is not None:
+                return actions + late
             if late:  # said again, for it may have been lost
                 actions += [*late, *self._keys(name, (m for m in self.roster.server_members() if m.rank in gathering.missing))]
         return actions

@@ -88,4 +88,5 @@ class Dealer:
     def close(self, linger_ms: int = 0) -> None:
         with contextlib.suppress(zmq.ZMQError):
             self.socket.disable_monitor()
+        self.monitor.close(0)
         self.socket.close(linger_ms)

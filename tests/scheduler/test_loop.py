@@ -1,0 +1,158 @@
+"""The scheduler's process over real sockets: it adopts a socket, lives through nonsense, and tells everyone when it is ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from psgc import __version__
+from psgc.transport.dealer import Dealer
+from psgc.transport.host import host_id, pid_started, process_alive
+from psgc.transport.router import Router
+from psgc.wire.frames import HEADER_BYTES, Header, Kind, pack_header
+from psgc.wire.messages import Register, encode_body
+
+PATIENCE_MS = 30_000
+ENV = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "PSGC_TOKEN": "t", "PSGC_JOB": "7", "PSGC_HEARTBEAT_S": "0.2"}
+
+
+class Peer:
+    """A member played by the test."""
+
+    def __init__(self, context: zmq.Context[Any], port: int, name: str) -> None:
+        self.dealer = Dealer(context, f"tcp://127.0.0.1:{port}", name.encode(), dead_s=15)
+
+    def say(self, kind: Kind, body: Any = None, **fields: Any) -> None:
+        data = b"" if body is None else encode_body(body)
+        self.dealer.send(Header(kind, job=7, payload_bytes=len(data), **fields), data)
+
+    def register(self, role: Any, pid: int) -> None:
+        self.say(Kind.REGISTER, Register(role, "t", __version__, host_id(), "here", pid, pid_started(pid), 1, 1))
+
+    def hear(self, kind: Kind) -> Any:
+        """The body of the next message of ``kind``; others before it are skipped."""
+        while True:
+            assert self.dealer.socket.poll(PATIENCE_MS), f"no {kind.name} has come"
+            for header, payload in self.dealer.receive():
+                if header.kind == kind:
+                    return None if payload is None else json.loads(payload.tobytes())
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    context: zmq.Context[Any] = zmq.Context()
+    yield context
+    context.destroy(0)
+
+
+@pytest.fixture
+def scheduler() -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """Port and process of a scheduler that was given its listening socket."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(64)
+        port, fd = listening.getsockname()[1], listening.fileno()
+        env = {**os.environ, **ENV, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "PSGC_SCHEDULER_FD": str(fd)}
+        command = [sys.executable, "-m", "psgc.launch.role", "scheduler"]
+        process = subprocess.Popen(command, env=env, pass_fds=[fd], stderr=subprocess.PIPE, text=True)
+    yield port, process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def peer(context: zmq.Context[Any], scheduler: tuple[int, subprocess.Popen[str]]) -> Iterator[Callable[[str], Peer]]:
+    peers: list[Peer] = []
+
+    def make(name: str) -> Peer:
+        peers.append(Peer(context, scheduler[0], name))
+        return peers[-1]
+
+    yield make
+    for each in peers:
+        each.dealer.close()
+
+
+def test_a_scheduler_adopts_the_socket_it_was_given_and_admits_its_members(scheduler: Any, peer: Any) -> None:
+    worker, server = peer("w"), peer("s")
+    worker.register("worker", os.getpid())
+    server.register("server", os.getppid())
+    assert worker.hear(Kind.TOPOLOGY)["size"] == 1
+    assert server.hear(Kind.TOPOLOGY)["servers"][0]["index"] == 0
+    for each in (worker, server):
+        each.say(Kind.BYE)
+        each.hear(Kind.BYE)
+    assert scheduler[1].wait(PATIENCE_MS) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_ended_scheduler_tells_everyone_first(scheduler: Any, peer: Any, number: signal.Signals) -> None:
+    worker, server = peer("w"), peer("s")
+    worker.register("worker", os.getpid())
+    server.register("server", os.getppid())
+    worker.hear(Kind.TOPOLOGY)
+    scheduler[1].send_signal(number)
+    assert number.name in worker.hear(Kind.ABORT)["text"]
+    assert number.name in server.hear(Kind.ABORT)["text"]
+    said = scheduler[1].communicate(timeout=PATIENCE_MS)[1]
+    assert scheduler[1].returncode == 1
+    assert number.name in said.strip().splitlines()[-1]
+
+
+def test_a_process_that_is_gone_is_found_while_its_connection_is_still_up(scheduler: Any, peer: Any) -> None:
+    worker, server = peer("w"), peer("s")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        worker.register("worker", other.pid)
+        server.register("server", os.getpid())
+        server.hear(Kind.TOPOLOGY)
+        other.kill()
+        pid = other.pid
+        assert f"pid {pid} on here) died" in server.hear(Kind.ABORT)["text"], "a zombie, too, is dead"
+
+
+def test_nonsense_on_the_socket_ends_nothing(scheduler: Any, peer: Any) -> None:
+    stranger, worker = peer("x"), peer("w")
+    for frames in ([b""], [b"GET / HTTP/1.1"], [b"\xff" * HEADER_BYTES], [pack_header(Header(Kind.PUSH))[:-1]], [b"a", b"b", b"c"]):
+        stranger.dealer.socket.send_multipart(frames)
+    stranger.dealer.socket.send_multipart([pack_header(Header(Kind.REGISTER, job=7, payload_bytes=3)), b"\xff\xff\xff"])
+    assert "JSON" in stranger.hear(Kind.ERROR)["text"]
+    worker.say(Kind.HEARTBEAT)
+    assert "register first" in worker.hear(Kind.ERROR)["text"]
+    assert scheduler[1].poll() is None
+
+
+def test_who_announces_too_much_is_cut_off_and_the_others_are_served(context: zmq.Context[Any]) -> None:
+    router = Router(context, "tcp://127.0.0.1:*", dead_s=15, max_message_bytes=1000)
+    greedy, modest = (Peer(context, router.port, name) for name in ("greedy", "modest"))
+    greedy.dealer.socket.send(bytes(1001))
+    assert greedy.dealer.monitor.poll(PATIENCE_MS)
+    modest.dealer.socket.send(bytes(1000))
+    assert router.socket.poll(PATIENCE_MS)
+    received = router.receive()
+    assert received is not None
+    assert received[0] == b"modest"
+    assert router.receive() is None
+    for each in (greedy.dealer, modest.dealer, router):
+        each.close()
+
+
+def test_a_message_to_who_is_not_there_is_said_to_have_gone_nowhere(context: zmq.Context[Any]) -> None:
+    router = Router(context, "tcp://127.0.0.1:*", dead_s=15)
+    assert not router.send(b"nobody", [b"header", b"body"])
+    router.close()
+
+
+def test_a_reused_pid_is_not_taken_for_the_process_that_had_it() -> None:
+    started = pid_started(os.getpid())
+    assert process_alive(os.getpid(), started)
+    assert not process_alive(os.getpid(), started - 1)
+    assert not process_alive(1 << 30, started)
