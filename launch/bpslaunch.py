@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from psgc.config import Config
+from psgc.errors import ConfigError, PsgcError, UsageError
 from psgc.launch.role import run_role
 from psgc.launch.supervisor import Supervisor
 
 REQUIRED = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
+GDB = ("gdb", "-ex", "run", "-ex", "bt", "-batch", "--args")
 USAGE = """usage: psgc-launch CMD...
 
 Starts this machine's part of a job. The role comes from DMLC_ROLE (worker, server or scheduler), the rest from
@@ -31,30 +34,63 @@ def main() -> None:
 
 def launch(command: list[str], env: Mapping[str, str]) -> int:
     """Run this machine's role to its end. Wrong usage is one line on stderr and status 2."""
+    try:
+        role = _role(env)
+        full = {**env, "DMLC_ROLE": role}
+        if role == "scheduler":
+            return run_role("scheduler")
+        if role == "server":
+            return _run_server(full)
+        return _run_workers(command, full)
+    except PsgcError as error:
+        print(f"psgc-launch: {error}", file=sys.stderr)
+        return 2 if isinstance(error, (ConfigError, UsageError)) else 1
+
+
+def _role(env: Mapping[str, str]) -> str:
+    """The role, once everything it needs is there."""
     role = env.get("DMLC_ROLE", "").strip().lower()
     if role not in ("worker", "server", "scheduler"):
-        return _refuse(f"DMLC_ROLE={env.get('DMLC_ROLE', '')!r}: expected worker, server or scheduler")
-    alone = role == "worker" and env.get("DMLC_NUM_WORKER") == "1" and env.get("BYTEPS_FORCE_DISTRIBUTED", "0") == "0"
+        raise ConfigError(f"DMLC_ROLE={env.get('DMLC_ROLE', '')!r}: expected worker, server or scheduler")
+    config = Config.from_env({k: v for k, v in env.items() if k not in ("DMLC_ROLE", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK")}, role=role)
+    alone = role == "worker" and config.nodes == local_size(env) == 1 and not config.force_distributed and env.get("DMLC_NUM_WORKER")
     required = () if alone else REQUIRED + (("DMLC_WORKER_ID",) if role == "worker" else ())
     missing = [name for name in required if not env.get(name, "").strip()]
     if missing:
-        return _refuse(f"{role}: missing {', '.join(missing)}; set them to the same job on every machine (docs/env.md)")
-    full = {**env, "DMLC_ROLE": role}
-    if role == "scheduler":
-        os.environ["DMLC_ROLE"] = role
-        return run_role("scheduler")
-    supervisor = Supervisor("psgc-launch")
-    if role == "server":
-        supervisor.start("server", [sys.executable, "-m", "psgc.launch.role", "server"], full, service=True, keep_memory=True)
+        raise ConfigError(f"{role}: missing {', '.join(missing)}; set them to the same job on every machine (docs/env.md)")
+    return role
+
+
+def _run_server(env: Mapping[str, str]) -> int:
+    """The server is a child, so that its memory is kept here should it die."""
+    with Supervisor("psgc-launch", prefix=False) as supervisor:
+        _start(supervisor, "server", [sys.executable, "-m", "psgc.launch.role", "server"], env, keep_memory=True)
         return supervisor.run()
+
+
+def _run_workers(command: list[str], env: Mapping[str, str]) -> int:
     if not command or shutil.which(command[0]) is None:
-        return _refuse(
-            f"worker: {f'command {command[0]!r} is not found' if command else 'no command given'}; example: psgc-launch python train.py"
-        )
+        what = f"command {command[0]!r} is not found or not executable" if command else "no command given"
+        raise UsageError(f"worker: {what}; for example: psgc-launch python train.py")
     size = local_size(env)
-    for local_rank in range(size):
-        supervisor.start(f"worker {local_rank}", command, {**full, "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size)})
-    return supervisor.run()
+    cores = visible_cores(env, size)
+    if env.get("BYTEPS_ENABLE_GDB", "0").strip() not in ("", "0"):
+        command = [*GDB, *command]
+    with Supervisor("psgc-launch", prefix=size > 1) as supervisor:
+        for local_rank in range(size):
+            own = {**env, "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1"}
+            Config.from_env(own)
+            _start(supervisor, f"worker {local_rank}", command, own, cores=cores[local_rank])
+        return supervisor.run()
+
+
+def _start(
+    supervisor: Supervisor, name: str, command: list[str], env: Mapping[str, str], *, keep_memory: bool = False, cores: Iterable[int] = ()
+) -> None:
+    try:
+        supervisor.start(name, command, env, keep_memory=keep_memory, cores=cores)
+    except OSError as error:
+        raise PsgcError(f"cannot start {name}: {error}; see `ulimit -u -n`") from None
 
 
 def local_size(env: Mapping[str, str]) -> int:
@@ -68,6 +104,24 @@ def local_size(env: Mapping[str, str]) -> int:
     return 1
 
 
-def _refuse(text: str) -> int:
-    print(f"psgc-launch: {text}", file=sys.stderr)
-    return 2
+def visible_cores(env: Mapping[str, str], size: int) -> list[list[int]]:
+    """For each local rank the cores that BYTEPS_VISIBLE_CPU_CORES gives it, as in ``0,2-3:4-7``; empty lists where it is not set."""
+    text = env.get("BYTEPS_VISIBLE_CPU_CORES", "").strip()
+    if not text:
+        return [[] for _ in range(size)]
+    wrong = ConfigError(f"BYTEPS_VISIBLE_CPU_CORES={text!r}: expected cores of each of the {size} local ranks, as in 0,2-3:4-7")
+    try:
+        cores = [[core for item in section.split(",") for core in _range(item)] for section in text.split(":")]
+    except ValueError:
+        raise wrong from None
+    if len(cores) < size or not all(cores):
+        raise wrong
+    absent = sorted({core for section in cores for core in section} - os.sched_getaffinity(0))
+    if absent:
+        raise ConfigError(f"BYTEPS_VISIBLE_CPU_CORES={text!r}: this machine has no core {', '.join(map(str, absent))} for us")
+    return cores
+
+
+def _range(item: str) -> range:
+    first, _, last = item.partition("-")
+    return range(int(first), int(last or first) + 1)

@@ -24,4 +24,5 @@ def main() -> None:
             os.killpg(group, signal.SIGKILL)
 
 
-main()
+if __name__ == "__main__":
+    main()

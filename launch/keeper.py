@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 
 from psgc.transport.keeper_wire import recv_segment
+
+logger = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -32,8 +35,11 @@ class Keeper:
                 received = recv_segment(self.socket)
             except BlockingIOError:
                 return True
-            except (OSError, ValueError, KeyError, IndexError):
+            except OSError:
                 return False
+            except ValueError as error:
+                logger.warning("segment not kept reason=%s", error)
+                continue
             if received is None:
                 return False
             name, fd, nbytes = received
@@ -41,6 +47,10 @@ class Keeper:
             self.segments[name] = (fd, nbytes)
             if old is not None:
                 os.close(old[0])
+
+    def hand_over(self) -> list[tuple[str, int]]:
+        """Name and descriptor of every segment, for a server that takes over; the descriptors stay ours."""
+        return [(name, fd) for name, (fd, _) in self.segments.items()]
 
     def close(self) -> None:
         for fd, _ in self.segments.values():

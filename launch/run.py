@@ -7,34 +7,58 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from psgc.errors import UsageError
+from psgc.config import Config
+from psgc.errors import PsgcError, UsageError
 from psgc.launch.supervisor import Supervisor
+
+# Who is who in a job that this shell was set up for, or that this one is started from: wrong for this one.
+NOT_INHERITED: Final = {
+    "DMLC_ROLE", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
+    "PSGC_SCHEDULER_FD", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+}  # fmt: skip
 
 
 def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes: int = 1, codec: str | None = None,
             prefix: bool = True) -> int:  # fmt: skip
-    """Start scheduler, servers and workers; return the job's exit status. Raises UsageError/CodecError before anything starts."""
+    """Start scheduler, servers and workers; return the job's exit status.
+
+    Raises UsageError, ConfigError or CodecError before anything starts.
+    """
     _check(command, workers, servers, nodes)
-    if codec is not None:
+    codec = codec or os.environ.get("PSGC_CODEC", "").strip()
+    if codec:
         from psgc.codecs import parse_pair
 
         codec = parse_pair(codec).canonical
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(1024)
-    env = _job_env(listener.getsockname()[1], workers, servers, nodes, codec)
-    supervisor = Supervisor("psgc run", prefix)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, Supervisor("psgc run", prefix) as supervisor:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1024)
+        env = _job_env(listener.getsockname()[1], workers, servers, nodes, codec)
+        Config.from_env(env)
+        try:
+            _start_services(supervisor, env, listener, servers)
+            _start_workers(supervisor, env, command, workers, nodes)
+        except OSError as error:
+            raise PsgcError(f"run: cannot start process {len(supervisor.children) + 1} of the job: {error}; see `ulimit -u -n`") from None
+        listener.close()  # the scheduler has its own descriptor; without it nobody would listen
+        return supervisor.run()
+
+
+def _start_services(supervisor: Supervisor, env: Mapping[str, str], listener: socket.socket, servers: int) -> None:
     role = [sys.executable, "-m", "psgc.launch.role"]
     fd = listener.fileno()
     scheduler = {**env, "DMLC_ROLE": "scheduler", "PSGC_SCHEDULER_FD": str(fd)}
     supervisor.start("scheduler", [*role, "scheduler"], scheduler, service=True, pass_fds=[fd])
-    listener.close()
     for index in range(servers):
         server = {**env, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(index)}
         supervisor.start(f"server {index}", [*role, "server"], server, service=True, keep_memory=True)
-    rank = 0
+
+
+def _start_workers(supervisor: Supervisor, env: Mapping[str, str], command: Sequence[str], workers: int, nodes: int) -> None:
+    """Workers are spread over the nodes; sizes may differ by one."""
     for node in range(nodes):
         local_size = workers // nodes + (node < workers % nodes)
         for local_rank in range(local_size):
@@ -42,31 +66,30 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
                 **env, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node), "BYTEPS_LOCAL_RANK": str(local_rank),
                 "BYTEPS_LOCAL_SIZE": str(local_size),
             }  # fmt: skip
-            supervisor.start(f"worker {rank}", list(command), worker)
-            rank += 1
-    return supervisor.run()
+            rank = sum(not child.service for child in supervisor.children)
+            supervisor.start(f"worker {rank}", command, worker)
 
 
 def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> None:
     if not command:
-        raise UsageError("psgc run: no command given; for example: psgc run --workers 2 -- python train.py")
+        raise UsageError("run: no command given; for example: psgc run --workers 2 -- python train.py")
     if shutil.which(command[0]) is None:
-        raise UsageError(f"psgc run: command {command[0]!r} is not found or not executable")
+        raise UsageError(f"run: command {command[0]!r} is not found or not executable")
     if min(workers, servers, nodes) < 1:
-        raise UsageError(f"psgc run: --workers {workers} --servers {servers} --nodes {nodes}: each must be at least 1")
+        raise UsageError(f"run: --workers {workers} --servers {servers} --nodes {nodes}: each must be at least 1")
     if nodes > workers:
-        raise UsageError(f"psgc run: --nodes {nodes} is more than --workers {workers}: every node needs a worker")
+        raise UsageError(f"run: --nodes {nodes} is more than --workers {workers}: every node needs a worker")
 
 
-def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str | None) -> dict[str, str]:
+def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str) -> dict[str, str]:
     """What every process of the job is told."""
-    env = {name: value for name, value in os.environ.items() if name not in ("DMLC_SERVER_ID", "PSGC_KEEPER_FD", "PSGC_SCHEDULER_FD")}
+    env = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     env.update(
         DMLC_NUM_WORKER=str(nodes), DMLC_NUM_SERVER=str(servers), DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=str(port),
         BYTEPS_FORCE_DISTRIBUTED="1", PSGC_JOB=str(secrets.randbits(62) | 1), PSGC_TOKEN=secrets.token_hex(16), PYTHONUNBUFFERED="1",
     )  # fmt: skip
-    env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+    env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
     env.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads beside servers cost scheduler slices of milliseconds
-    if codec is not None:
+    if codec:
         env["PSGC_CODEC"] = codec
     return env

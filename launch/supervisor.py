@@ -1,217 +1,230 @@
-"""Processes that live and die together: started in groups of their own, their output prefixed, ended in order and without remains.
+"""Processes that live and die together: started in groups of their own, ended in order and without remains, the first fault named.
 
-Knows processes; must not know what they compute. Single-threaded: one selector over pipes, exits, kept memory and signals.
+Knows processes; must not know what they compute. Single-threaded: one selector over pipes, kept memory and signals.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType, TracebackType
 from typing import IO, Any, Final
 
+from psgc.launch.child import Child, live_groups, script
 from psgc.launch.keeper import Keeper
+from psgc.launch.relay import Relay, coloured
 
-PR_SET_PDEATHSIG: Final = 1
-GRACE_S: Final = 6.0  # a failed job's processes have been told by the scheduler, and end by themselves within so long
+GRACE_S: Final = 8.0  # after a fault or a signal everyone may end by itself: the scheduler tells them, and a trainer may save its state
+SERVICE_GRACE_S: Final = 5.0  # when the workers have ended the services have nothing to wait for
 TERM_S: Final = 2.0  # between SIGTERM and SIGKILL
-COLOURS: Final = (36, 32, 33, 35, 34, 96, 92, 93)
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _die_with_parent() -> None:
-    """Runs in the child before exec: the kernel kills it should the launcher die."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-@dataclass(slots=True)
-class Child:
-    """One process. essential: its end with a failure fails the job. service: expected to end by itself after the others."""
-
-    name: str
-    popen: subprocess.Popen[bytes]
-    service: bool
-    keeper: Keeper | None = None
-    tails: dict[int, bytes] = field(default_factory=dict)
-
-    @property
-    def running(self) -> bool:
-        return self.popen.returncode is None
-
-    def describe_end(self) -> str:
-        code = self.popen.returncode
-        how = f"ended with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
-        return f"{self.name} (pid {self.popen.pid}) {how}"
+TURN_S: Final = 0.1  # how soon what nothing signals is seen: remains of a group that are gone, a step of the ladder
+DRAIN_S: Final = 1.0  # somebody outside the groups may hold an output pipe open; nobody waits for him longer
+CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Supervisor:
-    """Start children, then ``run`` until all have ended; it returns the job's exit status. ``program`` prefixes its own lines."""
+    """``with`` it: start children, then ``run`` until all have ended. Leaving the block leaves no process behind, whatever happened.
+
+    program: begins our own lines. prefix: whether children's lines begin with their names.
+    """
 
     def __init__(self, program: str, prefix: bool = True) -> None:
         self._program, self._prefix = program, prefix
         self.children: list[Child] = []
         self._selector = selectors.DefaultSelector()
-        self._reason = ""
-        self._signal: int | None = None
+        self._cause = ""
+        self._interrupt = 0
+        self._pending: list[int] = []  # signals that came and are not handled yet
         self._ladder: list[tuple[float, int]] = []  # (when, signal) still to be sent to everyone left
-        self._said: list[str] = []
+        self._before: dict[int, Any] = {}
+        self._mute: set[int] = set()  # our own outputs that nobody reads any more
 
-    def start(self, name: str, command: Sequence[str], env: Mapping[str, str], *, service: bool = False, keep_memory: bool = False,
-              pass_fds: Sequence[int] = ()) -> Child:  # fmt: skip
-        """Start one process in a session of its own. Raises OSError if the command cannot be run."""
-        keeper = Keeper() if keep_memory else None
-        fds, full = list(pass_fds), dict(env)
-        if keeper is not None:
-            fds.append(keeper.child_fd)
-            full["PSGC_KEEPER_FD"] = str(keeper.child_fd)
-        popen = subprocess.Popen(
-            command, env=full, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has no threads
-            pass_fds=fds,
+    def __enter__(self) -> Supervisor:
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._wake_before = signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        self._before = {n: signal.signal(n, self._note) for n in CAUGHT if signal.getsignal(n) is not signal.SIG_IGN}
+        self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that it wakes the selector
+        self._guardian = subprocess.Popen(
+            script("guardian.py"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for child in self.children:
+            child.signal_group(signal.SIGKILL)
+        while not all(child.gone for child in self.children):
+            self._bury(live_groups())
+            time.sleep(0.01)
+        for child in self.children:
+            child.close()
+        assert self._guardian.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._guardian.stdin.close()
+        self._guardian.wait()
+        signal.set_wakeup_fd(self._wake_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._selector.close()
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+
+    def start(
+        self, name: str, command: Sequence[str], env: Mapping[str, str], *, service: bool = False, keep_memory: bool = False,
+        pass_fds: Iterable[int] = (), cores: Iterable[int] = (),
+    ) -> Child:  # fmt: skip
+        """Start one process in a session of its own. service: it ends by itself when all others have. Raises OSError."""
+        child = Child.start(
+            name, command, env, (self._relay(name, sys.stdout), self._relay(name, sys.stderr)),
+            service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores,
         )  # fmt: skip
-        child = Child(name, popen, service, keeper)
-        if keeper is not None:
-            keeper.started()
-            self._selector.register(keeper.socket, selectors.EVENT_READ, lambda: self._kept(keeper))
-        for pipe, out in ((popen.stdout, sys.stdout), (popen.stderr, sys.stderr)):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
-            self._selector.register(pipe, selectors.EVENT_READ, self._reader(child, pipe, out))
         self.children.append(child)
+        self._tell_guardian("+", child)
+        for pipe in child.relays:
+            self._selector.register(pipe, selectors.EVENT_READ, (child, pipe))
+        if child.keeper is not None:
+            self._selector.register(child.keeper.socket, selectors.EVENT_READ, child.keeper)
         return child
 
     def run(self) -> int:
-        """Watch until nothing is left. The last line on stderr says why a job failed."""
-        wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(wake_r, selectors.EVENT_READ, lambda: _drain(wake_r))
-        before = {n: signal.signal(n, self._signalled) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        old_fd = signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        try:
-            while any(child.running for child in self.children):
-                self._turn()
-            self._flush()
-        finally:
-            signal.set_wakeup_fd(old_fd)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self._sweep()
-        if self._signal is not None:
-            self._say(f"ended by {signal.Signals(self._signal).name}")
-            return 128 + self._signal
-        if self._reason:
-            self._say(self._reason)
+        """Watch until nothing is left: 0, 1 after a fault, 128 + the signal that ended us. A failure's last line on stderr says why."""
+        while not all(child.gone for child in self.children):
+            self._turn(TURN_S)
+        deadline = time.monotonic() + DRAIN_S
+        while any(isinstance(key.data, tuple) for key in self._selector.get_map().values()) and time.monotonic() < deadline:
+            self._turn(TURN_S)
+        if self._cause:
+            self._say(self._cause)
             return 1
+        if self._interrupt:
+            self._say(f"ended by {signal.Signals(self._interrupt).name}")
+            return 128 + self._interrupt
         return 0
 
-    def _turn(self) -> None:
-        for key, _ in self._selector.select(timeout=0.1):
-            key.data()
-        for child in self.children:
-            if child.running and child.popen.poll() is not None:
-                self._ended(child)
-        now = time.monotonic()
-        while self._ladder and now >= self._ladder[0][0]:
-            self._kill_all(self._ladder.pop(0)[1])
+    def _turn(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            if isinstance(key.data, tuple):
+                self._read(*key.data)
+            elif isinstance(key.data, Keeper):
+                if not key.data.receive():
+                    self._selector.unregister(key.fileobj)
+            else:
+                os.read(self._wake_r, 4096)
+        while self._pending:
+            self._interrupted(self._pending.pop(0))
+        ended = [child for child in self.children if child.has_ended()]
+        for child in sorted(ended, key=lambda c: ((c.status or 0) >= 0, c.service)):  # likeliest cause first
+            self._ended(child)
+        self._bury_if_any()
+        while self._ladder and time.monotonic() >= self._ladder[0][0]:
+            self._signal_all(self._ladder.pop(0)[1])
+
+    # what happens to children
 
     def _ended(self, child: Child) -> None:
-        running = [c for c in self.children if c.running]
-        if child.popen.returncode != 0 and not self._reason and self._signal is None:
-            self._reason = child.describe_end()
-            if running:
-                self._say(self._reason)
-            self._end_rest(GRACE_S)
-        elif not self._ladder and all(c.service for c in running):
-            self._end_rest(GRACE_S)
+        for pipe in child.relays:
+            if not pipe.closed:
+                self._read(child, pipe)  # its last words
+        working = any(c.running for c in self.children if not c.service)
+        if child.status != 0 and not self._cause and not self._interrupt:
+            if working or not child.service:
+                self._fail(child.describe_end())
+            else:
+                self._say(f"after the workers had ended, {child.describe_end()}")
+        if not working:
+            self._end_within(SERVICE_GRACE_S)
 
-    def _end_rest(self, grace_s: float) -> None:
-        """Give the rest time to end by themselves, then insist."""
-        now = time.monotonic()
-        if not self._ladder:
-            self._ladder = [(now + grace_s, signal.SIGTERM), (now + grace_s + TERM_S, signal.SIGKILL)]
+    def _fail(self, cause: str) -> None:
+        self._cause = cause
+        if any(c.running for c in self.children):
+            self._say(f"{cause}; ending the others")
+        self._end_within(GRACE_S)
 
-    def _signalled(self, number: int, _frame: Any) -> None:
-        if self._signal is not None:
-            self._kill_all(signal.SIGKILL)
+    def _bury_if_any(self) -> None:
+        if any(not c.running and not c.gone for c in self.children):
+            self._bury(live_groups())
+
+    def _bury(self, live: set[int]) -> None:
+        """Let go of leaders whose group is empty. What a leader left running is told to end once no leader runs any more."""
+        for child in self.children:
+            child.has_ended()
+            if not child.running and not child.gone and child.pid not in live:
+                child.reap()
+                self._tell_guardian("-", child)
+        if not any(c.running for c in self.children):
+            self._end_within(0)
+
+    def _end_within(self, grace_s: float) -> None:
+        """Give the rest time to end by themselves, then insist; never later than was decided before."""
+        term = time.monotonic() + grace_s
+        if not self._ladder or (len(self._ladder) == 2 and term < self._ladder[0][0]):
+            self._ladder = [(term, signal.SIGTERM), (term + TERM_S, signal.SIGKILL)]
+
+    def _signal_all(self, number: int) -> None:
+        for child in self.children:
+            child.signal_group(number)
+
+    # what happens to us
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._pending.append(number)
+
+    def _interrupted(self, number: int) -> None:
+        """Pass a signal on once, to the workers alone: the scheduler and the servers follow them. A second Ctrl-C kills at once."""
+        if self._interrupt:
+            if number == signal.SIGINT:
+                self._signal_all(signal.SIGKILL)
             return
-        self._signal = number
-        now = time.monotonic()
-        workers = [c for c in self.children if c.running and not c.service]
-        for child in workers or self.children:
-            _send(child, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-        self._ladder = [(now + TERM_S, signal.SIGTERM), (now + 2 * TERM_S, signal.SIGKILL)]
+        self._interrupt = number
+        for child in [c for c in self.children if c.running and not c.service] or self.children:
+            child.signal_group(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        self._end_within(GRACE_S)
 
-    def _kill_all(self, number: int) -> None:
-        for child in self.children:
-            if child.running:
-                _send(child, number)
+    def _relay(self, name: str, out: IO[str]) -> Relay:
+        if not self._prefix:
+            return Relay(None, out.buffer)  # type: ignore[attr-defined]
+        label = f"[{name}]"
+        return Relay(coloured(label, len(self.children)) if _takes_colour(out) else label, out.buffer)  # type: ignore[attr-defined]
 
-    def _sweep(self) -> None:
-        """Whatever children of our children are left in their groups goes, too."""
-        for child in self.children:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.popen.pid, signal.SIGKILL)
-            if child.keeper is not None:
-                child.keeper.close()
-        self._selector.close()
+    def _read(self, child: Child, pipe: IO[bytes]) -> None:
+        try:
+            if child.read(pipe):
+                return
+        except BrokenPipeError:
+            self._unread()
+        self._selector.unregister(pipe)
+        pipe.close()
 
-    def _reader(self, child: Child, pipe: IO[bytes], out: IO[str]) -> Callable[[], None]:
-        def read() -> None:
+    def _unread(self) -> None:
+        """Nobody reads what the job prints: it ends, as a program in a pipeline does."""
+        for out in (sys.stdout, sys.stderr):
             try:
-                data = os.read(pipe.fileno(), 1 << 16)
-            except BlockingIOError:
-                return
-            if not data:
-                self._selector.unregister(pipe)
-                pipe.close()
-            *lines, tail = (child.tails.get(id(pipe), b"") + data).replace(b"\r\n", b"\n").split(b"\n")
-            child.tails[id(pipe)] = tail if data else b""
-            for line in lines + ([tail] if not data and tail else []):
-                self._print(child, line.rpartition(b"\r")[2], out)  # of a progress line, what is left standing
+                out.flush()
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        if not self._cause and not self._interrupt:
+            self._cause = "nobody reads the output any more"
+            self._signal_all(signal.SIGTERM)
+            self._end_within(GRACE_S)
 
-        return read
-
-    def _print(self, child: Child, line: bytes, out: IO[str]) -> None:
-        text = line.decode(errors="replace")
-        if self._prefix:
-            label = f"[{child.name}]"
-            if out.isatty():
-                label = f"\x1b[{COLOURS[self.children.index(child) % len(COLOURS)]}m{label}\x1b[0m"
-            text = f"{label} {text}"
-        out.write(text + "\n")
-        out.flush()
-
-    def _flush(self) -> None:
-        """What is still in the pipes; a grandchild that holds one open does not hold us."""
-        deadline = time.monotonic() + 0.5
-        while len(self._selector.get_map()) > 1 and time.monotonic() < deadline:
-            events = self._selector.select(timeout=0.05)
-            if not events:
-                return
-            for key, _ in events:
-                key.data()
-
-    def _kept(self, keeper: Keeper) -> None:
-        if not keeper.receive():
-            self._selector.unregister(keeper.socket)
+    def _tell_guardian(self, sign: str, child: Child) -> None:
+        assert self._guardian.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._guardian.stdin.write(f"{sign}{child.pid}\n".encode())
+            self._guardian.stdin.flush()
 
     def _say(self, text: str) -> None:
-        sys.stdout.flush()
-        sys.stderr.write(f"{self._program}: {text}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()
+            sys.stderr.write(f"{self._program}: {text}\n")
+            sys.stderr.flush()
 
 
-def _send(child: Child, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.popen.pid, number)
-
-
-def _drain(fd: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        os.read(fd, 4096)
+def _takes_colour(out: IO[str]) -> bool:
+    return out.isatty() and not os.environ.get("NO_COLOR")

@@ -28,4 +28,5 @@ def main() -> None:
         sys.exit(126)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -15,14 +15,20 @@ def send_segment(sock: socket.socket, name: str, fd: int, nbytes: int) -> None:
 
 
 def recv_segment(sock: socket.socket) -> tuple[str, int, int] | None:
-    """The next (name, fd, bytes) on the launcher's end; None at the end of the stream. Raises BlockingIOError if there is none yet."""
-    data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET_BYTES, 4)
+    """The next (name, fd, bytes) on the launcher's end; None at the end of the stream.
+
+    Raises BlockingIOError if there is none yet, ValueError for a packet that is none of ours: it is dropped, and the next is whole.
+    """
+    data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
     if not data:
         return None
     try:
-        body = json.loads(data)
-        return str(body["name"]), fds[0], int(body["bytes"])
-    except (ValueError, KeyError, IndexError):
+        (fd,), body = fds, json.loads(data)
+        name, nbytes = str(body["name"]), int(body["bytes"])
+        if os.fstat(fd).st_size != nbytes:
+            raise ValueError(f"segment {name!r} of {os.fstat(fd).st_size} bytes, the server says {nbytes}")
+    except (ValueError, KeyError, TypeError) as error:
         for fd in fds:
             os.close(fd)
-        raise
+        raise ValueError(f"packet of {len(data)} bytes with {len(fds)} descriptors: {error}; expected one segment") from None
+    return name, fd, nbytes

@@ -1,0 +1,136 @@
+"""One supervised process: started in a session of its own, tied to the launcher's life, its output relayed. Knows nothing of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+from psgc.launch.keeper import Keeper
+from psgc.launch.relay import Relay
+
+_SCRIPTS: Final = Path(__file__).parent
+_BARE: Final = ("-I", "-S")  # no site packages: the scripts start in 10 ms
+
+
+def script(name: str) -> list[str]:
+    """The command that runs one of this folder's scripts."""
+    return [sys.executable, *_BARE, str(_SCRIPTS / name)]
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """``start`` makes one. Its leader stays a zombie until the whole group has gone, so that the group's number is not used again."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    service: bool  # ends by itself once the others have
+    keeper: Keeper | None
+    relays: dict[IO[bytes], Relay] = field(default_factory=dict)
+    status: int | None = None  # as Popen's returncode, once the leader has ended
+    gone: bool = False  # no process of its group is left
+
+    @classmethod
+    def start(
+        cls, name: str, command: Sequence[str], env: Mapping[str, str], relays: tuple[Relay, Relay], *, service: bool = False,
+        keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (),
+    ) -> Child:  # fmt: skip
+        """Run ``command``. relays: of stdout and stderr. cores: stay on these. Raises OSError if no process can be made."""
+        keeper = Keeper() if keep_memory else None
+        fds, full = list(pass_fds), dict(env)
+        if keeper is not None:
+            fds.append(keeper.child_fd)
+            full["PSGC_KEEPER_FD"] = str(keeper.child_fd)
+        tether = [*script("tether.py"), str(os.getpid()), ",".join(map(str, cores))]
+        popen = subprocess.Popen(
+            [*tether, *command], env=full, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True, pass_fds=fds,
+        )  # fmt: skip
+        if keeper is not None:
+            keeper.started()
+        child = cls(name, popen, service, keeper)
+        for pipe, relay in zip((popen.stdout, popen.stderr), relays, strict=True):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            child.relays[pipe] = relay
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self.status is None
+
+    def has_ended(self) -> bool:
+        """Look whether the leader has just ended, and note how."""
+        if not self.running:
+            return False
+        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if info is None:
+            return False
+        self.status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+        return True
+
+    def signal_group(self, number: int) -> None:
+        if not self.gone:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def reap(self) -> None:
+        """The group is empty but for its leader: let go of it."""
+        self.popen.wait()
+        self.gone = True
+
+    def read(self, pipe: IO[bytes]) -> bool:
+        """Relay what one pipe holds; False at its end. Raises BrokenPipeError when nobody reads our output."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(pipe.fileno(), 1 << 16):
+                self.relays[pipe].feed(data)
+            self.relays[pipe].finish()
+            return False
+        return True
+
+    def close(self) -> None:
+        """Pass on unfinished lines and give every descriptor back."""
+        for pipe, relay in self.relays.items():
+            with contextlib.suppress(BrokenPipeError):
+                relay.finish()
+            pipe.close()
+        if self.keeper is not None:
+            self.keeper.close()
+
+    def describe_end(self) -> str:
+        """Who ended and how; for one that said why, its last word."""
+        status = self.status or 0
+        who = f"{self.name} (pid {self.pid})"
+        if status < 0:
+            return f"{who} was killed by {_signal_name(-status)}"
+        word = self.relays[self.popen.stderr].last_line if self.popen.stderr is not None else ""
+        return f"{who} ended with status {status}" + (f": {word}" if word else "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def live_groups() -> set[int]:
+    """Process groups of this host that have a member which is not a zombie."""
+    groups = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                state, _, group = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[:3]
+                if state not in "ZX":
+                    groups.add(int(group))
+    return groups
