@@ -34,13 +34,13 @@ def init(lazy: bool = True) -> None:
     global _session, _owner_pid
     if is_initialized():
         return
+    _prepare_for_the_end()
     config = Config.from_env()
     _set_up_logging(config)
     logger.info("configuration %s", config)
     for note in config.notes:
         logger.warning("%s", note)
     sys.setswitchinterval(config.switch_interval_s)
-    _prepare_for_the_end()
     _session, _owner_pid = open_session(config), os.getpid()
 
 

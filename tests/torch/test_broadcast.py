@@ -1,0 +1,155 @@
+"""Broadcasts: every rank ends with the root's bytes."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import psgc.torch as psgc
+from psgc.errors import UsageError
+from psgc.torch.broadcast import CHUNK_BYTES, HEAD_BYTES
+
+ONE_AT_A_TIME = threading.Lock()
+
+
+def model_of(seed: int) -> nn.Module:
+    with ONE_AT_A_TIME:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize("root", [0, 2])
+def test_parameters_and_buffers_become_the_roots(ranks: Any, root: int) -> None:
+    def work(rank: int) -> str:
+        model = model_of(rank)
+        psgc.broadcast_parameters(model.state_dict(), root_rank=root)
+        return str(model.state_dict())
+
+    assert ranks.run(3, work) == [str(model_of(root).state_dict())] * 3
+
+
+@pytest.mark.parametrize("form", ["mapping", "pairs", "iterator"])
+def test_names_and_tensors_come_in_any_form(ranks: Any, form: str) -> None:
+    def work(rank: int) -> float:
+        model = model_of(rank)
+        named = {"mapping": dict(model.named_parameters()), "pairs": list(model.named_parameters()), "iterator": model.named_parameters()}
+        psgc.broadcast_parameters(named[form])
+        return sum(p.sum().item() for p in model.parameters())
+
+    first, second = ranks.run(2, work)
+    assert first == second
+
+
+def test_nan_strides_and_odd_dtypes_travel_as_they_are(ranks: Any) -> None:
+    def work(rank: int) -> str:
+        mine = float(rank + 1)
+        tensors: list[torch.Tensor] = [
+            torch.tensor([float("nan") * mine, mine]), torch.full((4, 3), mine).t(), torch.tensor(mine, dtype=torch.bfloat16),
+            torch.tensor([rank == 0]), torch.full((2,), complex(mine, -mine), dtype=torch.complex64), torch.empty(0),
+        ]  # fmt: skip
+        psgc.broadcast_parameters([(str(i), tensor) for i, tensor in enumerate(tensors)])
+        return str(tensors)
+
+    first, second = ranks.run(2, work)
+    assert first == second and "nan" in first and "1.-1.j" in first
+
+
+def test_the_same_set_again_uses_the_same_layout_another_set_its_own(ranks: Any) -> None:
+    def work(rank: int) -> None:
+        for _ in range(3):
+            psgc.broadcast_parameters([("a", torch.ones(2))])
+        psgc.broadcast_parameters([("a", torch.ones(2)), ("b", torch.ones(2))])
+        psgc.broadcast_parameters([("a", torch.ones(2))], root_rank=1)
+
+    ranks.run(2, work)
+    assert [s.layout for s in ranks.steps] == ["broadcast.Parameter.0"] * 3 + ["broadcast.Parameter.1", "broadcast.Parameter.2"]
+
+
+def test_different_models_are_named(ranks: Any) -> None:
+    with pytest.raises(Exception, match="shape of tensor 'a' on rank"):
+        ranks.run(2, lambda rank: psgc.broadcast_parameters([("a", torch.ones(2 + rank))]))
+
+
+def test_what_is_no_tensor_is_refused_by_name_and_none_is_passed_over(ranks: Any) -> None:
+    def work(rank: int) -> None:
+        psgc.broadcast_parameters({"bias": None})
+        with pytest.raises(UsageError, match="'extra' is a dict, no tensor; send it with broadcast_object"):
+            psgc.broadcast_parameters({"extra": {}})
+        with pytest.raises(UsageError, match=r"expected .name, tensor. pairs"):
+            psgc.broadcast_parameters([torch.ones(2)])  # type: ignore[list-item]
+        with pytest.raises(UsageError, match="root_rank=2, but ranks are 0 to 1"):
+            psgc.broadcast_parameters({"a": torch.ones(2)}, root_rank=2)
+
+    ranks.run(2, work)
+
+
+SIZES = [0, 1, HEAD_BYTES - 100, HEAD_BYTES, CHUNK_BYTES, 3 * CHUNK_BYTES + 7]
+
+
+def test_objects_of_any_size_follow_one_another_over_the_same_keys(ranks: Any) -> None:
+    def work(rank: int) -> list[bool]:
+        return [psgc.broadcast_object(bytes([rank + 1]) * n) == b"\1" * n for n in [*SIZES, *reversed(SIZES)]]
+
+    assert ranks.run(2, work) == [[True] * 2 * len(SIZES)] * 2
+    assert len({s.layout for s in ranks.steps}) == 2
+
+
+def test_objects_come_from_the_root_that_is_named(ranks: Any) -> None:
+    def work(rank: int) -> list[Any]:
+        return [psgc.broadcast_object({"rank": rank}, root, name="config") for root in (1, 0)]
+
+    assert ranks.run(2, work) == [[{"rank": 1}, {"rank": 0}]] * 2
+
+
+def trained(kind: Any, seed: int, steps: int, **options: Any) -> Any:
+    model = model_of(seed)
+    optimizer = kind(model.parameters(), **options)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.arange(6.0).reshape(2, 3)).sum().backward()
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(("kind", "options"), [
+    (torch.optim.SGD, {"lr": 0.1}), (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (torch.optim.Adam, {"lr": 0.1, "foreach": None}),
+    (torch.optim.AdamW, {"lr": 0.1, "amsgrad": True}),
+])  # fmt: skip
+def test_an_optimizer_without_state_becomes_the_roots(ranks: Any, kind: Any, options: Any) -> None:
+    def work(rank: int) -> str:
+        optimizer = trained(kind, rank, 0 if rank else 3, **{**options, "lr": options["lr"] * (rank + 1)})
+        before = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
+        psgc.broadcast_optimizer_state(optimizer)
+        assert all(torch.equal(a, b) for a, b in zip(before, optimizer.param_groups[0]["params"], strict=True))
+        return str(optimizer.state_dict())
+
+    first, second = ranks.run(2, work)
+    assert first == second == str(trained(kind, 0, 3, **options).state_dict())
+
+
+def test_a_distributed_optimizer_resumes_on_every_rank(ranks: Any) -> None:
+    saved = copy.deepcopy(trained(torch.optim.AdamW, 0, 2, lr=0.1).state_dict())
+
+    def work(rank: int) -> str:
+        model = model_of(0)
+        optimizer = psgc.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1.0))
+        if rank == 0:
+            optimizer.load_state_dict(saved)
+        psgc.broadcast_optimizer_state(optimizer)
+        model(torch.arange(6.0).reshape(2, 3) * (rank + 1)).sum().backward()
+        optimizer.step()
+        return str(optimizer.state_dict()) + str(model.state_dict())[:200]
+
+    first, second = ranks.run(2, work)
+    assert first == second
+
+
+@pytest.mark.usefixtures("alone")
+def test_lbfgs_is_refused() -> None:
+    with pytest.raises(UsageError, match="LBFGS"):
+        psgc.broadcast_optimizer_state(torch.optim.LBFGS([torch.ones(2)]))

@@ -1,0 +1,152 @@
+"""push_pull of single tensors: sums, means, names, handles and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import psgc.torch as psgc
+from psgc.errors import CodecError, UsageError
+from psgc.torch.buffers import TORCH_DTYPES
+from psgc.torch.push_pull import UNNAMED_RING
+
+
+@pytest.mark.parametrize("dtype", [d for d in TORCH_DTYPES.values() if d != torch.bool])
+@pytest.mark.parametrize("average", [True, False])
+def test_every_dtype_is_summed_or_averaged(ranks: Any, dtype: torch.dtype, average: bool) -> None:
+    def work(rank: int) -> list[float]:
+        tensor = torch.tensor([1, 2, 3], dtype=dtype) * (rank + 1)
+        result = psgc.push_pull(tensor, average, "x")
+        assert result.dtype == dtype and tensor.tolist() == [rank + 1, 2 * rank + 2, 3 * rank + 3]
+        return result.tolist()
+
+    mean = [1.5, 3.0, 4.5] if dtype.is_floating_point else [1, 3, 4]
+    assert ranks.run(2, work) == [mean if average else [3, 6, 9]] * 2
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (2, 0, 3)])
+def test_every_shape_comes_back_as_it_went(ranks: Any, shape: tuple[int, ...]) -> None:
+    results = ranks.run(2, lambda rank: psgc.push_pull(torch.full(shape, rank * 2.0), name="x"))
+    assert all(torch.equal(result, torch.full(shape, 1.0)) for result in results)
+
+
+def test_strided_tensors_are_taken_in_logical_order(ranks: Any) -> None:
+    def work(rank: int) -> bool:
+        tensor = torch.arange(6.0).reshape(2, 3)
+        tensor = tensor.t() if rank else tensor.t().contiguous()
+        psgc.push_pull_inplace(tensor, average=False, name="x")
+        return torch.equal(tensor, 2 * torch.arange(6.0).reshape(2, 3).t())
+
+    assert ranks.run(2, work) == [True, True]
+
+
+def test_names_meet_in_any_order(ranks: Any) -> None:
+    def work(rank: int) -> dict[str, float]:
+        names = ["a", "b", "c"] if rank else ["c", "a", "b"]
+        handles = {name: psgc.push_pull_async(torch.tensor(float(ord(name) + rank)), False, name) for name in names}
+        return {name: psgc.synchronize(handle).item() for name, handle in sorted(handles.items())}
+
+    assert ranks.run(2, work) == [{"a": 195.0, "b": 197.0, "c": 199.0}] * 2
+
+
+def test_unnamed_calls_meet_in_order_of_call_and_use_a_bounded_number_of_names(ranks: Any) -> None:
+    def work(rank: int) -> list[float]:
+        return [psgc.push_pull(torch.tensor([i * 1.0, rank]), average=False)[0].item() for i in range(3 * UNNAMED_RING)]
+
+    assert ranks.run(2, work) == [[2.0 * i for i in range(3 * UNNAMED_RING)]] * 2
+    assert len({s.layout for s in ranks.steps}) == UNNAMED_RING
+
+
+def test_async_copies_its_input_and_inplace_writes_it(ranks: Any) -> None:
+    def work(rank: int) -> list[float]:
+        tensor = torch.full((2,), float(rank))
+        handle = psgc.push_pull_async(tensor, name="x")
+        tensor.fill_(100)
+        other = torch.full((2,), float(rank))
+        inplace = psgc.push_pull_async_inplace(other, name="y")
+        assert psgc.synchronize(inplace) is other
+        return [*psgc.synchronize(handle).tolist(), *other.tolist()]
+
+    assert ranks.run(2, work) == [[0.5] * 4] * 2
+
+
+def test_a_handle_is_polled_until_done_and_used_once(ranks: Any) -> None:
+    def work(rank: int) -> None:
+        handle = psgc.push_pull_async(torch.ones(2), name="x")
+        psgc.barrier()
+        assert psgc.poll(handle) is True
+        psgc.synchronize(handle)
+        for call in (psgc.poll, psgc.synchronize):
+            with pytest.raises(UsageError, match=f"handle {handle} is unknown"):
+                call(handle)
+
+    ranks.run(2, work)
+
+
+def test_the_gradient_of_a_mean_is_the_mean_of_the_gradient(ranks: Any) -> None:
+    def work(rank: int) -> list[float]:
+        tensor = torch.tensor([1.0, 2.0], requires_grad=True)
+        (psgc.push_pull(tensor * 1, name="x") * (rank + 1)).sum().backward()
+        return tensor.grad.tolist()
+
+    assert ranks.run(2, work) == [[1.5, 1.5]] * 2
+
+
+def test_the_gradient_of_a_sum_is_the_sum_of_the_gradient_also_without_names(ranks: Any) -> None:
+    def work(rank: int) -> list[float]:
+        tensor = torch.tensor([1.0, 2.0], requires_grad=True)
+        first, second = psgc.push_pull(tensor, average=False), psgc.push_pull(tensor * 2, average=False)
+        (first * (rank + 1) + second * 10).sum().backward()
+        return tensor.grad.tolist()
+
+    assert ranks.run(2, work) == [[43.0, 43.0]] * 2
+
+
+def test_writing_in_place_is_seen_by_autograd(ranks: Any) -> None:
+    def work(rank: int) -> None:
+        weight, tensor = torch.ones(2, requires_grad=True), torch.ones(2)
+        product = weight * tensor
+        psgc.push_pull_inplace(tensor, average=False, name="x")
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+    ranks.run(2, work)
+
+
+@pytest.mark.usefixtures("alone")
+class TestAlone:
+    def test_the_sum_of_one_is_itself(self) -> None:
+        tensor = torch.randn(5)
+        assert torch.equal(psgc.push_pull(tensor, average=False, name="x"), tensor)
+        assert torch.equal(psgc.push_pull(tensor, compression="int8"), tensor)
+
+    @pytest.mark.parametrize("other", [torch.ones(3), torch.ones(2, dtype=torch.float64)])
+    def test_a_name_keeps_its_shape_and_dtype(self, other: torch.Tensor) -> None:
+        psgc.push_pull(torch.ones(2), name="x")
+        with pytest.raises(UsageError, match=r"push_pull of 'x': was the mean of float32\[2\] .* is the mean of .*use another name"):
+            psgc.push_pull(other, name="x")
+
+    def test_complex_tensors_are_refused_by_name(self) -> None:
+        with pytest.raises(UsageError, match="push_pull of 'x': psgc does not carry complex64"):
+            psgc.push_pull(torch.ones(2, dtype=torch.complex64), name="x")
+
+    def test_lossy_codecs_refuse_integers(self) -> None:
+        with pytest.raises(CodecError, match="not int64"):
+            psgc.push_pull(torch.arange(3), name="x", compression="int8")
+
+    def test_expanded_tensors_are_refused_in_place(self) -> None:
+        with pytest.raises(UsageError, match=r"share memory; call contiguous\(\)"):
+            psgc.push_pull_inplace(torch.ones(1).expand(3), name="x")
+
+    def test_the_version_and_priority_of_byteps_are_accepted(self) -> None:
+        assert psgc.declare("x") == 0
+        assert psgc.synchronize(psgc.push_pull_async(torch.ones(1), True, "x", 3, -1)).item() == 1.0
+
+    def test_handles_of_an_ended_session_are_unknown(self) -> None:
+        handle = psgc.push_pull_async(torch.ones(1), name="x")
+        psgc.shutdown()
+        psgc.init()
+        with pytest.raises(UsageError, match="unknown"):
+            psgc.synchronize(handle)

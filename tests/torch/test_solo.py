@@ -1,0 +1,85 @@
+"""The session of a process alone keeps a real job's contract."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psgc.config import Config
+from psgc.errors import CodecError, JobFailed, NonFiniteError, UsageError
+from psgc.layout import Declaration, TensorSpec
+from psgc.worker.connect import open_session
+from psgc.worker.solo import SoloSession
+
+
+class Buffer:
+    def __init__(self, array: Any) -> None:
+        self.array, self.stored = array, []
+
+    def load(self) -> Any:
+        return self.array
+
+    def store(self, skipped: bool) -> None:
+        self.stored.append(skipped)
+
+
+def declaration(name: str = "x", numel: int = 3, **options: Any) -> Declaration:
+    return Declaration(
+        **{"name": name, "kind": "adhoc", "tensors": (TensorSpec(name, (numel,), "float32"),), "codec": "none", "mean": True, **options}
+    )
+
+
+def test_without_a_scheduler_a_worker_is_alone() -> None:
+    assert isinstance(open_session(Config()), SoloSession)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_step_is_over_when_submit_returns(skip: bool) -> None:
+    session, buffer = SoloSession(Config()), Buffer(np.ones(3, np.float32))
+    ticket = session.submit(session.declare(declaration()), 0, buffer, skip=skip)
+    session.wait([ticket])
+    assert ticket.done and buffer.stored == [skip] and buffer.array.tolist() == [1, 1, 1]
+
+
+def test_a_name_declared_again_is_the_same_layout_or_an_error() -> None:
+    session = SoloSession(Config())
+    assert session.declare(declaration()) is session.declare(declaration())
+    for other in (declaration(numel=4), replace(declaration(), codec="int8"), replace(declaration(), mean=False)):
+        with pytest.raises(UsageError, match="'x' was declared before"):
+            session.declare(other)
+
+
+def test_codecs_are_checked_though_none_runs() -> None:
+    with pytest.raises(CodecError):
+        SoloSession(Config()).declare(declaration(codec="zip"))
+
+
+def test_tensors_unused_at_declaration_stand_alone() -> None:
+    tensors = tuple(TensorSpec(str(i), (3,), "float32") for i in range(3))
+    layout = SoloSession(Config()).declare(declaration(kind="plan", tensors=tensors, order=(0, 2), used=(0, 2)))
+    assert sorted(bucket.tensors for bucket in layout.buckets) == [(0, 2), (1,)]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nonfinite_raise_names_the_tensor(bad: float) -> None:
+    session = SoloSession(Config(nonfinite="raise"))
+    tensors = tuple(TensorSpec(name, (2,), "float32") for name in ("first", "second"))
+    layout = session.declare(declaration(kind="plan", tensors=tensors, order=(0, 1), used=(0, 1)))
+    session.submit(layout, 0, Buffer(np.ones(4, np.float32)))
+    with pytest.raises(NonFiniteError, match="'second' on rank 0"):
+        session.submit(layout, 0, Buffer(np.array([1, 1, bad, 1], np.float32)))
+
+
+def test_after_close_or_failure_the_next_call_says_so() -> None:
+    session = SoloSession(Config())
+    session.close()
+    session.close()
+    with pytest.raises(UsageError, match="shut down"):
+        session.barrier()
+    session = SoloSession(Config())
+    session.fail("rank 0 ended with lost")
+    with pytest.raises(JobFailed, match="lost"):
+        session.declare(declaration())
