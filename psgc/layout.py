@@ -85,7 +85,12 @@ def _tensors(body: dict[str, Any]) -> tuple[TensorSpec, ...]:
     tensors = body.get("tensors")
     if not isinstance(tensors, list):
         raise _malformed(f"tensors is {tensors!r:.80}")
-    specs = tuple(parse_record(TensorSpec, tensor) for tensor in tensors)
+    try:
+        specs = tuple(parse_record(TensorSpec, tensor) for tensor in tensors)
+    except RemoteProtocolError:
+        raise
+    except PsgcError as error:
+        raise _malformed(str(error)) from None
     if any(extent < 0 for spec in specs for extent in spec.shape):
         raise _malformed("a shape is negative")
     return specs

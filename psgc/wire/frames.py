@@ -6,6 +6,7 @@ PROTOCOL.md shows the same table; a test holds the two together.
 
 from __future__ import annotations
 
+import math
 import struct
 from enum import IntEnum, IntFlag
 from typing import Final, NamedTuple
@@ -104,13 +105,15 @@ _KNOWN_FLAGS = int(~Flag.NONE & 0x3F)
 def pack_header(header: Header) -> bytes:
     """The 64 bytes of ``header``. Raises LocalProtocolError for a value that its field cannot hold."""
     try:
+        if not math.isfinite(header.rescale):
+            raise OverflowError(f"rescale is {header.rescale}, which would poison residuals")
         return HEADER_STRUCT.pack(MAGIC, VERSION, *header)
-    except struct.error as error:
+    except (struct.error, OverflowError) as error:
         raise LocalProtocolError(f"header {header} does not fit its fields: {error}") from None
 
 
 def unpack_header(data: bytes | memoryview) -> Header:
-    """Decode and check 64 bytes. Raises RemoteProtocolError for wrong length, magic, version, kind or flags."""
+    """Decode and check 64 bytes. Raises RemoteProtocolError for wrong length, magic, version, kind, flags or rescale."""
     if len(data) != HEADER_BYTES:
         raise RemoteProtocolError(f"header of {len(data)} bytes, expected {HEADER_BYTES}", code=1)
     magic, version, *rest = HEADER_STRUCT.unpack(data)
@@ -123,4 +126,6 @@ def unpack_header(data: bytes | memoryview) -> Header:
         raise RemoteProtocolError(f"unknown message kind {header.kind}", code=3)
     if header.flags & ~_KNOWN_FLAGS:
         raise RemoteProtocolError(f"unknown flag bits {header.flags & ~_KNOWN_FLAGS:#x} in a {Kind(header.kind).name}", code=1)
+    if not math.isfinite(header.rescale):
+        raise RemoteProtocolError(f"rescale is {header.rescale}, which would poison residuals", code=1)
     return header

@@ -1,0 +1,222 @@
+"""Layouts: every element travels exactly once, parts are cut where codecs allow, servers share the load, and all members agree."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from psgc.codecs import BLOCK, parse_pair
+from psgc.errors import CodecError, LayoutMismatch, PsgcError
+from psgc.layout import (
+    ITEM_BYTES,
+    MIN_PART_PAYLOAD_BYTES,
+    Declaration,
+    Layout,
+    TensorSpec,
+    build_layout,
+    compare,
+    key_text,
+    make_key,
+    used_by_every_rank,
+)  # fmt: skip
+
+KINDS = ("plan", "adhoc", "broadcast")
+CODECS = ("none", "fp16", "onebit", "topk:k=0.01", "onebit/int8")
+LOSSY_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@st.composite
+def declarations(draw: st.DrawFn) -> Declaration:
+    kind = draw(st.sampled_from(KINDS))
+    codec = draw(st.sampled_from(CODECS))
+    dtypes = tuple(ITEM_BYTES) if codec == "none" or kind == "broadcast" else LOSSY_DTYPES
+    shapes = st.lists(st.sampled_from([0, 1, 3, 7, 64, 4096, 5001, 70001]), max_size=2).map(tuple)
+    tensors = tuple(
+        TensorSpec(f"t{i}", shape, dtype, group)
+        for i, (shape, dtype, group) in enumerate(
+            draw(st.lists(st.tuples(shapes, st.sampled_from(dtypes), st.integers(0, 2)), max_size=12))
+        )
+    )
+    assume(sum(t.numel for t in tensors) < 1 << 27)
+    indices = list(range(len(tensors)))
+    order = tuple(draw(st.permutations(indices))[: draw(st.integers(0, len(indices)))])
+    used = tuple(i for i in indices if draw(st.booleans()))
+    sizes = st.sampled_from([1, 4096, 65536, 1 << 20, 4 << 20])
+    return Declaration("m", kind, tensors, codec, True, 0, order, used, draw(sizes), draw(sizes), draw(sizes))
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[Declaration, frozenset[int], int, Layout]:
+    declaration = draw(declarations())
+    used = used_by_every_rank([declaration])
+    servers = draw(st.integers(1, 5))
+    layout_id = draw(st.integers(1, 9))
+    return declaration, used, servers, build_layout(declaration, layout_id=layout_id, servers=servers, used_by_all=used)
+
+
+@given(layouts())
+def test_every_element_of_every_tensor_is_in_exactly_one_part(made: Any) -> None:
+    declaration, _, _, layout = made
+    placed = Counter(i for bucket in layout.buckets for i in bucket.tensors)
+    assert placed == Counter(i for i, tensor in enumerate(declaration.tensors) if tensor.numel)
+    for bucket in layout.buckets:
+        assert bucket.numel == sum(declaration.tensors[i].numel for i in bucket.tensors)
+        end = 0
+        for part in bucket.parts:
+            assert part.offset == end
+            assert part.numel > 0
+            end += part.numel
+        assert end == bucket.numel
+
+
+@given(layouts())
+def test_parts_are_cut_at_blocks_and_carry_no_less_than_the_least_payload(made: Any) -> None:
+    declaration, _, _, layout = made
+    for bucket in layout.buckets:
+        pair = parse_pair(bucket.codec, bucket.dtype)
+        sizes = {part.numel for part in bucket.parts[:-1]}
+        assert len(sizes) <= 1, "all but the last are of one size"
+        for part in bucket.parts[:-1]:
+            assert part.numel % BLOCK == 0
+            assert pair.push.payload_bound(part.numel) >= MIN_PART_PAYLOAD_BYTES
+            half = part.numel // 2
+            small_enough = part.numel * ITEM_BYTES[bucket.dtype] <= max(declaration.part_bytes, BLOCK * ITEM_BYTES[bucket.dtype])
+            assert small_enough or pair.push.payload_bound(half) < MIN_PART_PAYLOAD_BYTES, "no larger than asked for, unless it must be"
+
+
+@given(layouts())
+def test_nothing_is_fused_across_groups_or_dtypes_nor_beyond_the_size_asked_for(made: Any) -> None:
+    declaration, _, _, layout = made
+    for bucket in layout.buckets:
+        tensors = [declaration.tensors[i] for i in bucket.tensors]
+        assert len({(t.group, t.dtype) for t in tensors}) == 1
+        assert bucket.dtype == tensors[0].dtype
+        assert len(tensors) == 1 or bucket.numel * ITEM_BYTES[bucket.dtype] <= declaration.fuse_bytes
+
+
+@given(layouts())
+def test_a_tensor_that_some_rank_did_not_use_stands_alone(made: Any) -> None:
+    _, used, _, layout = made
+    for bucket in layout.buckets:
+        assert len(bucket.tensors) == 1 or used.issuperset(bucket.tensors)
+
+
+@given(layouts())
+def test_tensors_of_a_bucket_are_in_ready_order(made: Any) -> None:
+    declaration, _, _, layout = made
+    order = [*declaration.order, *(i for i in range(len(declaration.tensors)) if i not in declaration.order)]
+    place = {i: n for n, i in enumerate(order)}
+    for bucket in layout.buckets:
+        places = [place[i] for i in bucket.tensors]
+        assert places == sorted(places)
+
+
+@given(layouts())
+def test_parts_are_spread_evenly_and_the_first_of_a_bucket_rotates(made: Any) -> None:
+    _, _, servers, layout = made
+    for bucket in layout.buckets:
+        counts = Counter(part.server for part in bucket.parts)
+        assert max(counts.values()) - min(counts.get(s, 0) for s in range(servers)) <= 1
+    firsts = [bucket.parts[0].server for bucket in layout.buckets]
+    assert all(b == (a + 1) % servers for a, b in pairwise(firsts))
+
+
+@given(layouts())
+def test_keys_are_unique_and_positions_number_each_servers_parts(made: Any) -> None:
+    _, _, servers, layout = made
+    parts = [part for _, part in layout.parts()]
+    assert len({part.key for part in parts}) == len(parts)
+    assert all(part.key >> 48 == layout.id for part in parts)
+    for server in range(servers):
+        positions = [part.position for part in parts if part.server == server]
+        assert positions == list(range(layout.parts_on_server.get(server, 0)))
+
+
+@given(layouts())
+def test_small_buckets_of_a_plan_and_broadcasts_travel_as_they_are(made: Any) -> None:
+    declaration, _, _, layout = made
+    for bucket in layout.buckets:
+        small = bucket.numel * ITEM_BYTES[bucket.dtype] < declaration.min_compress_bytes
+        plain = layout.kind == "broadcast" or (layout.kind == "plan" and small)
+        assert bucket.codec == ("none" if plain else parse_pair(declaration.codec, bucket.dtype).canonical)
+
+
+@given(layouts())
+def test_every_member_reads_the_same_layout(made: Any) -> None:
+    layout = made[3]
+    assert Layout.from_json(layout.to_json()) == layout
+    assert Layout.from_json(layout.to_json().encode()).to_json() == layout.to_json()
+
+
+@given(declarations())
+def test_a_declaration_comes_back_the_same(declaration: Declaration) -> None:
+    read = Declaration.from_json(json.loads(json.dumps(declaration.to_json())))
+    assert read == declaration
+    compare(declaration, 0, read, 1)
+
+
+@given(declarations(), st.data())
+def test_order_and_use_may_differ_between_ranks(declaration: Declaration, data: st.DataObject) -> None:
+    order = tuple(data.draw(st.permutations(range(len(declaration.tensors)))))
+    compare(declaration, 0, replace(declaration, order=order, used=()), 3)
+
+
+TWO = Declaration("m", "adhoc", (TensorSpec("a", (2, 3), "float32"), TensorSpec("b", (4,), "float16", 1)), "none", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tensors": (TWO.tensors[1], TWO.tensors[0])}, "the next tensor on rank 2 is 'a', on rank 5 it is 'b'"),
+        (
+            {"tensors": (replace(TWO.tensors[0], shape=(3, 2)), TWO.tensors[1])},
+            r"shape of tensor 'a' on rank 2 is \(2, 3\), .* 5 it is \(3, 2\)",
+        ),
+        (
+            {"tensors": (TWO.tensors[0], replace(TWO.tensors[1], dtype="int8"))},
+            "dtype of tensor 'b' on rank 2 is float16, on rank 5 it is int8",
+        ),
+        ({"tensors": (TWO.tensors[0], replace(TWO.tensors[1], group=0))}, "group of tensor 'b' on rank 2 is 1, on rank 5 it is 0"),
+        ({"tensors": TWO.tensors[:1]}, "tensor 'b' is on rank 2 but not on rank 5"),
+        ({"tensors": (*TWO.tensors, TensorSpec("c", (), "bool"))}, "tensor 'c' is on rank 5 but not on rank 2"),
+        ({"codec": "fp16"}, "codec on rank 2 is none, on rank 5 it is fp16"),
+        ({"mean": False}, "mean on rank 2 is True, on rank 5 it is False"),
+        ({"kind": "plan"}, "kind on rank 2 is adhoc, on rank 5 it is plan"),
+        ({"root": 1}, "root on rank 2 is 0, on rank 5 it is 1"),
+        ({"part_bytes": 1 << 20}, "part_bytes on rank 2 is 4194304, on rank 5 it is 1048576"),
+    ],
+)
+def test_the_first_difference_between_two_ranks_is_named(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(LayoutMismatch, match=words):
+        compare(TWO, 2, replace(TWO, **change), 5)
+
+
+def test_layouts_of_one_part_each_are_spread_over_the_servers() -> None:
+    one = replace(TWO, tensors=TWO.tensors[:1])
+    servers = [build_layout(replace(one, name=f"n{i}"), layout_id=i, servers=3).buckets[0].parts[0].server for i in range(1, 7)]
+    assert Counter(servers) == {0: 2, 1: 2, 2: 2}
+
+
+def test_used_by_every_rank_is_what_all_used() -> None:
+    assert used_by_every_rank([replace(TWO, used=(0, 1)), replace(TWO, used=(1,))]) == {1}
+
+
+def test_keys_are_read_as_layout_bucket_part() -> None:
+    assert key_text(make_key(3, 70000, 5)) == "3.70000.5"
+    assert make_key(1, 0, 0) == 1 << 48
+    with pytest.raises(PsgcError, match="PSGC_PART_BYTES"):
+        make_key(1, 0, 1 << 24)
+
+
+def test_a_dtype_that_nothing_carries_is_refused_when_it_is_declared() -> None:
+    with pytest.raises(PsgcError, match="complex64"):
+        TensorSpec("a", (1,), "complex64")
+    with pytest.raises(CodecError, match="int8"):
+        build_layout(replace(TWO, tensors=(TensorSpec("a", (1,), "int8"),), codec="fp16"), layout_id=1, servers=1)

@@ -1,0 +1,128 @@
+"""Bodies: what is encoded is decoded the same, and no JSON, nor anything that is none, breaks the reader."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psgc.errors import RemoteProtocolError
+from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.wire.messages import ErrorCode, Hello, Notice, Register, ServerAddress, Topology, decode_body, decode_json, encode_body
+
+TEXT = st.text(max_size=20)
+NUMBER = st.integers(-(2**63), 2**64)
+PLAIN = {"str": TEXT, "int": NUMBER, "Literal['worker', 'server']": st.sampled_from(["worker", "server"])}
+
+
+def records(cls: Any) -> st.SearchStrategy[Any]:
+    return st.builds(cls, **{f.name: PLAIN[f.type] for f in fields(cls)})
+
+
+TOPOLOGIES = st.builds(
+    Topology, NUMBER, NUMBER, NUMBER, st.lists(NUMBER).map(tuple), NUMBER, st.lists(records(ServerAddress)).map(tuple), st.lists(TEXT).map(tuple)
+)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+DECLARED = Declaration(
+    "m", "plan", (TensorSpec("a", (70000, 3), "float32"), TensorSpec("b", (), "int8", 1)), "none", True, order=(1, 0), used=(0,)
+)
+READERS = {
+    "Register": lambda data: decode_body(Register, data),
+    "Hello": lambda data: decode_body(Hello, data),
+    "Notice": lambda data: decode_body(Notice, data),
+    "Topology": lambda data: Topology.from_body(decode_json(data, "TOPOLOGY")),
+    "Declaration": lambda data: Declaration.from_json(decode_json(data, "DECLARE")),
+    "Layout": Layout.from_json,
+}
+RIGHT: dict[str, Any] = {
+    "Register": Register("worker", "t", "1", "h", "n", 1, 2, 1, 1),
+    "Hello": Hello("t", 1, "h"),
+    "Notice": Notice(1, "text"),
+    "Topology": Topology(0, 1, 1, (1,), 1, (ServerAddress(0, "h", "tcp://h:1", ""),), ("0.0@h",)),
+    "Declaration": DECLARED,
+    "Layout": build_layout(DECLARED, layout_id=3, servers=2, used_by_all=frozenset({0, 1})),
+}
+
+
+def paths(value: Any) -> list[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [(), *((key, *rest) for key, child in inner for rest in paths(child))]
+
+
+@given(records(Register) | records(Hello) | records(Notice))
+def test_a_record_comes_back_the_same(record: Any) -> None:
+    assert decode_body(type(record), memoryview(encode_body(record))) == record
+
+
+@given(TOPOLOGIES)
+def test_a_topology_comes_back_the_same(topology: Topology) -> None:
+    assert READERS["Topology"](encode_body(topology)) == topology
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_right_is_read(name: str) -> None:
+    assert READERS[name](encode_body(RIGHT[name])) == RIGHT[name]
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(data=st.binary(max_size=200) | JSON.map(encode_body))
+def test_any_bytes_are_a_record_or_are_refused(name: str, data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        READERS[name](data)
+    assert caught.value.code == ErrorCode.MALFORMED
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(data=st.data(), other=JSON)
+def test_a_record_with_any_value_replaced_or_any_field_added_or_left_out_is_read_or_refused(
+    name: str, data: st.DataObject, other: Any
+) -> None:
+    body = json.loads(encode_body(RIGHT[name]))
+    *path, last = data.draw(st.sampled_from(paths(body)[1:]))
+    holder = body
+    for key in path:
+        holder = holder[key]
+    if data.draw(st.booleans()):
+        holder[last] = other
+    elif isinstance(holder, dict):
+        del holder[last]
+    else:
+        holder.append(other)
+    with contextlib.suppress(RemoteProtocolError):
+        read = READERS[name](encode_body(body))
+        assert READERS[name](encode_body(read)) == read
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, '"\\ud800"', "NaN", "", "\x00"])
+def test_json_that_breaks_readers_is_refused(text: str) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_json(text.encode(), "body")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tensors": [{"name": "a", "shape": [1], "dtype": "complex64", "group": 0}]},
+        {"tensors": [{"name": "a", "shape": [-1], "dtype": "float32", "group": 0}]},
+        {"order": [0, 0]},
+        {"order": [2]},
+        {"used": [-1]},
+        {"kind": "king"},
+        {"part_bytes": 0},
+        {"fuse_bytes": -1},
+        {"root": -1},
+    ],
+)
+def test_a_declaration_that_no_rank_would_make_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        READERS["Declaration"](encode_body({**json.loads(encode_body(DECLARED)), **wrong}))
