@@ -1,0 +1,65 @@
+"""A worker of a real job that trains in every way that must agree between ranks; prints its weights' digest. Run by test_job.py."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+import psgc.torch as psgc
+
+STEPS = 6
+
+
+class Branching(nn.Module):
+    """Two branches, of which a rank may use one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.left, self.right = nn.Linear(64, 300), nn.Linear(300, 200), nn.Linear(300, 200)
+
+    def forward(self, x: torch.Tensor, branches: str) -> torch.Tensor:
+        x = self.stem(x).relu()
+        return sum((getattr(self, branch)(x) for branch in branches.split()), torch.zeros(()))
+
+
+def train(codec: str, how: str) -> str:
+    """Digest of the weights after STEPS steps."""
+    torch.manual_seed(psgc.rank())  # ranks start apart: the broadcast must bring them together
+    model = Branching()
+    psgc.broadcast_parameters(model.state_dict())
+    optimizer: Any = psgc.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model.named_parameters(), compression=codec
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=how == "amp")
+    for step in range(STEPS):
+        branches = "left" if how == "branches" and psgc.rank() == 1 and step else "left right"
+        optimizer.param_groups[0]["lr"] = 0.05 / (1 + step)
+        optimizer.zero_grad()
+        x = torch.randn(8, 64) * (float("inf") if how == "amp" and (psgc.rank(), step) == (1, 2) else 1.0)
+        scaler.scale(model(x, branches).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    assert torch.isfinite(flat).all()
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    psgc.init()
+    for case in sys.argv[1:]:
+        codec, _, how = case.partition("+")
+        digest = train(codec, how)
+        print(f"{case} {digest}", flush=True)
+    psgc.barrier()
+    psgc.shutdown()
+
+
+if __name__ == "__main__":
+    main()
