@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import IO, Any, Final
 
@@ -20,12 +21,19 @@ from psgc.launch.child import Child, live_groups, script
 from psgc.launch.keeper import Keeper
 from psgc.launch.relay import Relay, coloured
 
-GRACE_S: Final = 8.0  # after a fault or a signal everyone may end by itself: the scheduler tells them, and a trainer may save its state
-SERVICE_GRACE_S: Final = 5.0  # when the workers have ended the services have nothing to wait for
-TERM_S: Final = 2.0  # between SIGTERM and SIGKILL
 TURN_S: Final = 0.1  # how soon what nothing signals is seen: remains of a group that are gone, a step of the ladder
 DRAIN_S: Final = 1.0  # somebody outside the groups may hold an output pipe open; nobody waits for him longer
+UNKILLABLE_S: Final = 10.0  # a process in the middle of a system call that does not return (a dead file server) outlives SIGKILL
 CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long children are waited for, in seconds."""
+
+    grace_s: float = 8.0  # after a fault or a signal everyone may end by itself: the scheduler tells them, a trainer may save its state
+    service_s: float = 5.0  # when the workers have ended the services have nothing to wait for
+    term_s: float = 2.0  # between SIGTERM and SIGKILL
 
 
 class Supervisor:
@@ -34,8 +42,8 @@ class Supervisor:
     program: begins our own lines. prefix: whether children's lines begin with their names.
     """
 
-    def __init__(self, program: str, prefix: bool = True) -> None:
-        self._program, self._prefix = program, prefix
+    def __init__(self, program: str, prefix: bool = True, patience: Patience = Patience()) -> None:
+        self._program, self._prefix, self._patience = program, prefix, patience
         self.children: list[Child] = []
         self._selector = selectors.DefaultSelector()
         self._cause = ""
@@ -43,7 +51,8 @@ class Supervisor:
         self._pending: list[int] = []  # signals that came and are not handled yet
         self._ladder: list[tuple[float, int]] = []  # (when, signal) still to be sent to everyone left
         self._before: dict[int, Any] = {}
-        self._mute: set[int] = set()  # our own outputs that nobody reads any more
+        self._insisted = False  # whether a step of the ladder was taken
+        self._hopeless_at = float("inf")
 
     def __enter__(self) -> Supervisor:
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -57,11 +66,7 @@ class Supervisor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for child in self.children:
-            child.signal_group(signal.SIGKILL)
-        while not all(child.gone for child in self.children):
-            self._bury(live_groups())
-            time.sleep(0.01)
+        self._kill_what_is_left()
         for child in self.children:
             child.close()
         assert self._guardian.stdin is not None
@@ -94,7 +99,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Watch until nothing is left: 0, 1 after a fault, 128 + the signal that ended us. A failure's last line on stderr says why."""
-        while not all(child.gone for child in self.children):
+        while not all(child.gone for child in self.children) and time.monotonic() < self._hopeless_at:
             self._turn(TURN_S)
         deadline = time.monotonic() + DRAIN_S
         while any(isinstance(key.data, tuple) for key in self._selector.get_map().values()) and time.monotonic() < deadline:
@@ -123,7 +128,7 @@ class Supervisor:
             self._ended(child)
         self._bury_if_any()
         while self._ladder and time.monotonic() >= self._ladder[0][0]:
-            self._signal_all(self._ladder.pop(0)[1])
+            self._insist(self._ladder.pop(0)[1])
 
     # what happens to children
 
@@ -135,16 +140,16 @@ class Supervisor:
         if child.status != 0 and not self._cause and not self._interrupt:
             if working or not child.service:
                 self._fail(child.describe_end())
-            else:
+            elif not self._insisted:
                 self._say(f"after the workers had ended, {child.describe_end()}")
         if not working:
-            self._end_within(SERVICE_GRACE_S)
+            self._end_within(self._patience.service_s)
 
     def _fail(self, cause: str) -> None:
         self._cause = cause
         if any(c.running for c in self.children):
             self._say(f"{cause}; ending the others")
-        self._end_within(GRACE_S)
+        self._end_within(self._patience.grace_s)
 
     def _bury_if_any(self) -> None:
         if any(not c.running and not c.gone for c in self.children):
@@ -153,7 +158,6 @@ class Supervisor:
     def _bury(self, live: set[int]) -> None:
         """Let go of leaders whose group is empty. What a leader left running is told to end once no leader runs any more."""
         for child in self.children:
-            child.has_ended()
             if not child.running and not child.gone and child.pid not in live:
                 child.reap()
                 self._tell_guardian("-", child)
@@ -164,7 +168,28 @@ class Supervisor:
         """Give the rest time to end by themselves, then insist; never later than was decided before."""
         term = time.monotonic() + grace_s
         if not self._ladder or (len(self._ladder) == 2 and term < self._ladder[0][0]):
-            self._ladder = [(term, signal.SIGTERM), (term + TERM_S, signal.SIGKILL)]
+            self._ladder = [(term, signal.SIGTERM), (term + self._patience.term_s, signal.SIGKILL)]
+
+    def _insist(self, number: int) -> None:
+        left = [c.name for c in self.children if c.running]
+        if left and not (self._insisted or self._cause or self._interrupt):
+            self._say(f"the workers have ended; ending {', '.join(left)}, too, which did not see them leave (does the command use psgc?)")
+        self._insisted = True
+        if number == signal.SIGKILL:
+            self._hopeless_at = time.monotonic() + UNKILLABLE_S
+        self._signal_all(number)
+
+    def _kill_what_is_left(self) -> None:
+        self._signal_all(signal.SIGKILL)
+        deadline = time.monotonic() + UNKILLABLE_S
+        while left := [child for child in self.children if not child.gone]:
+            for child in left:
+                child.has_ended()
+            self._bury(live_groups())
+            if time.monotonic() > deadline:
+                self._say(f"{', '.join(f'{c.name} (process group {c.pid})' for c in left)} cannot be killed: the kernel holds it")
+                return
+            time.sleep(0.01)
 
     def _signal_all(self, number: int) -> None:
         for child in self.children:
@@ -184,7 +209,7 @@ class Supervisor:
         self._interrupt = number
         for child in [c for c in self.children if c.running and not c.service] or self.children:
             child.signal_group(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-        self._end_within(GRACE_S)
+        self._end_within(self._patience.grace_s)
 
     def _relay(self, name: str, out: IO[str]) -> Relay:
         if not self._prefix:
@@ -211,7 +236,7 @@ class Supervisor:
         if not self._cause and not self._interrupt:
             self._cause = "nobody reads the output any more"
             self._signal_all(signal.SIGTERM)
-            self._end_within(GRACE_S)
+            self._end_within(self._patience.grace_s)
 
     def _tell_guardian(self, sign: str, child: Child) -> None:
         assert self._guardian.stdin is not None

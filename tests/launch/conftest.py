@@ -1,0 +1,100 @@
+"""Launchers as processes, for tests: each test's processes carry a mark, and none of them may be left at its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+JOBS = Path(__file__).parent.parent / "jobs"
+MARK = "PSGC_TEST_FAULT"
+HANG_S = 90.0  # a process that has not ended by then hangs
+SUPERVISED = """
+import os, sys
+from psgc.launch.supervisor import Patience, Supervisor
+with Supervisor("launcher", {prefix}, Patience(grace_s={grace_s}, service_s={grace_s}, term_s=1)) as supervisor:
+    for name, command, service in {children}:
+        supervisor.start(name, command, os.environ, service=service)
+    status = supervisor.run()
+sys.exit(status)
+"""
+
+
+class Launched:
+    """Starts ``python ARGUMENTS`` with a clean environment and the test's mark."""
+
+    def __init__(self) -> None:
+        self.mark = f"{MARK}={os.urandom(8).hex()}".encode()
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "PSGC_", "BYTEPS_"))}
+        limits = {"PSGC_HEARTBEAT_S": "0.3", "PSGC_SILENCE_S": "1", "PSGC_ABORT_GRACE_S": "2"}
+        name, _, value = self.mark.decode().partition("=")
+        self.env = {**clean, **limits, name: value}
+
+    def python(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *arguments], env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def psgc(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        return self.python("-m", "psgc.launch", *arguments, **env)
+
+    def job(self, *arguments: str) -> subprocess.Popen[str]:
+        """``psgc run`` of a job that trains until it is stopped; returns once it does."""
+        popen = self.psgc("run", "--no-prefix", *arguments, "--", sys.executable, str(JOBS / "steps.py"), "--steps", "100000")
+        self.read_until(popen, "step 1:")
+        return popen
+
+    def psgc_launch(self, *command: str, **env: str) -> subprocess.Popen[str]:
+        return self.python("-c", "from psgc.launch.bpslaunch import main; main()", *command, **env)
+
+    def supervised(self, *children: tuple[str, str, bool], prefix: bool = True, grace_s: float = 8) -> subprocess.Popen[str]:
+        """A supervisor over children that are plain Python code: (name, code, service)."""
+        rows = [(name, [sys.executable, "-c", code], service) for name, code, service in children]
+        return self.python("-c", SUPERVISED.format(prefix=prefix, grace_s=grace_s, children=rows))
+
+    @staticmethod
+    def end(popen: subprocess.Popen[str]) -> tuple[int, str, str]:
+        """Wait for a launcher: its status, stdout and stderr (of each what was not read yet)."""
+        out, err = popen.communicate(timeout=HANG_S)
+        return popen.returncode, out, err
+
+    @staticmethod
+    def read_until(popen: subprocess.Popen[str], words: str) -> str:
+        """The first line of stdout that begins with ``words``."""
+        assert popen.stdout is not None
+        for line in popen.stdout:
+            if line.startswith(words):
+                return line
+        raise AssertionError(f"it ended without saying {words!r}: {popen.communicate()[1]}")
+
+    def left(self) -> set[int]:
+        """Processes of this test that run now."""
+        found = set()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if self.mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found.add(int(entry.name))
+                except OSError:
+                    continue
+        return found
+
+
+@pytest.fixture
+def launched() -> Iterator[Launched]:
+    launcher = Launched()
+    yield launcher
+    deadline = time.monotonic() + 20
+    while launcher.left() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = launcher.left()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "processes were left behind"

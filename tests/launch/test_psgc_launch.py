@@ -1,0 +1,109 @@
+"""``psgc-launch``: one machine's part of a job, from the environment; what is missing or wrong is named, and never ends with status 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psgc.errors import ConfigError
+from psgc.launch.bpslaunch import local_size, visible_cores
+
+STEPS = (sys.executable, str(Path(__file__).parent.parent / "jobs" / "steps.py"), "--steps")
+TWO_NODES = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "9"}
+ALONE = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("env", "command", "said"),
+    [
+        ({}, "true", "DMLC_ROLE=''"),
+        ({"DMLC_ROLE": "helper"}, "true", "DMLC_ROLE='helper'"),
+        ({"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "1"}, "true", "missing DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT"),
+        ({"DMLC_ROLE": "scheduler"}, "true", "missing DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT"),
+        ({"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}, "true", "DMLC_PS_ROOT_PORT, DMLC_WORKER_ID"),
+        ({**TWO_NODES, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "2"}, "true", "nodes are numbered 0 to 1"),
+        ({**TWO_NODES, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0"}, "no-such-command", "'no-such-command' is not found"),
+        ({**TWO_NODES, "DMLC_ROLE": "server", "DMLC_NUM_WORKER": "two"}, "true", "DMLC_NUM_WORKER='two'"),
+        ({**ALONE, "BYTEPS_LOCAL_SIZE": "two"}, "true", "BYTEPS_LOCAL_SIZE='two'"),
+        ({**ALONE, "BYTEPS_LOCAL_SIZE": "2"}, "true", "missing DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT"),
+        ({**ALONE, "NVIDIA_VISIBLE_DEVICES": "0,1"}, "true", "missing DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT"),
+        ({**ALONE, "BYTEPS_VISIBLE_CPU_CORES": "x"}, "true", "BYTEPS_VISIBLE_CPU_CORES='x'"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named_in_one_line(launched: Any, env: dict[str, str], command: str, said: str) -> None:
+    status, out, err = launched.end(launched.psgc_launch(command, **env))
+    assert status == 2
+    assert said in err
+    assert (len(err.strip().splitlines()), out) == (1, "")
+
+
+def test_a_job_runs_role_by_role_whatever_the_case_of_their_names(launched: Any) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    job = {**ALONE, "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "BYTEPS_LOCAL_SIZE": "2"}
+    members = [launched.psgc_launch(*STEPS, "3", **{**job, "DMLC_ROLE": role}) for role in ("Scheduler", "SERVER", "worker")]
+    ends = [launched.end(popen) for popen in members]
+    assert [status for status, _, _ in ends] == [0, 0, 0], ends
+    for rank in range(2):
+        assert f"[worker {rank}] step 3: nan 0 of 5000, first 3.0" in ends[2][1]
+
+
+def test_arguments_reach_the_command_as_they_were_given(launched: Any) -> None:
+    code = "import sys, json; print(json.dumps(sys.argv[1:]))"
+    given = ["a b", "$HOME", "", "--help", "quote'd"]
+    status, out, err = launched.end(launched.psgc_launch(sys.executable, "-c", code, *given, **ALONE))
+    assert (status, json.loads(out)) == (0, given), err
+
+
+def test_a_worker_that_fails_fails_its_launcher(launched: Any) -> None:
+    code = "raise ValueError('no such data set')"
+    status, _, err = launched.end(launched.psgc_launch(sys.executable, "-c", code, **ALONE))
+    assert status == 1
+    assert err.strip().splitlines()[-1].endswith("ended with status 1: ValueError: no such data set")
+
+
+def test_a_server_ends_on_sigterm_and_leaves_nothing(launched: Any) -> None:
+    popen = launched.psgc_launch(**TWO_NODES, DMLC_ROLE="server", PSGC_LOG_LEVEL="info")
+    assert popen.stderr is not None
+    assert "start Config" in popen.stderr.readline()
+    popen.send_signal(signal.SIGTERM)
+    assert launched.end(popen)[0] == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("env", "size"),
+    [
+        ({}, 1),
+        ({"NVIDIA_VISIBLE_DEVICES": "0,1,2"}, 3),
+        ({"CUDA_VISIBLE_DEVICES": "4,5"}, 2),
+        ({"NVIDIA_VISIBLE_DEVICES": "all", "CUDA_VISIBLE_DEVICES": "4,5"}, 2),
+        ({"NVIDIA_VISIBLE_DEVICES": "0,1,2", "BYTEPS_LOCAL_SIZE": "1"}, 1),
+    ],
+)
+def test_there_is_a_worker_for_each_visible_device_unless_told_otherwise(env: dict[str, str], size: int) -> None:
+    assert local_size(env) == size
+
+
+def test_each_local_rank_stays_on_the_cores_it_is_given(launched: Any) -> None:
+    core = str(min(os.sched_getaffinity(0)))
+    code = "import os; print(os.sched_getaffinity(0))"
+    status, out, err = launched.end(launched.psgc_launch(sys.executable, "-c", code, **ALONE, BYTEPS_VISIBLE_CPU_CORES=core))
+    assert (status, out) == (0, f"{{{core}}}\n"), err
+
+
+def test_cores_are_written_as_bytep_s_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
+    assert visible_cores({"BYTEPS_VISIBLE_CPU_CORES": "1,4-5:20-22"}, 2) == [[1, 4, 5], [20, 21, 22]]
+    assert visible_cores({}, 3) == [[], [], []]
+    with pytest.raises(ConfigError, match="each of the 3 local ranks"):
+        visible_cores({"BYTEPS_VISIBLE_CPU_CORES": "1,4-5:20-22"}, 3)
+    with pytest.raises(ConfigError, match="no core 40"):
+        visible_cores({"BYTEPS_VISIBLE_CPU_CORES": "40"}, 1)

@@ -1,0 +1,171 @@
+"""Supervised processes live and die together: first cause first, nobody left behind, however they or the launcher end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psgc.launch.child import script
+
+SLEEP = "import time; time.sleep(1000)"
+STUBBORN = "from signal import *; import time; signal(SIGTERM, SIG_IGN); signal(SIGINT, SIG_IGN); print('up', flush=True); time.sleep(1000)"
+PARENT = f"""
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {SLEEP!r}])
+print("up", flush=True)
+"""
+
+
+def last(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+def test_all_well_is_status_0_and_silence(launched: Any) -> None:
+    status, out, err = launched.end(launched.supervised(("a", "print(1)", False), ("b", "print(2)", False)))
+    assert (status, sorted(out.splitlines()), err) == (0, ["[a] 1", "[b] 2"], "")
+
+
+def test_one_that_fails_ends_the_others_and_the_last_line_says_who_and_how(launched: Any) -> None:
+    status, _, err = launched.end(launched.supervised(("a", SLEEP, False), ("b", "raise SystemExit(3)", False), grace_s=0.5))
+    assert status == 1
+    assert re.fullmatch(r"launcher: b \(pid \d+\) ended with status 3", last(err)), err
+
+
+def test_the_last_word_of_the_one_that_failed_is_part_of_the_reason(launched: Any) -> None:
+    code = "import sys; print('loading', file=sys.stderr); raise RuntimeError('out of \\x1b[31mmemory\\x1b[0m')"
+    status, _, err = launched.end(launched.supervised(("a", SLEEP, False), ("b", code, False), grace_s=0.5))
+    assert status == 1
+    assert re.fullmatch(r"launcher: b \(pid \d+\) ended with status 1: RuntimeError: out of memory", last(err)), err
+
+
+def test_the_first_cause_stays_the_reason_when_others_fail_after_it(launched: Any) -> None:
+    follower = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit('told to end')); time.sleep(1000)"
+    first = "import os, signal, time; time.sleep(0.5); os.kill(os.getpid(), signal.SIGSEGV)"
+    status, _, err = launched.end(launched.supervised(("follower", follower, False), ("first", first, False), grace_s=1))
+    assert status == 1
+    assert "[follower] told to end" in err
+    assert re.fullmatch(r"launcher: first \(pid \d+\) was killed by SIGSEGV", last(err)), err
+
+
+def test_services_may_end_by_themselves_once_the_others_have(launched: Any) -> None:
+    service = "import time; time.sleep(1); print('saved')"
+    status, out, err = launched.end(launched.supervised(("service", service, True), ("worker", "pass", False)))
+    assert (status, out, err) == (0, "[service] saved\n", "")
+
+
+def test_a_service_that_stays_is_ended_and_named(launched: Any) -> None:
+    status, _, err = launched.end(launched.supervised(("service", SLEEP, True), ("worker", "pass", False), grace_s=1))
+    assert status == 0
+    assert "ending service" in last(err)
+
+
+def test_a_service_that_fails_while_others_work_fails_the_job(launched: Any) -> None:
+    status, _, err = launched.end(launched.supervised(("service", "raise SystemExit(1)", True), ("worker", SLEEP, False), grace_s=0.5))
+    assert status == 1
+    assert "service (pid" in last(err)
+
+
+def test_a_service_that_fails_when_all_is_done_is_said_but_fails_nothing(launched: Any) -> None:
+    service = "import time; time.sleep(1.5); raise SystemExit(4)"
+    status, _, err = launched.end(launched.supervised(("service", service, True), ("worker", "pass", False)))
+    assert status == 0
+    assert re.fullmatch(r"launcher: after the workers had ended, service \(pid \d+\) ended with status 4", err.strip()), err
+
+
+def test_one_that_ignores_sigterm_is_killed(launched: Any) -> None:
+    popen = launched.supervised(("a", STUBBORN, False), prefix=False, grace_s=0.5)
+    launched.read_until(popen, "up")
+    popen.send_signal(signal.SIGTERM)
+    status, _, err = launched.end(popen)
+    assert (status, last(err)) == (128 + signal.SIGTERM, "launcher: ended by SIGTERM")
+
+
+def test_ctrl_c_reaches_python_as_keyboard_interrupt_and_its_tidying_is_waited_for(launched: Any) -> None:
+    code = "import time\ntry: print('up', flush=True); time.sleep(1000)\nexcept KeyboardInterrupt:\n time.sleep(1); print('saved')"
+    popen = launched.supervised(("a", code, False), prefix=False)
+    launched.read_until(popen, "up")
+    popen.send_signal(signal.SIGINT)
+    status, out, err = launched.end(popen)
+    assert (status, out, last(err)) == (130, "saved\n", "launcher: ended by SIGINT")
+
+
+def test_a_second_ctrl_c_kills_at_once(launched: Any) -> None:
+    code = STUBBORN.replace("signal(SIGINT, SIG_IGN)", "signal(SIGINT, lambda *_: print('not yet', flush=True))").replace(
+        "time.sleep(1000)", "[time.sleep(1) for _ in range(1000)]"
+    )
+    popen = launched.supervised(("a", code, False), prefix=False)
+    launched.read_until(popen, "up")
+    popen.send_signal(signal.SIGINT)
+    launched.read_until(popen, "not yet")
+    popen.send_signal(signal.SIGINT)
+    assert launched.end(popen)[0] == 130
+
+
+def test_children_of_children_end_with_the_job(launched: Any) -> None:
+    status, out, _ = launched.end(launched.supervised(("a", PARENT, False), prefix=False))
+    assert (status, out) == (0, "up\n")
+    assert launched.left() == set()
+
+
+def test_children_of_children_do_not_outlive_a_killed_launcher(launched: Any) -> None:
+    popen = launched.supervised(("a", PARENT + SLEEP, False), prefix=False)
+    launched.read_until(popen, "up")
+    assert len(launched.left()) == 4, "the launcher, its guardian, the child and the child's child"
+    popen.kill()
+    launched.end(popen)  # the fixture checks that nothing is left
+
+
+def test_a_launcher_whose_output_nobody_reads_ends_its_job(launched: Any) -> None:
+    code = "import itertools, time\nfor i in itertools.count(): print(i, flush=True); time.sleep(0.01)"
+    popen = launched.supervised(("a", code, False))
+    popen.stdout.readline()
+    popen.stdout.close()
+    assert popen.wait(timeout=60) == 1
+    assert "nobody reads the output" in popen.stderr.read()
+    popen.stderr.close()
+
+
+def test_much_output_on_both_streams_arrives_whole(launched: Any) -> None:
+    code = "import sys\nfor i in range(20000): print(i); print(-i, file=sys.stderr)"
+    status, out, err = launched.end(launched.supervised(("a", code, False), ("b", code, False)))
+    assert status == 0
+    for name in "ab":
+        assert [int(line[4:]) for line in out.splitlines() if line.startswith(f"[{name}]")] == list(range(20000))
+        assert [-int(line[4:]) for line in err.splitlines() if line.startswith(f"[{name}]")] == list(range(20000))
+
+
+def test_a_command_that_is_no_program_says_so(launched: Any, tmp_path: Path) -> None:
+    (tmp_path / "train").write_bytes(b"\x00\x01 no program")
+    (tmp_path / "train").chmod(0o755)
+    popen = launched.python(*script("tether.py")[1:], str(os.getpid()), "", str(tmp_path / "train"))
+    status, _, err = launched.end(popen)
+    assert status == 126
+    assert "Exec format error" in err
+
+
+def test_a_tethered_command_does_not_start_when_its_launcher_is_gone(launched: Any) -> None:
+    status, out, _ = launched.end(launched.python(*script("tether.py")[1:], "1", "", sys.executable, "-c", "print('up')"))
+    assert (status, out) == (1, "")
+
+
+def test_what_python_ignores_is_not_ignored_by_the_command(launched: Any) -> None:
+    tether = ["tether.py", str(os.getpid()), "", "grep", "SigIgn", "/proc/self/status"]
+    status, out, _ = launched.end(launched.python(*script(tether[0])[1:], *tether[1:]))
+    assert status == 0
+    assert int(out.split()[1], 16) & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_guardian_cannot_be_told_to_go_before_the_launcher(launched: Any, number: signal.Signals) -> None:
+    popen = launched.supervised(("a", PARENT + SLEEP, False), prefix=False)
+    launched.read_until(popen, "up")
+    guardian = next(pid for pid in launched.left() if b"guardian.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(guardian, number)
+    popen.kill()
+    launched.end(popen)  # the fixture checks that nothing is left
