@@ -1,4 +1,4 @@
-# One image for every role: DMLC_ROLE and friends choose at run time (docs/env.md).
+# One image for every role (CI does not build it): DMLC_ROLE and friends choose at run time (docs/env.md).
 #   docker build -t psgc .                                                        CPU
 #   docker build -t psgc --build-arg BASE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 --build-arg TORCH=torch .   CUDA
 ARG BASE=python:3.11-slim
@@ -10,6 +10,7 @@ RUN if ! command -v python3 >/dev/null || ! python3 -m venv --help >/dev/null 2>
 ENV PATH=/opt/psgc/bin:$PATH PYTHONUNBUFFERED=1
 WORKDIR /src
 COPY . .
-RUN pip install --no-cache-dir "${TORCH}" && pip install --no-cache-dir -c constraints.txt . && rm -rf /src/*
+RUN grep -v '^torch==' constraints.txt > /tmp/pins && pip install --no-cache-dir -c /tmp/pins "${TORCH}" \
+    && pip install --no-cache-dir -c /tmp/pins . && rm -rf /src/* /tmp/pins
 WORKDIR /work
 ENTRYPOINT ["psgc-launch"]

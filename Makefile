@@ -1,10 +1,11 @@
 # Two commands do all the set-up: `make demo` trains on real text, `make test` runs the tests.
 PYTHON ?= python3
-# The CPU build serves here; on a machine with CUDA: make demo TORCH=torch
+# Which torch to install; everything else is pinned by constraints.txt. For example: make demo TORCH=torch==2.12.1
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PINS := $(VENV)/constraints.txt
 
 .PHONY: demo test test-long lint clean
 
@@ -25,8 +26,9 @@ lint: $(STAMP)
 $(STAMP): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[demo,dev]"
+	grep -v '^torch==' constraints.txt > $(PINS)
+	$(BIN)/python -m pip install --quiet -c $(PINS) "$(TORCH)"
+	$(BIN)/python -m pip install --quiet -c $(PINS) --no-build-isolation -e ".[demo,dev]"
 	touch $@
 
 clean:

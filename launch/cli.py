@@ -12,9 +12,10 @@ from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 
 app = typer.Typer(
     name="psgc", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-    help="Communication for data-parallel training on networks that are too slow for it.",
+    help="Communication for data-parallel training on networks that are too slow for it.\n\n"
+    "Example: psgc run --workers 2 --servers 1 --codec int8 -- python train.py",
 )  # fmt: skip
-bench = typer.Typer(no_args_is_help=True, help="Measure this machine: kernels, pushpull.")
+bench = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure this machine.\n\nExample: psgc bench kernels --json")
 app.add_typer(bench, name="bench")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
@@ -34,12 +35,12 @@ def _refuse(error: PsgcError, status: int) -> NoReturn:
     sys.exit(status)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    context: typer.Context,
+    command: Annotated[list[str] | None, typer.Argument(metavar="CMD", help="What every worker runs.", show_default=False)] = None,
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
     servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
-    nodes: Annotated[int, typer.Option(help="Nodes that the workers are spread over (all on this machine).")] = 1,
+    nodes: Annotated[int, typer.Option(help="Nodes that the workers pretend to be spread over.")] = 1,
     codec: Annotated[str | None, typer.Option(help="Codec of DistributedOptimizer, e.g. int8 or onebit/int8.")] = None,
     prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Prefix each line with its process.")] = True,
 ) -> None:
@@ -49,8 +50,7 @@ def run(
     """
     from psgc.launch.run import run_job
 
-    command = [argument for i, argument in enumerate(context.args) if not (i == 0 and argument == "--")]
-    sys.exit(run_job(command, workers=workers, servers=servers, nodes=nodes, codec=codec, prefix=prefix))
+    sys.exit(run_job(command or [], workers=workers, servers=servers, nodes=nodes, codec=codec, prefix=prefix))
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -10,6 +11,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from psgc.errors import ConfigError
 
 Finding = tuple[bool, str]
 PACKAGES = {"numpy": (1, 26), "numba": (0, 60), "pyzmq": (26,), "torch": (2, 4)}
+IMPORT_NAMES = {"pyzmq": "zmq"}
 
 
 def examine() -> dict[str, Any]:
@@ -31,10 +34,12 @@ def _rows() -> list[tuple[str, Callable[[], Finding], str, str]]:
         ("python", _python, "3.10 or newer on Linux", "install a newer Python"),
         ("environment", _environment, "settings that make sense", "mend the variable named; docs/env.md lists them all"),
         ("memory", _memory, "at least 1 GiB available", "end other programs, or use a larger machine"),
+        ("cores", _cores, "at least 2: a trainer and psgc's threads share them", "give this process more cores (taskset, cgroup)"),
         ("open files", _open_files, "a limit of at least 1024", "ulimit -n 65536"),
         ("shared memory", _shared_memory, "sealed memfds, passed between processes", "run on Linux 5 or newer; else PSGC_TRANSPORT=tcp"),
         ("loopback", _loopback, "a ZeroMQ message over TCP on this host", "check firewall rules for 127.0.0.1"),
-        ("kernels", _kernels, "a compiled kernel gives its definition's bytes", "reinstall numba; make its cache folder writable"),
+        ("kernel cache", _kernel_cache, "a folder that can be written", "set NUMBA_CACHE_DIR to one; else every start compiles"),
+        ("kernels", _kernels, "a compiled kernel gives its definition's bytes", "reinstall numba and llvmlite"),
         (
             "scheduler",
             _scheduler,
@@ -44,7 +49,7 @@ def _rows() -> list[tuple[str, Callable[[], Finding], str, str]]:
     ]
     for package, minimum in PACKAGES.items():
         wanted = f"{'.'.join(map(str, minimum))} or newer"
-        rows.insert(1, (package, lambda p=package, m=minimum: _package(p, m), wanted, f"pip install -U {package}"))
+        rows.insert(1, (package, partial(_package, package, minimum), wanted, f"pip install -U {package}"))
     return rows
 
 
@@ -62,6 +67,7 @@ def _python() -> Finding:
 
 def _package(name: str, minimum: tuple[int, ...]) -> Finding:
     version = importlib.metadata.version(name)
+    importlib.import_module(IMPORT_NAMES.get(name, name))  # installed and broken is not installed
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     return numbers >= minimum, version
 
@@ -80,20 +86,26 @@ def _memory() -> Finding:
     return mib >= 1024, f"{mib} MiB available"
 
 
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    return cores >= 2, str(cores)
+
+
 def _open_files() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft == resource.RLIM_INFINITY or soft >= 1024, str(soft)
 
 
 def _shared_memory() -> Finding:
-    """Another process writes to a segment that was passed to it over an abstract socket; we see what it wrote."""
+    """A sealed segment is passed over an abstract socket, and what was written to it is read at the other end."""
     from psgc.transport.memfd import LocalLink, LocalListener, Segment
     from psgc.wire.frames import Header, Kind
 
     segment = Segment.create("psgc-doctor", 4096)
     listener = LocalListener(f"psgc-doctor/{os.getpid()}")
-    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sender, receiver = LocalLink(pair[0]), LocalLink(pair[1])
+    sender = LocalLink.connect(listener.address)
+    receiver = listener.accept()
+    assert receiver is not None
     try:
         segment.bytes[:5] = list(b"hello")
         sender.announce(1, segment)
@@ -121,6 +133,13 @@ def _loopback() -> Finding:
         return ok, f"sent and received on port {port}"
     finally:
         context.destroy(0)
+
+
+def _kernel_cache() -> Finding:
+    from psgc.codecs import kernel
+
+    folder = kernel._cache_folder(kernel.__file__)
+    return folder is not None, str(folder.parent if folder else "no folder can be written")
 
 
 def _kernels() -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from psgc.config import VARIABLES, WITHOUT_EFFECT, Config
+from psgc.config import LAUNCHER_VARIABLES, VARIABLES, WITHOUT_EFFECT, Config
 
 HEAD = """# Settings
 
@@ -16,6 +16,13 @@ worker, s server, c scheduler.
 
 | variable | also read as | roles | default | meaning |
 |---|---|---|---|---|
+"""
+LAUNCHER = """
+`psgc-launch` reads these, too. Without `BYTEPS_LOCAL_SIZE` it starts one worker for each entry of `NVIDIA_VISIBLE_DEVICES` or
+`CUDA_VISIBLE_DEVICES`, else one; it changes neither: a worker takes the device of its local rank.
+
+| variable | meaning |
+|---|---|
 """
 TAIL = """
 Under `torchrun` without `DMLC_*`: `GROUP_RANK`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `WORLD_SIZE` and `MASTER_ADDR` are used; give
@@ -39,7 +46,8 @@ def render() -> str:
         meaning = f"{v.meaning} ({v.parse.__doc__})" if v.parse.__doc__ != "text" else v.meaning
         rows.append(f"| `{v.name}` | {aliases} | {v.roles} | {shown} | {meaning} |")
     without = [f"| `{name}` | {why} |" for name, why in sorted(WITHOUT_EFFECT.items())]
-    return HEAD + "\n".join(rows) + "\n" + TAIL + "\n".join(without) + "\n"
+    launcher = [f"| `{name}` | {meaning} |" for name, meaning in sorted(LAUNCHER_VARIABLES.items())]
+    return HEAD + "\n".join(rows) + "\n" + LAUNCHER + "\n".join(launcher) + "\n" + TAIL + "\n".join(without) + "\n"
 
 
 if __name__ == "__main__":

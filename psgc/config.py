@@ -222,6 +222,11 @@ WITHOUT_EFFECT: Final = {
     "BYTEPS_NCCL_NUM_RINGS": "psgc has no such stage",
     "BYTEPS_PCIE_SWITCH_SIZE": "each process talks to the servers itself",
     "BYTEPS_REDUCE_ROOTS": "each process talks to the servers itself",
+    "BYTEPS_NUMA_ON": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
+    "BYTEPS_NUMA_DEFAULT_QUOTA": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
+    "BYTEPS_NUMA_ROOT_QUOTA": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
+    "BYTEPS_CPU_BLACKLIST": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
+    "BYTEPS_MULTITHREADED_CPU": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
     "BYTEPS_KEY_HASH_FN": "parts are spread evenly over the servers",
     "BYTEPS_BUILT_IN_HASH_COEF": "parts are spread evenly over the servers",
     "BYTEPS_ENABLE_MIXED_MODE": "parts are spread evenly over the servers",
@@ -242,10 +247,12 @@ WITHOUT_EFFECT: Final = {
     "PS_RESEND": "psgc always replays what was lost",
     "PS_VERBOSE": "use PSGC_LOG_LEVEL",
 }
-# Read elsewhere than in Config: by the launchers, for the children they start.
+# Read elsewhere than in Config: by psgc-launch, for the workers it starts.
 LAUNCHER_VARIABLES: Final = {
-    "BYTEPS_NUMA_ON", "BYTEPS_VISIBLE_CPU_CORES", "BYTEPS_ENABLE_GDB", "PSGC_TEST_FAULT", "DMLC_LOCAL_RANK",
-}  # fmt: skip
+    "BYTEPS_VISIBLE_CPU_CORES": "cores that each local rank stays on, as in `0,2-3:4-7`; default: all of them",
+    "BYTEPS_ENABLE_GDB": "1: each worker runs under gdb, which prints a backtrace if it crashes",
+    "PSGC_TEST_FAULT": "nothing; marks the processes of psgc's own tests",
+}
 
 
 def _notes(env: Mapping[str, str], role: str) -> list[str]:
