@@ -12,7 +12,7 @@ import llvmlite.ir
 import numba.np.arrayobj
 from numba import types
 
-from psgc.codecs.kernel import primitive
+from psgc.codecs.kernel import helper, primitive
 
 ir: Any = llvmlite.ir  # untyped
 arrays: Any = numba.np.arrayobj  # untyped
@@ -40,7 +40,9 @@ def _view_of(dtype: Any) -> Any:
     return view
 
 
-# Each: (bytes, offset in bytes, count) -> count items from there on, read and written at any alignment.
+# Each: (bytes, offset in bytes, count) -> count items from there on, read and written at any alignment. A view holds no
+# reference (the caller's array does), so that passing it on costs no atomic count.
+view_u8 = _view_of(types.uint8)
 view_f32 = _view_of(types.float32)
 view_u32 = _view_of(types.uint32)
 view_u64 = _view_of(types.uint64)
@@ -103,27 +105,34 @@ def magnitude_mask(_typing: Any, array: Any, _first: Any, _least: Any) -> Any:
     return types.uint64(array, types.intp, types.uint32), generate
 
 
-def _signed_sum(added: bool) -> Any:
+def _signed_sum(from_base: bool) -> Any:
     @primitive
-    def signed_sum(_typing: Any, array: Any, _first: Any, masks: Any, scales: Any) -> Any:
+    def signed_sum(_typing: Any, target: Any, _first: Any, base: Any, masks: Any, scales: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             vector = ir.VectorType(_FLOAT, 32)
-            place = _pointer(context, builder, array, arguments[0], arguments[1], vector)
-            total = builder.load(place, align=4) if added else None
+            total = None
+            if from_base:
+                total = builder.load(_pointer(context, builder, base, arguments[2], arguments[1], vector), align=4)
             for k in range(len(masks)):
-                mask = builder.bitcast(builder.extract_value(arguments[2], k), ir.VectorType(_BIT, 32))
-                scale = builder.extract_value(arguments[3], k)
+                mask = builder.bitcast(builder.extract_value(arguments[3], k), ir.VectorType(_BIT, 32))
+                scale = builder.extract_value(arguments[4], k)
                 term = builder.select(mask, _splat(builder, builder.fneg(scale), vector), _splat(builder, scale, vector))
                 total = term if total is None else builder.fadd(total, term)
-            builder.store(total, place, align=4)
+            builder.store(total, _pointer(context, builder, target, arguments[0], arguments[1], vector), align=4)
             return context.get_dummy_value()
 
-        return types.void(array, types.intp, masks, scales), generate
+        return types.void(target, types.intp, base, masks, scales), generate
 
     return signed_sum
 
 
-# (float32 array, first, masks, scales): 32 elements become the left-to-right sum over k of -scales[k] where bit j of masks[k] is
-# set, else +scales[k]; ``add`` starts from what the array holds.
-set_signed_sum = _signed_sum(added=False)
-add_signed_sum = _signed_sum(added=True)
+# (target, first, base, masks, scales): the 32 float32 elements of ``target`` from ``first`` on become the left-to-right sum over k of
+# -scales[k] where bit j of masks[k] is set, else +scales[k]; ``add`` starts from what ``base`` holds there, ``set`` does not read it.
+set_signed_sum = _signed_sum(from_base=False)
+add_signed_sum = _signed_sum(from_base=True)
+
+
+@helper
+def borrowed(a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Views of four byte arrays: an index into a tuple of counted arrays would take and drop a reference each time."""
+    return view_u8(a, 0, a.size), view_u8(b, 0, b.size), view_u8(c, 0, c.size), view_u8(d, 0, d.size)

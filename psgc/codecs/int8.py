@@ -79,11 +79,11 @@ def define_fold(payloads: Sequence[bytes], numel: int, acc: F32 | None) -> F32:
 
 @helper
 def _top_bits(p: Any) -> Any:
-    """Bits of max|p|; as integers they order like the values, with NaN above infinity, and their maximum vectorises."""
-    top = np.uint32(0)
+    """Bits of max|p|. As signed integers they order like the values, NaN above infinity, and only so does LLVM vectorise this."""
+    top = np.int32(0)
     for i in range(p.size):
-        top = max(top, bits_of_f32(p[i]) & np.uint32(0x7FFFFFFF))
-    return top
+        top = max(top, np.int32(bits_of_f32(p[i]) & np.uint32(0x7FFFFFFF)))
+    return np.uint32(top)
 
 
 @helper
@@ -157,6 +157,17 @@ def _add(payload: Any, numel: Any, start: Any, total: Any) -> None:
             target[i] += np.float32(source[i]) * scale
 
 
+@helper
+def _take_away(payload: Any, numel: Any, start: Any, p: Any, kept: Any) -> None:
+    """kept <- p - the elements from ``start`` on, which begins a group."""
+    scales, codes = _scales_at(payload, start, p.size), _codes_at(payload, numel, start, p.size)
+    for group in range(scales.size):
+        scale, source = scales[group], codes[group * GROUP : (group + 1) * GROUP]
+        values, target = p[group * GROUP : (group + 1) * GROUP], kept[group * GROUP : (group + 1) * GROUP]
+        for i in range(target.size):
+            target[i] = values[i] - np.float32(source[i]) * scale
+
+
 @kernel(BOOL(IN_F32, IN_F32, SCALAR_F32, BOOL, U32, U32, U32, OUT_BYTES))
 def _encode(grad: Any, residual: Any, rescale: Any, random: Any, first: Any, before: Any, between: Any, out: Any) -> bool:
     p, top = np.empty(SCRATCH, np.float32), np.uint32(0)
@@ -183,9 +194,7 @@ def _finish(
         top = max(top, _write_groups(block, scales, codes, random, np.uint32(first + np.uint32(start)), before, between))
         kept = residual_out[start : start + SCRATCH]
         if kept.size:
-            _read(out, numel, lo + start, kept)
-            for i in range(kept.size):
-                kept[i] = block[i] - kept[i]
+            _take_away(out, numel, lo + start, block, kept)
     return bool(top < _INFINITY_BITS)
 
 
@@ -213,13 +222,11 @@ def _fold(
 
 @kernel(types.void(IN_BYTES, I64, I64, IN_F32, OUT_F32, SCALAR_F32))
 def _commit(payload: Any, numel: Any, lo: Any, grad: Any, residual: Any, rescale: Any) -> None:
-    sent = np.empty(SCRATCH, np.float32)
+    p = np.empty(SCRATCH, np.float32)
     for start in range(0, grad.size, SCRATCH):
         g, r = grad[start : start + SCRATCH], residual[start : start + SCRATCH]
-        m = sent[: g.size]
-        _read(payload, numel, lo + start, m)
-        for i in range(g.size):
-            r[i] = (g[i] + rescale * r[i]) - m[i]
+        corrected_block(g, r, rescale, p[: g.size])
+        _take_away(payload, numel, lo + start, p[: g.size], r)
 
 
 class Int8Codec(FeedbackCodec):

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.bits import add_signed_sum, negative_mask, set_signed_sum, view_f32, view_u32, view_u64
+from psgc.codecs.bits import add_signed_sum, borrowed, negative_mask, set_signed_sum, view_f32, view_u32, view_u64
 from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, helper, kernel
@@ -143,20 +143,20 @@ def _read_block(payload: Any, numel: Any, start: Any, out: Any) -> None:
     scale, signs = _scale_of(payload, start), _signs_of(payload, numel, start, out.size)
     words = view_u32(signs, 0, out.size // 32)
     for i in range(words.size):
-        set_signed_sum(out, 32 * i, (words[i],), (scale,))
+        set_signed_sum(out, 32 * i, out, (words[i],), (scale,))
     for i in range(32 * words.size, out.size):
         out[i] = -scale if (signs[i // 8] >> (i % 8)) & 1 else scale
 
 
 @helper
-def _add_block(payload: Any, numel: Any, start: Any, total: Any) -> None:
-    """total += one payload's elements from ``start`` on, at most a block of them."""
-    scale, signs = _scale_of(payload, start), _signs_of(payload, numel, start, total.size)
+def _add_block(payload: Any, numel: Any, start: Any, factor: Any, base: Any, total: Any) -> None:
+    """total <- base + factor * one payload's elements from ``start`` on, at most a block of them; factor is 1 or -1."""
+    scale, signs = factor * _scale_of(payload, start), _signs_of(payload, numel, start, total.size)
     words = view_u32(signs, 0, total.size // 32)
     for i in range(words.size):
-        add_signed_sum(total, 32 * i, (words[i],), (scale,))
+        add_signed_sum(total, 32 * i, base, (words[i],), (scale,))
     for i in range(32 * words.size, total.size):
-        total[i] += -scale if (signs[i // 8] >> (i % 8)) & 1 else scale
+        total[i] = base[i] + (-scale if (signs[i // 8] >> (i % 8)) & 1 else scale)
 
 
 @helper
@@ -168,10 +168,10 @@ def _fold_four(payloads: Any, numel: Any, start: Any, total: Any, fresh: Any) ->
     scales = (_scale_of(a, start), _scale_of(b, start), _scale_of(c, start), _scale_of(d, start))
     if fresh:
         for i in range(_WORDS):
-            set_signed_sum(total, 32 * i, (wa[i], wb[i], wc[i], wd[i]), scales)
+            set_signed_sum(total, 32 * i, total, (wa[i], wb[i], wc[i], wd[i]), scales)
     else:
         for i in range(_WORDS):
-            add_signed_sum(total, 32 * i, (wa[i], wb[i], wc[i], wd[i]), scales)
+            add_signed_sum(total, 32 * i, total, (wa[i], wb[i], wc[i], wd[i]), scales)
 
 
 @helper
@@ -187,7 +187,7 @@ def _fold_block(payloads: Any, count: Any, numel: Any, start: Any, total: Any) -
         if k == 0:
             _read_block(payloads[0], numel, start, total)
         else:
-            _add_block(payloads[k], numel, start, total)
+            _add_block(payloads[k], numel, start, np.float32(1), total, total)
 
 
 @kernel(BOOL(IN_F32, IN_F32, SCALAR_F32, OUT_BYTES))
@@ -215,9 +215,7 @@ def _finish(acc: Any, numel: Any, lo: Any, divisor: Any, residual: Any, residual
         finite &= _write_block(p, a.size, lanes, scales[block : block + 1], signs)
         kept = residual_out[start : start + BLOCK]
         if kept.size:
-            _read_block(out, numel, lo + start, kept)
-            for i in range(kept.size):
-                kept[i] = p[i] - kept[i]
+            _add_block(out, numel, lo + start, np.float32(-1), p[: a.size], kept)
     return finite
 
 
@@ -231,11 +229,12 @@ def _decode(payload: Any, numel: Any, lo: Any, out: Any) -> None:
 def _fold(
     a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, numel: Any, lo: Any, acc: Any, fresh: Any
 ) -> None:  # fmt: skip
+    payloads = (*borrowed(a, b, c, d), *borrowed(e, f, g, h))
     scratch = np.empty(BLOCK, np.float32)
     for start in range(0, acc.size, BLOCK):
         block = acc[start : start + BLOCK]
         total = block if fresh else scratch[: block.size]
-        _fold_block((a, b, c, d, e, f, g, h), count, numel, lo + start, total)
+        _fold_block(payloads, count, numel, lo + start, total)
         if not fresh:
             for i in range(block.size):
                 block[i] += total[i]
@@ -243,13 +242,11 @@ def _fold(
 
 @kernel(types.void(IN_BYTES, I64, I64, IN_F32, OUT_F32, SCALAR_F32))
 def _commit(payload: Any, numel: Any, lo: Any, grad: Any, residual: Any, rescale: Any) -> None:
-    sent = np.empty(BLOCK, np.float32)
+    p = np.empty(BLOCK, np.float32)
     for start in range(0, grad.size, BLOCK):
         g, r = grad[start : start + BLOCK], residual[start : start + BLOCK]
-        m = sent[: g.size]
-        _read_block(payload, numel, lo + start, m)
-        for i in range(g.size):
-            r[i] = (g[i] + rescale * r[i]) - m[i]
+        corrected_block(g, r, rescale, p[: g.size])
+        _add_block(payload, numel, lo + start, np.float32(-1), p[: g.size], r)
 
 
 class OneBitCodec(FeedbackCodec):

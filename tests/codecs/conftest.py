@@ -1,0 +1,70 @@
+"""Inputs of every kind, and memory that ends where it says it does."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from psgc.codecs.codec import F32, Bytes
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+PAGE = mmap.PAGESIZE
+FINITE_KINDS = ("gauss", "zeros", "negative zeros", "equal", "sparse", "heavy", "denormal", "huge", "signs", "wide")
+
+
+def make_values(kind: str, numel: int, seed: int = 0) -> F32:
+    rng = np.random.default_rng([seed, numel])
+    gauss = rng.standard_normal(numel)
+    made = {
+        "gauss": gauss,
+        "zeros": np.zeros(numel),
+        "negative zeros": -np.zeros(numel),
+        "equal": np.full(numel, -1.5),
+        "sparse": gauss * (rng.random(numel) < 0.002),
+        "heavy": rng.standard_cauchy(numel),
+        "denormal": gauss * 1e-41,
+        "huge": np.sign(gauss) * float(np.finfo(np.float32).max),
+        "signs": np.where(gauss < 0, -1.0, 1.0),
+        "wide": gauss * 10.0 ** rng.uniform(-44, 37, numel),
+    }
+    return np.clip(made[kind], np.finfo(np.float32).min, np.finfo(np.float32).max).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def values() -> Callable[..., F32]:
+    """(kind, numel, seed) -> finite float32 values; ``kinds`` names them."""
+    return make_values
+
+
+@pytest.fixture(scope="session")
+def kinds() -> tuple[str, ...]:
+    return FINITE_KINDS
+
+
+def at_page_end(data: bytes | Bytes, region: mmap.mmap) -> Bytes:
+    """``data`` copied so that the byte after it cannot be touched, wherever that puts its first byte."""
+    memory = np.frombuffer(region, np.uint8)[: len(region) - PAGE]
+    target = memory[memory.size - len(data) :]
+    target[:] = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+    return target
+
+
+@pytest.fixture
+def guarded() -> Iterator[Callable[[bytes | Bytes], Bytes]]:
+    """Copies bytes to the very end of accessible memory: a kernel that reads or writes one byte too far dies there."""
+    regions = []
+
+    def copy(data: bytes | Bytes) -> Bytes:
+        region = mmap.mmap(-1, (-(-len(data) // PAGE) + 1) * PAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(region))
+        assert LIBC.mprotect(ctypes.c_void_p(start + len(region) - PAGE), ctypes.c_size_t(PAGE), 0) == 0
+        regions.append((region, start))
+        return at_page_end(data, region)
+
+    yield copy
+    for region, start in regions:
+        LIBC.mprotect(ctypes.c_void_p(start + len(region) - PAGE), ctypes.c_size_t(PAGE), 3)

@@ -1,0 +1,116 @@
+"""Kernels are compiled ahead of use, cached safely, and neither hold the GIL nor contract arithmetic."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psgc.codecs import floats, int8, onebit, topk
+from psgc.codecs.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
+
+TINY = """
+import numpy as np
+from psgc.codecs.bits import view_f32
+from psgc.codecs.kernel import IN_F32, OUT_BYTES, kernel
+from numba import types
+
+@kernel(types.void(IN_F32, OUT_BYTES))
+def double(values, out):
+    target = view_f32(out, 1, values.size)
+    for i in range(values.size):
+        target[i] = values[i] + values[i]
+
+out = np.zeros(9, np.uint8)
+double(np.array([1, 2], np.float32), out)
+print(out[1:].view(np.float32).tolist())
+"""
+DOUBLED = "[2.0, 4.0]"
+
+
+def all_kernels() -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = [
+        (f"{m.__name__}.{n}", f) for m in (floats, int8, onebit, topk) for n, f in vars(m).items() if hasattr(f, "signatures")
+    ]
+    return [(name, function) for name, function in found if not getattr(function, "_can_compile", True)]
+
+
+def test_every_kernel_is_compiled_on_import_for_one_signature() -> None:
+    kernels = all_kernels()
+    assert len(kernels) >= 19
+    for name, function in kernels:
+        assert len(function.signatures) == 1, name
+
+
+def test_a_call_with_other_types_is_refused_and_not_compiled() -> None:
+    with pytest.raises(TypeError):
+        onebit._decode("payload", 1, 0, np.zeros(1, np.float32))
+
+
+@pytest.mark.parametrize(("name", "function"), all_kernels())
+def test_every_kernel_lets_go_of_the_interpreter_and_keeps_strict_floats(name: str, function: Any) -> None:
+    assert function.targetoptions["nogil"] is True, name
+    assert function.targetoptions["fastmath"] is False, name
+
+
+def start(folder: Path, cache: Path, before: str = "") -> subprocess.Popen[str]:
+    (folder / "tiny.py").write_text(before + TINY)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    command = [sys.executable, "-c", "import tiny"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_processes_that_start_together_on_a_cold_cache_all_get_right_kernels(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    together = [start(tmp_path, cache) for _ in range(3)]
+    for process in together:
+        out, err = process.communicate(timeout=100)
+        assert (process.returncode, out.strip()) == (0, DOUBLED), err
+    stored = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
+    assert stored, "nothing was cached"
+    out, err = start(tmp_path, cache).communicate(timeout=100)
+    assert out.strip() == DOUBLED, err
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")} == stored, "a warm start compiled again"
+
+
+def test_other_sources_have_another_cache_folder(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for comment in ("", "# changed\n"):
+        out, err = start(tmp_path, cache, comment).communicate(timeout=100)
+        assert out.strip() == DOUBLED, err
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_the_cache_but_not_the_run(tmp_path: Path) -> None:
+    blocked = tmp_path / "a-file"
+    blocked.write_text("")
+    no_home = f"import numba.misc.appdirs as a; a.AppDirs.user_cache_dir = {str(blocked)!r}\n"
+    out, err = start(tmp_path, blocked, no_home).communicate(timeout=100)
+    assert out.strip() == DOUBLED, err
+    assert "kernel cache off" in err
+
+
+@kernel(SCALAR_F32(IN_F32, SCALAR_F32, OUT_F32))
+def multiply_and_add(x: np.ndarray, factor: float, y: np.ndarray) -> float:
+    for i in range(x.size):
+        y[i] = y[i] + factor * x[i]
+    return float(y[0])
+
+
+def test_a_product_is_rounded_before_it_is_added() -> None:
+    factor, x = np.float32(1 + 2**-12), np.full(64, 1 + 2**-12, np.float32)
+    y = np.full(64, -(1 + 2**-11), np.float32)
+    multiply_and_add(x, float(factor), y)
+    assert (y == 0).all()  # fused, the result would be 2**-24
+
+
+def test_views_read_and_write_at_any_alignment() -> None:
+    memory = np.zeros(64, np.uint8)
+    floats.FLOAT_KERNELS["float32"].finish(np.arange(5, dtype=np.float32), 1, 1, memory[3:])
+    assert memory[7:27].tobytes() == np.arange(5, dtype=np.float32).tobytes()
+    assert not memory[:7].any()

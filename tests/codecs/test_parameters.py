@@ -1,0 +1,109 @@
+"""The text form of codecs: what is printed is read back, and what is wrong names codec and parameter."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from psgc.codecs.codec import DTYPES, FLOATS, parse_codec, parse_pair, registered_codecs
+from psgc.codecs.topk import TopKCodec
+from psgc.errors import CodecError
+
+CANONICAL = {
+    "none": "none",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "int8": "int8",
+    "int8:ef=1": "int8",
+    "int8:ef=0": "int8:ef=0",
+    "onebit:ef=0": "onebit:ef=0",
+    "topk": "topk",
+    "topk:k=0.010": "topk",
+    "topk:k=1e-2,ef=1": "topk",
+    "topk:k=.25": "topk:k=0.25",
+    "topk:k=0.001,ef=0": "topk:ef=0,k=0.001",
+    "topk:k=1": "topk:k=1",
+    "topk:k=007": "topk:k=7",
+    "topk:k=1e-7": "topk:k=0.0000001",
+}
+
+
+@pytest.mark.parametrize(("text", "canonical"), CANONICAL.items())
+def test_canonical_text_reads_back_as_itself(text: str, canonical: str) -> None:
+    assert parse_codec(text).canonical == canonical
+    assert parse_codec(canonical).canonical == canonical
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("topk:k=0", ["topk", "k", "'0'"]),
+        ("topk:k=0.0", ["topk", "k"]),
+        ("topk:k=-3", ["topk", "k", "'-3'"]),
+        ("topk:k=1.5", ["topk", "k", "'1.5'"]),
+        ("topk:k=1.0", ["topk", "k"]),
+        ("topk:k=nan", ["topk", "k"]),
+        ("topk:k=inf", ["topk", "k"]),
+        ("topk:k=many", ["topk", "k", "'many'"]),
+        ("topk:k=1e-10", ["topk", "k"]),
+        ("topk:k=1e-999999999", ["topk", "k"]),
+        ("int8:ef=2", ["int8", "ef", "'2'"]),
+        ("onebit:ef=yes", ["onebit", "ef", "'yes'"]),
+        ("onebit:k=0.1", ["onebit", "k", "ef"]),
+        ("none:ef=1", ["none", "ef", "no parameters"]),
+        ("bf16:ef=0", ["bf16", "ef"]),
+        ("int8:ef", ["int8", "ef"]),
+        ("int8:ef=1,ef=0", ["int8", "ef", "twice"]),
+        ("onebits", ["onebits", "onebit", "topk"]),
+    ],
+)
+def test_a_wrong_parameter_is_a_codec_error_that_names_it(text: str, names: list[str]) -> None:
+    with pytest.raises(CodecError) as caught:
+        parse_codec(text)
+    for name in names:
+        assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", registered_codecs())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_none_carries_every_dtype_and_the_others_floats(name: str, dtype: str) -> None:
+    if name == "none" or dtype in FLOATS:
+        assert parse_codec(name, dtype).dtype == dtype
+    else:
+        with pytest.raises(CodecError, match=rf"{name}.*not {dtype}.*none"):
+            parse_codec(name, dtype)
+
+
+@pytest.mark.parametrize(
+    ("k", "numel", "count"),
+    [("0.01", 1, 1), ("0.01", 100, 1), ("0.01", 101, 2), ("0.07", 100, 7), ("0.1", 4096, 410), ("5", 3, 3), ("5", 900, 5)],
+)
+def test_a_fraction_is_rounded_up_exactly_and_a_count_is_at_most_the_part(k: str, numel: int, count: int) -> None:
+    codec = parse_codec(f"topk:k={k}")
+    assert isinstance(codec, TopKCodec)
+    assert codec.count(numel) == count
+
+
+def test_codecs_are_unbiased_only_where_their_parameters_make_them_so() -> None:
+    unbiased = {text: parse_codec(text).unbiased for text in ("none", "bf16", "int8", "int8:ef=0", "onebit:ef=0", "topk:ef=0")}
+    assert [text for text, is_so in unbiased.items() if is_so] == ["none", "int8:ef=0"]
+
+
+def test_feedback_is_what_ef_says() -> None:
+    assert [parse_codec(text).feedback for text in ("none", "bf16", "int8", "int8:ef=0", "topk")] == [False, False, True, False, True]
+
+
+def test_a_pair_is_written_once_where_both_ways_are_alike() -> None:
+    assert parse_pair("onebit/int8:ef=1").canonical == "onebit/int8"
+    assert parse_pair("topk:k=0.01/topk").canonical == "topk"
+
+
+def test_codec_ids_are_distinct_and_fixed() -> None:
+    ids = {name: parse_codec(name).codec_id for name in registered_codecs()}
+    assert ids == {"none": 0, "bf16": 1, "fp16": 2, "int8": 3, "onebit": 4, "topk": 5}
+
+
+def test_k_given_in_code_is_printed_too() -> None:
+    assert TopKCodec(k=Fraction(1, 8)).canonical == "topk:k=0.125"
