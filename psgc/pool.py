@@ -41,7 +41,7 @@ class Pool:
                 return
             try:
                 job(*args)
-            except BaseException as error:  # noqa: BLE001 - a pool thread must not die unheard
+            except BaseException as error:  # a pool thread must not die unheard
                 self._on_error(error)
             del job, args  # a payload must not live on in a sleeping thread's frame
 
