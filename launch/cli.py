@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -102,9 +104,15 @@ def kernels(
 
     Example: psgc bench kernels --numel 1048576 --codec onebit
     """
+    from psgc.codecs import parse_codec, registered_codecs
     from psgc.launch.bench_kernels import bench_kernels
 
-    result = bench_kernels(numel, codec or None, device)
+    chosen = [parse_codec(text).canonical for text in codec or registered_codecs()]
+    try:
+        with _progress(as_json) as tell:
+            result = bench_kernels(numel, chosen, device, tell)
+    except CodecError as error:  # the codecs exist: a kernel is wrong
+        raise PsgcError(str(error)) from None
     if as_json:
         print(json.dumps(result))
         return
@@ -130,13 +138,30 @@ def pushpull(
 
     Example: psgc bench pushpull --workers 2 --servers 1 --bytes 25000000 --transport tcp
     """
+    from psgc.codecs import parse_pair
     from psgc.launch.bench_pushpull import bench_pushpull
 
-    result = bench_pushpull(workers, servers, nbytes, codec, transport, rounds)
+    codec = parse_pair(codec).canonical
+    if transport not in ("auto", "tcp", "shm"):
+        raise UsageError(f"bench pushpull: --transport {transport}: expected auto, tcp or shm")
+    if min(workers, servers, rounds) < 1:
+        raise UsageError(f"bench pushpull: --workers {workers} --servers {servers} --rounds {rounds}: each must be at least 1")
+    with _progress(as_json) as tell:
+        tell(f"{rounds} rounds of {nbytes} bytes, {workers} workers, {servers} servers")
+        result = bench_pushpull(workers, servers, nbytes, codec, transport, rounds)
     if as_json:
         print(json.dumps(result))
     else:
         _table(["", ""], [[key, f"{value:.2f}" if isinstance(value, float) else str(value)] for key, value in result.items()])
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """What is being done, on a terminal's stderr while it is done; nothing elsewhere."""
+    from rich.console import Console
+
+    with Console(stderr=True, quiet=quiet).status("") as status:
+        yield status.update
 
 
 def _properties(entry: dict[str, Any]) -> list[str]:
