@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--batch", type=int, default=8, help="sequences a rank and step")
-    parser.add_argument("--lr", type=float, default=1.5e-3)
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--codec", default=None, help="push/pull codec; default PSGC_CODEC, else none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="where rank 0 writes its JSON record")
