@@ -57,6 +57,9 @@ def test_a_command_that_does_not_use_psgc_ends_all_the_same(launched: Any) -> No
         (("run", "--nodes", "3", "--", "true"), {}, "every node needs a worker"),
         (("run", "--servers", "0", "--", "true"), {}, "--servers 0"),
         (("bench", "pushpull", "--bytes", "3"), {}, "multiple of 4"),
+        (("bench", "pushpull", "--transport", "rdma"), {}, "expected auto, tcp or shm"),
+        (("bench", "kernels", "--codec", "onebitt"), {}, "unknown codec 'onebitt'"),
+        (("bench", "kernels", "--device", "abacus"), {}, "got 'abacus'"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(launched: Any, arguments: tuple[str, ...], env: dict[str, str], said: str) -> None:
@@ -95,10 +98,3 @@ def test_nothing_outlives_a_killed_launcher(launched: Any) -> None:
     popen = launched.job("--nodes", "2", "--servers", "2")
     popen.kill()
     assert launched.end(popen)[0] == -signal.SIGKILL  # the fixture checks that nothing is left
-
-
-def test_codecs_prints_one_json_document_and_nothing_else(launched: Any) -> None:
-    status, out, err = launched.end(launched.psgc("codecs", "--json"))
-    assert status == 0, err
-    names = {"name", "canonical", "parameters", "ratio_fp32", "ratio_bf16", "unbiased", "feedback", "additive"}
-    assert all(names <= set(entry) for entry in json.loads(out))
