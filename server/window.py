@@ -30,8 +30,10 @@ class Window:
         if self.limit == OPEN:
             return False
         n, before = len(self._costs), self.limit
-        self._complete.add((step - 1) * n + part)
-        self._reserved -= self._costs[part]
+        position = (step - 1) * n + part
+        self._complete.add(position)
+        if position < self.limit:  # one that all ranks skipped may be complete before it is admitted: no room was reserved for it
+            self._reserved -= self._costs[part]
         while self._base in self._complete:
             self._complete.remove(self._base)
             self._base += 1
@@ -44,6 +46,9 @@ class Window:
     def _admit(self) -> None:
         n = len(self._costs)
         while self.limit < self._base + n:
+            if self.limit < self._base or self.limit in self._complete:
+                self.limit += 1
+                continue
             cost = self._costs[self.limit % n]
             if self._reserved and self._reserved + cost > self._budget:
                 return

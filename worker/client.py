@@ -215,14 +215,26 @@ class Client:
         return actions + self._pump(server, now)
 
     def tick(self, now: float) -> tuple[list[Action], list[str]]:
-        """Ask after parts that nothing has happened to, and name what has been awaited for long."""
+        """Ask after parts that nothing has happened to, and for windows; name what has been awaited for long."""
         actions: list[Action] = []
         for server, state in enumerate(self.servers):
-            for part in self._unanswered(server) if state.up else ():
+            if not state.up:
+                continue
+            unanswered = list(self._unanswered(server))
+            for part in unanswered:
                 if now - part.since >= self.probe_s:
                     part.since = now
                     actions.append(self._ask(part))
+            if not unanswered and self._held_up(state, now):
+                actions.append(Greet(server))
         return actions, self._name_awaited(now)
+
+    def _held_up(self, state: _Server, now: float) -> bool:
+        """Whether parts have waited long for a window that has not grown: the word of it may be lost, and HELLO has it said again."""
+        waiting = [part for _, _, key in state.queue if now - (part := self.parts[key]).since >= self.probe_s]
+        for part in waiting:
+            part.since = now
+        return bool(waiting)
 
     def _unanswered(self, server: int) -> Iterator[PartState]:
         for key in sorted(self._outstanding):

@@ -55,10 +55,9 @@ class Membership:
                 )
             if header.kind == Kind.REGISTER:
                 return self._register(peer, decode_body(Register, body), now)
-            member = self.roster.members.get(peer)
+            member = self.roster.heard_from(peer, now)
             if member is None:
                 raise RemoteProtocolError("register first", ErrorCode.NOT_ADMITTED)
-            member.heard = now
             if header.kind == Kind.BYE:
                 return self._bye(member, now)
             return self._said(member, header, body, now) if self._failed is None else [self._abort_to(member.peer)]
@@ -101,15 +100,14 @@ class Membership:
             )
         if self._failed is not None:
             return [self._abort_to(peer)]
-        known = self.roster.find(peer, register)
+        known = self.roster.returns(peer, register, now)
         if known is not None:
-            known.heard = now
             return [self._topology(known)] if self.barriers is not None else []
         member = Member(peer, register, now, named=now)
         conflict = self.roster.conflict(member)
         if self.barriers is not None:
             raise RemoteProtocolError(f"everyone is already there: {conflict or member.label}", ErrorCode.NOT_ADMITTED)
-        self.roster.members[peer] = member
+        self.roster.add(member)
         if conflict is not None:
             return self.abort(conflict, now)
         return self._admit_all(now) if not self.roster.missing() else []

@@ -33,15 +33,16 @@ class Member:
 
 
 class Roster:
-    """Members by connection. ``nodes`` and ``servers`` are how many the job has."""
+    """Members, by the names of their connections. ``nodes`` and ``servers`` are how many the job has."""
 
     def __init__(self, nodes: int, servers: int) -> None:
         self.nodes, self.servers = nodes, servers
-        self.members: dict[bytes, Member] = {}
+        self._members: list[Member] = []
+        self._names: dict[bytes, Member] = {}
         self._topology: Topology | None = None
 
     def __iter__(self) -> Iterator[Member]:
-        return iter(list(self.members.values()))
+        return iter(self._members)
 
     def workers(self) -> list[Member]:
         return [m for m in self if m.register.role == "worker"]
@@ -49,16 +50,24 @@ class Roster:
     def server_members(self) -> list[Member]:
         return [m for m in self if m.register.role == "server"]
 
-    def find(self, peer: bytes, register: Register) -> Member | None:
-        """The member that registers again: on its connection, or, the same process in the same place, on a new one."""
-        member = self.members.get(peer)
-        if member is None:
-            member = next((m for m in self if m.register == register), None)
-            if member is not None:
-                del self.members[member.peer]
-                member.peer = peer
-                self.members[peer] = member
+    def heard_from(self, peer: bytes, now: float) -> Member | None:
+        """The member that speaks under this name: it is there, and is answered here."""
+        member = self._names.get(peer)
+        if member is not None:
+            member.peer, member.heard = peer, now
         return member
+
+    def returns(self, peer: bytes, register: Register, now: float) -> Member | None:
+        """The member that registers again, if it is one. While a connection is re-made, words of the old one may come under another
+        name; so a process may have several, and the newest it has spoken under is the one it is answered at."""
+        same = next((m for m in self if m.register == register), None)
+        if same is not None:
+            self._names[peer] = same
+        return self.heard_from(peer, now)
+
+    def add(self, member: Member) -> None:
+        self._members.append(member)
+        self._names[member.peer] = member
 
     def conflict(self, new: Member) -> str | None:
         """Why ``new`` cannot be in the job with those who are, or None."""

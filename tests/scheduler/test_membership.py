@@ -164,12 +164,17 @@ def test_a_registration_said_again_is_answered_again_and_changes_nothing() -> No
     assert sent(again, Kind.TOPOLOGY) == {"w1": first["w1"]}
 
 
-def test_the_same_process_on_a_new_connection_is_the_same_member() -> None:
-    job = complete()
-    assert sent(job.join("w1-again", register(node=1)), Kind.TOPOLOGY)["w1-again"]["rank"] == 1
-    assert "register first" in refused(job.say("w1", Kind.HEARTBEAT), ErrorCode.NOT_ADMITTED)
-    assert set(sent(job.say("w0", Kind.BARRIER, step=1), Kind.BARRIER)) == set()
-    assert set(sent(job.say("w1-again", Kind.BARRIER, step=1), Kind.BARRIER)) == {"w0", "w1-again"}
+def test_a_process_with_two_names_is_one_member_and_is_answered_at_the_newest() -> None:
+    job = Job()
+    job.join("w0-before", register(node=0))
+    job.join("w0", register(node=0))
+    job.join("w1", register(node=1))
+    assert set(sent(job.join("s0", register("server")), Kind.TOPOLOGY)) == {"w0", "w1", "s0"}
+    assert set(sent(job.join("w1-before", register(node=1)), Kind.TOPOLOGY)) == {"w1-before"}
+    assert set(sent(job.say("w1", Kind.HEARTBEAT), Kind.HEARTBEAT)) == {"w1"}
+    job.say("w0", Kind.BARRIER, step=1)
+    assert set(sent(job.say("w1-before", Kind.BARRIER, step=1), Kind.BARRIER)) == {"w0", "w1-before"}
+    assert job.say("w1", Kind.BARRIER, step=2) == []
 
 
 @pytest.mark.parametrize(

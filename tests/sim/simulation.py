@@ -1,0 +1,229 @@
+"""A whole job in one process and in virtual time: real scheduler, server and client state machines over connections that misbehave.
+
+Everything follows from the seed, so a seed that fails is its own reproduction: ``simulate(Scenario.drawn(seed))``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from sim_members import SimScheduler, SimServer, SimWorker, Ticket, WrongError, check
+from sim_network import Clock, Network, Weather
+from sim_oracle import Chances, Oracle
+
+from psgc.codecs import parse_pair
+from psgc.layout import Declaration, Layout, TensorSpec, part_numel
+from psgc.wire.messages import ErrorCode
+from psgc.worker import coordinator
+
+STUCK_S = 60.0  # no part has come to its end for so long: nothing ever will
+PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A job and its luck. parts: of each tensor of the model; each tensor is a bucket."""
+
+    seed: int = 0
+    workers: int = 2
+    servers: int = 1
+    parts: tuple[int, ...] = (1, 2)
+    steps: int = 3
+    names: int = 0  # ad-hoc names besides the model
+    broadcasts: int = 0
+    codec: str = "none"
+    window_bytes: int = 1 << 30
+    credit_parts: int = -1
+    credit_bytes: int = 0
+    local: float = 0.5  # share of links over shared memory
+    hurry: float = 0.0  # share of steps whose results are not waited for before the next is submitted
+    barriers: float = 0.0  # share of steps with a barrier after them
+    work_s: float = 0.001
+    cuts: int = 0
+    cut_every_s: float = 0.02
+    weather: Weather = field(default_factory=Weather)
+    chances: Chances = field(default_factory=Chances)
+    expected_errors: frozenset[ErrorCode] = frozenset({ErrorCode.PUSH_MISSING, ErrorCode.NOT_ADMITTED})
+
+    @classmethod
+    def drawn(cls, seed: int) -> Scenario:
+        """The scenario that a seed stands for."""
+        rng = random.Random(seed)
+
+        def sometimes(most: float) -> float:
+            return rng.choice((0.0, 0.0, most / 4, most))
+
+        return cls(
+            seed=seed,
+            workers=rng.choice((1, 2, 2, 3, 3, 4, 5)) if rng.random() < 0.98 else rng.choice((8, 9, 17)),
+            servers=rng.choice((1, 2)),
+            parts=tuple(rng.choice((1, 1, 2, 3)) for _ in range(rng.randint(1, 3))),
+            steps=rng.randint(1, 5),
+            names=rng.choice((0, 0, 1, 2)),
+            broadcasts=rng.choice((0, 0, 0, 1)),
+            codec=rng.choice(("none", "none", "onebit", "onebit", "onebit/none", "none/onebit")),
+            window_bytes=rng.choice((1 << 30, 1, 1, 1 << 20)),
+            credit_parts=rng.choice((-1, 0, 1, 1, 2)),
+            credit_bytes=rng.choice((0, 0, 1, 250_000)),
+            local=rng.choice((0.0, 0.5, 1.0)),
+            hurry=sometimes(0.6),
+            barriers=sometimes(0.5),
+            work_s=rng.choice((0.0002, 0.002, 0.02)),
+            cuts=rng.choice((0, 0, 1, 3, 8)),
+            cut_every_s=rng.choice((0.005, 0.02, 0.1)),
+            weather=Weather(
+                rng.choice((0.0002, 0.001, 0.01)), rng.choice((0.0, 0.02, 0.1)), sometimes(0.15), rng.choice((0.02, 0.3, 1.0))
+            ),
+            chances=Chances(sometimes(0.4), sometimes(0.2), sometimes(0.4), sometimes(0.4), sometimes(0.1)),
+        )  # fmt: skip
+
+
+@cache
+def tensor_numel(codec: str, parts: int) -> int:
+    """Elements of a float32 tensor that is cut into so many parts of the least size."""
+    return parts * part_numel(parse_pair(codec), "float32", 1)
+
+
+class World:
+    """One simulated job."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.rng = random.Random(scenario.seed)
+        self.clock = Clock()
+        self.job, self.token = 5, "secret"
+        self.network = Network(self.clock, self.rng, scenario.weather)
+        self.oracle = Oracle(self.rng, scenario.workers, scenario.chances)
+        self.followers: dict[Ticket, list[Ticket]] = {}
+        self._last_progress = 0.0
+        self._arrived: dict[int, int] = {}
+        self._cuts_left = scenario.cuts
+        self._barrier_after = [self.rng.random() < scenario.barriers for _ in range(scenario.steps)]
+        self.scheduler = SimScheduler(self)
+        self.servers = [SimServer(self, index) for index in range(scenario.servers)]
+        self.workers = [SimWorker(self, node) for node in range(scenario.workers)]
+        self.clock.after(self._until_cut(), self._cut)
+
+    def run(self) -> World:
+        """To the job's end. Raises WrongError if it is not the right one."""
+        while not self._ended():
+            self.clock.step()
+            if self.clock.now - self._last_progress > STUCK_S:
+                raise WrongError(f"stuck: {self._stuck()}")
+        self._check_end()
+        return self
+
+    def progress(self) -> None:
+        self._last_progress = self.clock.now
+
+    def work_time(self) -> float:
+        """How long a pool's job takes."""
+        return self.scenario.work_s * self.rng.expovariate(1.0)
+
+    @staticmethod
+    def push_codecs(layout: Layout) -> dict[int, int]:
+        return {bucket.index: parse_pair(bucket.codec, bucket.dtype).push.codec_id for bucket in layout.buckets}
+
+    # what each rank's trainer does
+
+    def script(self, worker: SimWorker) -> Iterator[float | list[Ticket]]:
+        scenario, rng = self.scenario, self.rng
+        yield [worker.declare(self.model())]
+        model, named = worker.layouts["model"], self.named()
+        open_: list[Ticket] = []
+        for step in range(scenario.steps):
+            jobs: list[Any] = [*(bucket.index for bucket in model.buckets), *named]
+            rng.shuffle(jobs)
+            for job in jobs:
+                yield self.work_time()
+                open_.append(worker.submit(model, job) if isinstance(job, int) else worker.submit_named(job))
+            if rng.random() >= scenario.hurry:
+                yield open_
+                open_ = []
+            if self._barrier_after[step]:
+                yield from self._barrier(worker, sum(self._barrier_after[: step + 1]))
+        yield open_
+        worker.leave()
+
+    def model(self) -> Declaration:
+        codec = self.scenario.codec
+        tensors = tuple(TensorSpec(f"t{i}", (tensor_numel(codec, parts),), "float32") for i, parts in enumerate(self.scenario.parts))
+        everything = tuple(range(len(tensors)))
+        return Declaration("model", "plan", tensors, codec, True, 0, everything, everything, 1, 1, 0)
+
+    def named(self) -> list[Declaration]:
+        """Ad-hoc sums and broadcasts, each of one tensor."""
+        scenario = self.scenario
+        spec = (TensorSpec("x", (1000,), "float32"),)
+        sums = [Declaration(f"sum {i}", "adhoc", spec, scenario.codec, False) for i in range(scenario.names)]
+        root = scenario.workers - 1
+        return sums + [Declaration(f"broadcast {i}", "broadcast", spec, "none", False, root) for i in range(scenario.broadcasts)]
+
+    def _barrier(self, worker: SimWorker, number: int) -> Iterator[list[Ticket]]:
+        self._arrived[number] = self._arrived.get(number, 0) + 1
+        yield [worker.barrier(number)]
+        check(self._arrived[number] == self.scenario.workers, lambda: f"rank {worker.node} passed barrier {number} before all had come")
+
+    # bad luck
+
+    def _until_cut(self) -> float:
+        return self.scenario.cut_every_s * 2 * self.rng.random()
+
+    def _cut(self) -> None:
+        if self._cuts_left:
+            self._cuts_left -= 1
+            self.network.cut_one()
+            self.clock.after(self._until_cut(), self._cut)
+
+    # the end
+
+    def _ended(self) -> bool:
+        return self.scheduler.ended is not None and all(w.ended for w in self.workers) and all(s.ended for s in self.servers)
+
+    def _check_end(self) -> None:
+        scenario = self.scenario
+        end = self.scheduler.ended
+        check(end is not None and end.status == 0, lambda: f"the scheduler ends with {end}")
+        wanted = (sum(scenario.parts) + scenario.names + scenario.broadcasts) * scenario.steps
+        for worker in self.workers:
+            client = worker.client
+            assert client is not None
+            check(worker.results == wanted, lambda w=worker: f"worker {w.node} has decoded {w.results} results, not {wanted}")
+            credit = [(server.in_flight, server.parts_in_flight) for server in client.servers]
+            check(set(credit) == {(0, 0)}, lambda w=worker, c=credit: f"worker {w.node} never got credit back: {c}")
+
+    def _stuck(self) -> str:
+        awaited = [text for server in self.servers if server.state for text in server.state.tick(self.clock.now + PATIENCE_S)[0]]
+        phases = [
+            f"worker {w.node}: {[(hex(p.key), p.step, p.phase.value) for p in w.client.parts.values()]} credit "
+            f"{[(s.in_flight, s.parts_in_flight, s.windows) for s in w.client.servers]}"
+            for w in self.workers
+            if w.client is not None
+        ]
+        return "; ".join([*awaited, *phases])
+
+
+def simulate(scenario: Scenario) -> World:
+    """Run a scenario to its end. Raises WrongError, naming the scenario, if anything goes otherwise than the oracle says."""
+    try:
+        clock = SimpleNamespace(monotonic=lambda: world.clock.now if world is not None else 0.0)
+        world: World | None = None
+        with (
+            patch.object(coordinator, "Dealer", lambda context, *_: context),
+            patch.object(coordinator, "time", clock),
+        ):
+            world = World(scenario)
+            return world.run()
+    except Exception as error:
+        raise WrongError(f"seed {scenario.seed}: {type(error).__name__}: {error}\n{scenario}") from error
+
+
+def quiet(**fields: Any) -> Scenario:
+    """A scenario in which nothing bad happens but what ``fields`` ask for."""
+    return replace(Scenario(weather=Weather(slow=0.0, repeats=0.0)), **fields)
