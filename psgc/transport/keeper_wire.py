@@ -19,9 +19,11 @@ def recv_segment(sock: socket.socket) -> tuple[str, int, int] | None:
 
     Raises BlockingIOError if there is none yet, ValueError for a packet that is none of ours: it is dropped, and the next is whole.
     """
-    data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
+    data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET_BYTES, 4)
     if not data:
         return None
+    for fd in fds:
+        os.set_inheritable(fd, False)  # recv_fds does not pass MSG_CMSG_CLOEXEC on
     try:
         (fd,), body = fds, json.loads(data)
         name, nbytes = str(body["name"]), int(body["bytes"])

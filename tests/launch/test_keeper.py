@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 import subprocess
 import sys
+
+import pytest
 
 from psgc.launch.keeper import Keeper
 from psgc.server.step import Commit, Result
 from psgc.server.store import RECORD_BYTES, KeyShape, KeyStore, Store, read_record
+from psgc.transport.keeper_wire import send_segment
 from psgc.transport.memfd import Segment
 from psgc.wire.frames import Flag
 
@@ -79,3 +83,39 @@ def test_a_step_never_writes_the_buffers_that_the_record_names() -> None:
         assert (now[0] == step).all()
     assert KeyStore.bytes_needed(KeyShape(5, 4, 4)) % 64 == 0
     store.close()
+
+
+def test_a_segment_of_the_same_name_replaces_the_old_one_and_is_handed_over() -> None:
+    keeper = Keeper()
+    with socket.socket(fileno=os.dup(keeper.child_fd)) as server:
+        for text in (b"old", b"new"):
+            segment = Segment.create("layout", 4096)
+            segment.bytes[:3] = list(text)
+            send_segment(server, "layout", segment.fd, segment.nbytes)
+            segment.close()
+        first = len(os.listdir("/proc/self/fd"))
+        assert keeper.receive()
+        assert len(os.listdir("/proc/self/fd")) == first + 1, "the old descriptor is closed"
+    [(name, fd)] = keeper.hand_over()
+    assert (name, os.pread(fd, 3, 0)) == ("layout", b"new")
+    assert not os.get_inheritable(fd)
+    keeper.close()
+
+
+@pytest.mark.parametrize(
+    "packet", [b"no json", b"[]", b'{"name": "x"}', b'{"name": "x", "bytes": 8192}', b'{"name": "x", "bytes": "many"}']
+)
+def test_a_packet_that_names_no_segment_is_dropped_and_the_next_is_kept(packet: bytes) -> None:
+    keeper = Keeper()
+    with socket.socket(fileno=os.dup(keeper.child_fd)) as server:
+        segment = Segment.create("layout", 4096)
+        before = len(os.listdir("/proc/self/fd"))
+        socket.send_fds(server, [packet], [segment.fd])
+        assert keeper.receive()
+        assert len(os.listdir("/proc/self/fd")) == before, "nor does its descriptor stay"
+        server.send(b'{"name": "x", "bytes": 4096}')
+        send_segment(server, "layout", segment.fd, segment.nbytes)
+        assert keeper.receive()
+        assert [name for name, _ in keeper.hand_over()] == ["layout"]
+        segment.close()
+    keeper.close()
