@@ -98,20 +98,41 @@ def _choose_put(target: Any, i: Any, value: Any) -> Any:
 
 
 @helper
+def _fold_four(a: Any, b: Any, c: Any, d: Any, total: Any, first: Any) -> None:
+    """total becomes, or (not first) grows by, four sources left to right: a store for four loads."""
+    if first:
+        for i in range(total.size):
+            total[i] = ((_widen(a[i]) + _widen(b[i])) + _widen(c[i])) + _widen(d[i])
+    else:
+        for i in range(total.size):
+            total[i] = (((total[i] + _widen(a[i])) + _widen(b[i])) + _widen(c[i])) + _widen(d[i])
+
+
+@helper
+def _fold_one(source: Any, total: Any, first: Any) -> None:
+    if first:
+        for i in range(total.size):
+            total[i] = _widen(source[i])
+    else:
+        for i in range(total.size):
+            total[i] += _widen(source[i])
+
+
+@helper
 def _fold(sources: Any, count: Any, acc: Any, fresh: Any) -> None:
     """acc becomes, or (not fresh) grows by, the sum of the first ``count`` sources, a block at a time so that it stays in L1."""
     scratch = np.empty(SCRATCH, np.float32)
     for start in range(0, acc.size, SCRATCH):
-        block = acc[start : start + SCRATCH]
-        total = block if fresh else scratch[: block.size]
-        for k in range(count):
-            source = sources[k][start : start + SCRATCH]
-            if k == 0:
-                for i in range(block.size):
-                    total[i] = _widen(source[i])
-            else:
-                for i in range(block.size):
-                    total[i] += _widen(source[i])
+        end = start + SCRATCH
+        block = acc[start:end]
+        total, k = block if fresh else scratch[: block.size], 0
+        while count - k >= 4:
+            a, b, c, d = sources[k], sources[k + 1], sources[k + 2], sources[k + 3]
+            _fold_four(a[start:end], b[start:end], c[start:end], d[start:end], total, k == 0)
+            k += 4
+        while k < count:
+            _fold_one(sources[k][start:end], total, k == 0)
+            k += 1
         if not fresh:
             for i in range(block.size):
                 block[i] += total[i]

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.bits import bits_of_f32, f32_of_bits, view_f32, view_i8
+from psgc.codecs.bits import bits_of_f32, borrowed, f32_of_bits, view_f32, view_i8
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, corrected_block, mean_corrected_block
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
@@ -158,6 +158,32 @@ def _add(payload: Any, numel: Any, start: Any, total: Any) -> None:
 
 
 @helper
+def _fold_four(payloads: Any, numel: Any, start: Any, total: Any, first: Any) -> None:
+    """total becomes, or (not first) grows by, four payloads' elements from ``start`` on, left to right: a store for four loads."""
+    n = total.size
+    a, b, c, d = payloads
+    ca, cb, cc, cd = (
+        _codes_at(a, numel, start, n),
+        _codes_at(b, numel, start, n),
+        _codes_at(c, numel, start, n),
+        _codes_at(d, numel, start, n),
+    )
+    sa, sb, sc, sd = _scales_at(a, start, n), _scales_at(b, start, n), _scales_at(c, start, n), _scales_at(d, start, n)
+    for group in range(sa.size):
+        low, high = group * GROUP, (group + 1) * GROUP
+        target, wa, wb, wc, wd = total[low:high], ca[low:high], cb[low:high], cc[low:high], cd[low:high]
+        fa, fb, fc, fd = sa[group], sb[group], sc[group], sd[group]
+        if first:
+            for i in range(target.size):
+                two = np.float32(wa[i]) * fa + np.float32(wb[i]) * fb
+                target[i] = (two + np.float32(wc[i]) * fc) + np.float32(wd[i]) * fd
+        else:
+            for i in range(target.size):
+                two = (target[i] + np.float32(wa[i]) * fa) + np.float32(wb[i]) * fb
+                target[i] = (two + np.float32(wc[i]) * fc) + np.float32(wd[i]) * fd
+
+
+@helper
 def _take_away(payload: Any, numel: Any, start: Any, p: Any, kept: Any) -> None:
     """kept <- p - the elements from ``start`` on, which begins a group."""
     scales, codes = _scales_at(payload, start, p.size), _codes_at(payload, numel, start, p.size)
@@ -207,14 +233,21 @@ def _decode(payload: Any, numel: Any, lo: Any, out: Any) -> None:
 def _fold(
     a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, numel: Any, lo: Any, acc: Any, fresh: Any
 ) -> None:  # fmt: skip
-    payloads = (a, b, c, d, e, f, g, h)
+    payloads = (*borrowed(a, b, c, d), *borrowed(e, f, g, h))
     scratch = np.empty(SCRATCH, np.float32)
     for start in range(0, acc.size, SCRATCH):
         block = acc[start : start + SCRATCH]
         total = block if fresh else scratch[: block.size]
-        _read(payloads[0], numel, lo + start, total)
-        for k in range(1, count):
+        k = 0
+        while count - k >= 4:
+            _fold_four((payloads[k], payloads[k + 1], payloads[k + 2], payloads[k + 3]), numel, lo + start, total, k == 0)
+            k += 4
+        if k == 0:
+            _read(payloads[0], numel, lo + start, total)
+            k = 1
+        while k < count:
             _add(payloads[k], numel, lo + start, total)
+            k += 1
         if not fresh:
             for i in range(block.size):
                 block[i] += total[i]

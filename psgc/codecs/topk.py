@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.bits import bits_of_f32, view_f32, view_u32
+from psgc.codecs.bits import bits_of_f32, borrowed, view_f32, view_u32
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, mean_corrected_block
 from psgc.codecs.gaps import GAPS, define_packed, define_unpacked, pack, packed_bound, unpack_block, well_formed
@@ -115,7 +115,7 @@ def _decode(payload: Any, out: Any) -> None:
 
 @kernel(types.void(*[IN_BYTES] * MAX_PAYLOADS, I64, OUT_F32, BOOL))
 def _fold(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, acc: Any, fresh: Any) -> None:
-    payloads = (a, b, c, d, e, f, g, h)
+    payloads = (*borrowed(a, b, c, d), *borrowed(e, f, g, h))
     total = acc if fresh else np.empty(acc.size, np.float32)
     total[:] = np.float32(0)
     for k in range(count):
