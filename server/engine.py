@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.codecs import CodecPair, Encoded, Stream
+from psgc.codecs import CodecPair, Encoded, Stream, parse_pair
 from psgc.codecs.codec import Codec
+from psgc.layout import Layout
 from psgc.pool import Pool
 from psgc.server.step import NO_SLOT, Fold, KeySpec
 from psgc.server.store import KeyStore
@@ -48,6 +49,18 @@ class Engine:
     def start(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
         """Queue a Fold. The state machine has at most one under way for a key."""
         self._pool.submit(0, self._run, fold, work, store)
+
+    def load_codecs(self, layout: Layout, then: Callable[[], None]) -> None:
+        """Queue the loading (at first use of a codec on a machine: the compiling) of a layout's kernels; ``then`` runs after it."""
+        self._pool.submit(0, self._load, layout, then)
+
+    @staticmethod
+    def _load(layout: Layout, then: Callable[[], None]) -> None:
+        for codec, dtype in sorted({(bucket.codec, bucket.dtype) for bucket in layout.buckets}):
+            pair = parse_pair(codec, dtype)
+            pair.push.warm()
+            pair.pull.warm()
+        then()
 
     def close(self) -> None:
         self._pool.close(timeout_s=1.0)

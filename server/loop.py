@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 from psgc import __version__
+from psgc.codecs import parse_pair
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import Layout
@@ -66,6 +67,7 @@ class Server:
         self._links: dict[int, LocalLink] = {}
         self._store = Store()
         self._works: dict[int, KeyWork] = {}
+        self._preparing: set[int] = set()  # layouts whose kernels are being loaded, or have been
         self._engine = Engine(_threads(config), self._from_pool, self._broken)
         self._state: ServerState | None = None
         self._keeper = socket.socket(fileno=config.keeper_fd) if config.keeper_fd >= 0 else None
@@ -221,8 +223,7 @@ class Server:
         if header.kind == Kind.TOPOLOGY and self._state is None:
             self._admitted(Topology.from_body(decode_json(body, "TOPOLOGY")))
         elif header.kind == Kind.KEYS:
-            self._add_layout(Layout.from_json(body))
-            self._tell_scheduler(Kind.KEYS_READY, plan=header.plan)
+            self._prepare(Layout.from_json(body))
         elif header.kind in (Kind.ABORT, Kind.ERROR):
             self._tell_scheduler(Kind.BYE)
             self._end(1, decode_body(Notice, body).text)
@@ -243,16 +244,22 @@ class Server:
         for peer, header, payload in early:
             self._receive(peer, header, payload)
 
+    def _prepare(self, layout: Layout) -> None:
+        """Load the layout's kernels in a pool thread, for compiling them takes seconds in which heartbeats must go on; then add it."""
+        state = self._state
+        assert state is not None
+        if layout.id in state.windows:  # asked again: the answer was lost
+            self._tell_scheduler(Kind.KEYS_READY, plan=layout.id)
+        elif layout.id not in self._preparing:
+            self._preparing.add(layout.id)
+            self._engine.load_codecs(layout, lambda: self.mailbox.put(self._add_layout, layout))
+
     def _add_layout(self, layout: Layout) -> None:
         state = self._state
         assert state is not None
-        if layout.id in state.windows:
-            return
         specs, costs = specs_of(layout, state.index, state.workers)
         by_key = {spec.key: spec for spec in specs}
         shapes = []
-        from psgc.codecs import parse_pair
-
         for bucket, part in layout.parts():
             spec = by_key.get(part.key)
             if spec is None:
@@ -268,6 +275,7 @@ class Server:
                 if isinstance(peer, LocalLink):
                     peer.announce(layout.id, segment)
         self._apply(state.register(layout, specs, costs))
+        self._tell_scheduler(Kind.KEYS_READY, plan=layout.id)
 
     def _tell_scheduler(self, kind: Kind, body: bytes = b"", *, plan: int = 0) -> None:
         sender = UNASSIGNED_SENDER if self._state is None else SERVER_SENDER + self._state.index

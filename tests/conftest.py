@@ -23,9 +23,8 @@ JOBS = Path(__file__).parent / "jobs"
 LIMITS = {  # low, so that a failure shows within seconds; what is asserted is what is said, never how long it took
     "PSGC_HEARTBEAT_S": "0.3",
     "PSGC_SILENCE_S": "1",
-    "PSGC_DEAD_S": "4",
-    "PSGC_REGISTER_TIMEOUT_S": "6",
-    "PSGC_STEP_TIMEOUT_S": "6",
+    "PSGC_REGISTER_TIMEOUT_S": "50",  # a test that waits for a limit sets it lower itself: a busy machine may take long to start processes
+    "PSGC_STEP_TIMEOUT_S": "50",
     "PSGC_ABORT_GRACE_S": "3",
 }
 HANG_S = 60.0  # a process that has not ended by then hangs

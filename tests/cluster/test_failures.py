@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 Make = Callable[..., Any]
+GIVE_UP_SOON = {"PSGC_REGISTER_TIMEOUT_S": "8"}
 
 
 def ends_everyone(job: Any, *said: str) -> None:
@@ -30,7 +31,7 @@ def ends_everyone(job: Any, *said: str) -> None:
 
 
 def test_a_missing_worker_is_named_and_waited_for_only_so_long(make_job: Make) -> None:
-    job = make_job(nodes=2)
+    job = make_job(nodes=2, env=GIVE_UP_SOON)
     job.scheduler()
     job.server()
     job.worker(0, job="steps.py")
@@ -39,14 +40,14 @@ def test_a_missing_worker_is_named_and_waited_for_only_so_long(make_job: Make) -
 
 
 def test_a_missing_server_is_named(make_job: Make) -> None:
-    job = make_job(nodes=1)
+    job = make_job(nodes=1, env=GIVE_UP_SOON)
     job.scheduler()
     job.worker(0, job="steps.py")
     ends_everyone(job, r"1 of 1 server")
 
 
 def test_without_a_scheduler_worker_and_server_say_where_they_looked(make_job: Make) -> None:
-    job = make_job(nodes=1)
+    job = make_job(nodes=1, env=GIVE_UP_SOON)
     job.server()
     job.worker(0, job="steps.py")
     ends_everyone(job, rf"the scheduler at tcp://127\.0\.0\.1:{job.port}")
@@ -140,7 +141,7 @@ def test_a_rank_that_leaves_early_is_named(make_job: Make) -> None:
 
 
 def test_a_stalled_step_is_named_and_fails_at_its_limit(make_job: Make) -> None:
-    job = make_job(nodes=2)
+    job = make_job(nodes=2, env={"PSGC_STEP_TIMEOUT_S": "6"})
     job.scheduler()
     server = job.server()
     job.worker(0, job="steps.py")
