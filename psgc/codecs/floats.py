@@ -119,20 +119,27 @@ def _fold_one(source: Any, total: Any, first: Any) -> None:
 
 
 @helper
+def _fold_block(sources: Any, count: Any, start: Any, total: Any) -> None:
+    """total <- the sum of the first ``count`` sources from ``start`` on."""
+    end, done = start + total.size, 0
+    if count >= 4:  # constant indices: a switch over eight arrays is slow
+        _fold_four(sources[0][start:end], sources[1][start:end], sources[2][start:end], sources[3][start:end], total, True)
+        done = 4
+        if count == 8:
+            _fold_four(sources[4][start:end], sources[5][start:end], sources[6][start:end], sources[7][start:end], total, False)
+            done = 8
+    for k in range(done, count):
+        _fold_one(sources[k][start:end], total, k == 0)
+
+
+@helper
 def _fold(sources: Any, count: Any, acc: Any, fresh: Any) -> None:
     """acc becomes, or (not fresh) grows by, the sum of the first ``count`` sources, a block at a time so that it stays in L1."""
     scratch = np.empty(SCRATCH, np.float32)
     for start in range(0, acc.size, SCRATCH):
-        end = start + SCRATCH
-        block = acc[start:end]
-        total, k = block if fresh else scratch[: block.size], 0
-        while count - k >= 4:
-            a, b, c, d = sources[k], sources[k + 1], sources[k + 2], sources[k + 3]
-            _fold_four(a[start:end], b[start:end], c[start:end], d[start:end], total, k == 0)
-            k += 4
-        while k < count:
-            _fold_one(sources[k][start:end], total, k == 0)
-            k += 1
+        block = acc[start : start + SCRATCH]
+        total = block if fresh else scratch[: block.size]
+        _fold_block(sources, count, start, total)
         if not fresh:
             for i in range(block.size):
                 block[i] += total[i]

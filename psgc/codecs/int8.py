@@ -184,6 +184,22 @@ def _fold_four(payloads: Any, numel: Any, start: Any, total: Any, first: Any) ->
 
 
 @helper
+def _fold_block(payloads: Any, count: Any, numel: Any, start: Any, total: Any) -> None:
+    """total <- the sum of the first ``count`` payloads' elements from ``start`` on."""
+    done = 1
+    if count >= 4:  # constant indices: a switch over eight arrays is slow
+        _fold_four((payloads[0], payloads[1], payloads[2], payloads[3]), numel, start, total, True)
+        done = 4
+        if count == 8:
+            _fold_four((payloads[4], payloads[5], payloads[6], payloads[7]), numel, start, total, False)
+            done = 8
+    else:
+        _read(payloads[0], numel, start, total)
+    for k in range(done, count):
+        _add(payloads[k], numel, start, total)
+
+
+@helper
 def _take_away(payload: Any, numel: Any, start: Any, p: Any, kept: Any) -> None:
     """kept <- p - the elements from ``start`` on, which begins a group."""
     scales, codes = _scales_at(payload, start, p.size), _codes_at(payload, numel, start, p.size)
@@ -238,16 +254,7 @@ def _fold(
     for start in range(0, acc.size, SCRATCH):
         block = acc[start : start + SCRATCH]
         total = block if fresh else scratch[: block.size]
-        k = 0
-        while count - k >= 4:
-            _fold_four((payloads[k], payloads[k + 1], payloads[k + 2], payloads[k + 3]), numel, lo + start, total, k == 0)
-            k += 4
-        if k == 0:
-            _read(payloads[0], numel, lo + start, total)
-            k = 1
-        while k < count:
-            _add(payloads[k], numel, lo + start, total)
-            k += 1
+        _fold_block(payloads, count, numel, lo + start, total)
         if not fresh:
             for i in range(block.size):
                 block[i] += total[i]

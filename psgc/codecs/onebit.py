@@ -178,11 +178,12 @@ def _fold_four(payloads: Any, numel: Any, start: Any, total: Any, fresh: Any) ->
 def _fold_block(payloads: Any, count: Any, numel: Any, start: Any, total: Any) -> None:
     """total <- sum of the first ``count`` payloads' elements from ``start`` on, four at a time while there are four."""
     done = 0
-    if total.size == BLOCK:
-        while count - done >= 4:
-            four = (payloads[done], payloads[done + 1], payloads[done + 2], payloads[done + 3])
-            _fold_four(four, numel, start, total, done == 0)
-            done += 4
+    if total.size == BLOCK and count >= 4:  # constant indices: a switch over eight arrays costs more than their signs
+        _fold_four((payloads[0], payloads[1], payloads[2], payloads[3]), numel, start, total, True)
+        done = 4
+        if count == 8:
+            _fold_four((payloads[4], payloads[5], payloads[6], payloads[7]), numel, start, total, False)
+            done = 8
     for k in range(done, count):
         if k == 0:
             _read_block(payloads[0], numel, start, total)
