@@ -75,9 +75,9 @@ class Network:
         return self.weather.delay_s * slow * (0.05 + 2 * self.rng.random())
 
     def cut_one(self) -> None:
-        """Break a connection, whichever."""
-        if self.links:
-            self.links[self.rng.randrange(len(self.links))].cut()
+        """Break a connection: mostly one that carries something now, for there it matters."""
+        busy = [link for link in self.links if link.busy] if self.rng.random() < 0.8 else []
+        self.rng.choice(busy or self.links).cut()
 
 
 class Channel:
@@ -91,6 +91,10 @@ class Channel:
         self.last = 0.0
         self.broken = False
 
+    @property
+    def in_flight(self) -> int:
+        return 0 if self.broken else len(self._flight)
+
     def put(self, header: Header, payload: Any) -> None:
         if self.broken:
             self._network.lost += 1
@@ -100,10 +104,10 @@ class Channel:
         self._flight.append((header, payload))
         clock.at(self.last, self._arrive)
 
-    def lose(self) -> None:
+    def lose(self, everything: bool) -> None:
         """Of what is in flight only the first few still arrive."""
         self.broken = True
-        kept = self._network.rng.randint(0, len(self._flight))
+        kept = 0 if everything else self._network.rng.randint(0, len(self._flight))
         self._network.lost += len(self._flight) - kept
         while len(self._flight) > kept:
             self._flight.pop()
@@ -169,6 +173,10 @@ class Link:
         network.links.append(self)
         self._connect()
 
+    @property
+    def busy(self) -> bool:
+        return self.current is not None and bool(self.current.out.in_flight or self.current.back.in_flight)
+
     def send(self, header: Header, payload: Any = None) -> None:
         if self.current is not None and not self.current.out.broken:
             self.current.out.put(header, payload)
@@ -186,13 +194,14 @@ class Link:
         if not self.closed:
             self.client.hear(header, payload if self.local else read(payload))
 
-    def cut(self) -> None:
+    def cut(self, everything: bool = False) -> None:
+        """Break the connection; ``everything`` in flight is lost, or an end of it."""
         connection, network = self.current, self.network
         if connection is None or connection.out.broken or self.closed:
             return
         network.cuts += 1
-        connection.out.lose()
-        connection.back.lose()
+        connection.out.lose(everything)
+        connection.back.lose(everything)
         away = network.weather.reconnect_s * network.rng.random()
         if self.local:
             gone = max(network.clock.now, connection.out.last) + away * 2 * network.rng.random()

@@ -6,7 +6,7 @@ Everything follows from the seed, so a seed that fails is its own reproduction: 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
@@ -75,8 +75,8 @@ class Scenario:
             hurry=sometimes(0.6),
             barriers=sometimes(0.5),
             work_s=rng.choice((0.0002, 0.002, 0.02)),
-            cuts=rng.choice((0, 0, 1, 3, 8)),
-            cut_every_s=rng.choice((0.005, 0.02, 0.1)),
+            cuts=rng.choice((0, 0, 1, 4, 12)),
+            cut_every_s=rng.choice((0.005, 0.02, 0.05, 0.2)),
             weather=Weather(
                 rng.choice((0.0002, 0.001, 0.01)), rng.choice((0.0, 0.02, 0.1)), sometimes(0.15), rng.choice((0.02, 0.3, 1.0))
             ),
@@ -209,16 +209,17 @@ class World:
         return "; ".join([*awaited, *phases])
 
 
-def simulate(scenario: Scenario) -> World:
-    """Run a scenario to its end. Raises WrongError, naming the scenario, if anything goes otherwise than the oracle says."""
+def simulate(scenario: Scenario, make: Callable[[Scenario], World] = World) -> World:
+    """Run a scenario to its end, in the world that ``make`` makes. Raises WrongError, naming the scenario, if anything goes otherwise than the oracle says."""
     try:
         clock = SimpleNamespace(monotonic=lambda: world.clock.now if world is not None else 0.0)
         world: World | None = None
         with (
             patch.object(coordinator, "Dealer", lambda context, *_: context),
             patch.object(coordinator, "time", clock),
+            patch.object(coordinator.logger, "disabled", True),
         ):
-            world = World(scenario)
+            world = make(scenario)
             return world.run()
     except Exception as error:
         raise WrongError(f"seed {scenario.seed}: {type(error).__name__}: {error}\n{scenario}") from error

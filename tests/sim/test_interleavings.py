@@ -1,0 +1,233 @@
+"""Interleavings by name, told step by step: what gets lost when, and what must come of it all the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sim_members import SimServer
+from sim_network import Channel, Clock, Network, Weather
+from sim_oracle import Word, name_of_residual, name_of_result
+from simulation import World, quiet, simulate
+
+from psgc.layout import make_key
+from psgc.server.state import Send, ServerState
+from psgc.server.step import Commit, Fold, KeySpec, KeyState, Reply
+from psgc.server.store import KeyShape, Store
+from psgc.server.window import OPEN, Window
+from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
+from psgc.worker.client import Client, Greet, PartState, Phase, Transmit
+
+
+def breaking(when: Callable[[Header], bool]) -> Callable[[Any], World]:
+    """A world in which the first message from a server that ``when`` picks is lost, and all that is in flight with it."""
+
+    class Breaking(World):
+        def run(self) -> World:
+            for server in self.servers:
+                self._watch(server)
+            return super().run()
+
+        def _watch(self, server: SimServer) -> None:
+            send, done = server._send, [False]
+
+            def watched(effect: Send) -> None:
+                send(effect)
+                if when(effect.header) and not done[0]:
+                    done[0] = True
+                    getattr(effect.peer, "link", effect.peer).cut(everything=True)  # type: ignore[attr-defined]
+
+            server._send = watched  # type: ignore[method-assign]
+
+    return Breaking
+
+
+@pytest.mark.parametrize("local", [0.0, 1.0])
+@pytest.mark.parametrize("kind", [Kind.ACK, Kind.RESULT, Kind.WINDOW])
+def test_a_lost_answer_is_given_again_and_nothing_is_counted_twice(kind: Kind, local: float) -> None:
+    world = simulate(quiet(workers=2, parts=(1,), steps=3, local=local, credit_parts=1, window_bytes=1), breaking(lambda h: h.kind == kind))
+    assert world.network.cuts == 1
+    resent = sum(worker.client.resent for worker in world.workers if worker.client is not None)
+    probes = sum(worker.client.probes for worker in world.workers if worker.client is not None)
+    assert (resent > 0 or probes > 0) == (kind != Kind.WINDOW), "what was pushed is pushed again, what was accepted is asked after"
+
+
+def test_a_skip_beside_a_push_adds_nothing_and_the_skipper_gets_the_sum() -> None:
+    def worded(scenario: Any) -> World:
+        world = World(scenario)
+        world.oracle.words[1, 0, 1] = Word(frozenset({1}), (frozenset(),), frozenset())
+        return world
+
+    world = simulate(quiet(workers=2, parts=(1,), steps=1), worded)
+    ((_, value),) = world.servers[0].slots.items()
+    assert [[payload[3] for payload in block] for block in value[3]] == [[0]]
+    assert world.servers[0].committed[make_key(1, 0, 0)].contributors == 1
+    assert [worker.results for worker in world.workers] == [1, 1]
+
+
+def test_of_a_step_that_the_trainer_skipped_only_what_was_not_poisoned_is_added_back() -> None:
+    """A bucket of two parts; in step 2 rank 1's second part holds a NaN, so the trainer (AMP) applies neither part of step 2."""
+    nobody: frozenset[int] = frozenset()
+
+    def worded(scenario: Any) -> World:
+        world = World(scenario)
+        world.oracle.words[1, 0, 1] = Word(nobody, (nobody, nobody), nobody)
+        world.oracle.words[1, 0, 2] = Word(nobody, (nobody, frozenset({1})), nobody)
+        world.oracle.words[1, 0, 3] = Word(nobody, (nobody, nobody), nobody, previous_skipped=True, rescale=2.0)
+        return world
+
+    world = simulate(quiet(workers=2, servers=1, parts=(2,), steps=3, codec="onebit"), worded)
+    server = world.servers[0]
+    whole, poisoned = (server.slots[key, server.committed[key].slot] for key in (make_key(1, 0, 0), make_key(1, 0, 1)))
+    assert whole[4:] == (name_of_residual(whole[1], 2), name_of_result(whole[1], 2), 2.0)
+    assert poisoned[4:] == (name_of_residual(poisoned[1], 1), None, 2.0), "its residual is step 1's, and there is nothing to add back"
+
+
+def test_what_a_server_has_sent_it_remembers_wherever_it_dies() -> None:
+    """Carry out a step's effects on a real store and stop after each: a result that left is the one the store has on record."""
+    key = make_key(1, 0, 0)
+    for dies_after in range(5):
+        store = Store()
+        shape = KeyShape(key, 8, 2)
+        store.add_layout(1, [shape])
+        state = KeyState(KeySpec(key, 2, 2, 0, 0, pull_feedback=True))
+        for step in (1, 2):
+            actions: list[Any] = []
+            for rank in range(2):
+                actions += state.contribute(rank, Header(Kind.PUSH, Flag.WANT_RESULT, key=key, step=step, sender=rank), b"payload")
+            (fold,) = [a for a in actions if isinstance(a, Fold)]
+            store.keys[key].result(fold.slot)[:] = step
+            residuals = store.keys[key].residuals()
+            assert residuals is not None
+            residuals[1][:] = step
+            effects = state.folded(True, 8, False, fold.slot)
+            assert [type(e) for e in effects] == [Commit, Reply, Reply]
+            sent = carry_out(effects[: dies_after if step == 2 else 3], store, key)
+        recorded = store.keys[key].recorded()
+        assert recorded is not None
+        result, residual_slot = recorded
+        assert all(result.step == step for step in sent)
+        assert result.step == (1 if dies_after == 0 else 2)
+        assert (store.keys[key].result(result.slot) == result.step).all(), "the record names a whole result"
+        current = store.keys[key].residuals()
+        assert current is not None
+        assert store.keys[key].residual_slot == residual_slot
+        np.testing.assert_array_equal(current[0], result.step)
+        store.close()
+
+
+def carry_out(effects: list[Any], store: Store, key: int) -> list[int]:
+    """What the server's loop does; returns the steps whose results have left."""
+    sent = []
+    for effect in effects:
+        if isinstance(effect, Commit):
+            store.keys[key].commit(effect)
+        elif effect.result is not None:
+            sent.append(effect.header.step)
+    return sent
+
+
+def a_client() -> Client:
+    client = Client(0, job=1, epoch=1, server_count=1, credit_parts=1)
+    client.parts = {key: PartState(key, 0, 1, key, 2, 0, 0, f"t{key}") for key in range(2)}
+    return client
+
+
+def from_server(kind: Kind, key: int = 0, step: int = 1, **fields: Any) -> Header:
+    return Header(kind, job=1, epoch=1, plan=1, key=key, step=step, sender=SERVER_SENDER, **fields)
+
+
+def test_a_window_whose_word_was_lost_is_asked_for_again() -> None:
+    client = a_client()
+    client.connected(0, 0.0)
+    client.submit(0, 0.0)
+    assert client.encoded(0, 10, False, 0.0) == []
+    assert client.tick(client.probe_s - 0.1)[0] == []
+    assert client.tick(client.probe_s)[0] == [Greet(0)]
+    assert client.tick(client.probe_s + 0.1)[0] == []
+    (push,) = client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 3.0)
+    assert isinstance(push, Transmit)
+    assert push.header.kind == Kind.PUSH
+
+
+def test_a_result_that_overtakes_a_repeat_of_the_push_ends_the_step_and_later_words_on_it_change_nothing() -> None:
+    client = a_client()
+    client.connected(0, 0.0)
+    client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
+    client.submit(0, 0.0)
+    client.encoded(0, 10, False, 0.0)
+    client.disconnected(0)
+    assert [type(a) for a in client.connected(0, 1.0)] == [Greet, Transmit]
+    assert len(client.receive(0, from_server(Kind.RESULT), b"r", 1.0)) == 1
+    client.decoded(0)
+    for kind in (Kind.ACK, Kind.RESULT):
+        assert client.receive(0, from_server(kind), b"r", 1.1) == []
+    client.submit(0, 2.0)
+    for kind in (Kind.ACK, Kind.RESULT):
+        assert client.receive(0, from_server(kind), b"r", 2.1) == []
+    assert client.parts[0].phase is Phase.ENCODING
+    assert client.servers[0].parts_in_flight == 0
+
+
+def test_who_speaks_under_an_old_name_is_sent_away_and_heals_by_saying_hello() -> None:
+    server = ServerState(0, 1, 1, 1, "t")
+    hello = b'{"token":"t","rank":0,"host":"h"}'
+    server.receive("new", Header(Kind.HELLO, job=1, epoch=1, sender=0), hello, 0.0)
+    server.receive("old", Header(Kind.HELLO, job=1, epoch=1, sender=0), hello, 0.0)
+    (refusal,) = server.receive("new", Header(Kind.PULL, job=1, epoch=1, sender=0), None, 0.0)
+    assert isinstance(refusal, Send)
+    assert refusal.header.kind == Kind.ERROR
+    client = a_client()
+    client.connected(0, 0.0)
+    client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
+    client.submit(0, 0.0)
+    client.encoded(0, 10, False, 0.0)
+    error = from_server(Kind.ERROR)._replace(payload_bytes=len(refusal.body))
+    assert [type(a) for a in client.receive(0, error, refusal.body, 0.1)] == [Greet, Transmit]
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 40), st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=60)
+)  # fmt: skip
+def test_a_window_holds_room_for_exactly_what_it_has_admitted(costs: list[int], budget: int, moves: list[Any]) -> None:
+    """Parts complete in any order, admitted ones as they are pushed, others because every rank skipped them."""
+    window = Window(costs, budget)
+    done = [0] * len(costs)
+    n = len(costs)
+    for pick, skipped in moves:
+        part = pick % n
+        if done[part] - min(done) >= 1 or not (skipped or window.admits(part, done[part] + 1)):
+            continue
+        done[part] += 1
+        window.complete(part, done[part])
+        if window.limit == OPEN:
+            assert sum(costs) <= budget
+            continue
+        held = [costs[p % n] for p in range(window.limit) if p // n >= done[p % n]]
+        assert window._reserved == sum(held)
+        assert sum(held) <= budget or len(held) == 1
+        first = min(step * n + p for p, step in enumerate(done))
+        assert window.limit > first, "what is first in order can always be pushed"
+
+
+def test_a_channel_keeps_order_and_loses_only_an_end() -> None:
+    """What is said of connections in sim_network.py is what its channels do."""
+    lengths = set()
+    network = Network(Clock(), random.Random(3), Weather(slow=0.5, repeats=0.0))
+    for _ in range(200):
+        heard: list[int] = []
+        channel = Channel(network, lambda header, _, heard=heard: heard.append(header.step))
+        for step in range(10):
+            channel.put(Header(Kind.PUSH, step=step), None)
+        channel.lose(everything=False)
+        network.clock.at(network.clock.now + 10.0, heard.append, -1)
+        while heard[-1:] != [-1]:
+            network.clock.step()
+        assert heard[:-1] == list(range(len(heard) - 1))
+        lengths.add(len(heard) - 1)
+    assert lengths == set(range(11))

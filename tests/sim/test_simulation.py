@@ -1,0 +1,282 @@
+"""Whole jobs under bad luck: right sums, no loss, no deadlock. And: the simulation itself sees a broken rule when there is one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from sim_members import SimWorker, Ticket, WrongError
+from sim_oracle import Chances
+from simulation import Scenario, World, quiet, simulate
+
+from psgc.scheduler.rendezvous import Barriers, Name
+from psgc.server.state import Commit
+from psgc.server.step import Fold, KeyState
+from psgc.server.window import Window
+from psgc.wire.frames import Flag
+from psgc.worker.client import Client, Decode, Greet
+
+SAMPLE = 1500
+CHUNK = 100
+LONG = 100_000
+LONG_CHUNK = 1000
+
+
+@pytest.mark.parametrize("first", range(0, SAMPLE, CHUNK))
+def test_every_rank_gets_exactly_the_published_sum_of_every_step(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        simulate(Scenario.drawn(seed))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(SAMPLE, SAMPLE + LONG, LONG_CHUNK))
+def test_every_rank_gets_exactly_the_published_sum_of_every_step_in_very_many_jobs(first: int) -> None:
+    for seed in range(first, first + LONG_CHUNK):
+        simulate(Scenario.drawn(seed))
+
+
+def test_a_seed_is_its_own_reproduction() -> None:
+    for seed in range(20):
+        once, again = (simulate(Scenario.drawn(seed)) for _ in range(2))
+        assert once.clock.now == again.clock.now
+        assert (once.network.lost, once.network.repeated, once.network.cuts) == (
+            again.network.lost,
+            again.network.repeated,
+            again.network.cuts,
+        )
+
+
+def test_the_sample_contains_what_it_is_meant_to() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(150):
+        world = simulate(Scenario.drawn(seed))
+        seen["a connection was cut"] += world.network.cuts
+        seen["a message was lost"] += world.network.lost
+        seen["a message was repeated"] += world.network.repeated
+        seen["one key at a time"] += world.scenario.window_bytes == 1
+        seen["one credit"] += world.scenario.credit_parts == 1
+        for worker in world.workers:
+            assert worker.client is not None
+            seen["a push was sent again"] += worker.client.resent
+            seen["a result was asked for"] += worker.client.probes
+        for word in world.oracle.words.values():
+            seen["some ranks skipped"] += 0 < len(word.skipping) < world.scenario.workers
+            seen["all ranks skipped"] += len(word.skipping) == world.scenario.workers
+            seen["a part was poisoned"] += any(word.poisoned)
+            seen["a sum was not finite"] += bool(word.overflow)
+            seen["a step was not applied"] += word.previous_skipped
+            seen["the residual changed its unit"] += word.rescale != 1.0
+        for server in world.servers:
+            seen["a result was added back"] += sum(len(value) > 4 and value[5] is not None for value in server.slots.values())
+    missing = [what for what in EXPECTED if not seen[what]]
+    assert not missing, seen
+
+
+EXPECTED = [
+    "a connection was cut", "a message was lost", "a message was repeated", "one key at a time", "one credit", "a push was sent again",
+    "a result was asked for", "some ranks skipped", "all ranks skipped", "a part was poisoned", "a sum was not finite",
+    "a step was not applied", "the residual changed its unit", "a result was added back",
+]  # fmt: skip
+
+
+# broken rules: the simulation must see each
+
+BAD = replace(Scenario.drawn(0), workers=3, servers=1, parts=(2, 1), steps=4, names=0, broadcasts=0, local=0.5, hurry=0.0)
+ROUGH = replace(
+    BAD, chances=Chances(), cuts=8, cut_every_s=0.01, weather=replace(BAD.weather, delay_s=0.002, repeats=0.1, reconnect_s=0.02)
+)
+ODD = replace(BAD, codec="onebit", chances=Chances(0.2, 0.1, 0.5, 0.5, 0.1), window_bytes=1 << 30)
+Mutation = Callable[[], AbstractContextManager[Any]]
+
+
+def _method(cls: type, name: str, make: Callable[[Any], Any]) -> Mutation:
+    """Replace a method by what ``make`` makes of it."""
+    return lambda: patch.object(cls, name, make(getattr(cls, name)))
+
+
+def _counts_repeats(contribute: Any) -> Any:
+    def wrong(self: KeyState, rank: int, header: Any, payload: Any) -> Any:
+        return contribute(self, rank, header._replace(step=self.step), payload)
+
+    return wrong
+
+
+def _forgets_early(contribute: Any) -> Any:
+    def wrong(self: KeyState, rank: int, header: Any, payload: Any) -> Any:
+        actions = contribute(self, rank, header, payload)
+        if self.contributions:
+            self.result = None  # somebody has gone on, somebody else may not have heard
+        return actions
+
+    return wrong
+
+
+def _one_slot(complete: Any) -> Any:
+    def wrong(self: KeyState, payloads: Any) -> Any:
+        return [replace(a, slot=max(self.last_slot, 0)) if isinstance(a, Fold) else a for a in complete(self, payloads)]
+
+    return wrong
+
+
+def _sends_before_it_remembers(commit: Any) -> Any:
+    return lambda self, result: sorted(commit(self, result), key=lambda action: isinstance(action, Commit))
+
+
+def _order_of_arrival(advance: Any) -> Any:
+    def wrong(self: KeyState) -> Any:
+        actions = advance(self)
+        arrived = tuple(c.payload for c in self.contributions.values() if c.payload is not None)
+        return [replace(a, payloads=arrived) if isinstance(a, Fold) else a for a in actions]
+
+    return wrong
+
+
+def _never_adds_back(carry: Any) -> Any:
+    def wrong(self: KeyState) -> None:
+        carry(self)
+        self.add_back = False
+
+    return wrong
+
+
+def _forgets_units(commit: Any) -> Any:
+    def wrong(self: KeyState, result: Any) -> Any:
+        self.rescale = 1.0
+        return commit(self, result)
+
+    return wrong
+
+
+def _always_own(result: Any) -> Any:
+    def wrong(self: Client, *arguments: Any) -> Any:
+        return [replace(a, own=True) if isinstance(a, Decode) else a for a in result(self, *arguments)]
+
+    return wrong
+
+
+@contextmanager
+def _says_nothing_again() -> Iterator[None]:
+    """Neither on a new connection nor when a server asks for it."""
+
+    def connected(self: Client, server: int, now: float) -> Any:
+        self.servers[server].up = True
+        return [Greet(server), *self._pump(server, now)]
+
+    with patch.object(Client, "connected", connected), patch.object(Client, "_error", lambda *_: []):
+        yield
+
+
+def _miscounts(complete: Any) -> Any:
+    def wrong(self: Window, part: int, step: int) -> Any:
+        self._reserved -= self._costs[part]
+        return complete(self, part, step)
+
+    return wrong
+
+
+MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
+    "a repeat is counted as a contribution": (ROUGH, _method(KeyState, "contribute", _counts_repeats)),
+    "the kept result goes when the first rank goes on": (ROUGH, _method(KeyState, "contribute", _forgets_early)),
+    "the kept result is overwritten by the next": (ODD, _method(KeyState, "_complete", _one_slot)),
+    "a result is sent before it is remembered": (BAD, _method(KeyState, "_commit", _sends_before_it_remembers)),
+    "payloads are summed as they arrive": (BAD, _method(KeyState, "_advance", _order_of_arrival)),
+    "a step that was not applied is not added back": (ODD, _method(KeyState, "_carry_forward", _never_adds_back)),
+    "a change of unit is lost in a step without payload": (ODD, _method(KeyState, "_commit", _forgets_units)),
+    "a skipper commits its residual": (ODD, _method(Client, "_result", _always_own)),
+    "what was lost is not sent again": (ROUGH, _says_nothing_again),
+    "credit is not given back": (replace(BAD, credit_parts=1), _method(Client, "_return_credit", lambda _: lambda self, part: None)),
+    "pushes are sent past the credit": (replace(BAD, credit_parts=1), _method(Client, "_has_credit", lambda _: lambda *_: True)),
+    "a window that is full admits more": (
+        replace(BAD, window_bytes=1, credit_parts=-1, credit_bytes=0), _method(Window, "complete", _miscounts)
+    ),
+    "a barrier opens for the first": (
+        replace(BAD, barriers=1.0), _method(Barriers, "arrive", lambda _: lambda self, rank, number, now: list(range(self._size)))
+    ),
+    "workers hear of a layout before the servers": (
+        ODD, lambda: patch.object(Name, "ready", property(lambda self: self.layout is not None))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", MUTATIONS)
+def test_a_broken_rule_is_seen(rule: str) -> None:
+    scenario, mutation = MUTATIONS[rule]
+    simulate_many(scenario)
+    with mutation(), pytest.raises(WrongError):
+        simulate_many(scenario)
+
+
+def simulate_many(scenario: Scenario) -> None:
+    for seed in range(40):
+        simulate(replace(scenario, seed=seed))
+
+
+# interleavings by name
+
+
+class Scripted(World):
+    """A world in which a test says what each trainer does."""
+
+    def __init__(self, scenario: Scenario, act: Callable[[World, SimWorker], Iterator[Any]]) -> None:
+        self._act = act
+        super().__init__(scenario)
+
+    def script(self, worker: SimWorker) -> Iterator[float | list[Ticket]]:
+        yield [worker.declare(self.model())]
+        yield from self._act(self, worker)
+        worker.leave()
+
+
+def in_opposite_orders(world: World, worker: SimWorker) -> Iterator[list[Ticket]]:
+    model = worker.layouts["model"]
+    buckets = [bucket.index for bucket in model.buckets]
+    for _ in range(world.scenario.steps):
+        yield [worker.submit(model, bucket) for bucket in (buckets if worker.node % 2 else reversed(buckets))]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("window_bytes", [1, 1 << 30])
+def test_opposite_ready_orders_on_two_servers_with_one_credit_do_not_deadlock(seed: int, window_bytes: int) -> None:
+    scenario = quiet(seed=seed, servers=2, parts=(1, 1, 1, 1), steps=3, credit_parts=1, credit_bytes=1, window_bytes=window_bytes)
+    simulate(scenario, lambda s: Scripted(s, in_opposite_orders))
+
+
+def two_before_one_wait(world: World, worker: SimWorker) -> Iterator[list[Ticket]]:
+    model = worker.layouts["model"]
+    yield [worker.submit(model, bucket.index) for _ in range(2) for bucket in model.buckets]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_backwards_before_one_step_are_two_steps_in_order(seed: int) -> None:
+    world = simulate(quiet(seed=seed, workers=3, steps=2, codec="onebit"), lambda s: Scripted(s, two_before_one_wait))
+    assert all(kept.step == 2 for server in world.servers for kept in server.committed.values())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_names_declared_in_different_orders_by_different_ranks_meet(seed: int) -> None:
+    def named_in_turn(world: World, worker: SimWorker) -> Iterator[list[Ticket]]:
+        names = world.named()
+        turn = worker.node % len(names)
+        yield [worker.submit_named(name) for name in names[turn:] + names[:turn]]
+
+    simulate(
+        quiet(seed=seed, workers=3, parts=(), steps=1, names=3, broadcasts=1, credit_parts=1, cuts=seed % 3),
+        lambda s: Scripted(s, named_in_turn),
+    )
+
+
+def test_seventeen_ranks_are_summed_in_three_blocks() -> None:
+    world = simulate(quiet(workers=17, parts=(1,), steps=2))
+    (value,) = [v for (_, slot), v in world.servers[0].slots.items() if world.servers[0].committed[v[1]].slot == slot]
+    assert [[payload[3] for payload in block] for block in value[3]] == [list(range(8)), list(range(8, 16)), [16]]
+
+
+def test_a_sum_of_which_all_skipped_leaves_gradients_as_they_were() -> None:
+    world = simulate(quiet(chances=Chances(skip=1.0), steps=3))
+    assert {kept.flags for kept in world.servers[0].committed.values()} == {Flag.SKIPPED}
+    assert world.servers[0].slots == {}, "nothing was folded"
