@@ -222,7 +222,7 @@ class Server:
     def _handle(self, header: Header, body: bytes) -> None:
         if header.kind == Kind.TOPOLOGY and self._state is None:
             self._admitted(Topology.from_body(decode_json(body, "TOPOLOGY")))
-        elif header.kind == Kind.KEYS:
+        elif header.kind == Kind.KEYS and self._state is not None:  # else TOPOLOGY was lost on the way; both are said again
             self._prepare(Layout.from_json(body))
         elif header.kind in (Kind.ABORT, Kind.ERROR):
             self._tell_scheduler(Kind.BYE)

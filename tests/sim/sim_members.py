@@ -89,6 +89,7 @@ class SimServer:
         self._pending: dict[int, Any] = {}  # residuals written with a result that is not committed yet
         self._blocks: dict[int, list[Any]] = {}
         self._early: list[tuple[Any, Header, Any]] = []
+        self._preparing: set[int] = set()
         self.link = Link(world.network, Client(self._up, lambda: None, self._hear_scheduler), world.scheduler.host, local=False)
         self.clock.after(HEARTBEAT_S * self.rng.random(), self._tick)
 
@@ -121,14 +122,26 @@ class SimServer:
             for message in early:
                 self._hear_worker(*message)
         elif header.kind == Kind.KEYS and self.state is not None:
-            layout = Layout.from_json(body)
-            specs, costs = specs_of(layout, self.index, self.state.workers)
-            self.world.oracle.know(layout, specs)
-            self._apply(self.state.register(layout, specs, costs))
-            self._say(Kind.KEYS_READY, plan=header.plan)
+            self._prepare(Layout.from_json(body))
         elif header.kind == Kind.BYE and not self.ended:
             self.ended = True
             self._say(Kind.BYE)
+
+    def _prepare(self, layout: Layout) -> None:
+        """Kernels are loaded in a pool thread; then the layout is added."""
+        assert self.state is not None
+        if layout.id in self.state.windows:
+            self._say(Kind.KEYS_READY, plan=layout.id)
+        elif layout.id not in self._preparing:
+            self._preparing.add(layout.id)
+            self.clock.after(10 * self.world.work_time(), self._add, layout)
+
+    def _add(self, layout: Layout) -> None:
+        assert self.state is not None
+        specs, costs = specs_of(layout, self.index, self.state.workers)
+        self.world.oracle.know(layout, specs)
+        self._apply(self.state.register(layout, specs, costs))
+        self._say(Kind.KEYS_READY, plan=layout.id)
 
     def _tick(self) -> None:
         if self.ended:
