@@ -5,8 +5,8 @@
 | 0             | f32 [ceil(numel / 4096)]      | mean |p| of each block, finite, >= 0                                |
 | 4 * blocks    | u8 [ceil(numel / 8)]          | signs, least significant bit first, 1 = p < 0; pad bits are zero    |
 
-Owns these bytes. Zeros of either sign count as positive. The mean is summed in float32 in 128 lanes: lane j adds elements j,
-j + 128, j + 256, ... in turn, then lanes j and j + 64, j and j + 32, ... are added until one is left, which is divided by the
+Owns these bytes. Zeros of either sign count as positive. The mean is summed in float32 in 64 lanes: lane j adds elements j,
+j + 64, j + 128, ... in turn, then lanes j and j + 32, j and j + 16, ... are added until one is left, which is divided by the
 block's length. Only if that sum of finite values overflows is it taken again over |p| / 8192. A block with NaN or infinity has scale 0.
 Source: Karimireddy et al. 2019 (EF-SignSGD), Algorithm 2, with the scale ||p||_1 / n taken per block; Seide et al. 2014.
 """
@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.bits import add_signed_sum, borrowed, negative_mask, set_signed_sum, view_f32, view_u32, view_u64
+from psgc.codecs.bits import add_signed_sum, borrowed, negative_mask, set_signed_sum, survey, survey_mean, view_f32, view_u32, view_u64
 from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, helper, kernel
@@ -27,7 +27,7 @@ from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, define_sum, eight
 from psgc.errors import PayloadError
 
-LANES: Final = 128
+LANES: Final = 64
 MAX_F32: Final = np.finfo(np.float32).max
 _SHRINK: Final = np.float32(2.0**-13)  # 4096 values of any finite size then add up without overflow
 _GROW: Final = np.float32(2.0**13)
@@ -77,13 +77,7 @@ def define_fold(payloads: Sequence[bytes], numel: int, acc: F32 | None) -> F32:
 
 
 @helper
-def _lane_sum(p: Any, size: Any, factor: Any, lanes: Any) -> Any:
-    """Sum of factor * |p|; size is a multiple of LANES, p is zero beyond the block."""
-    lanes[:] = np.float32(0)
-    for start in range(0, size, LANES):
-        row = p[start : start + LANES]
-        for j in range(LANES):
-            lanes[j] += abs(row[j]) * factor
+def _fold_lanes(lanes: Any) -> Any:
     width = LANES // 2
     while width > 0:
         low, high = lanes[:width], lanes[width : 2 * width]
@@ -94,9 +88,19 @@ def _lane_sum(p: Any, size: Any, factor: Any, lanes: Any) -> Any:
 
 
 @helper
-def _scale(p: Any, count: Any, padded: Any, lanes: Any) -> Any:
-    """mean |p|, or NaN if an element is not finite."""
-    total = _lane_sum(p, padded, np.float32(1), lanes)
+def _lane_sum(p: Any, size: Any, factor: Any, lanes: Any) -> Any:
+    """Sum of factor * |p|; size is a multiple of LANES, p is zero beyond the block."""
+    lanes[:] = np.float32(0)
+    for start in range(0, size, LANES):
+        row = p[start : start + LANES]
+        for j in range(LANES):
+            lanes[j] += abs(row[j]) * factor
+    return _fold_lanes(lanes)
+
+
+@helper
+def _scale(total: Any, p: Any, count: Any, padded: Any, lanes: Any) -> Any:
+    """mean |p| from its sum, or NaN if an element is not finite."""
     if total <= MAX_F32:
         return total / np.float32(count)
     for i in range(count):
@@ -106,22 +110,33 @@ def _scale(p: Any, count: Any, padded: Any, lanes: Any) -> Any:
 
 
 @helper
-def _write_block(p: Any, count: Any, lanes: Any, scale_out: Any, signs: Any) -> Any:
-    """Write the block's scale and its ceil(count / 8) sign bytes; returns whether all of p is finite. p has room for BLOCK."""
+def _sum_and_sign(values: Any, divisor: Any, residual: Any, rescale: Any, p: Any, lanes: Any, signs: Any) -> Any:
+    """p <- values / divisor + rescale * residual, its signs, and the sum of |p|; p has room for BLOCK and is zero up to whole LANES."""
+    count = values.size
+    if count == BLOCK and residual.size == BLOCK:
+        if divisor == 1:
+            survey(values, divisor, residual, rescale, p, view_u64(signs, 0, BLOCK // 64), lanes)
+        else:
+            survey_mean(values, divisor, residual, rescale, p, view_u64(signs, 0, BLOCK // 64), lanes)
+        return _fold_lanes(lanes)
     padded = -(-count // LANES) * LANES
+    mean_corrected_block(values, divisor, residual, rescale, p[:count])
     p[count:padded] = np.float32(0)
-    scale = _scale(p, count, padded, lanes)
+    for first in range(0, padded, 64):
+        mask = negative_mask(p, first)
+        for i in range(first // 8, min(first // 8 + 8, -(-count // 8))):
+            signs[i] = np.uint8(mask & np.uint64(0xFF))
+            mask >>= np.uint64(8)
+    return _lane_sum(p, padded, np.float32(1), lanes)
+
+
+@helper
+def _write_block(values: Any, divisor: Any, residual: Any, rescale: Any, p: Any, lanes: Any, scale_out: Any, signs: Any) -> Any:
+    """Write the scale and the sign bytes of a block, and p; returns whether all of p is finite."""
+    total = _sum_and_sign(values, divisor, residual, rescale, p, lanes, signs)
+    scale = _scale(total, p, values.size, -(-values.size // LANES) * LANES, lanes)
     finite = scale <= MAX_F32
     scale_out[0] = scale if finite else np.float32(0)
-    whole = count // 64
-    words = view_u64(signs, 0, whole)
-    for i in range(whole):
-        words[i] = negative_mask(p, 64 * i)
-    if count % 64:
-        last = negative_mask(p, 64 * whole)
-        for i in range(8 * whole, -(-count // 8)):
-            signs[i] = np.uint8(last & np.uint64(0xFF))
-            last >>= np.uint64(8)
     return finite
 
 
@@ -199,8 +214,8 @@ def _encode(grad: Any, residual: Any, rescale: Any, out: Any) -> bool:
     for block in range(scales.size):
         start = block * BLOCK
         g = grad[start : start + BLOCK]
-        corrected_block(g, residual[start : start + BLOCK], rescale, p[: g.size])
-        finite &= _write_block(p, g.size, lanes, scales[block : block + 1], _signs_of(out, grad.size, start, g.size))
+        old, signs = residual[start : start + BLOCK], _signs_of(out, grad.size, start, g.size)
+        finite &= _write_block(g, np.float32(1), old, rescale, p, lanes, scales[block : block + 1], signs)
     return finite
 
 
@@ -211,9 +226,8 @@ def _finish(acc: Any, numel: Any, lo: Any, divisor: Any, residual: Any, residual
     finite = True
     for start in range(0, acc.size, BLOCK):
         a, block = acc[start : start + BLOCK], (lo + start) // BLOCK
-        mean_corrected_block(a, divisor, residual[start : start + BLOCK], rescale, p[: a.size])
-        signs = _signs_of(out, numel, lo + start, a.size)
-        finite &= _write_block(p, a.size, lanes, scales[block : block + 1], signs)
+        old, signs = residual[start : start + BLOCK], _signs_of(out, numel, lo + start, a.size)
+        finite &= _write_block(a, divisor, old, rescale, p, lanes, scales[block : block + 1], signs)
         kept = residual_out[start : start + BLOCK]
         if kept.size:
             _add_block(out, numel, lo + start, np.float32(-1), p[: a.size], kept)
