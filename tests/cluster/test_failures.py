@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 Make = Callable[..., Any]
-GIVE_UP_SOON = {"PSGC_REGISTER_TIMEOUT_S": "8"}
+GIVE_UP_SOON = {"PSGC_REGISTER_TIMEOUT_S": "15"}
 
 
 def ends_everyone(job: Any, *said: str) -> None:
@@ -141,7 +141,7 @@ def test_a_rank_that_leaves_early_is_named(make_job: Make) -> None:
 
 
 def test_a_stalled_step_is_named_and_fails_at_its_limit(make_job: Make) -> None:
-    job = make_job(nodes=2, env={"PSGC_STEP_TIMEOUT_S": "6"})
+    job = make_job(nodes=2, env={"PSGC_STEP_TIMEOUT_S": "15"})
     job.scheduler()
     server = job.server()
     job.worker(0, job="steps.py")
