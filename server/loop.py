@@ -305,7 +305,8 @@ class Server:
     def _await_admission(self, now: float) -> None:
         config = self.config
         self._register()
-        if now - self._began > config.register_timeout_s:
+        talks = now - self._heard <= 2 * config.silence_s  # then it gives up itself, and can say who is missing
+        if now - self._began > config.register_timeout_s and not talks:
             self._end(1, f"server: gave up after {now - self._began:.0f} s of waiting for the scheduler at {config.root_endpoint}")
         elif now - self._named >= config.silence_s:
             self._named = now

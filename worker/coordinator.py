@@ -149,7 +149,8 @@ class Coordinator:
 
     def _await_admission(self, now: float) -> None:
         waited = now - self._began
-        if waited > self._config.register_timeout_s:
+        talks = now - self._heard <= 2 * self._config.silence_s  # then it gives up itself, and can say who is missing
+        if waited > self._config.register_timeout_s and not talks:
             self._owner.failed(f"gave up after {waited:.0f} s of waiting for {self._awaited()}")
         elif now - max(self._named, self._began) >= self._config.silence_s:
             self._named = now
