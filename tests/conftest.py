@@ -19,6 +19,9 @@ from hypothesis import settings
 
 settings.register_profile("psgc", deadline=None)  # a loaded machine is no failure
 settings.load_profile("psgc")
+for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_signal) is signal.SIG_IGN:  # `make test &` or nohup: launchers under test would leave these ignored, too
+        signal.signal(_signal, _handler)
 JOBS = Path(__file__).parent / "jobs"
 LIMITS = {  # low, so that a failure shows within seconds; what is asserted is what is said, never how long it took
     "PSGC_HEARTBEAT_S": "0.3",

@@ -11,7 +11,7 @@ Source: IEEE 754-2019 section 4.3.1 (rounding); Intel, BFLOAT16 hardware numeric
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from psgc.codecs.floats import (
     define_widen_f16,
 )  # fmt: skip
 from psgc.codecs.parameters import with_defaults
-from psgc.codecs.payloads import check_size, define_sum, eight
+from psgc.codecs.payloads import check_size, eight
 
 
 class _CastCodec(Codec):
@@ -64,6 +64,12 @@ class _CastCodec(Codec):
         FLOAT_KERNELS[self._format].finish(acc, lo, divisor, out)
         return Encoded(2 * numel, nonfinite=False)
 
+    def define_payload(self, p: Array, stream: Stream) -> bytes:
+        return define_encode(self.name, p)
+
+    def define_elements(self, payload: bytes, numel: int) -> Array:
+        return define_decode(self.name, payload)
+
 
 class Bf16Codec(_CastCodec):
     """bfloat16: 8 exponent bits, so nothing that is finite in float32 is lost but the last 16 bits."""
@@ -93,9 +99,3 @@ def define_encode(name: str, p: F32) -> bytes:
 def define_decode(name: str, payload: bytes) -> F32:
     """Elements of a payload of codec ``name``."""
     return _WIDEN[name](np.frombuffer(payload, np.uint16))
-
-
-def define_fold(name: str, payloads: Sequence[bytes], acc: F32 | None) -> F32:
-    """The payloads' left-to-right sum, added to ``acc`` where there is one."""
-    terms: list[Any] = [define_decode(name, payload) for payload in payloads]
-    return define_sum(terms, acc)

@@ -136,6 +136,14 @@ class Codec(ABC):
         write ``p - decode(payload)`` to ``residual_out``. May overwrite ``acc``. ``residual`` and ``residual_out`` are slices
         like ``acc``, both None for a codec without feedback, and never the same memory. ``payload_bytes`` is the whole part's."""
 
+    @abstractmethod
+    def define_payload(self, p: Array, stream: Stream) -> bytes:
+        """The payload of p in plain NumPy: what the kernels are held against. Never fast, always obvious."""
+
+    @abstractmethod
+    def define_elements(self, payload: bytes, numel: int) -> Array:
+        """The elements of a payload in plain NumPy, in the accumulator's dtype."""
+
     def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
         """``residual <- grad + rescale * residual - decode(payload)`` for a slice. Codecs without feedback never see it."""
         raise NotImplementedError(f"{self.name} keeps no residual")

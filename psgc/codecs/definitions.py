@@ -1,66 +1,44 @@
-"""Every codec's NumPy definition behind one signature: what tests and benchmarks hold the kernels against.
+"""What a whole part's encode, decode, fold, finish and commit mean, in plain NumPy: what tests and benchmarks hold kernels against.
 
-Owns how a codec's own definition functions make up encode, decode, fold, finish and commit of a whole part. Slow on purpose.
+Owns how they follow from a codec's own two definitions, ``define_payload`` and ``define_elements``. Slow on purpose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from psgc.codecs import cast, int8, none, onebit, topk
 from psgc.codecs.codec import F32, Array, Codec, Stream
 from psgc.codecs.feedback import define_corrected, define_mean
-from psgc.errors import CodecError
-
-_FOLD = {"onebit": onebit.define_fold, "int8": int8.define_fold, "topk": topk.define_fold}
+from psgc.codecs.none import NoneCodec, define_finish_uncompressed
+from psgc.codecs.payloads import define_sum
 
 
 def define_encode(codec: Codec, grad: Array, residual: F32 | None, rescale: float, stream: Stream) -> bytes:
     """The payload that ``codec.encode`` writes."""
-    if codec.name == "none":
-        return grad.tobytes()
-    return _encode_corrected(codec, define_corrected(grad, residual, rescale), stream)
-
-
-def _encode_corrected(codec: Codec, p: F32, stream: Stream) -> bytes:
-    if codec.name in ("bf16", "fp16"):
-        return cast.define_encode(codec.name, p)
-    if codec.name == "onebit":
-        return onebit.define_encode(p)
-    if codec.name == "int8":
-        return int8.define_encode(p, None if codec.feedback else stream)
-    if isinstance(codec, topk.TopKCodec):
-        return topk.define_encode(p, codec.count(p.size))
-    raise CodecError(f"codec {codec.name} has no definition here")
+    return codec.define_payload(define_corrected(grad, residual, rescale), stream)
 
 
 def define_decode(codec: Codec, payload: bytes, numel: int) -> Array:
-    """The elements that ``codec.decode`` writes, for a `none` codec in its accumulator's dtype."""
+    """The elements that ``codec.decode`` writes, in the accumulator's dtype."""
     return define_fold(codec, [payload], numel, None)
 
 
 def define_fold(codec: Codec, payloads: Sequence[bytes], numel: int, acc: Array | None) -> Array:
     """The accumulator after ``codec.fold``, which began as ``acc`` or fresh."""
-    if codec.name == "none":
-        return none.define_fold(codec.dtype, payloads, acc)
-    if codec.name in ("bf16", "fp16"):
-        return cast.define_fold(codec.name, payloads, acc)
-    fold: Callable[[Sequence[bytes], int, F32 | None], F32] | None = _FOLD.get(codec.name)
-    if fold is None:
-        raise CodecError(f"codec {codec.name} has no definition here")
-    return fold(payloads, numel, acc)
+    with np.errstate(over="ignore"):
+        return define_sum([codec.define_elements(payload, numel) for payload in payloads], acc)
 
 
 def define_finish(
     codec: Codec, acc: Array, divisor: int, residual: F32 | None, rescale: float, stream: Stream
 ) -> tuple[bytes, F32 | None]:  # fmt: skip
     """The payload and the new residual of ``codec.finish``."""
-    if codec.name == "none":
-        return none.define_finish(codec.dtype, acc, divisor), None
+    if isinstance(codec, NoneCodec):
+        return define_finish_uncompressed(codec.dtype, acc, divisor), None
     p = define_corrected(define_mean(acc, divisor), residual, rescale)
-    payload = _encode_corrected(codec, p, stream)
+    payload = codec.define_payload(p, stream)
     return payload, define_left_over(codec, p, payload) if codec.feedback else None
 
 

@@ -25,7 +25,7 @@ from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, corrected_block, mean_corrected_block
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.parameters import read_switch, with_defaults
-from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, define_sum, eight
+from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, eight
 from psgc.codecs.random import define_uniform, keys, uniform
 
 GROUP: Final = 256  # elements that share a scale
@@ -70,11 +70,6 @@ def define_decode(payload: bytes, numel: int) -> F32:
     scales = np.repeat(np.frombuffer(payload, np.float32, groups), GROUP)[:numel]
     with np.errstate(over="ignore"):
         return np.asarray(np.frombuffer(payload, np.int8, offset=4 * groups).astype(np.float32) * scales, np.float32)
-
-
-def define_fold(payloads: Sequence[bytes], numel: int, acc: F32 | None) -> F32:
-    """The payloads' left-to-right sum, added to ``acc`` where there is one."""
-    return np.asarray(define_sum([define_decode(payload, numel) for payload in payloads], acc), np.float32)
 
 
 @helper
@@ -307,6 +302,12 @@ class Int8Codec(FeedbackCodec):
         old, new = NO_RESIDUAL if residual is None else residual, NO_RESIDUAL if residual_out is None else residual_out
         finite = _finish(acc, numel, lo, divisor, old, new, rescale, *self._rounding(stream, lo), out)
         return Encoded(self.payload_bound(numel), not finite)
+
+    def define_payload(self, p: Array, stream: Stream) -> bytes:
+        return define_encode(p, None if self.feedback else stream)
+
+    def define_elements(self, payload: bytes, numel: int) -> Array:
+        return define_decode(payload, numel)
 
     def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
         _commit(payload, numel, lo, grad, residual, rescale)

@@ -14,12 +14,13 @@ import hashlib
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import llvmlite.binding
+import numba.core.caching
 import numba.extending
 import numba.misc.appdirs
 from numba import types
@@ -67,15 +68,28 @@ def chosen_by_type(stub: Callable[..., Any]) -> Callable[[Function], Function]:
     return cast("Callable[[Function], Function]", _numba.extending.overload(stub, jit_options=SETTINGS, strict=False))
 
 
-def kernel(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function for ``signature`` now, or load it from the cache. Later calls with other types raise TypeError."""
+class _KernelCache(_numba.core.caching.FunctionCache):  # type: ignore[misc]
+    """Numba's cache of one function, in a folder where nothing but ``function`` with the helpers it encloses can have its name.
+
+    Numba would tell closures apart by their pickled helpers, which carry an id that is new in each process, and so never find them.
+    """
+
+    def _index_key(self, signature: Any, codegen: Any) -> Any:
+        return signature, codegen.magic_tuple(), hashlib.sha256(self._py_func.__code__.co_code).hexdigest()
+
+
+def kernel(signature: Any, tag: str = "", encloses: Sequence[Any] = ()) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function for ``signature`` now, or load it from the cache. Later calls with other types raise TypeError.
+
+    tag: tells kernels apart that are made by one function of the source from different helpers. encloses: those helpers.
+    """
 
     def build(function: Callable[..., Any]) -> Any:
         dispatcher = _numba.njit(**SETTINGS)(function)
-        folder = _cache_folder(sys.modules[function.__module__].__file__ or "")
+        folder = _cache_folder(*sorted({sys.modules[f.__module__].__file__ or "" for f in (function, *encloses)}))
         if folder is not None:
-            with _caching_in(folder):
-                dispatcher.enable_caching()
+            with _caching_in(folder / tag):
+                dispatcher._cache = _KernelCache(function)
         dispatcher.compile(signature)
         dispatcher.disable_compile()
         return dispatcher
@@ -96,11 +110,11 @@ def _caching_in(folder: Path) -> Iterator[None]:
 
 
 @functools.cache
-def _cache_folder(source: str) -> Path | None:
-    """Folder for kernels of file ``source``, or None where no folder can be written."""
+def _cache_folder(*sources: str) -> Path | None:
+    """Folder for kernels made from these files, or None where no folder can be written."""
     here = Path(__file__).parent
     digest = hashlib.sha256(f"{_llvm.get_host_cpu_name()} {_llvm.get_host_cpu_features().flatten()}".encode())
-    for path in sorted({*here.glob("*.py"), Path(source)}):
+    for path in sorted({*here.glob("*.py"), *map(Path, sources)}):
         digest.update(path.read_bytes())
     name = f"psgc-kernels-{digest.hexdigest()[:16]}"
     for base in (_numba.config.CACHE_DIR or here / "__pycache__", _numba.misc.appdirs.AppDirs("psgc", appauthor=False).user_cache_dir):

@@ -19,7 +19,7 @@ import numpy as np
 from psgc.codecs.codec import DTYPES, F32, FLOATS, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.floats import FLOAT_KERNELS, define_narrow_bf16, define_widen_bf16
 from psgc.codecs.parameters import with_defaults
-from psgc.codecs.payloads import check_size, define_sum, eight
+from psgc.codecs.payloads import check_size, eight
 
 
 def accumulator(dtype: str) -> Any:
@@ -35,12 +35,7 @@ def define_decode(dtype: str, payload: bytes) -> Array:
     return define_widen_bf16(items) if dtype == "bfloat16" else items.astype(accumulator(dtype))
 
 
-def define_fold(dtype: str, payloads: Sequence[bytes], acc: Array | None) -> Array:
-    """The payloads' left-to-right sum, added to ``acc`` where there is one."""
-    return define_sum([define_decode(dtype, payload) for payload in payloads], acc)
-
-
-def define_finish(dtype: str, acc: Array, divisor: int) -> bytes:
+def define_finish_uncompressed(dtype: str, acc: Array, divisor: int) -> bytes:
     """Payload of the sum over the divisor."""
     if divisor != 1:
         acc = acc // divisor if acc.dtype == np.int64 else acc / acc.dtype.type(divisor)
@@ -118,6 +113,12 @@ class NoneCodec(Codec):
                 (np.floor_divide if acc.dtype == np.int64 else np.true_divide)(acc, divisor, out=acc)
             np.copyto(self._slice(out, lo, hi), acc, casting="unsafe")
         return Encoded(self.payload_bound(numel), nonfinite=False)
+
+    def define_payload(self, p: Array, stream: Stream) -> bytes:
+        return p.tobytes()
+
+    def define_elements(self, payload: bytes, numel: int) -> Array:
+        return define_decode(self.dtype, payload)
 
     def _slice(self, payload: Bytes, lo: int, hi: int) -> Array:
         item = self._items.itemsize

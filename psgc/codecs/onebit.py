@@ -24,7 +24,7 @@ from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, helper, kernel
 from psgc.codecs.parameters import read_switch, with_defaults
-from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, define_sum, eight
+from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, eight
 from psgc.errors import PayloadError
 
 LANES: Final = 64
@@ -69,11 +69,6 @@ def define_decode(payload: bytes, numel: int) -> F32:
     scales = np.repeat(np.frombuffer(payload, np.float32, blocks), BLOCK)[:numel]
     signs = np.unpackbits(np.frombuffer(payload, np.uint8, offset=4 * blocks), count=numel, bitorder="little")
     return np.where(signs == 1, -scales, scales)
-
-
-def define_fold(payloads: Sequence[bytes], numel: int, acc: F32 | None) -> F32:
-    """The payloads' left-to-right sum, added to ``acc`` where there is one."""
-    return np.asarray(define_sum([define_decode(payload, numel) for payload in payloads], acc), np.float32)
 
 
 @helper
@@ -300,6 +295,12 @@ class OneBitCodec(FeedbackCodec):
         old, new = NO_RESIDUAL if residual is None else residual, NO_RESIDUAL if residual_out is None else residual_out
         finite = _finish(acc, numel, lo, divisor, old, new, rescale, out)
         return Encoded(self.payload_bound(numel), not finite)
+
+    def define_payload(self, p: Array, stream: Stream) -> bytes:
+        return define_encode(p)
+
+    def define_elements(self, payload: bytes, numel: int) -> Array:
+        return define_decode(payload, numel)
 
     def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
         _commit(payload, numel, lo, grad, residual, rescale)

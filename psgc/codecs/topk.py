@@ -50,14 +50,6 @@ def define_decode(payload: bytes, numel: int) -> F32:
     return out
 
 
-def define_fold(payloads: Sequence[bytes], numel: int, acc: F32 | None) -> F32:
-    """The payloads' left-to-right sum from zero, added to ``acc`` where there is one."""
-    total = np.zeros(numel, np.float32)
-    for payload in payloads:
-        total = total + define_decode(payload, numel)
-    return total if acc is None else acc + total
-
-
 @helper
 def _count_of(payload: Any) -> Any:
     return np.int64(view_u32(payload, 0, 1)[0])
@@ -193,6 +185,12 @@ class TopKCodec(FeedbackCodec):
         old, new = NO_RESIDUAL if residual is None else residual, NO_RESIDUAL if residual_out is None else residual_out
         written, finite = _finish(acc, divisor, old, new, rescale, self.count(numel), out)
         return Encoded(written, not finite)
+
+    def define_payload(self, p: Array, stream: Stream) -> bytes:
+        return define_encode(p, self.count(p.size))
+
+    def define_elements(self, payload: bytes, numel: int) -> Array:
+        return define_decode(payload, numel)
 
     def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
         _commit(payload, grad, residual, rescale)

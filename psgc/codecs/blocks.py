@@ -1,0 +1,171 @@
+"""All five kernels of a block codec from the two functions that make it: write a block, read a block.
+
+Owns the passes: feedback, means, sums and what is left over, a cache-sized block at a time, with the arithmetic of ``feedback``. Knows
+no payload layout. A block here is at most 4096 elements that begin at a multiple of 4096 of the part; a codec's own groups (the
+elements that share a scale) lie within it.
+
+    write(p, payload, numel, start, settings, index, before, between) -> bool
+        Write elements ``[start, start + p.size)`` of the whole part's ``payload``; returns whether all of p is finite. Leaves p as it is.
+    read(payload, numel, start, settings, out) -> None
+        out <- the elements from ``start`` on.
+
+``settings`` is the codec's float32 array of parameters; ``index``, ``before`` and ``between`` (uint32) are what ``random.uniform``
+takes: the index of the block's first element in its stream, and the stream's two keys.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numba import types
+
+from psgc.codecs.bits import borrowed
+from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Encoded, Stream
+from psgc.codecs.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
+from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, kernel
+from psgc.codecs.payloads import MAX_PAYLOADS, eight
+from psgc.codecs.random import keys
+
+NO_SETTINGS: Final[F32] = np.empty(0, np.float32)
+
+
+class BlockKernels(NamedTuple):
+    """Compiled for one format."""
+
+    encode: Any
+    finish: Any
+    decode: Any
+    fold: Any
+    commit: Any
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """A layout's two helpers (see the module's text). tag: names them in the kernel cache; different helpers, different tag."""
+
+    tag: str
+    write: Callable[..., Any]
+    read: Callable[..., Any]
+
+
+@functools.cache
+def block_kernels(format_: BlockFormat) -> BlockKernels:
+    """Compile the format's kernels, or load them from the cache."""
+    write, read = format_.write, format_.read
+    compiled = functools.partial(kernel, tag=format_.tag, encloses=(write, read))
+
+    @compiled(BOOL(IN_F32, IN_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES))
+    def encode(grad: Any, residual: Any, rescale: Any, settings: Any, index: Any, before: Any, between: Any, out: Any) -> bool:
+        p, finite = np.empty(BLOCK, np.float32), True
+        for start in range(0, grad.size, BLOCK):
+            g = grad[start : start + BLOCK]
+            block = p[: g.size]
+            corrected_block(g, residual[start : start + BLOCK], rescale, block)
+            finite &= write(block, out, grad.size, start, settings, np.uint32(index + np.uint32(start)), before, between)
+        return finite
+
+    @compiled(BOOL(IN_F32, I64, I64, SCALAR_F32, IN_F32, OUT_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES))
+    def finish(
+        acc: Any, numel: Any, lo: Any, divisor: Any, residual: Any, residual_out: Any, rescale: Any, settings: Any,
+        index: Any, before: Any, between: Any, out: Any,
+    ) -> bool:  # fmt: skip
+        p, sent, finite = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), True
+        for start in range(0, acc.size, BLOCK):
+            a, kept = acc[start : start + BLOCK], residual_out[start : start + BLOCK]
+            block, read_back = p[: a.size], sent[: a.size]
+            mean_corrected_block(a, divisor, residual[start : start + BLOCK], rescale, block)
+            finite &= write(block, out, numel, lo + start, settings, np.uint32(index + np.uint32(start)), before, between)
+            if kept.size:
+                read(out, numel, lo + start, settings, read_back)
+                for i in range(a.size):
+                    kept[i] = block[i] - read_back[i]
+        return finite
+
+    @compiled(types.void(IN_BYTES, I64, I64, IN_F32, OUT_F32))
+    def decode(payload: Any, numel: Any, lo: Any, settings: Any, out: Any) -> None:
+        for start in range(0, out.size, BLOCK):
+            read(payload, numel, lo + start, settings, out[start : start + BLOCK])
+
+    @compiled(types.void(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, I64, IN_F32, OUT_F32, BOOL))
+    def fold(
+        a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, numel: Any, lo: Any, settings: Any, acc: Any,
+        fresh: Any,
+    ) -> None:  # fmt: skip
+        payloads = (*borrowed(a, b, c, d), *borrowed(e, f, g, h))
+        scratch, sent = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+        for start in range(0, acc.size, BLOCK):
+            block = acc[start : start + BLOCK]
+            total, term = block if fresh else scratch[: block.size], sent[: block.size]
+            read(payloads[0], numel, lo + start, settings, total)
+            for k in range(1, count):
+                read(payloads[k], numel, lo + start, settings, term)
+                for i in range(block.size):
+                    total[i] += term[i]
+            if not fresh:
+                for i in range(block.size):
+                    block[i] += total[i]
+
+    @compiled(types.void(IN_BYTES, I64, I64, IN_F32, IN_F32, OUT_F32, SCALAR_F32))
+    def commit(payload: Any, numel: Any, lo: Any, settings: Any, grad: Any, residual: Any, rescale: Any) -> None:
+        p, sent = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+        for start in range(0, grad.size, BLOCK):
+            g, r = grad[start : start + BLOCK], residual[start : start + BLOCK]
+            block, read_back = p[: g.size], sent[: g.size]
+            corrected_block(g, r, rescale, block)
+            read(payload, numel, lo + start, settings, read_back)
+            for i in range(g.size):
+                r[i] = block[i] - read_back[i]
+
+    return BlockKernels(encode, finish, decode, fold, commit)
+
+
+class BlockCodec(FeedbackCodec):
+    """A codec made of a ``BlockFormat``. Subclasses give the payload's size, its checks, its definition and the format.
+
+    With feedback codes are rounded to nearest and need no random numbers; without, ``write`` gets the stream's.
+    """
+
+    settings: F32 = NO_SETTINGS
+
+    @property
+    def block_format(self) -> BlockFormat:
+        raise NotImplementedError
+
+    @functools.cached_property
+    def _kernels(self) -> BlockKernels:
+        return block_kernels(self.block_format)
+
+    def warm(self) -> None:
+        _ = self._kernels
+
+    def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
+        old = NO_RESIDUAL if residual is None else residual
+        finite = self._kernels.encode(grad, old, rescale, self.settings, *random_arguments(stream, 0), out)
+        return Encoded(self.payload_bound(grad.size), not finite)
+
+    def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
+        self._kernels.decode(payload, numel, lo, self.settings, out)
+
+    def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
+        self._kernels.fold(*eight(payloads), len(payloads), numel, lo, self.settings, acc, fresh)
+
+    def finish(
+        self, acc: Array, numel: int, lo: int, hi: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> Encoded:  # fmt: skip
+        old, new = NO_RESIDUAL if residual is None else residual, NO_RESIDUAL if residual_out is None else residual_out
+        random = random_arguments(stream, lo)
+        finite = self._kernels.finish(acc, numel, lo, divisor, old, new, rescale, self.settings, *random, out)
+        return Encoded(self.payload_bound(numel), not finite)
+
+    def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
+        self._kernels.commit(payload, numel, lo, self.settings, grad, residual, rescale)
+
+
+def random_arguments(stream: Stream, lo: int) -> tuple[int, int, int]:
+    """Index of the part's element ``lo`` in its stream, modulo 2**32, and the stream's two keys."""
+    return ((stream.first + lo) & 0xFFFFFFFF, *keys(stream))
