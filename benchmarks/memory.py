@@ -22,6 +22,7 @@ from psgc.worker.cluster import ClusterSession
 numel, codec = int(sys.argv[1]), sys.argv[2]
 class Buffer:
     def load(self): return self.array
+    waits = False
     def store(self, skipped): pass
 def pss(pid):
     rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])

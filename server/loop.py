@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Set
 from typing import Any
 
 import zmq
@@ -31,6 +31,7 @@ from psgc.transport.host import host_id, local_address_for, pid_started
 from psgc.transport.keeper_wire import send_segment
 from psgc.transport.memfd import LocalLink, LocalListener
 from psgc.transport.router import Router
+from psgc.transport.watch import Pollable, Watch
 from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind, pack_header
 from psgc.wire.messages import Notice, Register, Topology, decode_body, decode_json, encode_body
 
@@ -59,6 +60,7 @@ class Server:
         self.config = config
         self.mailbox = Mailbox()
         self._context: zmq.Context[Any] = zmq.Context()
+        self._watch = Watch()
         self._router = Router(self._context, f"tcp://*:{config.port}", dead_s=config.dead_s)
         self._scheduler = Dealer(self._context, config.root_endpoint, b"server-" + secrets.token_hex(6).encode(), config.dead_s)
         self._listener = None
@@ -99,21 +101,18 @@ class Server:
         self._end(1, text)
 
     def _turn(self, next_tick: float) -> None:
-        poller = zmq.Poller()
-        poller.register(self.mailbox.fileno(), zmq.POLLIN)
-        for thing in (self._router.socket, self._scheduler.socket, self._scheduler.monitor):
-            poller.register(thing, zmq.POLLIN)
+        things: list[Pollable] = [(self.mailbox, zmq.POLLIN), (self._router.socket, zmq.POLLIN), *self._scheduler.pollables()]
         if self._listener is not None:
-            poller.register(self._listener, zmq.POLLIN)
-        for link in self._links.values():
-            poller.register(link, zmq.POLLIN | (zmq.POLLOUT if link.backlog else 0))
-        poller.poll(max(0, int((next_tick - time.monotonic()) * 1000) + 1))
-        for call, args in self.mailbox.drain():
-            call(*args)
-        self._hear_scheduler()
-        self._hear_workers()
+            things.append((self._listener, zmq.POLLIN))
+        things += [link.pollable() for link in self._links.values()]
+        ready = self._watch.wait(things, next_tick - time.monotonic())
+        if self.mailbox.fileno() in ready:
+            for call, args in self.mailbox.drain():
+                call(*args)
+        self._hear_scheduler(ready)
+        self._hear_workers(ready)
 
-    def _hear_workers(self) -> None:
+    def _hear_workers(self, ready: Set[Any]) -> None:
         while (received := self._router.receive()) is not None:
             identity, frames = received
             try:
@@ -122,11 +121,12 @@ class Server:
                 logger.warning("message dropped peer=%r reason=%s", identity, error)
                 continue
             self._receive(identity, header, payload)
-        if self._listener is not None:
+        if self._listener is not None and self._listener.fileno() in ready:
             while (link := self._listener.accept()) is not None:
                 self._links[link.fileno()] = link
         for fd, link in list(self._links.items()):
-            self._hear_link(fd, link)
+            if fd in ready or link.closed:
+                self._hear_link(fd, link)
 
     def _hear_link(self, fd: int, link: LocalLink) -> None:
         try:
@@ -209,13 +209,13 @@ class Server:
         )  # fmt: skip
         self._tell_scheduler(Kind.REGISTER, encode_body(body))
 
-    def _hear_scheduler(self) -> None:
-        for event in self._scheduler.events():
+    def _hear_scheduler(self, ready: Set[Any]) -> None:
+        for event in self._scheduler.events() if self._scheduler.monitor in ready else ():
             self._scheduler_up = event == "up"
             self._down_since = time.monotonic()
             if self._scheduler_up and self._state is None:
                 self._register()
-        for header, payload in self._scheduler.receive():
+        for header, payload in self._scheduler.receive() if self._scheduler.socket in ready else ():
             self._heard = time.monotonic()
             self._handle(header, b"" if payload is None else payload.tobytes())
 

@@ -55,7 +55,7 @@ class Result:
     """A step's outcome. slot: which of the key's two result buffers holds it, NO_SLOT for one without payload."""
 
     step: int
-    flags: Flag
+    flags: int
     contributors: int
     slot: int = NO_SLOT
     payload_bytes: int = 0

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from psgc.server.step import Commit, Result
 from psgc.transport.memfd import Segment, aligned
-from psgc.wire.frames import Flag
 
 RECORD: Final = struct.Struct("<QQIIqQqQ")
 RECORD_BYTES: Final = 64
@@ -95,7 +94,7 @@ def read_record(record: Bytes) -> tuple[Result, int] | None:
     before, step, flags, contributors, slot, payload_bytes, residual_slot, after = RECORD.unpack(record[: RECORD.size].tobytes())
     if before != after or before == 0:
         return None
-    return Result(step, Flag(flags), contributors, slot, payload_bytes), residual_slot
+    return Result(step, flags, contributors, slot, payload_bytes), residual_slot
 
 
 class Store:

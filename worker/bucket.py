@@ -99,7 +99,7 @@ class BucketWork:
         work.payload_bytes = encoded.payload_bytes
         return encoded
 
-    def decode(self, key: int, flags: Flag, payload: Bytes | None, own: bool) -> bool:
+    def decode(self, key: int, flags: int, payload: Bytes | None, own: bool) -> bool:
         """Take one part's result: decode it into the array and commit its residual. True when it was the bucket's last and
         everything has been stored. Raises PayloadError for a payload that its codec did not write."""
         work = self._parts[key]

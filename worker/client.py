@@ -55,7 +55,7 @@ class Decode:
 
     key: int
     step: int
-    flags: Flag
+    flags: int
     payload: Any
     own: bool
 
@@ -92,7 +92,7 @@ class PartState:
     step: int = 0
     phase: Phase = Phase.IDLE
     skip: bool = False
-    flags: Flag = Flag.NONE
+    flags: int = Flag.NONE
     rescale: float = 1.0
     payload_bytes: int = 0
     credit: int = 0  # bytes of the server's credit that this part holds
@@ -322,7 +322,7 @@ class Client:
         self._return_credit(part)
         part.phase = Phase.DECODING
         own = not part.skip and not part.flags & Flag.NONFINITE
-        return [Decode(part.key, part.step, Flag(header.flags), payload, own), *self._pump(part.server, now)]
+        return [Decode(part.key, part.step, header.flags, payload, own), *self._pump(part.server, now)]
 
     def _error(self, server: int, header: Header, payload: Any, now: float) -> list[Action]:
         notice = decode_body(Notice, payload if payload is not None else b"")

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, Protocol
 
 import zmq
@@ -22,6 +22,7 @@ from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, Layout
 from psgc.transport.dealer import Dealer
 from psgc.transport.host import host_id, pid_started
+from psgc.transport.watch import Pollable
 from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Notice, Register, Topology, decode_body, decode_json, encode_body
 
@@ -65,9 +66,8 @@ class Coordinator:
         self.left = False
         self._leaving = False
 
-    def register_with(self, poller: zmq.Poller) -> None:
-        poller.register(self._dealer.socket, zmq.POLLIN)
-        poller.register(self._dealer.monitor, zmq.POLLIN)
+    def pollables(self) -> tuple[Pollable, Pollable]:
+        return self._dealer.pollables()
 
     def register(self) -> None:
         """Ask to be let in; answered by TOPOLOGY once everyone is there. Safe to say again."""
@@ -109,16 +109,16 @@ class Coordinator:
             passed.set()
         self._barriers.clear()
 
-    def receive(self) -> None:
-        """Hear what the scheduler has said, and what has happened to the connection."""
-        for event in self._dealer.events():
+    def receive(self, ready: Set[Any]) -> None:
+        """Hear what the scheduler has said, and what has happened to the connection, if one of ``ready`` is its."""
+        for event in self._dealer.events() if self._dealer.monitor in ready else ():
             self._up = event == "up"
             if self._up:
                 self._say_again()
             else:
                 self._down_since = time.monotonic()
         try:
-            for header, payload in self._dealer.receive():
+            for header, payload in self._dealer.receive() if self._dealer.socket in ready else ():
                 self._heard = time.monotonic()
                 self._handle(header, b"" if payload is None else payload.tobytes())
         except RemoteProtocolError as error:

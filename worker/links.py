@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, Literal
 
 import zmq
@@ -16,6 +16,7 @@ import zmq
 from psgc.errors import PsgcError
 from psgc.transport.dealer import Dealer
 from psgc.transport.memfd import LocalLink, Segment
+from psgc.transport.watch import Pollable
 from psgc.wire.frames import HEADER_BYTES, Header
 from psgc.wire.messages import ServerAddress
 from psgc.worker.bucket import Slot
@@ -31,18 +32,19 @@ class ServerLink(ABC):
         self.wire_bytes = 0
 
     @abstractmethod
-    def pollables(self) -> list[tuple[Any, int]]:
-        """What to poll, and for which events."""
+    def pollables(self) -> Sequence[Pollable]:
+        """What to sleep on."""
 
     @abstractmethod
     def send(self, header: Header, body: bytes = b"", slot: Slot | None = None) -> None:
         """Send a header with a small body, or with the payload that lies in ``slot``."""
 
     @abstractmethod
-    def receive(self) -> Iterator[tuple[Header, Any]]: ...
+    def receive(self, ready: Set[Any]) -> Iterator[tuple[Header, Any]]:
+        """What has come, if one of ``ready`` is this link's."""
 
     @abstractmethod
-    def events(self) -> list[Literal["up", "down"]]:
+    def events(self, ready: Set[Any]) -> Sequence[Literal["up", "down"]]:
         """What has happened to the connection since the last call, in order. Called at every turn of the loop."""
 
     @abstractmethod
@@ -58,20 +60,20 @@ class TcpServerLink(ServerLink):
         super().__init__()
         self._dealer = Dealer(context, address, identity, dead_s)
 
-    def pollables(self) -> list[tuple[Any, int]]:
-        return [(self._dealer.socket, zmq.POLLIN), (self._dealer.monitor, zmq.POLLIN)]
+    def pollables(self) -> Sequence[Pollable]:
+        return self._dealer.pollables()
 
     def send(self, header: Header, body: bytes = b"", slot: Slot | None = None) -> None:
         self.wire_bytes += HEADER_BYTES + header.payload_bytes
         self._dealer.send(header, body if slot is None else slot.bytes[: header.payload_bytes])
 
-    def receive(self) -> Iterator[tuple[Header, Any]]:
-        for header, payload in self._dealer.receive():
+    def receive(self, ready: Set[Any]) -> Iterator[tuple[Header, Any]]:
+        for header, payload in self._dealer.receive() if self._dealer.socket in ready else ():
             self.wire_bytes += HEADER_BYTES + header.payload_bytes
             yield header, payload
 
-    def events(self) -> list[Literal["up", "down"]]:
-        return list(self._dealer.events())
+    def events(self, ready: Set[Any]) -> Sequence[Literal["up", "down"]]:
+        return list(self._dealer.events()) if self._dealer.monitor in ready else ()
 
     def add_segment(self, segment_id: int, segment: Segment) -> None:
         """Payloads are copied to the socket from wherever they lie."""
@@ -89,10 +91,8 @@ class LocalServerLink(ServerLink):
         self._events: list[Literal["up", "down"]] = ["up"]
         self._retry_at = 0.0
 
-    def pollables(self) -> list[tuple[Any, int]]:
-        if self._link is None:
-            return []
-        return [(self._link, zmq.POLLIN | (zmq.POLLOUT if self._link.backlog else 0))]
+    def pollables(self) -> Sequence[Pollable]:
+        return () if self._link is None else (self._link.pollable(),)
 
     def send(self, header: Header, body: bytes = b"", slot: Slot | None = None) -> None:
         self.wire_bytes += HEADER_BYTES + header.payload_bytes
@@ -103,14 +103,14 @@ class LocalServerLink(ServerLink):
         else:
             self._link.send_located(header, slot.segment, slot.offset)
 
-    def receive(self) -> Iterator[tuple[Header, Any]]:
-        if self._link is not None:
+    def receive(self, ready: Set[Any]) -> Iterator[tuple[Header, Any]]:
+        if self._link is not None and self._link.fileno() in ready:
             self._link.flush()
             for header, payload in self._link.receive():
                 self.wire_bytes += HEADER_BYTES + header.payload_bytes
                 yield header, payload
 
-    def events(self) -> list[Literal["up", "down"]]:
+    def events(self, ready: Set[Any]) -> Sequence[Literal["up", "down"]]:
         if self._link is not None and self._link.closed:
             self._link.close()
             self._link = None

@@ -26,6 +26,7 @@ from psgc.mailbox import Mailbox
 from psgc.pool import Pool
 from psgc.transport.host import host_id
 from psgc.transport.memfd import Segment
+from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Hello, Topology, encode_body
 from psgc.worker.bucket import BucketWork, make_slots
@@ -38,6 +39,7 @@ from psgc.worker.tickets import StepTicket, TicketBoard
 logger = logging.getLogger(__name__)
 TICK_S = 0.25
 ENCODE_PRIORITY = 0
+HERE_NUMEL = 16384  # elements that a kernel is done with in about the time that another thread needs to wake up
 DECODE_PRIORITY = 1 << 40  # a result frees memory and the next step; a gradient only starts
 
 
@@ -78,6 +80,7 @@ class Network(threading.Thread):
         self._by_key: dict[int, _Running] = {}
         self._segments: list[Segment] = []
         self._context: zmq.Context[Any] = zmq.Context()
+        self._watch = Watch()
         self._coordinator = Coordinator(self._context, config, self)
         self._pool = Pool("psgc-codec", _pool_threads(config), self._broken)
         self._closing_since: float | None = None
@@ -171,23 +174,21 @@ class Network(threading.Thread):
             self._shut()
 
     def _turn(self, next_tick: float) -> None:
-        poller = zmq.Poller()
-        poller.register(self.mailbox.fileno(), zmq.POLLIN)
-        self._coordinator.register_with(poller)
+        things = [(self.mailbox.fileno(), zmq.POLLIN), *self._coordinator.pollables()]
         for link in self.links:
-            for thing, events in link.pollables():
-                poller.register(thing, events)
-        poller.poll(max(0, int((next_tick - time.monotonic()) * 1000) + 1))
-        for call, args in self.mailbox.drain():
-            call(*args)
-        self._coordinator.receive()
+            things += link.pollables()
+        ready = self._watch.wait(things, next_tick - time.monotonic())
+        if self.mailbox.fileno() in ready:
+            for call, args in self.mailbox.drain():
+                call(*args)
+        self._coordinator.receive(ready)
         for server, link in enumerate(self.links):
-            self._serve_link(server, link)
+            self._serve_link(server, link, ready)
 
-    def _serve_link(self, server: int, link: ServerLink) -> None:
+    def _serve_link(self, server: int, link: ServerLink, ready: set[Any]) -> None:
         client = self.client
         assert client is not None
-        for event in link.events():
+        for event in link.events(ready):
             if event == "up":
                 self._apply(client.connected(server, time.monotonic()))
             else:
@@ -195,7 +196,7 @@ class Network(threading.Thread):
                     logger.warning("connection to server %d lost; it is re-made, and what was in flight is sent again", server)
                 client.disconnected(server)
         try:
-            for header, payload in link.receive():
+            for header, payload in link.receive(ready):
                 if self.error is None:
                     self._apply(client.receive(server, header, payload, time.monotonic()))
         except RemoteProtocolError as error:
@@ -218,13 +219,27 @@ class Network(threading.Thread):
                 self.links[action.server].send(action.header, b"", slot)
             elif isinstance(action, Encode):
                 running = self._by_key[action.key]
-                self._pool.submit(ENCODE_PRIORITY + running.work.bucket.priority, self._encode, running, action.key)
+                self._work(ENCODE_PRIORITY + running.work.bucket.priority, self._encode, running, action.key)
             elif isinstance(action, Decode):
-                self._pool.submit(DECODE_PRIORITY, self._decode, self._by_key[action.key], action)
+                self._work(DECODE_PRIORITY, self._decode, self._by_key[action.key], action)
             elif isinstance(action, Greet):
                 self._greet(action.server)
             elif isinstance(action, Failed):
                 self._fault(action.text)
+
+    def _work(self, priority: int, job: Callable[..., None], running: _Running, what: Any) -> None:
+        """Have a codec's job done: by the pool, or here and now where a switch of threads would cost more than the job.
+
+        A bucket's first step always goes to the pool, which may have to compile its kernels.
+        """
+        submission = running.current
+        if running.work.step == 1 or running.work.bucket.numel > HERE_NUMEL or submission is None or submission.buffer.waits:
+            self._pool.submit(priority, job, running, what)
+            return
+        try:
+            job(running, what)
+        except Exception as error:
+            self._broken(error)
 
     def _greet(self, server: int) -> None:
         assert self.client is not None
@@ -253,7 +268,7 @@ class Network(threading.Thread):
                 )
             )
 
-    # pool threads
+    # pool threads, or this one
 
     def _encode(self, running: _Running, key: int) -> None:
         if self.error is not None:
@@ -263,13 +278,19 @@ class Network(threading.Thread):
         if self.config.nonfinite == "raise" and checked and (tensor := running.work.first_nonfinite(key)) is not None:
             self.fault(f"rank {self._rank_text()}: gradient of {tensor!r} holds NaN or infinity, and PSGC_NONFINITE=raise")
             return
-        self.mailbox.put(self._encoded, key, encoded.payload_bytes, encoded.nonfinite)
+        self._tell(self._encoded, key, encoded.payload_bytes, encoded.nonfinite)
 
     def _decode(self, running: _Running, action: Decode) -> None:
         if self.error is not None:
             return
         last = running.work.decode(action.key, action.flags, action.payload, action.own)
-        self.mailbox.put(self._decoded, running, action.key, last)
+        self._tell(self._decoded, running, action.key, last)
+
+    def _tell(self, call: Callable[..., None], *args: Any) -> None:
+        if threading.current_thread() is self:
+            call(*args)
+        else:
+            self.mailbox.put(call, *args)
 
     def _broken(self, error: BaseException) -> None:
         logger.debug("codec pool", exc_info=error)

@@ -16,7 +16,11 @@ from psgc.layout import Declaration, Layout
 
 
 class BucketBuffer(Protocol):
-    """Where a bucket's elements come from and go to. Both methods run in a pool thread, once a step, load before store."""
+    """Where a bucket's elements come from and go to. Both methods run in a thread of psgc's, once a step, load before store."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether ``load`` or ``store`` of this step may wait for a device."""
 
     def load(self) -> NDArray[Any]:
         """The bucket's elements: flat, contiguous, writable, of the push codec's ``array_dtype``. Parts are decoded into

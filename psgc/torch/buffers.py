@@ -97,6 +97,10 @@ class TensorsBuffer:
         self.skipped = False
         self._events = _events({t.device for t in (*self._tensors, *self._likes) if t is not None and t.is_cuda})
 
+    @property
+    def waits(self) -> bool:
+        return bool(self._events)
+
     def load(self) -> Array:
         lone = self._tensors[0] if len(self._tensors) == 1 else None
         self._in_place = lone is not None and lone.device.type == "cpu" and lone.dtype == self._dtype and lone.is_contiguous()

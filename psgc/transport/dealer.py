@@ -14,6 +14,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from psgc.errors import RemoteProtocolError
+from psgc.transport.watch import Pollable, has_message
 from psgc.wire.frames import Header, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 
@@ -58,6 +59,10 @@ class Dealer:
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self.socket.connect(endpoint)
 
+    def pollables(self) -> tuple[Pollable, Pollable]:
+        """What becomes readable when there is something to receive, and when something has happened to the connection."""
+        return (self.socket, zmq.POLLIN), (self.monitor, zmq.POLLIN)
+
     def send(self, header: Header, payload: Any = None) -> None:
         """Queue one message; ``payload`` (bytes or a uint8 array) must stay as it is until the peer has answered."""
         head = pack_header(header)
@@ -69,20 +74,13 @@ class Dealer:
 
     def receive(self) -> Iterator[tuple[Header, Any]]:
         """All messages that have come. Raises RemoteProtocolError for what is no message."""
-        while True:
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            yield message_of(frames)
+        while has_message(self.socket):
+            yield message_of(self.socket.recv_multipart(zmq.NOBLOCK, copy=False))
 
     def events(self) -> Iterator[Literal["up", "down"]]:
         """What has happened to the connection, in order."""
-        while True:
-            try:
-                message = recv_monitor_message(self.monitor, zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while has_message(self.monitor):
+            message = recv_monitor_message(self.monitor, zmq.NOBLOCK)
             yield "up" if message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED else "down"
 
     def close(self, linger_ms: int = 0) -> None:

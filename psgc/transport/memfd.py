@@ -18,9 +18,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
+import zmq
 from numpy.typing import NDArray
 
 from psgc.errors import RemoteProtocolError
+from psgc.transport.watch import Pollable
 from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 
@@ -103,10 +105,9 @@ class LocalLink:
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    @property
-    def backlog(self) -> bool:
-        """Whether packets wait for the socket to become writable."""
-        return bool(self._queue)
+    def pollable(self) -> Pollable:
+        """What becomes ready when there is something to receive or, while packets wait for that, room to send."""
+        return self.fileno(), zmq.POLLIN | (zmq.POLLOUT if self._queue else 0)
 
     def announce(self, segment_id: int, segment: Segment) -> None:
         """Pass a segment to the peer; it may then be named in locators."""

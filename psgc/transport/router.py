@@ -8,6 +8,7 @@ import zmq
 
 from psgc.errors import PsgcError
 from psgc.transport.dealer import COPY_BELOW_BYTES, MAX_MESSAGE_BYTES, set_common_options
+from psgc.transport.watch import has_message
 
 
 class Router:
@@ -51,10 +52,9 @@ class Router:
 
     def receive(self) -> tuple[bytes, list[Any]] | None:
         """The next message: sender's identity, and frames that own their bytes. None if there is none."""
-        try:
-            identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
+        if not has_message(self.socket):
             return None
+        identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
         return identity.bytes, frames
 
     def close(self, linger_ms: int = 0) -> None:

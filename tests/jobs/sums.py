@@ -33,6 +33,8 @@ class ArrayBuffer:
     def load(self) -> Any:
         return self.array
 
+    waits = False
+
     def store(self, skipped: bool) -> None:
         self.skipped = skipped
 

@@ -489,6 +489,8 @@ class SimWorker:
 class SimDealer:
     """What the coordinator takes for its connection to the scheduler."""
 
+    socket, monitor = "socket", "monitor"
+
     def __init__(self, worker: SimWorker) -> None:
         self.worker = worker
         self._heard: list[tuple[Header, Any]] = []
@@ -512,11 +514,11 @@ class SimDealer:
 
     def _event(self, event: str) -> None:
         self._events.append(event)
-        self.worker.coordinator.receive()
+        self.worker.coordinator.receive({self.monitor})
 
     def _hear(self, header: Header, payload: Any) -> None:
         self._heard.append((header, memoryview(payload) if payload else None))
-        self.worker.coordinator.receive()
+        self.worker.coordinator.receive({self.socket})
         if self.worker.coordinator.left and not self.worker.ended:
             self.worker.end()
 

@@ -41,7 +41,7 @@ class Word:
 class Outcome:
     """What every rank must get from one step of a key."""
 
-    flags: Flag
+    flags: int
     contributors: int
     value: Any = None
 

@@ -22,6 +22,8 @@ class Buffer:
     def load(self) -> Any:
         return self.array
 
+    waits = False
+
     def store(self, skipped: bool) -> None:
         self.stored.append(skipped)
 
