@@ -138,10 +138,10 @@ def pushpull(
 
     Example: psgc bench pushpull --workers 2 --servers 1 --bytes 25000000 --transport tcp
     """
-    from psgc.codecs import parse_pair
+    from psgc.codecs import parse_scheme
     from psgc.launch.bench_pushpull import bench_pushpull
 
-    codec = parse_pair(codec).canonical
+    codec = parse_scheme(codec).canonical
     if transport not in ("auto", "tcp", "shm"):
         raise UsageError(f"bench pushpull: --transport {transport}: expected auto, tcp or shm")
     if min(workers, servers, rounds) < 1:

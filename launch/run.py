@@ -30,9 +30,9 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
     _check(command, workers, servers, nodes)
     codec = codec or os.environ.get("PSGC_CODEC", "").strip()
     if codec:
-        from psgc.codecs import parse_pair
+        from psgc.codecs import parse_scheme
 
-        codec = parse_pair(codec).canonical
+        codec = parse_scheme(codec).canonical
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, Supervisor("psgc run", prefix) as supervisor:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
-from psgc.codecs import BLOCK, CodecPair, parse_pair
+from psgc.codecs import BLOCK, Scheme, Setting, parse_scheme
 from psgc.errors import LayoutMismatch, PsgcError, RemoteProtocolError
 from psgc.wire.messages import ErrorCode, decode_json, parse_record
 
@@ -102,13 +102,15 @@ def _malformed(what: str) -> RemoteProtocolError:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A slice of a bucket: what travels. position: its place in the plan's order among the parts of its server and layout."""
+    """One round of a slice of a bucket: what travels. offset, numel: the slice. position: its place in the plan's order among the parts
+    of its server and layout; rounds of a slice follow one another."""
 
     key: int
     server: int
     offset: int
     numel: int
     position: int
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,14 @@ class Layout:
     kind: LayoutKind
     mean: bool
     root: int
+    workers: int
     tensors: tuple[TensorSpec, ...]
     buckets: tuple[Bucket, ...]
+
+    def scheme(self, bucket: Bucket) -> Scheme:
+        """How the bucket's parts are synchronised."""
+        shapes = tuple(self.tensors[i].shape for i in bucket.tensors)
+        return parse_scheme(bucket.codec, Setting(bucket.dtype, self.workers, self.mean, shapes))
 
     def parts(self) -> Iterator[tuple[Bucket, Part]]:
         return ((bucket, part) for bucket in self.buckets for part in bucket.parts)
@@ -181,15 +189,17 @@ def key_text(key: int) -> str:
     return f"{key >> 48}.{key >> 24 & 0xFFFFFF}.{key & 0xFFFFFF}"
 
 
-def part_numel(pair: CodecPair, dtype: str, part_bytes: int) -> int:
+def part_numel(scheme: Scheme, dtype: str, part_bytes: int) -> int:
     """Elements in a full part: ``part_bytes`` of the tensor, but never under 64 KB of payload; a multiple of BLOCK."""
     blocks = max(1, part_bytes // ITEM_BYTES[dtype] // BLOCK)
-    while pair.push.payload_bound(blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
+    while scheme.push_bound(blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
         blocks *= 2
     return blocks * BLOCK
 
 
-def build_layout(declaration: Declaration, *, layout_id: int, servers: int, used_by_all: frozenset[int] | None = None) -> Layout:
+def build_layout(
+    declaration: Declaration, *, layout_id: int, servers: int, workers: int, used_by_all: frozenset[int] | None = None
+) -> Layout:  # fmt: skip
     """Fuse small tensors in ready order, cut large ones, and spread the parts over ``servers``.
 
     A plan's tensors that some rank had no gradient for stand alone (``used_by_all`` has the others): a bucket skipped by all then
@@ -205,17 +215,19 @@ def build_layout(declaration: Declaration, *, layout_id: int, servers: int, used
         dtype = tensors[members[0]].dtype
         numel = sum(tensors[i].numel for i in members)
         small = declaration.kind == "plan" and numel * ITEM_BYTES[dtype] < declaration.min_compress_bytes
-        pair = parse_pair("none" if small or declaration.kind == "broadcast" else declaration.codec, dtype)
-        step = part_numel(pair, dtype, declaration.part_bytes)
-        parts = []
+        setting = Setting(dtype, workers, declaration.mean, tuple(tensors[i].shape for i in members))
+        scheme = parse_scheme("none" if small or declaration.kind == "broadcast" else declaration.codec, setting)
+        step = max(numel, 1) if scheme.whole else part_numel(scheme, dtype, declaration.part_bytes)
+        parts: list[Part] = []
         for number, offset in enumerate(range(0, max(numel, 1), step)):
-            server = (turn + number) % servers
-            parts.append(Part(make_key(layout_id, index, number), server, offset, min(step, numel - offset), counts[server]))
-            counts[server] += 1
+            server, size = (turn + number) % servers, min(step, numel - offset)
+            for round_ in range(len(scheme.rounds(size))):
+                parts.append(Part(make_key(layout_id, index, len(parts)), server, offset, size, counts[server], round_))
+                counts[server] += 1
         turn += 1
         # Buckets that become ready first are sent first: nothing is gained by waiting when step() needs them all.
-        buckets.append(Bucket(index, members, numel, dtype, pair.canonical, -index, tuple(parts)))
-    return Layout(layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, tensors, tuple(buckets))
+        buckets.append(Bucket(index, members, numel, dtype, scheme.canonical, -index, tuple(parts)))
+    return Layout(layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, tuple(buckets))
 
 
 def _fuse(declaration: Declaration, used_by_all: frozenset[int] | None) -> list[tuple[int, ...]]:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.codecs import CodecPair, Encoded, Stream, parse_pair
+from psgc.codecs import CodecPair, Encoded, Stream
 from psgc.codecs.codec import Codec
+from psgc.codecs.relay import RelayCodec, join_payloads
 from psgc.layout import Layout
 from psgc.pool import Pool
 from psgc.server.step import NO_SLOT, Fold, KeySpec
@@ -45,6 +46,7 @@ class Engine:
         self._done = done
         self._seed = seed
         self._accumulators: dict[int, NDArray[Any]] = {}  # keys of more than one block of ranks, while their sum is under way
+        self._relayed: dict[int, list[Bytes]] = {}  # keys whose payloads are forwarded, while more blocks of ranks are awaited
 
     def start(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
         """Queue a Fold. The state machine has at most one under way for a key."""
@@ -56,10 +58,8 @@ class Engine:
 
     @staticmethod
     def _load(layout: Layout, then: Callable[[], None]) -> None:
-        for codec, dtype in sorted({(bucket.codec, bucket.dtype) for bucket in layout.buckets}):
-            pair = parse_pair(codec, dtype)
-            pair.push.warm()
-            pair.pull.warm()
+        for bucket in {(bucket.codec, bucket.dtype): bucket for bucket in layout.buckets}.values():
+            layout.scheme(bucket).warm()
         then()
 
     def close(self) -> None:
@@ -71,6 +71,8 @@ class Engine:
                 work.pair.push.validate(payload, work.spec.numel)
         if work.broadcast:
             encoded = self._copy(fold, store)
+        elif isinstance(work.pair.pull, RelayCodec):
+            encoded = self._relay(fold, store)
         elif fold.last:
             encoded = self._last_block(fold, work, store)
         else:
@@ -84,6 +86,15 @@ class Engine:
         payload = fold.payloads[0]
         store.result(fold.slot)[: len(payload)] = payload
         return Encoded(len(payload), False)
+
+    def _relay(self, fold: Fold, store: KeyStore) -> Encoded:
+        """Forward the payloads as they are, once all have come."""
+        payloads = self._relayed.setdefault(fold.key, [])
+        payloads += fold.payloads
+        if not fold.last:
+            return Encoded(0, False)
+        del self._relayed[fold.key]
+        return Encoded(join_payloads(payloads, store.result(fold.slot)), False)
 
     def _block(self, fold: Fold, work: KeyWork) -> None:
         """A block that is not the last: its sum is kept whole."""

@@ -18,7 +18,6 @@ from typing import Any
 import zmq
 
 from psgc import __version__
-from psgc.codecs import parse_pair
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import Layout
@@ -264,9 +263,9 @@ class Server:
             spec = by_key.get(part.key)
             if spec is None:
                 continue
-            pair = parse_pair(bucket.codec, bucket.dtype)
+            pair = layout.scheme(bucket).rounds(part.numel)[part.round].pair
             self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None)
-            shapes.append(KeyShape(part.key, pair.pull.payload_bound(part.numel), part.numel if spec.pull_feedback else 0))
+            shapes.append(KeyShape(part.key, pair.pull.payload_bound(spec.numel), spec.numel if spec.pull_feedback else 0))
         segment = self._store.add_layout(layout.id, shapes)
         if segment is not None:
             if self._keeper is not None:

@@ -196,23 +196,22 @@ class ServerState:
 
 def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], list[int]]:
     """The parts of ``layout`` on ``server`` as key specs, in the plan's order, and the room (bytes) that each one's step needs."""
-    from psgc.codecs import parse_pair
-
     specs, costs = [], []
     for bucket, part in layout.parts():
         if part.server != server:
             continue
-        pair = parse_pair(bucket.codec, bucket.dtype)
+        round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
+        pair = round_.pair
         broadcast = layout.kind == "broadcast"
         first = layout.tensors[bucket.tensors[0]].name
         more = f" and {len(bucket.tensors) - 1} more" if len(bucket.tensors) > 1 else ""
         specs.append(
             KeySpec(
-                part.key, part.numel, workers, pair.push.codec_id, pair.pull.codec_id, workers if layout.mean else 1,
+                part.key, round_.numel, workers, pair.push.codec_id, pair.pull.codec_id, workers if layout.mean and round_.divides else 1,
                 layout.root if broadcast else None, pair.pull.feedback and not broadcast, layout.id, f"{first}{more}",
             )
         )  # fmt: skip
-        costs.append(pair.push.payload_bound(part.numel) * (1 if broadcast else workers))
+        costs.append(pair.push.payload_bound(round_.numel) * (1 if broadcast else workers))
     return specs, costs
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from psgc.codecs import BLOCK, parse_pair
+from psgc.codecs import BLOCK, Setting, parse_scheme
 from psgc.errors import CodecError, LayoutMismatch, PsgcError
 from psgc.layout import (
     ITEM_BYTES,
@@ -58,7 +58,7 @@ def layouts(draw: st.DrawFn) -> tuple[Declaration, frozenset[int], int, Layout]:
     used = used_by_every_rank([declaration])
     servers = draw(st.integers(1, 5))
     layout_id = draw(st.integers(1, 9))
-    return declaration, used, servers, build_layout(declaration, layout_id=layout_id, servers=servers, used_by_all=used)
+    return declaration, used, servers, build_layout(declaration, layout_id=layout_id, servers=servers, workers=3, used_by_all=used)
 
 
 @given(layouts())
@@ -80,15 +80,15 @@ def test_every_element_of_every_tensor_is_in_exactly_one_part(made: Any) -> None
 def test_parts_are_cut_at_blocks_and_carry_no_less_than_the_least_payload(made: Any) -> None:
     declaration, _, _, layout = made
     for bucket in layout.buckets:
-        pair = parse_pair(bucket.codec, bucket.dtype)
+        scheme = layout.scheme(bucket)
         sizes = {part.numel for part in bucket.parts[:-1]}
         assert len(sizes) <= 1, "all but the last are of one size"
         for part in bucket.parts[:-1]:
             assert part.numel % BLOCK == 0
-            assert pair.push.payload_bound(part.numel) >= MIN_PART_PAYLOAD_BYTES
+            assert scheme.push_bound(part.numel) >= MIN_PART_PAYLOAD_BYTES
             half = part.numel // 2
             small_enough = part.numel * ITEM_BYTES[bucket.dtype] <= max(declaration.part_bytes, BLOCK * ITEM_BYTES[bucket.dtype])
-            assert small_enough or pair.push.payload_bound(half) < MIN_PART_PAYLOAD_BYTES, "no larger than asked for, unless it must be"
+            assert small_enough or scheme.push_bound(half) < MIN_PART_PAYLOAD_BYTES, "no larger than asked for, unless it must be"
 
 
 @given(layouts())
@@ -145,7 +145,7 @@ def test_small_buckets_of_a_plan_and_broadcasts_travel_as_they_are(made: Any) ->
     for bucket in layout.buckets:
         small = bucket.numel * ITEM_BYTES[bucket.dtype] < declaration.min_compress_bytes
         plain = layout.kind == "broadcast" or (layout.kind == "plan" and small)
-        assert bucket.codec == ("none" if plain else parse_pair(declaration.codec, bucket.dtype).canonical)
+        assert bucket.codec == ("none" if plain else parse_scheme(declaration.codec, Setting(bucket.dtype)).canonical)
 
 
 @given(layouts())
@@ -200,7 +200,7 @@ def test_the_first_difference_between_two_ranks_is_named(change: dict[str, Any],
 
 def test_layouts_of_one_part_each_are_spread_over_the_servers() -> None:
     one = replace(TWO, tensors=TWO.tensors[:1])
-    servers = [build_layout(replace(one, name=f"n{i}"), layout_id=i, servers=3).buckets[0].parts[0].server for i in range(1, 7)]
+    servers = [build_layout(replace(one, name=f"n{i}"), layout_id=i, servers=3, workers=1).buckets[0].parts[0].server for i in range(1, 7)]
     assert Counter(servers) == {0: 2, 1: 2, 2: 2}
 
 
@@ -219,4 +219,4 @@ def test_a_dtype_that_nothing_carries_is_refused_when_it_is_declared() -> None:
     with pytest.raises(PsgcError, match="complex64"):
         TensorSpec("a", (1,), "complex64")
     with pytest.raises(CodecError, match="int8"):
-        build_layout(replace(TWO, tensors=(TensorSpec("a", (1,), "int8"),), codec="fp16"), layout_id=1, servers=1)
+        build_layout(replace(TWO, tensors=(TensorSpec("a", (1,), "int8"),), codec="fp16"), layout_id=1, servers=1, workers=1)

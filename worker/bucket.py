@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.codecs import BLOCK, Codec, Encoded, Stream, parse_pair
-from psgc.layout import Bucket, Layout, Part
+from psgc.codecs import Encoded, Stream, Way
+from psgc.layout import Bucket, Layout
 from psgc.transport.memfd import Segment, aligned
 from psgc.wire.frames import Flag
 from psgc.worker.session import BucketBuffer
@@ -35,7 +35,8 @@ def make_slots(layout: Layout) -> tuple[Segment, dict[int, Slot]]:
     """One segment for all payloads that this worker pushes for ``layout``, and each key's slot in it."""
     offset, places = 0, {}
     for bucket, part in layout.parts():
-        bound = parse_pair(bucket.codec, bucket.dtype).push.payload_bound(part.numel)
+        round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
+        bound = round_.pair.push.payload_bound(round_.numel)
         places[part.key] = (offset, bound)
         offset += aligned(bound)
     segment = Segment.create(f"psgc-push-{layout.id}", offset)
@@ -43,13 +44,22 @@ def make_slots(layout: Layout) -> tuple[Segment, dict[int, Slot]]:
 
 
 @dataclass(slots=True)
-class _PartWork:
-    part: Part
-    slot: Slot
-    payload_bytes: int = 0
+class _SliceWork:
+    """A slice of the bucket, on its way through the rounds of its steps. By round: slots, and the lengths of the payloads in them."""
+
+    offset: int
+    numel: int
+    way: Way
+    slots: list[Slot]
+    lengths: list[int]
+    poisoned: bool = False  # a round of this step has met a NaN or infinity on some rank
     rescale: float = 1.0  # of the residual's unit, since the residual was last committed
     committed: bool = False  # the last step's payload is part of an aggregate and of the residual
-    add_back: bool = False  # the slot's payload goes back to the residual: the trainer skipped that step
+    add_back: bool = False  # what the slots' payloads stand for goes back to the residual: the trainer skipped that step
+
+    @property
+    def sent(self) -> list[Bytes]:
+        return [slot.bytes[:length] for slot, length in zip(self.slots, self.lengths, strict=True)]
 
 
 class BucketWork:
@@ -57,11 +67,21 @@ class BucketWork:
 
     def __init__(self, layout: Layout, bucket: Bucket, slots: dict[int, Slot], rank: int, seed: int) -> None:
         self.layout, self.bucket = layout, bucket
-        self.pair = parse_pair(bucket.codec, bucket.dtype)
+        self.scheme = layout.scheme(bucket)
         self._rank, self._seed = rank, seed
         broadcast = layout.kind == "broadcast"
-        self.residual = np.zeros(bucket.numel, np.float32) if self.pair.push.feedback and not broadcast else None
-        self._parts = {part.key: _PartWork(part, slots[part.key]) for part in bucket.parts}
+        self.residual = np.zeros(bucket.numel, np.float32) if self.scheme.feedback and not broadcast else None
+        self._slices: list[_SliceWork] = []
+        self._by_key: dict[int, tuple[_SliceWork, int]] = {}
+        for part in bucket.parts:
+            if part.round == 0:
+                self._slices.append(_SliceWork(part.offset, part.numel, self.scheme.way(part.numel), [], []))
+            self._slices[-1].slots.append(slots[part.key])
+            self._slices[-1].lengths.append(0)
+            self._by_key[part.key] = (self._slices[-1], part.round)
+        # Where the servers keep a residual they add a skipped step's result back; else each worker adds its own payload.
+        rounds = self._slices[0].way.rounds if self._slices else ()
+        self._adds_back = self.residual is not None and not any(round_.pair.pull.feedback for round_ in rounds)
         self._lock = threading.Lock()
         self._buffer: BucketBuffer | None = None
         self._array: NDArray[Any] | None = None
@@ -73,43 +93,54 @@ class BucketWork:
         return f"{self.layout.name}/{self.bucket.index}"
 
     def slot(self, key: int) -> Slot:
-        return self._parts[key].slot
+        work, index = self._by_key[key]
+        return work.slots[index]
+
+    def push_codec_ids(self) -> dict[int, int]:
+        """By key."""
+        return {key: work.way.rounds[index].pair.push.codec_id for key, (work, index) in self._by_key.items()}
 
     def begin(self, buffer: BucketBuffer, previous_skipped: bool, rescale: float) -> None:
         """A step starts; the last one has been stored."""
-        self._buffer, self._array, self._left = buffer, None, len(self._parts)
+        self._buffer, self._array, self._left = buffer, None, len(self._slices)
         self.step += 1
-        # Where the servers keep a residual they add the skipped step's result back; else each worker adds its own payload.
-        own_add_back = previous_skipped and self.residual is not None and not self.pair.pull.feedback
-        for work in self._parts.values():
-            work.add_back = work.add_back or (own_add_back and work.committed)
-            work.committed = False
+        for work in self._slices:
+            work.add_back = work.add_back or (self._adds_back and previous_skipped and work.committed)
+            work.committed = work.poisoned = False
             work.rescale *= rescale
 
     def encode(self, key: int) -> Encoded:
-        """Encode one part into its slot."""
-        work = self._parts[key]
+        """Encode one round of a part into its slot."""
+        work, index = self._by_key[key]
+        if work.poisoned:  # every rank knows: none has a payload for the rounds that are left
+            return Encoded(0, True)
         array = self._loaded()
-        lo, hi = work.part.offset, work.part.offset + work.part.numel
+        lo, hi = work.offset, work.offset + work.numel
         residual = None if self.residual is None else self.residual[lo:hi]
         if work.add_back and residual is not None:
-            self._add_back(work, residual)
+            work.way.add_back(work.sent, residual)
+            work.add_back = False
         stream = Stream(self._seed, self.step, self._rank, self.bucket.index, lo)
-        encoded = self.pair.push.encode(array[lo:hi], residual, work.rescale, stream, work.slot.bytes)
-        work.payload_bytes = encoded.payload_bytes
+        encoded = work.way.encode(index, array[lo:hi], residual, work.rescale, stream, work.slots[index].bytes)
+        work.lengths[index] = encoded.payload_bytes
         return encoded
 
     def decode(self, key: int, flags: int, payload: Bytes | None, own: bool) -> bool:
-        """Take one part's result: decode it into the array and commit its residual. True when it was the bucket's last and
-        everything has been stored. Raises PayloadError for a payload that its codec did not write."""
-        work = self._parts[key]
+        """Take one round's result; the last one's is decoded into the array, and the residual committed. True when it was the bucket's
+        last and everything has been stored. Raises PayloadError for a payload that its codec did not write."""
+        work, index = self._by_key[key]
+        payload = np.empty(0, np.uint8) if payload is None else payload
+        if index < len(work.slots) - 1:
+            work.poisoned = bool(flags & Flag.NONFINITE)
+            if not flags & (Flag.NONFINITE | Flag.SKIPPED):
+                work.way.take(index, payload)
+            return False
         if not flags & Flag.SKIPPED:
-            array = self._loaded()
-            target = array[work.part.offset : work.part.offset + work.part.numel]
+            target = self._loaded()[work.offset : work.offset + work.numel]
             if flags & Flag.NONFINITE:
                 target.fill(np.nan)
             else:
-                self._decode_part(work, np.empty(0, np.uint8) if payload is None else payload, target, own)
+                self._apply(work, payload, target, own)
         with self._lock:
             self._left -= 1
             last = self._left == 0
@@ -119,18 +150,26 @@ class BucketWork:
             self._buffer = self._array = None
         return last
 
+    def _apply(self, work: _SliceWork, payload: Bytes, target: NDArray[Any], own: bool) -> None:
+        residual = None if self.residual is None or not own else self.residual[work.offset : work.offset + work.numel]
+        work.way.apply(payload, work.sent, target, residual, work.rescale)
+        if own:
+            work.committed = True
+        if residual is not None:
+            work.rescale = 1.0
+
     def first_nonfinite(self, key: int) -> str | None:
         """The tensor of the part's first NaN or infinity, or None."""
         array = self._loaded()
-        part = self._parts[key].part
-        values = array[part.offset : part.offset + part.numel]
+        work, _ = self._by_key[key]
+        values = array[work.offset : work.offset + work.numel]
         if self.bucket.dtype == "bfloat16" and values.dtype == np.uint16:
             bad = (values & 0x7F80) == 0x7F80
         elif values.dtype.kind == "f":
             bad = ~np.isfinite(values)
         else:
             return None
-        return self._tensor_at(part.offset + int(bad.argmax())) if bad.any() else None
+        return self._tensor_at(work.offset + int(bad.argmax())) if bad.any() else None
 
     def _tensor_at(self, element: int) -> str:
         for index in self.bucket.tensors:
@@ -146,41 +185,3 @@ class BucketWork:
                 self._array = self._buffer.load()
                 assert self._array.size == self.bucket.numel, (self._array.size, self.bucket)
             return self._array
-
-    def _add_back(self, work: _PartWork, residual: NDArray[np.float32]) -> None:
-        payload = work.slot.bytes[: work.payload_bytes]
-        for lo, hi in slices(self.pair.push, work.part.numel):
-            self.pair.push.fold([payload], work.part.numel, lo, hi, residual[lo:hi], False)
-        work.add_back = False
-
-    def _decode_part(self, work: _PartWork, payload: Bytes, target: NDArray[Any], own: bool) -> None:
-        push, pull = self.pair.push, self.pair.pull
-        numel = work.part.numel
-        pull.validate(payload, numel)
-        commit = own and self.residual is not None
-        together = commit and push.chunk == pull.chunk
-        if commit and not together:
-            for lo, hi in slices(push, numel):
-                self._commit(work, target, lo, hi)
-        for lo, hi in slices(pull, numel):
-            if together:
-                self._commit(work, target, lo, hi)  # reads the gradient that the next line overwrites, while it is in cache
-            pull.decode(payload, numel, lo, hi, target[lo:hi])
-        if own:
-            work.committed = True
-        if commit:
-            work.rescale = 1.0
-
-    def _commit(self, work: _PartWork, grad: NDArray[Any], lo: int, hi: int) -> None:
-        assert self.residual is not None
-        residual = self.residual[work.part.offset + lo : work.part.offset + hi]
-        payload = work.slot.bytes[: work.payload_bytes]
-        self.pair.push.commit(payload, work.part.numel, lo, hi, grad[lo:hi], residual, work.rescale)
-
-
-def slices(codec: Codec, numel: int) -> list[tuple[int, int]]:
-    """The ranges that ``codec`` wants a part worked on in."""
-    if not codec.chunk or numel <= codec.chunk:
-        return [(0, numel)]
-    assert codec.chunk % BLOCK == 0
-    return [(lo, min(lo + codec.chunk, numel)) for lo in range(0, numel, codec.chunk)]

@@ -84,6 +84,8 @@ class PartState:
     key: int
     server: int
     layout: int
+    round: int
+    then: int  # key of the same slice's next round, or 0
     position: int  # within a turn of its layout's window on its server
     turn: int  # the layout's parts on that server
     priority: int
@@ -138,16 +140,18 @@ class Client:
         self.servers = [_Server() for _ in range(self.server_count)]
 
     def add_layout(self, layout: Layout, push_codec_ids: dict[int, int]) -> None:
-        """Know the parts of ``layout``. push_codec_ids: by bucket index."""
-        for bucket, part in layout.parts():
+        """Know the parts of ``layout``. push_codec_ids: by key."""
+        parts = list(layout.parts())
+        for index, (bucket, part) in enumerate(parts):
             name = layout.tensors[bucket.tensors[0]].name
+            after = parts[index + 1][1] if index + 1 < len(parts) else None
             self.parts[part.key] = PartState(
-                part.key, part.server, layout.id, part.position, layout.parts_on_server[part.server], bucket.priority,
-                push_codec_ids[bucket.index], name,
+                part.key, part.server, layout.id, part.round, after.key if after is not None and after.round else 0, part.position,
+                layout.parts_on_server[part.server], bucket.priority, push_codec_ids[part.key], name,
             )  # fmt: skip
 
     def submit(self, key: int, now: float, *, skip: bool = False, previous_skipped: bool = False, rescale: float = 1.0) -> list[Action]:
-        """Begin the part's next step. Raises LocalProtocolError if its last step is not decoded yet."""
+        """Begin the next step of a slice with its first round. Raises LocalProtocolError if its last step is not decoded yet."""
         part = self.parts[key]
         if part.phase is not Phase.IDLE:
             raise LocalProtocolError(f"part {key_text(key)} was submitted again while step {part.step} is {part.phase.value}")
@@ -194,12 +198,16 @@ class Client:
             return self._result(part, header, payload, now)
         raise RemoteProtocolError(f"server {server}: a server does not send {Kind(header.kind).name} to a worker")
 
-    def decoded(self, key: int) -> None:
-        """The pool has decoded the part's result: its next step may begin."""
+    def decoded(self, key: int, now: float) -> list[Action]:
+        """The pool has decoded the part's result: its next round begins, or after the last one its next step may."""
         part = self.parts[key]
         assert part.phase is Phase.DECODING, part
         part.phase = Phase.IDLE
         self._outstanding.discard(key)
+        if not part.then:
+            return []
+        previous_skipped = bool(part.flags & Flag.PREVIOUS_SKIPPED)
+        return self.submit(part.then, now, skip=part.skip, previous_skipped=previous_skipped, rescale=part.rescale)
 
     def disconnected(self, server: int) -> None:
         """Nothing is sent until the connection is back; what was in flight may be lost."""
@@ -353,4 +361,6 @@ class Client:
         return Transmit(part.server, header._replace(codec=codec, payload_bytes=part.payload_bytes), part.payload_bytes > 0)
 
     def _header(self, kind: Kind, part: PartState) -> Header:
-        return Header(kind, int(part.flags), self.job, self.epoch, part.layout, part.key, part.step, 0, 0, self.rank, 0, part.rescale, 0)
+        return Header(
+            kind, int(part.flags), self.job, self.epoch, part.layout, part.key, part.step, part.round, 0, self.rank, 0, part.rescale, 0
+        )

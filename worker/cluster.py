@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from numpy.typing import NDArray
 
-from psgc.codecs import parse_pair
+from psgc.codecs import Setting, parse_scheme
 from psgc.config import Config
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, Layout
@@ -128,7 +128,7 @@ class ClusterSession(Session):
             known = self._names.get(declaration.name)
             if known is None:
                 for dtype in {tensor.dtype for tensor in declaration.tensors}:
-                    parse_pair(declaration.codec, dtype)
+                    parse_scheme(declaration.codec, Setting(dtype))
                 self._names[declaration.name] = declaration
                 return
         if (known.tensors, known.codec, known.mean, known.root, known.kind) != (

@@ -137,7 +137,7 @@ class Network(threading.Thread):
             running = self._buckets[(layout.id, bucket.index)] = _Running(work)
             for part in bucket.parts:
                 self._by_key[part.key] = running
-        self.client.add_layout(layout, {index: work.pair.push.codec_id for index, work in works.items()})
+        self.client.add_layout(layout, {key: codec_id for work in works.values() for key, codec_id in work.push_codec_ids().items()})
         self.layouts[layout.name] = layout
 
     def failed(self, text: str) -> None:
@@ -262,11 +262,12 @@ class Network(threading.Thread):
         work.begin(submission.buffer, submission.previous_skipped, submission.rescale)
         now = time.monotonic()
         for part in work.bucket.parts:
-            self._apply(
-                self.client.submit(
-                    part.key, now, skip=submission.skip, previous_skipped=submission.previous_skipped, rescale=submission.rescale
+            if part.round == 0:
+                self._apply(
+                    self.client.submit(
+                        part.key, now, skip=submission.skip, previous_skipped=submission.previous_skipped, rescale=submission.rescale
+                    )
                 )
-            )
 
     # pool threads, or this one
 
@@ -274,7 +275,7 @@ class Network(threading.Thread):
         if self.error is not None:
             return
         encoded = running.work.encode(key)
-        checked = encoded.nonfinite or not running.work.pair.push.flags_nonfinite
+        checked = encoded.nonfinite or not running.work.scheme.flags_nonfinite
         if self.config.nonfinite == "raise" and checked and (tensor := running.work.first_nonfinite(key)) is not None:
             self.fault(f"rank {self._rank_text()}: gradient of {tensor!r} holds NaN or infinity, and PSGC_NONFINITE=raise")
             return
@@ -305,7 +306,7 @@ class Network(threading.Thread):
 
     def _decoded(self, running: _Running, key: int, last: bool) -> None:
         assert self.client is not None
-        self.client.decoded(key)
+        self._apply(self.client.decoded(key, time.monotonic()))
         if last and running.current is not None:
             ticket, running.current = running.current.ticket, None
             ticket.finish()

@@ -48,7 +48,7 @@ class SoloSession(Session):
             known = self._declared.get(declaration.name)
             if known is None:
                 used = frozenset(declaration.used) if declaration.kind == "plan" else None
-                layout = build_layout(declaration, layout_id=len(self._declared), servers=1, used_by_all=used)
+                layout = build_layout(declaration, layout_id=len(self._declared), servers=1, workers=1, used_by_all=used)
                 self._declared[declaration.name] = (declaration, layout)
                 return layout
         if _fixed(known[0]) != _fixed(declaration):

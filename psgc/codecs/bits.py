@@ -50,6 +50,7 @@ view_u32 = _view_of(types.uint32)
 view_u64 = _view_of(types.uint64)
 view_u16 = _view_of(types.uint16)
 view_i16 = _view_of(types.int16)
+view_i32 = _view_of(types.int32)
 view_i8 = _view_of(types.int8)
 
 

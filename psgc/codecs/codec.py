@@ -194,8 +194,8 @@ def _codec_class(name: str) -> type[Codec]:
     return found
 
 
-def parse_codec(text: str, dtype: str = "float32") -> Codec:
-    """Build a codec from ``name`` or ``name:key=value,...``. Raises CodecError naming codec and parameter."""
+def split_text(text: str) -> tuple[str, dict[str, str]]:
+    """Name and parameters of ``name`` or ``name:key=value,...``. Raises CodecError."""
     name, _, rest = text.strip().partition(":")
     parameters: dict[str, str] = {}
     for item in filter(None, rest.split(",")):
@@ -205,6 +205,12 @@ def parse_codec(text: str, dtype: str = "float32") -> Codec:
         if key in parameters:
             raise CodecError(f"codec {name}: parameter {key!r} is given twice")
         parameters[key.strip()] = value.strip()
+    return name, parameters
+
+
+def parse_codec(text: str, dtype: str = "float32") -> Codec:
+    """Build a codec from ``name`` or ``name:key=value,...``. Raises CodecError naming codec and parameter."""
+    name, parameters = split_text(text)
     return _codec_class(name).from_parameters(parameters, dtype)
 
 

@@ -82,13 +82,13 @@ def _top_bits(p: Any) -> Any:
 
 
 @helper
-def _write_nearest(p: Any, factor: Any, codes: Any) -> None:
+def write_nearest(p: Any, factor: Any, codes: Any) -> None:
     for i in range(p.size):
         codes[i] = np.int8(bits_of_f32(p[i] * factor + _ROUNDER))
 
 
 @helper
-def _write_stochastic(p: Any, factor: Any, codes: Any, index: Any, before: Any, between: Any) -> None:
+def write_stochastic(p: Any, factor: Any, codes: Any, index: Any, before: Any, between: Any) -> None:
     for i in range(p.size):
         scaled = p[i] * factor
         scaled = _TOP if scaled > _TOP else scaled
@@ -114,9 +114,9 @@ def _write_groups(p: Any, scales: Any, codes: Any, random: Any, index: Any, befo
         scales[group] = min(scale, _MOST_SCALE)
         factor = _TOP / f32_of_bits(bits)
         if random:
-            _write_stochastic(values, factor, target, np.uint32(index + np.uint32(group * GROUP)), before, between)
+            write_stochastic(values, factor, target, np.uint32(index + np.uint32(group * GROUP)), before, between)
         else:
-            _write_nearest(values, factor, target)
+            write_nearest(values, factor, target)
     return top
 
 

@@ -143,7 +143,9 @@ class Declarations:
                 f"{declarations[0].name!r} is name number {layout_id}, at most {MAX_LAYOUTS - 1} can be declared; use names again"
             )
         used = used_by_every_rank(declarations) if declarations[0].kind == "plan" else None
-        name.layout = build_layout(declarations[0], layout_id=layout_id, servers=self._servers, used_by_all=used)
+        name.layout = build_layout(
+            declarations[0], layout_id=layout_id, servers=self._servers, workers=self._size, used_by_all=used
+        )  # fmt: skip
         name.text = name.layout.to_json().encode()
         name.declarations.clear()
         name.servers = Gathering(f"the layout of {declarations[0].name!r}", self._servers, now, of_servers=True)

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from psgc.codecs import parse_pair
+from psgc.codecs import Setting, parse_scheme
 from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
 from psgc.torch import api
@@ -151,7 +151,7 @@ def codec_text(compression: str | None, dtype: str) -> str:
         return "none"
     if not isinstance(compression, str):
         raise UsageError(f"compression is {compression!r}, expected codec text such as 'int8', or None")
-    return parse_pair(compression, dtype).canonical
+    return parse_scheme(compression, Setting(dtype)).canonical
 
 
 def _declaration(session: Session, name: str, shape: tuple[int, ...], dtype: str, codec: str, average: bool) -> Declaration:

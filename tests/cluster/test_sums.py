@@ -35,6 +35,12 @@ def test_compressed_sums_follow_the_two_sided_algebra_to_the_bit(make_job: Calla
     exact(make_job(nodes=3, servers=2), transport, "--steps", "40", "--codec", codec)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("codec", ["shared", "shared:ef=0", "onebit/relay"])
+def test_rounds_and_relay_are_right_to_the_bit(make_job: Callable[..., Any], codec: str, transport: str) -> None:
+    exact(make_job(nodes=3, servers=2), transport, "--steps", "40", "--codec", codec)
+
+
 def test_random_delays_change_nothing(make_job: Callable[..., Any]) -> None:
     exact(make_job(nodes=3, servers=2), "shm", "--steps", "60", "--delay-ms", "20")
 

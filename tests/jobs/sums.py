@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from psgc.codecs import Codec, Stream, parse_pair
+from psgc.codecs import Codec, Setting, Stream, parse_pair, parse_scheme
 from psgc.codecs.codec import DTYPES
+from psgc.codecs.shared import define_step
 from psgc.config import Config
 from psgc.layout import Declaration, TensorSpec
 from psgc.worker.cluster import ClusterSession
@@ -96,7 +97,9 @@ class Compressed:
     """The two-sided algebra written out once more, rank by rank, for one tensor (float32, one part)."""
 
     def __init__(self, codec: str, tensor: int, numel: int, size: int, mean: bool) -> None:
-        self.pair, self.tensor, self.numel, self.size = parse_pair(codec), tensor, numel, size
+        push, _, pull = codec.partition("/")
+        self.pair = parse_pair(f"{push}/none" if pull == "relay" else codec)  # what is relayed reaches the workers as it is
+        self.tensor, self.numel, self.size = tensor, numel, size
         self.divisor = np.float32(size if mean else 1)
         self.residuals = [np.zeros(numel, np.float32) for _ in range(size)]
         self.server = np.zeros(numel, np.float32)
@@ -123,6 +126,22 @@ class Compressed:
         return decoded
 
 
+class Shared:
+    """Integers in shared scales, for all ranks at once."""
+
+    def __init__(self, codec: str, tensor: int, numel: int, size: int, mean: bool) -> None:
+        self.tensor, self.numel, self.divisor = tensor, numel, size if mean else 1
+        self.ranks = range(size)
+        self.residuals = [np.zeros(numel, np.float32) for _ in self.ranks] if codec == "shared" else None
+
+    def step(self, step: int) -> Any:
+        grads = [gradient(step, rank, self.tensor, self.numel, "float32") for rank in self.ranks]
+        streams = [Stream(0, step, rank, 0) for rank in self.ranks]
+        aggregate, kept = define_step(grads, self.residuals, 1.0, streams, self.divisor)
+        self.residuals = kept or None
+        return aggregate
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
@@ -136,8 +155,9 @@ def main() -> int:
     names = [(index, numel, dtype) for dtype in options.dtypes.split(",") for index, numel in enumerate(SIZES)]
     buffers, models = {}, {}
     for index, numel, dtype in names:
-        buffers[index, dtype] = ArrayBuffer(numel, parse_pair(options.codec, dtype).push.array_dtype)
-        models[index] = Compressed(options.codec, index, numel, session.size, not options.sum)
+        buffers[index, dtype] = ArrayBuffer(numel, parse_scheme(options.codec, Setting(dtype)).array_dtype)
+        model = Shared if options.codec.startswith("shared") else Compressed
+        models[index] = model(options.codec, index, numel, session.size, not options.sum)
     wrong = 0
     for step in range(1, options.steps + 1):
         order = list(names)

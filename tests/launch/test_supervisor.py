@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,10 @@ def test_children_of_children_end_with_the_job(launched: Any) -> None:
 def test_children_of_children_do_not_outlive_a_killed_launcher(launched: Any) -> None:
     popen = launched.supervised(("a", PARENT + SLEEP, False), prefix=False)
     launched.read_until(popen, "up")
-    assert len(launched.left()) == 4, "the launcher, its guardian, the child and the child's child"
+    deadline = time.monotonic() + 20
+    while len(launched.left()) < 4 and time.monotonic() < deadline:  # the launcher, its guardian, the child and the child's child
+        time.sleep(0.01)
+    assert len(launched.left()) == 4
     popen.kill()
     launched.end(popen)  # the fixture checks that nothing is left
 

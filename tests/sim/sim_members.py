@@ -400,7 +400,7 @@ class SimWorker:
         check(action.own == own, lambda: f"worker {self.node}: {action} says own={action.own}")
         self.results += 1
         self.world.progress()
-        self.client.decoded(action.key)
+        self._apply(self.client.decoded(action.key, self.clock.now))
         running.left -= 1
         if running.left == 0:
             assert running.current is not None
@@ -479,11 +479,11 @@ class SimWorker:
         running.left = len(running.bucket.parts)
         word = self.world.oracle.word(running.layout, running.bucket.index, running.step)
         for part in running.bucket.parts:
-            self._apply(
-                self.client.submit(
-                    part.key, self.clock.now, skip=self.node in word.skipping, previous_skipped=word.previous_skipped, rescale=word.rescale
+            if part.round == 0:
+                skip = self.node in word.skipping
+                self._apply(
+                    self.client.submit(part.key, self.clock.now, skip=skip, previous_skipped=word.previous_skipped, rescale=word.rescale)
                 )
-            )
 
 
 class SimDealer:

@@ -17,7 +17,7 @@ from sim_members import SimScheduler, SimServer, SimWorker, Ticket, WrongError, 
 from sim_network import Clock, Network, Weather
 from sim_oracle import Chances, Oracle
 
-from psgc.codecs import parse_pair
+from psgc.codecs import parse_scheme
 from psgc.layout import Declaration, Layout, TensorSpec, part_numel
 from psgc.wire.messages import ErrorCode
 from psgc.worker import coordinator
@@ -67,7 +67,7 @@ class Scenario:
             steps=rng.randint(1, 5),
             names=rng.choice((0, 0, 1, 2)),
             broadcasts=rng.choice((0, 0, 0, 1)),
-            codec=rng.choice(("none", "none", "onebit", "onebit", "onebit/none", "none/onebit")),
+            codec=rng.choice(("none", "none", "onebit", "onebit", "onebit/none", "none/onebit", "shared", "onebit/relay")),
             window_bytes=rng.choice((1 << 30, 1, 1, 1 << 20)),
             credit_parts=rng.choice((-1, 0, 1, 1, 2)),
             credit_bytes=rng.choice((0, 0, 1, 250_000)),
@@ -87,7 +87,7 @@ class Scenario:
 @cache
 def tensor_numel(codec: str, parts: int) -> int:
     """Elements of a float32 tensor that is cut into so many parts of the least size."""
-    return parts * part_numel(parse_pair(codec), "float32", 1)
+    return parts * part_numel(parse_scheme(codec), "float32", 1)
 
 
 class World:
@@ -128,7 +128,8 @@ class World:
 
     @staticmethod
     def push_codecs(layout: Layout) -> dict[int, int]:
-        return {bucket.index: parse_pair(bucket.codec, bucket.dtype).push.codec_id for bucket in layout.buckets}
+        schemes = ((part, layout.scheme(bucket).rounds(part.numel)[part.round]) for bucket, part in layout.parts())
+        return {part.key: round_.pair.push.codec_id for part, round_ in schemes}
 
     # what each rank's trainer does
 
@@ -190,11 +191,11 @@ class World:
         scenario = self.scenario
         end = self.scheduler.ended
         check(end is not None and end.status == 0, lambda: f"the scheduler ends with {end}")
-        wanted = (sum(scenario.parts) + scenario.names + scenario.broadcasts) * scenario.steps
         for worker in self.workers:
+            wanted = sum(len(list(layout.parts())) for layout in worker.layouts.values()) * scenario.steps
             client = worker.client
             assert client is not None
-            check(worker.results == wanted, lambda w=worker: f"worker {w.node} has decoded {w.results} results, not {wanted}")
+            check(worker.results == wanted, lambda w=worker, n=wanted: f"worker {w.node} has decoded {w.results} results, not {n}")
             credit = [(server.in_flight, server.parts_in_flight) for server in client.servers]
             check(set(credit) == {(0, 0)}, lambda w=worker, c=credit: f"worker {w.node} never got credit back: {c}")
 

@@ -134,7 +134,7 @@ def carry_out(effects: list[Any], store: Store, key: int) -> list[int]:
 
 def a_client() -> Client:
     client = Client(0, job=1, epoch=1, server_count=1, credit_parts=1)
-    client.parts = {key: PartState(key, 0, 1, key, 2, 0, 0, f"t{key}") for key in range(2)}
+    client.parts = {key: PartState(key, 0, 1, 0, 0, key, 2, 0, 0, f"t{key}") for key in range(2)}
     return client
 
 
@@ -164,7 +164,7 @@ def test_a_result_that_overtakes_a_repeat_of_the_push_ends_the_step_and_later_wo
     client.disconnected(0)
     assert [type(a) for a in client.connected(0, 1.0)] == [Greet, Transmit]
     assert len(client.receive(0, from_server(Kind.RESULT), b"r", 1.0)) == 1
-    client.decoded(0)
+    client.decoded(0, 1.0)
     for kind in (Kind.ACK, Kind.RESULT):
         assert client.receive(0, from_server(kind), b"r", 1.1) == []
     client.submit(0, 2.0)

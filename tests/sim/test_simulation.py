@@ -59,6 +59,7 @@ def test_the_sample_contains_what_it_is_meant_to() -> None:
         seen["a message was lost"] += world.network.lost
         seen["a message was repeated"] += world.network.repeated
         seen["one key at a time"] += world.scenario.window_bytes == 1
+        seen["a step took two rounds"] += world.scenario.codec == "shared" and world.scenario.steps > 0
         seen["one credit"] += world.scenario.credit_parts == 1
         for worker in world.workers:
             assert worker.client is not None
@@ -78,7 +79,8 @@ def test_the_sample_contains_what_it_is_meant_to() -> None:
 
 
 EXPECTED = [
-    "a connection was cut", "a message was lost", "a message was repeated", "one key at a time", "one credit", "a push was sent again",
+    "a connection was cut", "a message was lost", "a message was repeated", "one key at a time", "one credit",
+    "a push was sent again", "a step took two rounds",
     "a result was asked for", "some ranks skipped", "all ranks skipped", "a part was poisoned", "a sum was not finite",
     "a step was not applied", "the residual changed its unit", "a result was added back",
 ]  # fmt: skip

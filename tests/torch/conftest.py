@@ -138,7 +138,9 @@ class FakeSession(Session):
             if name not in job.layouts:
                 declarations = [d for _, d in sorted(job.declared[name].items())]
                 used = used_by_every_rank(declarations) if declarations[0].kind == "plan" else None
-                job.layouts[name] = build_layout(declarations[0], layout_id=len(job.layouts) + 1, servers=1, used_by_all=used)
+                job.layouts[name] = build_layout(
+                    declarations[0], layout_id=len(job.layouts) + 1, servers=1, workers=len(declarations), used_by_all=used
+                )
             return job.layouts[name]
 
     def submit(

@@ -49,7 +49,7 @@ RIGHT: dict[str, Any] = {
     "Notice": Notice(1, "text"),
     "Topology": Topology(0, 1, 1, (1,), 1, (ServerAddress(0, "h", "tcp://h:1", ""),), ("0.0@h",)),
     "Declaration": DECLARED,
-    "Layout": build_layout(DECLARED, layout_id=3, servers=2, used_by_all=frozenset({0, 1})),
+    "Layout": build_layout(DECLARED, layout_id=3, servers=2, workers=2, used_by_all=frozenset({0, 1})),
 }
 
 

@@ -1,0 +1,204 @@
+"""How a part is synchronised: in one round by a pair of codecs, or in several rounds by a scheme of its own.
+
+A *round* is one exchange: every worker pushes a payload, the server folds and answers. To the server each round of a part is a key like
+any other, with its own codecs and number of elements; what ties rounds together is the worker's ``Way``. Owns these two
+interfaces and the text forms; knows no sockets, keys or threads.
+
+| text                  | rounds                                                                                     |
+|-----------------------|--------------------------------------------------------------------------------------------|
+| ``push`` / ``push/pull`` | one: workers encode with ``push``, servers decode, sum and encode with ``pull``            |
+| ``push/relay``        | one: servers forward what the workers pushed, and every worker decodes and sums it          |
+| ``shared:...``        | two: the largest magnitudes, then integers in a common scale that add up without decoding    |
+| ``powersgd:...``      | two: the factors P and Q of a low-rank approximation                                        |
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, CodecPair, Encoded, Stream, parse_codec, parse_pair, split_text
+from psgc.errors import CodecError
+
+_SCHEMES: Final[dict[str, str]] = {"shared": "psgc.codecs.shared:SharedScheme", "powersgd": "psgc.codecs.powersgd:PowerSgdScheme"}
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One exchange. numel: elements of its payloads. divides: whether a mean is taken by the server in this round."""
+
+    pair: CodecPair
+    numel: int
+    divides: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a scheme may depend on. shapes: of the bucket's tensors, in order. mean: the aggregate is the mean, else the sum."""
+
+    dtype: str = "float32"
+    workers: int = 1
+    mean: bool = True
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+class Way(ABC):
+    """One part's way through the rounds of its steps, on one worker. Not for two threads at once.
+
+    ``grad``, ``target`` (the same memory) and ``residual`` are the part's; ``sent`` are this worker's payloads of the step, by round.
+    """
+
+    rounds: tuple[Round, ...]
+
+    @abstractmethod
+    def encode(self, index: int, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
+        """Write round ``index``'s payload of ``grad + rescale * residual``; changes neither."""
+
+    def take(self, index: int, payload: Bytes) -> None:
+        """Take the result of a round that is not the last. Raises PayloadError."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def apply(self, payload: Bytes, sent: Sequence[Bytes], target: Array, residual: F32 | None, rescale: float) -> None:
+        """Take the last round's result: the residual (None: nothing to commit) becomes what was not sent of the gradient, and the target
+        the aggregate. Raises PayloadError."""
+
+    @abstractmethod
+    def add_back(self, sent: Sequence[Bytes], residual: F32) -> None:
+        """``residual`` += what this worker's payloads of the last step stand for: the trainer did not apply it."""
+
+
+class Scheme(ABC):
+    """A scheme with its parameters. Immutable."""
+
+    whole: ClassVar[bool] = False  # a bucket is not cut into parts
+
+    @property
+    @abstractmethod
+    def canonical(self) -> str:
+        """The text form that is printed, compared and sent."""
+
+    @property
+    @abstractmethod
+    def feedback(self) -> bool:
+        """Whether a worker keeps a residual."""
+
+    @property
+    def array_dtype(self) -> Any:
+        """NumPy dtype of ``grad`` and ``target``."""
+        return np.float32
+
+    @property
+    def flags_nonfinite(self) -> bool:
+        """Whether encoding says if there is a NaN or infinity."""
+        return True
+
+    @abstractmethod
+    def rounds(self, numel: int) -> tuple[Round, ...]:
+        """The rounds of a part of ``numel`` elements."""
+
+    @abstractmethod
+    def way(self, numel: int) -> Way:
+        """A worker's state for one part."""
+
+    def push_bound(self, numel: int) -> int:
+        """Most bytes that a worker pushes for a part in one step."""
+        return sum(round_.pair.push.payload_bound(round_.numel) for round_ in self.rounds(numel))
+
+    def warm(self) -> None:
+        """Compile or load the kernels of every round."""
+        for round_ in self.rounds(BLOCK):
+            round_.pair.push.warm()
+            round_.pair.pull.warm()
+
+
+class PairScheme(Scheme):
+    """One round, by two codecs."""
+
+    def __init__(self, pair: CodecPair) -> None:
+        self.pair = pair
+
+    @property
+    def canonical(self) -> str:
+        return self.pair.canonical
+
+    @property
+    def feedback(self) -> bool:
+        return self.pair.push.feedback
+
+    @property
+    def array_dtype(self) -> Any:
+        return self.pair.push.array_dtype
+
+    @property
+    def flags_nonfinite(self) -> bool:
+        return self.pair.push.flags_nonfinite
+
+    def rounds(self, numel: int) -> tuple[Round, ...]:
+        return (Round(self.pair, numel),)
+
+    def way(self, numel: int) -> Way:
+        return PairWay(self.pair, numel)
+
+
+class PairWay(Way):
+    """Encodes with the push codec, decodes with the pull codec, in slices that stay in cache."""
+
+    def __init__(self, pair: CodecPair, numel: int) -> None:
+        self.rounds = (Round(pair, numel),)
+        self._push, self._pull, self._numel = pair.push, pair.pull, numel
+
+    def encode(self, index: int, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
+        return self._push.encode(grad, residual, rescale, stream, out)
+
+    def apply(self, payload: Bytes, sent: Sequence[Bytes], target: Array, residual: F32 | None, rescale: float) -> None:
+        push, pull, numel = self._push, self._pull, self._numel
+        pull.validate(payload, numel)
+        together = push.chunk == pull.chunk
+        if residual is not None and not together:
+            for lo, hi in slices(push, numel):
+                push.commit(sent[0], numel, lo, hi, target[lo:hi], residual[lo:hi], rescale)
+        for lo, hi in slices(pull, numel):
+            if residual is not None and together:  # reads the gradient that the next line overwrites, while it is in cache
+                push.commit(sent[0], numel, lo, hi, target[lo:hi], residual[lo:hi], rescale)
+            pull.decode(payload, numel, lo, hi, target[lo:hi])
+
+    def add_back(self, sent: Sequence[Bytes], residual: F32) -> None:
+        for lo, hi in slices(self._push, self._numel):
+            self._push.fold([sent[0]], self._numel, lo, hi, residual[lo:hi], False)
+
+
+def slices(codec: Codec, numel: int) -> list[tuple[int, int]]:
+    """The ranges that ``codec`` wants a part worked on in."""
+    if not codec.chunk or numel <= codec.chunk:
+        return [(0, numel)]
+    assert codec.chunk % BLOCK == 0
+    return [(lo, min(lo + codec.chunk, numel)) for lo in range(0, numel, codec.chunk)]
+
+
+def registered_schemes() -> tuple[str, ...]:
+    """Names of the schemes of several rounds."""
+    return tuple(_SCHEMES)
+
+
+def parse_scheme(text: str, setting: Setting = Setting()) -> Scheme:
+    """Build the scheme that ``text`` names. Raises CodecError naming codec and parameter."""
+    push, _, pull = text.strip().partition("/")
+    name, parameters = split_text(push)
+    target = _SCHEMES.get(name)
+    if target is not None:
+        if pull:
+            raise CodecError(f"codec {name} answers in its own way: write {push!r}, not {text!r}")
+        module, _, attribute = target.partition(":")
+        made: Scheme = getattr(importlib.import_module(module), attribute).from_parameters(parameters, setting)
+        return made
+    if pull == "relay":
+        from psgc.codecs.relay import RelayScheme
+
+        return RelayScheme(parse_codec(push, setting.dtype), setting)
+    return PairScheme(parse_pair(text, setting.dtype))
