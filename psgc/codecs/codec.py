@@ -172,6 +172,10 @@ _REGISTRY: dict[str, str] = {
     "int8": "psgc.codecs.int8:Int8Codec",
     "onebit": "psgc.codecs.onebit:OneBitCodec",
     "topk": "psgc.codecs.topk:TopKCodec",
+    "int4": "psgc.codecs.int4:Int4Codec",
+    "fp8": "psgc.codecs.fp8:Fp8Codec",
+    "dithering": "psgc.codecs.dithering:DitheringCodec",
+    "ternary": "psgc.codecs.dithering:TernaryCodec",
 }
 
 

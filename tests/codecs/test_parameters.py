@@ -102,7 +102,29 @@ def test_a_pair_is_written_once_where_both_ways_are_alike() -> None:
 
 def test_codec_ids_are_distinct_and_fixed() -> None:
     ids = {name: parse_codec(name).codec_id for name in registered_codecs()}
-    assert ids == {"none": 0, "bf16": 1, "fp16": 2, "int8": 3, "onebit": 4, "topk": 5}
+    assert ids == {
+        "none": 0, "bf16": 1, "fp16": 2, "int8": 3, "onebit": 4, "topk": 5, "fp8": 6, "int4": 7, "ternary": 11, "dithering": 13,
+    }  # fmt: skip
+    assert parse_codec("fp8:format=e5m2").codec_id == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fp8:format=e3m4", "format is e4m3 or e5m2, not 'e3m4'"),
+        ("int4:ef=2", "ef is 0 or 1, not '2'"),
+        ("dithering:k=0", "k is a whole number from 1 to 127, not '0'"),
+        ("dithering:k=128", "not '128'"),
+        ("dithering:normalize=l1", "normalize is max or l2, not 'l1'"),
+        ("dithering:ef=1,k=1", "unsafe inside feedback"),
+        ("dithering:ef=1,normalize=l2", "unsafe inside feedback"),
+        ("ternary:ef=1", "no contraction"),
+        ("ternary:k=1", "unknown parameter 'k'"),
+    ],
+)  # fmt: skip
+def test_parameters_that_cannot_work_are_refused_and_say_why(text: str, words: str) -> None:
+    with pytest.raises(CodecError, match=words):
+        parse_codec(text)
 
 
 def test_k_given_in_code_is_printed_too() -> None:

@@ -1,0 +1,142 @@
+"""The `fp8` codec: an 8-bit float an element, and one scale for each group of 256.
+
+Payload: as `grouped` says; a code is the byte of an OCP 8-bit float, sign in the highest bit. Owns the two formats:
+
+| format | bits (exponent, mantissa) | largest | smallest normal | error of a normal value |
+|--------|---------------------------|---------|-----------------|-------------------------|
+| e4m3   | 4, 3                      | 448     | 2**-6           | 2**-4                   |
+| e5m2   | 5, 2                      | 57344   | 2**-14          | 2**-3                   |
+
+The scale is max|p| over the largest value. With feedback (``ef=1``) values are rounded to nearest, ties to the even code; without, at
+random between the two neighbours, so that the decoded mean is p. Codes that stand for NaN or infinity are never written; as payload from
+elsewhere they are read as if the exponents went on.
+Source: Micikevicius et al. 2022 (FP8 formats for deep learning); OCP 8-bit floating point specification 1.0.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from psgc.codecs.bits import bits_of_f32, f32_of_bits
+from psgc.codecs.blocks import BlockFormat
+from psgc.codecs.codec import F32, Array, Codec
+from psgc.codecs.grouped import GroupedCodec, grouped_format
+from psgc.codecs.kernel import helper
+from psgc.codecs.parameters import read_switch, with_defaults
+from psgc.codecs.random import uniform
+from psgc.errors import CodecError
+
+FORMATS: dict[str, tuple[int, int, float]] = {"e4m3": (3, 7, 448.0), "e5m2": (2, 15, 57344.0)}  # mantissa bits, bias, largest
+
+
+def define_table(format_: str) -> F32:
+    """The values of codes 0..127."""
+    mantissa, bias, _ = FORMATS[format_]
+    code = np.arange(128)
+    exponent, fraction = code >> mantissa, code & ((1 << mantissa) - 1)
+    normal = (1 + fraction / (1 << mantissa)) * 2.0 ** (exponent - bias)
+    return np.where(exponent == 0, fraction * 2.0 ** (1 - bias - mantissa), normal).astype(np.float32)
+
+
+@functools.cache
+def _codes(format_: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    mantissa, bias, top = FORMATS[format_]
+    drop = np.uint32(23 - mantissa)  # mantissa bits of float32 that are rounded away
+    half, one = np.uint32((1 << int(drop) - 1) - 1), np.uint32(1)
+    rebias = np.uint32((127 - bias) << mantissa)
+    least = np.float32(2.0 ** (1 - bias))  # below it, codes are multiples of a fixed step
+    steps, step = np.float32(2.0 ** (bias + mantissa - 1)), np.float32(2.0 ** (1 - bias - mantissa))
+    rounder = np.float32(2.0**23)
+    random_bits = np.float32(2.0 ** int(drop))
+    largest, first_normal = np.float32(top), np.uint32(1 << mantissa)
+    up = np.uint32((127 - bias) << 23)
+
+    @helper
+    def write_codes(
+        values: Any, factor: Any, codes: Any, settings: Any, index: Any, before: Any, between: Any
+    ) -> None:  # fmt: skip
+        random = settings[1] != np.float32(0)
+        for i in range(values.size):
+            scaled = values[i] * factor
+            bits = bits_of_f32(scaled)
+            sign = (bits >> np.uint32(24)) & np.uint32(0x80)
+            size = min(f32_of_bits(bits & np.uint32(0x7FFFFFFF)), largest)
+            whole = bits_of_f32(size)
+            if random:
+                chance = uniform(np.uint32(index + np.uint32(i)), before, between)
+                normal = ((whole + np.uint32(np.int32(chance * random_bits))) >> drop) - rebias
+                low = np.floor(size * steps)
+                small = np.uint32(np.int32(low + (np.float32(1) if chance < size * steps - low else np.float32(0))))
+            else:
+                normal = ((whole + half + ((whole >> drop) & one)) >> drop) - rebias
+                small = bits_of_f32(size * steps + rounder) & np.uint32(0xFF)
+            codes[i] = np.uint8((small if size < least else normal) | sign)
+
+    @helper
+    def read_codes(codes: Any, scale: Any, settings: Any, out: Any) -> None:
+        for i in range(out.size):
+            code = np.uint32(codes[i])
+            size = code & np.uint32(0x7F)
+            normal = f32_of_bits((size << drop) + up)
+            small = np.float32(np.int32(size)) * step
+            value = small if size < first_normal else normal
+            out[i] = f32_of_bits(bits_of_f32(value) | ((code & np.uint32(0x80)) << np.uint32(24))) * scale
+
+    return write_codes, read_codes
+
+
+class Fp8Codec(GroupedCodec):
+    """8.125 bits an element; unbiased without feedback."""
+
+    name = "fp8"
+    codec_id = 6
+    bits = 8
+    group = 256
+    defaults: ClassVar[dict[str, str]] = {"format": "e4m3", "ef": "1"}
+
+    def __init__(self, dtype: str = "float32", *, format_: str = "e4m3", ef: bool = True) -> None:
+        super().__init__(dtype, ef=ef)
+        self._format = format_
+        self.top_code = FORMATS[format_][2]
+        self.unbiased = not ef
+        if format_ == "e5m2":
+            self.codec_id = 10  # type: ignore[misc]
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
+        given = with_defaults(cls, parameters)
+        if given["format"] not in FORMATS:
+            raise CodecError(f"codec fp8: parameter format is {' or '.join(FORMATS)}, not {given['format']!r}")
+        return cls(dtype, format_=given["format"], ef=read_switch(cls, "ef", given["ef"]))
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        return ({} if self._format == "e4m3" else {"format": self._format}) | super().parameters
+
+    @property
+    def block_format(self) -> BlockFormat:
+        return grouped_format(f"fp8-{self._format}", self.bits, self.group, self.norm, *_codes(self._format))
+
+    def define_codes(self, scaled: F32, random: F32 | None) -> Array:
+        table = define_table(self._format)
+        size = np.minimum(np.abs(scaled), np.float32(self.top_code))
+        above = np.minimum(np.searchsorted(table, size, side="right"), 127)
+        below = above - 1
+        gap = table[above] - table[below]
+        share = (size - table[below]) / gap
+        if random is None:
+            up = (share > 0.5) | ((share == 0.5) & (below % 2 == 1))
+        else:
+            parts = np.float64(2.0 ** (23 - FORMATS[self._format][0]))  # of a gap, that float32 tells apart among normal values
+            normal = below >= 1 << FORMATS[self._format][0]
+            up = np.where(normal, np.floor(random * parts) / parts + share >= 1, random < share)
+        codes = np.where(size == table[below], below, below + up)
+        return np.where(np.signbit(scaled), codes - 128, codes)
+
+    def define_values(self, codes: Array) -> F32:
+        unsigned = codes.astype(np.int16) & 0x7F
+        return np.asarray(np.where(codes < 0, -1, 1).astype(np.float32) * define_table(self._format)[unsigned], np.float32)
