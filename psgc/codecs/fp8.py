@@ -43,7 +43,7 @@ def define_table(format_: str) -> F32:
 
 
 @functools.cache
-def _codes(format_: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _codes(format_: str, random: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     mantissa, bias, top = FORMATS[format_]
     drop = np.uint32(23 - mantissa)  # mantissa bits of float32 that are rounded away
     half, one = np.uint32((1 << int(drop) - 1) - 1), np.uint32(1)
@@ -59,7 +59,6 @@ def _codes(format_: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def write_codes(
         values: Any, factor: Any, codes: Any, settings: Any, index: Any, before: Any, between: Any
     ) -> None:  # fmt: skip
-        random = settings[1] != np.float32(0)
         for i in range(values.size):
             scaled = values[i] * factor
             bits = bits_of_f32(scaled)
@@ -119,7 +118,9 @@ class Fp8Codec(GroupedCodec):
 
     @property
     def block_format(self) -> BlockFormat:
-        return grouped_format(f"fp8-{self._format}", self.bits, self.group, self.norm, *_codes(self._format))
+        random = not self.feedback
+        tag = f"fp8-{self._format}-{'random' if random else 'nearest'}"
+        return grouped_format(tag, self.bits, self.group, self.norm, *_codes(self._format, random))
 
     def define_codes(self, scaled: F32, random: F32 | None) -> Array:
         table = define_table(self._format)

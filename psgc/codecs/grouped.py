@@ -130,8 +130,8 @@ def grouped_format(
 ) -> BlockFormat:  # fmt: skip
     """The block format of these codes.
 
-    write_codes(values, factor, codes, settings, random, index, before, between) writes one group's codes to its bytes;
-    read_codes(codes, scale, settings, out) reads them. settings[0] is the largest code; settings[1] is not 0 for random rounding.
+    write_codes(values, factor, codes, settings, index, before, between) writes one group's codes to its bytes;
+    read_codes(codes, scale, settings, out) reads them. settings[0] is the largest code.
     """
     per_group = group * bits // 8
     zero = np.uint8(0 if bits == 8 else sum(1 << (bits - 1) << bits * place for place in range(8 // bits)))
@@ -147,7 +147,7 @@ def grouped_format(
         largest = MAX_F32 / top_code
         for number in range(scales.size):
             low = number * group
-            values = p[low : min(low + group, p.size)]
+            values = view_f32(p, low, min(group, p.size - low))  # a slice would cost an atomic count
             codes = view_u8(payload, 4 * groups + (start // group + number) * per_group, (values.size * bits + 7) // 8)
             top = top_bits(values)
             most = max(most, top)
@@ -168,48 +168,57 @@ def grouped_format(
         groups = -(-numel // group)
         scales = view_f32(payload, 4 * (start // group), -(-out.size // group))
         for number in range(scales.size):
-            target = out[number * group : min((number + 1) * group, out.size)]
+            target = view_f32(out, number * group, min(group, out.size - number * group))
             codes = view_u8(payload, 4 * groups + (start // group + number) * per_group, (target.size * bits + 7) // 8)
             read_codes(codes, scales[number], settings, target)
 
     return BlockFormat(tag, write, read)
 
 
-@helper
-def rounded(x: Any, settings: Any, index: Any, before: Any, between: Any) -> Any:
-    """x as the integer in [-settings[0], settings[0]] that it is rounded to: nearest even, or at random."""
-    top = settings[0]
-    x = top if x > top else x
-    x = -top if x < -top else x
-    if settings[1] != np.float32(0):
+@functools.cache
+def _rounded(random: bool) -> Callable[..., Any]:
+    """x, at most an ulp beyond [-top, top], as the integer that it is rounded to: at random, or to nearest even."""
+
+    @helper
+    def at_random(x: Any, top: Any, index: Any, before: Any, between: Any) -> Any:
+        x = top if x > top else x
+        x = -top if x < -top else x
         below = np.floor(x)
         x = below + (np.float32(1) if uniform(index, before, between) < x - below else np.float32(0))
-    return np.int32(np.int8(bits_of_f32(x + ROUNDER)))
+        return bits_of_f32(x + ROUNDER)
+
+    @helper
+    def to_nearest(x: Any, top: Any, index: Any, before: Any, between: Any) -> Any:
+        return bits_of_f32(x + ROUNDER)
+
+    return at_random if random else to_nearest
 
 
 @functools.cache
-def integer_codes(bits: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def integer_codes(bits: int, random: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """``write_codes`` and ``read_codes`` of integers, packed as the module's text says."""
-    per, bias, mask = 8 // bits, np.int32(1 << (bits - 1) if bits < 8 else 0), np.uint8((1 << bits) - 1)
+    per, bias, mask = 8 // bits, np.uint32(1 << (bits - 1) if bits < 8 else 0), np.uint8((1 << bits) - 1)
+    rounded, signed_bias = _rounded(random), np.int32(bias)
+    keep = np.uint32((1 << bits) - 1)
 
     @helper
     def write_codes(
         values: Any, factor: Any, codes: Any, settings: Any, index: Any, before: Any, between: Any
     ) -> None:  # fmt: skip
-        width = codes.size
+        width, top = codes.size, settings[0]
         for place in range(per):
-            row = values[place * width : min((place + 1) * width, values.size)]
-            first, shift = np.uint32(index + np.uint32(place * width)), np.uint8(bits * place)
+            row = view_f32(values, place * width, max(0, min(width, values.size - place * width)))
+            first, shift = np.uint32(index + np.uint32(place * width)), np.uint32(bits * place)
             if place == 0:
                 for i in range(row.size):
-                    code = rounded(row[i] * factor, settings, np.uint32(first + np.uint32(i)), before, between)
-                    codes[i] = np.uint8(code + bias)
+                    code = rounded(row[i] * factor, top, np.uint32(first + np.uint32(i)), before, between)
+                    codes[i] = np.uint8((code + bias) & keep)
             else:
                 for i in range(row.size):
-                    code = rounded(row[i] * factor, settings, np.uint32(first + np.uint32(i)), before, between)
-                    codes[i] |= np.uint8(np.uint8(code + bias) << shift)
+                    code = rounded(row[i] * factor, top, np.uint32(first + np.uint32(i)), before, between)
+                    codes[i] |= np.uint8(((code + bias) & keep) << shift)
             for i in range(row.size, width):
-                codes[i] |= np.uint8(np.uint8(bias) << shift)
+                codes[i] |= np.uint8(bias << shift)
 
     @helper
     def read_codes(codes: Any, scale: Any, settings: Any, out: Any) -> None:
@@ -220,9 +229,10 @@ def integer_codes(bits: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
                 out[i] = np.float32(signed[i]) * scale
             return
         for place in range(per):
-            row, shift = out[place * width : min((place + 1) * width, out.size)], np.uint8(bits * place)
+            row = view_f32(out, place * width, max(0, min(width, out.size - place * width)))
+            shift = np.uint8(bits * place)
             for i in range(row.size):
-                row[i] = np.float32(np.int32((codes[i] >> shift) & mask) - bias) * scale
+                row[i] = np.float32(np.int32((codes[i] >> shift) & mask) - signed_bias) * scale
 
     return write_codes, read_codes
 
@@ -237,12 +247,13 @@ class GroupedCodec(BlockCodec):
 
     @functools.cached_property
     def settings(self) -> F32:  # type: ignore[override]
-        return np.array([self.top_code, 0 if self.feedback else 1], np.float32)
+        return np.array([self.top_code], np.float32)
 
     @property
     def block_format(self) -> BlockFormat:
-        tag = f"integers-{self.bits}-{self.group}-{self.norm}"
-        return grouped_format(tag, self.bits, self.group, self.norm, *integer_codes(self.bits))
+        random = not self.feedback
+        tag = f"integers-{self.bits}-{self.group}-{self.norm}-{'random' if random else 'nearest'}"
+        return grouped_format(tag, self.bits, self.group, self.norm, *integer_codes(self.bits, random))
 
     def payload_bound(self, numel: int) -> int:
         return 4 * -(-numel // self.group) + code_bytes(self.bits, self.group, numel)

@@ -105,7 +105,7 @@ class PowerSgdScheme(Scheme):
 
     name: ClassVar[str] = "powersgd"
     whole: ClassVar[bool] = True
-    defaults: ClassVar[dict[str, str]] = {"rank": "4", "ef": "1"}
+    defaults: ClassVar[Mapping[str, str]] = {"rank": "4", "ef": "1"}
 
     def __init__(self, setting: Setting = Setting(), *, rank: int = 4, ef: bool = True) -> None:  # noqa: B008 - immutable
         if setting.dtype not in FLOATS:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -77,6 +77,7 @@ class Scheme(ABC):
     """A scheme with its parameters. Immutable."""
 
     whole: ClassVar[bool] = False  # a bucket is not cut into parts
+    defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
 
     @property
     @abstractmethod

@@ -287,7 +287,7 @@ class SharedScheme(Scheme):
     """8.125 bits an element up and 16.125 down (32.125 for more than 258 workers)."""
 
     name: ClassVar[str] = "shared"
-    defaults: ClassVar[dict[str, str]] = {"ef": "1"}
+    defaults: ClassVar[Mapping[str, str]] = {"ef": "1"}
 
     def __init__(self, setting: Setting = Setting(), *, ef: bool = True) -> None:  # noqa: B008 - immutable
         if setting.dtype not in FLOATS:
