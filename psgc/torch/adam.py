@@ -6,8 +6,9 @@ frozen, every rank adds its own gradient to its momentum, and the momenta are av
 
 Two choices are ours. What travels is the *update*, momentum over the root of the frozen variance: for a frozen variance that is the
 same algorithm in other coordinates, and a codec's scale then fits tensors whose gradients differ by orders of magnitude. And no element of
-an update exceeds what Adam itself could make, max(1, (1 - beta1) / sqrt(1 - beta2)) (Kingma & Ba 2015, section 2.1): a frozen
-variance would let an element that was quiet while it froze jump by any amount.
+a rank's update exceeds what Adam itself could make, max(1, (1 - beta1) / sqrt(1 - beta2)) (Kingma & Ba 2015, section 2.1), times the root
+of the number of ranks, for the variance is that of their mean: an element that was quiet while its variance froze could else jump by
+any amount, and take its block's scale with it.
 
 Owns the arithmetic and the schedules; ``optimizer`` and ``exchange`` own what happens to whole gradients, ``tensor_exchange`` the rest.
 Sources: Tang et al. 2021 (1-bit Adam), Algorithm 1; Lu et al. 2022 (0/1 Adam), Algorithm 1.
@@ -165,12 +166,13 @@ class FrozenVarianceAdam(Distributed):
             state["exp_avg"].lerp_(_gradient(parameter, group), 1 - beta1)
         state["step"] += 1
         denominator = _denominator(state, group)
-        limit = max(1.0, (1 - beta1) / (1 - beta2) ** 0.5)
+        limit = max(1.0, (1 - beta1) / (1 - beta2) ** 0.5) * self._session.size**0.5
         return (state["exp_avg"] / denominator).clamp_(-limit, limit), denominator
 
     def _average(self, moving: list[tuple[Options, torch.Tensor]], outgoing: Callable[[int], torch.Tensor]) -> None:
         """The compressed mean over all ranks of ``outgoing(i)``, one tensor for each of ``moving``, in place."""
-        specs = tuple(spec_of(parameter, self._name(parameter), self.param_groups.index(group)) for group, parameter in moving)
+        numbers = {id(group): number for number, group in enumerate(self.param_groups)}
+        specs = tuple(spec_of(parameter, self._name(parameter), numbers[id(group)]) for group, parameter in moving)
         if self._exchange is None or specs != self._momenta:
             self._exchange = self._declare(specs)
             self._momenta = specs
