@@ -208,7 +208,7 @@ def _check_codec(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str
     if coarse and any(kind.__name__ in ADAPTIVE for kind in type(optimizer).__mro__):
         logger.warning(
             "codec %s with %s: 1-bit and top-k codecs cost quality under Adam-like optimizers; bf16 or int8 do not, "
-            "and SGD with momentum takes any codec",
+            "SGD with momentum takes any codec, and psgc.torch.OneBitAdam is made for 1-bit",
             canonical, type(optimizer).__name__,
         )  # fmt: skip
     return canonical

@@ -1,4 +1,7 @@
-"""A worker that solves a least-squares problem with each optimizer it is told; prints the digest of the weights, and the loss at the end."""
+"""A worker that solves a least-squares problem with each optimizer it is told; prints the digest of the weights, and the loss at the end.
+
+``late-token`` is another problem: an embedding of which one row has its first gradients when the variance is frozen. It prints the largest weight.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +50,25 @@ def solve(name: str) -> str:
     return f"{hashlib.sha256(weight.detach().numpy().tobytes()).hexdigest()} {loss:.5f}"
 
 
+def see_a_token_late() -> str:
+    torch.manual_seed(0)
+    embedding, head = torch.nn.Embedding(100, 50), torch.nn.Linear(50, 100)
+    named = [*embedding.named_parameters(prefix="embedding"), *head.named_parameters(prefix="head")]
+    optimizer = psgc.OneBitAdam(named, lr=1e-3, weight_decay=0.0, warmup_steps=20)
+    rows = torch.Generator().manual_seed(psgc.rank())
+    for step in range(60):
+        tokens = torch.randint(99 if step < 30 else 100, (64,), generator=rows)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(head(embedding(tokens)), tokens).backward()
+        optimizer.step()
+    return f"{hashlib.sha256(embedding.weight.detach().numpy().tobytes()).hexdigest()} {float(embedding.weight.detach().abs().max()):.5f}"
+
+
 def main() -> None:
     torch.set_num_threads(1)
     psgc.init()
     for name in sys.argv[1:]:
-        print(f"{name} {solve(name)}", flush=True)
+        print(f"{name} {see_a_token_late() if name == 'late-token' else solve(name)}", flush=True)
     psgc.shutdown()
 
 
