@@ -10,20 +10,18 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 import numba
 import torch
+from jobs import TrainingFailed, train
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-HERE = Path(__file__).parent
-WORKERS, SERVERS, SEED = 2, 1, 0
+SEED = 0
 # task, script, codec, steps, learning rate (tuned for each codec on the digits; one for all of GPT)
 RUNS = (
     ("gpt", "train_gpt.py", "none", 150, 3e-3),
@@ -43,24 +41,14 @@ def machine() -> str:
     return f"{model}, {os.cpu_count()} cores, {versions}"
 
 
-def train(task: str, script: str, codec: str, steps: int, lr: float, out: Path, progress: Progress, bar: TaskID) -> dict[str, Any]:
-    """One job under ``psgc run``; its record. Ends the demo with the job's own last words if it fails."""
+def run(task: str, script: str, codec: str, steps: int, lr: float, out: Path, progress: Progress, bar: TaskID) -> dict[str, Any]:
+    """One job; its record. Ends the demo with the job's own last words if it fails."""
     record = out / f"{task}-{re.sub('[^a-z0-9]+', '-', codec)}.json"
-    command = [
-        sys.executable, "-m", "psgc.launch", "run", "--workers", str(WORKERS), "--servers", str(SERVERS), "--",
-        sys.executable, str(HERE / script), "--steps", str(steps), "--codec", codec, "--lr", str(lr), "--seed", str(SEED), "--out", str(record),
-    ]  # fmt: skip
-    said: deque[str] = deque(maxlen=30)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
-        assert job.stdout is not None
-        for line in job.stdout:
-            said.append(line.rstrip())
-            if match := re.search(r"step (\d+)/\d+ loss ([\d.]+)", line):
-                progress.update(bar, completed=int(match[1]), loss=match[2])
-    if job.returncode:
-        sys.exit("\n".join([*said, f"demo: {task} under {codec} failed with status {job.returncode}"]))
-    result: dict[str, Any] = json.loads(record.read_text())
-    return result
+    flags = {"steps": steps, "codec": codec, "lr": lr, "seed": SEED}
+    try:
+        return train(script, flags, record, lambda step, loss: progress.update(bar, completed=step, loss=loss))
+    except TrainingFailed as error:
+        sys.exit(f"{error}\ndemo: {task} under {codec} failed")
 
 
 def with_ratios(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -127,7 +115,7 @@ def main() -> None:
         for task, script, codec, full, lr in RUNS:
             steps = max(2, full // 10) if options.quick else full
             bar = progress.add_task(f"{task} under {codec}", total=steps, loss="-")
-            records.append(train(task, script, codec, steps, lr, options.out, progress, bar))
+            records.append(run(task, script, codec, steps, lr, options.out, progress, bar))
     with_ratios(records)
     plot(records, options.out / "losses.png")
     show(records)

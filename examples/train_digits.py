@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+from optimizers import OPTIMIZERS, end_training, make_optimizer
 from reporting import Report
 from sklearn.datasets import load_digits
 from torch import nn
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=32, help="images a rank and step")
     parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--codec", default=None, help="push/pull codec; default PSGC_CODEC, else none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="where rank 0 writes its JSON record")
@@ -51,9 +53,7 @@ def main() -> None:
     model = build()
     psgc.broadcast_parameters(model.state_dict(), root_rank=0)
     codec = options.codec or psgc.current_session().config.codec
-    optimizer = psgc.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9), model.named_parameters(), compression=codec
-    )
+    optimizer = make_optimizer(options.optimizer, model, options.lr, codec, options.steps)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.05, 1 - step / options.steps))
     images, labels, val_images, val_labels = load()
     generator = torch.Generator().manual_seed(options.seed * 1000 + psgc.rank())
@@ -66,6 +66,7 @@ def main() -> None:
         optimizer.step()
         schedule.step()
         report.step(step, loss)
+    end_training(optimizer)
     with torch.no_grad():
         logits = model(val_images)
     accuracy = float((logits.argmax(1) == val_labels).float().mean())

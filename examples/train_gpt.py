@@ -6,6 +6,7 @@ import argparse
 
 import torch
 from gpt_model import Gpt, GptConfig
+from optimizers import OPTIMIZERS, end_training, make_optimizer
 from reporting import Report
 from text_data import batch_of, load_text
 from torch.nn import functional as F  # noqa: N812
@@ -29,7 +30,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--batch", type=int, default=8, help="sequences a rank and step")
     parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--codec", default=None, help="push/pull codec; default PSGC_CODEC, else none")
+    parser.add_argument("--width", type=int, default=GptConfig.width)
+    parser.add_argument("--layers", type=int, default=GptConfig.layers)
+    parser.add_argument("--context", type=int, default=GptConfig.context)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="where rank 0 writes its JSON record")
     options = parser.parse_args()
@@ -38,13 +43,11 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(options.seed)
-    config = GptConfig()
+    config = GptConfig(context=options.context, width=options.width, layers=options.layers)
     model = Gpt(config)
     psgc.broadcast_parameters(model.state_dict(), root_rank=0)
     codec = options.codec or psgc.current_session().config.codec
-    optimizer = psgc.DistributedOptimizer(
-        torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95)), model.named_parameters(), compression=codec
-    )
+    optimizer = make_optimizer(options.optimizer, model, options.lr, codec, options.steps)
     warm_up = max(1, options.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / warm_up) * max(0.1, 1 - step / options.steps)
@@ -62,6 +65,7 @@ def main() -> None:
         optimizer.step()
         schedule.step()
         report.step(step, loss)
+    end_training(optimizer)
     report.finish(validation_loss(model, validation, config.context))
     psgc.shutdown()
 

@@ -1,5 +1,6 @@
 """What users import: ``import psgc.torch as psgc``. Names and meanings follow BytePS and Horovod; docstrings say where psgc differs."""
 
+from psgc.torch.adam import OneBitAdam, ZeroOneAdam
 from psgc.torch.api import barrier, current_session, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from psgc.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from psgc.torch.compression import Compression
@@ -17,6 +18,8 @@ from psgc.torch.push_pull import (
 __all__ = [
     "Compression",
     "DistributedOptimizer",
+    "OneBitAdam",
+    "ZeroOneAdam",
     "barrier",
     "broadcast_object",
     "broadcast_optimizer_state",

@@ -26,6 +26,9 @@ def install() -> None:
 def unscale_(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
     _synchronize(self, optimizer)
     _unscale(self, optimizer)
+    agree = getattr(optimizer, "_psgc_agree_on_overflow", None)
+    if agree is not None and self.is_enabled():
+        agree(self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
 
 
 @functools.wraps(_step)

@@ -19,7 +19,8 @@ from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
 from psgc.torch import api
 from psgc.torch.buffers import TORCH_DTYPES, TensorsBuffer, dtype_name
-from psgc.worker.session import Session, Ticket
+from psgc.torch.tensor_exchange import TensorExchange
+from psgc.worker.session import Session
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 HEAD_BYTES: Final = 4096  # every object's first message: its length, and its beginning
@@ -109,15 +110,8 @@ def _broadcast_tensors(named: Sequence[tuple[str, torch.Tensor]], root_rank: int
         TensorSpec(name, tuple(tensor.shape), dtype_name(tensor, f"broadcast of {name!r}"))
         for (name, _), tensor in zip(named, tensors, strict=True)
     )
-    layout = session.declare(_declaration(session, f"broadcast.{prefix}{_set_number(session, prefix, specs, root_rank)}", specs, root_rank))
-    tickets: list[Ticket] = []
-    for bucket in layout.buckets:
-        buffer = TensorsBuffer([specs[i].shape for i in bucket.tensors], TORCH_DTYPES[bucket.dtype])
-        buffer.bind([tensors[i] for i in bucket.tensors])
-        tickets.append(session.submit(layout, bucket.index, buffer, skip=session.rank != root_rank))
-    session.wait(tickets)
-    for _, tensor in named:
-        torch.autograd.graph.increment_version(tensor)  # it was written behind autograd's back
+    declaration = _declaration(session, f"broadcast.{prefix}{_set_number(session, prefix, specs, root_rank)}", specs, root_rank)
+    TensorExchange(session, declaration).run(tensors.__getitem__, skip=session.rank != root_rank)
 
 
 def _declaration(session: Session, name: str, specs: tuple[TensorSpec, ...], root_rank: int) -> Declaration:

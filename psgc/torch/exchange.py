@@ -51,12 +51,14 @@ class GradientExchange:
 
     outcome: what became of the last step: "applied" by step(), still "delivered" in p.grad, or "dropped" (the loss scaler skipped it or
     zero_grad threw it away), which the next step's flag tells the servers, so that it goes back into the residual.
+    paused: gradients stay this rank's own, and synchronizing does nothing. It is changed between two steps, on all ranks alike.
     """
 
     def __init__(self, session: Session, name: str, codec: str, passes: int, rates: Callable[[], tuple[float, ...]]) -> None:
         self.session, self.name, self.codec, self.passes = session, name, codec, passes
         self.outcome: Outcome = "applied"
         self.synchronized = False
+        self.paused = False
         self._rates = rates
         self._loss_scale: Callable[[], float] = lambda: 1.0
         self._gradients: list[Gradient] = []
@@ -84,7 +86,7 @@ class GradientExchange:
         """Backward has added to a gradient. Runs in autograd's thread: counts, and enqueues the bucket that is complete."""
         gradient = self._gradients[index]
         grad = gradient.parameter.grad
-        if grad is None:  # another hook has taken it
+        if grad is None or self.paused:  # None: another hook has taken it
             return
         with self._lock:
             self._begin()
@@ -108,6 +110,9 @@ class GradientExchange:
         if self.synchronized:
             return
         self.session.check()
+        if self.paused:
+            self.synchronized = True
+            return
         with self._lock:
             self._begin()
             for gradient in self._gradients:

@@ -1,6 +1,6 @@
 """DistributedOptimizer: any torch optimizer whose gradients are averaged over the job before it applies them.
 
-Owns names, checks and the optimizer's methods; what happens to gradients is ``exchange``'s business.
+Owns names, checks and the optimizer's methods, which ``adam`` builds on, too; what happens to gradients is ``exchange``'s business.
 """
 
 from __future__ import annotations
@@ -50,34 +50,38 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     Raises UsageError for LBFGS, unnamed or doubly named parameters and dtypes that psgc does not carry; CodecError.
     """
     refuse_lbfgs(optimizer, "DistributedOptimizer")
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, Distributed):
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
-    _check_passes(backward_passes_per_step)
+    check_passes(backward_passes_per_step)
     session = api.current_session()
     codec = compression if compression is not None else session.config.codec
     names = _names(optimizer, named_parameters)
     canonical = _check_codec(optimizer, names, codec)
-    amp.install()
     kind = type(optimizer)
     own_step = optimizer.__dict__.pop("step", None)
-    optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
-    distributed = cast("_Distributed", optimizer)
-    number = next(_created.setdefault(session, itertools.count()))
-    distributed._psgc_names = names
-    distributed._psgc_synchronizes = True
-    distributed._psgc_exchange = GradientExchange(session, f"optimizer{number}", canonical, backward_passes_per_step, _rates_of(optimizer))
+    optimizer.__class__ = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    distributed = cast("Distributed", optimizer)
+    distributed._psgc_join(session, names, canonical, backward_passes_per_step)
     distributed._psgc_watch()
     if hasattr(own_step, "_wrapped_by_lr_sched"):
         _satisfy_scheduler(distributed)
     return optimizer
 
 
-class _Distributed(torch.optim.Optimizer):
+class Distributed(torch.optim.Optimizer):
     """What DistributedOptimizer adds to an optimizer's class; first in its method resolution order."""
 
     _psgc_exchange: GradientExchange
     _psgc_names: dict[torch.Tensor, str]
     _psgc_synchronizes: bool
+
+    def _psgc_join(self, session: Session, names: dict[torch.Tensor, str], codec: str, passes: int) -> None:
+        """Become one of the session's optimizers. names: of parameters; those without one are called param.GROUP.INDEX."""
+        amp.install()
+        number = next(_created.setdefault(session, itertools.count()))
+        self._psgc_names = names
+        self._psgc_synchronizes = True
+        self._psgc_exchange = GradientExchange(session, f"optimizer{number}", codec, passes, _rates_of(self))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, unless that was done since the last backward, and apply. closure: run first, once; its loss is returned."""
@@ -90,7 +94,7 @@ class _Distributed(torch.optim.Optimizer):
             self.synchronize()
         elif not exchange.synchronized:
             raise UsageError("step() inside skip_synchronize(), but gradients were not synchronized since; call synchronize() first")
-        result = super().step()
+        result = self._psgc_apply()
         # A fused optimizer under a loss scaler is always called and looks for itself whether to apply.
         overflow = getattr(self, "found_inf", None)
         exchange.end_step(applied=overflow is None or not overflow.item())
@@ -98,6 +102,10 @@ class _Distributed(torch.optim.Optimizer):
 
     # torch wraps a step() that is not marked so to run the hooks registered on the optimizer: super().step() does that.
     step.hooked = True  # type: ignore[attr-defined]
+
+    def _psgc_apply(self) -> Any:
+        """Move the parameters, now that gradients are what they should be."""
+        return super().step()
 
     def synchronize(self) -> None:
         """Wait until every p.grad holds the mean over all ranks. Again without a backward in between: does nothing."""
@@ -115,7 +123,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backwards make a step, between two steps."""
-        _check_passes(passes)
+        check_passes(passes)
         self._psgc_exchange.set_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -133,7 +141,7 @@ class _Distributed(torch.optim.Optimizer):
     def _psgc_watch(self) -> None:
         """Follow parameters that are new, or require a gradient only now."""
         self._psgc_exchange.watch(
-            (parameter, _spec(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group))
+            (parameter, spec_of(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group))
             for group, index, parameter in _parameters(self)
         )
 
@@ -145,7 +153,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, to
             yield group, index, parameter
 
 
-def _spec(parameter: torch.Tensor, name: str, group: int) -> TensorSpec:
+def spec_of(parameter: torch.Tensor, name: str, group: int) -> TensorSpec:
     return TensorSpec(name, tuple(parameter.shape), dtype_name(parameter, f"parameter {name!r}"), group)
 
 
@@ -160,7 +168,7 @@ def _rates_of(optimizer: torch.optim.Optimizer) -> Callable[[], tuple[float, ...
     return rates
 
 
-def _check_passes(passes: int) -> None:
+def check_passes(passes: int) -> None:
     if not isinstance(passes, int) or passes < 1:
         raise UsageError(f"backward_passes_per_step is {passes!r}, expected a whole number of at least 1")
 
@@ -195,22 +203,27 @@ def _check_codec(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str
     """The codec's canonical text. Raises CodecError naming the first parameter it cannot carry; warns where it costs quality."""
     canonical = codec_text(codec, "float32")
     for parameter, name in names.items():
-        dtype = dtype_name(parameter, f"parameter {name!r}")
-        try:
-            codec_text(codec, dtype)
-        except CodecError as error:
-            raise CodecError(f"parameter {name!r}: {error}") from None
+        check_carries(codec, parameter, name)
     coarse = [part for part in canonical.split("/") if part.partition(":")[0] in COARSE]
     if coarse and any(kind.__name__ in ADAPTIVE for kind in type(optimizer).__mro__):
         logger.warning(
             "codec %s with %s: 1-bit and top-k codecs cost quality under Adam-like optimizers; bf16 or int8 do not, "
-            "and SGD with momentum takes any codec",
+            "SGD with momentum takes any codec, and psgc.torch.OneBitAdam is made for 1-bit",
             canonical, type(optimizer).__name__,
         )  # fmt: skip
     return canonical
 
 
-def _satisfy_scheduler(optimizer: _Distributed) -> None:
+def check_carries(codec: str, parameter: torch.Tensor, name: str) -> None:
+    """Raise CodecError, naming the parameter, if the codec cannot carry its dtype."""
+    dtype = dtype_name(parameter, f"parameter {name!r}")
+    try:
+        codec_text(codec, dtype)
+    except CodecError as error:
+        raise CodecError(f"parameter {name!r}: {error}") from None
+
+
+def _satisfy_scheduler(optimizer: Distributed) -> None:
     """A learning-rate scheduler made before had replaced the instance's step() by its own, which would apply without synchronizing;
     put ours there, marked and counted as schedulers expect."""
     reference = weakref.ref(optimizer)

@@ -1,0 +1,251 @@
+"""What compression costs in quality: short trainings over real jobs under every codec, written to docs/quality.md.
+
+    python benchmarks/quality.py                       # the whole study; start it again and it goes on where it was
+    python benchmarks/quality.py --only none,int8      # some of it
+
+Two tasks: the byte-level GPT (AdamW) and the digits (SGD with momentum) of examples/. For each codec the learning rate is tuned on
+a grid of factors of two, with a seed that the study itself does not use, until the best is not at the grid's end. Then five seeds (of
+initialisation and data) for the codecs that are meant to cost nothing, one for the others. A seed means the same under every codec.
+Every finished run is a line of the results file and is not repeated; delete the file to begin anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+
+from demo import machine  # noqa: E402 - the examples are no package
+from jobs import TrainingFailed, train  # noqa: E402
+
+from psgc.codecs import registered_codecs  # noqa: E402
+
+TUNING_SEED, STUDY_SEEDS, ONE_SEED = 100, (1, 2, 3, 4, 5), (1,)
+EXTENSIONS = 3  # how often a grid may grow towards a best at its end
+CLAIMED = ("none", "int8", "int4:rotate=1", "fp8", "powersgd:rank=4")  # and 1-bit Adam: five seeds
+PARAMETERS = {"int4": "int4:rotate=1", "powersgd": "powersgd:rank=4"}  # where the study does not take a codec's defaults
+
+
+@dataclass(frozen=True)
+class Task:
+    """A training. rates: middle of the learning rates' grid, by optimizer."""
+
+    name: str
+    script: str
+    optimizer: str
+    rates: dict[str, float]
+    flags: dict[str, object]
+
+
+TASKS = (
+    Task(
+        "gpt", "train_gpt.py", "adamw", {"adamw": 6e-3, "onebit-adam": 6e-3, "zero-one-adam": 6e-3},
+        {"steps": 300, "width": 64, "layers": 2, "context": 64},
+    ),
+    Task("digits", "train_digits.py", "sgd", {"sgd": 5e-2, "onebit-adam": 3e-3, "zero-one-adam": 3e-3}, {"steps": 200}),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is compared. optimizer: None for each task's own."""
+
+    title: str
+    codec: str
+    optimizer: str | None
+    seeds: tuple[int, ...]
+
+
+def variants() -> list[Variant]:
+    """Every codec that is registered, then the optimizers that know of the compression."""
+    codecs = [PARAMETERS.get(name, name) for name in registered_codecs()]
+    found = [Variant(f"`{codec}`", codec, None, STUDY_SEEDS if codec in CLAIMED else ONE_SEED) for codec in codecs]
+    found.append(Variant("1-bit Adam (`onebit`)", "onebit", "onebit-adam", STUDY_SEEDS))
+    found.append(Variant("0/1 Adam (`onebit`)", "onebit", "zero-one-adam", ONE_SEED))
+    return found
+
+
+@dataclass(frozen=True)
+class Run:
+    task: str
+    optimizer: str
+    codec: str
+    lr: float
+    seed: int
+    flags: str
+
+
+@dataclass
+class Results:
+    """The runs done so far, in memory and in the file."""
+
+    path: Path
+    done: dict[Run, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            record = json.loads(line)
+            self.done[Run(**record["run"])] = record
+
+    def loss(self, task: Task, variant: Variant, lr: float, seed: int) -> float:
+        """Validation loss of one run, which happens now if it did not before; infinite where training diverged."""
+        loss = float(self.record(task, variant, lr, seed)["loss"])
+        return loss if math.isfinite(loss) else math.inf
+
+    def record(self, task: Task, variant: Variant, lr: float, seed: int) -> dict[str, Any]:
+        run = run_of(task, variant, lr, seed)
+        if run not in self.done:
+            began = time.perf_counter()
+            flags = {**task.flags, "optimizer": run.optimizer, "codec": run.codec, "lr": run.lr, "seed": run.seed}
+            with tempfile.TemporaryDirectory() as folder:
+                got = train(task.script, flags, Path(folder) / "record.json", lambda step, loss: None)
+            record = {
+                "run": asdict(run), "loss": got["final_val_loss"], "accuracy": got["val_accuracy"],
+                "bytes": got["wire_bytes_per_step_per_worker"],
+            }  # fmt: skip
+            self.done[run] = record
+            with self.path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            print(f"{task.name} {run.optimizer} {run.codec} lr {lr:g} seed {seed}: {record['loss']:.4f}"
+                  f"  ({time.perf_counter() - began:.0f} s)", flush=True)  # fmt: skip
+        return self.done[run]
+
+    def tuned(self, task: Task, variant: Variant) -> float:
+        """The learning rate with the least validation loss under the tuning seed."""
+        middle = task.rates[variant.optimizer or task.optimizer]
+        losses = {lr: self.loss(task, variant, lr, TUNING_SEED) for lr in (middle / 2, middle, middle * 2)}
+        for _ in range(EXTENSIONS):
+            best = min(losses, key=losses.__getitem__)
+            beyond = best / 2 if best == min(losses) else best * 2
+            if beyond in losses:
+                break
+            losses[beyond] = self.loss(task, variant, beyond, TUNING_SEED)
+        return min(losses, key=losses.__getitem__)
+
+
+def run_of(task: Task, variant: Variant, lr: float, seed: int) -> Run:
+    return Run(task.name, variant.optimizer or task.optimizer, variant.codec, lr, seed, json.dumps(task.flags, sort_keys=True))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A variant's runs of one task."""
+
+    lr: float
+    records: list[dict[str, Any]]
+
+    @property
+    def losses(self) -> list[float]:
+        return [float(record["loss"]) for record in self.records]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.losses)
+
+
+def study(results: Results, chosen: list[Variant]) -> Iterator[tuple[Variant, Task, Cell | str]]:
+    """Each variant's cell of each task, or why there is none."""
+    for variant in chosen:
+        for task in TASKS:
+            try:
+                lr = results.tuned(task, variant)
+                yield variant, task, Cell(lr, [results.record(task, variant, lr, seed) for seed in variant.seeds])
+            except TrainingFailed as error:
+                print(error, file=sys.stderr)
+                yield variant, task, str(error).splitlines()[-1]
+
+
+def table(cells: dict[tuple[Variant, str], Cell | str]) -> str:
+    """Markdown: losses, and their distance from `none`'s mean in units of the standard deviation of its seeds."""
+    head = ["codec", "seeds"]
+    for task in TASKS:
+        head += [f"{task.name}: rate", "validation loss", *(["accuracy"] if task.name == "digits" else []), "against none"]
+    rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    plain = {task.name: cell for (variant, name), cell in cells.items() for task in TASKS if variant.codec == "none" and task.name == name}
+    for variant in dict.fromkeys(variant for variant, _ in cells):
+        row = [variant.title, str(len(variant.seeds))]
+        for task in TASKS:
+            row += columns(task, cells[variant, task.name], plain.get(task.name))
+        rows.append("| " + " | ".join(row) + " |")
+    return "\n".join(rows)
+
+
+def columns(task: Task, cell: Cell | str, plain: Cell | str | None) -> list[str]:
+    wanted = 4 if task.name == "digits" else 3
+    if isinstance(cell, str):
+        return ["failed", *[""] * (wanted - 1)]
+    spread = f" ± {statistics.stdev(cell.losses):.4f}" if len(cell.losses) > 1 else ""
+    accuracy = [f"{statistics.fmean(record['accuracy'] for record in cell.records):.2%}"] if task.name == "digits" else []
+    return [f"{cell.lr:g}", f"{cell.mean:.4f}{spread}", *accuracy, distance(cell, plain)]
+
+
+def distance(cell: Cell, plain: Cell | str | None) -> str:
+    """On the seeds that both have, so that one seed's luck is on both sides."""
+    if plain is None or isinstance(plain, str) or plain is cell:
+        return ""
+    shared = plain.losses[: len(cell.losses)]
+    return f"{(cell.mean - statistics.fmean(shared)) / statistics.stdev(plain.losses):+.1f} sd"
+
+
+PAGE = """# Quality under compression
+
+What each codec costs in validation loss, learning rate tuned for each. One command makes this page, goes on where it was stopped, and
+trains over real jobs (2 workers, 1 server):
+
+```sh
+python benchmarks/quality.py
+```
+
+{tasks}
+"against none" is the difference of mean validation losses over the same seeds, in units of the standard deviation of `none` over its
+five seeds: beyond +2 sd compression is seen, within it is lost in what another seed would have changed. Learning rates are
+tuned on a grid of factors of two, by the validation loss of a sixth seed. Runs are reproducible bit for bit on one machine.
+
+{table}
+
+1-bit Adam and 0/1 Adam are `psgc.OneBitAdam` and `psgc.ZeroOneAdam` ([optimizers.md](optimizers.md)) on both tasks; everything else is
+`DistributedOptimizer` with the task's own optimizer. These trainings are short, {steps} steps: what error feedback holds back arrives late, and
+weighs more here than in a real one.
+
+Measured on {machine}.
+"""
+TASK_LINES = """* **gpt**: a byte-level GPT (2 layers of width 64, context 64) on Python's own sources, AdamW, gradients clipped at norm 1, {gpt} steps.
+* **digits**: a small CNN (150,000 parameters) on 1797 handwritten digits, SGD with momentum 0.9, {digits} steps.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("quality.jsonl"), help="finished runs, one a line")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "quality.md")
+    parser.add_argument("--only", help="codecs or optimizers, with commas; default all")
+    options = parser.parse_args()
+    only = set(options.only.split(",")) if options.only else None
+    chosen = [
+        v for v in variants() if only is None or {v.optimizer or v.codec, v.codec.partition(":")[0] if not v.optimizer else ""} & only
+    ]
+    cells: dict[tuple[Variant, str], Cell | str] = {}
+    for variant, task, cell in study(Results(options.results), chosen):
+        cells[variant, task.name] = cell
+    steps = {task.name: task.flags["steps"] for task in TASKS}
+    tasks = TASK_LINES.format(**steps)
+    both = " and ".join(map(str, steps.values()))
+    options.page.write_text(PAGE.format(tasks=tasks, table=table(cells), steps=both, machine=machine()))
+    print(f"wrote {options.page}")
+    if any(isinstance(cell, str) for cell in cells.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""A fixed list of tensors on its way through the job, bucket by bucket: what broadcasts and compressed momenta have in common.
+
+Owns their layout and buffers. Gradients, which become ready one by one, are ``exchange``'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from psgc.layout import Declaration
+from psgc.torch.buffers import TensorsBuffer, staging_dtype
+from psgc.worker.session import Session
+
+
+class TensorExchange:
+    """The tensors of one declaration. Making it waits until every rank has declared the same."""
+
+    def __init__(self, session: Session, declaration: Declaration) -> None:
+        self._session = session
+        self._layout = session.declare(declaration)
+        tensors = self._layout.tensors
+        self._buffers = [
+            TensorsBuffer([tensors[i].shape for i in bucket.tensors], staging_dtype(bucket.codec, bucket.dtype))
+            for bucket in self._layout.buckets
+        ]
+
+    def run(self, tensor: Callable[[int], torch.Tensor], *, skip: bool = False) -> None:
+        """One step: on return each tensor holds what the declaration makes of all ranks' (the mean, the sum, the root's).
+
+        tensor: gives the i-th tensor, to be read and overwritten; asked for just before its bucket leaves, so that the computation of
+        one bucket runs while others travel. Never asked for a tensor without elements. skip: this rank has nothing to add.
+        """
+        tickets, bound = [], []
+        for bucket, buffer in zip(self._layout.buckets, self._buffers, strict=True):
+            members = [tensor(i) for i in bucket.tensors]
+            buffer.bind(members)
+            tickets.append(self._session.submit(self._layout, bucket.index, buffer, skip=skip))
+            bound += members
+        self._session.wait(tickets)
+        for member in bound:
+            torch.autograd.graph.increment_version(member)  # it was written behind autograd's back
