@@ -43,12 +43,13 @@ def free_port() -> int:
 class Process:
     name: str
     popen: subprocess.Popen[str]
+    hang_s: float
     text: str = ""
 
     def end(self) -> int:
         """Wait for it; everything it said is then in ``text``."""
         try:
-            self.text += self.popen.communicate(timeout=HANG_S)[0]
+            self.text += self.popen.communicate(timeout=self.hang_s)[0]
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.text += self.popen.communicate()[0]
@@ -71,6 +72,7 @@ class Job:
     nodes: int = 2
     servers: int = 1
     env: dict[str, str] = field(default_factory=dict)
+    hang_s: float = HANG_S
     port: int = field(default_factory=free_port)
     processes: list[Process] = field(default_factory=list)
     job_id: str = field(default_factory=lambda: str(secrets.randbits(62) | 1))
@@ -87,7 +89,7 @@ class Job:
         popen = subprocess.Popen(
             command, env=full, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
-        process = Process(name, popen)
+        process = Process(name, popen, self.hang_s)
         self.processes.append(process)
         return process
 

@@ -60,4 +60,4 @@ def test_a_small_window_and_one_credit_change_nothing(make_job: Callable[..., An
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
 def test_600_steps_of_every_shape_of_job(make_job: Callable[..., Any], workers: int, servers: int, transport: str) -> None:
     for arguments in (("--dtypes", ALL_DTYPES), ("--codec", "onebit"), ("--delay-ms", "5")):
-        exact(make_job(nodes=workers, servers=servers), transport, "--steps", "600", *arguments)
+        exact(make_job(nodes=workers, servers=servers, hang_s=900.0), transport, "--steps", "600", *arguments)
