@@ -204,14 +204,15 @@ class OneBitAdam(FrozenVarianceAdam):
 
     params:        ``model.named_parameters()``, parameters, or groups of either, the same on every rank.
     warmup_steps:  steps before the variance is frozen; the paper takes 15-20 % of the training, and past the learning rate's own warm-up.
-    codec:         of the momentum, both ways or ``push/pull``. Its residual is in units of the update before the learning rate.
+    codec:         of the momentum, both ways or ``push/pull``; PSGC_CODEC has no say. Its residual does not follow the learning rate.
     warmup_codec:  of the gradients during the warm-up: ``none`` or ``bf16``.
     decoupled_weight_decay: True: AdamW's; False: L2 added to the gradient. The other arguments are AdamW's.
     backward_passes_per_step: as DistributedOptimizer's.
 
-    Used like AdamW: there is nothing to wrap. To clip gradients, call ``synchronize()`` first: during the warm-up it averages them, later
-    it leaves them alone, and each rank clips its own. A parameter without a gradient in a compressed step counts as zeros. Raises
-    UsageError for a parameter whose first gradient comes after the warm-up; CodecError where a codec cannot carry a parameter.
+    Used like AdamW: there is nothing to wrap. Options must be the same on every rank. To clip gradients, call ``synchronize()`` first: during
+    the warm-up it averages them, later it leaves them alone, and each rank clips its own. A parameter without a gradient in a
+    compressed step counts as zeros. Raises UsageError for a parameter whose first gradient comes after the warm-up; CodecError where a
+    codec cannot carry a parameter.
     """
 
     def __init__(

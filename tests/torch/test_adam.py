@@ -380,6 +380,29 @@ def test_training_begun_by_adamw_goes_on_from_its_state(ranks: Any) -> None:
 
 
 @BOTH
+def test_a_rank_without_state_gets_it_by_broadcast(ranks: Any, make: Any) -> None:
+    def work(rank: int) -> list[float]:
+        model = linear()
+        optimizer = make(model.named_parameters())
+        if rank == 0:
+            saved = optimizer.state_dict()
+            for index, parameter in enumerate(model.parameters()):
+                moments = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.ones_like(parameter)}
+                saved["state"][index] = {**moments, "step": 5, "variance_steps": 3}
+            saved["param_groups"][0]["steps"] = 5
+            optimizer.load_state_dict(saved)
+        psgc.broadcast_optimizer_state(optimizer)
+        assert optimizer.steps == 5
+        train(model, optimizer, rank, range(3))
+        if make is zero_one:
+            optimizer.synchronize_parameters()
+        return weights(model)
+
+    first, second = ranks.run(2, work)
+    assert first == second
+
+
+@BOTH
 def test_schedulers_closures_hooks_and_passes_work_as_with_adamw(ranks: Any, make: Any) -> None:
     def work(rank: int) -> tuple[list[float], int, float]:
         model = linear()

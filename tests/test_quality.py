@@ -1,0 +1,79 @@
+"""The quality study: rates are tuned, finished runs are not repeated, and differences are in units of the seeds' spread."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "benchmarks" / "quality.py"
+
+
+@pytest.fixture
+def quality(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, with a training whose loss is least at a rate of 0.001 and grows with the seed; ``calls`` has its flags."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec = importlib.util.spec_from_file_location("quality", SOURCE)
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "quality", module)
+    spec.loader.exec_module(module)
+    module.calls = []
+
+    def train(script: str, flags: dict[str, Any], record: Path, progressed: Any) -> dict[str, Any]:
+        module.calls.append(flags)
+        if flags["codec"] == "topk":
+            raise module.TrainingFailed("it said much\nand failed with status 1")
+        loss = 1 + abs(flags["lr"] - 0.001) + 0.01 * flags["seed"] + (0.05 if flags["codec"] == "onebit" else 0.0)
+        return {"final_val_loss": loss, "val_accuracy": 0.9, "wire_bytes_per_step_per_worker": 1000}
+
+    monkeypatch.setattr(module, "train", train)
+    return module
+
+
+def variant(quality: Any, codec: str) -> Any:
+    return next(v for v in quality.variants() if v.codec == codec and v.optimizer is None)
+
+
+def test_a_rate_is_sought_until_the_best_is_not_at_the_end_of_the_grid(quality: Any, tmp_path: Path) -> None:
+    results = quality.Results(tmp_path / "results")
+    assert results.tuned(quality.TASKS[0], variant(quality, "none")) == pytest.approx(0.00075)  # of 0.006 * 2**n
+    assert [flags["lr"] for flags in quality.calls] == [0.003, 0.006, 0.012, 0.0015, 0.00075, 0.000375]
+    assert {flags["seed"] for flags in quality.calls} == {100}
+
+
+def test_a_training_that_diverges_is_not_the_best(quality: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverges(script: str, flags: dict[str, Any], record: Path, progressed: Any) -> dict[str, Any]:
+        loss = float("nan") if flags["lr"] > 0.004 else 1.0
+        return {"final_val_loss": loss, "val_accuracy": None, "wire_bytes_per_step_per_worker": 1000}
+
+    monkeypatch.setattr(quality, "train", diverges)
+    assert quality.Results(tmp_path / "results").tuned(quality.TASKS[0], variant(quality, "none")) <= 0.003
+
+
+def test_finished_runs_are_not_repeated(quality: Any, tmp_path: Path) -> None:
+    for expected in (6, 6, 7):
+        results = quality.Results(tmp_path / "results")
+        results.tuned(quality.TASKS[0], variant(quality, "none"))
+        if expected == 7:
+            results.record(quality.TASKS[0], variant(quality, "none"), 0.003, 1)
+        assert len(quality.calls) == expected
+
+
+def test_the_table_says_how_far_from_none_and_what_failed(quality: Any, tmp_path: Path) -> None:
+    chosen = [variant(quality, codec) for codec in ("none", "int8", "onebit", "topk")]
+    cells = {(v, task.name): cell for v, task, cell in quality.study(quality.Results(tmp_path / "results"), chosen)}
+    rows = quality.table(cells).splitlines()
+    assert all(row.count("|") == rows[0].count("|") for row in rows)
+    none, int8, onebit, topk = ([text.strip() for text in row.split("|")[1:-1]] for row in rows[2:])
+    assert none[:5] == ["`none`", "5", "0.00075", "1.0303 ± 0.0158", ""]
+    assert int8[1:5] == ["5", "0.00075", "1.0303 ± 0.0158", "+0.0 sd"]
+    assert onebit[1:5] == ["1", "0.00075", "1.0603", "+3.2 sd"]  # 0.05 above none's loss under the same seed
+    assert topk[2] == "failed"
+
+
+def test_every_registered_codec_takes_part(quality: Any) -> None:
+    assert {v.codec.partition(":")[0] for v in quality.variants()} == set(quality.registered_codecs())
