@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import secrets
 import signal
 import socket
@@ -17,12 +18,15 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from psgc.codecs import parse_codec
+
 settings.register_profile("psgc", deadline=None)  # a loaded machine is no failure
 settings.load_profile("psgc")
 for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_signal) is signal.SIG_IGN:  # `make test &` or nohup: launchers under test would leave these ignored, too
         signal.signal(_signal, _handler)
 JOBS = Path(__file__).parent / "jobs"
+GOLDEN = Path(__file__).parent / "golden" / "codecs" / "regenerate.py"
 LIMITS = {  # low, so that a failure shows within seconds; what is asserted is what is said, never how long it took
     "PSGC_HEARTBEAT_S": "0.3",
     "PSGC_SILENCE_S": "1",
@@ -31,6 +35,13 @@ LIMITS = {  # low, so that a failure shows within seconds; what is asserted is w
     "PSGC_ABORT_GRACE_S": "3",
 }
 HANG_S = 60.0  # a process that has not ended by then hangs
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before several processes run tests, one compiles the kernels: on a fresh machine each would else do it for itself."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        for text in runpy.run_path(str(GOLDEN))["CODECS"]:
+            parse_codec(text).warm()
 
 
 def free_port() -> int:
