@@ -1,7 +1,7 @@
 """What compression costs in quality: short trainings over real jobs under every codec, written to docs/quality.md.
 
     python benchmarks/quality.py                       # the whole study; start it again and it goes on where it was
-    python benchmarks/quality.py --only none,int8      # some of it
+    python benchmarks/quality.py --only none,int8      # of these only what is not done yet; the page has all that is done
 
 Two tasks: the byte-level GPT (AdamW) and the digits (SGD with momentum) of examples/. For each codec the learning rate is tuned on
 a grid of factors of two, with a seed that the study itself does not use, until the best is not at the grid's end. Then five seeds (of
@@ -66,6 +66,11 @@ class Variant:
     optimizer: str | None
     seeds: tuple[int, ...]
 
+    @property
+    def name(self) -> str:
+        """What --only calls it."""
+        return self.optimizer or self.codec.partition(":")[0]
+
 
 def variants() -> list[Variant]:
     """Every codec that is registered, then the optimizers that know of the compression."""
@@ -86,11 +91,16 @@ class Run:
     flags: str
 
 
+class NotDone(Exception):
+    """A run that is not among the results, and is not to be started."""
+
+
 @dataclass
 class Results:
-    """The runs done so far, in memory and in the file."""
+    """The runs done so far, in memory and in the file. may_train: whether a run that is not among them happens when it is asked for."""
 
     path: Path
+    may_train: bool = True
     done: dict[Run, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -99,13 +109,16 @@ class Results:
             self.done[Run(**record["run"])] = record
 
     def loss(self, task: Task, variant: Variant, lr: float, seed: int) -> float:
-        """Validation loss of one run, which happens now if it did not before; infinite where training diverged."""
+        """Validation loss of one run; infinite where training diverged."""
         loss = float(self.record(task, variant, lr, seed)["loss"])
         return loss if math.isfinite(loss) else math.inf
 
     def record(self, task: Task, variant: Variant, lr: float, seed: int) -> dict[str, Any]:
+        """One run, which happens now if it did not before. Raises TrainingFailed, NotDone."""
         run = run_of(task, variant, lr, seed)
         if run not in self.done:
+            if not self.may_train:
+                raise NotDone
             began = time.perf_counter()
             flags = {**task.flags, "optimizer": run.optimizer, "codec": run.codec, "lr": run.lr, "seed": run.seed}
             with tempfile.TemporaryDirectory() as folder:
@@ -155,8 +168,9 @@ class Cell:
 
 
 def study(results: Results, chosen: list[Variant]) -> Iterator[tuple[Variant, Task, Cell | str]]:
-    """Each variant's cell of each task, or why there is none."""
-    for variant in chosen:
+    """Each variant's cell of each task, or why there is none; of variants that are not chosen, those cells that are done."""
+    for variant in variants():
+        results.may_train = variant in chosen
         for task in TASKS:
             try:
                 lr = results.tuned(task, variant)
@@ -164,6 +178,8 @@ def study(results: Results, chosen: list[Variant]) -> Iterator[tuple[Variant, Ta
             except TrainingFailed as error:
                 print(error, file=sys.stderr)
                 yield variant, task, str(error).splitlines()[-1]
+            except NotDone:
+                continue
 
 
 def table(cells: dict[tuple[Variant, str], Cell | str]) -> str:
@@ -176,15 +192,15 @@ def table(cells: dict[tuple[Variant, str], Cell | str]) -> str:
     for variant in dict.fromkeys(variant for variant, _ in cells):
         row = [variant.title, str(len(variant.seeds))]
         for task in TASKS:
-            row += columns(task, cells[variant, task.name], plain.get(task.name))
+            row += columns(task, cells.get((variant, task.name)), plain.get(task.name))
         rows.append("| " + " | ".join(row) + " |")
     return "\n".join(rows)
 
 
-def columns(task: Task, cell: Cell | str, plain: Cell | str | None) -> list[str]:
+def columns(task: Task, cell: Cell | str | None, plain: Cell | str | None) -> list[str]:
     wanted = 4 if task.name == "digits" else 3
-    if isinstance(cell, str):
-        return ["failed", *[""] * (wanted - 1)]
+    if not isinstance(cell, Cell):
+        return ["failed" if cell else "not done", *[""] * (wanted - 1)]
     spread = f" ± {statistics.stdev(cell.losses):.4f}" if len(cell.losses) > 1 else ""
     accuracy = [f"{statistics.fmean(record['accuracy'] for record in cell.records):.2%}"] if task.name == "digits" else []
     return [f"{cell.lr:g}", f"{cell.mean:.4f}{spread}", *accuracy, distance(cell, plain)]
@@ -214,7 +230,7 @@ tuned on a grid of factors of two, by the validation loss of a sixth seed. Runs 
 
 {table}
 
-1-bit Adam and 0/1 Adam are `psgc.OneBitAdam` and `psgc.ZeroOneAdam` ([optimizers.md](optimizers.md)) on both tasks; everything else is
+1-bit Adam and 0/1 Adam are `psgc.OneBitAdam` and `psgc.ZeroOneAdam` ([optimizers.md](optimizers.md)) on both tasks, a third of the steps warm-up; all else is
 `DistributedOptimizer` with the task's own optimizer. These trainings are short, {steps} steps: what error feedback holds back arrives late, and
 weighs more here than in a real one.
 
@@ -231,10 +247,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "quality.md")
     parser.add_argument("--only", help="codecs or optimizers, with commas; default all")
     options = parser.parse_args()
-    only = set(options.only.split(",")) if options.only else None
-    chosen = [
-        v for v in variants() if only is None or {v.optimizer or v.codec, v.codec.partition(":")[0] if not v.optimizer else ""} & only
-    ]
+    only = set(options.only.split(",")) if options.only else {variant.name for variant in variants()}
+    chosen = [variant for variant in variants() if variant.name in only]
     cells: dict[tuple[Variant, str], Cell | str] = {}
     for variant, task, cell in study(Results(options.results), chosen):
         cells[variant, task.name] = cell

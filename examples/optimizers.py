@@ -11,7 +11,7 @@ import psgc.torch as psgc
 
 OPTIMIZERS = ("sgd", "adamw", "onebit-adam", "zero-one-adam")
 BETAS = (0.9, 0.95)
-VARIANCE_WARM_UP = 5  # a fifth of the steps, as the 1-bit Adam paper has it
+VARIANCE_WARM_UP = 3  # a third of the steps; the papers take a fifth or less of trainings so long that the loss is flat by then
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float, codec: str, steps: int) -> Any:

@@ -68,6 +68,7 @@ def test_the_table_says_how_far_from_none_and_what_failed(quality: Any, tmp_path
     cells = {(v, task.name): cell for v, task, cell in quality.study(quality.Results(tmp_path / "results"), chosen)}
     rows = quality.table(cells).splitlines()
     assert all(row.count("|") == rows[0].count("|") for row in rows)
+    assert len(rows) == 2 + len(chosen)  # what was neither chosen nor done before is left out
     none, int8, onebit, topk = ([text.strip() for text in row.split("|")[1:-1]] for row in rows[2:])
     assert none[:5] == ["`none`", "5", "0.00075", "1.0303 ± 0.0158", ""]
     assert int8[1:5] == ["5", "0.00075", "1.0303 ± 0.0158", "+0.0 sd"]

@@ -152,8 +152,8 @@ class FrozenVarianceAdam(Distributed):
                     moving.append((group, parameter))
                 elif parameter.grad is not None:
                     raise UsageError(
-                        f"parameter {self._name(parameter)!r} has its first gradient in step {self.steps + 1}, when the variance is frozen; "
-                        f"let it take part in the warm-up on some rank, or make the warm-up longer"
+                        f"parameter {self._name(parameter)!r} has its first gradient in step {self.steps + 1}, "
+                        f"when the variance is frozen; let it take part in the warm-up on some rank, or make the warm-up longer"
                     )
         return moving
 
@@ -209,8 +209,8 @@ class OneBitAdam(FrozenVarianceAdam):
     decoupled_weight_decay: True: AdamW's; False: L2 added to the gradient. The other arguments are AdamW's.
     backward_passes_per_step: as DistributedOptimizer's.
 
-    Used like AdamW: there is nothing to wrap. Options must be the same on every rank. To clip gradients, call ``synchronize()`` first: during
-    the warm-up it averages them, later it leaves them alone, and each rank clips its own. A parameter without a gradient in a
+    Used like AdamW: there is nothing to wrap. Options must be the same on every rank. To clip gradients, call ``synchronize()`` first:
+    during the warm-up it averages them, later it leaves them alone, and each rank clips its own. A parameter without a gradient in a
     compressed step counts as zeros. Raises UsageError for a parameter whose first gradient comes after the warm-up; CodecError where a
     codec cannot carry a parameter.
     """
@@ -251,11 +251,11 @@ class OneBitAdam(FrozenVarianceAdam):
 class ZeroOneAdam(FrozenVarianceAdam):
     """0/1 Adam (Lu et al. 2022): the variance freezes by and by, then ranks take local steps and meet ever more rarely.
 
-    Until ``warmup_steps`` the variance is updated, from averaged gradients, in ``variance_updates`` steps in a row, then as often in every
-    second step, then in every fourth, and so on; in between momenta travel compressed. From then on the variance is frozen and ranks take local
-    steps: they meet in every step at first, and the interval doubles every ``local_growth`` steps up to ``max_local_steps``. What
-    travels then is how far each rank has moved since, by its learning rates; the mean of it becomes the step that all take from where they
-    last met, and the momentum. Its residual is in units of the parameters.
+    Until ``warmup_steps`` the variance is updated, from averaged gradients, in ``variance_updates`` steps in a row, then as often in
+    every second step, then in every fourth, and so on; in between momenta travel compressed. From then on the variance is frozen and
+    ranks take local steps: they meet in every step at first, and the interval doubles every ``local_growth`` steps up to
+    ``max_local_steps``. What travels then is how far each rank has moved since, by its learning rates; the mean of it becomes the step
+    that all take from where they last met, and the momentum. Its residual is in units of the parameters.
 
     Between two meetings the ranks' parameters differ: call ``synchronize_parameters()`` on all ranks before you validate or save them.
     The other arguments, and what happens to gradients, are OneBitAdam's. Where the paper's ranks exchange both, a step with averaged
@@ -268,7 +268,8 @@ class ZeroOneAdam(FrozenVarianceAdam):
         codec: str = "onebit", warmup_codec: str = "none", decoupled_weight_decay: bool = True, backward_passes_per_step: int = 1,
     ) -> None:  # fmt: skip
         counts = {
-            "warmup_steps": warmup_steps, "local_growth": local_growth, "max_local_steps": max_local_steps, "variance_updates": variance_updates
+            "warmup_steps": warmup_steps, "local_growth": local_growth, "max_local_steps": max_local_steps,
+            "variance_updates": variance_updates,
         }  # fmt: skip
         for name, value in counts.items():
             _check_count("ZeroOneAdam", name, value)

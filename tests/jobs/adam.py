@@ -1,6 +1,7 @@
 """A worker that solves a least-squares problem with each optimizer it is told; prints the digest of the weights, and the loss at the end.
 
-``late-token`` is another problem: an embedding of which one row has its first gradients when the variance is frozen. It prints the largest weight.
+``late-token`` is another problem: an embedding, one row of which has its first gradients when the variance is frozen; the figure is the
+largest weight.
 """
 
 from __future__ import annotations
