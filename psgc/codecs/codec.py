@@ -62,7 +62,7 @@ class Codec(ABC):
     """An encoding with its parameters, for parts of one dtype. Instances are immutable and may be shared between threads."""
 
     name: ClassVar[str]
-    codec_id: ClassVar[int]  # means *these bytes*: change the layout and it is a new id
+    codec_id: int  # means *these bytes*: change the layout and it is a new id; the instance's own where a parameter changes it
     dtypes: ClassVar[tuple[str, ...]] = FLOATS
     chunk: ClassVar[int] = 65536  # elements worked on at once (256 KB of fp32 stays in L2); 0 = whole part only
     defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
@@ -95,6 +95,13 @@ class Codec(ABC):
     def feedback(self) -> bool:
         """Whether what is not sent is kept in a residual and sent later."""
         return False
+
+    def contraction(self, numel: int) -> float | None:
+        """A delta in (0, 1] with E|p - decode(encode(p))|^2 <= (1 - delta) |p|^2 for every part p of ``numel`` elements, but for float32's
+        rounding and underflow: what keeps residuals bounded. None where there is no feedback, or no such bound is known.
+
+        Source: Stich et al. 2018, definition 2.1; Karimireddy et al. 2019, assumption A."""
+        return None
 
     @property
     def array_dtype(self) -> Any:
@@ -176,6 +183,8 @@ _REGISTRY: dict[str, str] = {
     "fp8": "psgc.codecs.fp8:Fp8Codec",
     "dithering": "psgc.codecs.dithering:DitheringCodec",
     "ternary": "psgc.codecs.dithering:TernaryCodec",
+    "tbq": "psgc.codecs.tbq:TbqCodec",
+    "majority": "psgc.codecs.majority:MajorityCodec",
 }
 
 

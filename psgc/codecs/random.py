@@ -54,10 +54,15 @@ def define_uniform(stream: Stream, lo: int, count: int) -> F32:
 
 
 @helper
-def uniform(index: Any, before: Any, between: Any) -> Any:
-    """The same number in kernels; all three are uint32."""
+def word(index: Any, before: Any, between: Any) -> Any:
+    """The same 32 random bits in kernels; all three are uint32."""
     h = np.uint32(index + before)
     h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D))
     h = np.uint32((h ^ between ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B))
-    h = np.uint32(h ^ (h >> np.uint32(16)))
-    return np.float32(np.int32(h >> np.uint32(8))) * _UNIT
+    return np.uint32(h ^ (h >> np.uint32(16)))
+
+
+@helper
+def uniform(index: Any, before: Any, between: Any) -> Any:
+    """The same uniform number in kernels; all three are uint32."""
+    return np.float32(np.int32(word(index, before, between) >> np.uint32(8))) * _UNIT

@@ -152,6 +152,9 @@ class TopKCodec(FeedbackCodec):
         text = write_k(self._k)
         return super().parameters | ({} if text == self.defaults["k"] else {"k": text})
 
+    def contraction(self, numel: int) -> float | None:
+        return self.count(numel) / numel if self.feedback else None  # the k largest squares are at least k / n of all
+
     def count(self, numel: int) -> int:
         """How many elements of a part are sent."""
         if isinstance(self._k, int):
