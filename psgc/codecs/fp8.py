@@ -58,7 +58,7 @@ def _codes(format_: str, random: bool) -> tuple[Callable[..., Any], Callable[...
 
     @helper
     def write_codes(
-        values: Any, factor: Any, codes: Any, settings: Any, index: Any, before: Any, between: Any
+        values: Any, factor: Any, codes: Any, scratch: Any, settings: Any, index: Any, before: Any, between: Any
     ) -> None:  # fmt: skip
         for i in range(values.size):
             scaled = values[i] * factor

@@ -34,7 +34,7 @@ LEAST_SCALE: Final = np.finfo(np.float32).tiny
 MAX_F32: Final = np.finfo(np.float32).max
 ROUNDER: Final = np.float32(1.5 * 2**23)  # x + this has x, rounded to nearest even, in its low bits for |x| < 2**22
 INFINITY_BITS: Final = np.uint32(0x7F800000)  # magnitudes whose bits are not below these are not finite
-LANES: Final = 16
+_LANES: Final = 16
 Norm = Literal["max", "l2"]
 
 
@@ -44,18 +44,6 @@ def code_bytes(bits: int, group: int, numel: int) -> int:
     return full * -(-group * bits // 8) + -(-rest * bits // 8)
 
 
-def define_lane_sum(terms: F32) -> np.float32:
-    """Sum of a group's terms in the documented order."""
-    padded = np.zeros(-(-terms.size // LANES) * LANES, np.float32)
-    padded[: terms.size] = terms
-    lanes = np.zeros(LANES, np.float32)
-    for row in padded.reshape(-1, LANES):
-        lanes = lanes + row
-    while lanes.size > 1:
-        lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
-    return np.float32(lanes[0])
-
-
 def define_norm(group: F32, norm: Norm) -> np.float32:
     """The norm of one group; NaN if an element is not finite, infinity if it overflows."""
     top = np.abs(group).max()
@@ -63,8 +51,15 @@ def define_norm(group: F32, norm: Norm) -> np.float32:
         return np.float32(np.nan)
     if norm == "max" or top == 0:
         return np.float32(top)
+    padded = np.zeros(-(-group.size // _LANES) * _LANES, np.float32)
+    padded[: group.size] = group / top
+    lanes = np.zeros(_LANES, np.float32)
+    for row in padded.reshape(-1, _LANES):
+        lanes = lanes + row * row
+    while lanes.size > 1:
+        lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
     with np.errstate(over="ignore"):
-        return np.float32(np.sqrt(define_lane_sum(np.square(group / top))) * top)
+        return np.float32(np.sqrt(lanes[0]) * top)
 
 
 def define_scale(group: F32, norm: Norm, top_code: float) -> tuple[np.float32, np.float32]:
@@ -102,29 +97,23 @@ def define_unpack(packed: bytes, bits: int, count: int) -> Array:
 
 
 @helper
-def add_lanes(lanes: Any) -> Any:
-    """The lanes' sum, in halves."""
-    width = LANES // 2
-    while width > 0:
-        for j in range(width):
-            lanes[j] += lanes[width + j]
-        width //= 2
-    return lanes[0]
-
-
-@helper
 def _group_norm_l2(values: Any, top: Any, lanes: Any) -> Any:
     lanes[:] = np.float32(0)
-    whole = values.size - values.size % LANES
-    for start in range(0, whole, LANES):
-        row = values[start : start + LANES]
-        for j in range(LANES):
+    whole = values.size - values.size % _LANES
+    for start in range(0, whole, _LANES):
+        row = values[start : start + _LANES]
+        for j in range(_LANES):
             part = row[j] / top
             lanes[j] += part * part
     for i in range(whole, values.size):
         part = values[i] / top
         lanes[i - whole] += part * part
-    return np.sqrt(add_lanes(lanes)) * top
+    width = _LANES // 2
+    while width > 0:
+        for j in range(width):
+            lanes[j] += lanes[width + j]
+        width //= 2
+    return np.sqrt(lanes[0]) * top
 
 
 @helper
@@ -142,8 +131,8 @@ def grouped_format(
 ) -> BlockFormat:  # fmt: skip
     """The block format of these codes.
 
-    write_codes(values, factor, codes, settings, index, before, between) writes one group's codes to its bytes;
-    read_codes(codes, scale, settings, out) reads them. settings: what the largest code stands for, and what code 1 does.
+    write_codes(values, factor, codes, scratch, settings, index, before, between) writes one group's codes to its bytes, with a byte of scratch
+    for each element of a group; read_codes(codes, scale, settings, out) reads them. settings: what the largest code stands for, what code 1 does.
     """
     per_group = group * bits // 8
     zero = np.uint8(0 if bits == 8 else sum(1 << (bits - 1) << bits * place for place in range(8 // bits)))
@@ -155,7 +144,7 @@ def grouped_format(
     ) -> Any:  # fmt: skip
         groups = -(-numel // group)
         scales = view_f32(payload, 4 * (start // group), -(-p.size // group))
-        lanes, most, top_code = np.empty(LANES, np.float32), np.uint32(0), settings[0]
+        lanes, scratch, most, top_code = np.empty(_LANES, np.float32), np.empty(group, np.uint8), np.uint32(0), settings[0]
         largest = MAX_F32 / top_code
         for number in range(scales.size):
             low = number * group
@@ -172,7 +161,7 @@ def grouped_format(
                 codes[:] = zero
                 continue
             scales[number] = f32_of_bits(bits_of_f32(largest) - np.uint32(1)) if scale >= largest else scale
-            write_codes(values, top_code / length, codes, settings, np.uint32(index + np.uint32(low)), before, between)
+            write_codes(values, top_code / length, codes, scratch, settings, np.uint32(index + np.uint32(low)), before, between)
         return most < INFINITY_BITS
 
     return BlockFormat(tag, write, group_reader(bits, group, read_codes))
@@ -240,22 +229,23 @@ def planar_codes(
 
     @helper
     def write_codes(
-        values: Any, factor: Any, codes: Any, settings: Any, index: Any, before: Any, between: Any
+        values: Any, factor: Any, codes: Any, scratch: Any, settings: Any, index: Any, before: Any, between: Any
     ) -> None:  # fmt: skip
         width, top, least = codes.size, settings[0], settings[1]
-        for place in range(per):
-            row = view_f32(values, place * width, max(0, min(width, values.size - place * width)))
-            first, shift = np.uint32(index + np.uint32(place * width)), np.uint32(bits * place)
-            if place == 0:
-                for i in range(row.size):
-                    code = code_of(row[i], factor, top, least, np.uint32(first + np.uint32(i)), before, between)
-                    codes[i] = np.uint8((code + bias) & keep)
-            else:
-                for i in range(row.size):
-                    code = code_of(row[i], factor, top, least, np.uint32(first + np.uint32(i)), before, between)
-                    codes[i] |= np.uint8(((code + bias) & keep) << shift)
-            for i in range(row.size, width):
-                codes[i] |= np.uint8(bias << shift)
+        unpacked = view_u8(scratch if per > 1 else codes, 0, per * width)
+        for i in range(values.size):
+            code = code_of(values[i], factor, top, least, np.uint32(index + np.uint32(i)), before, between)
+            unpacked[i] = np.uint8((code + bias) & keep)
+        for i in range(values.size, unpacked.size):
+            unpacked[i] = np.uint8(bias)
+        if per == 2:
+            high = view_u8(scratch, width, width)
+            for i in range(width):
+                codes[i] = scratch[i] | high[i] << np.uint8(4)
+        elif per == 4:
+            second, third, last = view_u8(scratch, width, width), view_u8(scratch, 2 * width, width), view_u8(scratch, 3 * width, width)
+            for i in range(width):
+                codes[i] = scratch[i] | second[i] << np.uint8(2) | third[i] << np.uint8(4) | last[i] << np.uint8(6)
 
     @helper
     def read_codes(codes: Any, scale: Any, settings: Any, out: Any) -> None:

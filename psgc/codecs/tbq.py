@@ -2,9 +2,9 @@
 
 Payload: as `grouped` says, in groups of 256 whose scale is tau, with codes -1, 0 and 1 of 2 bits.
 
-With ``tau=auto``, the default, tau is the mean |p| of the group: the sum of |p| / 256 in float32, in 16 lanes in the order that `grouped` says,
-times 256 / n for n elements, and at most max|p|. With a number, tau is that number in every group. A group whose tau would be below the
-smallest normal float, and one with NaN or infinity, has tau 0 and codes 0.
+With ``tau=auto``, the default, tau is the mean |p| of the group, and at most max|p|. In float32, |p| / 256 are added in halves: elements j and
+j + 128, then j and j + 64, and so on until one is left, which is multiplied with 256 / n for n elements. With a number, tau is that number in
+every group. A group whose tau would be below the smallest normal float, and one with NaN or infinity, has tau 0 and codes 0.
 
 Owns the threshold and the choice. Codes are dense, of fixed size: tau=auto sends 42 % of Gaussian values, for which positions would take
 more bits than codes. Feedback is built in (what is not sent is not lost is the whole method), so there is no parameter ``ef``.
@@ -29,11 +29,8 @@ from psgc.codecs.blocks import BlockFormat
 from psgc.codecs.codec import F32, Array, Codec, Stream
 from psgc.codecs.grouped import (
     INFINITY_BITS,
-    LANES,
     LEAST_SCALE,
     GroupedCodec,
-    add_lanes,
-    define_lane_sum,
     define_pack,
     group_reader,
     integer_value,
@@ -47,37 +44,48 @@ GROUP: Final = 256
 _BITS: Final = 2
 _LEAST_TAU: Final = 1e-30
 _MOST_TAU: Final = 1e30
-_SHRINK: Final = np.float32(2.0**-8)  # the sum of 256 finite values, each times this, is finite
-_SHRUNK: Final = np.float32(256)
+_SHRINK: Final = np.float32(1 / GROUP)  # the sum of so many finite values, each times this, is finite
+
+
+def define_mean(magnitudes: F32) -> np.float32:
+    """The mean of a group's magnitudes in the documented order."""
+    sums = np.zeros(GROUP, np.float32)
+    sums[: magnitudes.size] = magnitudes * _SHRINK
+    while sums.size > 1:
+        sums = sums[: sums.size // 2] + sums[sums.size // 2 :]
+    return np.float32(sums[0] * (np.float32(GROUP) / np.float32(magnitudes.size)))
 
 
 def define_threshold(group: F32, given: np.float32) -> np.float32:
     """tau of one group; 0 given is auto."""
     if not np.isfinite(group).all():
         return np.float32(0)
-    tau = given
-    if not given:
-        with np.errstate(over="ignore"):
-            tau = min(define_lane_sum(np.abs(group) * _SHRINK) * (_SHRUNK / np.float32(group.size)), np.abs(group).max())
+    with np.errstate(over="ignore"):
+        tau = given if given else min(define_mean(np.abs(group)), np.abs(group).max())
     return tau if tau >= LEAST_SCALE else np.float32(0)
 
 
 @helper
-def _mean_magnitude(values: Any, lanes: Any) -> Any:
-    lanes[:] = np.float32(0)
-    for start in range(0, values.size, LANES):
-        row = view_f32(values, start, min(LANES, values.size - start))
-        for j in range(row.size):
-            lanes[j] += abs(row[j]) * _SHRINK
-    return add_lanes(lanes) * (_SHRUNK / np.float32(values.size))
+def _mean(values: Any, sums: Any) -> Any:
+    for i in range(values.size):
+        sums[i] = abs(values[i]) * _SHRINK
+    for i in range(values.size, GROUP):
+        sums[i] = np.float32(0)
+    width = GROUP // 2
+    while width > 0:
+        high = view_f32(sums, width, width)
+        for i in range(width):
+            sums[i] += high[i]
+        width //= 2
+    return sums[0] * (np.float32(GROUP) / np.float32(values.size))
 
 
 @helper
-def _threshold(values: Any, top: Any, given: Any, lanes: Any) -> Any:
+def _threshold(values: Any, top: Any, given: Any, sums: Any) -> Any:
     """tau of one group, whose largest magnitude has the bits ``top``; 0 given is auto."""
     if top >= INFINITY_BITS:
         return np.float32(0)
-    tau = given if given > 0 else min(_mean_magnitude(values, lanes), f32_of_bits(top))
+    tau = given if given > 0 else min(_mean(values, sums), f32_of_bits(top))
     return tau if tau >= LEAST_SCALE else np.float32(0)
 
 
@@ -92,7 +100,7 @@ _WRITE_CODES, _READ_CODES = planar_codes(_BITS, _code, integer_value)
 
 @helper
 def _write(p: Any, payload: Any, numel: Any, start: Any, settings: Any, index: Any, before: Any, between: Any) -> Any:
-    groups, lanes, most = -(-numel // GROUP), np.empty(LANES, np.float32), np.uint32(0)
+    groups, sums, scratch, most = -(-numel // GROUP), np.empty(GROUP, np.float32), np.empty(GROUP, np.uint8), np.uint32(0)
     scales = view_f32(payload, 4 * (start // GROUP), -(-p.size // GROUP))
     for number in range(scales.size):
         low = number * GROUP
@@ -100,9 +108,9 @@ def _write(p: Any, payload: Any, numel: Any, start: Any, settings: Any, index: A
         codes = view_u8(payload, 4 * groups + (start + low) * _BITS // 8, (values.size * _BITS + 7) // 8)
         top = top_bits(values)
         most = max(most, top)
-        tau = _threshold(values, top, settings[2], lanes)
+        tau = _threshold(values, top, settings[2], sums)
         scales[number] = tau
-        _WRITE_CODES(values, tau if tau > 0 else np.float32(np.inf), codes, settings, index, before, between)
+        _WRITE_CODES(values, tau if tau > 0 else np.float32(np.inf), codes, scratch, settings, index, before, between)
     return most < INFINITY_BITS
 
 
