@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs import Encoded, Stream, Way
-from psgc.layout import Bucket, Layout
+from psgc.errors import CodecError
+from psgc.layout import Bucket, Layout, Part
 from psgc.transport.memfd import Segment, aligned
 from psgc.wire.frames import Flag
 from psgc.worker.session import BucketBuffer
@@ -75,7 +76,7 @@ class BucketWork:
         self._by_key: dict[int, tuple[_SliceWork, int]] = {}
         for part in bucket.parts:
             if part.round == 0:
-                self._slices.append(_SliceWork(part.offset, part.numel, self.scheme.way(part.numel), [], []))
+                self._slices.append(_SliceWork(part.offset, part.numel, self._way(part), [], []))
             self._slices[-1].slots.append(slots[part.key])
             self._slices[-1].lengths.append(0)
             self._by_key[part.key] = (self._slices[-1], part.round)
@@ -87,6 +88,12 @@ class BucketWork:
         self._array: NDArray[Any] | None = None
         self._left = 0
         self.step = 0
+
+    def _way(self, part: Part) -> Way:
+        try:
+            return self.scheme.way(part.numel)
+        except CodecError as error:
+            raise CodecError(f"tensor {self._tensor_at(part.offset)!r}: {error}") from None
 
     @property
     def name(self) -> str:

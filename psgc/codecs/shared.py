@@ -36,7 +36,7 @@ from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, 
 from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, define_sum, eight
 from psgc.codecs.random import define_uniform
-from psgc.codecs.scheme import Round, Scheme, Setting, Way
+from psgc.codecs.scheme import Round, Scheme, Setting, Way, check_part
 from psgc.errors import CodecError, PayloadError
 
 TOP: Final = np.float32(127)
@@ -288,6 +288,9 @@ class SharedScheme(Scheme):
 
     name: ClassVar[str] = "shared"
     defaults: ClassVar[Mapping[str, str]] = {"ef": "1"}
+    advice: ClassVar[str] = (
+        "many workers, busy servers: they add integers instead of decoding, and the answer loses nothing; a small extra round a step"
+    )
 
     def __init__(self, setting: Setting = Setting(), *, ef: bool = True) -> None:  # noqa: B008 - immutable
         if setting.dtype not in FLOATS:
@@ -310,6 +313,14 @@ class SharedScheme(Scheme):
         return self._ef
 
     @property
+    def unbiased(self) -> bool:
+        return not self._ef
+
+    @property
+    def additive(self) -> bool:
+        return True
+
+    @property
     def narrow(self) -> bool:
         """Whether sums travel in 16 bits."""
         return self._setting.workers <= NARROW_WORKERS
@@ -319,6 +330,7 @@ class SharedScheme(Scheme):
         return Round(CodecPair(maxima, maxima), -(-numel // GROUP), divides=False), Round(CodecPair(codes, sums), numel, divides=False)
 
     def way(self, numel: int) -> SharedWay:
+        check_part(self.canonical, numel)
         return SharedWay(self.rounds(numel), self._setting, random=not self._ef, narrow=self.narrow)
 
 
