@@ -255,19 +255,23 @@ class Step:
     residual: F32 | None
     outs: list[Bytes]
     sent: list[Bytes]
+    pushed: list[list[Bytes]]  # what the server gets: as many copies as workers
     answers: list[Bytes]
+    served: list[Bytes]
     target: F32
     kept: F32 | None
 
     @classmethod
     def filled(cls, scheme: Scheme, numel: int) -> Step:
         grad, residual = _gaussian(numel, 0), _gaussian(numel, 1) if scheme.feedback else None
-        step = cls(scheme.way(numel), grad, residual, [], [], [], grad.copy(), None if residual is None else residual.copy())
+        step = cls(scheme.way(numel), grad, residual, [], [], [], [], [], grad.copy(), None if residual is None else residual.copy())
         for index, round_ in enumerate(step.way.rounds):
             out = np.zeros(round_.pair.push.payload_bound(round_.numel), np.uint8)
             step.outs.append(out)
             step.sent.append(out[: step.way.encode(index, grad, residual, RESCALE, STREAM, out).payload_bytes].copy())
-            step.answers.append(answered(round_, step.sent[-1:] * WORKERS, WORKERS if round_.divides else 1))
+            step.pushed.append([step.sent[-1].copy() for _ in range(WORKERS)])
+            step.answers.append(answered(round_, step.pushed[-1], WORKERS if round_.divides else 1))
+            step.served.append(np.zeros(round_.pair.pull.payload_bound(round_.numel), np.uint8))
             if index < len(step.way.rounds) - 1:
                 step.way.take(index, step.answers[-1])
         return step
@@ -286,12 +290,11 @@ class Step:
     def serve(self) -> list[Bytes]:
         """The server's answers of all rounds, slice by slice."""
         answers = []
-        for round_, sent in zip(self.way.rounds, self.sent, strict=True):
+        for round_, pushed, out in zip(self.way.rounds, self.pushed, self.served, strict=True):
             push, pull, numel = round_.pair.push, round_.pair.pull, round_.numel
-            acc, out = np.empty(min(numel, push.chunk or numel), push.acc_dtype), np.empty(pull.payload_bound(numel), np.uint8)
+            acc, divisor = np.empty(min(numel, push.chunk or numel), push.acc_dtype), WORKERS if round_.divides else 1
             for lo, hi in slices(push, numel):
-                push.fold([sent] * WORKERS, numel, lo, hi, acc[: hi - lo], True)
-                divisor = WORKERS if round_.divides else 1
+                push.fold(pushed, numel, lo, hi, acc[: hi - lo], True)
                 written = pull.finish(acc[: hi - lo], numel, lo, hi, divisor, None, None, 1.0, STREAM, out).payload_bytes
             answers.append(out[:written])
         return answers

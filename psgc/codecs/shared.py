@@ -153,16 +153,20 @@ def _add_codes(sent: Any, maxima: Any, residual: Any) -> None:
 @kernel(types.void(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, OUT_I32, BOOL))
 def _fold_codes(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, lo: Any, acc: Any, fresh: Any) -> None:
     payloads = (*borrowed(a, b, c, d), *borrowed(e, f, g, h))
-    if fresh:
-        acc[:] = np.int32(0)
     for start in range(0, acc.size, SCRATCH):
         block, done = acc[start : start + SCRATCH], 0
         if count >= 4:  # constant indices: a switch over eight arrays is slow
             wa, wb = view_i8(payloads[0], lo + start, block.size), view_i8(payloads[1], lo + start, block.size)
             wc, wd = view_i8(payloads[2], lo + start, block.size), view_i8(payloads[3], lo + start, block.size)
-            for i in range(block.size):
-                block[i] += np.int32(np.int16(wa[i]) + np.int16(wb[i])) + np.int32(np.int16(wc[i]) + np.int16(wd[i]))
+            if fresh:  # a sum that begins needs no pass of zeros, nor to be read
+                for i in range(block.size):
+                    block[i] = np.int32(np.int16(wa[i]) + np.int16(wb[i])) + np.int32(np.int16(wc[i]) + np.int16(wd[i]))
+            else:
+                for i in range(block.size):
+                    block[i] += np.int32(np.int16(wa[i]) + np.int16(wb[i])) + np.int32(np.int16(wc[i]) + np.int16(wd[i]))
             done = 4
+        elif fresh:
+            block[:] = np.int32(0)
         for k in range(done, count):
             codes = view_i8(payloads[k], lo + start, block.size)
             for i in range(block.size):
