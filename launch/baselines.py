@@ -20,6 +20,7 @@ from psgc.codecs.int8 import GROUP
 
 MULTIPLE: Final = BLOCK  # elements: no baseline cares for a last block that is shorter
 IMPLEMENTATIONS: Final = ("numpy", "torch", "torch.compile")
+WITH_BASELINES: Final = ("bf16", "fp16", "int8", "onebit", "topk")  # codecs, at their default parameters
 ONE_PERCENT: Final = 100  # top-k's default: one element in so many, rounded up
 _TINY: Final = float(np.finfo(np.float32).tiny)
 
@@ -151,21 +152,19 @@ class Runner:
     wrap: Callable[[F32], Any]
 
 
-def runner(implementation: str, codec: str) -> Runner | None:
-    """How ``codec`` runs under one of ``IMPLEMENTATIONS``; None where there is no baseline."""
+def runner(implementation: str, codec: str) -> Runner:
+    """How one of ``WITH_BASELINES`` runs under one of ``IMPLEMENTATIONS``."""
     if implementation == "numpy":
-        found = numpy_baselines().get(codec)
-        return None if found is None else Runner(found.encode, found.decode, lambda array: array)
+        plain = numpy_baselines()[codec]
+        return Runner(plain.encode, plain.decode, lambda array: array)
     import torch
 
-    found = torch_baselines().get(codec)
-    if found is None:
-        return None
+    baseline = torch_baselines()[codec]
     if implementation == "torch":
-        return Runner(found.encode, found.decode, torch.from_numpy)
+        return Runner(baseline.encode, baseline.decode, torch.from_numpy)
     torch.compiler.reset()  # each codec's operations count as recompilations of the same functions, which torch gives up after eight of
     compiled = functools.partial(torch.compile, dynamic=False)
-    return Runner(compiled(found.encode), compiled(found.decode), torch.from_numpy)
+    return Runner(compiled(baseline.encode), compiled(baseline.decode), torch.from_numpy)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from psgc.codecs.codec import F32, Bytes, Codec, Stream
 from psgc.codecs.definitions import define_commit, define_decode, define_encode, define_finish, define_fold
 from psgc.codecs.scheme import PairScheme, Scheme, Setting, Way, parse_scheme, slices
 from psgc.errors import CodecError, ConfigError, UsageError
-from psgc.launch.baselines import IMPLEMENTATIONS, MULTIPLE, Runner, one_thread, runner
+from psgc.launch.baselines import IMPLEMENTATIONS, MULTIPLE, WITH_BASELINES, Runner, one_thread, runner
 from psgc.launch.machine import machine
 
 SIZES: Final = (1 << 16, 1 << 20, 1 << 24)  # elements: 256 KB, 4 MB and 64 MB of fp32
@@ -117,26 +117,33 @@ class _Bench:
                 self._add(subject.canonical, "psgc", op, numel, *beside.time(run, clock))
 
     def time_baseline(self, implementation: str, codec: str) -> None:
-        if implementation in self.left_out:
+        if codec not in WITH_BASELINES or implementation in self.left_out:
             return
-        compiled, largest = implementation == "torch.compile", max(self.beside)
+        odd = [numel for numel in self.beside if numel % MULTIPLE]
+        if odd:
+            self.left_out[implementation] = f"there are baselines for multiples of {MULTIPLE} elements, not for {odd[0]}"
+            return
         with nullcontext() if implementation == "numpy" else one_thread():
-            found = runner(implementation, codec)
-            if found is None:
-                return
-            for numel in [largest] if compiled else self.beside:
-                if numel % MULTIPLE:
-                    self.left_out[implementation] = f"there are baselines for multiples of {MULTIPLE} elements, not for {numel}"
-                    return
+            if implementation == "torch.compile":
+                largest = max(self.beside)
                 try:
-                    check_baseline(implementation, codec, found, numel if compiled else CHECKED_BASELINE)
-                except Exception as error:
-                    if not compiled or isinstance(error, CodecError):
-                        raise
+                    found = runner(implementation, codec)
+                    check_baseline(implementation, codec, found, largest)
+                except CodecError:
+                    raise
+                except Exception as error:  # whatever torch says when it cannot compile here
                     self.left_out[implementation] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                     return
-                for op, run in _baseline_operations(found, numel).items():
-                    self._add(codec, implementation, op, numel, *self.beside[numel].time(run, time.thread_time_ns))
+                self._time_runner(implementation, codec, found, largest)
+            else:
+                found = runner(implementation, codec)
+                check_baseline(implementation, codec, found, CHECKED_BASELINE)
+                for numel in self.beside:
+                    self._time_runner(implementation, codec, found, numel)
+
+    def _time_runner(self, implementation: str, codec: str, found: Runner, numel: int) -> None:
+        for op, run in _baseline_operations(found, numel).items():
+            self._add(codec, implementation, op, numel, *self.beside[numel].time(run, time.thread_time_ns))
 
     def memcpy_gbps(self) -> float:
         """Of the largest size."""
@@ -351,7 +358,6 @@ def check_baseline(implementation: str, codec: str, found: Runner, numel: int) -
     got = found.decode(*_baseline_inputs(found, numel))
     if implementation == "torch.compile":
         plain = runner("torch", codec)
-        assert plain is not None
         wanted = plain.decode(*_baseline_inputs(plain, numel))
     else:
         subject = timed_subject(codec)

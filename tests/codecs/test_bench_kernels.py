@@ -15,7 +15,7 @@ from psgc.codecs.codec import Codec, parse_codec
 from psgc.codecs.scheme import Scheme
 from psgc.errors import CodecError, ConfigError, UsageError
 from psgc.launch import bench_kernels as bench
-from psgc.launch.baselines import MULTIPLE, numpy_baselines, torch_baselines
+from psgc.launch.baselines import MULTIPLE, WITH_BASELINES, numpy_baselines, torch_baselines
 from psgc.launch.bench_kernels import bench_kernels, check_codec, check_scheme, read_sizes, timed_subject
 from psgc.launch.bench_tables import bytes_text, ratio_table, time_table
 
@@ -90,7 +90,7 @@ def test_a_scheme_whose_kernel_is_wrong_is_not_timed(kernel: str, monkeypatch: p
         bench_kernels([5000], ["shared"])
 
 
-@pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "onebit", "topk"])
+@pytest.mark.parametrize("codec", WITH_BASELINES)
 @pytest.mark.parametrize("implementation", WITHOUT_COMPILING)
 def test_there_are_baselines_that_answer_what_the_codec_does(implementation: str, codec: str) -> None:
     subject = parse_codec(codec)
@@ -109,7 +109,6 @@ def test_a_baseline_that_is_wrong_is_not_timed(implementation: str, monkeypatch:
 
     def wrong(which: str, codec: str) -> Any:
         found = right(which, codec)
-        assert found is not None
         return replace(found, decode=lambda *arguments: (found.decode(*arguments)[0] * 1.01, found.decode(*arguments)[1]))
 
     monkeypatch.setattr(bench, "runner", wrong)
@@ -125,6 +124,7 @@ def test_where_torch_cannot_compile_the_document_says_why_once(monkeypatch: pyte
         return fail
 
     monkeypatch.setattr(torch, "compile", no_compiler)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
     result = bench_kernels([MULTIPLE], ["int8", "bf16"], beside=["torch.compile"])
     assert result["left_out"] == {"torch.compile": "RuntimeError: no C++ compiler found"}
     assert {row["implementation"] for row in result["codecs"]} == {"psgc"}
