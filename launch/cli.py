@@ -87,10 +87,14 @@ def codecs(as_json: Json = False) -> None:
         print(json.dumps(entries))
         return
     rows = [
-        [e["canonical"], _parameters(e["parameters"]), f"{e['ratio_fp32']:.1f}x", f"{e['ratio_bf16']:.1f}x", *_properties(e)]
+        [_name(e), _parameters(e["parameters"]), f"{e['ratio_fp32']:.1f}x", f"{e['ratio_bf16']:.1f}x", *_properties(e)]
         for e in entries
     ]  # fmt: skip
     _table(["codec", "parameters", "over fp32", "over bf16", "unbiased", "feedback", "additive"], rows)
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return f"{entry['canonical']} ({entry['distribution']})" if "distribution" in entry else str(entry["canonical"])
 
 
 @bench.command()

@@ -10,16 +10,19 @@ from typing import Any, Final
 import numpy as np
 
 from psgc.codecs.codec import Codec, Stream, parse_codec, registered_codecs
+from psgc.codecs.foreign import foreign_codecs
 from psgc.codecs.scheme import Scheme, Setting, parse_scheme, registered_schemes
 
 PART: Final = 1 << 20  # elements of a 4 MiB fp32 part
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """One entry a registered codec or scheme, at its default parameters. Low rank is that of a matrix of 1024 x 1024."""
+    """One entry a codec or scheme, at its default parameters; those of other packages say from which distribution they are. Low rank is
+    that of a matrix of 1024 x 1024."""
     setting = Setting(shapes=((1024, PART // 1024),))
     schemes = [_scheme_entry(name, parse_scheme(name, setting)) for name in registered_schemes()]
-    return [_entry(parse_codec(name)) for name in registered_codecs()] + schemes
+    others = [_entry(parse_codec(name)) | {"distribution": package} for name, package in foreign_codecs().items()]
+    return [_entry(parse_codec(name)) for name in registered_codecs()] + schemes + others
 
 
 def _scheme_entry(name: str, scheme: Scheme) -> dict[str, Any]:

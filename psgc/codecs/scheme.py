@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, CodecPair, Encoded, Stream, parse_codec, parse_pair, split_text
+from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, CodecPair, Encoded, Stream, parse_pair, split_text
 from psgc.errors import CodecError
 
 _SCHEMES: Final[dict[str, str]] = {"shared": "psgc.codecs.shared:SharedScheme", "powersgd": "psgc.codecs.powersgd:PowerSgdScheme"}
@@ -199,7 +199,8 @@ def parse_scheme(text: str, setting: Setting = Setting()) -> Scheme:
         made: Scheme = getattr(importlib.import_module(module), attribute).from_parameters(parameters, setting)
         return made
     if pull == "relay":
+        from psgc.codecs.functions import parse_relayed
         from psgc.codecs.relay import RelayScheme
 
-        return RelayScheme(parse_codec(push, setting.dtype), setting)
+        return RelayScheme(parse_relayed(push, setting.dtype), setting)
     return PairScheme(parse_pair(text, setting.dtype))
