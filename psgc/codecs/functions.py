@@ -86,7 +86,7 @@ class FunctionsCodec(FeedbackCodec):
     def __init__(self, dtype: str, *, functions_name: str, bound: tuple[float, int], ef: bool) -> None:
         super().__init__(dtype, ef=ef)
         self._name = functions_name
-        self._per_element, self._extra = bound
+        self._per_element, self._extra = float(bound[0]), bound[1]
         self._functions = _registered.get(functions_name)
 
     @classmethod

@@ -116,5 +116,7 @@ def _unpacked(name: str, payload: Bytes) -> tuple[Any, ...]:
 
 
 def _tensor(data: bytes, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+    if not data:  # torch gives no other view of an empty array
+        return torch.empty(shape, dtype=dtype)
     flat = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
     return (flat != 0 if dtype == torch.bool else flat.view(dtype)).reshape(shape)
