@@ -220,3 +220,10 @@ def test_a_dtype_that_nothing_carries_is_refused_when_it_is_declared() -> None:
         TensorSpec("a", (1,), "complex64")
     with pytest.raises(CodecError, match="int8"):
         build_layout(replace(TWO, tensors=(TensorSpec("a", (1,), "int8"),), codec="fp16"), layout_id=1, servers=1, workers=1)
+
+
+@pytest.mark.parametrize("codec", ["topk:k=5", "topk:k=5/relay"])
+def test_a_codec_whose_payloads_do_not_grow_leaves_buckets_uncut(codec: str) -> None:
+    declaration = Declaration("m", "plan", (TensorSpec("w", (5_000_000,), "float32"),), codec, True)
+    layout = build_layout(declaration, layout_id=1, servers=2, workers=2)
+    assert [len(bucket.parts) for bucket in layout.buckets] == [1]
