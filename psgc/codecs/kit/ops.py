@@ -28,7 +28,7 @@ TYPES: Final[dict[str, Any]] = {
     "f32": np.float32, "f16": np.float16, "u8": np.uint8, "i8": np.int8, "u16": np.uint16, "i16": np.int16, "u32": np.uint32, "i32": np.int32,
 }  # fmt: skip
 LARGEST: Final = np.finfo(np.float32).max
-_LANES: Final = 64
+LANES: Final = 64
 _NEUTRAL: Final = {"sum": 0.0, "max": -np.inf, "min": np.inf, "magnitude": 0.0}
 
 
@@ -113,8 +113,13 @@ class Ops:
     def reduce(self, x: Vector, how: How) -> Vector:
         """Sum, maximum, minimum or largest magnitude of a float32 vector, as a vector of one element. Sums are taken in 64 lanes, lane j
         adding elements j, j + 64, ... in turn; then lanes j and j + 32, j and j + 16, ... are added until one is left."""
-        rows = _rows(x if x.size else self.fill(_NEUTRAL[how], 1), _LANES, how)
-        return _halved(np.add.reduce(rows, axis=0)[None, :]) if how == "sum" else _most(rows.reshape(1, -1), how)
+        rows = _rows(x if x.size else self.fill(_NEUTRAL[how], 1), LANES, how)
+        if how != "sum":
+            return _most(rows.reshape(1, -1), how)
+        lanes = np.zeros(LANES, np.float32)
+        for row in rows:
+            lanes = lanes + row
+        return _halved(lanes[None, :])
 
     def block_reduce(self, x: Vector, block: int, how: How) -> Vector:
         """The same, one number for each ``block`` elements (a power of two up to 4096; the last block may be shorter). Sums add elements
