@@ -88,8 +88,7 @@ class Codec(ABC):
     @property
     def canonical(self) -> str:
         """The text form that is printed, compared and sent: ``name`` or ``name:k=v,...``."""
-        given = ",".join(f"{key}={value}" for key, value in sorted(self.parameters.items()))
-        return f"{self.name}:{given}" if given else self.name
+        return join_text(self.name, self.parameters)
 
     @property
     def feedback(self) -> bool:
@@ -210,6 +209,12 @@ def split_text(text: str) -> tuple[str, dict[str, str]]:
             raise CodecError(f"codec {name}: parameter {key!r} is given twice")
         parameters[key.strip()] = value.strip()
     return name, parameters
+
+
+def join_text(name: str, parameters: Mapping[str, str]) -> str:
+    """The text form of a name and its parameters."""
+    given = ",".join(f"{key}={value}" for key, value in sorted(parameters.items()))
+    return f"{name}:{given}" if given else name
 
 
 def parse_codec(text: str, dtype: str = "float32") -> Codec:

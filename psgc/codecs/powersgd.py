@@ -104,7 +104,7 @@ class PowerSgdScheme(Scheme):
     """rank * (rows + columns) elements of fp32 each way for a matrix of rows * columns."""
 
     name: ClassVar[str] = "powersgd"
-    whole: ClassVar[bool] = True
+    whole = True
     defaults: ClassVar[Mapping[str, str]] = {"rank": "4", "ef": "1"}
 
     def __init__(self, setting: Setting = Setting(), *, rank: int = 4, ef: bool = True) -> None:  # noqa: B008 - immutable

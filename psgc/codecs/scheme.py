@@ -18,14 +18,16 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, CodecPair, Encoded, Stream, parse_codec, parse_pair, split_text
+from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, CodecPair, Encoded, Stream, join_text, parse_codec, parse_pair, split_text
 from psgc.errors import CodecError
 
 _SCHEMES: Final[dict[str, str]] = {"shared": "psgc.codecs.shared:SharedScheme", "powersgd": "psgc.codecs.powersgd:PowerSgdScheme"}
+
+ResidualDtype = Literal["float32", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,22 @@ class Way(ABC):
     def add_back(self, sent: Sequence[Bytes], residual: F32) -> None:
         """``residual`` += what this worker's payloads of the last step stand for: the trainer did not apply it."""
 
+    @property
+    def state(self) -> F32 | None:
+        """What is kept for each element besides the residual, float32 [numel], in gradient units; or None."""
+        return None
+
+    def restore(self, state: F32) -> None:
+        """Go on from another way's ``state``."""
+        raise NotImplementedError
+
 
 class Scheme(ABC):
     """A scheme with its parameters. Immutable."""
 
-    whole: ClassVar[bool] = False  # a bucket is not cut into parts
+    whole: bool = False  # a bucket is not cut into parts
     defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
+    residual_dtype: ResidualDtype = "float32"  # how a worker keeps its residual
 
     @property
     @abstractmethod
@@ -189,7 +201,7 @@ def registered_schemes() -> tuple[str, ...]:
 
 def parse_scheme(text: str, setting: Setting = Setting()) -> Scheme:
     """Build the scheme that ``text`` names. Raises CodecError naming codec and parameter."""
-    push, _, pull = text.strip().partition("/")
+    push, slash, pull = text.strip().partition("/")
     name, parameters = split_text(push)
     target = _SCHEMES.get(name)
     if target is not None:
@@ -198,6 +210,17 @@ def parse_scheme(text: str, setting: Setting = Setting()) -> Scheme:
         module, _, attribute = target.partition(":")
         made: Scheme = getattr(importlib.import_module(module), attribute).from_parameters(parameters, setting)
         return made
+    from psgc.codecs.memory import MemoryScheme, read_memory, split_memory
+
+    own, remembered = split_memory(parameters)
+    push = join_text(name, own)
+    memory = read_memory(name, remembered)
+    inner = _one_round(f"{push}{slash}{pull}", setting)
+    return MemoryScheme(inner, parse_codec(push, setting.dtype), memory, setting) if memory.parameters else inner
+
+
+def _one_round(text: str, setting: Setting) -> Scheme:
+    push, _, pull = text.partition("/")
     if pull == "relay":
         from psgc.codecs.relay import RelayScheme
 

@@ -18,6 +18,7 @@ SIZES = [1, 7, 8, 9, 63, 255, 256, 257, 4095, 4096, 4097, 70001]
 CODECS = [
     "none", "bf16", "fp16", "int8", "int8:ef=0", "onebit", "onebit:ef=0", "topk", "topk:k=0.3", "topk:k=5", "topk:ef=0,k=0.1",
     "int4", "int4:ef=0", "fp8", "fp8:ef=0", "fp8:format=e5m2", "ternary", "dithering", "dithering:k=1,normalize=l2", "dithering:ef=1,k=100",
+    "int4:rotate=1", "int4:ef=0,rotate=1", "int8:rotate=1",
 ]  # fmt: skip
 LOSSY = [text for text in CODECS if parse_codec(text).flags_nonfinite]
 FEEDBACK = [text for text in CODECS if parse_codec(text).feedback]
