@@ -108,7 +108,8 @@ class _Tree:
     def hierarchical(self) -> list[Option]:
         options: list[Option] = []
         for first in _FIRST_RAW:
-            step, second = [(f"intra.{first}",)], _SECOND[first]
+            step: list[Option] = [(f"intra.{first}",)]
+            second = _SECOND[first]
             options += joined(step, self.t3(second))
             options += joined(step, self.C, self.t4(second))
         for first in _FIRST_ENCODED:
