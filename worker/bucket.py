@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs import Encoded, Stream, Way
-from psgc.layout import Bucket, Layout
+from psgc.errors import CodecError
+from psgc.layout import Bucket, Layout, Part
 from psgc.transport.memfd import Segment, aligned
 from psgc.wire.frames import Flag
 from psgc.worker.residual import Residual, TensorMemory, make_residual
@@ -78,7 +79,7 @@ class BucketWork:
         for part in bucket.parts:
             if part.round == 0:
                 residual = make_residual(self.scheme.residual_dtype, part.numel) if self.keeps_residual else None
-                self._slices.append(_SliceWork(part.offset, part.numel, self.scheme.way(part.numel), residual, [], []))
+                self._slices.append(_SliceWork(part.offset, part.numel, self._way(part), residual, [], []))
             self._slices[-1].slots.append(slots[part.key])
             self._slices[-1].lengths.append(0)
             self._by_key[part.key] = (self._slices[-1], part.round)
@@ -90,6 +91,12 @@ class BucketWork:
         self._array: NDArray[Any] | None = None
         self._left = 0
         self.step = 0
+
+    def _way(self, part: Part) -> Way:
+        try:
+            return self.scheme.way(part.numel)
+        except CodecError as error:
+            raise CodecError(f"tensor {self._tensor_at(part.offset)!r}: {error}") from None
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from psgc.codecs import Setting, parse_scheme
 from psgc.config import Config
 from psgc.errors import JobFailed, UsageError
-from psgc.layout import Declaration, Layout
+from psgc.layout import Declaration, Layout, build_layout
 from psgc.worker.network import Network, Submission
 from psgc.worker.residual import TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
@@ -143,6 +143,7 @@ class ClusterSession(Session):
             if known is None:
                 for dtype in {tensor.dtype for tensor in declaration.tensors}:
                     parse_scheme(declaration.codec, Setting(dtype))
+                build_layout(declaration, layout_id=0, servers=1, workers=self.size)  # the scheduler's own would end the job
                 self._names[declaration.name] = declaration
                 return
         if (known.tensors, known.codec, known.mean, known.root, known.kind) != (

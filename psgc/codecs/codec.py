@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from psgc.errors import CodecError
 
 BLOCK: Final = 4096  # parts are cut, and scales end, at multiples of this many elements
+MAX_PART: Final = (1 << 31) - 1  # elements of a part: places and counts in it are 32-bit integers
 FLOATS: Final = ("float32", "bfloat16", "float16")
 DTYPES: Final[dict[str, Any]] = {  # part dtype -> NumPy dtype of its bytes (NumPy has no bfloat16: its bits as uint16)
     "float32": np.float32, "bfloat16": np.uint16, "float16": np.float16, "float64": np.float64,
@@ -69,6 +70,7 @@ class Codec(ABC):
     unbiased: bool = False  # an instance may differ from its class: parameters decide it
     additive: ClassVar[bool] = False  # payloads can be summed without decoding
     flags_nonfinite: ClassVar[bool] = True  # False: NaN and infinity travel element by element (none, casts)
+    advice: ClassVar[str] = ""  # when to use it, in one line; every codec of ours has one
 
     def __init__(self, dtype: str = "float32") -> None:
         if dtype not in self.dtypes:

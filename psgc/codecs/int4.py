@@ -22,6 +22,7 @@ class Int4Codec(GroupedCodec):
 
     name = "int4"
     codec_id = 7
+    advice = "half of int8's bytes where the link still limits; keep feedback on, for a group with an outlier rounds coarsely"
     bits = 4
     group = 128
     top_code = 7

@@ -271,6 +271,7 @@ class Int8Codec(FeedbackCodec):
     name = "int8"
     codec_id = 3
     defaults: ClassVar[dict[str, str]] = {"ef": "1", "rotate": "0"}
+    advice = "the safe choice below 16 bits: an error far under a gradient's own noise, sound with Adam too"
 
     def __init__(self, dtype: str = "float32", *, ef: bool = True) -> None:
         super().__init__(dtype, ef=ef)

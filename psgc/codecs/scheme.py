@@ -22,7 +22,21 @@ from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, CodecPair, Encoded, Stream, join_text, parse_codec, parse_pair, split_text
+from psgc.codecs.codec import (
+    BLOCK,
+    F32,
+    MAX_PART,
+    Array,
+    Bytes,
+    Codec,
+    CodecPair,
+    Encoded,
+    Stream,
+    join_text,
+    parse_codec,
+    parse_pair,
+    split_text,
+)
 from psgc.errors import CodecError
 
 _SCHEMES: Final[dict[str, str]] = {"shared": "psgc.codecs.shared:SharedScheme", "powersgd": "psgc.codecs.powersgd:PowerSgdScheme"}
@@ -90,6 +104,7 @@ class Scheme(ABC):
     whole: bool = False  # a bucket is not cut into parts
     defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
     residual_dtype: ResidualDtype = "float32"  # how a worker keeps its residual
+    advice: ClassVar[str] = ""  # when to use it, in one line; every scheme with a name of its own has one
 
     @property
     @abstractmethod
@@ -100,6 +115,16 @@ class Scheme(ABC):
     @abstractmethod
     def feedback(self) -> bool:
         """Whether a worker keeps a residual."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the mean of what is decoded, over the random numbers, is what went in."""
+        return False
+
+    @property
+    def additive(self) -> bool:
+        """Whether servers sum the payloads of every round without decoding them."""
+        return False
 
     @property
     def array_dtype(self) -> Any:
@@ -145,6 +170,14 @@ class PairScheme(Scheme):
         return self.pair.push.feedback
 
     @property
+    def unbiased(self) -> bool:
+        return self.pair.push.unbiased and self.pair.pull.unbiased
+
+    @property
+    def additive(self) -> bool:
+        return self.pair.push.additive and self.pair.pull.additive
+
+    @property
     def array_dtype(self) -> Any:
         return self.pair.push.array_dtype
 
@@ -156,6 +189,7 @@ class PairScheme(Scheme):
         return (Round(self.pair, numel),)
 
     def way(self, numel: int) -> Way:
+        check_part(self.canonical, numel)
         return PairWay(self.pair, numel)
 
 
@@ -184,6 +218,12 @@ class PairWay(Way):
     def add_back(self, sent: Sequence[Bytes], residual: F32) -> None:
         for lo, hi in slices(self._push, self._numel):
             self._push.fold([sent[0]], self._numel, lo, hi, residual[lo:hi], False)
+
+
+def check_part(canonical: str, numel: int) -> None:
+    """Raise CodecError, naming the codec, unless a part may have ``numel`` elements."""
+    if not 1 <= numel <= MAX_PART:
+        raise CodecError(f"codec {canonical}: a part has 1 to {MAX_PART} elements, not {numel}")
 
 
 def slices(codec: Codec, numel: int) -> list[tuple[int, int]]:

@@ -135,6 +135,7 @@ class TopKCodec(FeedbackCodec):
 
     name = "topk"
     codec_id = 5
+    advice = "the slowest links, and gradients with few large elements, under SGD with momentum; costs quality under plain Adam"
     chunk = 0
     defaults: ClassVar[dict[str, str]] = {"k": "0.01", "ef": "1"}
 
