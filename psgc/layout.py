@@ -19,6 +19,7 @@ from psgc.wire.messages import ErrorCode, decode_json, parse_record
 
 # Below this the header and the system call cost more than the payload.
 MIN_PART_PAYLOAD_BYTES: Final = 64 << 10
+MAX_PART_NUMEL: Final = 1 << 31  # sparse payloads name elements in 32 bits
 LayoutKind = Literal["plan", "adhoc", "broadcast"]
 ITEM_BYTES: Final = {
     "float32": 4, "bfloat16": 2, "float16": 2, "float64": 8,
@@ -191,9 +192,10 @@ def key_text(key: int) -> str:
 
 
 def part_numel(scheme: Scheme, dtype: str, part_bytes: int) -> int:
-    """Elements in a full part: ``part_bytes`` of the tensor, but never under 64 KB of payload; a multiple of BLOCK."""
+    """Elements in a full part: ``part_bytes`` of the tensor, but never under 64 KB of payload where there can be as much; a multiple of
+    BLOCK."""
     blocks = max(1, part_bytes // ITEM_BYTES[dtype] // BLOCK)
-    while scheme.push_bound(blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
+    while blocks * BLOCK < MAX_PART_NUMEL and scheme.push_bound(blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
         blocks *= 2
     return blocks * BLOCK
 

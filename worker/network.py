@@ -169,7 +169,7 @@ class Network(threading.Thread):
         except BaseException as error:
             logger.debug("network thread", exc_info=True)
             text = str(error) if isinstance(error, PsgcError) else f"network thread: {type(error).__name__}: {error}"
-            self.failed(f"rank {self._rank_text()}: {text}")
+            self._fault(f"rank {self._rank_text()}: {text}")
         finally:
             self._shut()
 
@@ -315,8 +315,10 @@ class Network(threading.Thread):
 
     def _fault(self, text: str) -> None:
         if self.error is None:
-            self._coordinator.fault(text)
-            self.failed(text)
+            try:
+                self._coordinator.fault(text)
+            finally:
+                self.failed(text)
 
     def _barrier(self, number: int, passed: threading.Event) -> None:
         if self.error is None:

@@ -28,6 +28,7 @@ from psgc.errors import CodecError
 BLOCK: Final = 4096  # parts are cut, and scales end, at multiples of this many elements
 MAX_PART: Final = (1 << 31) - 1  # elements of a part: places and counts in it are 32-bit integers
 FLOATS: Final = ("float32", "bfloat16", "float16")
+FOREIGN_ID: Final = 0x8000  # codecs of other packages have ids from here on
 DTYPES: Final[dict[str, Any]] = {  # part dtype -> NumPy dtype of its bytes (NumPy has no bfloat16: its bits as uint16)
     "float32": np.float32, "bfloat16": np.uint16, "float16": np.float16, "float64": np.float64,
     "uint8": np.uint8, "int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64, "bool": np.bool_,
@@ -89,8 +90,8 @@ class Codec(ABC):
 
     @property
     def canonical(self) -> str:
-        """The text form that is printed, compared and sent: ``name`` or ``name:k=v,...``."""
-        return join_text(self.name, self.parameters)
+        """The text form that is printed, compared and sent: ``name`` or ``name:k=v,...``; of another package's codec ``name@digest``."""
+        return join_text(self.name + _digest(type(self)), self.parameters)
 
     @property
     def feedback(self) -> bool:
@@ -193,10 +194,21 @@ def registered_codecs() -> tuple[str, ...]:
 def _codec_class(name: str) -> type[Codec]:
     target = _REGISTRY.get(name)
     if target is None:
-        raise CodecError(f"unknown codec {name!r}; there are {', '.join(_REGISTRY)}")
+        from psgc.codecs.foreign import load_codec
+
+        return load_codec(name)
     module, _, attribute = target.partition(":")
     found: type[Codec] = getattr(importlib.import_module(module), attribute)
     return found
+
+
+def _digest(codec: type[Codec]) -> str:
+    """``@`` and the digest of the class's sources if it is another package's; empty for psgc's own."""
+    if codec.__module__.partition(".")[0] == "psgc":
+        return ""
+    from psgc.codecs.foreign import source_digest
+
+    return f"@{source_digest(codec)}"
 
 
 def split_text(text: str) -> tuple[str, dict[str, str]]:
@@ -220,9 +232,17 @@ def join_text(name: str, parameters: Mapping[str, str]) -> str:
 
 
 def parse_codec(text: str, dtype: str = "float32") -> Codec:
-    """Build a codec from ``name`` or ``name:key=value,...``. Raises CodecError naming codec and parameter."""
+    """Build a codec from ``name`` or ``name:key=value,...``. ``name@digest`` asks for exactly the code that has this digest. Raises
+    CodecError naming codec and parameter."""
     name, parameters = split_text(text)
-    return _codec_class(name).from_parameters(parameters, dtype)
+    name, at, digest = name.partition("@")
+    found = _codec_class(name)
+    if at and at + digest != (here := _digest(found)):
+        raise CodecError(
+            f"codec {name}: another member of the job has code of digest {digest}, here is {here[1:] or 'psgc'}; install one version of its "
+            f"package with every worker, every server and the scheduler"
+        )
+    return found.from_parameters(parameters, dtype)
 
 
 def parse_pair(text: str, dtype: str = "float32") -> CodecPair:

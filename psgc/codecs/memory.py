@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, cast
 
 import numpy as np
 
-from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream, join_text
+from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream, join_text
 from psgc.codecs.scheme import ResidualDtype, Round, Scheme, Setting, Way
 from psgc.errors import CodecError
 
@@ -86,7 +86,9 @@ def _number(name: str, key: str, text: str) -> float:
 class MemoryScheme(Scheme):
     """One round by two codecs, or by relay, with memory on the worker. To the servers it is that round and nothing else."""
 
-    def __init__(self, inner: Scheme, push: Codec, memory: Memory, setting: Setting) -> None:
+    def __init__(self, inner: Scheme, memory: Memory, setting: Setting) -> None:
+        (round_,) = inner.rounds(BLOCK)
+        push = round_.pair.push
         if not inner.feedback:
             raise CodecError(f"codec {push.canonical} keeps no residual, which {', '.join(memory.parameters)} needs; use one with ef=1")
         self._inner, self._push, self.memory = inner, push, memory
@@ -96,7 +98,7 @@ class MemoryScheme(Scheme):
 
     @property
     def canonical(self) -> str:
-        text = join_text(self._push.name, {**self._push.parameters, **self.memory.parameters})
+        text = join_text(self._push.canonical.partition(":")[0], {**self._push.parameters, **self.memory.parameters})
         _, slash, pull = self._inner.canonical.partition("/")
         return f"{text}{slash}{pull}"
 

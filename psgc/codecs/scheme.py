@@ -33,7 +33,6 @@ from psgc.codecs.codec import (
     Encoded,
     Stream,
     join_text,
-    parse_codec,
     parse_pair,
     split_text,
 )
@@ -256,13 +255,14 @@ def parse_scheme(text: str, setting: Setting = Setting()) -> Scheme:
     push = join_text(name, own)
     memory = read_memory(name, remembered)
     inner = _one_round(f"{push}{slash}{pull}", setting)
-    return MemoryScheme(inner, parse_codec(push, setting.dtype), memory, setting) if memory.parameters else inner
+    return MemoryScheme(inner, memory, setting) if memory.parameters else inner
 
 
 def _one_round(text: str, setting: Setting) -> Scheme:
     push, _, pull = text.partition("/")
     if pull == "relay":
+        from psgc.codecs.functions import parse_relayed
         from psgc.codecs.relay import RelayScheme
 
-        return RelayScheme(parse_codec(push, setting.dtype), setting)
+        return RelayScheme(parse_relayed(push, setting.dtype), setting)
     return PairScheme(parse_pair(text, setting.dtype))

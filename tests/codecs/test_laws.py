@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +16,7 @@ from psgc.codecs.definitions import define_commit, define_decode, define_encode,
 from psgc.errors import PayloadError
 
 SIZES = [1, 7, 8, 9, 63, 255, 256, 257, 4095, 4096, 4097, 70001]
-CODECS = [
+CODECS = os.environ.get("LAWS_FOR", "").split() or [  # texts of codecs under development can take the place of psgc's own
     "none", "bf16", "fp16", "int8", "int8:ef=0", "onebit", "onebit:ef=0", "topk", "topk:k=0.3", "topk:k=5", "topk:ef=0,k=0.1",
     "int4", "int4:ef=0", "fp8", "fp8:ef=0", "fp8:format=e5m2", "ternary", "dithering", "dithering:k=1,normalize=l2", "dithering:ef=1,k=100",
     "int4:rotate=1", "int4:ef=0,rotate=1", "int8:rotate=1",
@@ -350,4 +351,4 @@ def test_the_bound_is_kept_and_is_exact_for_fixed_sizes(text: str, kinds: tuple[
         for numel in SIZES:
             size = encode(codec, values(kind, numel)).size
             assert size <= codec.payload_bound(numel)
-            assert codec.name == "topk" or size == codec.payload_bound(numel)
+            assert not codec.chunk or size == codec.payload_bound(numel)
