@@ -19,12 +19,14 @@ Source: Stich et al. 2018 (random-k with memory); Cochran 1977, chapters 5 and 8
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.bits import view_f32, view_u32
@@ -32,7 +34,7 @@ from psgc.codecs.blocks import BlockCodec, BlockFormat
 from psgc.codecs.codec import F32, Adder, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.counts import check_part, count_of, read_k, write_k
 from psgc.codecs.grouped import MAX_F32, top_bits
-from psgc.codecs.kernel import helper
+from psgc.codecs.kernel import I64, IN_BYTES, IN_F32, OUT_F32, SCALAR_F32, helper, kernel
 from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.codecs.payloads import check_size, define_sum
 from psgc.codecs.random import define_hash, keys, word
@@ -100,20 +102,48 @@ def _write(p: Any, payload: Any, numel: Any, start: Any, settings: Any, index: A
 
 
 @helper
-def _read(payload: Any, numel: Any, start: Any, settings: Any, out: Any) -> None:
+def _scatter(payload: Any, numel: Any, start: Any, out: Any, taken: Any) -> None:
+    """Write the payload's elements to ``out``, which begins at ``start``, at their places only; or take them from what is there."""
     header, count = view_u32(payload, 0, 2), (payload.size - _KEYS) // 4
     before, between = header[0], header[1]
     values, size, wide, turn = view_f32(payload, _KEYS, count), numel // count, numel % count, _turn(numel, count, before, between)
     stratum, strata = _strata(start, out.size, size, wide, turn, numel, count)
-    out[:] = np.float32(0)
     for _ in range(strata):
         place = _place(stratum, size, wide, turn, numel, before, between) - start
         if 0 <= place < out.size:
-            out[place] = values[stratum]
+            out[place] = out[place] - values[stratum] if taken else values[stratum]
         stratum = stratum + 1 if stratum + 1 < count else 0
 
 
+@helper
+def _read(payload: Any, numel: Any, start: Any, settings: Any, out: Any) -> None:
+    out[:] = np.float32(0)
+    _scatter(payload, numel, start, out, False)
+
+
 _FORMAT: Final = BlockFormat("randomk", _write, _read)
+
+
+class _Kernels(NamedTuple):
+    """Passes over a whole slice at once: its few places are then found in one go, and nothing is computed where nothing was sent."""
+
+    decode: Any
+    commit: Any
+
+
+@functools.cache
+def _kernels() -> _Kernels:
+    @kernel(types.void(IN_BYTES, I64, I64, OUT_F32))
+    def decode(payload: Any, numel: Any, lo: Any, out: Any) -> None:
+        _read(payload, numel, lo, out, out)
+
+    @kernel(types.void(IN_BYTES, I64, I64, IN_F32, OUT_F32, SCALAR_F32))
+    def commit(payload: Any, numel: Any, lo: Any, grad: Any, residual: Any, rescale: Any) -> None:
+        for i in range(grad.size):
+            residual[i] = grad[i] + rescale * residual[i]
+        _scatter(payload, numel, lo, residual, True)
+
+    return _Kernels(decode, commit)
 
 
 class RandomKCodec(BlockCodec, Adder):
@@ -180,6 +210,16 @@ class RandomKCodec(BlockCodec, Adder):
     ) -> Encoded:  # fmt: skip
         payload = out[: self.payload_bound(numel)]
         return super().finish(acc, numel, lo, hi, divisor, residual, residual_out, rescale, _shared(stream), payload)
+
+    def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
+        _kernels().decode(payload, numel, lo, out)
+
+    def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
+        _kernels().commit(payload, numel, lo, grad, residual, rescale)
+
+    def warm(self) -> None:
+        super().warm()
+        _kernels()
 
     def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
         _check_keys(payloads, numel)

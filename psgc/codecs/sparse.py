@@ -17,10 +17,11 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.codec import F32, Array, Bytes, Encoded, Stream
-from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, corrected_block, mean_corrected_block
+from psgc.codecs.feedback import NO_RESIDUAL, FeedbackCodec, mean_corrected_block
 from psgc.codecs.gaps import IN_U32
 from psgc.codecs.kernel import BOOL, IN_F32, OUT_F32, SCALAR_F32, kernel
 
+_BLOCK: Final = 16384  # elements that passes hold at once: 64 KB, of which a few elements are touched, stay in L2
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 
 
@@ -47,10 +48,10 @@ def decoded_values(stored: Bytes) -> F32:
 @kernel(types.void(IN_U32, IN_F32, _IN_I64, OUT_F32, BOOL))
 def _sum(places: Any, values: Any, ends: Any, acc: Any, fresh: Any) -> None:
     """acc becomes, or is added, the sum of payloads of which one ends where the next begins."""
-    scratch, cursors = np.empty(SCRATCH, np.float32), np.zeros(ends.size, np.int64)
+    scratch, cursors = np.empty(_BLOCK, np.float32), np.zeros(ends.size, np.int64)
     cursors[1:] = ends[:-1]
-    for start in range(0, acc.size, SCRATCH):
-        block = acc[start : start + SCRATCH]
+    for start in range(0, acc.size, _BLOCK):
+        block = acc[start : start + _BLOCK]
         total, end = block if fresh else scratch[: block.size], start + block.size
         total[:] = np.float32(0)
         for k in range(ends.size):
@@ -68,9 +69,10 @@ def _sum(places: Any, values: Any, ends: Any, acc: Any, fresh: Any) -> None:
 def _commit(places: Any, values: Any, grad: Any, residual: Any, rescale: Any) -> None:
     """residual <- grad + rescale * residual, less the values at their places."""
     at = 0
-    for start in range(0, grad.size, SCRATCH):
-        g, r = grad[start : start + SCRATCH], residual[start : start + SCRATCH]
-        corrected_block(g, r, rescale, r)
+    for start in range(0, grad.size, _BLOCK):
+        g, r = grad[start : start + _BLOCK], residual[start : start + _BLOCK]
+        for i in range(g.size):
+            r[i] = g[i] + rescale * r[i]
         end = start + g.size
         while at < places.size and places[at] < end:
             r[places[at] - start] -= values[at]
@@ -80,8 +82,8 @@ def _commit(places: Any, values: Any, grad: Any, residual: Any, rescale: Any) ->
 @kernel(types.void(IN_F32, SCALAR_F32, IN_F32, SCALAR_F32, OUT_F32))
 def correct(values: Any, divisor: Any, residual: Any, rescale: Any, p: Any) -> None:
     """p <- values / divisor + rescale * residual; p may be either of the two."""
-    for start in range(0, values.size, SCRATCH):
-        block = slice(start, start + SCRATCH)
+    for start in range(0, values.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
         mean_corrected_block(values[block], divisor, residual[block], rescale, p[block])
 
 
