@@ -98,6 +98,13 @@ class Codec(ABC):
         """Whether what is not sent is kept in a residual and sent later."""
         return False
 
+    def contraction(self, numel: int) -> float | None:
+        """A delta > 0 with E|decode(encode(p)) - p|^2 <= (1 - delta) |p|^2 (Euclidean norms) for every part p of normal floats, in exact
+        arithmetic: what keeps a residual bounded. None where no such bound holds or is claimed.
+
+        Source: Stich et al. 2018; Karimireddy et al. 2019, Assumption A."""
+        return None
+
     @property
     def array_dtype(self) -> Any:
         """NumPy dtype of the arrays given to ``encode`` and filled by ``decode``: float32 for every lossy codec."""
@@ -150,8 +157,25 @@ class Codec(ABC):
         """``residual <- grad + rescale * residual - decode(payload)`` for a slice. Codecs without feedback never see it."""
         raise NotImplementedError(f"{self.name} keeps no residual")
 
+    def answering(self, push: Codec) -> Codec:
+        """This codec as the one that servers answer payloads of ``push`` with. Raises CodecError for a pair that cannot work."""
+        return self
+
     def warm(self) -> None:  # noqa: B027 - codecs whose kernels are compiled on import have nothing to do
         """Compile or load every kernel this codec runs, so that the first step does not wait for it."""
+
+
+class Adder(ABC):
+    """A codec whose payloads servers sum as they are, where they answer in the same one: the sum of payloads is a payload."""
+
+    @abstractmethod
+    def add(self, payloads: Sequence[Bytes], numel: int, total: Bytes, fresh: bool) -> None:
+        """``total``, a payload, becomes the left-to-right sum of the payloads (``fresh``: of them alone, else added, as one sum, to what
+        ``total`` holds). At most 8 payloads. Raises PayloadError for payloads that do not belong together."""
+
+    @abstractmethod
+    def divide(self, total: Bytes, numel: int, divisor: int) -> Encoded:
+        """``total`` becomes the answer: the payload of its elements over the divisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +184,11 @@ class CodecPair:
 
     push: Codec
     pull: Codec
+
+    @property
+    def adder(self) -> Adder | None:
+        """The codec, if servers sum its payloads as they are."""
+        return self.push if isinstance(self.push, Adder) and self.push.canonical == self.pull.canonical else None
 
     @property
     def canonical(self) -> str:
@@ -178,6 +207,9 @@ _REGISTRY: dict[str, str] = {
     "fp8": "psgc.codecs.fp8:Fp8Codec",
     "dithering": "psgc.codecs.dithering:DitheringCodec",
     "ternary": "psgc.codecs.dithering:TernaryCodec",
+    "graddrop": "psgc.codecs.topk:GradDropCodec",
+    "blocktopk": "psgc.codecs.blocktopk:BlockTopKCodec",
+    "randomk": "psgc.codecs.randomk:RandomKCodec",
 }
 
 
@@ -246,7 +278,7 @@ def parse_codec(text: str, dtype: str = "float32") -> Codec:
 
 
 def parse_pair(text: str, dtype: str = "float32") -> CodecPair:
-    """Build the pair from ``push/pull``, or from one codec for both ways."""
+    """Build the pair from ``push/pull``, or from one codec for both ways. Raises CodecError, too, for two that do not go together."""
     push, slash, pull = text.partition("/")
     first = parse_codec(push, dtype)
-    return CodecPair(first, parse_codec(pull, dtype) if slash else first)
+    return CodecPair(first, (parse_codec(pull, dtype) if slash else first).answering(first))
