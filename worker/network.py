@@ -353,9 +353,9 @@ class Network(threading.Thread):
     def _rank_text(self) -> str:
         return "?" if self.topology is None else str(self.topology.rank)
 
-    def residual_names(self) -> dict[str, BucketWork]:
-        """Buckets that keep a residual, by "layout name/bucket index"."""
-        return {r.work.name: r.work for r in self._buckets.values() if r.work.residual is not None}
+    def bucket_works(self) -> list[BucketWork]:
+        """All buckets of all layouts so far. Their state is only to be touched while none of their steps is under way."""
+        return [running.work for running in list(self._buckets.values())]
 
 
 def _pool_threads(config: Config) -> int:

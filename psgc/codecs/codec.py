@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from psgc.errors import CodecError
 
 BLOCK: Final = 4096  # parts are cut, and scales end, at multiples of this many elements
+MAX_PART: Final = (1 << 31) - 1  # elements of a part: places and counts in it are 32-bit integers
 FLOATS: Final = ("float32", "bfloat16", "float16")
 FOREIGN_ID: Final = 0x8000  # codecs of other packages have ids from here on
 DTYPES: Final[dict[str, Any]] = {  # part dtype -> NumPy dtype of its bytes (NumPy has no bfloat16: its bits as uint16)
@@ -70,6 +71,7 @@ class Codec(ABC):
     unbiased: bool = False  # an instance may differ from its class: parameters decide it
     additive: ClassVar[bool] = False  # payloads can be summed without decoding
     flags_nonfinite: ClassVar[bool] = True  # False: NaN and infinity travel element by element (none, casts)
+    advice: ClassVar[str] = ""  # when to use it, in one line; every codec of ours has one
 
     def __init__(self, dtype: str = "float32") -> None:
         if dtype not in self.dtypes:
@@ -89,14 +91,19 @@ class Codec(ABC):
     @property
     def canonical(self) -> str:
         """The text form that is printed, compared and sent: ``name`` or ``name:k=v,...``; of another package's codec ``name@digest``."""
-        name = self.name + _digest(type(self))
-        given = ",".join(f"{key}={value}" for key, value in sorted(self.parameters.items()))
-        return f"{name}:{given}" if given else name
+        return join_text(self.name + _digest(type(self)), self.parameters)
 
     @property
     def feedback(self) -> bool:
         """Whether what is not sent is kept in a residual and sent later."""
         return False
+
+    def contraction(self, numel: int) -> float | None:
+        """A delta > 0 with E|decode(encode(p)) - p|^2 <= (1 - delta) |p|^2 (Euclidean norms) for every part p of normal floats, in exact
+        arithmetic: what keeps a residual bounded. None where no such bound holds or is claimed.
+
+        Source: Stich et al. 2018; Karimireddy et al. 2019, Assumption A."""
+        return None
 
     @property
     def array_dtype(self) -> Any:
@@ -150,8 +157,25 @@ class Codec(ABC):
         """``residual <- grad + rescale * residual - decode(payload)`` for a slice. Codecs without feedback never see it."""
         raise NotImplementedError(f"{self.name} keeps no residual")
 
+    def answering(self, push: Codec) -> Codec:
+        """This codec as the one that servers answer payloads of ``push`` with. Raises CodecError for a pair that cannot work."""
+        return self
+
     def warm(self) -> None:  # noqa: B027 - codecs whose kernels are compiled on import have nothing to do
         """Compile or load every kernel this codec runs, so that the first step does not wait for it."""
+
+
+class Adder(ABC):
+    """A codec whose payloads servers sum as they are, where they answer in the same one: the sum of payloads is a payload."""
+
+    @abstractmethod
+    def add(self, payloads: Sequence[Bytes], numel: int, total: Bytes, fresh: bool) -> None:
+        """``total``, a payload, becomes the left-to-right sum of the payloads (``fresh``: of them alone, else added, as one sum, to what
+        ``total`` holds). At most 8 payloads. Raises PayloadError for payloads that do not belong together."""
+
+    @abstractmethod
+    def divide(self, total: Bytes, numel: int, divisor: int) -> Encoded:
+        """``total`` becomes the answer: the payload of its elements over the divisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +184,11 @@ class CodecPair:
 
     push: Codec
     pull: Codec
+
+    @property
+    def adder(self) -> Adder | None:
+        """The codec, if servers sum its payloads as they are."""
+        return self.push if isinstance(self.push, Adder) and self.push.canonical == self.pull.canonical else None
 
     @property
     def canonical(self) -> str:
@@ -178,6 +207,9 @@ _REGISTRY: dict[str, str] = {
     "fp8": "psgc.codecs.fp8:Fp8Codec",
     "dithering": "psgc.codecs.dithering:DitheringCodec",
     "ternary": "psgc.codecs.dithering:TernaryCodec",
+    "graddrop": "psgc.codecs.topk:GradDropCodec",
+    "blocktopk": "psgc.codecs.blocktopk:BlockTopKCodec",
+    "randomk": "psgc.codecs.randomk:RandomKCodec",
 }
 
 
@@ -225,6 +257,12 @@ def split_text(text: str) -> tuple[str, dict[str, str]]:
     return name, parameters
 
 
+def join_text(name: str, parameters: Mapping[str, str]) -> str:
+    """The text form of a name and its parameters."""
+    given = ",".join(f"{key}={value}" for key, value in sorted(parameters.items()))
+    return f"{name}:{given}" if given else name
+
+
 def parse_codec(text: str, dtype: str = "float32") -> Codec:
     """Build a codec from ``name`` or ``name:key=value,...``. ``name@digest`` asks for exactly the code that has this digest. Raises
     CodecError naming codec and parameter."""
@@ -240,7 +278,7 @@ def parse_codec(text: str, dtype: str = "float32") -> Codec:
 
 
 def parse_pair(text: str, dtype: str = "float32") -> CodecPair:
-    """Build the pair from ``push/pull``, or from one codec for both ways."""
+    """Build the pair from ``push/pull``, or from one codec for both ways. Raises CodecError, too, for two that do not go together."""
     push, slash, pull = text.partition("/")
     first = parse_codec(push, dtype)
-    return CodecPair(first, parse_codec(pull, dtype) if slash else first)
+    return CodecPair(first, (parse_codec(pull, dtype) if slash else first).answering(first))

@@ -13,12 +13,14 @@ Source: Alistarh et al. 2017 (QSGD), section 3.1; Wen et al. 2017 (TernGrad), se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import ClassVar, Final, cast
 
 from psgc.codecs.codec import Codec
 from psgc.codecs.grouped import GroupedCodec, Norm
 from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.errors import CodecError
+
+MOST_K: Final = 127
 
 
 class DitheringCodec(GroupedCodec):
@@ -26,11 +28,14 @@ class DitheringCodec(GroupedCodec):
 
     name = "dithering"
     codec_id = 13
+    advice = "where the mean must be right without memory for residuals; int4 with feedback errs less in as many bytes"
     group = 256
     defaults: ClassVar[dict[str, str]] = {"k": "7", "normalize": "max", "ef": "0"}
 
     def __init__(self, dtype: str = "float32", *, k: int = 7, normalize: Norm = "max", ef: bool = False) -> None:
         super().__init__(dtype, ef=ef)
+        if not 1 <= k <= MOST_K:
+            raise CodecError(f"codec {self.name}: parameter k is a whole number from 1 to {MOST_K}, not '{k}'")
         if ef and (k == 1 or normalize == "l2"):
             raise CodecError(
                 f"codec {self.name}: k={k}, normalize={normalize} is unsafe inside feedback (ef=1): what it leaves out may be as large as "
@@ -45,8 +50,8 @@ class DitheringCodec(GroupedCodec):
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
         given = with_defaults(cls, parameters)
         k, normalize = given["k"], given["normalize"]
-        if not (k.isascii() and k.isdigit() and 1 <= int(k) <= 127):
-            raise CodecError(f"codec {cls.name}: parameter k is a whole number from 1 to 127, not {k!r}")
+        if not (k.isascii() and k.isdigit()):
+            raise CodecError(f"codec {cls.name}: parameter k is a whole number from 1 to {MOST_K}, not {k!r}")
         if normalize not in ("max", "l2"):
             raise CodecError(f"codec {cls.name}: parameter normalize is max or l2, not {normalize!r}")
         return cls(dtype, k=int(k), normalize=cast("Norm", normalize), ef=read_switch(cls, "ef", given["ef"]))
@@ -62,6 +67,7 @@ class TernaryCodec(GroupedCodec):
 
     name = "ternary"
     codec_id = 11
+    advice = "comparisons with TernGrad: its noise exceeds the gradient; onebit with feedback sends half as much and converges"
     bits = 2
     group = 256
     top_code = 1

@@ -22,10 +22,10 @@ from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream, parse_c
 from psgc.codecs.feedback import FeedbackCodec, define_corrected
 from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.codecs.payloads import define_sum
+from psgc.codecs.scheme import registered_schemes
 from psgc.errors import CodecError, PayloadError
 
 _LEAST_PER_ELEMENT: Final = 0.001  # parts are made so long that a payload is worth a message
-_RESERVED: Final = ("functions", "relay", "shared", "powersgd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def register_functions(name: str, functions: Functions) -> None:
     """Make ``name/relay`` a codec in this process. Raises CodecError for a name or a bound that cannot be."""
     if not name.replace("_", "").isalnum() or not name.isascii():
         raise CodecError(f"codec {name!r}: a name is made of letters, digits and underscores")
-    if name in (*registered_codecs(), *_RESERVED, *_registered):
+    if name in (*registered_codecs(), *registered_schemes(), FunctionsCodec.name, "relay", *_registered):
         raise CodecError(f"codec {name}: there is one of this name already; choose another")
     if not (_LEAST_PER_ELEMENT <= functions.bytes_per_element < math.inf and functions.extra_bytes >= 0):
         raise CodecError(

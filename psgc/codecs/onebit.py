@@ -264,6 +264,7 @@ class OneBitCodec(FeedbackCodec):
 
     name = "onebit"
     codec_id = 4
+    advice = "links of 1 Gbit/s and less, under SGD with momentum or OneBitAdam; costs quality under plain Adam"
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:

@@ -138,6 +138,11 @@ def test_a_wrong_parameter_is_named(given: dict[str, str], words: str) -> None:
         Plain.from_parameters(given, "float32")
 
 
+def test_a_parameter_that_every_codec_takes_cannot_be_declared() -> None:
+    with pytest.raises(CodecError, match="codec Clipped: parameter clip is one that every codec takes"):
+        type("Clipped", (Plain,), {"name": "clipped", "clip": Real(0, least=0, most=1)})
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -14,17 +14,13 @@ from numba import types
 
 from psgc.codecs.bits import bits_of_f32, f32_of_bits, trailing_zeros, view_u64
 from psgc.codecs.blocks import random_arguments
-from psgc.codecs.codec import F32, Stream
+from psgc.codecs.codec import F32, Bytes, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, mean_corrected_block
-from psgc.codecs.gaps import GAPS, MAX_WIDTH, pack, unpack_block, well_formed
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.kit.ops import LANES, How, Ops, Vector, packed_bytes
-from psgc.codecs.largest import largest
 from psgc.codecs.random import uniform
 
 _INFINITY_BITS: Final = np.uint32(0x7F800000)
-_IN_U32: Final = types.Array(types.uint32, 1, "C", readonly=True)
-_OUT_U32: Final = types.Array(types.uint32, 1, "C")
 _OUT_I64: Final = types.Array(types.int64, 1, "C")
 
 
@@ -206,29 +202,11 @@ def _unpack(packed: Any, bits: Any, out: Any) -> None:
         _write_end(_stretched(_read_end(packed, number * bits), bits), out, 8 * number)
 
 
-@_at_first_call(I64(_IN_U32, OUT_BYTES))
-def _pack_indices(indices: Any, out: Any) -> Any:
-    return pack(indices, out)
-
-
-@_at_first_call(types.void(IN_BYTES, _OUT_I64))
-def _unpack_indices(packed: Any, out: Any) -> None:
-    place, previous = -(-out.size // GAPS), np.int64(-1)
-    for block in range(-(-out.size // GAPS)):
-        places = out[block * GAPS : (block + 1) * GAPS]
-        place = unpack_block(packed, place, np.int64(packed[block]), previous, places)
-        previous = places[places.size - 1]
-
-
-@_at_first_call(BOOL(IN_BYTES, I64, I64))
-def indices_well_formed(packed: Any, count: Any, numel: Any) -> Any:
+def indices_well_formed(packed: Bytes, count: int, numel: int) -> bool:
     """Whether ``packed`` is exactly the bytes of ``count`` indices below ``numel``."""
-    return well_formed(packed, count, numel, np.empty(GAPS, np.int64))
+    from psgc.codecs.gaps import well_formed
 
-
-@_at_first_call(_OUT_U32(IN_F32, I64))
-def _largest(x: Any, k: Any) -> Any:
-    return largest(x, x[:0], np.float32(1), k)[0].copy()
+    return bool(well_formed(packed, count, numel))
 
 
 @_at_first_call(BOOL(IN_F32))
@@ -288,17 +266,25 @@ class CpuOps(Ops):
         _unpack(packed, bits, out)
         return out
 
+    # Importing `gaps` and `largest` compiles their kernels.
+
     def pack_indices(self, indices: Vector) -> Vector:
+        from psgc.codecs.gaps import GAPS, MAX_WIDTH, pack
+
         out = np.empty(-(-indices.size // GAPS) * (1 + GAPS * MAX_WIDTH // 8), np.uint8)
-        return out[: _pack_indices(indices.astype(np.uint32), out)]
+        return out[: pack(indices.astype(np.uint32), out)]
 
     def unpack_indices(self, packed: Vector, count: int) -> Vector:
-        indices = np.empty(count, np.int64)
-        _unpack_indices(packed, indices)
-        return indices
+        from psgc.codecs.gaps import unpack
+
+        indices = np.empty(count, np.uint32)
+        unpack(packed, indices)
+        return indices.astype(np.int64)
 
     def largest(self, x: Vector, k: int) -> Vector:
-        return _largest(np.ascontiguousarray(x), k).astype(np.int64)
+        from psgc.codecs.largest import largest
+
+        return largest(np.ascontiguousarray(x), NO_RESIDUAL, 1.0, k)[0].astype(np.int64)
 
     def saturate(self, x: Vector) -> Vector:
         return x if x.dtype == np.float32 and _all_finite(np.ascontiguousarray(x)) else super().saturate(x)

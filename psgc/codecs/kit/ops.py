@@ -18,7 +18,6 @@ import numpy as np
 
 from psgc.codecs.codec import Stream
 from psgc.codecs.gaps import GAPS, define_packed, define_unpacked
-from psgc.codecs.largest import define_largest
 from psgc.codecs.random import define_uniform
 
 Vector: TypeAlias = Any  # a NumPy array on the CPU; typed so that a codec does not lean on it
@@ -87,6 +86,8 @@ class Ops:
 
     def largest(self, x: Vector, k: int) -> Vector:
         """Indices of the k elements of largest magnitude; of equal ones those that come first."""
+        from psgc.codecs.largest import define_largest  # compiles its kernels
+
         return define_largest(x, k)
 
     def extract(self, x: Vector, indices: Vector) -> Vector:
