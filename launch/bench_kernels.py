@@ -66,7 +66,7 @@ def bench_kernels(
         "memcpy_gbps": bench.memcpy_gbps(),
         "codecs": bench.rows,
         "left_out": bench.left_out,
-        "machine": machine("numpy", "numba", "torch"),
+        "machine": machine(("numpy", "torch", "numba")),
     }
 
 
