@@ -22,7 +22,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.counts import check_part, count_of, read_k, write_k
+from psgc.codecs.counts import check_count, check_part, count_of, read_k, write_k
 from psgc.codecs.feedback import corrected_block
 from psgc.codecs.gaps import IN_U32, define_packed, define_unpacked, pack, packed_bound, packed_length, unpack, well_formed
 from psgc.codecs.kernel import I64, IN_F32, OUT_F32, SCALAR_F32, kernel
@@ -120,6 +120,9 @@ class BlockTopKCodec(SparseCodec):
         check_part(self, numel)
         blocks = -(-numel // self._block)
         return count_of(self._k, blocks), blocks
+
+    def check_bucket(self, numel: int) -> None:
+        check_count(self, self._k, -(-numel // self._block), f"blocks of {self._block}")
 
     def contraction(self, numel: int) -> float | None:
         count, blocks = self.blocks(numel)

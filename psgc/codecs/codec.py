@@ -157,6 +157,9 @@ class Codec(ABC):
         """``residual <- grad + rescale * residual - decode(payload)`` for a slice. Codecs without feedback never see it."""
         raise NotImplementedError(f"{self.name} keeps no residual")
 
+    def check_bucket(self, numel: int) -> None:  # noqa: B027 - most codecs carry buckets of any size
+        """Raise CodecError, naming the parameter, if buckets of ``numel`` elements are too small for it."""
+
     def answering(self, push: Codec) -> Codec:
         """This codec as the one that servers answer payloads of ``push`` with. Raises CodecError for a pair that cannot work."""
         return self

@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import ClassVar, Final, Literal
 
 from psgc.codecs.codec import F32, Codec
-from psgc.codecs.counts import check_part, count_of, read_k, read_share, write_k
+from psgc.codecs.counts import check_count, check_part, count_of, read_k, read_share, write_k
 from psgc.codecs.elements import ElementsCodec
 from psgc.codecs.largest import (
     MOST_OVER,
@@ -58,6 +58,9 @@ class _Selecting(ElementsCodec):
     def counts(self, numel: int) -> tuple[int, int]:
         count = self.count(numel)
         return (0, min(numel, MOST_OVER * count)) if self._select == "sampled" else (count, count)
+
+    def check_bucket(self, numel: int) -> None:
+        check_count(self, self._k, numel, "elements")
 
     def contraction(self, numel: int) -> float | None:
         count = self.count(numel)  # the largest squares are at least their share of all

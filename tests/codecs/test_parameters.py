@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 
 from psgc.codecs.codec import DTYPES, FLOATS, parse_codec, parse_pair, registered_codecs
+from psgc.codecs.scheme import Setting, parse_scheme
 from psgc.codecs.topk import TopKCodec
 from psgc.errors import CodecError
 
@@ -145,3 +146,20 @@ def test_parameters_that_cannot_work_are_refused_and_say_why(text: str, words: s
 
 def test_k_given_in_code_is_printed_too() -> None:
     assert TopKCodec(k=Fraction(1, 8)).canonical == "topk:k=0.125"
+
+
+@pytest.mark.parametrize("name", ["topk", "topk:select=sampled", "graddrop", "blocktopk", "randomk"])
+@pytest.mark.parametrize("numel", [0, 1 << 31])
+def test_a_part_of_nothing_or_beyond_the_indices_is_refused(name: str, numel: int) -> None:
+    with pytest.raises(CodecError, match=f"codec {name.partition(':')[0]} carries parts of 1 to 2147483647 elements, not {numel}"):
+        parse_codec(name).payload_bound(numel)
+
+
+@pytest.mark.parametrize("text", ["topk:k=13", "int8/topk:k=13", "topk:k=13/relay", "randomk:k=13", "blocktopk:block=4,k=4"])
+def test_a_count_beyond_the_bucket_is_refused_and_names_codec_parameter_and_tensor(text: str) -> None:
+    setting = Setting(shapes=((2, 4), (4,)))
+    with pytest.raises(
+        CodecError, match=r"codec \w+: parameter k is 1?\d, but the bucket has only (12 elements|3 blocks of 4).*shape \[2, 4\]"
+    ):
+        parse_scheme(text, setting)
+    assert parse_scheme(text.replace("13", "12").replace("k=4", "k=3"), setting)

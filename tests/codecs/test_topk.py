@@ -97,6 +97,15 @@ def test_the_bound_holds_for_the_widest_gaps(count: int) -> None:
             assert len(define_packed(indices)) <= packed_bound(count, int(indices[-1]) + 1)
 
 
+@pytest.mark.parametrize("text", ["topk", "topk:select=sampled", "topk:select=mstopk", "graddrop"])
+def test_an_index_of_a_random_subset_costs_at_most_a_fifth_more_than_its_entropy(text: str) -> None:
+    payload = encode(text, np.random.default_rng(8).standard_normal(1 << 20).astype(np.float32))
+    count = int(payload[:4].view(np.uint32)[0])
+    share = count / (1 << 20)
+    entropy = -np.log2(share) - (1 - share) / share * np.log2(1 - share)  # bits an index: 8.08 for one in a hundred
+    assert 8 * (payload.size - 4 - 4 * count) / count < 1.2 * entropy
+
+
 NUMEL = 300
 
 
