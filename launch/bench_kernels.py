@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from psgc.codecs.catalogue import answered
-from psgc.codecs.codec import F32, Bytes, Codec, Stream
+from psgc.codecs.codec import F32, Bytes, Codec, CodecPair, Stream
 from psgc.codecs.definitions import define_commit, define_decode, define_encode, define_finish, define_fold
 from psgc.codecs.scheme import PairScheme, Scheme, Setting, Way, parse_scheme, slices
 from psgc.errors import CodecError, ConfigError, UsageError
@@ -233,8 +233,12 @@ class Part:
                 self.codec.commit(self.payload, numel, cut.start, cut.stop, self.grad[cut], self.kept[cut], RESCALE)
 
     def serve(self, payloads: Sequence[Bytes], acc: F32) -> Bytes:
-        """Fold the payloads slice by slice into ``acc``, which holds one slice, and encode their mean."""
+        """The payload of the mean: summed as payloads where the codec can, else slice by slice in ``acc``, which holds one slice."""
         numel, residual, kept = self.grad.size, self.residual, self.kept
+        adder = CodecPair(self.codec, self.codec).adder
+        if adder is not None:
+            adder.add(payloads, numel, self.out, True)
+            return self.out[: adder.divide(self.out, numel, WORKERS).payload_bytes]
         for cut in self.slices():
             total = acc[: cut.stop - cut.start]
             self.codec.fold(payloads, numel, cut.start, cut.stop, total, True)
@@ -308,7 +312,8 @@ def check_codec(codec: Codec, numel: int = CHECKED) -> None:
     if part.kept is not None and old is not None:
         _same(codec, "commit", part.kept, define_commit(codec, wanted, part.grad, old, RESCALE).tobytes())
     total = define_fold(codec, [wanted] * WORKERS, numel, None)
-    answer, left = define_finish(codec, total, WORKERS, part.residual, RESCALE, STREAM)
+    server = codec.answering(codec)
+    answer, left = define_finish(server, total, WORKERS, part.residual if server.feedback else None, RESCALE, STREAM)
     _same(codec, "server", part.serve([part.payload] * WORKERS, np.zeros(codec.chunk or numel, np.float32)), answer)
     if part.kept is not None and left is not None:
         _same(codec, "server residual", part.kept, left.tobytes())

@@ -25,13 +25,17 @@ def codec_table(entries: list[dict[str, Any]]) -> Table:
     header = ["codec", "parameters", "over fp32", "over bf16", "unbiased", "residual", "additive", "NMSE, Gaussian", "NMSE, heavy tails"]
     rows = [
         [
-            entry["canonical"], ", ".join(f"{k}={v}" for k, v in entry["parameters"].items()), f"{entry['ratio_fp32']:.3g}x",
+            _name(entry), ", ".join(f"{k}={v}" for k, v in entry["parameters"].items()), f"{entry['ratio_fp32']:.3g}x",
             f"{entry['ratio_bf16']:.3g}x", _when(entry, "unbiased"), _when(entry, "feedback"), "yes" if entry["additive"] else "no",
             nmse_text(entry["nmse_gaussian"]), nmse_text(entry["nmse_heavy"]),
         ]
         for entry in entries
     ]  # fmt: skip
     return header, rows
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return f"{entry['canonical']} ({entry['distribution']})" if "distribution" in entry else str(entry["canonical"])
 
 
 def advice_table(entries: list[dict[str, Any]]) -> Table:

@@ -191,9 +191,10 @@ def key_text(key: int) -> str:
 
 
 def part_numel(scheme: Scheme, dtype: str, part_bytes: int) -> int:
-    """Elements in a full part: ``part_bytes`` of the tensor, but never under 64 KB of payload; a multiple of BLOCK."""
+    """Elements in a full part: ``part_bytes`` of the tensor, but never under 64 KB of payload where there can be as much; a multiple of
+    BLOCK."""
     blocks = max(1, part_bytes // ITEM_BYTES[dtype] // BLOCK)
-    while scheme.push_bound(blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
+    while 2 * blocks * BLOCK <= MAX_PART and scheme.push_bound(blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
         blocks *= 2
     return blocks * BLOCK
 

@@ -236,3 +236,10 @@ def test_a_codec_that_cannot_carry_a_tensor_is_refused_by_the_tensors_name() -> 
     declaration = replace(TWO, tensors=(TensorSpec("steps", (70001,), "int64"),), codec="int8")
     with pytest.raises(CodecError, match=r"tensor 'steps': codec int8 carries .*, not int64"):
         build_layout(declaration, layout_id=1, servers=1, workers=2)
+
+
+@pytest.mark.parametrize("codec", ["topk:k=5", "topk:k=5/relay"])
+def test_a_codec_whose_payloads_do_not_grow_leaves_buckets_uncut(codec: str) -> None:
+    declaration = Declaration("m", "plan", (TensorSpec("w", (5_000_000,), "float32"),), codec, True)
+    layout = build_layout(declaration, layout_id=1, servers=2, workers=2)
+    assert [len(bucket.parts) for bucket in layout.buckets] == [1]

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from psgc.codecs.codec import F32, Bytes, Codec, Stream, parse_codec, registered_codecs
+from psgc.codecs.foreign import foreign_codecs
 from psgc.codecs.scheme import Round, Scheme, Setting, parse_scheme, registered_schemes
 
 PART: Final = 1 << 20  # elements of a 4 MiB fp32 part
@@ -20,9 +21,10 @@ STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """One entry a registered codec or scheme, at its default parameters."""
+    """One entry a codec or scheme, at its default parameters; those of other packages say from which distribution they are."""
     schemes = [_scheme_entry(name, parse_scheme(name, Setting(shapes=(SHAPE,)))) for name in registered_schemes()]
-    return [_codec_entry(parse_codec(name)) for name in registered_codecs()] + schemes
+    others = [_codec_entry(parse_codec(name)) | {"distribution": package} for name, package in foreign_codecs().items()]
+    return [_codec_entry(parse_codec(name)) for name in registered_codecs()] + schemes + others
 
 
 def _scheme_entry(name: str, scheme: Scheme) -> dict[str, Any]:

@@ -32,3 +32,17 @@ def read_switch(codec: Parametrised, key: str, text: str) -> bool:
     if text not in ("0", "1"):
         raise CodecError(f"codec {codec.name}: parameter {key} is 0 or 1, not {text!r}")
     return text == "1"
+
+
+def read_choice(codec: Parametrised, key: str, text: str, choices: tuple[str, ...]) -> str:
+    """A parameter that is one of a few words."""
+    if text not in choices:
+        raise CodecError(f"codec {codec.name}: parameter {key} is {' or '.join(choices)}, not {text!r}")
+    return text
+
+
+def read_whole(codec: Parametrised, key: str, text: str, least: int, most: int) -> int:
+    """A parameter that is a whole number from ``least`` to ``most``."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most):
+        raise CodecError(f"codec {codec.name}: parameter {key} is a whole number from {least} to {most}, not {text!r}")
+    return int(text)

@@ -104,7 +104,7 @@ class PowerSgdScheme(Scheme):
     """rank * (rows + columns) elements of fp32 each way for a matrix of rows * columns."""
 
     name: ClassVar[str] = "powersgd"
-    whole: ClassVar[bool] = True
+    whole = True
     defaults: ClassVar[Mapping[str, str]] = {"rank": "4", "ef": "1"}
     advice: ClassVar[str] = (
         "large matrices whose gradients have few strong directions, as in transformers, over slow links; noise, as measured here, is its worst case"
