@@ -96,6 +96,7 @@ class BlockTopKCodec(SparseCodec):
 
     name = "blocktopk"
     codec_id = 21
+    advice = "gradients that are large in runs, as embeddings and convolutions are: hardly any bytes for places, and fast on servers"
     defaults: ClassVar[dict[str, str]] = {"k": "0.01", "block": "256", "ef": "1"}
 
     def __init__(
@@ -125,6 +126,8 @@ class BlockTopKCodec(SparseCodec):
         check_count(self, self._k, -(-numel // self._block), f"blocks of {self._block}")
 
     def contraction(self, numel: int) -> float | None:
+        if not self.feedback:
+            return None
         count, blocks = self.blocks(numel)
         return count / blocks  # the largest squares are at least their share of all
 

@@ -63,6 +63,8 @@ class _Selecting(ElementsCodec):
         check_count(self, self._k, numel, "elements")
 
     def contraction(self, numel: int) -> float | None:
+        if not self.feedback:
+            return None
         count = self.count(numel)  # the largest squares are at least their share of all
         return (sampled_rank(numel, count) if self._select == "sampled" else count) / numel
 
@@ -86,7 +88,7 @@ class TopKCodec(_Selecting):
     ) -> None:
         super().__init__(dtype, k=k, select=select, ef=ef)
         if select == "sampled":
-            self.codec_id = 20  # type: ignore[misc]
+            self.codec_id = 20
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
@@ -106,6 +108,7 @@ class GradDropCodec(_Selecting):
 
     name = "graddrop"
     codec_id = 18
+    advice = "topk by a sampled threshold: the fastest choice of elements, their number only nearly as asked"
     defaults: ClassVar[dict[str, str]] = {"drop": "0.99", "ef": "1"}
 
     def __init__(self, dtype: str = "float32", *, drop: Fraction = Fraction(99, 100), ef: bool = True) -> None:
