@@ -145,6 +145,14 @@ class Codec(ABC):
         write ``p - decode(payload)`` to ``residual_out``. May overwrite ``acc``. ``residual`` and ``residual_out`` are slices
         like ``acc``, both None for a codec without feedback, and never the same memory. ``payload_bytes`` is the whole part's."""
 
+    def fold_and_finish(
+        self, push: Codec, payloads: Sequence[Bytes], numel: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> Encoded | None:  # fmt: skip
+        """What ``push.fold`` and this codec's ``finish`` do for a whole part whose sum is these payloads alone, in fewer passes; None, with
+        nothing done, where there is no such way."""
+        return None
+
     @abstractmethod
     def define_payload(self, p: Array, stream: Stream) -> bytes:
         """The payload of p in plain NumPy: what the kernels are held against. Never fast, always obvious."""

@@ -120,6 +120,20 @@ def test_finish_writes_the_definitions_bytes_and_residual(text: str, numel: int,
             assert kept.tobytes() == wanted_kept.tobytes()
 
 
+@pytest.mark.parametrize("text", CODECS)
+@pytest.mark.parametrize("push", ["topk:k=0.9", "topk:select=sampled", "int8"])
+@pytest.mark.parametrize("numel", [9, 70001])
+def test_fold_and_finish_do_at_once_what_they_do_in_turn(push: str, text: str, numel: int, values: Values) -> None:
+    codec, sender, residual = parse_codec(text), parse_codec(push), residual_for(parse_codec(text), values, numel)
+    payloads = [encode(sender, values("gauss", numel, seed=i)) for i in range(3)]
+    out, kept = np.zeros(codec.payload_bound(numel), np.uint8), None if residual is None else np.full(numel, 77, np.float32)
+    encoded = codec.fold_and_finish(sender, payloads, numel, 3, residual, kept, RESCALE, STREAM, out)
+    if encoded is not None:
+        payload, left = finish(codec, fold(sender, payloads, numel), 3, residual)
+        assert out[: encoded.payload_bytes].tobytes() == payload
+        assert kept is None or (left is not None and kept.tobytes() == left.tobytes())
+
+
 @pytest.mark.parametrize("text", FEEDBACK)
 @pytest.mark.parametrize("numel", SIZES)
 def test_commit_leaves_the_definitions_residual(text: str, numel: int, kinds: tuple[str, ...], values: Values) -> None:
