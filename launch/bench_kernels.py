@@ -66,7 +66,7 @@ def bench_kernels(
         "memcpy_gbps": bench.memcpy_gbps(),
         "codecs": bench.rows,
         "left_out": bench.left_out,
-        "machine": machine("numpy", "numba", "torch"),
+        "machine": machine(("numpy", "torch", "numba")),
     }
 
 
@@ -82,11 +82,9 @@ def read_sizes(text: str) -> list[int]:
 def timed_subject(text: str, numel: int = CHECKED) -> Codec | Scheme:
     """The codec or scheme of several rounds that ``text`` names; low rank is that of a matrix of ``numel`` elements, about square."""
     scheme = parse_scheme(text, Setting(workers=WORKERS, shapes=_about_square(numel)))
-    if not isinstance(scheme, PairScheme):
-        return scheme
-    if scheme.pair.push.canonical != scheme.pair.pull.canonical:
+    if "/" in scheme.canonical:
         raise CodecError(f"codec {text}: bench kernels takes one codec at a time, not a pair; give --codec twice")
-    return scheme.pair.push
+    return scheme.pair.push if isinstance(scheme, PairScheme) else scheme
 
 
 def _about_square(numel: int) -> tuple[tuple[int, ...], ...]:
@@ -123,27 +121,19 @@ class _Bench:
         if odd:
             self.left_out[implementation] = f"there are baselines for multiples of {MULTIPLE} elements, not for {odd[0]}"
             return
+        compiled, largest = implementation == "torch.compile", max(self.beside)
         with nullcontext() if implementation == "numpy" else one_thread():
-            if implementation == "torch.compile":
-                largest = max(self.beside)
-                try:
-                    found = runner(implementation, codec)
-                    check_baseline(implementation, codec, found, largest)
-                except CodecError:
-                    raise
-                except Exception as error:  # whatever torch says when it cannot compile here
-                    self.left_out[implementation] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                    return
-                self._time_runner(implementation, codec, found, largest)
-            else:
+            try:
                 found = runner(implementation, codec)
-                check_baseline(implementation, codec, found, CHECKED_BASELINE)
-                for numel in self.beside:
-                    self._time_runner(implementation, codec, found, numel)
-
-    def _time_runner(self, implementation: str, codec: str, found: Runner, numel: int) -> None:
-        for op, run in _baseline_operations(found, numel).items():
-            self._add(codec, implementation, op, numel, *self.beside[numel].time(run, time.thread_time_ns))
+                check_baseline(implementation, codec, found, largest if compiled else CHECKED_BASELINE)
+            except Exception as error:
+                if not compiled or isinstance(error, CodecError):
+                    raise
+                self.left_out[implementation] = " ".join(f"{type(error).__name__}: {error}".split())[:200]  # whatever torch says
+                return
+            for numel in [largest] if compiled else self.beside:
+                for op, run in _baseline_operations(found, numel).items():
+                    self._add(codec, implementation, op, numel, *self.beside[numel].time(run, time.thread_time_ns))
 
     def memcpy_gbps(self) -> float:
         """Of the largest size."""
@@ -243,12 +233,15 @@ class Part:
                 self.codec.commit(self.payload, numel, cut.start, cut.stop, self.grad[cut], self.kept[cut], RESCALE)
 
     def serve(self, payloads: Sequence[Bytes], acc: F32) -> Bytes:
-        """The payload of the mean: summed as payloads where the codec can, else slice by slice in ``acc``, which holds one slice."""
+        """The payload of the mean, in the codec's own way or else slice by slice in ``acc``, which holds one slice."""
         numel, residual, kept = self.grad.size, self.residual, self.kept
         adder = CodecPair(self.codec, self.codec).adder
         if adder is not None:
             adder.add(payloads, numel, self.out, True)
             return self.out[: adder.divide(self.out, numel, WORKERS).payload_bytes]
+        at_once = self.codec.fold_and_finish(self.codec, payloads, numel, WORKERS, residual, kept, RESCALE, STREAM, self.out)
+        if at_once is not None:
+            return self.out[: at_once.payload_bytes]
         for cut in self.slices():
             total = acc[: cut.stop - cut.start]
             self.codec.fold(payloads, numel, cut.start, cut.stop, total, True)

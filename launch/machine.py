@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def machine(*packages: str) -> str:
+def machine(packages: Sequence[str] = ("torch", "numba")) -> str:
     """CPU, cores, Python, and the versions of these packages."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

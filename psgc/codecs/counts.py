@@ -28,6 +28,14 @@ def check_part(codec: Parametrised, numel: int) -> None:
         raise CodecError(f"codec {codec.name} carries parts of 1 to {MOST_ELEMENTS} elements, not {numel}")
 
 
+def check_count(codec: Parametrised, k: Fraction | int, of: int, what: str) -> None:
+    """Raise CodecError if k is a count of more than there are in a whole bucket; its last part may well have fewer, and sends all."""
+    if isinstance(k, int) and k > of:
+        raise CodecError(
+            f"codec {codec.name}: parameter k is {k}, but the bucket has only {of} {what}; write a smaller count or a fraction"
+        )
+
+
 def read_k(codec: Parametrised, text: str) -> Fraction | int:
     """k from its text: a count of at least 1 if written as an integer, else a fraction strictly between 0 and 1."""
     if text.isascii() and text.isdigit() and len(text) <= 20 and int(text) >= 1:

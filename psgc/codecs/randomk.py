@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from psgc.codecs.bits import view_f32, view_u32
 from psgc.codecs.blocks import BlockCodec, BlockFormat
 from psgc.codecs.codec import F32, Adder, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.counts import check_part, count_of, read_k, write_k
+from psgc.codecs.counts import check_count, check_part, count_of, read_k, write_k
 from psgc.codecs.grouped import MAX_F32, top_bits
 from psgc.codecs.kernel import I64, IN_BYTES, IN_F32, OUT_F32, SCALAR_F32, helper, kernel
 from psgc.codecs.parameters import read_switch, with_defaults
@@ -151,6 +151,7 @@ class RandomKCodec(BlockCodec, Adder):
 
     name = "randomk"
     codec_id = 22
+    advice = "very many workers: only values travel and servers add them as they are; converges slower than topk at the same k"
     additive = True
     defaults: ClassVar[dict[str, str]] = {"k": "0.01", "ef": "1"}
     block_format = _FORMAT
@@ -191,6 +192,9 @@ class RandomKCodec(BlockCodec, Adder):
         """How many elements of a part are sent."""
         check_part(self, numel)
         return count_of(self._k, numel)
+
+    def check_bucket(self, numel: int) -> None:
+        check_count(self, self._k, numel, "elements")
 
     def contraction(self, numel: int) -> float | None:
         return self.count(numel) / numel if self._ef else None  # the squares at random places are their share of all, on average

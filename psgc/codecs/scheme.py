@@ -15,6 +15,7 @@ interfaces and the text forms; knows no sockets, keys or threads.
 from __future__ import annotations
 
 import importlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -264,5 +265,20 @@ def _one_round(text: str, setting: Setting) -> Scheme:
         from psgc.codecs.functions import parse_relayed
         from psgc.codecs.relay import RelayScheme
 
-        return RelayScheme(parse_relayed(push, setting.dtype), setting)
-    return PairScheme(parse_pair(text, setting.dtype))
+        codec = parse_relayed(push, setting.dtype)
+        _check_bucket([codec], setting)
+        return RelayScheme(codec, setting)
+    pair = parse_pair(text, setting.dtype)
+    _check_bucket([pair.push, pair.pull], setting)
+    return PairScheme(pair)
+
+
+def _check_bucket(codecs: Sequence[Codec], setting: Setting) -> None:
+    """Raise CodecError, naming the bucket's first tensor by its shape, if a codec cannot carry the bucket."""
+    if not setting.shapes:  # not known
+        return
+    for codec in codecs:
+        try:
+            codec.check_bucket(sum(map(math.prod, setting.shapes)))
+        except CodecError as error:
+            raise CodecError(f"{error} (tensor of shape {list(setting.shapes[0])}, of {len(setting.shapes)} in the bucket)") from None

@@ -166,7 +166,9 @@ def test_a_size_of_nothing_is_refused() -> None:
         bench_kernels([0], ["onebit"])
 
 
-@pytest.mark.parametrize(("text", "words"), [("onebot", "onebot"), ("onebit/int8", "one codec at a time")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("onebot", "onebot"), ("onebit/int8", "one codec at a time"), ("onebit/relay", "one codec at a time")]
+)
 def test_an_unknown_codec_or_a_pair_is_refused(text: str, words: str) -> None:
     with pytest.raises(CodecError, match=words):
         bench_kernels([5000], [text])
