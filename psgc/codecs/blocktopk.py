@@ -150,7 +150,7 @@ class BlockTopKCodec(SparseCodec):
 
     name = "blocktopk"
     codec_id = 21
-    advice = "gradients that are large in runs, as embeddings and convolutions are: hardly any bytes for places, and fast on servers"
+    advice = "gradients that are large in whole runs, as of embeddings; indices cost next to nothing, and memory is read in rows"
     defaults: ClassVar[dict[str, str]] = {"k": "0.01", "block": "256", "ef": "1"}
 
     def __init__(

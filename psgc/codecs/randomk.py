@@ -151,7 +151,7 @@ class RandomKCodec(BlockCodec, Adder):
 
     name = "randomk"
     codec_id = 22
-    advice = "very many workers: only values travel and servers add them as they are; converges slower than topk at the same k"
+    advice = "slow links and many workers: ranks draw the same places, so servers add values alone; topk loses less in as many bytes"
     additive = True
     defaults: ClassVar[dict[str, str]] = {"k": "0.01", "ef": "1"}
     block_format = _FORMAT

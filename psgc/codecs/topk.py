@@ -142,7 +142,7 @@ class GradDropCodec(_Selecting):
 
     name = "graddrop"
     codec_id = 18
-    advice = "topk by a sampled threshold: the fastest choice of elements, their number only nearly as asked"
+    advice = "what topk is for, as first published: a sampled threshold, so about so many elements and a faster encode"
     defaults: ClassVar[dict[str, str]] = {"drop": "0.99", "ef": "1"}
 
     def __init__(self, dtype: str = "float32", *, drop: Fraction = Fraction(99, 100), ef: bool = True) -> None:
