@@ -233,12 +233,15 @@ class Part:
                 self.codec.commit(self.payload, numel, cut.start, cut.stop, self.grad[cut], self.kept[cut], RESCALE)
 
     def serve(self, payloads: Sequence[Bytes], acc: F32) -> Bytes:
-        """The payload of the mean: summed as payloads where the codec can, else slice by slice in ``acc``, which holds one slice."""
+        """The payload of the mean, in the codec's own way or else slice by slice in ``acc``, which holds one slice."""
         numel, residual, kept = self.grad.size, self.residual, self.kept
         adder = CodecPair(self.codec, self.codec).adder
         if adder is not None:
             adder.add(payloads, numel, self.out, True)
             return self.out[: adder.divide(self.out, numel, WORKERS).payload_bytes]
+        at_once = self.codec.fold_and_finish(self.codec, payloads, numel, WORKERS, residual, kept, RESCALE, STREAM, self.out)
+        if at_once is not None:
+            return self.out[: at_once.payload_bytes]
         for cut in self.slices():
             total = acc[: cut.stop - cut.start]
             self.codec.fold(payloads, numel, cut.start, cut.stop, total, True)

@@ -125,9 +125,16 @@ class Engine:
         acc = None if fold.fresh else self._accumulators.pop(fold.key)
         out = store.result(fold.slot)
         residuals = store.residuals()
+        stream = Stream(self._seed, fold.step, SERVER_RANK, work.bucket, work.first)
+        if fold.fresh:
+            old, new = (None, None) if residuals is None else residuals
+            if old is not None and fold.add_back != NO_SLOT:
+                old = self._with_skipped(fold, pull, store, numel, 0, numel, old)
+            at_once = pull.fold_and_finish(push, fold.payloads, numel, work.spec.divisor, old, new, fold.rescale, stream, out)
+            if at_once is not None:
+                return at_once
         ranges = _slices(push, pull, numel)
         scratch = np.empty(ranges[0][1], push.acc_dtype) if acc is None else np.empty(0, push.acc_dtype)
-        stream = Stream(self._seed, fold.step, SERVER_RANK, work.bucket, work.first)
         payload_bytes, nonfinite = 0, False
         for lo, hi in ranges:
             part = scratch[: hi - lo] if acc is None else acc[lo:hi]

@@ -13,9 +13,9 @@ Source: Fei et al. 2021 (OmniReduce) for blocks of 256 as the unit; Stich et al.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numba import types
@@ -25,15 +25,16 @@ from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.counts import check_count, check_part, count_of, read_k, write_k
 from psgc.codecs.feedback import corrected_block
 from psgc.codecs.gaps import IN_U32, define_packed, define_unpacked, pack, packed_bound, packed_length, unpack, well_formed
-from psgc.codecs.kernel import I64, IN_F32, OUT_F32, SCALAR_F32, kernel
+from psgc.codecs.kernel import BOOL, I64, IN_F32, OUT_F32, SCALAR_F32, kernel
 from psgc.codecs.parameters import read_switch, read_whole, with_defaults
-from psgc.codecs.sparse import Sent, SparseCodec, decoded_values, define_scattered
+from psgc.codecs.sparse import SLICE, SparseCodec, define_scattered
 from psgc.errors import PayloadError
 
 MOST_BLOCK: Final = 65536
 _LANES: Final = 8
 _MAGNITUDE: Final = np.int64(2**63 - 1)
 _INFINITY_BITS: Final = 0x7FF0000000000000
+_IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 
 
 def define_squares(p: F32, block: int) -> NDArray[np.float64]:
@@ -91,6 +92,59 @@ def _gather(values: Any, residual: Any, rescale: Any, places: Any, out: Any) -> 
         out[i] = values[place] if residual.size == 0 else values[place] + rescale * residual[place]
 
 
+class _Sent(NamedTuple):
+    """What a payload holds, by ascending place; of a zero, the sign is lost in the sum."""
+
+    places: NDArray[np.uint32]
+    values: F32
+
+
+def _decoded_values(stored: Bytes) -> F32:
+    """Values, from where a payload stores them."""
+    with np.errstate(invalid="ignore"):  # a peer may send a signalling NaN
+        return np.asarray(stored.copy().view(np.float32) + np.float32(0), np.float32)
+
+
+@kernel(types.void(IN_U32, IN_F32, _IN_I64, OUT_F32, BOOL))
+def _sum(places: Any, values: Any, ends: Any, acc: Any, fresh: Any) -> None:
+    """acc becomes, or is added, the sum of payloads of which one ends where the next begins."""
+    scratch, cursors = np.empty(SLICE, np.float32), np.zeros(ends.size, np.int64)
+    cursors[1:] = ends[:-1]
+    for start in range(0, acc.size, SLICE):
+        block = acc[start : start + SLICE]
+        total, end = block if fresh else scratch[: block.size], start + block.size
+        total[:] = np.float32(0)
+        for k in range(ends.size):
+            at = cursors[k]
+            while at < ends[k] and places[at] < end:
+                total[places[at] - start] += values[at]
+                at += 1
+            cursors[k] = at
+        if not fresh:
+            for i in range(block.size):
+                block[i] += total[i]
+
+
+@kernel(types.void(IN_U32, IN_F32, IN_F32, OUT_F32, SCALAR_F32))
+def _commit(places: Any, values: Any, grad: Any, residual: Any, rescale: Any) -> None:
+    """residual <- grad + rescale * residual, less the values at their places."""
+    at = 0
+    for start in range(0, grad.size, SLICE):
+        g, r = grad[start : start + SLICE], residual[start : start + SLICE]
+        for i in range(g.size):
+            r[i] = g[i] + rescale * r[i]
+        end = start + g.size
+        while at < places.size and places[at] < end:
+            r[places[at] - start] -= values[at]
+            at += 1
+
+
+@kernel(types.void(IN_U32, IN_F32, OUT_F32))
+def _take(places: Any, values: Any, p: Any) -> None:
+    for at in range(places.size):
+        p[places[at]] -= values[at]
+
+
 class BlockTopKCodec(SparseCodec):
     """32 bits, and a small share of an index, for each element that is sent; nothing for the others."""
 
@@ -126,6 +180,8 @@ class BlockTopKCodec(SparseCodec):
         check_count(self, self._k, -(-numel // self._block), f"blocks of {self._block}")
 
     def contraction(self, numel: int) -> float | None:
+        if not self.feedback:
+            return None
         count, blocks = self.blocks(numel)
         return count / blocks  # the largest squares are at least their share of all
 
@@ -154,10 +210,21 @@ class BlockTopKCodec(SparseCodec):
         out[end : end + 4 * sent.size] = sent.view(np.uint8)
         return Encoded(end + 4 * sent.size, bool(_ordered(squares).max() >= _INFINITY_BITS))
 
-    def read(self, payload: Bytes, numel: int) -> Sent:
+    def _read(self, payload: Bytes, numel: int) -> _Sent:
         count, _ = self.blocks(numel)
         places = places_of(self._chosen(payload, count), self._block, numel)
-        return Sent(places, decoded_values(payload[packed_length(payload, count) :]))
+        return _Sent(places, _decoded_values(payload[packed_length(payload, count) :]))
+
+    def take(self, payload: Bytes, p: F32) -> None:
+        _take(*self._read(payload, p.size), p)
+
+    def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
+        sent = [self._read(payload, numel) for payload in payloads]
+        places, values = sent[0] if len(sent) == 1 else (np.concatenate(arrays) for arrays in zip(*sent, strict=True))
+        _sum(places, values, np.cumsum([one.places.size for one in sent]), acc, fresh)
+
+    def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
+        _commit(*self._read(payload, numel), grad, residual, rescale)
 
     @staticmethod
     def _chosen(payload: Bytes, count: int) -> NDArray[np.uint32]:

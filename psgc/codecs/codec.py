@@ -64,7 +64,7 @@ class Codec(ABC):
     """An encoding with its parameters, for parts of one dtype. Instances are immutable and may be shared between threads."""
 
     name: ClassVar[str]
-    codec_id: ClassVar[int]  # means *these bytes*: change the layout and it is a new id
+    codec_id: int  # means *these bytes*: change the layout and it is a new id; the instance's own where a parameter changes it
     dtypes: ClassVar[tuple[str, ...]] = FLOATS
     chunk: ClassVar[int] = 65536  # elements worked on at once (256 KB of fp32 stays in L2); 0 = whole part only
     defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
@@ -99,10 +99,10 @@ class Codec(ABC):
         return False
 
     def contraction(self, numel: int) -> float | None:
-        """A delta > 0 with E|decode(encode(p)) - p|^2 <= (1 - delta) |p|^2 (Euclidean norms) for every part p of normal floats, in exact
-        arithmetic: what keeps a residual bounded. None where no such bound holds or is claimed.
+        """A delta in (0, 1] with E|p - decode(encode(p))|^2 <= (1 - delta) |p|^2 for every part p of ``numel`` elements, but for float32's
+        rounding and underflow: what keeps residuals bounded. None where there is no feedback, or no such bound is known.
 
-        Source: Stich et al. 2018; Karimireddy et al. 2019, Assumption A."""
+        Source: Stich et al. 2018, definition 2.1; Karimireddy et al. 2019, assumption A."""
         return None
 
     @property
@@ -144,6 +144,14 @@ class Codec(ABC):
         """Encode ``p = acc / divisor + rescale * residual`` for the slice into its place in ``out`` (the whole part's payload) and
         write ``p - decode(payload)`` to ``residual_out``. May overwrite ``acc``. ``residual`` and ``residual_out`` are slices
         like ``acc``, both None for a codec without feedback, and never the same memory. ``payload_bytes`` is the whole part's."""
+
+    def fold_and_finish(
+        self, push: Codec, payloads: Sequence[Bytes], numel: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> Encoded | None:  # fmt: skip
+        """What ``push.fold`` and this codec's ``finish`` do for a whole part whose sum is these payloads alone, in fewer passes; None, with
+        nothing done, where there is no such way."""
+        return None
 
     @abstractmethod
     def define_payload(self, p: Array, stream: Stream) -> bytes:
@@ -213,6 +221,8 @@ _REGISTRY: dict[str, str] = {
     "graddrop": "psgc.codecs.topk:GradDropCodec",
     "blocktopk": "psgc.codecs.blocktopk:BlockTopKCodec",
     "randomk": "psgc.codecs.randomk:RandomKCodec",
+    "tbq": "psgc.codecs.tbq:TbqCodec",
+    "majority": "psgc.codecs.majority:MajorityCodec",
 }
 
 

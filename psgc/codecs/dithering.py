@@ -1,13 +1,17 @@
 """The `dithering` and `ternary` codecs: elements rounded at random to a few levels, so that their mean is right.
 
 Payload: as `grouped` says, in groups of 256, with codes in -k..k of 2 bits (k = 1), 4 bits (k up to 7) or 8 bits. Owns the parameters, named
-as BytePS names them: k, the number of levels above zero; normalize, the norm that the group is divided by.
+as BytePS names them: k, the number of levels above zero; partition, where they are; normalize, the norm that the group is divided by.
+
+* ``partition=linear`` (codec id 13): the levels are 0, 1/k, 2/k, ..., 1 times the norm, and the scale is norm / k.
+* ``partition=natural`` (id 14): 0, 2**(1 - k), ..., 1/4, 1/2, 1 times the norm, which is the scale. See `natural`.
 
 Without feedback, the default, codes are rounded at random and unbiased. With it (``ef=1``) they are rounded to nearest, which is a
 contraction, because the group's largest element is then sent as it is. That asks for normalize=max: divided by ||p||_2, all
 elements of a group may round to nothing; and for k >= 2: with k = 1 almost all do. An unbiased code of one level is refused inside feedback for
 the opposite reason, that its error is larger than the gradient itself, so that residuals grow.
-Source: Alistarh et al. 2017 (QSGD), section 3.1; Wen et al. 2017 (TernGrad), section 3, whose layer-wise scale is here one of a group.
+Source: Alistarh et al. 2017 (QSGD), section 3.1; Horvath et al. 2019 (natural dithering), definition 3; Wen et al. 2017 (TernGrad), section 3,
+whose layer-wise scale is here one of a group.
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Final, cast
 
-from psgc.codecs.codec import Codec
-from psgc.codecs.grouped import GroupedCodec, Norm
-from psgc.codecs.parameters import read_switch, with_defaults
+from psgc.codecs.blocks import BlockFormat
+from psgc.codecs.codec import F32, Array, Codec
+from psgc.codecs.grouped import GroupedCodec, Norm, grouped_format, planar_codes
+from psgc.codecs.natural import define_levels, define_powers, level_of, nearest_contraction, power_of
+from psgc.codecs.parameters import read_choice, read_switch, read_whole, with_defaults
 from psgc.errors import CodecError
 
 MOST_K: Final = 127
@@ -30,7 +36,8 @@ class DitheringCodec(GroupedCodec):
     codec_id = 13
     advice = "where the mean must be right without memory for residuals; int4 with feedback errs less in as many bytes"
     group = 256
-    defaults: ClassVar[dict[str, str]] = {"k": "7", "normalize": "max", "ef": "0"}
+    partition: ClassVar[str] = "linear"
+    defaults: ClassVar[dict[str, str]] = {"k": "7", "partition": "linear", "normalize": "max", "ef": "0"}
 
     def __init__(self, dtype: str = "float32", *, k: int = 7, normalize: Norm = "max", ef: bool = False) -> None:
         super().__init__(dtype, ef=ef)
@@ -42,24 +49,52 @@ class DitheringCodec(GroupedCodec):
                 f"the gradient, so residuals would grow; use ef=0, or k >= 2 with normalize=max, or onebit"
             )
         self.bits = 2 if k == 1 else 4 if k <= 7 else 8
-        self.top_code = self._k = k
+        self.top_code: float = k
         self.norm = normalize
         self.unbiased = not ef
+        self._k = k
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
         given = with_defaults(cls, parameters)
-        k, normalize = given["k"], given["normalize"]
-        if not (k.isascii() and k.isdigit()):
-            raise CodecError(f"codec {cls.name}: parameter k is a whole number from 1 to {MOST_K}, not {k!r}")
-        if normalize not in ("max", "l2"):
-            raise CodecError(f"codec {cls.name}: parameter normalize is max or l2, not {normalize!r}")
-        return cls(dtype, k=int(k), normalize=cast("Norm", normalize), ef=read_switch(cls, "ef", given["ef"]))
+        partition = read_choice(cls, "partition", given["partition"], ("linear", "natural"))
+        return (NaturalDitheringCodec if partition == "natural" else DitheringCodec)(
+            dtype,
+            k=read_whole(cls, "k", given["k"], 1, MOST_K),
+            normalize=cast("Norm", read_choice(cls, "normalize", given["normalize"], ("max", "l2"))),
+            ef=read_switch(cls, "ef", given["ef"]),
+        )
 
     @property
     def parameters(self) -> dict[str, str]:
-        given = {"k": str(self._k), "normalize": self.norm, "ef": "1" if self.feedback else "0"}
+        given = {"k": str(self._k), "partition": self.partition, "normalize": self.norm, "ef": "1" if self.feedback else "0"}
         return {key: value for key, value in given.items() if value != self.defaults[key]}
+
+
+class NaturalDitheringCodec(DitheringCodec):
+    """What ``dithering:partition=natural`` is."""
+
+    codec_id = 14
+    partition = "natural"
+
+    def __init__(self, dtype: str = "float32", *, k: int = 7, normalize: Norm = "max", ef: bool = False) -> None:
+        super().__init__(dtype, k=k, normalize=normalize, ef=ef)
+        self.top_code, self.least_code = 1, 2.0 ** (1 - k)
+
+    @property
+    def block_format(self) -> BlockFormat:
+        random = not self.feedback
+        tag = f"natural-{self.bits}-{self.norm}-{'random' if random else 'nearest'}"
+        return grouped_format(tag, self.bits, self.group, self.norm, *planar_codes(self.bits, level_of(random), power_of))
+
+    def contraction(self, numel: int) -> float | None:
+        return nearest_contraction(self._k, min(numel, self.group)) if self.feedback else None
+
+    def define_codes(self, scaled: F32, random: F32 | None) -> Array:
+        return define_levels(scaled, random, self._k)
+
+    def define_values(self, codes: Array) -> F32:
+        return define_powers(codes, self._k)
 
 
 class TernaryCodec(GroupedCodec):

@@ -73,3 +73,12 @@ class FeedbackCodec(Codec):
     @property
     def feedback(self) -> bool:
         return self._ef
+
+
+def rounding_contraction(top: float, count: int) -> float:
+    """The contraction of rounding ``count`` elements or fewer to the nearest multiple of max|p| / top.
+
+    The largest element is such a multiple itself. Of another, f multiples from the nearest one, f * f is left over. Most of all is lost
+    where all others are half a multiple large: (count - 1) / 4 of top**2 + (count - 1) / 4.
+    """
+    return 4 * top**2 / (4 * top**2 + count - 1)

@@ -24,6 +24,7 @@ import numpy as np
 from psgc.codecs.bits import bits_of_f32, f32_of_bits
 from psgc.codecs.blocks import BlockFormat
 from psgc.codecs.codec import F32, Array, Codec
+from psgc.codecs.feedback import rounding_contraction
 from psgc.codecs.grouped import GroupedCodec, grouped_format
 from psgc.codecs.kernel import helper
 from psgc.codecs.parameters import read_switch, with_defaults
@@ -104,7 +105,7 @@ class Fp8Codec(GroupedCodec):
         self.top_code = FORMATS[format_][2]
         self.unbiased = not ef
         if format_ == "e5m2":
-            self.codec_id = 10  # type: ignore[misc]
+            self.codec_id = 10
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
@@ -116,6 +117,13 @@ class Fp8Codec(GroupedCodec):
     @property
     def parameters(self) -> dict[str, str]:
         return ({} if self._format == "e4m3" else {"format": self._format}) | super().parameters
+
+    def contraction(self, numel: int) -> float | None:
+        """Normal values are rounded by at most 2**-(mantissa bits + 1) of themselves, the others as multiples of the smallest one are."""
+        if not self.feedback:
+            return None
+        mantissa, bias, top = FORMATS[self._format]
+        return min(1 - 4.0 ** -(mantissa + 1), rounding_contraction(top * 2.0 ** (bias + mantissa - 1), min(numel, self.group)))
 
     @property
     def block_format(self) -> BlockFormat:

@@ -106,7 +106,7 @@ def _pack_block(indices: Any, previous: Any, width: Any, out: Any, place: Any) -
 
 
 @helper
-def _unpack_block(packed: Any, place: Any, width: Any, previous: Any, indices: Any) -> Any:
+def unpack_block(packed: Any, place: Any, width: Any, previous: Any, indices: Any) -> Any:
     """indices <- one block's, from bytes that begin at ``place``; returns where the next block begins."""
     end = place + (indices.size * width + 7) // 8
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
@@ -154,7 +154,7 @@ def unpack(packed: Any, indices: Any) -> None:
     place, previous = -(-indices.size // GAPS), np.int64(-1)
     for block in range(-(-indices.size // GAPS)):
         chosen = indices[block * GAPS : (block + 1) * GAPS]
-        place = _unpack_block(packed, place, np.int64(packed[block]), previous, chosen)
+        place = unpack_block(packed, place, np.int64(packed[block]), previous, chosen)
         previous = np.int64(chosen[chosen.size - 1])
 
 
@@ -169,7 +169,7 @@ def well_formed(packed: Any, count: Any, numel: Any) -> Any:
         width, size = np.int64(packed[block]), min(GAPS, count - block * GAPS)
         if width > MAX_WIDTH or place + -(-size * width // 8) > packed.size:
             return False
-        place = _unpack_block(packed, place, width, previous, scratch[:size])
+        place = unpack_block(packed, place, width, previous, scratch[:size])
         previous = scratch[size - 1]
         if previous >= numel:
             return False

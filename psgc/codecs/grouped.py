@@ -1,9 +1,9 @@
-"""Codecs of small codes in groups that share a scale: what `int4`, `ternary`, `dithering` and `fp8` have in common.
+"""Codecs of small codes in groups that share a scale: what `int4`, `ternary`, `dithering`, `tbq` and `fp8` have in common.
 
 | offset        | type                                | meaning                                                            |
 |---------------|-------------------------------------|--------------------------------------------------------------------|
 | 0             | f32 [ceil(numel / group)]           | scale of each group: its norm over the codec's largest code; >= 0  |
-| 4 * groups    | u8 [...]                            | codes, group by group; the element is code * scale                 |
+| 4 * groups    | u8 [...]                            | codes, group by group; the element is its code's value * scale     |
 
 Codes of 2 or 4 bits lie in planes: with m elements in a group and w = ceil(m / per) bytes for them (per = 4 or 2 codes a byte), element
 i has byte i mod w and, counted from the least significant bits, place i // w; so both ends read and write whole rows. They are stored plus
@@ -25,6 +25,7 @@ import numpy as np
 from psgc.codecs.bits import bits_of_f32, f32_of_bits, view_f32, view_i8, view_u8
 from psgc.codecs.blocks import BlockCodec, BlockFormat
 from psgc.codecs.codec import F32, Array, Bytes, Stream
+from psgc.codecs.feedback import rounding_contraction
 from psgc.codecs.kernel import helper
 from psgc.codecs.payloads import check_scales, check_size
 from psgc.codecs.random import define_uniform, uniform
@@ -32,8 +33,8 @@ from psgc.codecs.random import define_uniform, uniform
 LEAST_SCALE: Final = np.finfo(np.float32).tiny
 MAX_F32: Final = np.finfo(np.float32).max
 ROUNDER: Final = np.float32(1.5 * 2**23)  # x + this has x, rounded to nearest even, in its low bits for |x| < 2**22
-_INFINITY_BITS: Final = np.uint32(0x7F800000)
-_LANES: Final = 16
+INFINITY_BITS: Final = np.uint32(0x7F800000)  # magnitudes whose bits are not below these are not finite
+LANES: Final = 16
 Norm = Literal["max", "l2"]
 
 
@@ -43,6 +44,18 @@ def code_bytes(bits: int, group: int, numel: int) -> int:
     return full * -(-group * bits // 8) + -(-rest * bits // 8)
 
 
+def define_lane_sum(terms: F32) -> np.float32:
+    """Sum of a group's terms in the documented order."""
+    padded = np.zeros(-(-terms.size // LANES) * LANES, np.float32)
+    padded[: terms.size] = terms
+    lanes = np.zeros(LANES, np.float32)
+    for row in padded.reshape(-1, LANES):
+        lanes = lanes + row
+    while lanes.size > 1:
+        lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
+    return np.float32(lanes[0])
+
+
 def define_norm(group: F32, norm: Norm) -> np.float32:
     """The norm of one group; NaN if an element is not finite, infinity if it overflows."""
     top = np.abs(group).max()
@@ -50,15 +63,8 @@ def define_norm(group: F32, norm: Norm) -> np.float32:
         return np.float32(np.nan)
     if norm == "max" or top == 0:
         return np.float32(top)
-    padded = np.zeros(-(-group.size // _LANES) * _LANES, np.float32)
-    padded[: group.size] = group / top
-    lanes = np.zeros(_LANES, np.float32)
-    for row in padded.reshape(-1, _LANES):
-        lanes = lanes + row * row
-    while lanes.size > 1:
-        lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
     with np.errstate(over="ignore"):
-        return np.float32(np.sqrt(lanes[0]) * top)
+        return np.float32(np.sqrt(define_lane_sum(np.square(group / top))) * top)
 
 
 def define_scale(group: F32, norm: Norm, top_code: float) -> tuple[np.float32, np.float32]:
@@ -96,23 +102,29 @@ def define_unpack(packed: bytes, bits: int, count: int) -> Array:
 
 
 @helper
+def add_lanes(lanes: Any) -> Any:
+    """The lanes' sum, in halves."""
+    width = LANES // 2
+    while width > 0:
+        for j in range(width):
+            lanes[j] += lanes[width + j]
+        width //= 2
+    return lanes[0]
+
+
+@helper
 def _group_norm_l2(values: Any, top: Any, lanes: Any) -> Any:
     lanes[:] = np.float32(0)
-    whole = values.size - values.size % _LANES
-    for start in range(0, whole, _LANES):
-        row = values[start : start + _LANES]
-        for j in range(_LANES):
+    whole = values.size - values.size % LANES
+    for start in range(0, whole, LANES):
+        row = values[start : start + LANES]
+        for j in range(LANES):
             part = row[j] / top
             lanes[j] += part * part
     for i in range(whole, values.size):
         part = values[i] / top
         lanes[i - whole] += part * part
-    width = _LANES // 2
-    while width > 0:
-        for j in range(width):
-            lanes[j] += lanes[width + j]
-        width //= 2
-    return np.sqrt(lanes[0]) * top
+    return np.sqrt(add_lanes(lanes)) * top
 
 
 @helper
@@ -131,7 +143,7 @@ def grouped_format(
     """The block format of these codes.
 
     write_codes(values, factor, codes, settings, index, before, between) writes one group's codes to its bytes;
-    read_codes(codes, scale, settings, out) reads them. settings[0] is the largest code.
+    read_codes(codes, scale, settings, out) reads them. settings: what the largest code stands for, and what code 1 does.
     """
     per_group = group * bits // 8
     zero = np.uint8(0 if bits == 8 else sum(1 << (bits - 1) << bits * place for place in range(8 // bits)))
@@ -143,7 +155,7 @@ def grouped_format(
     ) -> Any:  # fmt: skip
         groups = -(-numel // group)
         scales = view_f32(payload, 4 * (start // group), -(-p.size // group))
-        lanes, most, top_code = np.empty(_LANES, np.float32), np.uint32(0), settings[0]
+        lanes, most, top_code = np.empty(LANES, np.float32), np.uint32(0), settings[0]
         largest = MAX_F32 / top_code
         for number in range(scales.size):
             low = number * group
@@ -152,7 +164,7 @@ def grouped_format(
             top = top_bits(values)
             most = max(most, top)
             length = f32_of_bits(top)
-            if l2 and np.uint32(0) < top < _INFINITY_BITS:
+            if l2 and np.uint32(0) < top < INFINITY_BITS:
                 length = _group_norm_l2(values, f32_of_bits(top), lanes)
             scale = length / top_code
             if not length <= MAX_F32 or scale < LEAST_SCALE:
@@ -161,7 +173,15 @@ def grouped_format(
                 continue
             scales[number] = f32_of_bits(bits_of_f32(largest) - np.uint32(1)) if scale >= largest else scale
             write_codes(values, top_code / length, codes, settings, np.uint32(index + np.uint32(low)), before, between)
-        return most < _INFINITY_BITS
+        return most < INFINITY_BITS
+
+    return BlockFormat(tag, write, group_reader(bits, group, read_codes))
+
+
+@functools.cache
+def group_reader(bits: int, group: int, read_codes: Callable[..., Any]) -> Callable[..., Any]:
+    """The ``read`` of a block format whose groups ``read_codes`` reads."""
+    per_group = group * bits // 8
 
     @helper
     def read(payload: Any, numel: Any, start: Any, settings: Any, out: Any) -> None:
@@ -172,15 +192,16 @@ def grouped_format(
             codes = view_u8(payload, 4 * groups + (start // group + number) * per_group, (target.size * bits + 7) // 8)
             read_codes(codes, scales[number], settings, target)
 
-    return BlockFormat(tag, write, read)
+    return read
 
 
 @functools.cache
 def _rounded(random: bool) -> Callable[..., Any]:
-    """x, at most an ulp beyond [-top, top], as the integer that it is rounded to: at random, or to nearest even."""
+    """value * factor, at most an ulp beyond [-top, top], as the integer that it is rounded to: at random, or to nearest even."""
 
     @helper
-    def at_random(x: Any, top: Any, index: Any, before: Any, between: Any) -> Any:
+    def at_random(value: Any, factor: Any, top: Any, least: Any, index: Any, before: Any, between: Any) -> Any:
+        x = value * factor
         x = top if x > top else x
         x = -top if x < -top else x
         below = np.floor(x)
@@ -188,72 +209,92 @@ def _rounded(random: bool) -> Callable[..., Any]:
         return bits_of_f32(x + ROUNDER)
 
     @helper
-    def to_nearest(x: Any, top: Any, index: Any, before: Any, between: Any) -> Any:
-        return bits_of_f32(x + ROUNDER)
+    def to_nearest(value: Any, factor: Any, top: Any, least: Any, index: Any, before: Any, between: Any) -> Any:
+        return bits_of_f32(value * factor + ROUNDER)
 
     return at_random if random else to_nearest
 
 
-@functools.cache
+@helper
+def integer_value(code: Any, least: Any) -> Any:
+    """What an integer code stands for: itself."""
+    return np.float32(code)
+
+
 def integer_codes(bits: int, random: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """``write_codes`` and ``read_codes`` of integers, packed as the module's text says."""
+    """``write_codes`` and ``read_codes`` of integers."""
+    return planar_codes(bits, _rounded(random), integer_value)
+
+
+@functools.cache
+def planar_codes(
+    bits: int, code_of: Callable[..., Any], value_of: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:  # fmt: skip
+    """``write_codes`` and ``read_codes`` of codes packed as the module's text says.
+
+    code_of(value, factor, top, least, index, before, between) has an element's code in its low bits, as uint32; value_of(code, least) is what
+    an int32 code stands for, before the scale. top, least: the settings.
+    """
     per, bias, mask = 8 // bits, np.uint32(1 << (bits - 1) if bits < 8 else 0), np.uint8((1 << bits) - 1)
-    rounded, signed_bias = _rounded(random), np.int32(bias)
-    keep = np.uint32((1 << bits) - 1)
+    signed_bias, keep = np.int32(bias), np.uint32((1 << bits) - 1)
 
     @helper
     def write_codes(
         values: Any, factor: Any, codes: Any, settings: Any, index: Any, before: Any, between: Any
     ) -> None:  # fmt: skip
-        width, top = codes.size, settings[0]
+        width, top, least = codes.size, settings[0], settings[1]
         for place in range(per):
             row = view_f32(values, place * width, max(0, min(width, values.size - place * width)))
             first, shift = np.uint32(index + np.uint32(place * width)), np.uint32(bits * place)
             if place == 0:
                 for i in range(row.size):
-                    code = rounded(row[i] * factor, top, np.uint32(first + np.uint32(i)), before, between)
+                    code = code_of(row[i], factor, top, least, np.uint32(first + np.uint32(i)), before, between)
                     codes[i] = np.uint8((code + bias) & keep)
             else:
                 for i in range(row.size):
-                    code = rounded(row[i] * factor, top, np.uint32(first + np.uint32(i)), before, between)
+                    code = code_of(row[i], factor, top, least, np.uint32(first + np.uint32(i)), before, between)
                     codes[i] |= np.uint8(((code + bias) & keep) << shift)
             for i in range(row.size, width):
                 codes[i] |= np.uint8(bias << shift)
 
     @helper
     def read_codes(codes: Any, scale: Any, settings: Any, out: Any) -> None:
-        width = codes.size
+        width, least = codes.size, settings[1]
         if per == 1:
             signed = view_i8(codes, 0, width)
             for i in range(width):
-                out[i] = np.float32(signed[i]) * scale
+                out[i] = value_of(np.int32(signed[i]), least) * scale
             return
         for place in range(per):
             row = view_f32(out, place * width, max(0, min(width, out.size - place * width)))
             shift = np.uint8(bits * place)
             for i in range(row.size):
-                row[i] = np.float32(np.int32((codes[i] >> shift) & mask) - signed_bias) * scale
+                row[i] = value_of(np.int32((codes[i] >> shift) & mask) - signed_bias, least) * scale
 
     return write_codes, read_codes
 
 
 class GroupedCodec(BlockCodec):
-    """A codec over groups. Subclasses say how wide codes are, what the largest is, and how they are written."""
+    """A codec over groups. Subclasses say how wide codes are, what they stand for, and how they are written."""
 
     bits: int
     group: ClassVar[int]
-    top_code: float
+    top_code: float  # what the largest code stands for, before the scale
+    least_code: float = 1  # what code 1 stands for
     norm: Norm = "max"
 
     @functools.cached_property
     def settings(self) -> F32:  # type: ignore[override]
-        return np.array([self.top_code], np.float32)
+        return np.array([self.top_code, self.least_code], np.float32)
 
     @property
     def block_format(self) -> BlockFormat:
         random = not self.feedback
         tag = f"integers-{self.bits}-{self.group}-{self.norm}-{'random' if random else 'nearest'}"
         return grouped_format(tag, self.bits, self.group, self.norm, *integer_codes(self.bits, random))
+
+    def contraction(self, numel: int) -> float | None:
+        return rounding_contraction(self.top_code / self.least_code, min(numel, self.group)) if self.feedback else None
 
     def payload_bound(self, numel: int) -> int:
         return 4 * -(-numel // self.group) + code_bytes(self.bits, self.group, numel)

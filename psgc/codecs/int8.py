@@ -22,7 +22,7 @@ from numba import types
 
 from psgc.codecs.bits import bits_of_f32, borrowed, f32_of_bits, view_f32, view_i8
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, corrected_block, mean_corrected_block
+from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, corrected_block, mean_corrected_block, rounding_contraction
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, eight
@@ -283,6 +283,9 @@ class Int8Codec(FeedbackCodec):
         if read_switch(cls, "rotate", given["rotate"]):
             return RotatedInt8Codec.from_parameters(given, dtype)
         return cls(dtype, ef=read_switch(cls, "ef", given["ef"]))
+
+    def contraction(self, numel: int) -> float | None:
+        return rounding_contraction(float(_TOP), min(numel, GROUP)) if self.feedback else None
 
     def payload_bound(self, numel: int) -> int:
         return 4 * -(-numel // GROUP) + numel

@@ -57,7 +57,21 @@ def primitive(function: Callable[..., Any]) -> Any:
 
 def helper(function: Function) -> Function:
     """Mark a function that kernels call; it is compiled into them."""
-    return cast("Function", _numba.njit(**SETTINGS)(function))
+    return cast("Function", _numba.njit(**SETTINGS)(_named_by_closure(function)))
+
+
+def _named_by_closure(function: Function) -> Function:
+    """Add what a closure encloses to its name, so that no two functions that differ share one.
+
+    Machine code is linked by name. Numba tells closures of one function apart by a count that begins anew in each process, so that kernels
+    which different processes compiled and cached could be called in place of one another.
+    """
+    if function.__closure__:
+        values = [cell.cell_contents for cell in function.__closure__]
+        enclosed = [getattr(value, "py_func", value) for value in values]
+        text = repr([getattr(value, "__qualname__", value) for value in enclosed])
+        function.__qualname__ += hashlib.sha256(text.encode()).hexdigest()[:12]
+    return function
 
 
 def chosen_by_type(stub: Callable[..., Any]) -> Callable[[Function], Function]:
@@ -85,7 +99,7 @@ def kernel(signature: Any, tag: str = "", encloses: Sequence[Any] = ()) -> Calla
     """
 
     def build(function: Callable[..., Any]) -> Any:
-        dispatcher = _numba.njit(**SETTINGS)(function)
+        dispatcher = _numba.njit(**SETTINGS)(_named_by_closure(function))
         folder = _cache_folder(*sorted({sys.modules[f.__module__].__file__ or "" for f in (function, *encloses)}))
         if folder is not None:
             with _caching_in(folder / tag):

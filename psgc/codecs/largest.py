@@ -41,7 +41,7 @@ _LOW_MASK: Final = np.uint32(1023)
 _LEAST_SAMPLE: Final = 1024
 _MOST_SAMPLE: Final = 65536
 _IN_SAMPLE: Final = 128  # of the elements wanted: then 4 standard deviations are a third of their number
-_LANES: Final = 8
+_LANES: Final = 64
 
 Indices = NDArray[np.int64]
 
@@ -96,7 +96,7 @@ def _bisect(mean: np.float32, top: np.float32, too_many: Callable[[int], bool]) 
 
 
 def define_mean_magnitude(p: F32) -> np.float32:
-    """mean |p|, summed in float64 in 8 lanes, lane j taking elements j, j + 8, ..., then lane by lane."""
+    """mean |p|, summed in float64 in 64 lanes, lane j taking elements j, j + 64, ..., then lane by lane."""
     padded = np.zeros(-(-p.size // _LANES) * _LANES)
     padded[: p.size] = np.abs(p)
     lanes = np.cumsum(padded.reshape(-1, _LANES), axis=0)[-1]
@@ -248,92 +248,87 @@ def _add_magnitudes(values: Any, residual: Any, rescale: Any, lanes: Any) -> Non
                 lanes[j] += np.float64(abs(p[i + j]))
 
 
-class Floor(NamedTuple):
-    """A first guess at what is sent: everything that reaches ``bits``. room: elements to make room for; more are too many."""
+class Candidates(NamedTuple):
+    """Everything that reaches a floor, by ascending index."""
 
-    bits: int
-    room: int
+    indices: NDArray[np.uint32]
+    values: F32
+    floor: int
 
+    @property
+    def top(self) -> int:
+        """Bits of the largest magnitude."""
+        return int((self.values.view(np.uint32) & _MAGNITUDE).max()) if self.values.size else 0
 
-def floor_of_sample(sample: F32, numel: int, k: int, *, exact: bool) -> Floor:
-    """The floor for the exact choice, which at least k elements very likely reach, or for the sampled one, which is the threshold."""
-    if not exact:
-        bits, _ = kth_magnitude(sample, sampled_rank(numel, k))
-        return Floor(max(1, bits), min(numel, MOST_OVER * k))
-    share = k / numel
-    mean = sample.size * share
-    rank = mean + 4 * (mean * (1 - share)) ** 0.5 + 8  # four standard deviations to the safe side
-    if rank > 0.9 * sample.size:
-        return Floor(0, numel)
-    bits, _ = kth_magnitude(sample, int(rank))
-    return Floor(bits, min(numel, int(numel / sample.size * (rank + 5 * rank**0.5))))
+    def keep(self, below: int, above: int, rest: int) -> Chosen:
+        """Those that reach ``above``, and the first ``rest`` of those that reach ``below``. Overwrites the candidates."""
+        top = self.top
+        kept = _keep(self.indices, self.values, below, above, rest)
+        return Chosen(self.indices[:kept], self.values[:kept], top)
 
 
-def choose(indices: NDArray[np.uint32], found: F32, k: int, *, exact: bool) -> Chosen | None:
-    """The elements to send among those that reached the floor (at most ``room``), or None if they are too few."""
-    if not exact:
-        return Chosen(indices, found, _top(found))
-    if indices.size < k:
-        return None
-    least, ties = kth_magnitude(found, k)
-    kept = _keep(indices, found, least, least + 1, ties)
-    return Chosen(indices[:kept], found[:kept], _top(found[:kept]))
+def _reach(values: F32, residual: F32, rescale: float, floor: int, room: int) -> Candidates | None:
+    """All that reach the floor; None if they are more than ``room``."""
+    indices, found = np.empty(room + SCRATCH, np.uint32), np.empty(room + SCRATCH, np.float32)
+    count = _collect(values, residual, rescale, floor, indices, found)
+    return Candidates(indices[:count], found[:count], floor) if 0 <= count <= room else None
 
 
-def _top(found: F32) -> int:
-    return int((found.view(np.uint32) & _MAGNITUDE).max()) if found.size else 0
-
-
-def _reach(values: F32, residual: F32, rescale: float, floor: Floor) -> tuple[NDArray[np.uint32], F32] | None:
-    """Indices and values of all that reach the floor; None if they are too many."""
-    indices, found = np.empty(floor.room + SCRATCH, np.uint32), np.empty(floor.room + SCRATCH, np.float32)
-    count = _collect(values, residual, rescale, floor.bits, indices, found)
-    return None if not 0 <= count <= floor.room else (indices[:count], found[:count])
-
-
-def _guess(values: F32, residual: F32, rescale: float, k: int, *, exact: bool) -> Floor:
-    size = sample_size(values.size, k)
-    if exact and size == values.size:
-        return Floor(*_exact_floor(values, residual, rescale, k))
+def _sample(values: F32, residual: F32, rescale: float, size: int) -> F32:
     sample = np.empty(size, np.float32)
     take_sample(values, residual, rescale, sample)
-    return floor_of_sample(sample, values.size, k, exact=exact)
+    return sample
+
+
+def _guess(values: F32, residual: F32, rescale: float, k: int) -> tuple[int, int]:
+    """A floor that at least k elements very likely reach, and room for those that do."""
+    numel, size, share = values.size, sample_size(values.size, k), k / values.size
+    mean = size * share
+    rank = mean + 4 * (mean * (1 - share)) ** 0.5 + 8  # four standard deviations to the safe side
+    if size == numel:
+        return _exact_floor(values, residual, rescale, k)  # type: ignore[no-any-return]
+    if rank > 0.9 * size:
+        return 0, numel
+    floor, _ = kth_magnitude(_sample(values, residual, rescale, size), int(rank))
+    return floor, min(numel, int(numel / size * (rank + 5 * rank**0.5)))
+
+
+def _at_least(values: F32, residual: F32, rescale: float, k: int) -> Candidates:
+    """Candidates of which there are at least k."""
+    candidates = _reach(values, residual, rescale, *_guess(values, residual, rescale, k))
+    if candidates is None or candidates.indices.size < k:
+        candidates = _reach(values, residual, rescale, *_exact_floor(values, residual, rescale, k))
+    assert candidates is not None
+    return candidates
 
 
 def largest(values: F32, residual: F32, rescale: float, k: int) -> Chosen:
     """The k elements of largest magnitude."""
-    candidates = _reach(values, residual, rescale, _guess(values, residual, rescale, k, exact=True))
-    chosen = None if candidates is None else choose(*candidates, k, exact=True)
-    return _largest_by_histogram(values, residual, rescale, k) if chosen is None else chosen
-
-
-def _largest_by_histogram(values: F32, residual: F32, rescale: float, k: int) -> Chosen:
-    candidates = _reach(values, residual, rescale, Floor(*_exact_floor(values, residual, rescale, k)))
-    assert candidates is not None
-    chosen = choose(*candidates, k, exact=True)
-    assert chosen is not None
-    return chosen
+    candidates = _at_least(values, residual, rescale, k)
+    least, ties = kth_magnitude(candidates.values, k)
+    return candidates.keep(least, least + 1, ties)
 
 
 def above_sample(values: F32, residual: F32, rescale: float, k: int) -> Chosen:
     """What reaches the sampled threshold."""
-    candidates = _reach(values, residual, rescale, _guess(values, residual, rescale, k, exact=False))
-    return largest(values, residual, rescale, k) if candidates is None else Chosen(*candidates, _top(candidates[1]))
+    sample = _sample(values, residual, rescale, sample_size(values.size, k))
+    threshold, _ = kth_magnitude(sample, sampled_rank(values.size, k))
+    candidates = _reach(values, residual, rescale, max(1, threshold), min(values.size, MOST_OVER * k))
+    return largest(values, residual, rescale, k) if candidates is None else Chosen(candidates.indices, candidates.values, candidates.top)
 
 
 def probed(values: F32, residual: F32, rescale: float, k: int) -> Chosen:
     """The k elements that bisection chooses."""
-    deciding = largest(values, residual, rescale, min(k + 1, values.size))
     if k == values.size:
-        return deciding
-    decides, _ = kth_magnitude(deciding.values, k + 1)
-    lanes = np.zeros(_LANES)
+        return largest(values, residual, rescale, k)
+    candidates, lanes = _at_least(values, residual, rescale, k + 1), np.zeros(_LANES)
     _add_magnitudes(values, residual, rescale, lanes)
-    mean, top = np.float32(np.cumsum(lanes)[-1] / values.size), np.uint32(deciding.top).view(np.float32)
-    below, above = _bisect(mean, top, lambda threshold: decides >= threshold)
-    candidates = _reach(values, residual, rescale, Floor(below, values.size))
-    assert candidates is not None
-    indices, found = candidates
-    sure = int(np.count_nonzero((found.view(np.uint32) & _MAGNITUDE) >= above))
-    kept = _keep(indices, found, below, above, k - sure)
-    return Chosen(indices[:kept], found[:kept], deciding.top)
+    mean, top = np.float32(np.cumsum(lanes)[-1] / values.size), np.uint32(candidates.top).view(np.float32)
+    decides, _ = kth_magnitude(candidates.values, k + 1)
+    below, above = _bisect(mean, top, lambda threshold: bool(decides >= threshold))
+    if below < candidates.floor:
+        lower = _reach(values, residual, rescale, below, values.size)
+        assert lower is not None
+        candidates = lower
+    sure = int(np.count_nonzero((candidates.values.view(np.uint32) & _MAGNITUDE) >= above))
+    return candidates.keep(below, above, k - sure)

@@ -8,13 +8,18 @@
 Owns these bytes. Zeros of either sign count as positive. The mean is summed in float32 in 64 lanes: lane j adds elements j,
 j + 64, j + 128, ... in turn, then lanes j and j + 32, j and j + 16, ... are added until one is left, which is divided by the
 block's length. Only if that sum of finite values overflows is it taken again over |p| / 8192. A block with NaN or infinity has scale 0.
+
+With ``scale=unit`` no scales travel: the payload is that of `signs`, and the elements are -1 and +1 (codec id 16). That takes no feedback:
+of an element below 1/2 more is left over than there was, so that residuals become 1 large however small the gradient is, and an element
+that is always above 1 is never caught up with. With ``scale=block`` the error's square is 1 - ||p||_1^2 / (n ||p||_2^2) times that of a
+block of n: 1 - 2/pi for Gaussian values, 1 - 1/n for one element among zeros.
 Source: Karimireddy et al. 2019 (EF-SignSGD), Algorithm 2, with the scale ||p||_1 / n taken per block; Seide et al. 2014.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numba import types
@@ -23,9 +28,10 @@ from psgc.codecs.bits import add_signed_sum, borrowed, negative_mask, set_signed
 from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, helper, kernel
-from psgc.codecs.parameters import read_switch, with_defaults
+from psgc.codecs.parameters import read_choice, read_switch, with_defaults
 from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, eight
-from psgc.errors import PayloadError
+from psgc.codecs.signs import SignsCodec, check_pads
+from psgc.errors import CodecError
 
 LANES: Final = 64
 MAX_F32: Final = np.finfo(np.float32).max
@@ -265,10 +271,23 @@ class OneBitCodec(FeedbackCodec):
     name = "onebit"
     codec_id = 4
     advice = "links of 1 Gbit/s and less, under SGD with momentum or OneBitAdam; costs quality under plain Adam"
+    defaults: ClassVar[dict[str, str]] = {"scale": "block", "ef": "1"}
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
-        return cls(dtype, ef=read_switch(cls, "ef", with_defaults(cls, parameters)["ef"]))
+        given = with_defaults(cls, parameters)
+        ef = read_switch(cls, "ef", given["ef"])
+        if read_choice(cls, "scale", given["scale"], ("block", "unit")) == "block":
+            return cls(dtype, ef=ef)
+        if ef:
+            raise CodecError(
+                f"codec {cls.name}: scale=unit is refused with ef=1, the default: -1 and +1 are no contraction (of elements below 1/2 more is "
+                f"left over than there was, and those above 1 are never caught up with); write scale=unit,ef=0, or use scale=block"
+            )
+        return UnitOneBitCodec(dtype)
+
+    def contraction(self, numel: int) -> float | None:
+        return 1 / min(numel, BLOCK) if self.feedback else None
 
     def payload_bound(self, numel: int) -> int:
         return 4 * -(-numel // BLOCK) + -(-numel // 8)
@@ -276,8 +295,7 @@ class OneBitCodec(FeedbackCodec):
     def validate(self, payload: Bytes, numel: int) -> None:
         check_size(self.name, payload, numel, self.payload_bound(numel))
         check_scales(self.name, payload[: 4 * -(-numel // BLOCK)])
-        if numel % 8 and payload[-1] >> numel % 8:
-            raise PayloadError(f"onebit payload of {numel} elements has pad bits set in its last byte {payload[-1]:#04x}")
+        check_pads(self.name, payload, numel)
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
         finite = _encode(grad, NO_RESIDUAL if residual is None else residual, rescale, out)
@@ -305,3 +323,19 @@ class OneBitCodec(FeedbackCodec):
 
     def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
         _commit(payload, numel, lo, grad, residual, rescale)
+
+
+class UnitOneBitCodec(SignsCodec):
+    """What ``onebit:scale=unit,ef=0`` is: 1 bit an element."""
+
+    name = "onebit"
+    codec_id = 16
+    defaults: ClassVar[dict[str, str]] = OneBitCodec.defaults
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
+        return OneBitCodec.from_parameters(parameters, dtype)
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        return {"ef": "0", "scale": "unit"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
+
 from psgc.errors import CodecError
 
 
@@ -46,3 +48,19 @@ def read_whole(codec: Parametrised, key: str, text: str, least: int, most: int) 
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most):
         raise CodecError(f"codec {codec.name}: parameter {key} is a whole number from {least} to {most}, not {text!r}")
     return int(text)
+
+
+def read_float(codec: Parametrised, key: str, text: str, least: float, most: float, word: str) -> float:
+    """A parameter that is a float32 from ``least`` to ``most``; ``word`` is what the codec takes instead of a number, for the error."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most:
+        raise CodecError(f"codec {codec.name}: parameter {key} is {word} or a number from {least:g} to {most:g}, not {text!r}")
+    return float(np.float32(value))
+
+
+def write_float(value: float) -> str:
+    """The shortest text that ``read_float`` reads back as the same float32."""
+    return str(np.float32(value)).removesuffix(".0")

@@ -60,7 +60,7 @@ def define_uniform(stream: Stream, lo: int, count: int) -> F32:
 
 @helper
 def word(index: Any, before: Any, between: Any) -> Any:
-    """The same 32 bits in kernels; all are uint32."""
+    """The same 32 random bits in kernels; all three are uint32."""
     h = np.uint32(index + before)
     h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D))
     h = np.uint32((h ^ between ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B))
@@ -69,5 +69,5 @@ def word(index: Any, before: Any, between: Any) -> Any:
 
 @helper
 def uniform(index: Any, before: Any, between: Any) -> Any:
-    """The same uniform number in kernels."""
+    """The same uniform number in kernels; all three are uint32."""
     return np.float32(np.int32(word(index, before, between) >> np.uint32(8))) * _UNIT

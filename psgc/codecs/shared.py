@@ -250,7 +250,7 @@ class CodesCodec(_InnerCodec):
         super().__init__("float32")
         self._down, self._narrow = down, narrow
         self._item = (2 if narrow else 4) if down else 1
-        self.codec_id = (26 if narrow else 28) if down else 25  # type: ignore[misc]
+        self.codec_id = (26 if narrow else 28) if down else 25
 
     @property
     def acc_dtype(self) -> Any:

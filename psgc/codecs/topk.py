@@ -9,6 +9,9 @@ Payload: as `elements` says. Owns the parameters, and with them how many element
 | ``topk:select=sampled``    | those above a sampled threshold: about k, from 0 to 2 k               | 20 |
 | ``graddrop:drop=0.99``     | as ``topk:select=sampled``, with k = 1 - drop                         | 18 |
 
+``topk:warmup=N`` sends more in the first N steps, as DGC's warm-up does: 25 % in the first quarter of them, then 6.25, 1.5625 and 0.390625 %,
+or k where that is more. Payloads say how many elements they hold, so a server takes any number from k to 25 %.
+
 Source: Stich et al. 2018 (error feedback for top-k); Lin et al. 2018 (DGC) for the sampled threshold; Shi et al. 2021 (MSTop-K); Aji and
 Heafield 2017 (gradient dropping), section 3, which drops by a sampled threshold what is kept in the residual.
 """
@@ -19,7 +22,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import ClassVar, Final, Literal
 
-from psgc.codecs.codec import F32, Codec
+from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.counts import check_count, check_part, count_of, read_k, read_share, write_k
 from psgc.codecs.elements import ElementsCodec
 from psgc.codecs.largest import (
@@ -34,9 +37,11 @@ from psgc.codecs.largest import (
     probed,
     sampled_rank,
 )  # fmt: skip
-from psgc.codecs.parameters import read_choice, read_switch, with_defaults
+from psgc.codecs.parameters import read_choice, read_switch, read_whole, with_defaults
 
 Selector = Literal["exact", "sampled", "mstopk"]
+WARMUP_SHARES: Final = tuple(Fraction(1, 4**power) for power in (1, 2, 3, 4))
+MOST_STEPS: Final = 10**9
 _CHOOSE: Final = {"exact": largest, "sampled": above_sample, "mstopk": probed}
 _DEFINE: Final = {"exact": define_largest, "sampled": define_above_sample, "mstopk": define_probed}
 
@@ -63,6 +68,8 @@ class _Selecting(ElementsCodec):
         check_count(self, self._k, numel, "elements")
 
     def contraction(self, numel: int) -> float | None:
+        if not self.feedback:
+            return None
         count = self.count(numel)  # the largest squares are at least their share of all
         return (sampled_rank(numel, count) if self._select == "sampled" else count) / numel
 
@@ -79,26 +86,55 @@ class TopKCodec(_Selecting):
     name = "topk"
     codec_id = 5
     advice = "the slowest links, and gradients with few large elements, under SGD with momentum; costs quality under plain Adam"
-    defaults: ClassVar[dict[str, str]] = {"k": "0.01", "select": "exact", "ef": "1"}
+    defaults: ClassVar[dict[str, str]] = {"k": "0.01", "select": "exact", "warmup": "0", "ef": "1"}
 
     def __init__(
-        self, dtype: str = "float32", *, k: Fraction | int = Fraction(1, 100), select: Selector = "exact", ef: bool = True
-    ) -> None:
+        self, dtype: str = "float32", *, k: Fraction | int = Fraction(1, 100), select: Selector = "exact", warmup: int = 0, ef: bool = True
+    ) -> None:  # fmt: skip
         super().__init__(dtype, k=k, select=select, ef=ef)
+        self._warmup = warmup
         if select == "sampled":
-            self.codec_id = 20  # type: ignore[misc]
+            self.codec_id = 20
+        shares = WARMUP_SHARES if warmup else ()
+        self._stages = tuple(TopKCodec(dtype, k=share, select=select, ef=ef) for share in shares)
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
         given = with_defaults(cls, parameters)
         select: Selector = read_choice(cls, "select", given["select"], tuple(_CHOOSE))  # type: ignore[assignment]
-        return cls(dtype, k=read_k(cls, given["k"]), select=select, ef=read_switch(cls, "ef", given["ef"]))
+        warmup = read_whole(cls, "warmup", given["warmup"], 0, MOST_STEPS)
+        return cls(dtype, k=read_k(cls, given["k"]), select=select, warmup=warmup, ef=read_switch(cls, "ef", given["ef"]))
 
     @property
     def parameters(self) -> dict[str, str]:
-        k = write_k(self._k)
-        given = {"k": k, "select": self._select}
+        given = {"k": write_k(self._k), "select": self._select, "warmup": str(self._warmup)}
         return super().parameters | {key: text for key, text in given.items() if text != self.defaults[key]}
+
+    def counts(self, numel: int) -> tuple[int, int]:
+        least, most = super().counts(numel)
+        return least, max((most, *(stage.counts(numel)[1] for stage in self._stages)))
+
+    def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
+        stage = self._stage(stream.step, grad.size)
+        return super().encode(grad, residual, rescale, stream, out) if stage is None else stage.encode(grad, residual, rescale, stream, out)
+
+    def finish(
+        self, acc: Array, numel: int, lo: int, hi: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> Encoded:  # fmt: skip
+        stage = self._stage(stream.step, numel)
+        finish = super().finish if stage is None else stage.finish
+        return finish(acc, numel, lo, hi, divisor, residual, residual_out, rescale, stream, out)
+
+    def define_payload(self, p: Array, stream: Stream) -> bytes:
+        stage = self._stage(stream.step, p.size)
+        return super().define_payload(p, stream) if stage is None else stage.define_payload(p, stream)
+
+    def _stage(self, step: int, numel: int) -> TopKCodec | None:
+        """What sends more than k in this step of the warm-up, the first being 1; None where k is what is sent."""
+        number = len(self._stages) * max(step - 1, 0) // self._warmup if self._warmup else 0
+        stage = self._stages[number] if number < len(self._stages) else None
+        return stage if stage is not None and stage.count(numel) > self.count(numel) else None
 
 
 class GradDropCodec(_Selecting):

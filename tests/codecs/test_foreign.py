@@ -14,6 +14,7 @@ import pytest
 from psgc.codecs import parse_codec, parse_pair, parse_scheme
 from psgc.codecs.foreign import foreign_codecs, load_codec, source_digest
 from psgc.errors import CodecError
+from psgc.launch import cli
 
 Install = Callable[..., Path]
 
@@ -49,12 +50,18 @@ def test_a_codec_of_another_package_is_found_by_its_name(installed: Install) -> 
     assert parse_scheme(f"{codec.canonical}/relay").canonical == f"{codec.canonical}/relay"
 
 
-def test_the_command_line_lists_it_with_its_distribution(kit_package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(kit_package), prepend=":")
-    command = [sys.executable, "-m", "psgc.launch", "codecs", "--json"]
-    entries = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    listed = {entry["name"]: entry["distribution"] for entry in entries if "distribution" in entry}
-    assert listed == {"threshold": "kit-examples 1.0", "levels3": "kit-examples 1.0", "halves": "kit-examples 1.0"}
+def test_the_command_line_lists_it_with_its_distribution(
+    installed: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed("tools", "2.5", {"mine": "mine_codec:Mine"}, {"mine_codec.py": CAST})
+    for own in ("registered_codecs", "registered_schemes"):  # which have tests of their own
+        monkeypatch.setattr(f"psgc.codecs.catalogue.{own}", tuple)
+    cli.codecs(as_json=True)
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["name"], entry["distribution"], entry["ratio_fp32"]) == ("mine", "tools 2.5", 2)
+    monkeypatch.setenv("COLUMNS", "250")
+    cli.codecs()
+    assert f"{entry['canonical']} (tools 2.5)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,34 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_but_not_the_run(tmp_pat
     assert "kernel cache off" in err
 
 
+FAMILY = f"""
+import sys
+from psgc.codecs.kernel import SCALAR_F32, helper, kernel
+
+def multiplier(factor):
+    @helper
+    def times(x):
+        {"x = x / factor * factor; " * 99}  # too long for LLVM to write out at both calls
+        return x * factor
+
+    @kernel(SCALAR_F32(SCALAR_F32), tag=f"times-{{factor}}", encloses=(times,))
+    def run(x):
+        return times(x) + times(x + x)
+
+    return run
+
+print([round(multiplier(float(factor))(1.0)) for factor in sys.argv[1:]])
+"""
+
+
+def test_kernels_of_one_source_that_different_processes_cached_are_not_mistaken_for_one_another(tmp_path: Path) -> None:
+    (tmp_path / "family.py").write_text(FAMILY)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    for factors, wanted in ((["2"], "[6]"), (["4"], "[12]"), (["2", "4"], "[6, 12]")):
+        command = [sys.executable, "-c", "import family", *factors]
+        assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100).stdout.strip() == wanted
+
+
 @kernel(SCALAR_F32(IN_F32, SCALAR_F32, OUT_F32))
 def multiply_and_add(x: np.ndarray, factor: float, y: np.ndarray) -> float:
     for i in range(x.size):

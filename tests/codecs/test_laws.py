@@ -22,7 +22,10 @@ CODECS = os.environ.get("LAWS_FOR", "").split() or [  # texts of codecs under de
     "int4:rotate=1", "int4:ef=0,rotate=1", "int8:rotate=1",
     "topk:select=sampled", "topk:k=0.3,select=sampled", "topk:select=mstopk", "topk:k=0.9,select=mstopk", "graddrop:ef=0",
     "blocktopk", "blocktopk:block=100,k=0.3", "randomk", "randomk:k=0.3", "randomk:k=5,ef=0",
+    "dithering:partition=natural", "dithering:k=1,partition=natural", "dithering:k=127,normalize=l2,partition=natural",
+    "dithering:ef=1,k=4,partition=natural", "dithering:ef=1,k=20,partition=natural", "tbq", "tbq:tau=0.7", "majority", "onebit:ef=0,scale=unit",
 ]  # fmt: skip
+SIGNS_ALONE = ("majority", "onebit:ef=0,scale=unit")  # they have no zero
 LOSSY = [text for text in CODECS if parse_codec(text).flags_nonfinite]
 FEEDBACK = [text for text in CODECS if parse_codec(text).feedback]
 BLOCKWISE = [text for text in CODECS if parse_codec(text).chunk]
@@ -115,6 +118,20 @@ def test_finish_writes_the_definitions_bytes_and_residual(text: str, numel: int,
         assert (kept is None) == (wanted_kept is None)
         if kept is not None and wanted_kept is not None:
             assert kept.tobytes() == wanted_kept.tobytes()
+
+
+@pytest.mark.parametrize("text", CODECS)
+@pytest.mark.parametrize("push", ["topk:k=0.9", "topk:select=sampled", "int8"])
+@pytest.mark.parametrize("numel", [9, 70001])
+def test_fold_and_finish_do_at_once_what_they_do_in_turn(push: str, text: str, numel: int, values: Values) -> None:
+    codec, sender, residual = parse_codec(text), parse_codec(push), residual_for(parse_codec(text), values, numel)
+    payloads = [encode(sender, values("gauss", numel, seed=i)) for i in range(3)]
+    out, kept = np.zeros(codec.payload_bound(numel), np.uint8), None if residual is None else np.full(numel, 77, np.float32)
+    encoded = codec.fold_and_finish(sender, payloads, numel, 3, residual, kept, RESCALE, STREAM, out)
+    if encoded is not None:
+        payload, left = finish(codec, fold(sender, payloads, numel), 3, residual)
+        assert out[: encoded.payload_bytes].tobytes() == payload
+        assert kept is None or (left is not None and kept.tobytes() == left.tobytes())
 
 
 @pytest.mark.parametrize("text", FEEDBACK)
@@ -210,7 +227,7 @@ def test_cutting_a_bucket_between_blocks_changes_no_element(text: str, cut: int,
     assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
-@pytest.mark.parametrize("text", CODECS)
+@pytest.mark.parametrize("text", [text for text in CODECS if text not in SIGNS_ALONE])
 @pytest.mark.parametrize("numel", SIZES)
 def test_zeros_come_back_as_zeros(text: str, numel: int) -> None:
     codec = parse_codec(text)

@@ -33,6 +33,15 @@ CANONICAL = {
     "graddrop:drop=0.999,ef=0": "graddrop:drop=0.999,ef=0",
     "randomk:k=0.01,ef=0": "randomk:ef=0",
     "randomk:k=100": "randomk:k=100",
+    "onebit:scale=block": "onebit",
+    "onebit:scale=unit,ef=0": "onebit:ef=0,scale=unit",
+    "dithering:k=007,partition=linear,normalize=max": "dithering",
+    "dithering:partition=natural,k=4,ef=1": "dithering:ef=1,k=4,partition=natural",
+    "tbq:tau=auto": "tbq",
+    "tbq:tau=1E-3": "tbq:tau=0.001",
+    "tbq:tau=0.1": "tbq:tau=0.1",
+    "tbq:tau=20": "tbq:tau=20",
+    "tbq:tau=1e9": "tbq:tau=1e+09",
 }
 
 
@@ -118,11 +127,13 @@ def test_codec_ids_are_distinct_and_fixed() -> None:
     ids = {name: parse_codec(name).codec_id for name in registered_codecs()}
     assert ids == {
         "none": 0, "bf16": 1, "fp16": 2, "int8": 3, "onebit": 4, "topk": 5, "fp8": 6, "int4": 7, "ternary": 11, "dithering": 13,
-        "graddrop": 18, "blocktopk": 21, "randomk": 22,
+        "graddrop": 18, "blocktopk": 21, "randomk": 22, "tbq": 12, "majority": 15,
     }  # fmt: skip
-    assert parse_codec("topk:select=mstopk").codec_id == 5
-    assert parse_codec("topk:select=sampled").codec_id == 20
-    assert parse_codec("fp8:format=e5m2").codec_id == 10
+    instances = {
+        "topk:select=mstopk": 5, "int8:rotate=1": 8, "int4:rotate=1": 9, "fp8:format=e5m2": 10, "dithering:partition=natural": 14,
+        "onebit:scale=unit,ef=0": 16, "topk:select=sampled": 20,
+    }  # fmt: skip
+    assert {text: parse_codec(text).codec_id for text in instances} == instances
 
 
 @pytest.mark.parametrize(
@@ -137,6 +148,18 @@ def test_codec_ids_are_distinct_and_fixed() -> None:
         ("dithering:ef=1,normalize=l2", "unsafe inside feedback"),
         ("ternary:ef=1", "no contraction"),
         ("ternary:k=1", "unknown parameter 'k'"),
+        ("dithering:partition=log", "partition is linear or natural, not 'log'"),
+        ("dithering:k=7.0", "not '7.0'"),
+        ("dithering:ef=1,k=1,partition=natural", "unsafe inside feedback"),
+        ("onebit:scale=2", "scale is block or unit, not '2'"),
+        ("onebit:scale=unit", "no contraction.*scale=unit,ef=0"),
+        ("onebit:scale=unit,ef=1", "no contraction"),
+        ("majority:ef=1", "unknown parameter 'ef'; it takes no parameters"),
+        ("tbq:ef=0", "unknown parameter 'ef'; it takes tau"),
+        ("tbq:tau=0", "tau is auto or a number from 1e-30 to 1e\\+30, not '0'"),
+        ("tbq:tau=-1", "not '-1'"),
+        ("tbq:tau=nan", "not 'nan'"),
+        ("tbq:tau=mean", "not 'mean'"),
     ],
 )  # fmt: skip
 def test_parameters_that_cannot_work_are_refused_and_say_why(text: str, words: str) -> None:

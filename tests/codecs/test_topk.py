@@ -13,7 +13,7 @@ from psgc.codecs.codec import Array, Bytes, Stream, parse_codec
 from psgc.codecs.elements import define_encode
 from psgc.codecs.gaps import define_packed, define_unpacked, packed_bound
 from psgc.codecs.largest import define_largest
-from psgc.errors import PayloadError
+from psgc.errors import CodecError, PayloadError
 
 STREAM = Stream(0, 0, 0, 0)
 
@@ -137,3 +137,28 @@ def test_a_payload_whose_structure_is_wrong_is_refused(spoil: Callable[[Bytes], 
 def test_a_payload_of_another_k_is_refused() -> None:
     with pytest.raises(PayloadError, match="131 values"):
         parse_codec("topk:k=131").validate(good_payload(), NUMEL)
+
+
+def test_a_warm_up_sends_more_at_first_and_ends_with_k() -> None:
+    codec, numel, generator = parse_codec("topk:k=0.001,warmup=8"), 10_000, np.random.default_rng(3)
+    p, out, counts = generator.standard_normal(numel, np.float32), np.empty(codec.payload_bound(numel), np.uint8), []
+    for step in range(1, 11):
+        stream = Stream(0, step, 0, 0)
+        payload = out[: codec.encode(p, None, 1.0, stream, out).payload_bytes]
+        codec.validate(payload, numel)
+        assert payload.tobytes() == codec.define_payload(p, stream)
+        counts.append(int(payload[:4].view(np.uint32)[0]))
+    assert counts == [2500, 2500, 625, 625, 157, 157, 40, 40, 10, 10]
+    assert parse_codec("topk:warmup=0").canonical == "topk"
+    with pytest.raises(CodecError, match="parameter warmup is a whole number from 0"):
+        parse_codec("topk:warmup=-1")
+
+
+def test_a_warm_up_never_sends_less_than_k() -> None:
+    codec, p = parse_codec("topk:k=0.1,warmup=4"), np.arange(1, 1001, dtype=np.float32)
+    sent = []
+    for step in range(1, 6):
+        out = np.empty(codec.payload_bound(p.size), np.uint8)
+        codec.encode(p, None, 1.0, Stream(0, step, 0, 0), out)
+        sent.append(int(out[:4].view(np.uint32)[0]))
+    assert sent == [250, 100, 100, 100, 100]

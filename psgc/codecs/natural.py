@@ -1,0 +1,82 @@
+"""Codes for levels that are powers of two: how `dithering` with ``partition=natural`` rounds and reads.
+
+Code c, from -k to k, stands for sign(c) * 2**(|c| - k), and 0 for 0. With y = |p| / norm, at most 1, the code is that of one of the two levels
+around y: of the upper one with the probability (y - lower) / (upper - lower), or, to nearest, if that is at least 1/2. As the levels are those of
+float32 itself, this is addition: to y's bits are added 23 random ones, or half of a mantissa, and the exponent tells the level. Below the
+lowest level, 2**(1 - k), the same is done with y + 2**(1 - k), whose level is one more.
+
+Owns the codes; knows nothing of how they are packed.
+Source: Horvath et al. 2019 (Natural compression), definitions 2 and 3.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from psgc.codecs.bits import bits_of_f32, f32_of_bits
+from psgc.codecs.codec import F32, Array
+from psgc.codecs.feedback import rounding_contraction
+from psgc.codecs.kernel import helper
+from psgc.codecs.random import word
+
+_MANTISSA: Final = np.uint32(23)  # bits of it in float32
+_HALF: Final = np.uint32(1 << 22)
+_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+
+
+def define_levels(scaled: F32, random: F32 | None, k: int) -> Array:
+    """Codes of p / norm; ``random``: uniform multiples of 2**-24 in [0, 1), of which the uppermost 23 bits count."""
+    y = np.minimum(np.abs(scaled), np.float32(1))
+    least = np.float32(2.0 ** (1 - k))
+    steps = np.full(y.size, 1 << 22) if random is None else np.floor(random * np.float32(2.0**23)).astype(np.int64)
+    below = y < least
+    exponent = (np.where(below, y + least, y).astype(np.float32).view(np.uint32) + steps >> 23) - 127
+    level = exponent + k - below
+    return np.asarray(np.where(np.signbit(scaled), -level, level))
+
+
+def define_powers(codes: Array, k: int) -> F32:
+    """What codes stand for."""
+    code = codes.astype(np.int32)
+    return np.asarray(np.where(code == 0, 0, np.sign(code) * np.ldexp(1.0, np.abs(code) - k)), np.float32)
+
+
+@functools.cache
+def level_of(random: bool) -> Callable[..., Any]:
+    """The code of value * factor, as `grouped.planar_codes` takes it; ``least`` is the lowest level."""
+
+    @helper
+    def code_of(value: Any, factor: Any, top: Any, least: Any, index: Any, before: Any, between: Any) -> Any:
+        bits = bits_of_f32(value * factor)
+        y = min(f32_of_bits(bits & _MAGNITUDE), top)
+        none = np.int32(bits_of_f32(least) >> _MANTISSA) - np.int32(1)  # the exponent that stands for code 0
+        none += np.int32(1) if y < least else np.int32(0)
+        y += least if y < least else np.float32(0)
+        steps = word(index, before, between) >> np.uint32(9) if random else _HALF
+        level = np.int32(np.uint32(bits_of_f32(y) + steps) >> _MANTISSA) - none
+        sign = np.int32(bits) >> np.int32(31)
+        return np.uint32((level ^ sign) - sign)
+
+    return code_of
+
+
+@helper
+def power_of(code: Any, least: Any) -> Any:
+    """What a code stands for, as `grouped.planar_codes` takes it."""
+    sign = code >> np.int32(31)
+    level = (code ^ sign) - sign
+    none = np.int32(bits_of_f32(least) >> _MANTISSA) - np.int32(1)
+    power = np.uint32(level + none) << _MANTISSA
+    return f32_of_bits((power if level > 0 else np.uint32(0)) | (np.uint32(sign) & ~_MAGNITUDE))
+
+
+def nearest_contraction(k: int, count: int) -> float:
+    """The contraction of rounding to the nearest level, for ``count`` elements or fewer.
+
+    Above the lowest level the error is at most a third of an element, half way between two levels. Below it is that of rounding to multiples.
+    """
+    return min(8 / 9, rounding_contraction(2.0 ** (k - 1), count))
