@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
-import numba
-import torch
 from jobs import TrainingFailed, train
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from psgc.launch.machine import machine
 
 SEED = 0
 # task, script, codec, steps, learning rate (tuned for each codec on the digits; one for all of GPT)
@@ -31,14 +29,6 @@ RUNS = (
     ("digits", "train_digits.py", "onebit", 800, 0.02),
     ("digits", "train_digits.py", "topk:k=0.01", 800, 0.05),
 )
-
-
-def machine() -> str:
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "CPU"
-    )
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, numba {numba.__version__}"
-    return f"{model}, {os.cpu_count()} cores, {versions}"
 
 
 def run(task: str, script: str, codec: str, steps: int, lr: float, out: Path, progress: Progress, bar: TaskID) -> dict[str, Any]:

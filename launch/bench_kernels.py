@@ -1,83 +1,199 @@
 """``psgc bench kernels``: how fast codecs run on one thread, against a memcpy of the same fp32 in the same minutes.
 
-Owns the measuring alone. A kernel whose bytes differ from its definition is not timed.
+Owns the measuring alone. A kernel whose bytes differ from its definition is not timed, nor is a baseline that answers something else.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from psgc.codecs.codec import F32, Bytes, Codec, Stream, parse_codec
-from psgc.codecs.definitions import define_commit, define_encode, define_finish, define_fold
-from psgc.errors import CodecError, ConfigError
+from psgc.codecs.catalogue import answered
+from psgc.codecs.codec import F32, Bytes, Codec, CodecPair, Stream
+from psgc.codecs.definitions import define_commit, define_decode, define_encode, define_finish, define_fold
+from psgc.codecs.scheme import PairScheme, Scheme, Setting, Way, parse_scheme, slices
+from psgc.errors import CodecError, ConfigError, UsageError
+from psgc.launch.baselines import IMPLEMENTATIONS, MULTIPLE, WITH_BASELINES, Runner, one_thread, runner
+from psgc.launch.machine import machine
 
+SIZES: Final = (1 << 16, 1 << 20, 1 << 24)  # elements: 256 KB, 4 MB and 64 MB of fp32
 CHECKED: Final = 70_001  # elements of the check: more than a chunk, and no multiple of anything
-REPEATS: Final = 9
+CHECKED_BASELINE: Final = 17 * MULTIPLE
+REPEATS, LEAST_REPEATS, BUDGET_S = 9, 3, 1.0  # a median of 9, or of fewer where those take longer than that
+TOGETHER: Final = 1 << 20  # elements: below, so many runs are timed at once that they come to this, for the clock's sake
 WORKERS: Final = 4
 STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
 RESCALE: Final = 0.5
 
 Progress = Callable[[str], None]
+Operations = dict[str, Callable[[], object]]
+Clock = Callable[[], int]
 
 
-def bench_kernels(numel: int, codecs: Sequence[str], device: str = "cpu", progress: Progress | None = None) -> dict[str, Any]:
-    """Time encode, decode (with commit, where there is feedback) and the server's pass of each codec.
+def bench_kernels(
+    sizes: Sequence[int], codecs: Sequence[str], device: str = "cpu", progress: Progress | None = None,
+    beside: Sequence[str] = IMPLEMENTATIONS,
+) -> dict[str, Any]:  # fmt: skip
+    """Time encode, decode (with commit, where there is feedback) and the server's pass of each codec, and what stands beside it.
 
-    progress: called with a line of text before each codec. Raises ConfigError for a device there are no kernels for, CodecError for
-    a kernel that is wrong.
+    progress: called with a line of text before each codec. beside: implementations of the same encode and decode that are timed, too, where
+    there are any; ``left_out`` of the result says which could not be, and why. Raises ConfigError for a device there are no kernels for,
+    CodecError for a kernel that is wrong.
     """
     if device != "cpu":
         raise ConfigError(f"bench kernels: device cpu expected, got {device!r}: there are no GPU kernels yet; use --device cpu")
-    if numel < 1:
-        raise ConfigError(f"bench kernels: --numel of at least 1 expected, got {numel}")
-    rows, copies = [], []
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"bench kernels: --sizes (or --numel) of at least 1 element expected, got {', '.join(map(str, sizes))}")
+    bench, tell = _Bench({numel: _Beside(numel) for numel in sorted(set(sizes))}), progress or (lambda text: None)
     for text in codecs:
-        codec = parse_codec(text)
-        if progress is not None:
-            progress(f"{codec.canonical}: checking, then timing {numel} elements")
-        check_kernels(codec)
-        for op, run in operations(codec, numel).items():
-            copy_s, run_s = _time_beside_copy(numel, run)
-            copies.append(copy_s)
-            rows.append(_row(codec, op, numel, run_s, copy_s))
-    memcpy_s = statistics.median(copies) if copies else _time_beside_copy(numel, lambda: None)[0]
-    return {"memcpy_gbps": round(4e-9 * numel / memcpy_s, 3), "codecs": rows}
-
-
-def _row(codec: Codec, op: str, numel: int, run_s: float, copy_s: float) -> dict[str, Any]:
+        subject = timed_subject(text)
+        tell(f"{subject.canonical}: checking, then timing")
+        check_codec(subject) if isinstance(subject, Codec) else check_scheme(subject)
+        bench.time_kernels(subject)
+        for implementation in beside:
+            tell(f"{subject.canonical}: {implementation} beside it")
+            bench.time_baseline(implementation, subject.canonical)
     return {
-        "codec": codec.canonical,
-        "op": op,
-        "numel": numel,
-        "threads": 1,
-        "gbps": round(4e-9 * numel / run_s, 3),
-        "ns_per_element": round(1e9 * run_s / numel, 4),
-        "ratio_to_memcpy": round(copy_s / run_s, 3),
+        "memcpy_gbps": bench.memcpy_gbps(),
+        "codecs": bench.rows,
+        "left_out": bench.left_out,
+        "machine": machine(("numpy", "torch", "numba")),
     }
 
 
-def _time_beside_copy(numel: int, run: Callable[[], object]) -> tuple[float, float]:
-    """Medians of a memcpy and of ``run``, taken in turns so that whatever else the machine does falls on both."""
-    source, target = np.ones(numel, np.float32), np.ones(numel, np.float32)
-    run()
-    copies, runs = [], []
-    for _ in range(REPEATS):
-        copies.append(_seconds(lambda: np.copyto(target, source)))
-        runs.append(_seconds(run))
-    return statistics.median(copies), statistics.median(runs)
+def read_sizes(text: str) -> list[int]:
+    """Numbers of elements from ``64K,1M,16M``. Raises UsageError."""
+    found = [re.fullmatch(r"(\d+)([KM]?)", item.strip()) for item in text.split(",")]
+    sizes = [int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2]] for match in found if match is not None]
+    if len(sizes) < len(found):
+        raise UsageError(f"bench kernels: --sizes {text}: numbers of elements expected, such as 64K,1M,16M")
+    return sizes
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    """CPU time of this thread: kernels never wait, so on an idle machine it is the wall time, and on a busy one it stays so."""
-    begun = time.thread_time_ns()
-    run()
-    return 1e-9 * max(1, time.thread_time_ns() - begun)
+def timed_subject(text: str, numel: int = CHECKED) -> Codec | Scheme:
+    """The codec or scheme of several rounds that ``text`` names; low rank is that of a matrix of ``numel`` elements, about square."""
+    scheme = parse_scheme(text, Setting(workers=WORKERS, shapes=_about_square(numel)))
+    if "/" in scheme.canonical:
+        raise CodecError(f"codec {text}: bench kernels takes one codec at a time, not a pair; give --codec twice")
+    return scheme.pair.push if isinstance(scheme, PairScheme) else scheme
+
+
+def _about_square(numel: int) -> tuple[tuple[int, ...], ...]:
+    rows = math.isqrt(numel)
+    columns = numel // rows
+    return ((rows, columns), (numel - rows * columns,))
+
+
+@functools.lru_cache(maxsize=8)
+def _gaussian(numel: int, seed: int) -> F32:
+    """Input that every codec reads and none writes."""
+    return np.random.default_rng([numel, seed]).standard_normal(numel, np.float32)
+
+
+@dataclass
+class _Bench:
+    """The rows so far."""
+
+    beside: dict[int, _Beside]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def time_kernels(self, subject: Codec | Scheme) -> None:
+        # BLAS computes in threads of its own, so that of a scheme the whole process's time counts.
+        clock = time.thread_time_ns if isinstance(subject, Codec) else time.process_time_ns
+        for numel, beside in self.beside.items():
+            for op, run in operations(subject, numel).items():
+                self._add(subject.canonical, "psgc", op, numel, *beside.time(run, clock))
+
+    def time_baseline(self, implementation: str, codec: str) -> None:
+        if codec not in WITH_BASELINES or implementation in self.left_out:
+            return
+        odd = [numel for numel in self.beside if numel % MULTIPLE]
+        if odd:
+            self.left_out[implementation] = f"there are baselines for multiples of {MULTIPLE} elements, not for {odd[0]}"
+            return
+        compiled, largest = implementation == "torch.compile", max(self.beside)
+        with nullcontext() if implementation == "numpy" else one_thread():
+            try:
+                found = runner(implementation, codec)
+                check_baseline(implementation, codec, found, largest if compiled else CHECKED_BASELINE)
+            except Exception as error:
+                if not compiled or isinstance(error, CodecError):
+                    raise
+                self.left_out[implementation] = " ".join(f"{type(error).__name__}: {error}".split())[:200]  # whatever torch says
+                return
+            for numel in [largest] if compiled else self.beside:
+                for op, run in _baseline_operations(found, numel).items():
+                    self._add(codec, implementation, op, numel, *self.beside[numel].time(run, time.thread_time_ns))
+
+    def memcpy_gbps(self) -> float:
+        """Of the largest size."""
+        beside = self.beside[max(self.beside)]
+        if not beside.copies:
+            beside.time(lambda: None, time.thread_time_ns)
+        return round(4e-9 * beside.numel / statistics.median(beside.copies), 3)
+
+    def _add(self, codec: str, implementation: str, op: str, numel: int, copy_s: float, run_s: float) -> None:
+        self.rows.append({
+            "codec": codec,
+            "implementation": implementation,
+            "op": op,
+            "numel": numel,
+            "threads": 1,
+            "gbps": float(f"{4e-9 * numel / run_s:.4g}"),
+            "ns_per_element": float(f"{1e9 * run_s / numel:.4g}"),
+            "ratio_to_memcpy": float(f"{copy_s / run_s:.4g}"),
+        })  # fmt: skip
+
+
+class _Beside:
+    """Times what is done to so many elements, in turns with a memcpy of them, so that whatever else the machine does falls on both."""
+
+    def __init__(self, numel: int) -> None:
+        self.numel, self.copies = numel, list[float]()
+        self._source, self._target = np.ones(numel, np.float32), np.ones(numel, np.float32)
+        self._together = max(1, TOGETHER // numel)
+
+    def time(self, run: Callable[[], object], clock: Clock) -> tuple[float, float]:
+        """Medians of a memcpy and of ``run``, in seconds of CPU time: kernels never wait, so on an idle machine that is the wall time,
+        and on a busy one it stays so."""
+        run()
+        copies, runs, end = list[float](), list[float](), time.monotonic() + BUDGET_S
+        while len(runs) < LEAST_REPEATS or (len(runs) < REPEATS and time.monotonic() < end):
+            copies.append(self._seconds(self._copy, clock))
+            runs.append(self._seconds(run, clock))
+        self.copies += copies
+        return statistics.median(copies), statistics.median(runs)
+
+    def _copy(self) -> None:
+        np.copyto(self._target, self._source)
+
+    def _seconds(self, run: Callable[[], object], clock: Clock) -> float:
+        begun = clock()
+        for _ in range(self._together):
+            run()
+        return 1e-9 * max(1, clock() - begun) / self._together
+
+
+def operations(subject: Codec | Scheme, numel: int) -> Operations:
+    """What is timed, by name."""
+    if isinstance(subject, Codec):
+        part = Part.filled(subject, numel)
+        payloads, acc = [part.payload.copy() for _ in range(WORKERS)], np.zeros(subject.chunk or numel, np.float32)
+        return {"encode": part.encode, "decode": part.decode, "server": lambda: part.serve(payloads, acc)}
+    scheme = timed_subject(subject.canonical, numel)
+    assert isinstance(scheme, Scheme)
+    step = Step.filled(scheme, numel)
+    return {"encode": step.encode, "decode": step.decode, "server": step.serve}
 
 
 @dataclass
@@ -94,18 +210,16 @@ class Part:
 
     @classmethod
     def filled(cls, codec: Codec, numel: int) -> Part:
-        rng = np.random.default_rng(numel)
-        grad = rng.standard_normal(numel, np.float32)
-        residual = rng.standard_normal(numel, np.float32) if codec.feedback else None
+        grad = _gaussian(numel, 0)
+        residual = _gaussian(numel, 1) if codec.feedback else None
         out = np.zeros(codec.payload_bound(numel), np.uint8)
         written = codec.encode(grad, residual, RESCALE, STREAM, out).payload_bytes
         kept = np.zeros(numel, np.float32) if codec.feedback else None
         return cls(codec, grad, residual, out[:written].copy(), out, np.zeros(numel, np.float32), kept)
 
-    def slices(self) -> list[slice]:
+    def slices(self) -> Iterator[slice]:
         """As callers take them: chunks that stay in cache, or the whole part."""
-        numel, step = self.grad.size, self.codec.chunk or self.grad.size
-        return [slice(lo, min(lo + step, numel)) for lo in range(0, numel, step)]
+        return (slice(lo, hi) for lo, hi in slices(self.codec, self.grad.size))
 
     def encode(self) -> Bytes:
         return self.out[: self.codec.encode(self.grad, self.residual, RESCALE, STREAM, self.out).payload_bytes]
@@ -119,8 +233,15 @@ class Part:
                 self.codec.commit(self.payload, numel, cut.start, cut.stop, self.grad[cut], self.kept[cut], RESCALE)
 
     def serve(self, payloads: Sequence[Bytes], acc: F32) -> Bytes:
-        """Fold the payloads slice by slice into ``acc``, which holds one slice, and encode their mean."""
+        """The payload of the mean, in the codec's own way or else slice by slice in ``acc``, which holds one slice."""
         numel, residual, kept = self.grad.size, self.residual, self.kept
+        adder = CodecPair(self.codec, self.codec).adder
+        if adder is not None:
+            adder.add(payloads, numel, self.out, True)
+            return self.out[: adder.divide(self.out, numel, WORKERS).payload_bytes]
+        at_once = self.codec.fold_and_finish(self.codec, payloads, numel, WORKERS, residual, kept, RESCALE, STREAM, self.out)
+        if at_once is not None:
+            return self.out[: at_once.payload_bytes]
         for cut in self.slices():
             total = acc[: cut.stop - cut.start]
             self.codec.fold(payloads, numel, cut.start, cut.stop, total, True)
@@ -129,14 +250,61 @@ class Part:
         return self.out[: encoded.payload_bytes]
 
 
-def operations(codec: Codec, numel: int) -> dict[str, Callable[[], object]]:
-    """What is timed, by name."""
-    part = Part.filled(codec, numel)
-    payloads, acc = [part.payload.copy() for _ in range(WORKERS)], np.zeros(codec.chunk or numel, np.float32)
-    return {"encode": part.encode, "decode": part.decode, "server": lambda: part.serve(payloads, acc)}
+@dataclass
+class Step:
+    """Everything that a step of a scheme of several rounds needs: of one worker, and of the server that sums ``WORKERS`` like it."""
+
+    way: Way
+    grad: F32
+    residual: F32 | None
+    outs: list[Bytes]
+    sent: list[Bytes]
+    pushed: list[list[Bytes]]  # what the server gets: as many copies as workers
+    answers: list[Bytes]
+    served: list[Bytes]
+    target: F32
+    kept: F32 | None
+
+    @classmethod
+    def filled(cls, scheme: Scheme, numel: int) -> Step:
+        grad, residual = _gaussian(numel, 0), _gaussian(numel, 1) if scheme.feedback else None
+        step = cls(scheme.way(numel), grad, residual, [], [], [], [], [], grad.copy(), None if residual is None else residual.copy())
+        for index, round_ in enumerate(step.way.rounds):
+            out = np.zeros(round_.pair.push.payload_bound(round_.numel), np.uint8)
+            step.outs.append(out)
+            step.sent.append(out[: step.way.encode(index, grad, residual, RESCALE, STREAM, out).payload_bytes].copy())
+            step.pushed.append([step.sent[-1].copy() for _ in range(WORKERS)])
+            step.answers.append(answered(round_, step.pushed[-1], WORKERS if round_.divides else 1))
+            step.served.append(np.zeros(round_.pair.pull.payload_bound(round_.numel), np.uint8))
+            if index < len(step.way.rounds) - 1:
+                step.way.take(index, step.answers[-1])
+        return step
+
+    def encode(self) -> None:
+        """The payloads of all rounds."""
+        for index, out in enumerate(self.outs):
+            self.way.encode(index, self.grad, self.residual, RESCALE, STREAM, out)
+
+    def decode(self) -> None:
+        """Take the answers of all rounds; ``target`` and ``kept`` become the aggregate and the residual."""
+        for index, answer in enumerate(self.answers[:-1]):
+            self.way.take(index, answer)
+        self.way.apply(self.answers[-1], self.sent, self.target, self.kept, RESCALE)
+
+    def serve(self) -> list[Bytes]:
+        """The server's answers of all rounds, slice by slice."""
+        answers = []
+        for round_, pushed, out in zip(self.way.rounds, self.pushed, self.served, strict=True):
+            push, pull, numel = round_.pair.push, round_.pair.pull, round_.numel
+            acc, divisor = np.empty(min(numel, push.chunk or numel), push.acc_dtype), WORKERS if round_.divides else 1
+            for lo, hi in slices(push, numel):
+                push.fold(pushed, numel, lo, hi, acc[: hi - lo], True)
+                written = pull.finish(acc[: hi - lo], numel, lo, hi, divisor, None, None, 1.0, STREAM, out).payload_bytes
+            answers.append(out[:written])
+        return answers
 
 
-def check_kernels(codec: Codec, numel: int = CHECKED) -> None:
+def check_codec(codec: Codec, numel: int = CHECKED) -> None:
     """Raise CodecError unless every kernel has the definition's bytes."""
     part = Part.filled(codec, numel)
     wanted = define_encode(codec, part.grad, part.residual, RESCALE, STREAM)
@@ -147,12 +315,75 @@ def check_kernels(codec: Codec, numel: int = CHECKED) -> None:
     if part.kept is not None and old is not None:
         _same(codec, "commit", part.kept, define_commit(codec, wanted, part.grad, old, RESCALE).tobytes())
     total = define_fold(codec, [wanted] * WORKERS, numel, None)
-    answer, left = define_finish(codec, total, WORKERS, part.residual, RESCALE, STREAM)
+    server = codec.answering(codec)
+    answer, left = define_finish(server, total, WORKERS, part.residual if server.feedback else None, RESCALE, STREAM)
     _same(codec, "server", part.serve([part.payload] * WORKERS, np.zeros(codec.chunk or numel, np.float32)), answer)
     if part.kept is not None and left is not None:
         _same(codec, "server residual", part.kept, left.tobytes())
 
 
-def _same(codec: Codec, what: str, got: Any, wanted: bytes) -> None:
+def check_scheme(scheme: Scheme, numel: int = CHECKED) -> None:
+    """Raise CodecError unless a step of workers that are alike keeps what it does not apply, and applies what the definition says."""
+    from psgc.codecs.powersgd import PowerSgdScheme
+    from psgc.codecs.shared import SharedScheme, define_step
+
+    step = Step.filled(scheme, numel)
+    step.decode()
+    p = step.grad if step.residual is None else step.grad + np.float32(RESCALE) * step.residual
+    for served, answer in zip(step.serve(), step.answers, strict=True):
+        _same(scheme, "server", served, answer.tobytes())
+    if step.kept is not None and not np.allclose(step.target + step.kept, p, rtol=0, atol=1e-5 * np.abs(p).max()):
+        raise _wrong(scheme, "residual")
+    if isinstance(scheme, SharedScheme):
+        residuals = None if step.residual is None else [step.residual] * WORKERS
+        wanted, left = define_step([step.grad] * WORKERS, residuals, RESCALE, [STREAM] * WORKERS, WORKERS)
+        _same(scheme, "decode", step.target, wanted.tobytes())
+        if step.kept is not None:
+            _same(scheme, "commit", step.kept, left[0].tobytes())
+    if isinstance(scheme, PowerSgdScheme):
+        for matrix in scheme.split(numel)[0]:
+            cut = slice(matrix.first, matrix.first + matrix.rows * matrix.columns)
+            product, whole = step.target[cut].reshape(matrix.rows, -1), p[cut].reshape(matrix.rows, -1)
+            basis = np.linalg.svd(product, full_matrices=False)[0][:, : scheme.rank]
+            if not np.allclose(basis @ (basis.T @ whole), product, rtol=0, atol=1e-4 * np.abs(whole).max()):
+                raise _wrong(scheme, "decode")  # it is not the projection of p onto so many directions
+
+
+def check_baseline(implementation: str, codec: str, found: Runner, numel: int) -> None:
+    """Raise CodecError unless what a baseline decodes and keeps is the definition's, but for rounding; what is compiled is compared with
+    torch, uncompiled, at the size that it is timed at."""
+    grad, residual = _gaussian(numel, 0), _gaussian(numel, 1)
+    got = found.decode(*_baseline_inputs(found, numel))
+    if implementation == "torch.compile":
+        plain = runner("torch", codec)
+        wanted = plain.decode(*_baseline_inputs(plain, numel))
+    else:
+        subject = timed_subject(codec)
+        assert isinstance(subject, Codec)
+        defined = define_encode(subject, grad, residual if subject.feedback else None, RESCALE, STREAM)
+        kept = define_commit(subject, defined, grad, residual, RESCALE) if subject.feedback else None
+        wanted = define_decode(subject, defined, numel), kept
+    for mine, theirs in zip(got, wanted, strict=True):
+        error = np.zeros(1) if mine is None is theirs else np.asarray(mine, np.float64) - np.asarray(theirs, np.float64)
+        if not np.sum(error**2) <= 1e-6 * np.sum(grad.astype(np.float64) ** 2):
+            raise CodecError(f"codec {codec}: its baseline in {implementation} answers something else, so it is not timed")
+
+
+def _baseline_inputs(found: Runner, numel: int) -> tuple[Any, ...]:
+    """Of its decode: two payloads, then what they were encoded from."""
+    inputs = found.wrap(_gaussian(numel, 0)), found.wrap(_gaussian(numel, 1)), RESCALE
+    return found.encode(*inputs), found.encode(*inputs), *inputs
+
+
+def _baseline_operations(found: Runner, numel: int) -> Operations:
+    pulled, sent, *inputs = _baseline_inputs(found, numel)
+    return {"encode": lambda: found.encode(*inputs), "decode": lambda: found.decode(pulled, sent, *inputs)}
+
+
+def _same(subject: Codec | Scheme, what: str, got: Any, wanted: bytes) -> None:
     if got.tobytes() != wanted:
-        raise CodecError(f"codec {codec.canonical}: {what} differs from its definition on this machine, so it is not timed")
+        raise _wrong(subject, what)
+
+
+def _wrong(subject: Codec | Scheme, what: str) -> CodecError:
+    return CodecError(f"codec {subject.canonical}: {what} differs from its definition on this machine, so it is not timed")

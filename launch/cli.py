@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -75,53 +75,60 @@ def doctor(as_json: Json = False) -> None:
 
 
 @app.command()
-def codecs(as_json: Json = False) -> None:
-    """List the codecs, their parameters and what they save.
+def codecs(
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as they stand in docs/codecs.md.")] = False,
+) -> None:
+    """List the codecs, their parameters, what they save, what they lose, and when to use which.
 
     Example: psgc codecs
     """
     from psgc.codecs.catalogue import catalogue
+    from psgc.launch.codecsdoc import advice_table, codec_table, render_codecs
 
     entries = catalogue()
     if as_json:
         print(json.dumps(entries))
-        return
-    rows = [
-        [e["canonical"], _parameters(e["parameters"]), f"{e['ratio_fp32']:.1f}x", f"{e['ratio_bf16']:.1f}x", *_properties(e)]
-        for e in entries
-    ]  # fmt: skip
-    _table(["codec", "parameters", "over fp32", "over bf16", "unbiased", "feedback", "additive"], rows)
+    elif markdown:
+        print(render_codecs(entries))
+    else:
+        _table(*codec_table(entries))
+        _table(*advice_table(entries))
 
 
 @bench.command()
 def kernels(
-    numel: Annotated[int, typer.Option(help="Elements.")] = 1 << 24,
+    sizes: Annotated[str, typer.Option(help="Elements, one size after the other.")] = "64K,1M,16M",
+    numel: Annotated[int | None, typer.Option(help="Elements: one size, in place of --sizes.")] = None,
     codec: Annotated[list[str] | None, typer.Option(help="Codec; give it several times for several. Default: all.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    baselines: Annotated[bool, typer.Option(help="Time the same in NumPy, torch and torch.compile beside it.")] = True,
     as_json: Json = False,
 ) -> None:
     """Time every codec's encode, decode and server kernels against memcpy; wrong kernels are not timed.
 
-    Example: psgc bench kernels --numel 1048576 --codec onebit
+    Example: psgc bench kernels --sizes 64K,1M --codec onebit
     """
-    from psgc.codecs import parse_codec, registered_codecs
-    from psgc.launch.bench_kernels import bench_kernels
+    from psgc.codecs import registered_codecs, registered_schemes
+    from psgc.launch.baselines import IMPLEMENTATIONS
+    from psgc.launch.bench_kernels import bench_kernels, read_sizes, timed_subject
+    from psgc.launch.bench_tables import bytes_text, ratio_table, time_table
 
-    chosen = [parse_codec(text).canonical for text in codec or registered_codecs()]
+    elements = read_sizes(sizes) if numel is None else [numel]
+    chosen = [timed_subject(text).canonical for text in codec or (*registered_codecs(), *registered_schemes())]
     try:
         with _progress(as_json) as tell:
-            result = bench_kernels(numel, chosen, device, tell)
+            result = bench_kernels(elements, chosen, device, tell, IMPLEMENTATIONS if baselines else ())
     except CodecError as error:  # the codecs exist: a kernel is wrong
         raise PsgcError(str(error)) from None
     if as_json:
         print(json.dumps(result))
         return
-    print(f"memcpy {result['memcpy_gbps']:.2f} GB/s")
-    rows = [
-        [r["codec"], r["op"], f"{r['numel']:,}", str(r["threads"]), f"{r['gbps']:.2f}", f"{r['ns_per_element']:.3f}", f"{r['ratio_to_memcpy']:.2f}"]
-        for r in result["codecs"]
-    ]  # fmt: skip
-    _table(["codec", "op", "numel", "threads", "GB/s", "ns/element", "x memcpy"], rows)
+    print(f"{result['machine']}; memcpy of {bytes_text(4 * max(elements))}: {result['memcpy_gbps']:.2f} GB/s. One thread.")
+    _table(*ratio_table(result), title=f"times memcpy's speed, {bytes_text(4 * max(elements))} of fp32")
+    _table(*time_table(result), title="nanoseconds an element")
+    for implementation, why in result["left_out"].items():
+        print(f"without {implementation}: {why}")
 
 
 @bench.command()
@@ -164,19 +171,13 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _properties(entry: dict[str, Any]) -> list[str]:
-    return ["yes" if entry[name] else "no" for name in ("unbiased", "feedback", "additive")]
-
-
-def _parameters(parameters: Any) -> str:
-    return ", ".join(f"{k}={v}" for k, v in parameters.items()) if isinstance(parameters, dict) else str(parameters)
-
-
-def _table(header: list[str], rows: list[list[str]]) -> None:
+def _table(header: list[str], rows: list[list[str]], title: str | None = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*header)
+    table = Table(title=title, title_justify="left")
+    for name in header:
+        table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console().print(table)

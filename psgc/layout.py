@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
 from psgc.codecs import BLOCK, Scheme, Setting, parse_scheme
-from psgc.errors import LayoutMismatch, PsgcError, RemoteProtocolError
+from psgc.codecs.codec import MAX_PART
+from psgc.errors import CodecError, LayoutMismatch, PsgcError, RemoteProtocolError
 from psgc.wire.messages import ErrorCode, decode_json, parse_record
 
 # Below this the header and the system call cost more than the payload.
@@ -190,11 +191,18 @@ def key_text(key: int) -> str:
 
 
 def part_numel(scheme: Scheme, dtype: str, part_bytes: int) -> int:
-    """Elements in a full part: ``part_bytes`` of the tensor, but never under 64 KB of payload; a multiple of BLOCK."""
+    """Elements in a full part: ``part_bytes`` of the tensor, but never under 64 KB of payload where there can be as much; a multiple of
+    BLOCK."""
     blocks = max(1, part_bytes // ITEM_BYTES[dtype] // BLOCK)
-    while scheme.push_bound(blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
+    while 2 * blocks * BLOCK <= MAX_PART and scheme.push_bound(blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
         blocks *= 2
     return blocks * BLOCK
+
+
+def _check_step(scheme: Scheme, numel: int) -> None:
+    if numel > MAX_PART:
+        remedy = "it does not cut tensors: use another codec for this one" if scheme.whole else "lower PSGC_PART_BYTES"
+        raise CodecError(f"codec {scheme.canonical}: a part of {numel} elements, at most {MAX_PART}; {remedy}")
 
 
 def build_layout(
@@ -204,7 +212,8 @@ def build_layout(
 
     A plan's tensors that some rank had no gradient for stand alone (``used_by_all`` has the others): a bucket skipped by all then
     leaves their p.grad as it was. A plan's bucket of fewer than ``min_compress_bytes`` travels uncompressed. The server of
-    a bucket's first part rotates, so that one layer's burst does not hit one server.
+    a bucket's first part rotates, so that one layer's burst does not hit one server. Raises CodecError, naming the tensor, for one that
+    the codec cannot carry.
     """
     tensors = declaration.tensors
     fused = _fuse(declaration, used_by_all)
@@ -216,8 +225,13 @@ def build_layout(
         numel = sum(tensors[i].numel for i in members)
         small = declaration.kind == "plan" and numel * ITEM_BYTES[dtype] < declaration.min_compress_bytes
         setting = Setting(dtype, workers, declaration.mean, tuple(tensors[i].shape for i in members))
-        scheme = parse_scheme("none" if small or declaration.kind == "broadcast" else declaration.codec, setting)
-        step = max(numel, 1) if scheme.whole else part_numel(scheme, dtype, declaration.part_bytes)
+        codec = "none" if small or declaration.kind == "broadcast" else declaration.codec
+        try:
+            scheme = parse_scheme(codec, setting)
+            step = max(numel, 1) if scheme.whole else part_numel(scheme, dtype, declaration.part_bytes)
+            _check_step(scheme, min(step, numel))
+        except CodecError as error:
+            raise CodecError(f"tensor {tensors[members[0]].name!r}: {error}") from None
         parts: list[Part] = []
         for number, offset in enumerate(range(0, max(numel, 1), step)):
             server, size = (turn + number) % servers, min(step, numel - offset)

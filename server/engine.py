@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs import CodecPair, Encoded, Stream
-from psgc.codecs.codec import Codec
+from psgc.codecs.codec import Adder, Codec
 from psgc.codecs.relay import RelayCodec, join_payloads
 from psgc.layout import Layout
 from psgc.pool import Pool
@@ -73,6 +73,8 @@ class Engine:
             encoded = self._copy(fold, store)
         elif isinstance(work.pair.pull, RelayCodec):
             encoded = self._relay(fold, store)
+        elif work.pair.adder is not None:
+            encoded = self._add(work.pair.adder, fold, work, store)
         elif fold.last:
             encoded = self._last_block(fold, work, store)
         else:
@@ -96,6 +98,19 @@ class Engine:
         del self._relayed[fold.key]
         return Encoded(join_payloads(payloads, store.result(fold.slot)), False)
 
+    def _add(self, codec: Adder, fold: Fold, work: KeyWork, store: KeyStore) -> Encoded:
+        """Sum payloads without decoding them: their sum is a payload, too."""
+        numel = work.spec.numel
+        total = np.empty(work.pair.push.payload_bound(numel), np.uint8) if fold.fresh else self._accumulators.pop(fold.key)
+        if fold.payloads:
+            codec.add(fold.payloads, numel, total, fold.fresh)
+        if not fold.last:
+            self._accumulators[fold.key] = total
+            return Encoded(0, False)
+        encoded = codec.divide(total, numel, work.spec.divisor)
+        store.result(fold.slot)[: encoded.payload_bytes] = total[: encoded.payload_bytes]
+        return encoded
+
     def _block(self, fold: Fold, work: KeyWork) -> None:
         """A block that is not the last: its sum is kept whole."""
         push, numel = work.pair.push, work.spec.numel
@@ -110,9 +125,16 @@ class Engine:
         acc = None if fold.fresh else self._accumulators.pop(fold.key)
         out = store.result(fold.slot)
         residuals = store.residuals()
+        stream = Stream(self._seed, fold.step, SERVER_RANK, work.bucket, work.first)
+        if fold.fresh:
+            old, new = (None, None) if residuals is None else residuals
+            if old is not None and fold.add_back != NO_SLOT:
+                old = self._with_skipped(fold, pull, store, numel, 0, numel, old)
+            at_once = pull.fold_and_finish(push, fold.payloads, numel, work.spec.divisor, old, new, fold.rescale, stream, out)
+            if at_once is not None:
+                return at_once
         ranges = _slices(push, pull, numel)
         scratch = np.empty(ranges[0][1], push.acc_dtype) if acc is None else np.empty(0, push.acc_dtype)
-        stream = Stream(self._seed, fold.step, SERVER_RANK, work.bucket, work.first)
         payload_bytes, nonfinite = 0, False
         for lo, hi in ranges:
             part = scratch[: hi - lo] if acc is None else acc[lo:hi]

@@ -220,3 +220,26 @@ def test_a_dtype_that_nothing_carries_is_refused_when_it_is_declared() -> None:
         TensorSpec("a", (1,), "complex64")
     with pytest.raises(CodecError, match="int8"):
         build_layout(replace(TWO, tensors=(TensorSpec("a", (1,), "int8"),), codec="fp16"), layout_id=1, servers=1, workers=1)
+
+
+def test_a_part_that_no_kernel_could_count_is_refused_by_the_tensors_name() -> None:
+    huge = TensorSpec("embedding", (1 << 16, 1 << 15), "float32")
+    layout = build_layout(replace(TWO, tensors=(huge,), codec="int8"), layout_id=1, servers=1, workers=2)
+    assert sum(part.numel for part in layout.buckets[0].parts) == 1 << 31, "cut into parts, any size travels"
+    for codec, part_bytes, remedy in (("powersgd", 4 << 20, "use another codec"), ("int8", 8 << 30, "lower PSGC_PART_BYTES")):
+        declaration = replace(TWO, tensors=(huge,), codec=codec, part_bytes=part_bytes)
+        with pytest.raises(CodecError, match=f"tensor 'embedding': codec {codec}: a part of 2147483648 elements, at most .*{remedy}"):
+            build_layout(declaration, layout_id=1, servers=1, workers=2)
+
+
+def test_a_codec_that_cannot_carry_a_tensor_is_refused_by_the_tensors_name() -> None:
+    declaration = replace(TWO, tensors=(TensorSpec("steps", (70001,), "int64"),), codec="int8")
+    with pytest.raises(CodecError, match=r"tensor 'steps': codec int8 carries .*, not int64"):
+        build_layout(declaration, layout_id=1, servers=1, workers=2)
+
+
+@pytest.mark.parametrize("codec", ["topk:k=5", "topk:k=5/relay"])
+def test_a_codec_whose_payloads_do_not_grow_leaves_buckets_uncut(codec: str) -> None:
+    declaration = Declaration("m", "plan", (TensorSpec("w", (5_000_000,), "float32"),), codec, True)
+    layout = build_layout(declaration, layout_id=1, servers=2, workers=2)
+    assert [len(bucket.parts) for bucket in layout.buckets] == [1]

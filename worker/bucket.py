@@ -7,6 +7,7 @@ bucket may be worked on at once, the steps of one bucket never overlap.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs import Encoded, Stream, Way
-from psgc.layout import Bucket, Layout
+from psgc.errors import CodecError
+from psgc.layout import Bucket, Layout, Part
 from psgc.transport.memfd import Segment, aligned
 from psgc.wire.frames import Flag
+from psgc.worker.residual import Residual, TensorMemory, make_residual
 from psgc.worker.session import BucketBuffer
 
 Bytes = NDArray[np.uint8]
@@ -50,6 +53,7 @@ class _SliceWork:
     offset: int
     numel: int
     way: Way
+    residual: Residual | None
     slots: list[Slot]
     lengths: list[int]
     poisoned: bool = False  # a round of this step has met a NaN or infinity on some rank
@@ -63,30 +67,36 @@ class _SliceWork:
 
 
 class BucketWork:
-    """See the module's text. residual: float32 [numel] in gradient units, or None where the push codec keeps none."""
+    """See the module's text. keeps_residual: whether the push codec leaves something for later, in gradient units."""
 
     def __init__(self, layout: Layout, bucket: Bucket, slots: dict[int, Slot], rank: int, seed: int) -> None:
         self.layout, self.bucket = layout, bucket
         self.scheme = layout.scheme(bucket)
         self._rank, self._seed = rank, seed
-        broadcast = layout.kind == "broadcast"
-        self.residual = np.zeros(bucket.numel, np.float32) if self.scheme.feedback and not broadcast else None
+        self.keeps_residual = self.scheme.feedback and layout.kind != "broadcast"
         self._slices: list[_SliceWork] = []
         self._by_key: dict[int, tuple[_SliceWork, int]] = {}
         for part in bucket.parts:
             if part.round == 0:
-                self._slices.append(_SliceWork(part.offset, part.numel, self.scheme.way(part.numel), [], []))
+                residual = make_residual(self.scheme.residual_dtype, part.numel) if self.keeps_residual else None
+                self._slices.append(_SliceWork(part.offset, part.numel, self._way(part), residual, [], []))
             self._slices[-1].slots.append(slots[part.key])
             self._slices[-1].lengths.append(0)
             self._by_key[part.key] = (self._slices[-1], part.round)
         # Where the servers keep a residual they add a skipped step's result back; else each worker adds its own payload.
         rounds = self._slices[0].way.rounds if self._slices else ()
-        self._adds_back = self.residual is not None and not any(round_.pair.pull.feedback for round_ in rounds)
+        self._adds_back = self.keeps_residual and not any(round_.pair.pull.feedback for round_ in rounds)
         self._lock = threading.Lock()
         self._buffer: BucketBuffer | None = None
         self._array: NDArray[Any] | None = None
         self._left = 0
         self.step = 0
+
+    def _way(self, part: Part) -> Way:
+        try:
+            return self.scheme.way(part.numel)
+        except CodecError as error:
+            raise CodecError(f"tensor {self._tensor_at(part.offset)!r}: {error}") from None
 
     @property
     def name(self) -> str:
@@ -116,10 +126,9 @@ class BucketWork:
             return Encoded(0, True)
         array = self._loaded()
         lo, hi = work.offset, work.offset + work.numel
-        residual = None if self.residual is None else self.residual[lo:hi]
-        if work.add_back and residual is not None:
-            work.way.add_back(work.sent, residual)
-            work.add_back = False
+        if work.add_back:
+            self._give_back(work)
+        residual = None if work.residual is None else work.residual.load()
         stream = Stream(self._seed, self.step, self._rank, self.bucket.index, lo)
         encoded = work.way.encode(index, array[lo:hi], residual, work.rescale, stream, work.slots[index].bytes)
         work.lengths[index] = encoded.payload_bytes
@@ -151,12 +160,70 @@ class BucketWork:
         return last
 
     def _apply(self, work: _SliceWork, payload: Bytes, target: NDArray[Any], own: bool) -> None:
-        residual = None if self.residual is None or not own else self.residual[work.offset : work.offset + work.numel]
+        residual = None if work.residual is None or not own else work.residual.load()
         work.way.apply(payload, work.sent, target, residual, work.rescale)
         if own:
             work.committed = True
-        if residual is not None:
+        if work.residual is not None and residual is not None:
+            work.residual.keep(residual)
             work.rescale = 1.0
+
+    def _give_back(self, work: _SliceWork) -> None:
+        """What the slots' payloads stand for returns to the residual."""
+        assert work.residual is not None
+        residual = work.residual.load()
+        work.way.add_back(work.sent, residual)
+        work.residual.keep(residual)
+        work.add_back = False
+
+    def remembered(self, dropped: bool = False) -> dict[str, TensorMemory]:
+        """What is kept between steps, by tensor; none of its steps may be under way. dropped: the trainer did not apply the last result,
+        which servers have not been told yet."""
+        if not self.keeps_residual:
+            return {}
+        residual, velocity = np.empty(self.bucket.numel, np.float32), np.zeros(self.bucket.numel, np.float32)
+        has_velocity = False
+        for work in self._slices:
+            assert work.residual is not None
+            if work.add_back or (self._adds_back and dropped and work.committed):
+                self._give_back(work)
+                work.committed = False
+            place = slice(work.offset, work.offset + work.numel)
+            residual[place] = work.residual.load() * np.float32(work.rescale)
+            state = work.way.state
+            if state is not None:
+                velocity[place], has_velocity = state, True
+        return {
+            name: TensorMemory(residual[place].copy(), velocity[place].copy() if has_velocity else None)
+            for name, place in self._tensor_places()
+        }
+
+    def remember(self, memories: Mapping[str, TensorMemory]) -> None:
+        """Go on from what was remembered of these tensors; of the bucket's others nothing is."""
+        if not self.keeps_residual:
+            return
+        residual, velocity = np.zeros(self.bucket.numel, np.float32), np.zeros(self.bucket.numel, np.float32)
+        for name, place in self._tensor_places():
+            memory = memories.get(name)
+            if memory is not None:
+                residual[place] = memory.residual
+                if memory.velocity is not None:
+                    velocity[place] = memory.velocity
+        for work in self._slices:
+            assert work.residual is not None
+            place = slice(work.offset, work.offset + work.numel)
+            work.residual.keep(residual[place])
+            work.rescale, work.committed, work.add_back = 1.0, False, False
+            if work.way.state is not None:
+                work.way.restore(velocity[place])
+
+    def _tensor_places(self) -> Iterator[tuple[str, slice]]:
+        """Where each tensor's elements lie in the bucket."""
+        offset = 0
+        for index in self.bucket.tensors:
+            tensor = self.layout.tensors[index]
+            yield tensor.name, slice(offset, offset + tensor.numel)
+            offset += tensor.numel
 
     def first_nonfinite(self, key: int) -> str | None:
         """The tensor of the part's first NaN or infinity, or None."""
@@ -172,11 +239,7 @@ class BucketWork:
         return self._tensor_at(work.offset + int(bad.argmax())) if bad.any() else None
 
     def _tensor_at(self, element: int) -> str:
-        for index in self.bucket.tensors:
-            element -= self.layout.tensors[index].numel
-            if element < 0:
-                return self.layout.tensors[index].name
-        raise AssertionError("an element past the bucket's end")
+        return next(name for name, place in self._tensor_places() if element < place.stop)
 
     def _loaded(self) -> NDArray[Any]:
         with self._lock:

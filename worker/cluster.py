@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs import Setting, parse_scheme
 from psgc.config import Config
 from psgc.errors import JobFailed, UsageError
-from psgc.layout import Declaration, Layout
+from psgc.layout import Declaration, Layout, build_layout
 from psgc.worker.network import Network, Submission
+from psgc.worker.residual import TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
 from psgc.worker.tickets import StepTicket, TicketBoard
 
@@ -102,7 +104,19 @@ class ClusterSession(Session):
             self._network.fault(text)
 
     def residuals(self) -> dict[str, NDArray[Any]]:
-        return {name: work.residual.copy() for name, work in self._network.residual_names().items() if work.residual is not None}
+        memories = ((work.name, work.remembered()) for work in self._network.bucket_works())
+        return {name: np.concatenate([m.residual for m in memory.values()]) for name, memory in memories if memory}
+
+    def remembered(self, layout: Layout, dropped: bool) -> dict[str, TensorMemory]:
+        self.check()
+        works = [work for work in self._network.bucket_works() if work.layout is layout]
+        return {name: memory for work in works for name, memory in work.remembered(dropped).items()}
+
+    def remember(self, layout: Layout, memories: Mapping[str, TensorMemory]) -> None:
+        self.check()
+        for work in self._network.bucket_works():
+            if work.layout is layout:
+                work.remember(memories)
 
     def statistics(self) -> dict[str, int]:
         client = self._network.client
@@ -129,6 +143,7 @@ class ClusterSession(Session):
             if known is None:
                 for dtype in {tensor.dtype for tensor in declaration.tensors}:
                     parse_scheme(declaration.codec, Setting(dtype))
+                build_layout(declaration, layout_id=0, servers=1, workers=self.size)  # the scheduler's own would end the job
                 self._names[declaration.name] = declaration
                 return
         if (known.tensors, known.codec, known.mean, known.root, known.kind) != (

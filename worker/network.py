@@ -169,7 +169,7 @@ class Network(threading.Thread):
         except BaseException as error:
             logger.debug("network thread", exc_info=True)
             text = str(error) if isinstance(error, PsgcError) else f"network thread: {type(error).__name__}: {error}"
-            self.failed(f"rank {self._rank_text()}: {text}")
+            self._fault(f"rank {self._rank_text()}: {text}")
         finally:
             self._shut()
 
@@ -315,8 +315,10 @@ class Network(threading.Thread):
 
     def _fault(self, text: str) -> None:
         if self.error is None:
-            self._coordinator.fault(text)
-            self.failed(text)
+            try:
+                self._coordinator.fault(text)
+            finally:
+                self.failed(text)
 
     def _barrier(self, number: int, passed: threading.Event) -> None:
         if self.error is None:
@@ -351,9 +353,9 @@ class Network(threading.Thread):
     def _rank_text(self) -> str:
         return "?" if self.topology is None else str(self.topology.rank)
 
-    def residual_names(self) -> dict[str, BucketWork]:
-        """Buckets that keep a residual, by "layout name/bucket index"."""
-        return {r.work.name: r.work for r in self._buckets.values() if r.work.residual is not None}
+    def bucket_works(self) -> list[BucketWork]:
+        """All buckets of all layouts so far. Their state is only to be touched while none of their steps is under way."""
+        return [running.work for running in list(self._buckets.values())]
 
 
 def _pool_threads(config: Config) -> int:

@@ -7,7 +7,7 @@ Owns the same checks as a real job's session, so that a script that works alone 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from psgc.config import Config
 from psgc.errors import JobFailed, NonFiniteError, UsageError
 from psgc.layout import Declaration, Layout, build_layout
+from psgc.worker.residual import TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
 
 
@@ -88,6 +89,12 @@ class SoloSession(Session):
 
     def residuals(self) -> dict[str, NDArray[Any]]:
         return {}
+
+    def remembered(self, layout: Layout, dropped: bool) -> dict[str, TensorMemory]:
+        return {}
+
+    def remember(self, layout: Layout, memories: Mapping[str, TensorMemory]) -> None:
+        """Nothing is left over where nothing is encoded."""
 
     def statistics(self) -> dict[str, int]:
         return {"steps": self._steps, "payload_bytes": 0, "wire_bytes": 0, "resent": 0, "probes": 0}

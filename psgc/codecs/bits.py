@@ -135,19 +135,37 @@ survey = _survey(divided=False)
 survey_mean = _survey(divided=True)
 
 
+def _reaching(builder: Any, values: Any, least: Any) -> Any:
+    """64 bits that say which of the 64 floats have magnitudes whose bits are at least ``least``."""
+    vector = ir.VectorType(ir.IntType(32), 64)
+    magnitudes = builder.and_(builder.bitcast(values, vector), ir.Constant(vector, [0x7FFFFFFF] * 64))
+    # both sides are below 2**31, and SIMD sets compare signed
+    return builder.bitcast(builder.icmp_signed(">=", magnitudes, _splat(builder, least, vector)), ir.IntType(64))
+
+
 @primitive
 def magnitude_mask(_typing: Any, array: Any, _first: Any, _least: Any) -> Any:
     """(float32 array, first, least) -> uint64 whose bit j says that the bits of ``|array[first + j]|`` are at least ``least``."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(32)
-        vector = ir.VectorType(word, 64)
+        vector = ir.VectorType(_FLOAT, 64)
         values = builder.load(_pointer(context, builder, array, arguments[0], arguments[1], vector), align=4)
-        magnitudes = builder.and_(values, _splat(builder, ir.Constant(word, 0x7FFFFFFF), vector))
-        # both sides are below 2**31, and SIMD sets compare signed
-        return builder.bitcast(builder.icmp_signed(">=", magnitudes, _splat(builder, arguments[2], vector)), ir.IntType(64))
+        return _reaching(builder, values, arguments[2])
 
     return types.uint64(array, types.intp, types.uint32), generate
+
+
+@primitive
+def corrected_mask(_typing: Any, array: Any, addend: Any, _first: Any, _factor: Any, _least: Any) -> Any:
+    """(float32 array, float32 addend, first, factor, least) -> the same of ``array + factor * addend``, which is not written anywhere."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(_FLOAT, 64)
+        x = builder.load(_pointer(context, builder, array, arguments[0], arguments[2], vector), align=4)
+        y = builder.load(_pointer(context, builder, addend, arguments[1], arguments[2], vector), align=4)
+        return _reaching(builder, builder.fadd(x, builder.fmul(_splat(builder, arguments[3], vector), y)), arguments[4])
+
+    return types.uint64(array, addend, types.intp, types.float32, types.uint32), generate
 
 
 def _signed_sum(from_base: bool) -> Any:

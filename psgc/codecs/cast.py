@@ -76,6 +76,7 @@ class Bf16Codec(_CastCodec):
 
     name = "bf16"
     codec_id = 1
+    advice = "the first thing to try: half the bytes at the speed of a copy, no residual, sound with every optimizer"
     _format = "bfloat16"
 
 
@@ -84,6 +85,7 @@ class Fp16Codec(_CastCodec):
 
     name = "fp16"
     codec_id = 2
+    advice = "bf16 with three more bits, for gradients that stay between 6e-8 and 65504, as under a loss scaler"
     _format = "float16"
 
 

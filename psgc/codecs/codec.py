@@ -26,7 +26,9 @@ from numpy.typing import NDArray
 from psgc.errors import CodecError
 
 BLOCK: Final = 4096  # parts are cut, and scales end, at multiples of this many elements
+MAX_PART: Final = (1 << 31) - 1  # elements of a part: places and counts in it are 32-bit integers
 FLOATS: Final = ("float32", "bfloat16", "float16")
+FOREIGN_ID: Final = 0x8000  # codecs of other packages have ids from here on
 DTYPES: Final[dict[str, Any]] = {  # part dtype -> NumPy dtype of its bytes (NumPy has no bfloat16: its bits as uint16)
     "float32": np.float32, "bfloat16": np.uint16, "float16": np.float16, "float64": np.float64,
     "uint8": np.uint8, "int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64, "bool": np.bool_,
@@ -69,6 +71,7 @@ class Codec(ABC):
     unbiased: bool = False  # an instance may differ from its class: parameters decide it
     additive: ClassVar[bool] = False  # payloads can be summed without decoding
     flags_nonfinite: ClassVar[bool] = True  # False: NaN and infinity travel element by element (none, casts)
+    advice: ClassVar[str] = ""  # when to use it, in one line; every codec of ours has one
 
     def __init__(self, dtype: str = "float32") -> None:
         if dtype not in self.dtypes:
@@ -87,9 +90,8 @@ class Codec(ABC):
 
     @property
     def canonical(self) -> str:
-        """The text form that is printed, compared and sent: ``name`` or ``name:k=v,...``."""
-        given = ",".join(f"{key}={value}" for key, value in sorted(self.parameters.items()))
-        return f"{self.name}:{given}" if given else self.name
+        """The text form that is printed, compared and sent: ``name`` or ``name:k=v,...``; of another package's codec ``name@digest``."""
+        return join_text(self.name + _digest(type(self)), self.parameters)
 
     @property
     def feedback(self) -> bool:
@@ -143,6 +145,14 @@ class Codec(ABC):
         write ``p - decode(payload)`` to ``residual_out``. May overwrite ``acc``. ``residual`` and ``residual_out`` are slices
         like ``acc``, both None for a codec without feedback, and never the same memory. ``payload_bytes`` is the whole part's."""
 
+    def fold_and_finish(
+        self, push: Codec, payloads: Sequence[Bytes], numel: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> Encoded | None:  # fmt: skip
+        """What ``push.fold`` and this codec's ``finish`` do for a whole part whose sum is these payloads alone, in fewer passes; None, with
+        nothing done, where there is no such way."""
+        return None
+
     @abstractmethod
     def define_payload(self, p: Array, stream: Stream) -> bytes:
         """The payload of p in plain NumPy: what the kernels are held against. Never fast, always obvious."""
@@ -155,8 +165,28 @@ class Codec(ABC):
         """``residual <- grad + rescale * residual - decode(payload)`` for a slice. Codecs without feedback never see it."""
         raise NotImplementedError(f"{self.name} keeps no residual")
 
+    def check_bucket(self, numel: int) -> None:  # noqa: B027 - most codecs carry buckets of any size
+        """Raise CodecError, naming the parameter, if buckets of ``numel`` elements are too small for it."""
+
+    def answering(self, push: Codec) -> Codec:
+        """This codec as the one that servers answer payloads of ``push`` with. Raises CodecError for a pair that cannot work."""
+        return self
+
     def warm(self) -> None:  # noqa: B027 - codecs whose kernels are compiled on import have nothing to do
         """Compile or load every kernel this codec runs, so that the first step does not wait for it."""
+
+
+class Adder(ABC):
+    """A codec whose payloads servers sum as they are, where they answer in the same one: the sum of payloads is a payload."""
+
+    @abstractmethod
+    def add(self, payloads: Sequence[Bytes], numel: int, total: Bytes, fresh: bool) -> None:
+        """``total``, a payload, becomes the left-to-right sum of the payloads (``fresh``: of them alone, else added, as one sum, to what
+        ``total`` holds). At most 8 payloads. Raises PayloadError for payloads that do not belong together."""
+
+    @abstractmethod
+    def divide(self, total: Bytes, numel: int, divisor: int) -> Encoded:
+        """``total`` becomes the answer: the payload of its elements over the divisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +195,11 @@ class CodecPair:
 
     push: Codec
     pull: Codec
+
+    @property
+    def adder(self) -> Adder | None:
+        """The codec, if servers sum its payloads as they are."""
+        return self.push if isinstance(self.push, Adder) and self.push.canonical == self.pull.canonical else None
 
     @property
     def canonical(self) -> str:
@@ -183,6 +218,9 @@ _REGISTRY: dict[str, str] = {
     "fp8": "psgc.codecs.fp8:Fp8Codec",
     "dithering": "psgc.codecs.dithering:DitheringCodec",
     "ternary": "psgc.codecs.dithering:TernaryCodec",
+    "graddrop": "psgc.codecs.topk:GradDropCodec",
+    "blocktopk": "psgc.codecs.blocktopk:BlockTopKCodec",
+    "randomk": "psgc.codecs.randomk:RandomKCodec",
     "tbq": "psgc.codecs.tbq:TbqCodec",
     "majority": "psgc.codecs.majority:MajorityCodec",
 }
@@ -201,10 +239,21 @@ def registered_codecs() -> tuple[str, ...]:
 def _codec_class(name: str) -> type[Codec]:
     target = _REGISTRY.get(name)
     if target is None:
-        raise CodecError(f"unknown codec {name!r}; there are {', '.join(_REGISTRY)}")
+        from psgc.codecs.foreign import load_codec
+
+        return load_codec(name)
     module, _, attribute = target.partition(":")
     found: type[Codec] = getattr(importlib.import_module(module), attribute)
     return found
+
+
+def _digest(codec: type[Codec]) -> str:
+    """``@`` and the digest of the class's sources if it is another package's; empty for psgc's own."""
+    if codec.__module__.partition(".")[0] == "psgc":
+        return ""
+    from psgc.codecs.foreign import source_digest
+
+    return f"@{source_digest(codec)}"
 
 
 def split_text(text: str) -> tuple[str, dict[str, str]]:
@@ -221,14 +270,28 @@ def split_text(text: str) -> tuple[str, dict[str, str]]:
     return name, parameters
 
 
+def join_text(name: str, parameters: Mapping[str, str]) -> str:
+    """The text form of a name and its parameters."""
+    given = ",".join(f"{key}={value}" for key, value in sorted(parameters.items()))
+    return f"{name}:{given}" if given else name
+
+
 def parse_codec(text: str, dtype: str = "float32") -> Codec:
-    """Build a codec from ``name`` or ``name:key=value,...``. Raises CodecError naming codec and parameter."""
+    """Build a codec from ``name`` or ``name:key=value,...``. ``name@digest`` asks for exactly the code that has this digest. Raises
+    CodecError naming codec and parameter."""
     name, parameters = split_text(text)
-    return _codec_class(name).from_parameters(parameters, dtype)
+    name, at, digest = name.partition("@")
+    found = _codec_class(name)
+    if at and at + digest != (here := _digest(found)):
+        raise CodecError(
+            f"codec {name}: another member of the job has code of digest {digest}, here is {here[1:] or 'psgc'}; install one version of its "
+            f"package with every worker, every server and the scheduler"
+        )
+    return found.from_parameters(parameters, dtype)
 
 
 def parse_pair(text: str, dtype: str = "float32") -> CodecPair:
-    """Build the pair from ``push/pull``, or from one codec for both ways."""
+    """Build the pair from ``push/pull``, or from one codec for both ways. Raises CodecError, too, for two that do not go together."""
     push, slash, pull = text.partition("/")
     first = parse_codec(push, dtype)
-    return CodecPair(first, parse_codec(pull, dtype) if slash else first)
+    return CodecPair(first, (parse_codec(pull, dtype) if slash else first).answering(first))

@@ -17,7 +17,7 @@ whose layer-wise scale is here one of a group.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import ClassVar, Final, cast
 
 from psgc.codecs.blocks import BlockFormat
 from psgc.codecs.codec import F32, Array, Codec
@@ -26,18 +26,23 @@ from psgc.codecs.natural import define_levels, define_powers, level_of, nearest_
 from psgc.codecs.parameters import read_choice, read_switch, read_whole, with_defaults
 from psgc.errors import CodecError
 
+MOST_K: Final = 127
+
 
 class DitheringCodec(GroupedCodec):
     """QSGD with fixed-width codes: 4.125 bits an element for k = 4."""
 
     name = "dithering"
     codec_id = 13
+    advice = "where the mean must be right without memory for residuals; int4 with feedback errs less in as many bytes"
     group = 256
     partition: ClassVar[str] = "linear"
     defaults: ClassVar[dict[str, str]] = {"k": "7", "partition": "linear", "normalize": "max", "ef": "0"}
 
     def __init__(self, dtype: str = "float32", *, k: int = 7, normalize: Norm = "max", ef: bool = False) -> None:
         super().__init__(dtype, ef=ef)
+        if not 1 <= k <= MOST_K:
+            raise CodecError(f"codec {self.name}: parameter k is a whole number from 1 to {MOST_K}, not '{k}'")
         if ef and (k == 1 or normalize == "l2"):
             raise CodecError(
                 f"codec {self.name}: k={k}, normalize={normalize} is unsafe inside feedback (ef=1): what it leaves out may be as large as "
@@ -55,7 +60,7 @@ class DitheringCodec(GroupedCodec):
         partition = read_choice(cls, "partition", given["partition"], ("linear", "natural"))
         return (NaturalDitheringCodec if partition == "natural" else DitheringCodec)(
             dtype,
-            k=read_whole(cls, "k", given["k"], 1, 127),
+            k=read_whole(cls, "k", given["k"], 1, MOST_K),
             normalize=cast("Norm", read_choice(cls, "normalize", given["normalize"], ("max", "l2"))),
             ef=read_switch(cls, "ef", given["ef"]),
         )
@@ -97,6 +102,7 @@ class TernaryCodec(GroupedCodec):
 
     name = "ternary"
     codec_id = 11
+    advice = "comparisons with TernGrad: its noise exceeds the gradient; onebit with feedback sends half as much and converges"
     bits = 2
     group = 256
     top_code = 1

@@ -94,6 +94,7 @@ class Fp8Codec(GroupedCodec):
 
     name = "fp8"
     codec_id = 6
+    advice = "gradients whose magnitudes differ by decades within 256 elements; int8 is closer on others, in as many bytes"
     bits = 8
     group = 256
     defaults: ClassVar[dict[str, str]] = {"format": "e4m3", "ef": "1"}

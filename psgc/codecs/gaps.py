@@ -16,11 +16,15 @@ import math
 from typing import Any, Final
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
-from psgc.codecs.bits import leading_zeros
-from psgc.codecs.kernel import helper
+from psgc.codecs.bits import leading_zeros, view_u32, view_u64
+from psgc.codecs.codec import Bytes
+from psgc.codecs.kernel import BOOL, I64, IN_BYTES, OUT_BYTES, helper, kernel
 
+IN_U32: Final = types.Array(types.uint32, 1, "C", readonly=True)
+OUT_U32: Final = types.Array(types.uint32, 1, "C")
 GAPS: Final = 128  # a block; 128 gaps at any width end at a byte
 MAX_WIDTH: Final = 32
 
@@ -41,7 +45,7 @@ def define_packed(indices: Indices) -> bytes:
 
 def define_unpacked(packed: bytes, count: int) -> Indices:
     """The indices that were packed."""
-    blocks, gaps = -(-count // GAPS), []
+    blocks, gaps = -(-count // GAPS), [np.empty(0, np.int64)]
     place = blocks
     for block, width in enumerate(packed[:blocks]):
         size = min(GAPS, count - block * GAPS)
@@ -63,7 +67,70 @@ def packed_bound(count: int, numel: int) -> int:
     return blocks + min(16 * blocks * (numel - count).bit_length(), math.ceil(16 * widths) + 1)
 
 
+def packed_bytes(indices: NDArray[Any]) -> int:
+    """Bytes that sorted, distinct indices take."""
+    gaps = np.diff(indices.astype(np.int64), prepend=-1) - 1
+    tops = np.maximum.reduceat(gaps, np.arange(0, gaps.size, GAPS))
+    return _bytes_of(np.frexp(tops.astype(np.float64))[1], gaps.size)  # exponents are bit lengths
+
+
+def packed_length(packed: Bytes, count: int) -> int:
+    """Where the bytes of ``count`` indices end, by their widths; beyond ``packed`` if it is cut off."""
+    widths = packed[: -(-count // GAPS)]
+    return _bytes_of(widths.astype(np.int64), count) if widths.size * GAPS >= count else packed.size + 1
+
+
+def _bytes_of(widths: NDArray[Any], count: int) -> int:
+    sizes = np.minimum(GAPS, count - GAPS * np.arange(widths.size))
+    return int(widths.size + (-(-sizes * widths // 8)).sum())
+
+
 @helper
+def _pack_block(indices: Any, previous: Any, width: Any, out: Any, place: Any) -> Any:
+    held, bits = np.uint64(0), np.int64(0)
+    for i in range(indices.size):
+        held |= np.uint64(np.int64(indices[i]) - previous - 1) << np.uint64(bits)
+        previous = np.int64(indices[i])
+        bits += width
+        if bits >= 32:
+            view_u32(out, place, 1)[0] = np.uint32(held & np.uint64(0xFFFFFFFF))
+            held >>= np.uint64(32)
+            bits -= 32
+            place += 4
+    while bits > 0:
+        out[place] = np.uint8(held & np.uint64(0xFF))
+        held >>= np.uint64(8)
+        bits -= 8
+        place += 1
+    return place
+
+
+@helper
+def unpack_block(packed: Any, place: Any, width: Any, previous: Any, indices: Any) -> Any:
+    """indices <- one block's, from bytes that begin at ``place``; returns where the next block begins."""
+    end = place + (indices.size * width + 7) // 8
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    if end + 8 <= packed.size:  # whole words can be read
+        for i in range(indices.size):
+            bit = i * width
+            word = view_u64(packed, place + (bit >> 3), 1)[0]
+            previous += np.int64((word >> np.uint64(bit & 7)) & mask) + 1
+            indices[i] = previous
+        return end
+    held, bits = np.uint64(0), np.int64(0)
+    for i in range(indices.size):
+        while bits < width:
+            held |= np.uint64(packed[place]) << np.uint64(bits)
+            place += 1
+            bits += 8
+        previous += np.int64(held & mask) + 1
+        indices[i] = previous
+        held >>= np.uint64(width)
+        bits -= width
+    return end
+
+
+@kernel(I64(IN_U32, OUT_BYTES))
 def pack(indices: Any, out: Any) -> Any:
     """Write sorted uint32 indices to ``out``; returns the bytes written."""
     blocks = -(-indices.size // GAPS)
@@ -81,44 +148,20 @@ def pack(indices: Any, out: Any) -> Any:
     return place
 
 
-@helper
-def _pack_block(indices: Any, previous: Any, width: Any, out: Any, place: Any) -> Any:
-    held, bits = np.uint64(0), np.int64(0)
-    for i in range(indices.size):
-        held |= np.uint64(np.int64(indices[i]) - previous - 1) << np.uint64(bits)
-        previous = np.int64(indices[i])
-        bits += width
-        while bits >= 8:
-            out[place] = np.uint8(held & np.uint64(0xFF))
-            held >>= np.uint64(8)
-            bits -= 8
-            place += 1
-    if bits > 0:
-        out[place] = np.uint8(held & np.uint64(0xFF))
-        place += 1
-    return place
+@kernel(types.void(IN_BYTES, OUT_U32))
+def unpack(packed: Any, indices: Any) -> None:
+    """indices <- as many as it has room for."""
+    place, previous = -(-indices.size // GAPS), np.int64(-1)
+    for block in range(-(-indices.size // GAPS)):
+        chosen = indices[block * GAPS : (block + 1) * GAPS]
+        place = unpack_block(packed, place, np.int64(packed[block]), previous, chosen)
+        previous = np.int64(chosen[chosen.size - 1])
 
 
-@helper
-def unpack_block(packed: Any, place: Any, width: Any, previous: Any, indices: Any) -> Any:
-    """indices (int64) <- one block's, from bytes that begin at ``place``; returns where the next block begins."""
-    held, bits, mask = np.uint64(0), np.int64(0), (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-    for i in range(indices.size):
-        while bits < width:
-            held |= np.uint64(packed[place]) << np.uint64(bits)
-            place += 1
-            bits += 8
-        previous += np.int64(held & mask) + 1
-        indices[i] = previous
-        held >>= np.uint64(width)
-        bits -= width
-    return place
-
-
-@helper
-def well_formed(packed: Any, count: Any, numel: Any, scratch: Any) -> Any:
-    """Whether ``packed`` is exactly the bytes of ``count`` indices below ``numel``; reads within it only. scratch: int64 [GAPS]."""
-    blocks = -(-count // GAPS)
+@kernel(BOOL(IN_BYTES, I64, I64))
+def well_formed(packed: Any, count: Any, numel: Any) -> Any:
+    """Whether ``packed`` is exactly the bytes of ``count`` indices below numel; reads within it only."""
+    blocks, scratch = -(-count // GAPS), np.empty(GAPS, np.int64)
     if packed.size < blocks:
         return False
     place, previous = blocks, np.int64(-1)

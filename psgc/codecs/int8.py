@@ -8,14 +8,14 @@
 Owns these bytes. With feedback (``ef=1``) a code is p * (127 / max|p|) rounded to nearest even; without, it is rounded up with the
 probability of its fraction, by the counter-based stream, so that the decoded mean is p. A block whose scale would be below the
 smallest normal float (max|p| < 1.5e-36), and one with NaN or infinity, has scale 0 and codes 0. The scale is at most the largest
-float whose 127-fold is finite.
+float whose 127-fold is finite. ``rotate=1`` is `rotation`'s, with bytes of the same layout.
 Source: Alistarh et al. 2017 (QSGD) for stochastic rounding, with max-norm blocks; Dettmers et al. 2022 for block scales.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numba import types
@@ -27,6 +27,7 @@ from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, 
 from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, eight
 from psgc.codecs.random import define_uniform, keys, uniform
+from psgc.codecs.rotation import RotatedInt8Codec
 
 GROUP: Final = 256  # elements that share a scale
 _TOP: Final = np.float32(127)
@@ -269,6 +270,8 @@ class Int8Codec(FeedbackCodec):
 
     name = "int8"
     codec_id = 3
+    defaults: ClassVar[dict[str, str]] = {"ef": "1", "rotate": "0"}
+    advice = "the safe choice below 16 bits: an error far under a gradient's own noise, sound with Adam too"
 
     def __init__(self, dtype: str = "float32", *, ef: bool = True) -> None:
         super().__init__(dtype, ef=ef)
@@ -276,7 +279,10 @@ class Int8Codec(FeedbackCodec):
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
-        return cls(dtype, ef=read_switch(cls, "ef", with_defaults(cls, parameters)["ef"]))
+        given = with_defaults(cls, parameters)
+        if read_switch(cls, "rotate", given["rotate"]):
+            return RotatedInt8Codec.from_parameters(given, dtype)
+        return cls(dtype, ef=read_switch(cls, "ef", given["ef"]))
 
     def contraction(self, numel: int) -> float | None:
         return rounding_contraction(float(_TOP), min(numel, GROUP)) if self.feedback else None

@@ -1,53 +1,145 @@
-"""The k elements of largest magnitude, exactly; of equal ones those at the lowest indices.
+"""Which elements of p = values + rescale * residual are sent: those of largest magnitude, or about as many.
 
 Owns the choice alone: no bytes, no parameters. Magnitudes are compared as the bits of |p|, which order like the values, with NaN
-above infinity. A sample guesses a floor that about k elements reach; one pass collects those that do; the exact choice is made
-among them. Where the guess was bad (or the part is small) a histogram over all elements finds the floor: the result is the same.
-Source: radix selection as in Alabi et al. 2012; the sampled floor as in Lin et al. 2018 (DGC), here without its error.
+above infinity; of equal ones those at the lowest indices are taken first. p is never written: one pass over its two terms collects
+what reaches a floor, and the choice is made among that.
+
+* ``largest``: exactly the k largest. A sample guesses a floor that a few more than k elements reach. Where the guess was bad (or the
+  part is small) a histogram over all elements finds the floor: the result is the same.
+* ``above_sample``: all that reach the magnitude which, in a sample, the share k / n reaches; at most ``MOST_OVER`` * k elements, and
+  where more reach it, exactly the k largest. No element that is zero.
+* ``probed``: k elements, all of them above a threshold found by bisection between mean and largest magnitude; the rest are the first that
+  reach the bisection's lower end. What decides a probe is whether more than k elements reach it, that is, whether the magnitude of
+  rank k + 1 does; so the bisection itself needs no pass over p.
+
+Source: radix selection as in Alabi et al. 2012; Lin et al. 2018 (DGC), section 3.1, for the sample and the second, exact choice where it
+let too many through; Shi et al. 2021 (MSTop-K), Algorithm 1, with the first of the candidates in place of random ones.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
-from psgc.codecs.bits import bits_of_f32, magnitude_mask, trailing_zeros
+from psgc.codecs.bits import bits_of_f32, corrected_mask, magnitude_mask, trailing_zeros
 from psgc.codecs.codec import F32
 from psgc.codecs.feedback import SCRATCH, corrected_block
-from psgc.codecs.kernel import helper
+from psgc.codecs.gaps import OUT_U32
+from psgc.codecs.kernel import I64, I64_PAIR, IN_F32, OUT_F32, SCALAR_F32, U32, helper, kernel
 
+MOST_OVER: Final = 2  # times k elements, at most, that a sampled threshold lets through
+PROBES: Final = 24  # halvings; ratios then still fit a float32
 _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+_ALL: Final = 1 << 32  # above the bits of every magnitude
 _HIGH: Final = np.uint32(20)  # the 31 bits of a magnitude are looked at as 11, then 10, then 10
 _MIDDLE: Final = np.uint32(10)
 _LOW_MASK: Final = np.uint32(1023)
-_SAMPLED_FROM: Final = 8192  # elements; below, a histogram of all is as fast as a sample
 _LEAST_SAMPLE: Final = 1024
 _MOST_SAMPLE: Final = 65536
+_IN_SAMPLE: Final = 128  # of the elements wanted: then 4 standard deviations are a third of their number
+_LANES: Final = 64
+
+Indices = NDArray[np.int64]
 
 
-def define_largest(p: F32, k: int) -> NDArray[np.int64]:
-    """Indices, ascending, of the k elements of p."""
-    magnitudes = (p.view(np.uint32) & _MAGNITUDE).astype(np.int64)
-    return np.sort(np.argsort(-magnitudes, kind="stable")[:k])
+class Chosen(NamedTuple):
+    """The elements to send, by ascending index, and the bits of the largest magnitude of all (infinity and NaN are the largest)."""
+
+    indices: NDArray[np.uint32]
+    values: F32
+    top: int
+
+
+def define_magnitudes(p: F32) -> Indices:
+    """Bits of |p|."""
+    return (p.view(np.uint32) & _MAGNITUDE).astype(np.int64)
+
+
+def define_largest(p: F32, k: int) -> Indices:
+    """Indices, ascending, of the k elements of largest magnitude."""
+    return np.sort(np.argsort(-define_magnitudes(p), kind="stable")[:k])
+
+
+def define_above_sample(p: F32, k: int) -> Indices:
+    """Indices, ascending, of the elements that reach the sampled threshold."""
+    magnitudes, places = define_magnitudes(p), define_sample(p.size, k)
+    least = max(1, int(np.sort(magnitudes[places])[-sampled_rank(p.size, k)]))
+    chosen = np.flatnonzero(magnitudes >= least)
+    return define_largest(p, k) if chosen.size > MOST_OVER * k else chosen
+
+
+def define_probed(p: F32, k: int) -> Indices:
+    """Indices, ascending, of the k elements that bisection chooses."""
+    magnitudes, mean, top = define_magnitudes(p), define_mean_magnitude(p), np.abs(p).max()
+    below, above = _bisect(mean, top, lambda threshold: bool(np.count_nonzero(magnitudes >= threshold) > k))
+    sure = np.flatnonzero(magnitudes >= above)
+    rest = np.flatnonzero((magnitudes >= below) & (magnitudes < above))
+    return np.sort(np.concatenate([sure, rest[: k - sure.size]]))
+
+
+def _bisect(mean: np.float32, top: np.float32, too_many: Callable[[int], bool]) -> tuple[int, int]:
+    """Bits of the highest threshold tried that too many elements reach (0: none was), and of the lowest that only k or fewer do."""
+    low, high, below, above = np.float32(0), np.float32(1), 0, _ALL
+    for _ in range(PROBES):
+        ratio = (low + high) / np.float32(2)
+        with np.errstate(invalid="ignore"):
+            threshold = int((mean + ratio * (top - mean)).view(np.uint32))
+        if too_many(threshold):
+            low, below = ratio, threshold
+        else:
+            high, above = ratio, threshold
+    return below, above
+
+
+def define_mean_magnitude(p: F32) -> np.float32:
+    """mean |p|, summed in float64 in 64 lanes, lane j taking elements j, j + 64, ..., then lane by lane."""
+    padded = np.zeros(-(-p.size // _LANES) * _LANES)
+    padded[: p.size] = np.abs(p)
+    lanes = np.cumsum(padded.reshape(-1, _LANES), axis=0)[-1]
+    return np.float32(np.cumsum(lanes)[-1] / p.size)
+
+
+def sample_size(numel: int, k: int) -> int:
+    """Elements in the sample that goes with k of ``numel``: a power of two, or all of them."""
+    size = _LEAST_SAMPLE
+    while size < _MOST_SAMPLE and size * k < _IN_SAMPLE * numel:
+        size *= 2
+    return size if 2 * size < numel else numel
+
+
+def sampled_rank(numel: int, k: int) -> int:
+    """The rank in the sample of the magnitude that is the threshold."""
+    return -(-k * sample_size(numel, k) // numel)
+
+
+def define_sample(numel: int, k: int) -> Indices:
+    """Places of the sample. Within each stride they wander, lest a matrix whose rows are as long shows one column only."""
+    size = sample_size(numel, k)
+    if size == numel:
+        return np.arange(numel)
+    j = np.arange(size)
+    return np.asarray((j * numel + ((j * 0x9E3779B1 & 0xFFFFFFFF) * numel >> 32)) // size, np.int64)
 
 
 @helper
-def largest(grad: Any, residual: Any, rescale: Any, k: Any) -> Any:
-    """Indices (uint32, ascending) and values (float32) of the k elements of p = grad + rescale * residual."""
-    if grad.size >= _SAMPLED_FROM:
-        floor, expected = _sampled_floor(grad, residual, rescale, k)
-    else:
-        floor, expected = _exact_floor(grad, residual, rescale, k)
-    indices, values = np.empty(expected + SCRATCH, np.uint32), np.empty(expected + SCRATCH, np.float32)
-    count = _collect(grad, residual, rescale, floor, indices, values)
-    if count < k:
-        floor, expected = _exact_floor(grad, residual, rescale, k)
-        indices, values = np.empty(expected + SCRATCH, np.uint32), np.empty(expected + SCRATCH, np.float32)
-        count = _collect(grad, residual, rescale, floor, indices, values)
-    _keep_largest(indices, values, count, k)
-    return indices[:k], values[:k]
+def sample_place(j: Any, size: Any, numel: Any) -> Any:
+    """The place of the sample's element j."""
+    if size == numel:
+        return np.int64(j)
+    wander = np.int64((np.uint64(j) * np.uint64(0x9E3779B1) & np.uint64(0xFFFFFFFF)) * np.uint64(numel) >> np.uint64(32))
+    return (np.int64(j) * numel + wander) >> trailing_zeros(np.uint64(size))
+
+
+@kernel(types.void(IN_F32, IN_F32, SCALAR_F32, OUT_F32))
+def take_sample(values: Any, residual: Any, rescale: Any, sample: Any) -> None:
+    """sample <- the elements of p at its places."""
+    for j in range(sample.size):
+        i = sample_place(j, sample.size, values.size)
+        sample[j] = values[i] if residual.size == 0 else values[i] + rescale * residual[i]
 
 
 @helper
@@ -60,8 +152,8 @@ def _rank(histogram: Any, k: Any) -> Any:
     return bin_, k
 
 
-@helper
-def _kth_magnitude(values: Any, k: Any) -> Any:
+@kernel(I64_PAIR(IN_F32, I64))
+def kth_magnitude(values: Any, k: Any) -> Any:
     """Bits of the k-th largest magnitude, and how many elements of just that magnitude are among the k largest."""
     high, middle, low = np.zeros(2048, np.int64), np.zeros(1024, np.int64), np.zeros(1024, np.int64)
     for i in range(values.size):
@@ -78,71 +170,165 @@ def _kth_magnitude(values: Any, k: Any) -> Any:
         if bits >> _MIDDLE == prefix:
             low[bits & _LOW_MASK] += 1
     third, k = _rank(low, k)
-    return np.uint32(prefix << _MIDDLE | np.uint32(third)), k
+    return np.int64(prefix << _MIDDLE | np.uint32(third)), np.int64(k)
 
 
-@helper
-def _sampled_floor(grad: Any, residual: Any, rescale: Any, k: Any) -> Any:
-    """A magnitude that very likely k elements reach, and room for those that do."""
-    size = min(max(grad.size // 128, _LEAST_SAMPLE), _MOST_SAMPLE)
-    stride = grad.size // size
-    sample = np.empty(size, np.float32)
-    for j in range(size):
-        # the place within a stride wanders, lest a matrix whose rows are as long shows one column only
-        i = j * stride + ((np.uint64(j) * np.uint64(0x9E3779B1) & np.uint64(0xFFFFFFFF)) * np.uint64(stride) >> np.uint64(32))
-        place = np.int64(i)
-        corrected_block(grad[place : place + 1], residual[place : place + 1], rescale, sample[j : j + 1])
-    share = k / grad.size
-    mean = size * share
-    rank = mean + 4 * np.sqrt(mean * (1 - share)) + 8  # four standard deviations to the safe side
-    if rank > 0.9 * size:
-        return np.uint32(0), grad.size
-    floor, _ = _kth_magnitude(sample, np.int64(rank))
-    return floor, min(grad.size, np.int64(grad.size / size * (rank + 5 * np.sqrt(rank))))
-
-
-@helper
-def _exact_floor(grad: Any, residual: Any, rescale: Any, k: Any) -> Any:
+@kernel(I64_PAIR(IN_F32, IN_F32, SCALAR_F32, I64))
+def _exact_floor(values: Any, residual: Any, rescale: Any, k: Any) -> Any:
     """The lower edge of the histogram bin that holds the k-th largest magnitude, and how many elements reach it."""
     p, histogram = np.empty(SCRATCH, np.float32), np.zeros(2048, np.int64)
-    for start in range(0, grad.size, SCRATCH):
-        g = grad[start : start + SCRATCH]
+    for start in range(0, values.size, SCRATCH):
+        g = values[start : start + SCRATCH]
         corrected_block(g, residual[start : start + SCRATCH], rescale, p[: g.size])
         for i in range(g.size):
             histogram[(bits_of_f32(p[i]) & _MAGNITUDE) >> _HIGH] += 1
     first, rank = _rank(histogram, k)
-    return np.uint32(first) << _HIGH, k - rank + histogram[first]
+    return np.int64(first) << np.int64(_HIGH), np.int64(k - rank + histogram[first])
 
 
 @helper
-def _collect(grad: Any, residual: Any, rescale: Any, floor: Any, indices: Any, values: Any) -> Any:
-    """Elements whose magnitude reaches the floor, in order; returns how many, or -1 if there is no room for all."""
-    p, count = np.empty(SCRATCH, np.float32), np.int64(0)
-    for start in range(0, grad.size, SCRATCH):
-        g = grad[start : start + SCRATCH]
-        if count + g.size > indices.size:
-            return np.int64(-1)
-        corrected_block(g, residual[start : start + SCRATCH], rescale, p[: g.size])
-        for first in range(0, g.size, 64):
-            mask = magnitude_mask(p, first, floor)
-            if g.size - first < 64:
-                mask &= (np.uint64(1) << np.uint64(g.size - first)) - np.uint64(1)
-            while mask:
-                i = first + trailing_zeros(mask)
-                indices[count], values[count] = np.uint32(start + i), p[i]
-                count += 1
-                mask &= mask - np.uint64(1)
+def collect_block(values: Any, residual: Any, rescale: Any, floor: Any, start: Any, count: Any, indices: Any, found: Any) -> Any:
+    """Append those elements of a block that begins at ``start`` which reach the floor; returns how many there are now. There is room."""
+    whole = values.size // 64 * 64
+    for first in range(0, whole, 64):
+        if residual.size == 0:
+            mask = magnitude_mask(values, first, floor)
+        else:
+            mask = corrected_mask(values, residual, first, rescale, floor)
+        while mask:
+            i = first + trailing_zeros(mask)
+            indices[count] = np.uint32(start + i)
+            found[count] = values[i] if residual.size == 0 else values[i] + rescale * residual[i]
+            count += 1
+            mask &= mask - np.uint64(1)
+    for i in range(whole, values.size):
+        x = values[i] if residual.size == 0 else values[i] + rescale * residual[i]
+        if bits_of_f32(x) & _MAGNITUDE >= floor:
+            indices[count], found[count] = np.uint32(start + i), x
+            count += 1
     return count
 
 
-@helper
-def _keep_largest(indices: Any, values: Any, count: Any, k: Any) -> None:
-    """Of the first ``count`` elements, move the k largest to the front, in order."""
-    least, ties = _kth_magnitude(values[:count], k)
+@kernel(I64(IN_F32, IN_F32, SCALAR_F32, U32, OUT_U32, OUT_F32))
+def _collect(values: Any, residual: Any, rescale: Any, floor: Any, indices: Any, found: Any) -> Any:
+    """Elements whose magnitude reaches the floor, in order; returns how many, or -1 if there is no room for all."""
+    count = np.int64(0)
+    for start in range(0, values.size, SCRATCH):
+        block = values[start : start + SCRATCH]
+        if count + block.size > indices.size:
+            return np.int64(-1)
+        count = collect_block(block, residual[start : start + SCRATCH], rescale, floor, start, count, indices, found)
+    return count
+
+
+@kernel(I64(OUT_U32, OUT_F32, I64, I64, I64))
+def _keep(indices: Any, values: Any, below: Any, above: Any, rest: Any) -> Any:
+    """Move to the front, in order, the elements whose magnitude reaches ``above`` and the first ``rest`` of those that reach ``below``;
+    returns how many."""
     kept = 0
-    for i in range(count):
-        bits = bits_of_f32(values[i]) & _MAGNITUDE
-        if bits > least or (bits == least and ties > 0):
-            ties -= bits == least
+    for i in range(indices.size):
+        bits = np.int64(bits_of_f32(values[i]) & _MAGNITUDE)
+        if bits >= above or (bits >= below and rest > 0):
+            rest -= bits < above
             indices[kept], values[kept] = indices[i], values[i]
             kept += 1
+    return kept
+
+
+@kernel(types.void(IN_F32, IN_F32, SCALAR_F32, types.Array(types.float64, 1, "C")))
+def _add_magnitudes(values: Any, residual: Any, rescale: Any, lanes: Any) -> None:
+    """lanes += the sums of |p|, in turn."""
+    p = np.zeros(SCRATCH, np.float32)
+    for start in range(0, values.size, SCRATCH):
+        g = values[start : start + SCRATCH]
+        corrected_block(g, residual[start : start + SCRATCH], rescale, p[: g.size])
+        p[g.size : -(-g.size // _LANES) * _LANES] = np.float32(0)
+        for i in range(0, g.size, _LANES):
+            for j in range(_LANES):
+                lanes[j] += np.float64(abs(p[i + j]))
+
+
+class Candidates(NamedTuple):
+    """Everything that reaches a floor, by ascending index."""
+
+    indices: NDArray[np.uint32]
+    values: F32
+    floor: int
+
+    @property
+    def top(self) -> int:
+        """Bits of the largest magnitude."""
+        return int((self.values.view(np.uint32) & _MAGNITUDE).max()) if self.values.size else 0
+
+    def keep(self, below: int, above: int, rest: int) -> Chosen:
+        """Those that reach ``above``, and the first ``rest`` of those that reach ``below``. Overwrites the candidates."""
+        top = self.top
+        kept = _keep(self.indices, self.values, below, above, rest)
+        return Chosen(self.indices[:kept], self.values[:kept], top)
+
+
+def _reach(values: F32, residual: F32, rescale: float, floor: int, room: int) -> Candidates | None:
+    """All that reach the floor; None if they are more than ``room``."""
+    indices, found = np.empty(room + SCRATCH, np.uint32), np.empty(room + SCRATCH, np.float32)
+    count = _collect(values, residual, rescale, floor, indices, found)
+    return Candidates(indices[:count], found[:count], floor) if 0 <= count <= room else None
+
+
+def _sample(values: F32, residual: F32, rescale: float, size: int) -> F32:
+    sample = np.empty(size, np.float32)
+    take_sample(values, residual, rescale, sample)
+    return sample
+
+
+def _guess(values: F32, residual: F32, rescale: float, k: int) -> tuple[int, int]:
+    """A floor that at least k elements very likely reach, and room for those that do."""
+    numel, size, share = values.size, sample_size(values.size, k), k / values.size
+    mean = size * share
+    rank = mean + 4 * (mean * (1 - share)) ** 0.5 + 8  # four standard deviations to the safe side
+    if size == numel:
+        return _exact_floor(values, residual, rescale, k)  # type: ignore[no-any-return]
+    if rank > 0.9 * size:
+        return 0, numel
+    floor, _ = kth_magnitude(_sample(values, residual, rescale, size), int(rank))
+    return floor, min(numel, int(numel / size * (rank + 5 * rank**0.5)))
+
+
+def _at_least(values: F32, residual: F32, rescale: float, k: int) -> Candidates:
+    """Candidates of which there are at least k."""
+    candidates = _reach(values, residual, rescale, *_guess(values, residual, rescale, k))
+    if candidates is None or candidates.indices.size < k:
+        candidates = _reach(values, residual, rescale, *_exact_floor(values, residual, rescale, k))
+    assert candidates is not None
+    return candidates
+
+
+def largest(values: F32, residual: F32, rescale: float, k: int) -> Chosen:
+    """The k elements of largest magnitude."""
+    candidates = _at_least(values, residual, rescale, k)
+    least, ties = kth_magnitude(candidates.values, k)
+    return candidates.keep(least, least + 1, ties)
+
+
+def above_sample(values: F32, residual: F32, rescale: float, k: int) -> Chosen:
+    """What reaches the sampled threshold."""
+    sample = _sample(values, residual, rescale, sample_size(values.size, k))
+    threshold, _ = kth_magnitude(sample, sampled_rank(values.size, k))
+    candidates = _reach(values, residual, rescale, max(1, threshold), min(values.size, MOST_OVER * k))
+    return largest(values, residual, rescale, k) if candidates is None else Chosen(candidates.indices, candidates.values, candidates.top)
+
+
+def probed(values: F32, residual: F32, rescale: float, k: int) -> Chosen:
+    """The k elements that bisection chooses."""
+    if k == values.size:
+        return largest(values, residual, rescale, k)
+    candidates, lanes = _at_least(values, residual, rescale, k + 1), np.zeros(_LANES)
+    _add_magnitudes(values, residual, rescale, lanes)
+    mean, top = np.float32(np.cumsum(lanes)[-1] / values.size), np.uint32(candidates.top).view(np.float32)
+    decides, _ = kth_magnitude(candidates.values, k + 1)
+    below, above = _bisect(mean, top, lambda threshold: bool(decides >= threshold))
+    if below < candidates.floor:
+        lower = _reach(values, residual, rescale, below, values.size)
+        assert lower is not None
+        candidates = lower
+    sure = int(np.count_nonzero((candidates.values.view(np.uint32) & _MAGNITUDE) >= above))
+    return candidates.keep(below, above, k - sure)

@@ -25,6 +25,7 @@ class MajorityCodec(SignsCodec):
 
     name = "majority"
     codec_id = 15
+    advice = "comparisons with signSGD: a bit each way whatever the number of workers, but no feedback, and it can stand still"
     defaults: ClassVar[dict[str, str]] = {}
 
     @classmethod

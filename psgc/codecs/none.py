@@ -50,6 +50,7 @@ class NoneCodec(Codec):
 
     name = "none"
     codec_id = 0
+    advice = "links that keep up with the gradients, and whatever must be exact: integers, fp64, small tensors"
     dtypes = tuple(DTYPES)
     unbiased = True
     additive = True

@@ -28,7 +28,7 @@ from psgc.codecs.feedback import define_corrected
 from psgc.codecs.kernel import kernel
 from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.codecs.random import define_uniform
-from psgc.codecs.scheme import Round, Scheme, Setting, Way
+from psgc.codecs.scheme import Round, Scheme, Setting, Way, check_part
 from psgc.errors import CodecError
 
 MOST_RANK: Final = 64
@@ -104,12 +104,17 @@ class PowerSgdScheme(Scheme):
     """rank * (rows + columns) elements of fp32 each way for a matrix of rows * columns."""
 
     name: ClassVar[str] = "powersgd"
-    whole: ClassVar[bool] = True
+    whole = True
     defaults: ClassVar[Mapping[str, str]] = {"rank": "4", "ef": "1"}
+    advice: ClassVar[str] = (
+        "large matrices whose gradients have few strong directions, as in transformers, over slow links; noise, as measured here, is its worst case"
+    )
 
     def __init__(self, setting: Setting = Setting(), *, rank: int = 4, ef: bool = True) -> None:  # noqa: B008 - immutable
         if setting.dtype not in FLOATS:
             raise CodecError(f"codec powersgd carries {', '.join(FLOATS)}, not {setting.dtype}; use 'none' for this tensor")
+        if not 1 <= rank <= MOST_RANK:
+            raise CodecError(f"codec powersgd: parameter rank is a whole number from 1 to {MOST_RANK}, not '{rank}'")
         self.setting, self.rank, self._ef = setting, rank, ef
 
     @classmethod
@@ -117,7 +122,7 @@ class PowerSgdScheme(Scheme):
         """Build from the text form's parameters. Raises CodecError naming the parameter."""
         given = with_defaults(cls, parameters)
         text = given["rank"]
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_RANK):
+        if not (text.isascii() and text.isdigit()):
             raise CodecError(f"codec powersgd: parameter rank is a whole number from 1 to {MOST_RANK}, not {text!r}")
         return cls(setting, rank=int(text), ef=read_switch(cls, "ef", given["ef"]))
 
@@ -130,6 +135,10 @@ class PowerSgdScheme(Scheme):
     @property
     def feedback(self) -> bool:
         return self._ef
+
+    @property
+    def additive(self) -> bool:
+        return True
 
     def split(self, numel: int) -> tuple[list[Matrix], list[slice], int]:
         """The matrices, the slices of the part that are sent as they are, and the elements of all Ps."""
@@ -156,6 +165,7 @@ class PowerSgdScheme(Scheme):
         return (first, Round(pair, self.rank * sum(m.columns for m in matrices))) if matrices else (first,)
 
     def way(self, numel: int) -> PowerSgdWay:
+        check_part(self.canonical, numel)
         return PowerSgdWay(self, numel)
 
     def warm(self) -> None:

@@ -40,11 +40,16 @@ def _splitmix(state: int) -> int:
 
 def define_words(stream: Stream, lo: int, count: int) -> NDArray[np.uint32]:
     """32 random bits for each of ``count`` elements of the part, from element ``lo`` on."""
-    before, between = (np.uint32(key) for key in keys(stream))
     first = (stream.first + lo) & _WORD
-    h = (np.arange(first, first + count, dtype=np.uint64) & np.uint64(_WORD)).astype(np.uint32) + before
+    indices = np.arange(first, first + count, dtype=np.uint64) & np.uint64(_WORD)
+    return define_hash(indices.astype(np.uint32), *keys(stream))
+
+
+def define_hash(indices: NDArray[np.uint32], before: int, between: int) -> NDArray[np.uint32]:
+    """32 random bits for each index of the stream that has these keys."""
+    h = indices + np.uint32(before)
     h = (h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    h = (h ^ between ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B)
+    h = (h ^ np.uint32(between) ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B)
     return np.asarray(h ^ (h >> np.uint32(16)), np.uint32)
 
 

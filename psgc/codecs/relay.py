@@ -21,7 +21,7 @@ import numpy as np
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, CodecPair, Encoded, Stream
 from psgc.codecs.payloads import MAX_PAYLOADS
-from psgc.codecs.scheme import Round, Scheme, Setting, Way, slices
+from psgc.codecs.scheme import Round, Scheme, Setting, Way, check_part, slices
 from psgc.errors import CodecError, PayloadError
 
 
@@ -117,6 +117,10 @@ class RelayScheme(Scheme):
         return self._push.feedback
 
     @property
+    def unbiased(self) -> bool:
+        return self._push.unbiased
+
+    @property
     def flags_nonfinite(self) -> bool:
         return self._push.flags_nonfinite
 
@@ -124,6 +128,7 @@ class RelayScheme(Scheme):
         return (Round(CodecPair(self._push, RelayCodec(self._push, self._setting.workers)), numel, divides=False),)
 
     def way(self, numel: int) -> Way:
+        check_part(self.canonical, numel)
         return _RelayWay(self._push, self._setting, self.rounds(numel))
 
 

@@ -15,17 +15,33 @@ interfaces and the text forms; knows no sockets, keys or threads.
 from __future__ import annotations
 
 import importlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, CodecPair, Encoded, Stream, parse_codec, parse_pair, split_text
+from psgc.codecs.codec import (
+    BLOCK,
+    F32,
+    MAX_PART,
+    Array,
+    Bytes,
+    Codec,
+    CodecPair,
+    Encoded,
+    Stream,
+    join_text,
+    parse_pair,
+    split_text,
+)
 from psgc.errors import CodecError
 
 _SCHEMES: Final[dict[str, str]] = {"shared": "psgc.codecs.shared:SharedScheme", "powersgd": "psgc.codecs.powersgd:PowerSgdScheme"}
+
+ResidualDtype = Literal["float32", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +88,23 @@ class Way(ABC):
     def add_back(self, sent: Sequence[Bytes], residual: F32) -> None:
         """``residual`` += what this worker's payloads of the last step stand for: the trainer did not apply it."""
 
+    @property
+    def state(self) -> F32 | None:
+        """What is kept for each element besides the residual, float32 [numel], in gradient units; or None."""
+        return None
+
+    def restore(self, state: F32) -> None:
+        """Go on from another way's ``state``."""
+        raise NotImplementedError
+
 
 class Scheme(ABC):
     """A scheme with its parameters. Immutable."""
 
-    whole: ClassVar[bool] = False  # a bucket is not cut into parts
+    whole: bool = False  # a bucket is not cut into parts
     defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
+    residual_dtype: ResidualDtype = "float32"  # how a worker keeps its residual
+    advice: ClassVar[str] = ""  # when to use it, in one line; every scheme with a name of its own has one
 
     @property
     @abstractmethod
@@ -88,6 +115,16 @@ class Scheme(ABC):
     @abstractmethod
     def feedback(self) -> bool:
         """Whether a worker keeps a residual."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the mean of what is decoded, over the random numbers, is what went in."""
+        return False
+
+    @property
+    def additive(self) -> bool:
+        """Whether servers sum the payloads of every round without decoding them."""
+        return False
 
     @property
     def array_dtype(self) -> Any:
@@ -133,6 +170,14 @@ class PairScheme(Scheme):
         return self.pair.push.feedback
 
     @property
+    def unbiased(self) -> bool:
+        return self.pair.push.unbiased and self.pair.pull.unbiased
+
+    @property
+    def additive(self) -> bool:
+        return self.pair.push.additive and self.pair.pull.additive
+
+    @property
     def array_dtype(self) -> Any:
         return self.pair.push.array_dtype
 
@@ -144,6 +189,7 @@ class PairScheme(Scheme):
         return (Round(self.pair, numel),)
 
     def way(self, numel: int) -> Way:
+        check_part(self.canonical, numel)
         return PairWay(self.pair, numel)
 
 
@@ -174,6 +220,12 @@ class PairWay(Way):
             self._push.fold([sent[0]], self._numel, lo, hi, residual[lo:hi], False)
 
 
+def check_part(canonical: str, numel: int) -> None:
+    """Raise CodecError, naming the codec, unless a part may have ``numel`` elements."""
+    if not 1 <= numel <= MAX_PART:
+        raise CodecError(f"codec {canonical}: a part has 1 to {MAX_PART} elements, not {numel}")
+
+
 def slices(codec: Codec, numel: int) -> list[tuple[int, int]]:
     """The ranges that ``codec`` wants a part worked on in."""
     if not codec.chunk or numel <= codec.chunk:
@@ -189,7 +241,7 @@ def registered_schemes() -> tuple[str, ...]:
 
 def parse_scheme(text: str, setting: Setting = Setting()) -> Scheme:
     """Build the scheme that ``text`` names. Raises CodecError naming codec and parameter."""
-    push, _, pull = text.strip().partition("/")
+    push, slash, pull = text.strip().partition("/")
     name, parameters = split_text(push)
     target = _SCHEMES.get(name)
     if target is not None:
@@ -198,8 +250,35 @@ def parse_scheme(text: str, setting: Setting = Setting()) -> Scheme:
         module, _, attribute = target.partition(":")
         made: Scheme = getattr(importlib.import_module(module), attribute).from_parameters(parameters, setting)
         return made
+    from psgc.codecs.memory import MemoryScheme, read_memory, split_memory
+
+    own, remembered = split_memory(parameters)
+    push = join_text(name, own)
+    memory = read_memory(name, remembered)
+    inner = _one_round(f"{push}{slash}{pull}", setting)
+    return MemoryScheme(inner, memory, setting) if memory.parameters else inner
+
+
+def _one_round(text: str, setting: Setting) -> Scheme:
+    push, _, pull = text.partition("/")
     if pull == "relay":
+        from psgc.codecs.functions import parse_relayed
         from psgc.codecs.relay import RelayScheme
 
-        return RelayScheme(parse_codec(push, setting.dtype), setting)
-    return PairScheme(parse_pair(text, setting.dtype))
+        codec = parse_relayed(push, setting.dtype)
+        _check_bucket([codec], setting)
+        return RelayScheme(codec, setting)
+    pair = parse_pair(text, setting.dtype)
+    _check_bucket([pair.push, pair.pull], setting)
+    return PairScheme(pair)
+
+
+def _check_bucket(codecs: Sequence[Codec], setting: Setting) -> None:
+    """Raise CodecError, naming the bucket's first tensor by its shape, if a codec cannot carry the bucket."""
+    if not setting.shapes:  # not known
+        return
+    for codec in codecs:
+        try:
+            codec.check_bucket(sum(map(math.prod, setting.shapes)))
+        except CodecError as error:
+            raise CodecError(f"{error} (tensor of shape {list(setting.shapes[0])}, of {len(setting.shapes)} in the bucket)") from None

@@ -119,6 +119,7 @@ class TbqCodec(GroupedCodec):
 
     name = "tbq"
     codec_id = 12
+    advice = "one fixed step for gradients whose size is known and steady; onebit sends half as much without such knowledge"
     bits = _BITS
     group = GROUP
     top_code = 1

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name
@@ -64,6 +64,8 @@ class Membership:
         except RemoteProtocolError as error:
             notice = encode_body(Notice(error.code, f"scheduler: {error}"))
             return [self._send(peer, Kind.ERROR, notice, plan=header.plan), Log(logging.WARNING, f"refused a message: {error}")]
+        except CodecError as error:  # a server says its name, too: their packages may differ
+            return self.abort(f"scheduler: {error}", now)
         except PsgcError as error:
             return self.abort(str(error), now)
 

@@ -4,6 +4,7 @@ from psgc.torch.adam import OneBitAdam, ZeroOneAdam
 from psgc.torch.api import barrier, current_session, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from psgc.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from psgc.torch.compression import Compression
+from psgc.torch.functions import register_functions
 from psgc.torch.optimizer import DistributedOptimizer
 from psgc.torch.push_pull import (
     declare,
@@ -36,6 +37,7 @@ __all__ = [
     "push_pull_async_inplace",
     "push_pull_inplace",
     "rank",
+    "register_functions",
     "shutdown",
     "size",
     "synchronize",

@@ -27,6 +27,7 @@ from psgc.layout import Declaration, TensorSpec
 from psgc.torch import api
 from psgc.torch.optimizer import Distributed, check_carries, check_passes, spec_of
 from psgc.torch.push_pull import codec_text, push_pull_inplace
+from psgc.torch.residuals import Residuals
 from psgc.torch.tensor_exchange import TensorExchange
 
 Parameters = Iterable[Any]  # parameters, (name, parameter) pairs, or groups: dicts whose "params" holds either
@@ -55,6 +56,7 @@ class FrozenVarianceAdam(Distributed):
         self._momenta: tuple[TensorSpec, ...] = ()
         self._exchange: TensorExchange | None = None
         self._exchanges = 0
+        self._momentum_residuals = Residuals(session)
         self._psgc_join(session, {}, codec_text(warmup_codec, "float32"), backward_passes_per_step)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "steps": 0}
         super().__init__(params, {**defaults, "decoupled_weight_decay": decoupled_weight_decay})
@@ -174,7 +176,9 @@ class FrozenVarianceAdam(Distributed):
         numbers = {id(group): number for number, group in enumerate(self.param_groups)}
         specs = tuple(spec_of(parameter, self._name(parameter), numbers[id(group)]) for group, parameter in moving)
         if self._exchange is None or specs != self._momenta:
+            self._momentum_residuals.replace()
             self._exchange = self._declare(specs)
+            self._momentum_residuals.add(self._exchange.layout)
             self._momenta = specs
         self._exchange.run(outgoing)
 
@@ -188,6 +192,9 @@ class FrozenVarianceAdam(Distributed):
             min_compress_bytes=config.min_compress_bytes,
         )  # fmt: skip
         return TensorExchange(self._session, declaration)
+
+    def _psgc_residuals(self) -> dict[str, Residuals]:
+        return super()._psgc_residuals() | {"momenta": self._momentum_residuals}
 
     def _name(self, parameter: torch.Tensor) -> str:
         return self._psgc_names[parameter]

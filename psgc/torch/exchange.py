@@ -20,6 +20,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
 from psgc.torch.gradients import Gradient, GradientBucket
+from psgc.torch.residuals import Residuals
 from psgc.worker.session import Session
 
 MAX_RESCALE: Final = 1e30  # the header carries a float32
@@ -59,6 +60,7 @@ class GradientExchange:
         self.outcome: Outcome = "applied"
         self.synchronized = False
         self.paused = False
+        self.residuals = Residuals(session)
         self._rates = rates
         self._loss_scale: Callable[[], float] = lambda: 1.0
         self._gradients: list[Gradient] = []
@@ -166,6 +168,18 @@ class GradientExchange:
             self._flags = None if self._flags is None else replace(self._flags, loss_scale=now)
             self._last = None if self._last is None else replace(self._last, loss_scale=now)
 
+    @property
+    def units(self) -> StepFlags:
+        """The flags of the last step that was sent: the units of its residuals. Raises UsageError in the middle of a step."""
+        if self._flags is not None:
+            raise UsageError("residuals are saved and loaded between two steps: after step(), before the next backward()")
+        return self._last or StepFlags(False, self._loss_scale(), self._rates())
+
+    @units.setter
+    def units(self, flags: StepFlags) -> None:
+        _ = self.units
+        self._last = flags
+
     def _begin(self) -> None:
         """The first thing that happens in a step fixes its flags: ranks whose buckets leave early or late say the same."""
         self.synchronized = False
@@ -196,6 +210,7 @@ class GradientExchange:
             fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
         )  # fmt: skip
         layout = self.session.declare(declaration)
+        self.residuals.add(layout)
         self._buckets += [GradientBucket.of(layout, bucket, fresh) for bucket in layout.buckets]
         self._declared = len(self._gradients)
         self._ready_order.clear()

@@ -9,7 +9,7 @@ import itertools
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar, cast
 
@@ -17,10 +17,10 @@ import torch
 
 from psgc.errors import CodecError, UsageError
 from psgc.layout import TensorSpec
-from psgc.torch import amp, api
+from psgc.torch import amp, api, residuals
 from psgc.torch.broadcast import refuse_lbfgs
 from psgc.torch.buffers import dtype_name
-from psgc.torch.exchange import GradientExchange
+from psgc.torch.exchange import GradientExchange, StepFlags
 from psgc.torch.push_pull import codec_text
 from psgc.worker.session import Session
 
@@ -132,6 +132,32 @@ class Distributed(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
         if not set_to_none:
             self._psgc_exchange.note_zeros()
+
+    def residual_state_dict(self) -> dict[str, Any]:
+        """What error feedback (and momentum before compression) keeps on this rank, by parameter name, to be saved with torch.save: a
+        file for each rank, beside the ``state_dict()`` that is the same on all. Call it between two steps."""
+        units, session = self._psgc_exchange.units, self._psgc_exchange.session
+        dropped = self._psgc_exchange.outcome == "dropped"
+        return {
+            "format": residuals.FORMAT, "rank": session.rank, "size": session.size, "loss_scale": units.loss_scale,
+            "rates": list(units.rates),
+            "memories": {kind: residuals.pack(of.collect(dropped)) for kind, of in self._psgc_residuals().items()},
+        }  # fmt: skip
+
+    def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now.
+        Buckets, parts and servers may be others, too. Call it on every rank, between two steps. Raises UsageError for what does not fit."""
+        exchange = self._psgc_exchange
+        rank, size = exchange.session.rank, exchange.session.size
+        checked = residuals.check_states(states, rank, size)
+        loss_scale, rates = residuals.units_of(checked[0])
+        exchange.units = StepFlags(False, loss_scale, rates)
+        for kind, of in self._psgc_residuals().items():
+            of.restore(residuals.share_of(checked, kind, rank, size))
+
+    def _psgc_residuals(self) -> dict[str, residuals.Residuals]:
+        """By what it is that leaves something over."""
+        return {"gradients": self._psgc_exchange.residuals}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. Every rank must add the same; the parameters are declared at the next synchronization."""

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from psgc.codecs import Setting, parse_scheme
-from psgc.errors import UsageError
-from psgc.layout import Declaration, TensorSpec
+from psgc.errors import CodecError, UsageError
+from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.torch import api
 from psgc.torch.buffers import TensorsBuffer, dtype_name, staging_dtype
 from psgc.worker.session import Session, Ticket
@@ -60,8 +60,8 @@ def push_pull_async(
     compression:  codec text such as ``"int8"`` or ``"onebit/int8"``; None: uncompressed. Lossy codecs take float32, bfloat16, float16.
     Raises:       UsageError for a dtype that psgc does not carry, or a name used before for another shape; CodecError.
     """
-    output = tensor.detach().clone(memory_format=torch.contiguous_format).resolve_neg()
-    return _start(output, average, name, compression)
+    declaration = _declared(tensor, average, name, compression)
+    return _start(declaration, tensor.detach().clone(memory_format=torch.contiguous_format).resolve_neg())
 
 
 def push_pull_async_inplace(
@@ -71,14 +71,14 @@ def push_pull_async_inplace(
     """Like ``push_pull_async``, with the result in ``tensor`` itself; leave it alone until ``synchronize``."""
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
         raise UsageError(f"push_pull of {name!r} in place: elements of an expanded tensor share memory; call contiguous() first")
-    return _start(tensor, average, name, compression)
+    return _start(_declared(tensor, average, name, compression), tensor)
 
 
 def push_pull(tensor: torch.Tensor, average: bool = True, name: str | None = None, compression: str | None = None) -> torch.Tensor:
     """The sum (or mean) of ``tensor`` over all ranks; see ``push_pull_async``. Differentiable: the gradient of a push_pull is the
     push_pull of the gradient, under the name with ``.backward`` after it."""
     if torch.is_grad_enabled() and tensor.requires_grad:
-        resolved = name or _unnamed(tensor, average, compression)
+        resolved = name or _unnamed(tensor, average, _carried(tensor, name, compression)[1])
         return cast("torch.Tensor", _PushPull.apply(tensor, average, resolved, compression))  # type: ignore[no-untyped-call]
     return synchronize(push_pull_async(tensor, average, name, compression=compression))
 
@@ -126,15 +126,28 @@ class _PushPull(torch.autograd.Function):
         return push_pull(grads[0], ctx.average, f"{ctx.name}.backward", ctx.compression), None, None, None
 
 
-def _start(tensor: torch.Tensor, average: bool, name: str | None, compression: str | None) -> int:
+def _declared(tensor: torch.Tensor, average: bool, name: str | None, compression: str | None) -> Declaration:
+    """What the job is told of this tensor; all that can be wrong with it is found here, before anything is copied."""
     session = api.current_session()
-    name = name or _unnamed(tensor, average, compression)
-    dtype = dtype_name(tensor, f"push_pull of {name!r}")
-    codec = codec_text(compression, dtype)
-    declaration = _declaration(session, name, tuple(tensor.shape), dtype, codec, average)
+    dtype, codec = _carried(tensor, name, compression)
+    return _declaration(session, name or _unnamed(tensor, average, codec), tuple(tensor.shape), dtype, codec, average)
+
+
+def _carried(tensor: torch.Tensor, name: str | None, compression: str | None) -> tuple[str, str]:
+    """The tensor's dtype, and the codec that carries it, in canonical text."""
+    what = f"push_pull of {name!r}" if name else f"unnamed push_pull of shape {list(tensor.shape)}"
+    dtype = dtype_name(tensor, what)
+    try:
+        return dtype, codec_text(compression, dtype)
+    except CodecError as error:
+        raise CodecError(f"{what}: {error}") from None
+
+
+def _start(declaration: Declaration, tensor: torch.Tensor) -> int:
+    session, spec = api.current_session(), declaration.tensors[0]
     ticket = None
     if tensor.numel():
-        buffer = TensorsBuffer([tuple(tensor.shape)], staging_dtype(codec, dtype))
+        buffer = TensorsBuffer([spec.shape], staging_dtype(declaration.codec, spec.dtype))
         buffer.bind([tensor])
         ticket = session.submit_named(declaration, buffer)
     handle = next(_next_handle)
@@ -144,13 +157,17 @@ def _start(tensor: torch.Tensor, average: bool, name: str | None, compression: s
     return handle
 
 
-@functools.lru_cache(maxsize=256)
 def codec_text(compression: str | None, dtype: str) -> str:
     """The codec's canonical text. Raises CodecError for an unknown codec, or one that cannot carry ``dtype``."""
     if compression is None:
         return "none"
     if not isinstance(compression, str):
         raise UsageError(f"compression is {compression!r}, expected codec text such as 'int8', or None")
+    return _canonical(compression, dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _canonical(compression: str, dtype: str) -> str:
     return parse_scheme(compression, Setting(dtype)).canonical
 
 
@@ -161,7 +178,10 @@ def _declaration(session: Session, name: str, shape: tuple[int, ...], dtype: str
         part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
     )  # fmt: skip
     with names.lock:
-        known = names.declared.setdefault(name, declaration)
+        known = names.declared.get(name)
+        if known is None:
+            build_layout(declaration, layout_id=0, servers=1, workers=session.size)  # raises what a job could not carry
+            known = names.declared[name] = declaration
     if known != declaration:
         raise UsageError(f"push_pull of {name!r}: was {_described(known)} before, is {_described(declaration)} now; use another name")
     return known
@@ -172,8 +192,8 @@ def _described(declaration: Declaration) -> str:
     return f"the {'mean' if declaration.mean else 'sum'} of {spec.dtype}{list(spec.shape)} with codec {declaration.codec}"
 
 
-def _unnamed(tensor: torch.Tensor, average: bool, compression: str | None) -> str:
-    signature = f"{dtype_name(tensor, 'push_pull')}{list(tensor.shape)}.{'mean' if average else 'sum'}.{compression or 'none'}"
+def _unnamed(tensor: torch.Tensor, average: bool, codec: str) -> str:
+    signature = f"{dtype_name(tensor, 'push_pull')}{list(tensor.shape)}.{'mean' if average else 'sum'}.{codec}"
     names = _names_of(api.current_session())
     with names.lock:
         turn = names.unnamed[signature] % UNNAMED_RING

@@ -19,11 +19,11 @@ class TensorExchange:
 
     def __init__(self, session: Session, declaration: Declaration) -> None:
         self._session = session
-        self._layout = session.declare(declaration)
-        tensors = self._layout.tensors
+        self.layout = session.declare(declaration)
+        tensors = self.layout.tensors
         self._buffers = [
             TensorsBuffer([tensors[i].shape for i in bucket.tensors], staging_dtype(bucket.codec, bucket.dtype))
-            for bucket in self._layout.buckets
+            for bucket in self.layout.buckets
         ]
 
     def run(self, tensor: Callable[[int], torch.Tensor], *, skip: bool = False) -> None:
@@ -33,10 +33,10 @@ class TensorExchange:
         one bucket runs while others travel. Never asked for a tensor without elements. skip: this rank has nothing to add.
         """
         tickets, bound = [], []
-        for bucket, buffer in zip(self._layout.buckets, self._buffers, strict=True):
+        for bucket, buffer in zip(self.layout.buckets, self._buffers, strict=True):
             members = [tensor(i) for i in bucket.tensors]
             buffer.bind(members)
-            tickets.append(self._session.submit(self._layout, bucket.index, buffer, skip=skip))
+            tickets.append(self._session.submit(self.layout, bucket.index, buffer, skip=skip))
             bound += members
         self._session.wait(tickets)
         for member in bound:

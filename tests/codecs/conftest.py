@@ -1,10 +1,12 @@
-"""Inputs of every kind, and memory that ends where it says it does."""
+"""Inputs of every kind, memory that ends where it says it does, and packages that look installed."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,10 @@ from psgc.codecs.codec import F32, Bytes
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
+MANUAL = Path(__file__).parents[2] / "docs" / "writing-a-codec.md"
+KIT_CODECS = {
+    "threshold": "threshold_codec:ThresholdCodec", "levels3": "kit_examples:LevelsCodec", "halves": "kit_examples:HalvesCodec",
+}  # fmt: skip
 FINITE_KINDS = ("gauss", "zeros", "negative zeros", "equal", "sparse", "heavy", "denormal", "huge", "signs", "wide")
 
 
@@ -68,3 +74,48 @@ def guarded() -> Iterator[Callable[[bytes | Bytes], Bytes]]:
     yield copy
     for region, start in regions:
         LIBC.mprotect(ctypes.c_void_p(start + len(region) - PAGE), ctypes.c_size_t(PAGE), 3)
+
+
+def code_of_page(name: str) -> str:
+    """The Python code of docs/writing-a-codec.md that begins with this file name."""
+    found = re.search(rf"```python\n# {re.escape(name)}\n(.*?)```", MANUAL.read_text(), re.DOTALL)
+    assert found is not None, f"{MANUAL} has no code that begins with # {name}"
+    return found[1]
+
+
+@pytest.fixture(scope="session")
+def install(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """(name, version, codecs by entry point, files) -> a folder in which the package is installed."""
+
+    def put(name: str, version: str, codecs: dict[str, str], files: dict[str, str]) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        points = "".join(f"{codec} = {target}\n" for codec, target in codecs.items())
+        metadata = {
+            f"{name.replace('-', '_')}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+            f"{name.replace('-', '_')}-{version}.dist-info/entry_points.txt": f"[psgc.codecs]\n{points}",
+        }
+        for file, text in (files | metadata).items():
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_text(text)
+        return folder
+
+    return put
+
+
+@pytest.fixture(scope="session")
+def kit_package(install: Callable[..., Path]) -> Path:
+    """The page's codec and ``kit_examples``, installed as a package."""
+    return install("kit-examples", "1.0", KIT_CODECS, kit_files())
+
+
+@pytest.fixture(scope="session")
+def other_kit_package(install: Callable[..., Path]) -> Path:
+    """The same with a change that changes no payload's length."""
+    return install("kit-examples", "1.0", KIT_CODECS, {name: text.replace("127", "126") for name, text in kit_files().items()})
+
+
+def kit_files() -> dict[str, str]:
+    return {
+        "threshold_codec.py": code_of_page("threshold_codec.py"),
+        "kit_examples.py": (Path(__file__).parent / "kit_examples.py").read_text(),
+    }

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psgc.codecs import floats, int8, onebit, topk
+from psgc.codecs import elements, floats, int8, largest, onebit, sparse
 from psgc.codecs.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
 
 TINY = """
@@ -35,7 +35,10 @@ DOUBLED = "[2.0, 4.0]"
 
 def all_kernels() -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = [
-        (f"{m.__name__}.{n}", f) for m in (floats, int8, onebit, topk) for n, f in vars(m).items() if hasattr(f, "signatures")
+        (f"{m.__name__}.{n}", f)
+        for m in (floats, int8, onebit, elements, largest, sparse)
+        for n, f in vars(m).items()
+        if hasattr(f, "signatures")
     ]
     return [(name, function) for name, function in found if not getattr(function, "_can_compile", True)]
 

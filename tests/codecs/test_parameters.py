@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 
 from psgc.codecs.codec import DTYPES, FLOATS, parse_codec, parse_pair, registered_codecs
+from psgc.codecs.scheme import Setting, parse_scheme
 from psgc.codecs.topk import TopKCodec
 from psgc.errors import CodecError
 
@@ -26,6 +27,12 @@ CANONICAL = {
     "topk:k=1": "topk:k=1",
     "topk:k=007": "topk:k=7",
     "topk:k=1e-7": "topk:k=0.0000001",
+    "topk:select=exact": "topk",
+    "topk:select=sampled,k=0.1": "topk:k=0.1,select=sampled",
+    "graddrop:drop=.990": "graddrop",
+    "graddrop:drop=0.999,ef=0": "graddrop:drop=0.999,ef=0",
+    "randomk:k=0.01,ef=0": "randomk:ef=0",
+    "randomk:k=100": "randomk:k=100",
     "onebit:scale=block": "onebit",
     "onebit:scale=unit,ef=0": "onebit:ef=0,scale=unit",
     "dithering:k=007,partition=linear,normalize=max": "dithering",
@@ -57,6 +64,11 @@ def test_canonical_text_reads_back_as_itself(text: str, canonical: str) -> None:
         ("topk:k=many", ["topk", "k", "'many'"]),
         ("topk:k=1e-10", ["topk", "k"]),
         ("topk:k=1e-999999999", ["topk", "k"]),
+        ("topk:select=best", ["topk", "select", "exact or sampled or mstopk", "'best'"]),
+        ("topk:k=123456789012345678901", ["topk", "k"]),
+        ("graddrop:drop=0", ["graddrop", "drop", "'0'"]),
+        ("graddrop:drop=1", ["graddrop", "drop", "'1'"]),
+        ("randomk:k=0", ["randomk", "k", "'0'"]),
         ("int8:ef=2", ["int8", "ef", "'2'"]),
         ("onebit:ef=yes", ["onebit", "ef", "'yes'"]),
         ("onebit:k=0.1", ["onebit", "k", "ef"]),
@@ -96,8 +108,10 @@ def test_a_fraction_is_rounded_up_exactly_and_a_count_is_at_most_the_part(k: str
 
 
 def test_codecs_are_unbiased_only_where_their_parameters_make_them_so() -> None:
-    unbiased = {text: parse_codec(text).unbiased for text in ("none", "bf16", "int8", "int8:ef=0", "onebit:ef=0", "topk:ef=0")}
-    assert [text for text, is_so in unbiased.items() if is_so] == ["none", "int8:ef=0"]
+    unbiased = {
+        text: parse_codec(text).unbiased for text in ("none", "bf16", "int8", "int8:ef=0", "onebit:ef=0", "topk:ef=0", "randomk:ef=0")
+    }
+    assert [text for text, is_so in unbiased.items() if is_so] == ["none", "int8:ef=0", "randomk:ef=0"]
 
 
 def test_feedback_is_what_ef_says() -> None:
@@ -113,13 +127,13 @@ def test_codec_ids_are_distinct_and_fixed() -> None:
     ids = {name: parse_codec(name).codec_id for name in registered_codecs()}
     assert ids == {
         "none": 0, "bf16": 1, "fp16": 2, "int8": 3, "onebit": 4, "topk": 5, "fp8": 6, "int4": 7, "ternary": 11, "dithering": 13,
-        "tbq": 12, "majority": 15,
+        "graddrop": 18, "blocktopk": 21, "randomk": 22, "tbq": 12, "majority": 15,
     }  # fmt: skip
-    assert [parse_codec(text).codec_id for text in ("fp8:format=e5m2", "dithering:partition=natural", "onebit:scale=unit,ef=0")] == [
-        10,
-        14,
-        16,
-    ]
+    instances = {
+        "topk:select=mstopk": 5, "int8:rotate=1": 8, "int4:rotate=1": 9, "fp8:format=e5m2": 10, "dithering:partition=natural": 14,
+        "onebit:scale=unit,ef=0": 16, "topk:select=sampled": 20,
+    }  # fmt: skip
+    assert {text: parse_codec(text).codec_id for text in instances} == instances
 
 
 @pytest.mark.parametrize(
@@ -155,3 +169,20 @@ def test_parameters_that_cannot_work_are_refused_and_say_why(text: str, words: s
 
 def test_k_given_in_code_is_printed_too() -> None:
     assert TopKCodec(k=Fraction(1, 8)).canonical == "topk:k=0.125"
+
+
+@pytest.mark.parametrize("name", ["topk", "topk:select=sampled", "graddrop", "blocktopk", "randomk"])
+@pytest.mark.parametrize("numel", [0, 1 << 31])
+def test_a_part_of_nothing_or_beyond_the_indices_is_refused(name: str, numel: int) -> None:
+    with pytest.raises(CodecError, match=f"codec {name.partition(':')[0]} carries parts of 1 to 2147483647 elements, not {numel}"):
+        parse_codec(name).payload_bound(numel)
+
+
+@pytest.mark.parametrize("text", ["topk:k=13", "int8/topk:k=13", "topk:k=13/relay", "randomk:k=13", "blocktopk:block=4,k=4"])
+def test_a_count_beyond_the_bucket_is_refused_and_names_codec_parameter_and_tensor(text: str) -> None:
+    setting = Setting(shapes=((2, 4), (4,)))
+    with pytest.raises(
+        CodecError, match=r"codec \w+: parameter k is 1?\d, but the bucket has only (12 elements|3 blocks of 4).*shape \[2, 4\]"
+    ):
+        parse_scheme(text, setting)
+    assert parse_scheme(text.replace("13", "12").replace("k=4", "k=3"), setting)

@@ -10,7 +10,8 @@ import pytest
 from psgc.codecs import Scheme, Setting, Stream, Way, parse_scheme
 from psgc.codecs.codec import F32, Bytes
 from psgc.codecs.definitions import define_encode, define_fold
-from psgc.codecs.powersgd import define_product, orthonormalise
+from psgc.codecs.dithering import DitheringCodec
+from psgc.codecs.powersgd import PowerSgdScheme, define_product, orthonormalise
 from psgc.codecs.relay import RelayCodec, join_payloads, split_payloads
 from psgc.codecs.shared import define_step
 from psgc.errors import CodecError, PayloadError
@@ -244,3 +245,16 @@ def test_what_is_not_finite_is_flagged_in_the_first_round(text: str, poison: flo
     round_ = scheme.rounds(1200)[0]
     out = np.zeros(round_.pair.push.payload_bound(round_.numel), np.uint8)
     assert way.encode(0, grad, None, 1.0, Stream(0, 1, 0, 0), out).nonfinite
+
+
+@pytest.mark.parametrize("text", ["int8", "onebit/int8", "onebit/relay", "shared", "powersgd"])
+@pytest.mark.parametrize("numel", [-1, 0, 1 << 31])
+def test_a_part_has_some_elements_and_no_more_than_kernels_count(text: str, numel: int) -> None:
+    with pytest.raises(CodecError, match=f"codec {text}: a part has 1 to 2147483647 elements, not {numel}"):
+        parse_scheme(text).way(numel)
+
+
+@pytest.mark.parametrize("make", [lambda: PowerSgdScheme(rank=0), lambda: PowerSgdScheme(rank=65), lambda: DitheringCodec(k=0)])
+def test_constructors_refuse_what_the_text_form_refuses(make: Callable[[], object]) -> None:
+    with pytest.raises(CodecError, match=r"parameter (rank|k) is a whole number from 1 to"):
+        make()

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psgc.codecs.codec import Array, Bytes, Stream, parse_codec
+from psgc.codecs.elements import define_encode
 from psgc.codecs.gaps import define_packed, define_unpacked, packed_bound
-from psgc.codecs.topk import define_encode
-from psgc.errors import PayloadError
+from psgc.codecs.largest import define_largest
+from psgc.errors import CodecError, PayloadError
 
 STREAM = Stream(0, 0, 0, 0)
 
@@ -53,7 +54,7 @@ def test_a_sample_that_misleads_does_not_change_the_choice(k: int) -> None:
     rng = np.random.default_rng(0)
     grad = rng.standard_normal(20_000).astype(np.float32) * np.float32(1e-20)
     grad[10_000:10_050] = rng.standard_normal(50)  # a burst that a sparse sample overlooks
-    assert encode(f"topk:k={k}", grad).tobytes() == define_encode(grad, k)
+    assert encode(f"topk:k={k}", grad).tobytes() == define_encode(grad, define_largest(grad, k))
 
 
 @pytest.mark.parametrize("period", [2, 64, 78, 128, 1024])
@@ -61,7 +62,7 @@ def test_columns_that_line_up_with_the_sample_do_not_change_the_choice(period: i
     grad = np.random.default_rng(1).standard_normal(80_000).astype(np.float32)
     grad[::period] *= 100
     for k in (1, 80, 800, 40_000):
-        assert encode(f"topk:k={k}", grad).tobytes() == define_encode(grad, k)
+        assert encode(f"topk:k={k}", grad).tobytes() == define_encode(grad, define_largest(grad, k))
 
 
 def test_what_is_sent_leaves_nothing_in_the_residual_and_the_rest_all() -> None:
@@ -96,6 +97,15 @@ def test_the_bound_holds_for_the_widest_gaps(count: int) -> None:
             assert len(define_packed(indices)) <= packed_bound(count, int(indices[-1]) + 1)
 
 
+@pytest.mark.parametrize("text", ["topk", "topk:select=sampled", "topk:select=mstopk", "graddrop"])
+def test_an_index_of_a_random_subset_costs_at_most_a_fifth_more_than_its_entropy(text: str) -> None:
+    payload = encode(text, np.random.default_rng(8).standard_normal(1 << 20).astype(np.float32))
+    count = int(payload[:4].view(np.uint32)[0])
+    share = count / (1 << 20)
+    entropy = -np.log2(share) - (1 - share) / share * np.log2(1 - share)  # bits an index: 8.08 for one in a hundred
+    assert 8 * (payload.size - 4 - 4 * count) / count < 1.2 * entropy
+
+
 NUMEL = 300
 
 
@@ -127,3 +137,28 @@ def test_a_payload_whose_structure_is_wrong_is_refused(spoil: Callable[[Bytes], 
 def test_a_payload_of_another_k_is_refused() -> None:
     with pytest.raises(PayloadError, match="131 values"):
         parse_codec("topk:k=131").validate(good_payload(), NUMEL)
+
+
+def test_a_warm_up_sends_more_at_first_and_ends_with_k() -> None:
+    codec, numel, generator = parse_codec("topk:k=0.001,warmup=8"), 10_000, np.random.default_rng(3)
+    p, out, counts = generator.standard_normal(numel, np.float32), np.empty(codec.payload_bound(numel), np.uint8), []
+    for step in range(1, 11):
+        stream = Stream(0, step, 0, 0)
+        payload = out[: codec.encode(p, None, 1.0, stream, out).payload_bytes]
+        codec.validate(payload, numel)
+        assert payload.tobytes() == codec.define_payload(p, stream)
+        counts.append(int(payload[:4].view(np.uint32)[0]))
+    assert counts == [2500, 2500, 625, 625, 157, 157, 40, 40, 10, 10]
+    assert parse_codec("topk:warmup=0").canonical == "topk"
+    with pytest.raises(CodecError, match="parameter warmup is a whole number from 0"):
+        parse_codec("topk:warmup=-1")
+
+
+def test_a_warm_up_never_sends_less_than_k() -> None:
+    codec, p = parse_codec("topk:k=0.1,warmup=4"), np.arange(1, 1001, dtype=np.float32)
+    sent = []
+    for step in range(1, 6):
+        out = np.empty(codec.payload_bound(p.size), np.uint8)
+        codec.encode(p, None, 1.0, Stream(0, step, 0, 0), out)
+        sent.append(int(out[:4].view(np.uint32)[0]))
+    assert sent == [250, 100, 100, 100, 100]

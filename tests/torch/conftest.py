@@ -6,7 +6,7 @@ A step is worked on when its last rank submits it: until then no buffer is loade
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError
 from psgc.layout import Declaration, Layout, build_layout, compare, used_by_every_rank
 from psgc.torch import api
+from psgc.worker.residual import TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
 
 WAIT_S = 30.0  # a rank that waits longer hangs
@@ -117,6 +118,7 @@ class FakeSession(Session):
         self.submissions: list[Submission] = []
         self.counts: dict[tuple[str, int], int] = {}
         self.failed_with: str | None = None
+        self.memories: dict[str, TensorMemory] = {}
 
     def declare(self, declaration: Declaration) -> Layout:
         job = self.job
@@ -188,6 +190,14 @@ class FakeSession(Session):
 
     def residuals(self) -> dict[str, Any]:
         return {}
+
+    def remembered(self, layout: Layout, dropped: bool) -> dict[str, TensorMemory]:
+        return {tensor.name: self.memories[tensor.name] for tensor in layout.tensors if tensor.name in self.memories}
+
+    def remember(self, layout: Layout, memories: Mapping[str, TensorMemory]) -> None:
+        for tensor in layout.tensors:
+            self.memories.pop(tensor.name, None)
+        self.memories |= memories
 
     def statistics(self) -> dict[str, int]:
         return {"wire_bytes": 0}

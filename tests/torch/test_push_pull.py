@@ -132,9 +132,39 @@ class TestAlone:
         with pytest.raises(UsageError, match="push_pull of 'x': psgc does not carry complex64"):
             psgc.push_pull(torch.ones(2, dtype=torch.complex64), name="x")
 
-    def test_lossy_codecs_refuse_integers(self) -> None:
-        with pytest.raises(CodecError, match="not int64"):
-            psgc.push_pull(torch.arange(3), name="x", compression="int8")
+    @pytest.mark.parametrize("compression", ["int8", "onebit/relay", "shared", "powersgd"])
+    def test_lossy_codecs_refuse_integers_by_the_tensors_name(self, compression: str) -> None:
+        with pytest.raises(CodecError, match=r"push_pull of 'x': codec .* carries float32, .*, not int64; use 'none' for this tensor"):
+            psgc.push_pull(torch.arange(3), name="x", compression=compression)
+        with pytest.raises(CodecError, match=r"unnamed push_pull of shape \[3\]: codec .* not bool"):
+            psgc.push_pull(torch.ones(3, dtype=torch.bool), compression=compression)
+
+    @pytest.mark.parametrize("compression", [None, "int8", "topk", "shared", "powersgd", "onebit/relay"])
+    def test_tensors_without_elements_come_back_at_once(self, compression: str | None) -> None:
+        assert psgc.push_pull(torch.empty(0), name="x", compression=compression).shape == (0,)
+        assert psgc.push_pull(torch.empty(2, 0, 3), compression=compression).shape == (2, 0, 3)
+
+    @pytest.mark.parametrize("compression", ["powersgd:rank=0", "dithering:k=0", "topk:k=0", "onebut"])
+    def test_a_codec_that_cannot_be_is_refused_by_the_tensors_name(self, compression: str) -> None:
+        with pytest.raises(CodecError, match=r"push_pull of 'x': .*codec"):
+            psgc.push_pull(torch.ones(3), name="x", compression=compression)
+
+    @pytest.mark.parametrize("compression", [["int8"], {"compressor": "onebit"}, 8])
+    def test_compression_that_is_no_text_is_wrong_usage(self, compression: Any) -> None:
+        with pytest.raises(UsageError, match="expected codec text such as 'int8', or None"):
+            psgc.push_pull(torch.ones(3), name="x", compression=compression)
+
+    def test_what_is_wrong_is_found_before_the_tensor_is_copied(self) -> None:
+        huge = torch.ones(1, 1).expand(1 << 16, 1 << 16)  # a copy would take 16 GB
+        with pytest.raises(
+            CodecError, match=r"tensor 'x': codec powersgd: a part of 4294967296 elements, at most 2147483647; .* another codec"
+        ):
+            psgc.push_pull(huge, name="x", compression="powersgd")
+        with pytest.raises(CodecError, match="push_pull of 'x': unknown codec"):
+            psgc.push_pull(huge, name="x", compression="powersdg")
+        with pytest.raises(UsageError, match="push_pull of 'x': psgc carries dense tensors"):
+            psgc.push_pull(torch.ones(3).to_sparse(), name="x")
+        assert torch.equal(psgc.push_pull(torch.ones(2), name="x"), torch.ones(2)), "the name was not taken"
 
     def test_expanded_tensors_are_refused_in_place(self) -> None:
         with pytest.raises(UsageError, match=r"share memory; call contiguous\(\)"):

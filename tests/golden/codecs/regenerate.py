@@ -18,7 +18,9 @@ FOLDER = Path(__file__).parent
 NUMEL = 4999  # more than one block of every codec, and no multiple of anything
 CODECS = (
     "none", "bf16", "fp16", "int8", "int8:ef=0", "onebit", "topk", "int4", "int4:ef=0", "fp8", "fp8:ef=0", "fp8:format=e5m2", "ternary",
-    "dithering", "dithering:k=1,normalize=l2", "dithering:partition=natural", "dithering:ef=1,k=20,partition=natural",
+    "dithering", "dithering:k=1,normalize=l2", "int8:rotate=1", "int4:rotate=1",
+    "topk:select=sampled", "topk:select=mstopk", "topk:k=0.99", "graddrop", "blocktopk", "randomk", "randomk:ef=0",
+    "dithering:partition=natural", "dithering:ef=1,k=20,partition=natural",
     "tbq", "tbq:tau=0.1", "majority", "onebit:ef=0,scale=unit",
 )  # fmt: skip
 STREAM = Stream(seed=11, step=5, rank=2, bucket=3, first=8192)

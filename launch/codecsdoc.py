@@ -1,0 +1,115 @@
+"""``python -m psgc.launch.codecsdoc docs/codecs.md``: the page's generated sections, between their markers.
+
+python -m psgc.launch.codecsdoc docs/codecs.md             what codecs save and lose; a test compares that with the page
+python -m psgc.launch.codecsdoc docs/codecs.md --speeds    the speeds, measured on this machine, too (some minutes)
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from psgc.codecs import Setting, parse_scheme, registered_codecs, registered_schemes
+from psgc.codecs.catalogue import catalogue
+from psgc.errors import CodecError
+from psgc.launch.bench_kernels import SIZES, bench_kernels
+from psgc.launch.bench_tables import Table, bytes_text, ratio_table, time_table
+
+SPEEDS_COMMAND: Final = "python -m psgc.launch.codecsdoc docs/codecs.md --speeds"
+
+
+def codec_table(entries: list[dict[str, Any]]) -> Table:
+    """What every codec saves and loses."""
+    header = ["codec", "parameters", "over fp32", "over bf16", "unbiased", "residual", "additive", "NMSE, Gaussian", "NMSE, heavy tails"]
+    rows = [
+        [
+            _name(entry), ", ".join(f"{k}={v}" for k, v in entry["parameters"].items()), f"{entry['ratio_fp32']:.3g}x",
+            f"{entry['ratio_bf16']:.3g}x", _when(entry, "unbiased"), _when(entry, "feedback"), "yes" if entry["additive"] else "no",
+            nmse_text(entry["nmse_gaussian"]), nmse_text(entry["nmse_heavy"]),
+        ]
+        for entry in entries
+    ]  # fmt: skip
+    return header, rows
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return f"{entry['canonical']} ({entry['distribution']})" if "distribution" in entry else str(entry["canonical"])
+
+
+def advice_table(entries: list[dict[str, Any]]) -> Table:
+    """When to use which."""
+    return ["codec", "for"], [[entry["canonical"], entry["advice"]] for entry in entries]
+
+
+def _when(entry: dict[str, Any], what: str) -> str:
+    """Whether a codec is so, or which ``ef`` makes it so."""
+    for ef in ("0", "1"):
+        if "ef" in entry["parameters"] and entry["parameters"]["ef"] != ef and not entry[what]:
+            try:
+                other = parse_scheme(f"{entry['name']}:ef={ef}", Setting())
+            except CodecError:
+                return "no"
+            return f"with ef={ef}" if getattr(other, what) else "no"
+    return "yes" if entry[what] else "no"
+
+
+def nmse_text(value: float) -> str:
+    """Two digits."""
+    return "0" if value == 0 else f"{value:.2g}" if value >= 0.01 else f"{value:.1e}".replace("e-0", "e-")
+
+
+def markdown(table: Table) -> str:
+    """A table with its first column as code."""
+    header, rows = table
+    lines = [header, ["---"] * len(header), *([f"`{first}`", *rest] for first, *rest in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def render_codecs(entries: list[dict[str, Any]]) -> str:
+    """The section `codecs`."""
+    return f"{markdown(codec_table(entries))}\n\n{markdown(advice_table(entries))}"
+
+
+def render_speeds(result: dict[str, Any]) -> str:
+    """The section `speeds`."""
+    largest = bytes_text(4 * max(row["numel"] for row in result["codecs"]))
+    without = "".join(f" Without {implementation}: {why}." for implementation, why in result["left_out"].items())
+    return (
+        f"{result['machine']}; measured by `{SPEEDS_COMMAND}`.{without}\n\n"
+        f"Times memcpy's speed, {largest} of fp32 (memcpy: {result['memcpy_gbps']:.2f} GB/s):\n\n{markdown(ratio_table(result))}\n\n"
+        f"Nanoseconds an element, by bytes of fp32:\n\n{markdown(time_table(result))}"
+    )
+
+
+def section(page: str, name: str) -> str:
+    """What stands between a section's markers."""
+    return _between(name).search(page)[2]  # type: ignore[index]
+
+
+def with_section(page: str, name: str, text: str) -> str:
+    """The page with another text between a section's markers."""
+    return _between(name).sub(lambda match: f"{match[1]}{text}{match[3]}", page)
+
+
+def _between(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- generated: {name} -->\n\n)(.*?)(\n\n<!-- end: {name} -->)", re.DOTALL)
+
+
+def main(arguments: list[str]) -> int:
+    """Rewrite the page; exit status."""
+    if len(arguments) not in (1, 2) or arguments[1:] not in ([], ["--speeds"]):
+        sys.stderr.write(f"usage: {SPEEDS_COMMAND.replace('--speeds', '[--speeds]')}\n")
+        return 2
+    path = Path(arguments[0])
+    page = with_section(path.read_text(), "codecs", render_codecs(catalogue()))
+    if arguments[1:]:
+        names = [*registered_codecs(), *registered_schemes()]
+        page = with_section(page, "speeds", render_speeds(bench_kernels(SIZES, names, progress=lambda text: print(text, file=sys.stderr))))
+    path.write_text(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""Codecs that are two functions of the trainer: what they write is forwarded by the servers, and only workers can read it.
+
+| offset | type          | meaning                                                        |
+|--------|---------------|----------------------------------------------------------------|
+| 0      | u8 [any]      | what the function wrote, up to a bound that the trainer states |
+
+Owns the names under which functions are known in this process, and the text in which layouts speak of them:
+``functions:bytes_per_element=...,extra_bytes=...,name=...``, from which servers learn how long payloads may be and nothing else. Knows
+nothing of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+
+from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream, parse_codec, registered_codecs, split_text
+from psgc.codecs.feedback import FeedbackCodec, define_corrected
+from psgc.codecs.parameters import read_switch, with_defaults
+from psgc.codecs.payloads import define_sum
+from psgc.codecs.scheme import registered_schemes
+from psgc.errors import CodecError, PayloadError
+
+_LEAST_PER_ELEMENT: Final = 0.001  # parts are made so long that a payload is worth a message
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """A codec's two halves. ``compress`` gets float32 elements that it may overwrite; ``decompress`` gets a payload and how many elements
+    there are, and gives as many float32 elements. Both may be called from several threads."""
+
+    compress: Callable[[F32], Bytes]
+    decompress: Callable[[Bytes, int], F32]
+    bytes_per_element: float
+    extra_bytes: int
+    feedback: bool
+
+
+_registered: dict[str, Functions] = {}
+
+
+def register_functions(name: str, functions: Functions) -> None:
+    """Make ``name/relay`` a codec in this process. Raises CodecError for a name or a bound that cannot be."""
+    if not name.replace("_", "").isalnum() or not name.isascii():
+        raise CodecError(f"codec {name!r}: a name is made of letters, digits and underscores")
+    if name in (*registered_codecs(), *registered_schemes(), FunctionsCodec.name, "relay", *_registered):
+        raise CodecError(f"codec {name}: there is one of this name already; choose another")
+    if not (_LEAST_PER_ELEMENT <= functions.bytes_per_element < math.inf and functions.extra_bytes >= 0):
+        raise CodecError(
+            f"codec {name}: payloads of up to {functions.bytes_per_element} bytes an element and {functions.extra_bytes} more; "
+            f"at least {_LEAST_PER_ELEMENT} and 0 expected"
+        )
+    _registered[name] = functions
+
+
+def registered_functions() -> tuple[str, ...]:
+    """Names that functions have been given in this process."""
+    return tuple(_registered)
+
+
+def parse_relayed(text: str, dtype: str) -> Codec:
+    """The codec in front of ``/relay``: functions, or any other."""
+    name, parameters = split_text(text)
+    if name == FunctionsCodec.name:
+        return FunctionsCodec.from_parameters(parameters, dtype)
+    functions = _registered.get(name)
+    if functions is None:
+        return parse_codec(text, dtype)
+    if parameters:
+        raise CodecError(f"codec {name} is made of functions and takes no parameters, got {', '.join(parameters)}")
+    return FunctionsCodec(dtype, functions_name=name, bound=(functions.bytes_per_element, functions.extra_bytes), ef=functions.feedback)
+
+
+class FunctionsCodec(FeedbackCodec):
+    """See the module's text. On a server it has a bound, but no functions."""
+
+    name = "functions"
+    codec_id = 30
+    chunk = 0
+    defaults: ClassVar[dict[str, str]] = {"name": "", "bytes_per_element": "4.0", "extra_bytes": "4096", "ef": "0"}
+
+    def __init__(self, dtype: str, *, functions_name: str, bound: tuple[float, int], ef: bool) -> None:
+        super().__init__(dtype, ef=ef)
+        self._name = functions_name
+        self._per_element, self._extra = float(bound[0]), bound[1]
+        self._functions = _registered.get(functions_name)
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
+        given = with_defaults(cls, parameters)
+        if not given["name"]:
+            raise CodecError("codec functions: register functions with psgc.torch.register_functions and use the name given there")
+        try:
+            bound = float(given["bytes_per_element"]), int(given["extra_bytes"])
+        except ValueError:
+            bound = math.nan, 0
+        if not (_LEAST_PER_ELEMENT <= bound[0] < math.inf and bound[1] >= 0):
+            raise CodecError(
+                f"codec functions: parameters bytes_per_element and extra_bytes are {given['bytes_per_element']} and {given['extra_bytes']}; "
+                f"numbers of at least {_LEAST_PER_ELEMENT} and 0 expected"
+            )
+        return cls(dtype, functions_name=given["name"], bound=bound, ef=read_switch(cls, "ef", given["ef"]))
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        texts = {
+            "name": self._name, "bytes_per_element": repr(self._per_element), "extra_bytes": str(self._extra), "ef": str(int(self.feedback)),
+        }  # fmt: skip
+        return {key: text for key, text in texts.items() if text != self.defaults[key]}
+
+    def payload_bound(self, numel: int) -> int:
+        return math.ceil(self._per_element * numel) + self._extra
+
+    def validate(self, payload: Bytes, numel: int) -> None:
+        if payload.size > self.payload_bound(numel):
+            raise PayloadError(
+                f"{self._name} payload of {numel} elements: {payload.size} bytes, at most {self.payload_bound(numel)} were declared"
+            )
+
+    def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
+        p = define_corrected(grad, residual, rescale)
+        finite = np.isfinite(p)
+        all_finite = bool(finite.all())
+        payload = self._here().compress(p if all_finite else np.where(finite, p, np.float32(0)))
+        if payload.size > self.payload_bound(grad.size):
+            raise CodecError(
+                f"codec {self._name}: compress wrote {payload.size} bytes for {grad.size} elements, but at most "
+                f"{self._per_element:g} an element and {self._extra} more were declared; register it with a higher bound"
+            )
+        out[: payload.size] = payload
+        return Encoded(payload.size, not all_finite)
+
+    def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
+        out[:] = self._here().decompress(payload, numel)
+
+    def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            acc[:] = define_sum([self._here().decompress(payload, numel) for payload in payloads], None if fresh else acc)
+
+    def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
+        residual[:] = define_corrected(grad, residual, rescale) - self._here().decompress(payload, numel)
+
+    def finish(
+        self, acc: Array, numel: int, lo: int, hi: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> Encoded:  # fmt: skip
+        raise NotImplementedError("servers forward what functions write")
+
+    def define_payload(self, p: Array, stream: Stream) -> bytes:
+        return self._here().compress(p.copy()).tobytes()
+
+    def define_elements(self, payload: bytes, numel: int) -> Array:
+        return self._here().decompress(np.frombuffer(payload, np.uint8), numel)
+
+    def _here(self) -> Functions:
+        if self._functions is None:
+            raise CodecError(f"codec {self._name}: its functions are not registered in this process; register them before they are named")
+        return self._functions

@@ -1,0 +1,290 @@
+"""The kit's operators on the CPU: kernels where NumPy is slow, for the same results.
+
+Owns the kernels. Each is compiled, or loaded from the cache, when it is first called: a codec waits only for those that it uses.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numba import types
+
+from psgc.codecs.bits import bits_of_f32, f32_of_bits, trailing_zeros, view_u64
+from psgc.codecs.blocks import random_arguments
+from psgc.codecs.codec import F32, Bytes, Stream
+from psgc.codecs.feedback import NO_RESIDUAL, mean_corrected_block
+from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
+from psgc.codecs.kit.ops import LANES, How, Ops, Vector, packed_bytes
+from psgc.codecs.random import uniform
+
+_INFINITY_BITS: Final = np.uint32(0x7F800000)
+_OUT_I64: Final = types.Array(types.int64, 1, "C")
+
+
+def _at_first_call(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A kernel that is compiled when it is first called."""
+
+    def put_off(function: Callable[..., Any]) -> Callable[..., Any]:
+        compiled = functools.cache(lambda: kernel(signature)(function))
+
+        @functools.wraps(function)
+        def run(*arguments: Any) -> Any:
+            return compiled()(*arguments)
+
+        return run
+
+    return put_off
+
+
+@helper
+def _is_finite(x: Any) -> Any:
+    """Whether all of x is. As signed integers bits order like magnitudes, and only so does LLVM vectorise this."""
+    top = np.int32(0)
+    for i in range(x.size):
+        top = max(top, np.int32(bits_of_f32(x[i]) & np.uint32(0x7FFFFFFF)))
+    return np.uint32(top) < _INFINITY_BITS
+
+
+@_at_first_call(BOOL(IN_F32, SCALAR_F32, IN_F32, SCALAR_F32, OUT_F32))
+def _correct(values: Any, divisor: Any, residual: Any, rescale: Any, p: Any) -> Any:
+    """p <- values / divisor + rescale * residual, with zeros for what is not finite; returns whether all of it is."""
+    mean_corrected_block(values, divisor, residual, rescale, p)
+    if _is_finite(p):
+        return True
+    for i in range(p.size):
+        if not np.isfinite(p[i]):
+            p[i] = np.float32(0)
+    return False
+
+
+def correct(values: F32, divisor: int, residual: F32 | None, rescale: float) -> tuple[F32, bool]:
+    """p = values / divisor + rescale * residual, with zeros for what is not finite, and whether all of it is."""
+    p = np.empty(values.size, np.float32)
+    finite = _correct(values, divisor, NO_RESIDUAL if residual is None else residual, rescale, p)
+    return p, bool(finite)
+
+
+@_at_first_call(types.void(U32, U32, U32, OUT_F32))
+def _uniform(first: Any, before: Any, between: Any, out: Any) -> None:
+    for i in range(out.size):
+        out[i] = uniform(np.uint32(first + np.uint32(i)), before, between)
+
+
+@_at_first_call(types.void(IN_F32, I64, OUT_F32))
+def _block_tops(x: Any, block: Any, out: Any) -> None:
+    """out <- max|x| of each block."""
+    for number in range(out.size):
+        values, top = x[number * block : (number + 1) * block], np.int32(0)
+        for i in range(values.size):
+            top = max(top, np.int32(bits_of_f32(values[i]) & np.uint32(0x7FFFFFFF)))
+        out[number] = f32_of_bits(np.uint32(top))
+
+
+@_at_first_call(types.void(IN_F32, I64, OUT_F32))
+def _block_sums(x: Any, block: Any, out: Any) -> None:
+    """out <- the sum of each block, whose halves are added until one element is left."""
+    sums = np.empty(block, np.float32)
+    for number in range(out.size):
+        values = x[number * block : (number + 1) * block]
+        for i in range(values.size):
+            sums[i] = values[i]
+        for i in range(values.size, block):
+            sums[i] = np.float32(0)
+        half = block >> 1
+        while half:
+            for i in range(half):
+                sums[i] += sums[half + i]
+            half >>= 1
+        out[number] = sums[0]
+
+
+@_at_first_call(types.void(IN_F32, OUT_F32))
+def _lane_sums(x: Any, lanes: Any) -> None:
+    """Add element i to lane i modulo their number."""
+    whole = x.size // LANES * LANES
+    for first in range(0, whole, LANES):
+        for j in range(LANES):
+            lanes[j] += x[first + j]
+    for j in range(x.size - whole):
+        lanes[j] += x[whole + j]
+
+
+@_at_first_call(types.void(IN_F32, IN_F32, OUT_F32))
+def _divide(x: Any, y: Any, out: Any) -> None:
+    for i in range(out.size):
+        divisor = y[i]
+        out[i] = x[i] / divisor if divisor != 0 else np.float32(0)
+
+
+@_at_first_call(types.void(IN_F32, IN_F32, OUT_F32))
+def _round_at_random(x: Any, uniform_: Any, out: Any) -> None:
+    for i in range(out.size):
+        below = np.floor(x[i])
+        out[i] = below + np.float32(1) if uniform_[i] < x[i] - below else below
+
+
+@_at_first_call(types.void(IN_BYTES, _OUT_I64))
+def _select(mask: Any, out: Any) -> None:
+    """out <- places of the bytes that are not zero, of which there are as many as ``out`` has room for."""
+    words, count = view_u64(mask, 0, mask.size // 8), 0
+    for number in range(words.size):
+        word = words[number]
+        while word:
+            place = trailing_zeros(word)
+            out[count] = 8 * number + (place >> 3)
+            count += 1
+            word &= word - np.uint64(1)
+    for i in range(mask.size // 8 * 8, mask.size):
+        if mask[i]:
+            out[count] = i
+            count += 1
+
+
+@helper
+def _lower(bits: Any, unit: Any) -> Any:
+    """A word of units of 16, 32 or 64 bits, whose lowest ``bits`` bits are set."""
+    every = np.uint64(1) if unit == 64 else np.uint64(0x0000000100000001) if unit == 32 else np.uint64(0x0001000100010001)
+    return ((np.uint64(1) << np.uint64(bits)) - np.uint64(1)) * every
+
+
+@helper
+def _squeezed(word: Any, bits: Any) -> Any:
+    """Eight codes, a byte each, as the word's lowest bits: in each 16, each 32 and all 64 bits the upper half is pushed down to the lower."""
+    ones, twos, fours = _lower(bits, 16), _lower(2 * bits, 32), _lower(4 * bits, 64)
+    word = (word & ones) | ((word >> np.uint64(8 - bits)) & (ones << np.uint64(bits)))
+    word = (word & twos) | ((word >> np.uint64(16 - 2 * bits)) & (twos << np.uint64(2 * bits)))
+    return (word & fours) | ((word >> np.uint64(32 - 4 * bits)) & (fours << np.uint64(4 * bits)))
+
+
+@helper
+def _stretched(word: Any, bits: Any) -> Any:
+    """The opposite."""
+    ones, twos, fours = _lower(bits, 16), _lower(2 * bits, 32), _lower(4 * bits, 64)
+    word = (word & fours) | ((word << np.uint64(32 - 4 * bits)) & (fours << np.uint64(32)))
+    word = (word & twos) | ((word << np.uint64(16 - 2 * bits)) & (twos << np.uint64(16)))
+    return (word & ones) | ((word << np.uint64(8 - bits)) & (ones << np.uint64(8)))
+
+
+@helper
+def _read_end(data: Any, place: Any) -> Any:
+    """What there is of ``data`` from ``place`` on, at most eight bytes."""
+    word = np.uint64(0)
+    for j in range(min(8, data.size - place)):
+        word |= np.uint64(data[place + j]) << np.uint64(8 * j)
+    return word
+
+
+@helper
+def _write_end(word: Any, data: Any, place: Any) -> None:
+    for j in range(min(8, data.size - place)):
+        data[place + j] = np.uint8((word >> np.uint64(8 * j)) & np.uint64(0xFF))
+
+
+@_at_first_call(types.void(IN_BYTES, I64, OUT_BYTES))
+def _pack(codes: Any, bits: Any, out: Any) -> None:
+    """Eight codes at a time, which end at a byte whatever their width. What a word leaves behind them, the next one overwrites."""
+    words = codes.size // 8 if bits == 8 else max(0, out.size - 8 + bits) // bits
+    for number in range(words):
+        view_u64(out, number * bits, 1)[0] = _squeezed(view_u64(codes, 8 * number, 1)[0], bits)
+    for number in range(words, -(-codes.size // 8)):
+        _write_end(_squeezed(_read_end(codes, 8 * number), bits), out, number * bits)
+
+
+@_at_first_call(types.void(IN_BYTES, I64, OUT_BYTES))
+def _unpack(packed: Any, bits: Any, out: Any) -> None:
+    words = out.size // 8 if bits == 8 else max(0, packed.size - 8 + bits) // bits
+    for number in range(words):
+        view_u64(out, 8 * number, 1)[0] = _stretched(view_u64(packed, number * bits, 1)[0], bits)
+    for number in range(words, -(-out.size // 8)):
+        _write_end(_stretched(_read_end(packed, number * bits), bits), out, 8 * number)
+
+
+def indices_well_formed(packed: Bytes, count: int, numel: int) -> bool:
+    """Whether ``packed`` is exactly the bytes of ``count`` indices below ``numel``."""
+    from psgc.codecs.gaps import well_formed
+
+    return bool(well_formed(packed, count, numel))
+
+
+@_at_first_call(BOOL(IN_F32))
+def _all_finite(x: Any) -> Any:
+    return _is_finite(x)
+
+
+class CpuOps(Ops):
+    """``Ops`` with kernels for what NumPy does slowly."""
+
+    def uniform(self, stream: Stream, lo: int, count: int) -> Vector:
+        out = np.empty(count, np.float32)
+        _uniform(*random_arguments(stream, lo), out)
+        return out
+
+    def divide(self, x: Vector, y: Vector) -> Vector:
+        if not x.dtype == y.dtype == np.float32:
+            return super().divide(x, y)
+        x, y = map(np.ascontiguousarray, np.broadcast_arrays(x, y))
+        out = np.empty(x.size, np.float32)
+        _divide(x, y, out)
+        return out
+
+    def round_at_random(self, x: Vector, uniform: Vector) -> Vector:
+        out = np.empty(x.size, np.float32)
+        _round_at_random(np.ascontiguousarray(x), uniform, out)
+        return out
+
+    def select(self, mask: Vector) -> Vector:
+        out = np.empty(np.count_nonzero(mask), np.int64)
+        _select(np.ascontiguousarray(mask).view(np.uint8), out)
+        return out
+
+    def reduce(self, x: Vector, how: How) -> Vector:
+        if how == "magnitude" and x.size:
+            return self.block_reduce(x, x.size, how)
+        if how == "sum":
+            lanes = np.zeros(LANES, np.float32)
+            _lane_sums(np.ascontiguousarray(x), lanes)
+            return self.block_reduce(lanes, LANES, how)
+        return super().reduce(x, how)
+
+    def block_reduce(self, x: Vector, block: int, how: How) -> Vector:
+        if how in ("max", "min"):
+            return super().block_reduce(x, block, how)
+        out = np.empty(-(-x.size // block), np.float32)
+        (_block_sums if how == "sum" else _block_tops)(np.ascontiguousarray(x), block, out)
+        return out
+
+    def pack(self, codes: Vector, bits: int) -> Vector:
+        out = np.empty(packed_bytes(codes.size, bits), np.uint8)
+        _pack(np.ascontiguousarray(codes), bits, out)
+        return out
+
+    def unpack(self, packed: Vector, bits: int, count: int) -> Vector:
+        out = np.empty(count, np.uint8)
+        _unpack(packed, bits, out)
+        return out
+
+    # Importing `gaps` and `largest` compiles their kernels.
+
+    def pack_indices(self, indices: Vector) -> Vector:
+        from psgc.codecs.gaps import GAPS, MAX_WIDTH, pack
+
+        out = np.empty(-(-indices.size // GAPS) * (1 + GAPS * MAX_WIDTH // 8), np.uint8)
+        return out[: pack(indices.astype(np.uint32), out)]
+
+    def unpack_indices(self, packed: Vector, count: int) -> Vector:
+        from psgc.codecs.gaps import unpack
+
+        indices = np.empty(count, np.uint32)
+        unpack(packed, indices)
+        return indices.astype(np.int64)
+
+    def largest(self, x: Vector, k: int) -> Vector:
+        from psgc.codecs.largest import largest
+
+        return largest(np.ascontiguousarray(x), NO_RESIDUAL, 1.0, k)[0].astype(np.int64)
+
+    def saturate(self, x: Vector) -> Vector:
+        return x if x.dtype == np.float32 and _all_finite(np.ascontiguousarray(x)) else super().saturate(x)

@@ -1,0 +1,182 @@
+"""What a worker keeps between steps besides the residual's float32: momentum before compression, and residuals in eight bits.
+
+Parameters of any push codec with feedback, beside the codec's own (``topk:k=0.001,momentum=dgc``, ``int4:residual=int8``):
+
+| parameter  | values                | meaning                                                                             |
+|------------|-----------------------|-------------------------------------------------------------------------------------|
+| `momentum` | `none`, `nesterov`, `dgc` | what is compressed in the gradient's place (below)                              |
+| `mu`       | 0 <= mu < 1, 0.9      | momentum's factor                                                                   |
+| `clip`     | >= 0, 0 is off        | each rank first scales its part's gradient g to a norm of at most clip / sqrt(workers) |
+| `residual` | `float32`, `int8`     | how the residual is kept (see psgc/worker/residual.py)                              |
+
+    nesterov   u <- mu u + g     g + mu u is compressed. The trainer's optimizer then has no momentum of its own.
+    dgc        u <- mu u + g     u is compressed; where something was sent u becomes 0 (factor masking). The optimizer is plain SGD.
+
+Owns these passes and the velocity u, float32, a part's, in gradient units; it advances when a step's result is applied, so that a step
+that this rank skipped or that met a NaN leaves it. A part is the unit of the norm.
+Source: Lin et al. 2018 (DGC), sections 3.1 to 3.3; Zheng et al. 2019 (dist-EF-blockSGDM) and BytePS for Nesterov's form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast
+
+import numpy as np
+
+from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream, join_text
+from psgc.codecs.scheme import ResidualDtype, Round, Scheme, Setting, Way
+from psgc.errors import CodecError
+
+Momentum = Literal["none", "nesterov", "dgc"]
+DEFAULTS: Final = {"momentum": "none", "mu": "0.9", "clip": "0", "residual": "float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The parameters above."""
+
+    momentum: Momentum = "none"
+    mu: float = 0.9
+    clip: float = 0.0
+    residual: ResidualDtype = "float32"
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """In canonical text, those at their default left out."""
+        given = {"momentum": self.momentum, "mu": _text(self.mu), "clip": _text(self.clip), "residual": self.residual}
+        return {key: value for key, value in given.items() if value != DEFAULTS[key]}
+
+
+def _text(number: float) -> str:
+    return np.format_float_positional(number, trim="-")
+
+
+def split_memory(parameters: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """A push codec's own parameters, and those that are memory's."""
+    own = {key: value for key, value in parameters.items() if key not in DEFAULTS}
+    return own, {key: value for key, value in parameters.items() if key in DEFAULTS}
+
+
+def read_memory(name: str, given: Mapping[str, str]) -> Memory:
+    """Memory from its text. Raises CodecError naming codec and parameter."""
+    text = {**DEFAULTS, **given}
+    for key, choices in (("momentum", ("none", "nesterov", "dgc")), ("residual", ("float32", "int8"))):
+        if text[key] not in choices:
+            raise CodecError(f"codec {name}: parameter {key} is one of {', '.join(choices)}, not {text[key]!r}")
+    if text["momentum"] == "none" and "mu" in given:
+        raise CodecError(f"codec {name}: parameter mu needs momentum=nesterov or momentum=dgc")
+    mu, clip = (_number(name, key, text[key]) for key in ("mu", "clip"))
+    if not mu < 1:
+        raise CodecError(f"codec {name}: parameter mu is a number from 0 to below 1, not {text['mu']!r}")
+    return Memory(cast("Momentum", text["momentum"]), mu, clip, cast("ResidualDtype", text["residual"]))
+
+
+def _number(name: str, key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise CodecError(f"codec {name}: parameter {key} is a finite number >= 0, not {text!r}")
+    return value
+
+
+class MemoryScheme(Scheme):
+    """One round by two codecs, or by relay, with memory on the worker. To the servers it is that round and nothing else."""
+
+    def __init__(self, inner: Scheme, memory: Memory, setting: Setting) -> None:
+        (round_,) = inner.rounds(BLOCK)
+        push = round_.pair.push
+        if not inner.feedback:
+            raise CodecError(f"codec {push.canonical} keeps no residual, which {', '.join(memory.parameters)} needs; use one with ef=1")
+        self._inner, self._push, self.memory = inner, push, memory
+        self._clip = memory.clip / setting.workers**0.5
+        self.residual_dtype = memory.residual
+        self.whole = inner.whole
+
+    @property
+    def canonical(self) -> str:
+        text = join_text(self._push.canonical.partition(":")[0], {**self._push.parameters, **self.memory.parameters})
+        _, slash, pull = self._inner.canonical.partition("/")
+        return f"{text}{slash}{pull}"
+
+    @property
+    def feedback(self) -> bool:
+        return True
+
+    @property
+    def array_dtype(self) -> Any:
+        return self._inner.array_dtype
+
+    @property
+    def flags_nonfinite(self) -> bool:
+        return self._inner.flags_nonfinite
+
+    def rounds(self, numel: int) -> tuple[Round, ...]:
+        return self._inner.rounds(numel)
+
+    def way(self, numel: int) -> Way:
+        way = self._inner.way(numel)
+        if self.memory.momentum == "none" and not self._clip:
+            return way
+        return MomentumWay(way, self._push, numel, self.memory, self._clip)
+
+
+class MomentumWay(Way):
+    """Compresses the velocity, or the gradient moved along it. velocity: float32 [numel], empty until the first step is applied."""
+
+    def __init__(self, inner: Way, push: Codec, numel: int, memory: Memory, clip: float) -> None:
+        self.rounds = inner.rounds
+        self._inner, self._push, self._numel, self._memory, self._clip = inner, push, numel, memory, clip
+        self.velocity: F32 = np.zeros(0, np.float32)
+
+    def encode(self, index: int, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
+        _, moved = self._advanced(grad)
+        return self._inner.encode(index, moved, residual, rescale, stream, out)
+
+    def apply(self, payload: Bytes, sent: Sequence[Bytes], target: Array, residual: F32 | None, rescale: float) -> None:
+        if residual is None:  # this rank skipped: nothing of its own to remember
+            self._inner.apply(payload, sent, target, residual, rescale)
+            return
+        velocity, moved = self._advanced(target)
+        target[:] = moved  # what was encoded, against which the residual is committed
+        if self._memory.momentum == "dgc":
+            velocity[self._decoded(sent[0]) != 0] = 0
+        self._inner.apply(payload, sent, target, residual, rescale)
+        self.velocity = velocity
+
+    def add_back(self, sent: Sequence[Bytes], residual: F32) -> None:
+        self._inner.add_back(sent, residual)
+
+    @property
+    def state(self) -> F32 | None:
+        return None if self._memory.momentum == "none" else np.resize(self.velocity, self._numel)
+
+    def restore(self, state: F32) -> None:
+        self.velocity = state.copy()
+
+    def _advanced(self, grad: Array) -> tuple[F32, F32]:
+        """The next velocity, and what is compressed."""
+        g = clipped(grad, self._clip)
+        if self._memory.momentum == "none":
+            return self.velocity, g
+        mu = np.float32(self._memory.mu)
+        velocity = g + mu * self.velocity if self.velocity.size else np.array(g, np.float32)
+        if self._memory.momentum == "dgc":
+            return velocity, velocity
+        return velocity, g + mu * velocity
+
+    def _decoded(self, payload: Bytes) -> F32:
+        out = np.empty(self._numel, np.float32)
+        self._push.decode(payload, self._numel, 0, self._numel, out)
+        return out
+
+
+def clipped(grad: F32, limit: float) -> F32:
+    """grad scaled to an L2 norm of at most ``limit``; as it is for limit 0, and where it is not finite."""
+    if not limit:
+        return grad
+    norm = float(np.square(grad, dtype=np.float64).sum()) ** 0.5
+    return grad if norm <= limit or not np.isfinite(norm) else np.asarray(grad * np.float32(limit / norm), np.float32)

@@ -1,0 +1,69 @@
+"""A codec that sends some elements of each part, as they are: what follows from how it writes, adds and takes them.
+
+Owns no layout and no choice. What is sent as it is leaves nothing in the residual. The choice is made within a part: cutting a bucket
+differently chooses differently. Sums start from zero and add each payload's values in turn.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Final
+
+import numpy as np
+from numba import types
+
+from psgc.codecs.codec import F32, Array, Bytes, Encoded, Stream
+from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, mean_corrected_block
+from psgc.codecs.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
+
+SLICE: Final = 16384  # elements that passes hold at once where only a few are touched: 64 KB stay in L2
+
+
+def define_scattered(places: Array, values: Array, numel: int) -> F32:
+    """Elements of a payload."""
+    out = np.zeros(numel, np.float32)
+    out[places] += values
+    return out
+
+
+@kernel(types.void(IN_F32, SCALAR_F32, IN_F32, SCALAR_F32, OUT_F32))
+def correct(values: Any, divisor: Any, residual: Any, rescale: Any, p: Any) -> None:
+    """p <- values / divisor + rescale * residual; p may be either of the two."""
+    for start in range(0, values.size, SCRATCH):
+        block = slice(start, start + SCRATCH)
+        mean_corrected_block(values[block], divisor, residual[block], rescale, p[block])
+
+
+class SparseCodec(FeedbackCodec):
+    """See the module's text."""
+
+    chunk = 0
+
+    @abstractmethod
+    def write(self, values: F32, residual: F32, rescale: float, out: Bytes) -> Encoded:
+        """Write the payload of ``values + rescale * residual``; an empty residual is none."""
+
+    @abstractmethod
+    def take(self, payload: Bytes, p: F32) -> None:
+        """p -= the payload's elements."""
+
+    def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
+        return self.write(grad, NO_RESIDUAL if residual is None else residual, rescale, out)
+
+    def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
+        self.fold([payload], numel, lo, hi, out, True)
+
+    def finish(
+        self, acc: Array, numel: int, lo: int, hi: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> Encoded:  # fmt: skip
+        p = acc if residual_out is None else residual_out
+        correct(acc, divisor, NO_RESIDUAL if residual is None else residual, rescale, p)
+        return self.write_and_take(p, residual_out is not None, out)
+
+    def write_and_take(self, p: F32, feedback: bool, out: Bytes) -> Encoded:
+        """Write the payload of p; with feedback, p becomes what is not sent of it."""
+        encoded = self.write(p, NO_RESIDUAL, 1.0, out)
+        if feedback:
+            self.take(out[: encoded.payload_bytes], p)
+        return encoded

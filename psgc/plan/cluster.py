@@ -1,0 +1,143 @@
+"""The machines that a plan is for: nodes, GPUs, links, spare CPU servers; from a TOML file or by name.
+
+    nodes = 8                  # machines with GPUs
+    gpus_per_node = 8
+    servers = 0                # machines, or processes on the nodes, that sum
+    [intra]                    # between the GPUs of a node: each GPU's, one way
+    gbps = 1200
+    latency_us = 8
+    [inter]                    # between nodes: each node's, one way, shared by its GPUs
+    gbps = 100
+    latency_us = 20
+    [server]                   # a server's link; as [inter] if left out
+    gbps = 100
+    latency_us = 20
+
+Owns the file's shape and its errors. Gbit/s are 1e9 bit/s; a latency is one message's, from send to receipt.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from psgc.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One way. gbps: 1e9 bit/s."""
+
+    gbps: float
+    latency_us: float
+
+    @property
+    def us_per_byte(self) -> float:
+        return 8e-3 / self.gbps
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """See the module's text. source: where its figures come from."""
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    intra: Link
+    inter: Link
+    servers: int = 0
+    server: Link | None = None
+    source: str = ""
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def server_link(self) -> Link:
+        return self.server or self.inter
+
+
+_NAMED: Final = {
+    "espresso-nvlink": Cluster(
+        "espresso-nvlink", 8, 8, Link(1200, 8), Link(100, 20), source="Wang et al. 2023, section 5.1: NVLink 2.0 (150 GB/s one way), 100 Gbit/s"
+    ),
+    "espresso-pcie": Cluster(
+        "espresso-pcie", 8, 8, Link(100, 10), Link(25, 20), source="Wang et al. 2023, section 5.1: PCIe 3.0 x16 (12.5 GB/s achieved), 25 Gbit/s"
+    ),
+    "cloud-8xa100-400g": Cluster("cloud-8xa100-400g", 8, 8, Link(2400, 6), Link(400, 25), source="NVSwitch, 300 GB/s one way; 4 x 100 Gbit/s"),
+    "cloud-8xh100-3200g": Cluster(
+        "cloud-8xh100-3200g", 8, 8, Link(3600, 6), Link(3200, 25), source="NVSwitch, 450 GB/s one way; 8 x 400 Gbit/s"
+    ),
+    "cloud-4xa10g-40g": Cluster("cloud-4xa10g-40g", 8, 4, Link(100, 10), Link(40, 40), source="PCIe 4.0 without peer access; 40 Gbit/s"),
+    "cloud-1xt4-10g": Cluster("cloud-1xt4-10g", 8, 1, Link(100, 10), Link(10, 50), source="one GPU a node, 10 Gbit/s"),
+    "two-homes-1g": Cluster("two-homes-1g", 2, 1, Link(100, 10), Link(1, 5000), source="two machines over the internet, 1 Gbit/s and 5 ms"),
+}  # fmt: skip
+
+
+def cluster_names() -> tuple[str, ...]:
+    return tuple(_NAMED)
+
+
+def load_cluster(text: str) -> Cluster:
+    """The ready-made cluster of that name, or the one in the file. Raises UsageError naming file and field."""
+    if text in _NAMED:
+        return _NAMED[text]
+    path = Path(text)
+    if not path.is_file():
+        raise UsageError(f"cluster {text!r} is neither a file nor one of {', '.join(_NAMED)}")
+    try:
+        document = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: no valid TOML: {error}") from None
+    return read_cluster(document, path.stem, str(path))
+
+
+def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster:
+    """A cluster from its fields. Raises UsageError naming ``source`` and the field."""
+    known = {"name", "nodes", "gpus_per_node", "servers", "intra", "inter", "server", "source"}
+    for key in document:
+        if key not in known:
+            raise UsageError(f"{source}: unknown field {key!r}; there are {', '.join(sorted(known))}")
+    nodes, gpus = (_whole(document, key, 1, source) for key in ("nodes", "gpus_per_node"))
+    servers = _whole(document, "servers", 0, source) if "servers" in document else 0
+    server = _link(document, "server", source) if "server" in document else None
+    return Cluster(
+        str(document.get("name", name)), nodes, gpus, _link(document, "intra", source), _link(document, "inter", source), servers, server,
+        str(document.get("source", source)),
+    )  # fmt: skip
+
+
+def _whole(document: Mapping[str, Any], key: str, least: int, source: str) -> int:
+    value = document.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{source}: field {key} is {value!r}, expected a whole number of at least {least}")
+    return value
+
+
+def _link(document: Mapping[str, Any], key: str, source: str) -> Link:
+    table = document.get(key)
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{source}: field {key} is missing; expected a table with gbps and latency_us")
+    for field in table:
+        if field not in ("gbps", "latency_us"):
+            raise UsageError(f"{source}: unknown field {key}.{field}; a link has gbps and latency_us")
+    values = []
+    for field, above in (("gbps", True), ("latency_us", False)):
+        value = table.get(field)
+        fine = (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and (value > 0 if above else value >= 0)
+        )
+        if not fine:
+            raise UsageError(f"{source}: field {key}.{field} is {value!r}, expected a number {'above' if above else 'of at least'} 0")
+        values.append(float(value))  # type: ignore[arg-type]
+    return Link(*values)

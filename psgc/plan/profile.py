@@ -1,0 +1,254 @@
+"""What a plan needs to know of a model: its tensors, when each gradient is ready, and how long codecs take on its hardware.
+
+    {"version": 1, "model", "hardware", "date", "source", "unit": "us",
+     "tensors": [{"name", "numel", "ready_us"}],             in the order in which gradients become ready
+     "forward_us": null,
+     "codecs": {"int8": {"cpu": {"numel": [..], "encode_us": [..], "decode_us": [..]}, "gpu": {...}}}}
+
+or a table of tensors alone, CSV with the columns name, numel and ready_us. Owns both shapes and their errors, and cost curves. Times are
+microseconds from the readiness of the first gradient on; what a gradient waits for is backward of all that comes before.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from psgc.errors import UsageError
+from psgc.plan.architectures import architecture, architecture_names
+
+VERSION: Final = 1
+MOST_NUMEL: Final = 1 << 40
+# What common GPUs achieve in training, in TFLOP/s; and for whom a figure of theirs is not given, --gpu 123 says it.
+ACHIEVED_TFLOPS: Final = {"v100": 11.0, "t4": 6.0, "a10g": 30.0, "a100": 140.0, "h100": 400.0, "h200": 400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorProfile:
+    """One gradient. ready_us: when backward has computed it."""
+
+    name: str
+    numel: int
+    ready_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Microseconds of encoding and of decoding by size, straight between the measured sizes and beyond the last, level before the first."""
+
+    numel: tuple[float, ...]
+    encode_us: tuple[float, ...]
+    decode_us: tuple[float, ...]
+
+    def encode(self, numel: float) -> float:
+        return _on_curve(self.numel, self.encode_us, numel)
+
+    def decode(self, numel: float) -> float:
+        return _on_curve(self.numel, self.decode_us, numel)
+
+
+def _on_curve(sizes: Sequence[float], times: Sequence[float], numel: float) -> float:
+    if numel <= sizes[0] or len(sizes) == 1:
+        return times[0] * max(1.0, numel / sizes[0] if len(sizes) == 1 else 1.0)
+    if numel >= sizes[-1]:
+        slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+        return times[-1] + max(slope, 0.0) * (numel - sizes[-1])
+    return float(np.interp(numel, sizes, times))
+
+
+Curves = Mapping[str, Mapping[str, CostCurve]]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """See the module's text. tensors: in the order of readiness; codecs: by name, then by device."""
+
+    model: str
+    tensors: tuple[TensorProfile, ...]
+    hardware: str = ""
+    date: str = ""
+    source: str = ""
+    forward_us: float | None = None
+    codecs: Curves = field(default_factory=dict)
+
+    @property
+    def numel(self) -> int:
+        return sum(tensor.numel for tensor in self.tensors)
+
+    @property
+    def backward_us(self) -> float:
+        """From the first gradient's readiness to the last's."""
+        return self.tensors[-1].ready_us
+
+    def curve(self, codec: str, device: str) -> CostCurve | None:
+        return self.codecs.get(codec, {}).get(device)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION, "model": self.model, "hardware": self.hardware, "date": self.date, "source": self.source, "unit": "us",
+            "tensors": [{"name": t.name, "numel": t.numel, "ready_us": t.ready_us} for t in self.tensors],
+            "forward_us": self.forward_us,
+            "codecs": {
+                name: {
+                    device: {"numel": list(c.numel), "encode_us": list(c.encode_us), "decode_us": list(c.decode_us)}
+                    for device, c in devices.items()
+                }
+                for name, devices in self.codecs.items()
+            },
+        }  # fmt: skip
+
+
+def _curve(by_size: Iterable[tuple[float, float, float]]) -> CostCurve:
+    sizes, encode, decode = zip(*by_size, strict=True)
+    return CostCurve(tuple(sizes), tuple(encode), tuple(decode))
+
+
+def _level_then_linear(encode_us: float, decode_us: float, numel: float = 2.0**20) -> CostCurve:
+    """As long as at ``numel`` for less, in proportion for more."""
+    return _curve([(numel, encode_us, decode_us), (2 * numel, 2 * encode_us, 2 * decode_us)])
+
+
+def _at_gbps(encode: float, decode: float, launch_us: float) -> CostCurve:
+    """A fixed time, and then so many 1e9 bits of float32 a second."""
+    sizes = (1.0, 2.0**26)
+    return _curve([(n, launch_us + 32e-3 * n / encode, launch_us + 32e-3 * n / decode) for n in sizes])
+
+
+# Codec times on V100 and its host, as the public artefact of Wang et al. 2023 has them: GPU at 2**20 elements, CPU (dual Xeon 8260) in
+# Gbit/s of float32 at 2**25. They are that artefact's constants, not measurements of psgc.
+V100_CODECS: Final[Curves] = {
+    "randomk": {"gpu": _level_then_linear(54, 34), "cpu": _at_gbps(30, 58, 10)},
+    "topk": {"gpu": _level_then_linear(356, 34), "cpu": _at_gbps(16.5, 58, 10)},
+    "dgc": {"gpu": _level_then_linear(356, 34), "cpu": _at_gbps(16.5, 58, 10)},
+    "efsignsgd": {"gpu": _level_then_linear(130, 140), "cpu": _at_gbps(31, 88, 10)},
+    "onebit": {"gpu": _level_then_linear(450, 170), "cpu": _at_gbps(30, 94, 10)},
+}
+BUILTIN_CODECS: Final[dict[str, Curves]] = {"v100": V100_CODECS}
+
+
+def computed_profile(name: str, gpu: str, batch: int | None = None) -> Profile:
+    """The profile of a well-known model, computed from its FLOPs and what a GPU achieves. Raises UsageError for names there are none of."""
+    model = architecture(name)
+    tflops = _tflops(gpu)
+    items, ready, tensors = batch or model.batch, 0.0, []
+    for weight in reversed(model.weights):
+        ready += 2 * weight.flops * items / (tflops * 1e6)
+        tensors.append(TensorProfile(weight.name, weight.numel, ready))
+    first = tensors[0].ready_us
+    moved = tuple(TensorProfile(t.name, t.numel, t.ready_us - first) for t in tensors)
+    forward = sum(weight.flops for weight in model.weights) * items / (tflops * 1e6)
+    source = f"computed: {items} {model.item}s a GPU at {tflops:g} TFLOP/s achieved"
+    return Profile(model.name, moved, gpu, "", source, forward, BUILTIN_CODECS.get(gpu.lower(), {}))
+
+
+def _tflops(gpu: str) -> float:
+    known = ACHIEVED_TFLOPS.get(gpu.lower())
+    if known is not None:
+        return known
+    try:
+        value = float(gpu)
+    except ValueError:
+        value = 0.0
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"unknown GPU {gpu!r}; there are {', '.join(ACHIEVED_TFLOPS)}, or give what it achieves in TFLOP/s")
+    return value
+
+
+def load_profile(text: str, gpu: str = "v100") -> Profile:
+    """A profile from its JSON, from a CSV table of tensors, or of a well-known model by name. Raises UsageError naming file and field."""
+    path = Path(text)
+    if not path.is_file():
+        if text.lower().replace("_", "-") in architecture_names():
+            return computed_profile(text, gpu)
+        raise UsageError(f"profile {text!r} is neither a file nor one of {', '.join(architecture_names())}")
+    try:
+        if path.suffix == ".csv":
+            with path.open(newline="") as file:
+                return read_table(csv.DictReader(file), path.stem, str(path))
+        return read_profile(json.loads(path.read_text()), str(path))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: no valid JSON: {error}") from None
+
+
+def read_table(rows: Iterable[Mapping[str, Any]], model: str, source: str) -> Profile:
+    """A profile from rows with name, numel and ready_us, as text. Raises UsageError naming the row and the column."""
+    tensors = []
+    for number, row in enumerate(rows, 2):  # the first line is the header
+        values: dict[str, Any] = {"name": row.get("name")}
+        for column in ("numel", "ready_us"):
+            try:
+                values[column] = float(row[column])
+            except (KeyError, TypeError, ValueError):
+                raise UsageError(f"{source}: line {number}: column {column} is {row.get(column)!r}, expected a number") from None
+        tensors.append(_tensor(values, f"{source}: line {number}"))
+    return _checked(Profile(model, tuple(tensors), source=source), source)
+
+
+def read_profile(document: Any, source: str) -> Profile:
+    """A profile from its JSON document. Raises UsageError naming the field."""
+    if not isinstance(document, Mapping) or not isinstance(document.get("tensors"), list):
+        raise UsageError(f'{source}: expected an object with a list "tensors"')
+    if document.get("version") != VERSION:
+        raise UsageError(f"{source}: field version is {document.get('version')!r}, expected {VERSION}; make the profile anew")
+    if document.get("unit", "us") != "us":
+        raise UsageError(f"{source}: field unit is {document['unit']!r}; times are in us")
+    tensors = tuple(_tensor(entry, f"{source}: tensors[{number}]") for number, entry in enumerate(document["tensors"]))
+    codecs = {
+        str(name): {str(device): _read_curve(curve, f"{source}: codecs.{name}.{device}") for device, curve in devices.items()}
+        for name, devices in document.get("codecs", {}).items()
+    }
+    forward = document.get("forward_us")
+    texts = {key: str(document.get(key, "")) for key in ("hardware", "date", "source")}
+    return _checked(Profile(str(document.get("model", "")), tensors, **texts, forward_us=forward, codecs=codecs), source)
+
+
+def _tensor(entry: Any, place: str) -> TensorProfile:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str) or not entry["name"]:
+        raise UsageError(f"{place}: expected a tensor with name, numel and ready_us")
+    numel, ready = entry.get("numel"), entry.get("ready_us")
+    if isinstance(numel, bool) or not isinstance(numel, int | float) or numel != numel // 1 or not 1 <= numel <= MOST_NUMEL:
+        raise UsageError(f"{place}: numel of {entry['name']!r} is {numel!r}, expected a whole number of at least 1")
+    if isinstance(ready, bool) or not isinstance(ready, int | float) or not math.isfinite(ready) or ready < 0:
+        raise UsageError(f"{place}: ready_us of {entry['name']!r} is {ready!r}, expected a number of at least 0")
+    return TensorProfile(entry["name"], int(numel), float(ready))
+
+
+def _read_curve(entry: Any, place: str) -> CostCurve:
+    if not isinstance(entry, Mapping):
+        raise UsageError(f"{place}: expected an object with numel, encode_us and decode_us")
+    columns = []
+    for key in ("numel", "encode_us", "decode_us"):
+        values = entry.get(key)
+        if (
+            not isinstance(values, list)
+            or not values
+            or any(not isinstance(v, int | float) or not math.isfinite(v) or v < 0 for v in values)
+        ):
+            raise UsageError(f"{place}: field {key} is {values!r}, expected a list of numbers of at least 0")
+        columns.append(tuple(map(float, values)))
+    sizes, encode, decode = columns
+    if not len(sizes) == len(encode) == len(decode) or list(sizes) != sorted(set(sizes)) or sizes[0] <= 0:
+        raise UsageError(f"{place}: numel, encode_us and decode_us must be as long as one another, and sizes ascend")
+    return CostCurve(sizes, encode, decode)
+
+
+def _checked(profile: Profile, source: str) -> Profile:
+    if not profile.tensors:
+        raise UsageError(f"{source}: no tensors")
+    seen: set[str] = set()
+    for before, tensor in zip((None, *profile.tensors), profile.tensors, strict=False):
+        if before is not None and tensor.ready_us < before.ready_us:
+            raise UsageError(
+                f"{source}: {tensor.name!r} is ready before {before.name!r}, which stands before it; order tensors by ready_us"
+            )
+        if tensor.name in seen:
+            raise UsageError(f"{source}: two tensors are named {tensor.name!r}")
+        seen.add(tensor.name)
+    return profile

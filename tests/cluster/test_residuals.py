@@ -1,0 +1,111 @@
+"""Residuals across restarts: the same buckets go on bit for bit, other buckets take each tensor's along, eight bits train as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.worker.bucket import BucketWork, make_slots
+
+TENSORS = tuple(TensorSpec(f"t{i}", (numel,), "float32") for i, numel in enumerate((5000, 1, 9000, 300, 20000)))
+
+
+class ArrayBuffer:
+    waits = False
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def load(self) -> Any:
+        return self.array
+
+    def store(self, skipped: bool) -> None:
+        """It is in the array."""
+
+
+def works(codec: str, fuse: int, part: int) -> list[BucketWork]:
+    everything = tuple(range(len(TENSORS)))
+    declaration = Declaration(
+        "l", "plan", TENSORS, codec, True, order=everything, used=everything, part_bytes=part, fuse_bytes=fuse, min_compress_bytes=0
+    )
+    layout: Layout = build_layout(declaration, layout_id=1, servers=1, workers=1, used_by_all=frozenset(everything))
+    _, slots = make_slots(layout)
+    return [BucketWork(layout, bucket, slots, rank=0, seed=0) for bucket in layout.buckets]
+
+
+def step(work: BucketWork, seed: int) -> None:
+    """The result is what this rank has sent; zeros where the pull codec is another."""
+    generator = np.random.default_rng(seed)
+    work.begin(ArrayBuffer(generator.standard_normal(work.bucket.numel, np.float32)), False, 1.0)
+    for part in work.bucket.parts:
+        written = work.encode(part.key).payload_bytes
+        same = work.scheme.canonical.partition("/")[2] == ""
+        payload = work.slot(part.key).bytes[:written].copy() if same else np.zeros(4 * part.numel, np.uint8)
+        work.decode(part.key, 0, payload, own=True)
+
+
+@pytest.mark.parametrize("codec", ["onebit", "topk:k=0.1,momentum=dgc", "int4:residual=int8", "onebit:momentum=nesterov,residual=int8"])
+def test_what_is_remembered_follows_its_tensor_into_other_buckets(codec: str) -> None:
+    before, after = works(codec, 1 << 20, 1 << 20), works(codec, 30000, 16384)
+    assert len(before) < len(after)
+    for number, work in enumerate(before):
+        step(work, number)
+    saved = {name: memory for work in before for name, memory in work.remembered().items()}
+    assert saved.keys() == {tensor.name for tensor in TENSORS}
+    assert all(memory.residual.any() for memory in saved.values() if memory.residual.size > 1)
+    for work in after:
+        work.remember(saved)
+    loaded = {name: memory for work in after for name, memory in work.remembered().items()}
+    largest = max(np.abs(memory.residual).max() for memory in saved.values())
+    for name, memory in saved.items():
+        if "residual=int8" in codec:  # its blocks begin elsewhere now
+            np.testing.assert_allclose(loaded[name].residual, memory.residual, atol=largest / 250)
+        else:
+            np.testing.assert_array_equal(loaded[name].residual, memory.residual)
+        assert (memory.velocity is not None) == ("momentum" in codec)
+        if memory.velocity is not None:
+            np.testing.assert_array_equal(loaded[name].velocity, memory.velocity)
+
+
+def test_a_step_that_the_trainer_dropped_is_given_back_before_saving() -> None:
+    (work,) = works("topk:k=0.1/none", 1 << 20, 1 << 20)
+    step(work, 0)
+    grad = np.random.default_rng(0).standard_normal(work.bucket.numel, np.float32)
+    kept = np.concatenate([memory.residual for memory in work.remembered().values()])
+    given_back = np.concatenate([memory.residual for memory in work.remembered(dropped=True).values()])
+    assert (kept != grad).any()
+    np.testing.assert_array_equal(given_back, grad)
+    np.testing.assert_array_equal(np.concatenate([m.residual for m in work.remembered(dropped=True).values()]), grad)
+
+
+@pytest.mark.parametrize("codec", ["onebit/bf16", "topk:k=0.05,momentum=dgc/bf16", "int4:residual=int8/bf16"])
+def test_a_restarted_job_goes_on_bit_for_bit(make_job: Callable[..., Any], codec: str, tmp_path: Path) -> None:
+    def run(*arguments: str) -> set[str]:
+        job = make_job(env={"PSGC_CODEC": codec})
+        workers = job.whole(str(tmp_path), *arguments, job="restart.py")
+        statuses = job.end()
+        assert set(statuses.values()) == {0}, job.text()
+        return {worker.last_line for worker in workers}
+
+    (whole,) = run("save")
+    (again,) = run("load")
+    assert whole.startswith("weights ")
+    assert again == whole
+    (forgetful,) = run("forget")
+    assert forgetful != whole, "the residuals are part of the state"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_residuals_of_two_ranks_go_to_another_number_of_workers(make_job: Callable[..., Any], workers: int, tmp_path: Path) -> None:
+    job = make_job(env={"PSGC_CODEC": "onebit/bf16"})
+    job.whole(str(tmp_path), "save", job="restart.py")
+    assert set(job.end().values()) == {0}, job.text()
+    other = make_job(nodes=workers, env={"PSGC_CODEC": "onebit/bf16"})
+    processes = other.whole(str(tmp_path), "load", job="restart.py")
+    assert set(other.end().values()) == {0}, other.text()
+    assert len({process.last_line for process in processes}) == 1

@@ -1,0 +1,151 @@
+"""Momentum before compression and residuals in eight bits: what a worker's Way does, against loops as the papers have them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from psgc.codecs.codec import F32, Stream, parse_codec
+from psgc.codecs.memory import clipped
+from psgc.codecs.scheme import Setting, parse_scheme
+from psgc.errors import CodecError
+
+NUMEL, STEPS = 5000, 12
+SETTING = Setting(workers=4)
+
+
+class OneWorker:
+    """A worker's part whose result is its own payload: encodes, and applies what it has sent."""
+
+    def __init__(self, text: str) -> None:
+        self.scheme = parse_scheme(text, SETTING)
+        self.way = self.scheme.way(NUMEL)
+        self.residual = np.zeros(NUMEL, np.float32)
+        self.out = np.empty(self.way.rounds[0].pair.push.payload_bound(NUMEL), np.uint8)
+
+    def step(self, grad: F32, number: int, own: bool = True) -> F32:
+        target = grad.copy()
+        encoded = self.way.encode(0, target, self.residual, 1.0, Stream(0, number, 0, 0), self.out)
+        assert target.tobytes() == grad.tobytes(), "encoding changes nothing"
+        payload = self.out[: encoded.payload_bytes].copy()
+        if not encoded.nonfinite:
+            self.way.apply(payload, [payload], target, self.residual if own else None, 1.0)
+        return target
+
+
+def gradients() -> list[F32]:
+    generator = np.random.default_rng(5)
+    return [generator.standard_normal(NUMEL, np.float32) for _ in range(STEPS)]
+
+
+def top(p: F32, k: int) -> F32:
+    """p where it is among its k largest magnitudes, else 0."""
+    sent = np.zeros_like(p)
+    places = np.argsort(-np.abs(p), kind="stable")[:k]
+    sent[places] = p[places]
+    return sent
+
+
+def test_dgc_sends_the_largest_of_what_has_gathered_and_masks_both() -> None:
+    worker = OneWorker("topk:k=50,momentum=dgc")
+    velocity, gathered = np.zeros(NUMEL, np.float32), np.zeros(NUMEL, np.float32)
+    for number, grad in enumerate(gradients()):
+        velocity = np.float32(0.9) * velocity + grad  # Lin et al. 2018, equations 4 and 5
+        gathered = velocity + gathered
+        sent = top(gathered, 50)
+        velocity[sent != 0] = 0
+        gathered[sent != 0] = 0
+        np.testing.assert_array_equal(worker.step(grad, number), sent)
+        np.testing.assert_array_equal(worker.residual, gathered)
+
+
+def test_nesterov_compresses_the_gradient_moved_along_its_velocity() -> None:
+    worker = OneWorker("topk:k=50,momentum=nesterov,mu=0.5")
+    velocity, left = np.zeros(NUMEL, np.float32), np.zeros(NUMEL, np.float32)
+    for number, grad in enumerate(gradients()):
+        velocity = np.float32(0.5) * velocity + grad
+        p = (grad + np.float32(0.5) * velocity) + left
+        sent = top(p, 50)
+        left = p - sent
+        np.testing.assert_array_equal(worker.step(grad, number), sent)
+        np.testing.assert_array_equal(worker.residual, left)
+
+
+def test_a_step_of_others_and_a_nan_leave_velocity_and_residual() -> None:
+    worker, (first, second, *_) = OneWorker("topk:k=50,momentum=dgc"), gradients()
+    worker.step(first, 0)
+    velocity, residual = worker.way.state, worker.residual.copy()
+    worker.step(second, 1, own=False)
+    bad = second.copy()
+    bad[17] = np.nan
+    worker.step(bad, 2)
+    np.testing.assert_array_equal(worker.way.state, velocity)
+    np.testing.assert_array_equal(worker.residual, residual)
+
+
+def test_clipping_bounds_each_ranks_part_by_its_share_of_the_norm() -> None:
+    worker, grad = OneWorker("topk:clip=2,k=0.5"), gradients()[0]
+    target = worker.step(grad, 0)
+    np.testing.assert_allclose(np.linalg.norm(target + worker.residual), 2 / SETTING.workers**0.5, rtol=1e-5)
+    assert clipped(grad, 1e9) is grad
+    assert clipped(grad, 0) is grad
+    grad[3] = np.inf
+    assert clipped(grad, 1.0) is grad, "an overflow is still seen"
+
+
+def test_a_way_goes_on_from_anothers_state() -> None:
+    first, second = OneWorker("topk:k=50,momentum=dgc"), OneWorker("topk:k=50,momentum=dgc")
+    *before, last = gradients()
+    for number, grad in enumerate(before):
+        first.step(grad, number)
+    assert first.way.state is not None
+    second.way.restore(first.way.state)
+    second.residual[:] = first.residual
+    np.testing.assert_array_equal(first.step(last, STEPS), second.step(last, STEPS))
+
+
+def test_without_momentum_there_is_no_state() -> None:
+    assert OneWorker("topk:clip=2").way.state is None
+    assert OneWorker("topk").way.state is None
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("topk:momentum=dgc", "topk:momentum=dgc"),
+        ("topk:mu=0.90,momentum=dgc,k=0.001", "topk:k=0.001,momentum=dgc"),
+        ("onebit:momentum=nesterov,mu=0.95/int8", "onebit:momentum=nesterov,mu=0.95/int8"),
+        ("int4:residual=int8,rotate=1/relay", "int4:residual=int8,rotate=1/relay"),
+        ("int8:residual=float32,clip=0", "int8"),
+    ],
+)
+def test_the_text_form_is_canonical(text: str, canonical: str) -> None:
+    assert parse_scheme(text, SETTING).canonical == canonical
+    assert parse_scheme(canonical, SETTING).canonical == canonical
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("topk:momentum=heavy", "codec topk: parameter momentum is one of none, nesterov, dgc, not 'heavy'"),
+        ("topk:mu=0.5", "codec topk: parameter mu needs momentum"),
+        ("topk:momentum=dgc,mu=1", "codec topk: parameter mu is a number from 0 to below 1, not '1'"),
+        ("topk:clip=-1", "codec topk: parameter clip is a finite number >= 0, not '-1'"),
+        ("topk:clip=nan", "codec topk: parameter clip is a finite number >= 0, not 'nan'"),
+        ("topk:residual=int4", "codec topk: parameter residual is one of float32, int8, not 'int4'"),
+        ("bf16:momentum=nesterov", "codec bf16 keeps no residual, which momentum needs"),
+        ("int8:ef=0,residual=int8", "codec int8:ef=0 keeps no residual, which residual needs"),
+        ("powersgd:momentum=dgc", "codec powersgd: unknown parameter 'momentum'"),
+        ("topk/topk:momentum=dgc", "codec topk: unknown parameter 'momentum'"),
+    ],
+)
+def test_what_cannot_work_is_refused(text: str, message: str) -> None:
+    with pytest.raises(CodecError) as caught:
+        parse_scheme(text, SETTING)
+    assert message in str(caught.value)
+
+
+def test_servers_see_the_codec_alone() -> None:
+    (round_,) = parse_scheme("topk:k=50,momentum=dgc/bf16", SETTING).rounds(NUMEL)
+    assert round_.pair.push.canonical == parse_codec("topk:k=50").canonical
+    assert round_.pair.pull.canonical == "bf16"
