@@ -8,8 +8,8 @@ what reaches a floor, and the choice is made among that.
   part is small) a histogram over all elements finds the floor: the result is the same.
 * ``above_sample``: all that reach the magnitude which, in a sample, the share k / n reaches; at most ``MOST_OVER`` * k elements, and
   where more reach it, exactly the k largest. No element that is zero.
-* ``probed``: k elements, all of them above a threshold found by bisection between mean and largest magnitude; the rest are the first that
-  reach the bisection's lower end. What decides a probe is whether more than k elements reach it, that is, whether the magnitude of
+* ``probed``: k elements: those above a threshold found by bisection between mean and largest magnitude, and as many as are missing of the
+  first that reach the bisection's lower end. What decides a probe is whether more than k elements reach it, that is, whether the magnitude of
   rank k + 1 does; so the bisection itself needs no pass over p.
 
 Source: radix selection as in Alabi et al. 2012; Lin et al. 2018 (DGC), section 3.1, for the sample and the second, exact choice where it
