@@ -22,7 +22,7 @@ class Int4Codec(GroupedCodec):
 
     name = "int4"
     codec_id = 7
-    advice = "half of int8's bytes where the link still limits; keep feedback on, for a group with an outlier rounds coarsely"
+    advice = "half of int8's bytes where the link still limits; keep feedback on, and take rotate=1 against outliers"
     bits = 4
     group = 128
     top_code = 7
