@@ -70,12 +70,14 @@ trailing_zeros = _convert(types.int64, types.uint64, lambda b, x: b.cttz(x, ir.C
 leading_zeros = _convert(types.int32, types.uint32, lambda b, x: b.ctlz(x, ir.Constant(_BIT, 0)))  # 32 for 0
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, pointee: Any) -> Any:
+def pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, pointee: Any) -> Any:
+    """In a code generator: where element ``index`` of an array is, as a pointer to ``pointee``."""
     data = arrays.make_array(array_type)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), pointee.as_pointer())
 
 
-def _splat(builder: Any, value: Any, vector: Any) -> Any:
+def splat(builder: Any, value: Any, vector: Any) -> Any:
+    """In a code generator: a vector all of whose elements are ``value``."""
     blank = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(blank, value, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(first, blank, ir.Constant(ir.VectorType(ir.IntType(32), vector.count), None))
@@ -93,7 +95,7 @@ def negative_mask(_typing: Any, array: Any, _first: Any) -> Any:
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         vector = ir.VectorType(_FLOAT, 64)
-        values = builder.load(_pointer(context, builder, array, arguments[0], arguments[1], vector), align=4)
+        values = builder.load(pointer(context, builder, array, arguments[0], arguments[1], vector), align=4)
         return builder.bitcast(builder.fcmp_ordered("<", values, ir.Constant(vector, None)), ir.IntType(64))
 
     return types.uint64(array, types.intp), generate
@@ -104,22 +106,22 @@ def _survey(divided: bool) -> Any:
     def survey(_typing: Any, values: Any, _divisor: Any, addend: Any, _factor: Any, p: Any, masks: Any, lanes: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             vector, word = ir.VectorType(_FLOAT, 64), ir.IntType(64)
-            divisor, factor = _splat(builder, arguments[1], vector), _splat(builder, arguments[3], vector)
+            divisor, factor = splat(builder, arguments[1], vector), splat(builder, arguments[3], vector)
             sums = cgutils.alloca_once_value(builder, ir.Constant(vector, None))
             rows = arrays.make_array(masks)(context, builder, arguments[5]).shape
             with cgutils.for_range(builder, builder.extract_value(rows, 0)) as loop:
                 first = builder.mul(loop.index, ir.Constant(word, 64))
-                x = builder.load(_pointer(context, builder, values, arguments[0], first, vector), align=4)
-                y = builder.load(_pointer(context, builder, addend, arguments[2], first, vector), align=4)
+                x = builder.load(pointer(context, builder, values, arguments[0], first, vector), align=4)
+                y = builder.load(pointer(context, builder, addend, arguments[2], first, vector), align=4)
                 if divided:
                     x = builder.fdiv(x, divisor)
                 x = builder.fadd(x, builder.fmul(factor, y))
-                builder.store(x, _pointer(context, builder, p, arguments[4], first, vector), align=4)
+                builder.store(x, pointer(context, builder, p, arguments[4], first, vector), align=4)
                 mask = builder.bitcast(builder.fcmp_ordered("<", x, ir.Constant(vector, None)), word)
-                builder.store(mask, _pointer(context, builder, masks, arguments[5], loop.index, word), align=1)
+                builder.store(mask, pointer(context, builder, masks, arguments[5], loop.index, word), align=1)
                 builder.store(builder.fadd(builder.load(sums), _magnitude(builder, x, vector)), sums)
             zero = ir.Constant(word, 0)
-            builder.store(builder.load(sums), _pointer(context, builder, lanes, arguments[6], zero, vector), align=4)
+            builder.store(builder.load(sums), pointer(context, builder, lanes, arguments[6], zero, vector), align=4)
             return context.get_dummy_value()
 
         scalar = types.float32
@@ -140,7 +142,7 @@ def _reaching(builder: Any, values: Any, least: Any) -> Any:
     vector = ir.VectorType(ir.IntType(32), 64)
     magnitudes = builder.and_(builder.bitcast(values, vector), ir.Constant(vector, [0x7FFFFFFF] * 64))
     # both sides are below 2**31, and SIMD sets compare signed
-    return builder.bitcast(builder.icmp_signed(">=", magnitudes, _splat(builder, least, vector)), ir.IntType(64))
+    return builder.bitcast(builder.icmp_signed(">=", magnitudes, splat(builder, least, vector)), ir.IntType(64))
 
 
 @primitive
@@ -149,7 +151,7 @@ def magnitude_mask(_typing: Any, array: Any, _first: Any, _least: Any) -> Any:
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         vector = ir.VectorType(_FLOAT, 64)
-        values = builder.load(_pointer(context, builder, array, arguments[0], arguments[1], vector), align=4)
+        values = builder.load(pointer(context, builder, array, arguments[0], arguments[1], vector), align=4)
         return _reaching(builder, values, arguments[2])
 
     return types.uint64(array, types.intp, types.uint32), generate
@@ -161,9 +163,9 @@ def corrected_mask(_typing: Any, array: Any, addend: Any, _first: Any, _factor: 
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         vector = ir.VectorType(_FLOAT, 64)
-        x = builder.load(_pointer(context, builder, array, arguments[0], arguments[2], vector), align=4)
-        y = builder.load(_pointer(context, builder, addend, arguments[1], arguments[2], vector), align=4)
-        return _reaching(builder, builder.fadd(x, builder.fmul(_splat(builder, arguments[3], vector), y)), arguments[4])
+        x = builder.load(pointer(context, builder, array, arguments[0], arguments[2], vector), align=4)
+        y = builder.load(pointer(context, builder, addend, arguments[1], arguments[2], vector), align=4)
+        return _reaching(builder, builder.fadd(x, builder.fmul(splat(builder, arguments[3], vector), y)), arguments[4])
 
     return types.uint64(array, addend, types.intp, types.float32, types.uint32), generate
 
@@ -175,13 +177,13 @@ def _signed_sum(from_base: bool) -> Any:
             vector = ir.VectorType(_FLOAT, 32)
             total = None
             if from_base:
-                total = builder.load(_pointer(context, builder, base, arguments[2], arguments[1], vector), align=4)
+                total = builder.load(pointer(context, builder, base, arguments[2], arguments[1], vector), align=4)
             for k in range(len(masks)):
                 mask = builder.bitcast(builder.extract_value(arguments[3], k), ir.VectorType(_BIT, 32))
                 scale = builder.extract_value(arguments[4], k)
-                term = builder.select(mask, _splat(builder, builder.fneg(scale), vector), _splat(builder, scale, vector))
+                term = builder.select(mask, splat(builder, builder.fneg(scale), vector), splat(builder, scale, vector))
                 total = term if total is None else builder.fadd(total, term)
-            builder.store(total, _pointer(context, builder, target, arguments[0], arguments[1], vector), align=4)
+            builder.store(total, pointer(context, builder, target, arguments[0], arguments[1], vector), align=4)
             return context.get_dummy_value()
 
         return types.void(target, types.intp, base, masks, scales), generate

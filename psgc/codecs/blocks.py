@@ -8,6 +8,12 @@ elements that share a scale) lie within it.
         Write elements ``[start, start + p.size)`` of the whole part's ``payload``; returns whether all of p is finite. Leaves p as it is.
     read(payload, numel, start, settings, out) -> None
         out <- the elements from ``start`` on.
+    fold_four(payloads, numel, start, settings, total, first) -> None
+        total becomes, or (not first) grows by, the elements of four payloads from ``start`` on, left to right.
+    take_away(payload, numel, start, settings, p, kept) -> None
+        kept <- p - the elements from ``start`` on; may be the same memory.
+
+The last two follow from ``read``; a format has its own where that is faster.
 
 ``settings`` is the codec's float32 array of parameters; ``index``, ``before`` and ``between`` (uint32) are what ``random.uniform``
 takes: the index of the block's first element in its stream, and the stream's two keys.
@@ -26,7 +32,7 @@ from numba import types
 from psgc.codecs.bits import borrowed
 from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Encoded, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
-from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, kernel
+from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.payloads import MAX_PAYLOADS, eight
 from psgc.codecs.random import keys
 
@@ -45,18 +51,47 @@ class BlockKernels(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A layout's two helpers (see the module's text). tag: names them in the kernel cache; different helpers, different tag."""
+    """A layout's helpers (see the module's text). tag: names them in the kernel cache; different helpers, different tag."""
 
     tag: str
     write: Callable[..., Any]
     read: Callable[..., Any]
+    fold_four: Callable[..., Any] | None = None
+    take_away: Callable[..., Any] | None = None
+
+
+def _four_by_reading(read: Callable[..., Any]) -> Callable[..., Any]:
+    @helper
+    def fold_four(payloads: Any, numel: Any, start: Any, settings: Any, total: Any, first: Any) -> None:
+        term = np.empty(total.size, np.float32)
+        for k in range(4):
+            if first and k == 0:
+                read(payloads[0], numel, start, settings, total)
+            else:
+                read(payloads[k], numel, start, settings, term)
+                for i in range(total.size):
+                    total[i] += term[i]
+
+    return fold_four
+
+
+def _left_by_reading(read: Callable[..., Any]) -> Callable[..., Any]:
+    @helper
+    def take_away(payload: Any, numel: Any, start: Any, settings: Any, p: Any, kept: Any) -> None:
+        sent = np.empty(p.size, np.float32)
+        read(payload, numel, start, settings, sent)
+        for i in range(p.size):
+            kept[i] = p[i] - sent[i]
+
+    return take_away
 
 
 @functools.cache
 def block_kernels(format_: BlockFormat) -> BlockKernels:
     """Compile the format's kernels, or load them from the cache."""
     write, read = format_.write, format_.read
-    compiled = functools.partial(kernel, tag=format_.tag, encloses=(write, read))
+    fold_four, take_away = format_.fold_four or _four_by_reading(read), format_.take_away or _left_by_reading(read)
+    compiled = functools.partial(kernel, tag=format_.tag, encloses=(write, read, fold_four, take_away))
 
     @compiled(BOOL(IN_F32, IN_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES))
     def encode(grad: Any, residual: Any, rescale: Any, settings: Any, index: Any, before: Any, between: Any, out: Any) -> bool:
@@ -73,16 +108,14 @@ def block_kernels(format_: BlockFormat) -> BlockKernels:
         acc: Any, numel: Any, lo: Any, divisor: Any, residual: Any, residual_out: Any, rescale: Any, settings: Any,
         index: Any, before: Any, between: Any, out: Any,
     ) -> bool:  # fmt: skip
-        p, sent, finite = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), True
+        p, finite = np.empty(BLOCK, np.float32), True
         for start in range(0, acc.size, BLOCK):
             a, kept = acc[start : start + BLOCK], residual_out[start : start + BLOCK]
-            block, read_back = p[: a.size], sent[: a.size]
+            block = p[: a.size]
             mean_corrected_block(a, divisor, residual[start : start + BLOCK], rescale, block)
             finite &= write(block, out, numel, lo + start, settings, np.uint32(index + np.uint32(start)), before, between)
             if kept.size:
-                read(out, numel, lo + start, settings, read_back)
-                for i in range(a.size):
-                    kept[i] = block[i] - read_back[i]
+                take_away(out, numel, lo + start, settings, block, kept)
         return finite
 
     @compiled(types.void(IN_BYTES, I64, I64, IN_F32, OUT_F32))
@@ -99,9 +132,16 @@ def block_kernels(format_: BlockFormat) -> BlockKernels:
         scratch, sent = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
         for start in range(0, acc.size, BLOCK):
             block = acc[start : start + BLOCK]
-            total, term = block if fresh else scratch[: block.size], sent[: block.size]
-            read(payloads[0], numel, lo + start, settings, total)
-            for k in range(1, count):
+            total, term, done = block if fresh else scratch[: block.size], sent[: block.size], 1
+            if count >= 4:  # constant indices: a switch over eight arrays is slow
+                fold_four((payloads[0], payloads[1], payloads[2], payloads[3]), numel, lo + start, settings, total, True)
+                done = 4
+                if count == 8:
+                    fold_four((payloads[4], payloads[5], payloads[6], payloads[7]), numel, lo + start, settings, total, False)
+                    done = 8
+            else:
+                read(payloads[0], numel, lo + start, settings, total)
+            for k in range(done, count):
                 read(payloads[k], numel, lo + start, settings, term)
                 for i in range(block.size):
                     total[i] += term[i]
@@ -111,14 +151,12 @@ def block_kernels(format_: BlockFormat) -> BlockKernels:
 
     @compiled(types.void(IN_BYTES, I64, I64, IN_F32, IN_F32, OUT_F32, SCALAR_F32))
     def commit(payload: Any, numel: Any, lo: Any, settings: Any, grad: Any, residual: Any, rescale: Any) -> None:
-        p, sent = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+        p = np.empty(BLOCK, np.float32)
         for start in range(0, grad.size, BLOCK):
             g, r = grad[start : start + BLOCK], residual[start : start + BLOCK]
-            block, read_back = p[: g.size], sent[: g.size]
+            block = p[: g.size]
             corrected_block(g, r, rescale, block)
-            read(payload, numel, lo + start, settings, read_back)
-            for i in range(g.size):
-                r[i] = block[i] - read_back[i]
+            take_away(payload, numel, lo + start, settings, block, r)
 
     return BlockKernels(encode, finish, decode, fold, commit)
 

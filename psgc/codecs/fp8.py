@@ -29,6 +29,7 @@ from psgc.codecs.grouped import GroupedCodec, grouped_format
 from psgc.codecs.kernel import helper
 from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.codecs.random import uniform
+from psgc.codecs.rows import CodeWords
 from psgc.errors import CodecError
 
 FORMATS: dict[str, tuple[int, int, float]] = {"e4m3": (3, 7, 448.0), "e5m2": (2, 15, 57344.0)}  # mantissa bits, bias, largest
@@ -68,13 +69,15 @@ def _codes(format_: str, random: bool) -> tuple[Callable[..., Any], Callable[...
             whole = bits_of_f32(size)
             if random:
                 chance = uniform(np.uint32(index + np.uint32(i)), before, between)
-                normal = ((whole + np.uint32(np.int32(chance * random_bits))) >> drop) - rebias
+                raised = np.uint32(whole + np.uint32(np.int32(chance * random_bits)))
                 low = np.floor(size * steps)
                 small = np.uint32(np.int32(low + (np.float32(1) if chance < size * steps - low else np.float32(0))))
             else:
-                normal = ((whole + half + ((whole >> drop) & one)) >> drop) - rebias
-                small = bits_of_f32(size * steps + rounder) & np.uint32(0xFF)
-            codes[i] = np.uint8((small if size < least else normal) | sign)
+                odd = np.uint32(np.uint32(whole >> drop) & one)
+                raised = np.uint32(np.uint32(whole + half) + odd)  # Numba adds two uint32 in 64 bits, and then SIMD sets hold half as many
+                small = bits_of_f32(size * steps + rounder)
+            normal = np.uint32(np.uint32(raised >> drop) - rebias)
+            codes[i] = np.uint8(np.uint32(np.uint32(small if size < least else normal) & np.uint32(0x7F)) | sign)
 
     @helper
     def read_codes(codes: Any, scale: Any, settings: Any, out: Any) -> None:
@@ -87,6 +90,13 @@ def _codes(format_: str, random: bool) -> tuple[Callable[..., Any], Callable[...
             out[i] = f32_of_bits(bits_of_f32(value) | ((code & np.uint32(0x80)) << np.uint32(24))) * scale
 
     return write_codes, read_codes
+
+
+def _words(format_: str) -> CodeWords:
+    """A code's bits, moved to float32's fields, are a float whose exponent is too low by the difference of the biases."""
+    mantissa, bias, _ = FORMATS[format_]
+    shift = 23 - mantissa
+    return CodeWords(8, shift, 0x80000000 | 0x7F << shift, 2.0 ** (127 - bias))
 
 
 class Fp8Codec(GroupedCodec):
@@ -129,7 +139,7 @@ class Fp8Codec(GroupedCodec):
     def block_format(self) -> BlockFormat:
         random = not self.feedback
         tag = f"fp8-{self._format}-{'random' if random else 'nearest'}"
-        return grouped_format(tag, self.bits, self.group, self.norm, *_codes(self._format, random))
+        return grouped_format(tag, self.bits, self.group, self.norm, *_codes(self._format, random), _words(self._format))
 
     def define_codes(self, scaled: F32, random: F32 | None) -> Array:
         table = define_table(self._format)

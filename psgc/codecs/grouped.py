@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from psgc.codecs.feedback import rounding_contraction
 from psgc.codecs.kernel import helper
 from psgc.codecs.payloads import check_scales, check_size
 from psgc.codecs.random import define_uniform, uniform
+from psgc.codecs.rows import ROW, CodeWords, row_codes, row_sum
 
 LEAST_SCALE: Final = np.finfo(np.float32).tiny
 MAX_F32: Final = np.finfo(np.float32).max
@@ -127,12 +128,14 @@ def top_bits(p: Any) -> Any:
 
 @functools.cache
 def grouped_format(
-    tag: str, bits: int, group: int, norm: Norm, write_codes: Callable[..., Any], read_codes: Callable[..., Any]
+    tag: str, bits: int, group: int, norm: Norm, write_codes: Callable[..., Any], read_codes: Callable[..., Any],
+    words: CodeWords | None = None,
 ) -> BlockFormat:  # fmt: skip
     """The block format of these codes.
 
     write_codes(values, factor, codes, scratch, settings, index, before, between) writes one group's codes to its bytes, with a byte of scratch
     for each element of a group; read_codes(codes, scale, settings, out) reads them. settings: what the largest code stands for, what code 1 does.
+    words: for codes that can be read as rows.
     """
     per_group = group * bits // 8
     zero = np.uint8(0 if bits == 8 else sum(1 << (bits - 1) << bits * place for place in range(8 // bits)))
@@ -164,11 +167,90 @@ def grouped_format(
             write_codes(values, top_code / length, codes, scratch, settings, np.uint32(index + np.uint32(low)), before, between)
         return most < INFINITY_BITS
 
-    return BlockFormat(tag, write, group_reader(bits, group, read_codes))
+    return BlockFormat(tag, write, *group_readers(bits, group, read_codes, words))
+
+
+class GroupReaders(NamedTuple):
+    """A block format's helpers that read."""
+
+    read: Callable[..., Any]
+    fold_four: Callable[..., Any] | None = None
+    take_away: Callable[..., Any] | None = None
 
 
 @functools.cache
-def group_reader(bits: int, group: int, read_codes: Callable[..., Any]) -> Callable[..., Any]:
+def group_readers(bits: int, group: int, read_codes: Callable[..., Any], words: CodeWords | None) -> GroupReaders:
+    """How a block format reads groups that ``read_codes`` reads; whole ones as rows, if there are words for that."""
+    read = _group_reader(bits, group, read_codes)
+    if words is None:
+        return GroupReaders(read)
+    per_group = group * bits // 8
+    set_one, add_one, set_four, add_four = (row_sum(words, per_group, from_base) for from_base in (False, True, False, True))
+
+    @helper
+    def scales_of(payload: Any, start: Any, count: Any) -> Any:
+        return view_f32(payload, 4 * (start // group), count)
+
+    @helper
+    def codes_of(payload: Any, numel: Any, start: Any, count: Any) -> Any:
+        return view_u8(payload, 4 * (-(-numel // group)) + start // group * per_group, count * per_group)
+
+    @helper
+    def read_rest(payload: Any, numel: Any, start: Any, settings: Any, out: Any, low: Any) -> None:
+        if low < out.size:
+            read(payload, numel, start + low, settings, view_f32(out, low, out.size - low))
+
+    @helper
+    def read_rows(payload: Any, numel: Any, start: Any, settings: Any, out: Any) -> None:
+        whole = out.size // group
+        scales, codes = scales_of(payload, start, whole), codes_of(payload, numel, start, whole)
+        for number in range(whole):
+            for byte in range(0, per_group, ROW):
+                set_one(out, number * group + byte, out, (codes,), number * per_group + byte, (scales[number],))
+        read_rest(payload, numel, start, settings, out, whole * group)
+
+    @helper
+    def fold_four(payloads: Any, numel: Any, start: Any, settings: Any, total: Any, first: Any) -> None:
+        a, b, c, d = payloads
+        whole = total.size // group
+        sa, sb, sc, sd = scales_of(a, start, whole), scales_of(b, start, whole), scales_of(c, start, whole), scales_of(d, start, whole)
+        ca, cb = codes_of(a, numel, start, whole), codes_of(b, numel, start, whole)
+        cc, cd = codes_of(c, numel, start, whole), codes_of(d, numel, start, whole)
+        for number in range(whole):
+            scales = (sa[number], sb[number], sc[number], sd[number])
+            for byte in range(0, per_group, ROW):
+                low, place = number * group + byte, number * per_group + byte
+                if first:
+                    set_four(total, low, total, (ca, cb, cc, cd), place, scales)
+                else:
+                    add_four(total, low, total, (ca, cb, cc, cd), place, scales)
+        if whole * group < total.size:
+            rest, term = view_f32(total, whole * group, total.size - whole * group), np.empty(group, np.float32)
+            for k in range(4):
+                if first and k == 0:
+                    read(a, numel, start + whole * group, settings, rest)
+                else:
+                    read(payloads[k], numel, start + whole * group, settings, view_f32(term, 0, rest.size))
+                    for i in range(rest.size):
+                        rest[i] += term[i]
+
+    @helper
+    def take_away(payload: Any, numel: Any, start: Any, settings: Any, p: Any, kept: Any) -> None:
+        whole = p.size // group
+        scales, codes = scales_of(payload, start, whole), codes_of(payload, numel, start, whole)
+        for number in range(whole):
+            for byte in range(0, per_group, ROW):
+                add_one(kept, number * group + byte, p, (codes,), number * per_group + byte, (-scales[number],))
+        if whole * group < p.size:
+            sent = np.empty(group, np.float32)
+            read(payload, numel, start + whole * group, settings, view_f32(sent, 0, p.size - whole * group))
+            for i in range(whole * group, p.size):
+                kept[i] = p[i] - sent[i - whole * group]
+
+    return GroupReaders(read_rows, fold_four, take_away)
+
+
+def _group_reader(bits: int, group: int, read_codes: Callable[..., Any]) -> Callable[..., Any]:
     """The ``read`` of a block format whose groups ``read_codes`` reads."""
     per_group = group * bits // 8
 
@@ -212,7 +294,26 @@ def integer_value(code: Any, least: Any) -> Any:
 
 def integer_codes(bits: int, random: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """``write_codes`` and ``read_codes`` of integers."""
-    return planar_codes(bits, _rounded(random), integer_value)
+    write_codes, read_codes = planar_codes(bits, _rounded(random), integer_value)
+    return (write_codes if random else _in_rows(bits, write_codes)), read_codes
+
+
+@functools.cache
+def _in_rows(bits: int, write_codes: Callable[..., Any]) -> Callable[..., Any]:
+    """``write_codes`` of integers to nearest, a row at a time where a group has whole rows."""
+    per, write_row = 8 // bits, row_codes(bits, float(ROUNDER))
+
+    @helper
+    def write_rows(
+        values: Any, factor: Any, codes: Any, scratch: Any, settings: Any, index: Any, before: Any, between: Any
+    ) -> None:  # fmt: skip
+        if codes.size % ROW == 0 and values.size == codes.size * per:
+            for byte in range(0, codes.size, ROW):
+                write_row(values, byte, codes.size, factor, codes, byte)
+        else:
+            write_codes(values, factor, codes, scratch, settings, index, before, between)
+
+    return write_rows
 
 
 @functools.cache
@@ -281,7 +382,7 @@ class GroupedCodec(BlockCodec):
     def block_format(self) -> BlockFormat:
         random = not self.feedback
         tag = f"integers-{self.bits}-{self.group}-{self.norm}-{'random' if random else 'nearest'}"
-        return grouped_format(tag, self.bits, self.group, self.norm, *integer_codes(self.bits, random))
+        return grouped_format(tag, self.bits, self.group, self.norm, *integer_codes(self.bits, random), CodeWords(self.bits))
 
     def contraction(self, numel: int) -> float | None:
         return rounding_contraction(self.top_code / self.least_code, min(numel, self.group)) if self.feedback else None

@@ -32,13 +32,14 @@ from psgc.codecs.grouped import (
     LEAST_SCALE,
     GroupedCodec,
     define_pack,
-    group_reader,
+    group_readers,
     integer_value,
     planar_codes,
     top_bits,
 )  # fmt: skip
 from psgc.codecs.kernel import helper
 from psgc.codecs.parameters import read_float, with_defaults, write_float
+from psgc.codecs.rows import CodeWords
 
 GROUP: Final = 256
 _BITS: Final = 2
@@ -160,4 +161,4 @@ class TbqCodec(GroupedCodec):
         return np.array(scales, np.float32).tobytes() + b"".join(packed)
 
 
-_FORMAT: Final = BlockFormat("tbq", _write, group_reader(_BITS, GROUP, _READ_CODES))
+_FORMAT: Final = BlockFormat("tbq", _write, *group_readers(_BITS, GROUP, _READ_CODES, CodeWords(_BITS)))
