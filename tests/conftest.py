@@ -18,8 +18,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from psgc.codecs import parse_codec
-
 settings.register_profile("psgc", deadline=None)  # a loaded machine is no failure
 settings.load_profile("psgc")
 for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -38,10 +36,14 @@ HANG_S = 60.0  # a process that has not ended by then hangs
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before several processes run tests, one compiles the kernels: on a fresh machine each would else do it for itself."""
+    """Before several processes run tests, as many as there are cores share the kernels' compilation: on a fresh machine each would else
+    do all of it for itself."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        for text in runpy.run_path(str(GOLDEN))["CODECS"]:
-            parse_codec(text).warm()
+        codecs, cores = runpy.run_path(str(GOLDEN))["CODECS"], os.cpu_count() or 1
+        warm = "import sys; from psgc.codecs import parse_codec; [parse_codec(text).warm() for text in sys.argv[1:]]"
+        shares = [subprocess.Popen([sys.executable, "-c", warm, *codecs[first::cores]]) for first in range(cores)]
+        statuses = [share.wait() for share in shares]
+        assert not any(statuses), "a kernel does not compile"
 
 
 def free_port() -> int:
