@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 from demo import machine  # noqa: E402 - the examples are no package
 from jobs import TrainingFailed, train  # noqa: E402
 
-from psgc.codecs import registered_codecs  # noqa: E402
+from psgc.codecs import registered_codecs, registered_schemes  # noqa: E402
 
 TUNING_SEED, STUDY_SEEDS, ONE_SEED = 100, (1, 2, 3, 4, 5), (1,)
 EXTENSIONS = 3  # how often a grid may grow towards a best at its end
@@ -73,8 +73,8 @@ class Variant:
 
 
 def variants() -> list[Variant]:
-    """Every codec that is registered, then the optimizers that know of the compression."""
-    codecs = [PARAMETERS.get(name, name) for name in registered_codecs()]
+    """Every codec and scheme that is registered, then the optimizers that know of the compression."""
+    codecs = [PARAMETERS.get(name, name) for name in (*registered_codecs(), *registered_schemes())]
     found = [Variant(f"`{codec}`", codec, None, STUDY_SEEDS if codec in CLAIMED else ONE_SEED) for codec in codecs]
     found.append(Variant("1-bit Adam (`onebit`)", "onebit", "onebit-adam", STUDY_SEEDS))
     found.append(Variant("0/1 Adam (`onebit`)", "onebit", "zero-one-adam", ONE_SEED))

@@ -76,5 +76,5 @@ def test_the_table_says_how_far_from_none_and_what_failed(quality: Any, tmp_path
     assert topk[2] == "failed"
 
 
-def test_every_registered_codec_takes_part(quality: Any) -> None:
-    assert {v.codec.partition(":")[0] for v in quality.variants()} == set(quality.registered_codecs())
+def test_every_registered_codec_and_scheme_takes_part(quality: Any) -> None:
+    assert {v.codec.partition(":")[0] for v in quality.variants()} == {*quality.registered_codecs(), *quality.registered_schemes()}
