@@ -34,6 +34,7 @@ from psgc.codecs import registered_codecs, registered_schemes  # noqa: E402
 TUNING_SEED, STUDY_SEEDS, ONE_SEED = 100, (1, 2, 3, 4, 5), (1,)
 EXTENSIONS = 3  # how often a grid may grow towards a best at its end
 CLAIMED = ("none", "int8", "int4:rotate=1", "fp8", "powersgd:rank=4")  # and 1-bit Adam: five seeds
+FURTHER = ("powersgd:rank=16",)  # beside each codec's own line
 PARAMETERS = {"int4": "int4:rotate=1", "powersgd": "powersgd:rank=4"}  # where the study does not take a codec's defaults
 
 
@@ -75,7 +76,7 @@ class Variant:
 def variants() -> list[Variant]:
     """Every codec and scheme that is registered, then the optimizers that know of the compression."""
     codecs = [PARAMETERS.get(name, name) for name in (*registered_codecs(), *registered_schemes())]
-    found = [Variant(f"`{codec}`", codec, None, STUDY_SEEDS if codec in CLAIMED else ONE_SEED) for codec in codecs]
+    found = [Variant(f"`{codec}`", codec, None, STUDY_SEEDS if codec in CLAIMED else ONE_SEED) for codec in (*codecs, *FURTHER)]
     found.append(Variant("1-bit Adam (`onebit`)", "onebit", "onebit-adam", STUDY_SEEDS))
     found.append(Variant("0/1 Adam (`onebit`)", "onebit", "zero-one-adam", ONE_SEED))
     return found

@@ -184,12 +184,19 @@ def spec_of(parameter: torch.Tensor, name: str, group: int) -> TensorSpec:
 
 
 def _rates_of(optimizer: torch.optim.Optimizer) -> Callable[[], tuple[float, ...]]:
-    """Reads the learning rates; by weak reference, for the optimizer owns the reader."""
+    """Reads how far parameters move for a gradient of one; by weak reference, for the optimizer owns the reader.
+
+    That is the learning rate, but one for an adaptive optimizer: it divides by what gradients were before, so a residual that grew as
+    the rate falls would not move parameters as far as it should have, but drown the gradients that it is added to.
+    """
     reference = weakref.ref(optimizer)
 
     def rates() -> tuple[float, ...]:
         found = reference()
-        return () if found is None else tuple(float(group.get("lr", 0.0)) for group in found.param_groups)
+        if found is None:
+            return ()
+        adaptive = is_adaptive(found)
+        return tuple(1.0 if adaptive else float(group.get("lr", 0.0)) for group in found.param_groups)
 
     return rates
 
@@ -231,13 +238,18 @@ def _check_codec(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str
     for parameter, name in names.items():
         check_carries(codec, parameter, name)
     coarse = [part for part in canonical.split("/") if part.partition(":")[0] in COARSE]
-    if coarse and any(kind.__name__ in ADAPTIVE for kind in type(optimizer).__mro__):
+    if coarse and is_adaptive(optimizer):
         logger.warning(
             "codec %s with %s: 1-bit and top-k codecs cost quality under Adam-like optimizers; bf16 or int8 do not, "
             "SGD with momentum takes any codec, and psgc.torch.OneBitAdam is made for 1-bit",
             canonical, type(optimizer).__name__,
         )  # fmt: skip
     return canonical
+
+
+def is_adaptive(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it divides by a measure of earlier gradients."""
+    return any(kind.__name__ in ADAPTIVE for kind in type(optimizer).__mro__)
 
 
 def check_carries(codec: str, parameter: torch.Tensor, name: str) -> None:
