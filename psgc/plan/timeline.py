@@ -1,0 +1,144 @@
+"""One iteration's timeline: backward, and every bucket's tasks on the resources they share. Who comes first is served first.
+
+A bucket's tasks follow one another; the first may start when backward has computed the bucket. Backward is a chain of its own on the GPU, a
+segment for each bucket in order of readiness, so compression on the GPU delays all that is computed later. A resource does one task
+at a time, to its end. Of tasks that could start next the one that can start earliest does; of equal ones that of the bucket with the least
+number, backward last. Owns this rule: as a kernel, and as the plain definition that it is held against.
+
+The step is over when the last bucket is done. Sources: Espresso (Wang et al. 2023), section 4.3, for what contends; that the links of a
+node and between nodes work at once, and that decoding delays what follows it on the same device, is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from psgc.codecs.kernel import I64, kernel
+from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
+
+F64 = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
+_IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
+_OUT_F64: Final = types.Array(types.float64, 1, "C")
+
+
+class Chains(NamedTuple):
+    """Every bucket's tasks, one after the other. ready_us: when backward alone would have computed each bucket, ascending; first: where
+    each bucket's tasks begin, and their number at the end; resource and us: of each task."""
+
+    ready_us: F64
+    first: Ints
+    resource: Ints
+    us: F64
+
+
+class Timeline(NamedTuple):
+    """step_us: when the last bucket is done. start_us: of each task; backward_us: when each backward segment starts."""
+
+    step_us: float
+    start_us: F64
+    backward_us: F64
+
+
+def chains_of(ready_us: Sequence[float], buckets: Sequence[Sequence[tuple[int, float]]]) -> Chains:
+    """Chains from each bucket's (resource, microseconds) pairs."""
+    sizes = np.array([len(bucket) for bucket in buckets], np.int64)
+    flat = [task for bucket in buckets for task in bucket]
+    return Chains(
+        np.asarray(ready_us, np.float64), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
+        np.array([resource for resource, _ in flat], np.int64), np.array([us for _, us in flat], np.float64),
+    )  # fmt: skip
+
+
+def define_timeline(chains: Chains) -> Timeline:
+    """The rule above, plainly."""
+    count = len(chains.ready_us)
+    segments = np.diff(chains.ready_us, prepend=0.0)
+    free = dict.fromkeys(range(len(RESOURCES)), 0.0)
+    start, backward = np.zeros(len(chains.us)), np.zeros(count)
+    nexts, available = [int(first) for first in chains.first[:-1]], [float("inf")] * count
+    computed, backward_at, step = 0, 0.0, 0.0
+    while True:
+        candidates = []
+        for bucket in range(count):
+            if nexts[bucket] < chains.first[bucket + 1]:
+                resource = int(chains.resource[nexts[bucket]])
+                held = (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,)
+                candidates.append((max(available[bucket], *(free[one] for one in held)), bucket, held))
+        if computed < count:
+            candidates.append((max(backward_at, free[GPU]), count, (GPU,)))
+        if not candidates:
+            return Timeline(step, start, backward)
+        when, chosen, held = min(candidates, key=lambda candidate: candidate[:2])
+        if chosen == count:
+            backward[computed] = when
+            backward_at = end = when + segments[computed]
+            available[computed] = end
+            computed += 1
+        else:
+            task = nexts[chosen]
+            start[task], nexts[chosen] = when, task + 1
+            available[chosen] = end = when + chains.us[task]
+        for one in held:
+            free[one] = end
+        step = max(step, end)
+
+
+@kernel(types.float64(_IN_F64, _IN_I64, _IN_I64, _IN_F64, _OUT_F64, _OUT_F64, I64))
+def _run(ready: Any, first: Any, resource: Any, us: Any, start: Any, backward: Any, resources: Any) -> Any:
+    count = ready.size
+    free, available, nexts = np.zeros(resources), np.full(count, np.inf), first[:count].copy()
+    computed, done, backward_at, step, low = 0, 0, 0.0, 0.0, 0
+    while done < us.size or computed < count:
+        when, chosen = np.inf, -1
+        for bucket in range(low, computed):
+            task = nexts[bucket]
+            if task < first[bucket + 1]:
+                if resource[task] == BOTH_WAYS:
+                    possible = max(available[bucket], free[SEND], free[RECEIVE])
+                else:
+                    possible = max(available[bucket], free[resource[task]])
+                if possible < when:
+                    when, chosen = possible, bucket
+            elif bucket == low:
+                low += 1
+        if computed < count and max(backward_at, free[GPU]) < when:
+            backward[computed] = max(backward_at, free[GPU])
+            end = backward[computed] + (ready[computed] - (ready[computed - 1] if computed else 0.0))
+            backward_at, free[GPU], available[computed] = end, end, end
+            computed += 1
+        else:
+            task = nexts[chosen]
+            start[task], nexts[chosen] = when, task + 1
+            end = when + us[task]
+            available[chosen] = end
+            if resource[task] == BOTH_WAYS:
+                free[SEND] = free[RECEIVE] = end
+            else:
+                free[resource[task]] = end
+            done += 1
+        step = max(step, end)
+    return step
+
+
+def run(chains: Chains) -> Timeline:
+    """The timeline of these chains."""
+    start, backward = np.zeros(len(chains.us)), np.zeros(len(chains.ready_us))
+    step = _run(*chains, start, backward, len(RESOURCES))
+    return Timeline(float(step), start, backward)
+
+
+def busy_us(chains: Chains) -> dict[str, float]:
+    """How long each resource works, by name."""
+    total = dict.fromkeys(RESOURCES, 0.0)
+    total[RESOURCES[GPU]] = float(chains.ready_us[-1]) if len(chains.ready_us) else 0.0
+    for resource, us in zip(chains.resource.tolist(), chains.us.tolist(), strict=True):
+        for one in (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,):
+            total[RESOURCES[one]] += us
+    return total
