@@ -11,6 +11,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
+from psgc.launch import plan_cli
+from psgc.launch.tables import print_table
 
 app = typer.Typer(
     name="psgc", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -19,6 +21,7 @@ app = typer.Typer(
 )  # fmt: skip
 bench = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure this machine.\n\nExample: psgc bench kernels --json")
 app.add_typer(bench, name="bench")
+plan_cli.register(app)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
@@ -70,7 +73,7 @@ def doctor(as_json: Json = False) -> None:
         rows = [
             ["ok" if c["ok"] else "WRONG", c["name"], c["found"], c["wanted"], "" if c["ok"] else c["remedy"]] for c in report["checks"]
         ]
-        _table(["", "check", "found", "wanted", "remedy"], rows)
+        print_table(["", "check", "found", "wanted", "remedy"], rows)
     sys.exit(0 if report["ok"] else 1)
 
 
@@ -92,8 +95,8 @@ def codecs(
     elif markdown:
         print(render_codecs(entries))
     else:
-        _table(*codec_table(entries))
-        _table(*advice_table(entries))
+        print_table(*codec_table(entries))
+        print_table(*advice_table(entries))
 
 
 @bench.command()
@@ -125,8 +128,8 @@ def kernels(
         print(json.dumps(result))
         return
     print(f"{result['machine']}; memcpy of {bytes_text(4 * max(elements))}: {result['memcpy_gbps']:.2f} GB/s. One thread.")
-    _table(*ratio_table(result), title=f"times memcpy's speed, {bytes_text(4 * max(elements))} of fp32")
-    _table(*time_table(result), title="nanoseconds an element")
+    print_table(*ratio_table(result), title=f"times memcpy's speed, {bytes_text(4 * max(elements))} of fp32")
+    print_table(*time_table(result), title="nanoseconds an element")
     for implementation, why in result["left_out"].items():
         print(f"without {implementation}: {why}")
 
@@ -159,7 +162,7 @@ def pushpull(
     if as_json:
         print(json.dumps(result))
     else:
-        _table(["", ""], [[key, f"{value:.2f}" if isinstance(value, float) else str(value)] for key, value in result.items()])
+        print_table(["", ""], [[key, f"{value:.2f}" if isinstance(value, float) else str(value)] for key, value in result.items()])
 
 
 @contextmanager
@@ -169,15 +172,3 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True, quiet=quiet).status("") as status:
         yield status.update
-
-
-def _table(header: list[str], rows: list[list[str]], title: str | None = None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for name in header:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
