@@ -104,6 +104,9 @@ def test_a_codec_that_does_not_declare_it_is_seen_to_be_biased(text: str) -> Non
     assert bias > chance
 
 
+DRAWING = ("randomk",)  # what they keep depends on chance; of the others it is the same in every step
+
+
 def adversarial(numel: int) -> Iterator[Array]:
     """Inputs of which little may be sent, or the wrong thing: equals, one element that dwarfs the others, and decay from large to small."""
     rng = np.random.default_rng(numel)
@@ -122,7 +125,9 @@ def assert_contracts(codec: Codec, p: Array, steps: int) -> None:
     delta, square = codec.contraction(p.size) or 0.0, np.square(p.astype(np.float64)).sum()
     assert 0 <= delta <= 1
     left = np.square(sent(codec, p, steps) - p).sum(axis=1) / square
-    assert left.mean() <= 1 - delta + SIGMAS * left.std() / np.sqrt(steps) + ROUNDING
+    # of a share in [0, 1] whose mean is 1 - delta the variance is at most this (Bhatia and Davis 2000); few draws may not show it
+    spread = np.sqrt(delta * (1 - delta)) if codec.name in DRAWING else 0.0
+    assert left.mean() <= 1 - delta + SIGMAS * spread / np.sqrt(steps) + ROUNDING
 
 
 @pytest.mark.parametrize("text", FEEDBACK)
