@@ -24,7 +24,7 @@ for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
     if signal.getsignal(_signal) is signal.SIG_IGN:  # `make test &` or nohup: launchers under test would leave these ignored, too
         signal.signal(_signal, _handler)
 JOBS = Path(__file__).parent / "jobs"
-GOLDEN = Path(__file__).parent / "golden" / "codecs" / "regenerate.py"
+LAWS = Path(__file__).parent / "codecs" / "test_laws.py"
 LIMITS = {  # low, so that a failure shows within seconds; what is asserted is what is said, never how long it took
     "PSGC_HEARTBEAT_S": "0.3",
     "PSGC_SILENCE_S": "1",
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before several processes run tests, as many as there are cores share the kernels' compilation: on a fresh machine each would else
     do all of it for itself."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        codecs, cores = runpy.run_path(str(GOLDEN))["CODECS"], os.cpu_count() or 1
+        codecs, cores = runpy.run_path(str(LAWS))["CODECS"], os.cpu_count() or 1
         warm = "import sys; from psgc.codecs import parse_codec; [parse_codec(text).warm() for text in sys.argv[1:]]"
         shares = [subprocess.Popen([sys.executable, "-c", warm, *codecs[first::cores]]) for first in range(cores)]
         statuses = [share.wait() for share in shares]
