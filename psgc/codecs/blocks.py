@@ -30,7 +30,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.bits import borrowed
-from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Encoded, Stream
+from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.payloads import MAX_PAYLOADS, eight
@@ -87,11 +87,36 @@ def _left_by_reading(read: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
+def _adder(format_: BlockFormat) -> Callable[..., Any]:
+    read, fold_four = format_.read, format_.fold_four or _four_by_reading(format_.read)
+
+    @helper
+    def add_up(payloads: Any, count: Any, numel: Any, start: Any, settings: Any, total: Any, term: Any) -> None:
+        """total <- the sum of the first ``count`` payloads' elements from ``start`` on."""
+        done = 1
+        if count >= 4:  # constant indices: a switch over eight arrays is slow
+            fold_four((payloads[0], payloads[1], payloads[2], payloads[3]), numel, start, settings, total, True)
+            done = 4
+            if count == 8:
+                fold_four((payloads[4], payloads[5], payloads[6], payloads[7]), numel, start, settings, total, False)
+                done = 8
+        else:
+            read(payloads[0], numel, start, settings, total)
+        for k in range(done, count):
+            read(payloads[k], numel, start, settings, term)
+            for i in range(total.size):
+                total[i] += term[i]
+
+    return add_up
+
+
+@functools.cache
 def block_kernels(format_: BlockFormat) -> BlockKernels:
     """Compile the format's kernels, or load them from the cache."""
     write, read = format_.write, format_.read
-    fold_four, take_away = format_.fold_four or _four_by_reading(read), format_.take_away or _left_by_reading(read)
-    compiled = functools.partial(kernel, tag=format_.tag, encloses=(write, read, fold_four, take_away))
+    take_away = format_.take_away or _left_by_reading(read)
+    add_up = _adder(format_)
+    compiled = functools.partial(kernel, tag=format_.tag, encloses=(write, read, take_away, add_up))
 
     @compiled(BOOL(IN_F32, IN_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES))
     def encode(grad: Any, residual: Any, rescale: Any, settings: Any, index: Any, before: Any, between: Any, out: Any) -> bool:
@@ -132,19 +157,8 @@ def block_kernels(format_: BlockFormat) -> BlockKernels:
         scratch, sent = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
         for start in range(0, acc.size, BLOCK):
             block = acc[start : start + BLOCK]
-            total, term, done = block if fresh else scratch[: block.size], sent[: block.size], 1
-            if count >= 4:  # constant indices: a switch over eight arrays is slow
-                fold_four((payloads[0], payloads[1], payloads[2], payloads[3]), numel, lo + start, settings, total, True)
-                done = 4
-                if count == 8:
-                    fold_four((payloads[4], payloads[5], payloads[6], payloads[7]), numel, lo + start, settings, total, False)
-                    done = 8
-            else:
-                read(payloads[0], numel, lo + start, settings, total)
-            for k in range(done, count):
-                read(payloads[k], numel, lo + start, settings, term)
-                for i in range(block.size):
-                    total[i] += term[i]
+            total = block if fresh else scratch[: block.size]
+            add_up(payloads, count, numel, lo + start, settings, total, sent[: block.size])
             if not fresh:
                 for i in range(block.size):
                     block[i] += total[i]
@@ -159,6 +173,33 @@ def block_kernels(format_: BlockFormat) -> BlockKernels:
             take_away(payload, numel, lo + start, settings, block, r)
 
     return BlockKernels(encode, finish, decode, fold, commit)
+
+
+@functools.cache
+def serving_kernel(format_: BlockFormat) -> Any:
+    """Fold and finish of a whole part in one pass, with sums that stay in cache."""
+    write, take_away, add_up = format_.write, format_.take_away or _left_by_reading(format_.read), _adder(format_)
+
+    @functools.partial(kernel, tag=format_.tag, encloses=(write, take_away, add_up))(
+        BOOL(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, SCALAR_F32, IN_F32, OUT_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES)
+    )  # fmt: skip
+    def serve(
+        a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, numel: Any, divisor: Any, residual: Any,
+        residual_out: Any, rescale: Any, settings: Any, index: Any, before: Any, between: Any, out: Any,
+    ) -> bool:  # fmt: skip
+        payloads = (*borrowed(a, b, c, d), *borrowed(e, f, g, h))
+        sums, p, sent, finite = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), True
+        for start in range(0, numel, BLOCK):
+            size = min(BLOCK, numel - start)
+            total, block, kept = sums[:size], p[:size], residual_out[start : start + BLOCK]
+            add_up(payloads, count, numel, start, settings, total, sent[:size])
+            mean_corrected_block(total, divisor, residual[start : start + BLOCK], rescale, block)
+            finite &= write(block, out, numel, start, settings, np.uint32(index + np.uint32(start)), before, between)
+            if kept.size:
+                take_away(out, numel, start, settings, block, kept)
+        return finite
+
+    return serve
 
 
 class BlockCodec(FeedbackCodec):
@@ -178,7 +219,7 @@ class BlockCodec(FeedbackCodec):
         return block_kernels(self.block_format)
 
     def warm(self) -> None:
-        _ = self._kernels
+        _ = self._kernels, serving_kernel(self.block_format)
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
         old = NO_RESIDUAL if residual is None else residual
@@ -198,6 +239,19 @@ class BlockCodec(FeedbackCodec):
         old, new = NO_RESIDUAL if residual is None else residual, NO_RESIDUAL if residual_out is None else residual_out
         random = random_arguments(stream, lo)
         finite = self._kernels.finish(acc, numel, lo, divisor, old, new, rescale, self.settings, *random, out)
+        return Encoded(self.payload_bound(numel), not finite)
+
+    def fold_and_finish(
+        self, push: Codec, payloads: Sequence[Bytes], numel: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> Encoded | None:  # fmt: skip
+        if not payloads or len(payloads) > MAX_PAYLOADS or push.canonical != self.canonical:
+            return None
+        old, new = NO_RESIDUAL if residual is None else residual, NO_RESIDUAL if residual_out is None else residual_out
+        random = random_arguments(stream, 0)
+        finite = serving_kernel(self.block_format)(
+            *eight(payloads), len(payloads), numel, divisor, old, new, rescale, self.settings, *random, out
+        )  # fmt: skip
         return Encoded(self.payload_bound(numel), not finite)
 
     def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:

@@ -235,6 +235,25 @@ def _finish(acc: Any, numel: Any, lo: Any, divisor: Any, residual: Any, residual
     return finite
 
 
+@kernel(BOOL(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, SCALAR_F32, IN_F32, OUT_F32, SCALAR_F32, OUT_BYTES))
+def _serve(
+    a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, numel: Any, divisor: Any, residual: Any,
+    residual_out: Any, rescale: Any, out: Any,
+) -> bool:  # fmt: skip
+    payloads = (*borrowed(a, b, c, d), *borrowed(e, f, g, h))
+    sums, p, lanes = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(LANES, np.float32)
+    scales, finite = view_f32(out, 0, -(-numel // BLOCK)), True
+    for block in range(scales.size):
+        start = block * BLOCK
+        total, kept = sums[: min(BLOCK, numel - start)], residual_out[start : start + BLOCK]
+        _fold_block(payloads, count, numel, start, total)
+        old, signs = residual[start : start + BLOCK], _signs_of(out, numel, start, total.size)
+        finite &= _write_block(total, divisor, old, rescale, p, lanes, scales[block : block + 1], signs)
+        if kept.size:
+            _add_block(out, numel, start, np.float32(-1), p[: total.size], kept)
+    return finite
+
+
 @kernel(types.void(IN_BYTES, I64, I64, OUT_F32))
 def _decode(payload: Any, numel: Any, lo: Any, out: Any) -> None:
     for start in range(0, out.size, BLOCK):
@@ -320,6 +339,16 @@ class OneBitCodec(FeedbackCodec):
 
     def define_elements(self, payload: bytes, numel: int) -> Array:
         return define_decode(payload, numel)
+
+    def fold_and_finish(
+        self, push: Codec, payloads: Sequence[Bytes], numel: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> Encoded | None:  # fmt: skip
+        if not payloads or len(payloads) > MAX_PAYLOADS or not isinstance(push, OneBitCodec):
+            return None
+        old, new = NO_RESIDUAL if residual is None else residual, NO_RESIDUAL if residual_out is None else residual_out
+        finite = _serve(*eight(payloads), len(payloads), numel, divisor, old, new, rescale, out)
+        return Encoded(self.payload_bound(numel), not finite)
 
     def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
         _commit(payload, numel, lo, grad, residual, rescale)

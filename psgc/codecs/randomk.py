@@ -179,6 +179,12 @@ class RandomKCodec(BlockCodec, Adder):
     def feedback(self) -> bool:
         return self._ef and not self._sums
 
+    def fold_and_finish(
+        self, push: Codec, payloads: Sequence[Bytes], numel: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
+        rescale: float, stream: Stream, out: Bytes,
+    ) -> None:  # fmt: skip
+        """The answer to itself is a sum of payloads; to others there is no way in fewer passes."""
+
     def answering(self, push: Codec) -> Codec:
         if not isinstance(push, RandomKCodec):
             return self

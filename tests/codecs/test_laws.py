@@ -121,11 +121,12 @@ def test_finish_writes_the_definitions_bytes_and_residual(text: str, numel: int,
 
 
 @pytest.mark.parametrize("text", CODECS)
-@pytest.mark.parametrize("push", ["topk:k=0.9", "topk:select=sampled", "int8"])
+@pytest.mark.parametrize("push", ["itself", "topk:k=0.9", "topk:select=sampled", "int8"])
 @pytest.mark.parametrize("numel", [9, 70001])
 def test_fold_and_finish_do_at_once_what_they_do_in_turn(push: str, text: str, numel: int, values: Values) -> None:
-    codec, sender, residual = parse_codec(text), parse_codec(push), residual_for(parse_codec(text), values, numel)
-    payloads = [encode(sender, values("gauss", numel, seed=i)) for i in range(3)]
+    codec, sender = parse_codec(text), parse_codec(text if push == "itself" else push)
+    residual = residual_for(codec, values, numel)
+    payloads = [encode(sender, values("gauss", numel, seed=i)) for i in range(5)]
     out, kept = np.zeros(codec.payload_bound(numel), np.uint8), None if residual is None else np.full(numel, 77, np.float32)
     encoded = codec.fold_and_finish(sender, payloads, numel, 3, residual, kept, RESCALE, STREAM, out)
     if encoded is not None:
