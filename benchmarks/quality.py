@@ -246,7 +246,7 @@ TASK_LINES = """* **gpt**: a byte-level GPT (2 layers of width 64, context 64) o
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("quality.jsonl"), help="finished runs, one a line")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "quality.jsonl", help="finished runs, one a line")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "quality.md")
     parser.add_argument("--only", help="codecs or optimizers, with commas; default all")
     options = parser.parse_args()
