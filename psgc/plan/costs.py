@@ -12,24 +12,24 @@ latency of a message and beta the microseconds a byte:
 | reduce, broadcast (pipelined chain)  | m                            | p - 1             |
 | all_gather.c of whole payloads       | m (p - 1): p pieces come     | p - 1             |
 | all_to_all.c                 | m (p - 1) / p                        | p - 1             |
-| gather.c                     | m (p - 1) into the root              | p - 1             |
+| gather.c                     | m (p - 1): p pieces come to the root | p - 1             |
 | push, pull                   | m, or the servers' share of all ranks' if that is more | 1   |
 
 Between nodes the link is the node's: what its active ranks send together goes through it. A flat group's ring passes each node's link
-once a way, so it carries what one rank's link would; all-to-all and gather among all ranks load it as often as there are ranks in the node.
+once a way, so it carries what one rank's link would. Of a flat all-to-all each of a node's ranks, and of a flat gather the root, sends or takes
+through it what does not stay within the node.
 Decoding costs each piece: an all-gather's p payloads are p times as many elements as one's.
 Sources: Thakur et al. 2005 for collectives; Wang et al. 2023 (Espresso), table 3, for what follows what.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from psgc.errors import UsageError
-from psgc.plan.cluster import Cluster, Link
+from psgc.plan.cluster import Cluster
 from psgc.plan.options import Option
 from psgc.plan.profile import CostCurve
 
@@ -68,7 +68,7 @@ class CodecCosts:
 
 
 @dataclass
-class _Held:
+class Held:
     """What a rank holds on its way. share: of the bucket's elements, in each piece."""
 
     share: float = 1.0
@@ -80,16 +80,21 @@ class _Held:
 
 def tasks(option: Option, cluster: Cluster, bytes_per_element: float) -> tuple[Task, ...]:
     """The option's tasks, in order. bytes_per_element: of payloads."""
-    held, made = _Held(), []
+    return follow(option, cluster, bytes_per_element)[0]
+
+
+def follow(option: Option, cluster: Cluster, bytes_per_element: float) -> tuple[tuple[Task, ...], Held]:
+    """The option's tasks, and what a rank holds after them."""
+    held, made = Held(), []
     for action in option:
         if action.startswith(("comp@", "decomp@")):
             made.append(_codec_task(action, held))
         else:
             made += _communicate(action, cluster, held, bytes_per_element)
-    return tuple(made)
+    return tuple(made), held
 
 
-def _codec_task(action: str, held: _Held) -> Task:
+def _codec_task(action: str, held: Held) -> Task:
     verb, _, device = action.partition("@")
     resource = GPU if device == "gpu" else CPU
     if verb == "comp":
@@ -100,7 +105,7 @@ def _codec_task(action: str, held: _Held) -> Task:
     return task
 
 
-def _communicate(action: str, cluster: Cluster, held: _Held, bytes_per_element: float) -> list[Task]:
+def _communicate(action: str, cluster: Cluster, held: Held, bytes_per_element: float) -> list[Task]:
     level, operation = action.split(".")[:2]
     size = held.share * held.pieces * (bytes_per_element if held.encoded else 4.0)  # bytes an element of the bucket
     if operation in ("push", "pull"):
@@ -118,17 +123,18 @@ def _communicate(action: str, cluster: Cluster, held: _Held, bytes_per_element: 
     return [Task(action, resource, messages * link.latency_us, volume * size * per_node * link.us_per_byte)]
 
 
-def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: _Held) -> float:
+def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: Held) -> float:
     """How many ranks' worth of bytes a node's link carries."""
     k = cluster.gpus_per_node
     if level == "inter":
         return 1.0 if held.root_only else float(k)
-    if operation == "all_to_all":  # what stays within the node does not use the link
-        return k * (cluster.gpus - k) / (cluster.gpus - 1)
+    if operation in ("all_to_all", "gather"):
+        beyond_the_node = (cluster.gpus - k) / (cluster.gpus - 1)
+        return k * beyond_the_node if operation == "all_to_all" else beyond_the_node
     return 1.0
 
 
-def _with_server(action: str, level: str, operation: str, cluster: Cluster, held: _Held, size: float) -> Task:
+def _with_server(action: str, level: str, operation: str, cluster: Cluster, held: Held, size: float) -> Task:
     """A push or pull: a node's link carries its senders' bytes, a server's its share of everybody's."""
     senders = 1 if held.root_only else cluster.gpus_per_node
     servers = max(cluster.servers, 1)
@@ -138,7 +144,7 @@ def _with_server(action: str, level: str, operation: str, cluster: Cluster, held
     return Task(action, SEND if operation == "push" else RECEIVE, latency, size * max(worker, server))
 
 
-Volume = Callable[[int, _Held], tuple[float, float]]
+Volume = Callable[[int, Held], tuple[float, float]]
 # (bytes through the link over what a rank holds, messages in a row)
 _VOLUMES: Final[dict[str, Volume]] = {
     "all_reduce": lambda p, held: (2 * (p - 1) / p, 2.0 * (p - 1)),
@@ -151,7 +157,7 @@ _VOLUMES: Final[dict[str, Volume]] = {
 }
 
 
-def _advance(operation: str, level: str, ranks: int, held: _Held) -> None:
+def _advance(operation: str, level: str, ranks: int, held: Held) -> None:
     """What a rank holds afterwards."""
     if operation == "reduce_scatter":
         held.share /= ranks
@@ -174,11 +180,6 @@ def _advance(operation: str, level: str, ranks: int, held: _Held) -> None:
         held.root_only = False
 
 
-@functools.cache
-def cached_tasks(option: Option, cluster: Cluster, bytes_per_element: float) -> tuple[Task, ...]:
-    return tasks(option, cluster, bytes_per_element)
-
-
 def task_us(task: Task, numel: float, codec: CodecCosts | None) -> float:
     """Microseconds of one task for a bucket of ``numel`` elements."""
     if not task.codec:
@@ -187,8 +188,3 @@ def task_us(task: Task, numel: float, codec: CodecCosts | None) -> float:
     device, _, verb = task.codec.partition(".")
     curve, elements = codec.device(device), task.share * numel * task.times
     return curve.encode(elements) if verb == "encode" else curve.decode(elements)
-
-
-def link_us(link: Link, nbytes: float) -> float:
-    """A message's time."""
-    return link.latency_us + link.us_per_byte * nbytes

@@ -6,7 +6,7 @@ import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.cluster import Cluster, Link
-from psgc.plan.costs import BOTH_WAYS, CPU, GPU, INTRA, RECEIVE, SEND, CodecCosts, Task, task_us, tasks
+from psgc.plan.costs import BOTH_WAYS, CPU, GPU, INTRA, RECEIVE, SEND, CodecCosts, Held, Task, follow, task_us, tasks
 from psgc.plan.options import Option, all_options, server_options
 from psgc.plan.profile import CostCurve
 
@@ -56,6 +56,12 @@ def test_all_to_all_deals_out_pieces_of_shards() -> None:
     assert [task.resource for task in made if task.codec] == [CPU, GPU, GPU, GPU]
 
 
+def test_of_a_flat_gather_the_roots_link_carries_what_comes_from_other_nodes() -> None:
+    found = by_action("comp@gpu", "flat.gather.c", "flat.broadcast.c", "decomp@gpu")
+    assert found["flat.gather.c"].per_element_us == pytest.approx(6 * PAYLOAD * 10)
+    assert found["flat.broadcast.c"].per_element_us == pytest.approx(8 * PAYLOAD * 10)  # all 8 payloads
+
+
 def test_servers_links_can_be_the_narrow_ones() -> None:
     found = by_action("flat.push", "flat.pull")
     assert found["flat.push"] == ("flat.push", SEND, 100.0, pytest.approx(4 * 10 * 2 * 4 / 2), "", 1.0, 1.0)  # 8 ranks into 2 servers
@@ -68,11 +74,10 @@ def test_servers_links_can_be_the_narrow_ones() -> None:
 @pytest.mark.parametrize("options", [all_options(), server_options()])
 def test_every_option_ends_with_all_elements_decoded_everywhere(options: tuple[Option, ...]) -> None:
     for option in options:
-        made = tasks(option, CLUSTER, PAYLOAD)
+        made, held = follow(option, CLUSTER, PAYLOAD)
+        assert held == Held(share=pytest.approx(1.0)), option
         assert [task.action for task in made] == list(option)
         assert all(task.fixed_us >= 0 and task.per_element_us >= 0 and 0 < task.share <= 1 and task.times >= 1 for task in made)
-        last = [task for task in made if task.codec.endswith("decode")][-1:]
-        assert not last or last[0].share in (1.0, 1 / 2, 1 / 4, 1 / 8), option
 
 
 def test_groups_of_one_have_nothing_to_do() -> None:

@@ -12,7 +12,7 @@ import psgc.torch as psgc
 from psgc.errors import UsageError
 from psgc.torch import api
 from psgc.torch.residuals import check_states, share_of
-from psgc.worker.residual import Int8Residual, TensorMemory
+from psgc.worker.residual import Int8Residual
 
 Ranks = Any  # the fixture ``ranks`` of conftest
 KIND = "gradients"
@@ -136,4 +136,3 @@ def test_a_residual_in_eight_bits_loses_little() -> None:
     first = kept.load()
     kept.keep(first)
     np.testing.assert_allclose(kept.load(), first, rtol=1e-6)
-    assert TensorMemory(values, None).velocity is None
