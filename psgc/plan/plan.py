@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from psgc.errors import UsageError
 from psgc.plan.options import Option, all_options, server_options, unknown_actions
@@ -98,7 +98,7 @@ def _bucket(entry: Any, place: str) -> PlannedBucket:
     return PlannedBucket(tuple(tensors), numel, parts, priority, codec, tuple(option))
 
 
-def _texts(value: Any) -> bool:
+def _texts(value: Any) -> TypeGuard[Sequence[str]]:
     return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(text, str) for text in value)
 
 
