@@ -9,9 +9,10 @@ from psgc.errors import UsageError
 from psgc.plan.baselines import fp32
 from psgc.plan.found import Found
 from psgc.plan.problem import Problem
+from psgc.plan.search import search
 
 Method = Callable[[Problem], Found]
-METHODS: Final[Mapping[str, Method]] = {"fp32": fp32}
+METHODS: Final[Mapping[str, Method]] = {"psgc": search, "fp32": fp32}
 
 
 def find(method: str, problem: Problem) -> Found:
