@@ -1,6 +1,6 @@
 """Our plans beside those of published systems, on the jobs that Espresso was published with, all by one timeline.
 
-    python benchmarks/planning.py [--traces DIR] [--json]
+    python benchmarks/planning.py [--traces DIR] [--achieved SHARE] [--json]
 
 The traces are the public artefact's (Wang et al., EuroSys 2023): tensors and when backward on a V100 had computed each. They are not part of
 this repository; without them there is nothing to plan for, and the bench says so. Codec times are the built-in V100's, payloads are as
@@ -94,9 +94,10 @@ class Job:
         }  # fmt: skip
 
 
-def problem_of(model: str, bed: str, traces: Path) -> Problem:
+def problem_of(model: str, bed: str, traces: Path, achieved: float) -> Problem:
     profile = replace(load_profile(str(traces / f"{model}.csv")), codecs=V100_CODECS)
     cluster = load_cluster(bed)
+    cluster = replace(cluster, inter=replace(cluster.inter, gbps=achieved * cluster.inter.gbps))
     codec = codec_costs(CODECS[model], profile, cluster.gpus)
     return Problem(profile, cluster, replace(codec, bytes_per_element=PAPER_BYTES[CODECS[model]], pull_bytes_per_element=None))
 
@@ -109,8 +110,8 @@ def checked(problem: Problem, found: Found) -> Found:
     return found
 
 
-def measured(model: str, bed: str, traces: Path) -> Job:
-    problem = problem_of(model, bed, traces)
+def measured(model: str, bed: str, traces: Path, achieved: float) -> Job:
+    problem = problem_of(model, bed, traces, achieved)
     tries = [METHODS["psgc"](problem) for _ in range(REPEATS)]
     ours = checked(problem, tries[0])
     bounds = lower_bounds(problem, ours.buckets, ours.step_us)
@@ -169,13 +170,16 @@ def gains_table(jobs: Sequence[Job]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, default=TRACES)
+    parser.add_argument(
+        "--achieved", type=float, default=1.0, help="what everybody gets of the links between nodes, as a share of line rate"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     missing = [model for model in CODECS if not (arguments.traces / f"{model}.csv").is_file()]
     if missing:
         sys.exit(f"planning: no trace of {', '.join(missing)} in {arguments.traces}; give --traces the artefact's, as CSV")
-    METHODS["psgc"](problem_of("lstm", BEDS[0], arguments.traces))  # compiles
-    jobs = [measured(model, bed, arguments.traces) for bed in BEDS for model in CODECS]
+    METHODS["psgc"](problem_of("lstm", BEDS[0], arguments.traces, 1.0))  # compiles
+    jobs = [measured(model, bed, arguments.traces, arguments.achieved) for bed in BEDS for model in CODECS]
     if arguments.json:
         print(json.dumps([job.to_json() for job in jobs], indent=1))
         return
