@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from psgc.errors import UsageError
+from psgc.errors import ConfigError, UsageError
 from psgc.machine import machine
 from psgc.plan.observed import LEAST_ITERATIONS, Iteration, profile_of, unsteady
 from psgc.plan.profile import Profile
@@ -171,10 +171,13 @@ def _told(recorder: Recorder, warm_up: int, numel: Mapping[str, int], model: str
 class JobObserver:
     """Observes an exchange for WARM_UP iterations and those asked for; then rank 0 writes the profile, and buckets leave early again.
 
-    sample: any of its parameters.
+    sample: any of its parameters. Raises ConfigError where PSGC_PROFILE is no place for a file.
     """
 
     def __init__(self, exchange: GradientExchange, sample: torch.Tensor) -> None:
+        path = Path(exchange.session.config.profile)
+        if exchange.session.rank == 0 and not os.access(path.parent, os.W_OK | os.X_OK):
+            raise ConfigError(f"PSGC_PROFILE={path}: cannot write in {path.parent}; name a file in a folder that is there")
         self._exchange, self._hardware = exchange, hardware_of(sample)
         self._recorder = Recorder(clock_for(sample))
         self.ready, self.leaving = self._recorder.ready, self._recorder.leaving
