@@ -37,6 +37,9 @@ def profile(
     ] = None,
     time_codecs: Annotated[bool, typer.Option("--time-codecs/--no-codecs", help="Whether codecs are timed at all.")] = True,
     links: Annotated[bool, typer.Option("--links", help="Measure latency and bandwidth between a worker and a server here.")] = False,
+    join: Annotated[
+        bool, typer.Option("--join", help="With --links: to the server of the job that DMLC_* names, whose one worker this is.")
+    ] = False,
     transport: Annotated[str, typer.Option(help="What --links measures: auto, tcp or shm.")] = "auto",
     inter_gbps: Annotated[float | None, typer.Option(help="Gbit/s between nodes, for --cluster-out.")] = None,
     inter_latency_us: Annotated[float | None, typer.Option(help="Latency between nodes, for --cluster-out.")] = None,
@@ -57,7 +60,7 @@ def profile(
     request = Request(
         model, gpu, tuple(command or ()), workers, servers, iterations,
         _codec_list(codecs) if time_codecs and (codecs or model or script) else (),
-        transport if links else None, _given_link(inter_gbps, inter_latency_us),
+        transport if links else None, join, _given_link(inter_gbps, inter_latency_us),
     )  # fmt: skip
     _check_outputs(request, output, cluster_out)
     found = measure(request, bar=not as_json)

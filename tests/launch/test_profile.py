@@ -7,7 +7,9 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +67,16 @@ def test_links_are_measured_and_become_a_cluster(tmp_path: Path) -> None:
     assert set(found["overheads"]) == {"part_us", "next_part_us"}
 
 
+def test_a_link_to_a_server_elsewhere_is_measured_from_within_its_job(make_job: Callable[..., Any]) -> None:
+    job = make_job(nodes=1, hang_s=HANG_S)
+    job.scheduler()
+    job.server()
+    command = [sys.executable, "-m", "psgc.launch", "profile", "--links", "--join", "--transport", "tcp", "--json"]
+    worker = job.start("worker 0", command, DMLC_ROLE="worker", DMLC_WORKER_ID="0", PSGC_LOG_LEVEL="error")
+    assert set(job.end().values()) == {0}, job.text()
+    assert json.loads(worker.last_line)["links"]["inter"]["gbps"] > 0
+
+
 def test_a_computed_profile_has_given_links_in_its_cluster(tmp_path: Path) -> None:
     path, cluster = tmp_path / "vgg.json", tmp_path / "cluster.toml"
     done = psgc(
@@ -89,6 +101,8 @@ def test_a_computed_profile_has_given_links_in_its_cluster(tmp_path: Path) -> No
         (("--script", "--model", "vgg16", "--", "python"), "give one of them"),
         (("--script", "--iterations", "2", "--", sys.executable), "expected at least 1, 1 and 3"),
         (("--links", "--transport", "pigeon"), "--transport pigeon: expected auto, tcp or shm"),
+        (("--model", "vgg16", "--join"), "--join says where --links measures"),
+        (("--links", "--join"), "a worker needs DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"),
         (("--links", "-o", "x.json"), "-o writes a model's profile"),
         (("--model", "vgg16", "--cluster-out", "x.toml"), "--cluster-out without links"),
         (("--model", "vgg16", "--inter-gbps", "1"), "give both"),
