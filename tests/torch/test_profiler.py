@@ -122,18 +122,24 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(ranks: Any, tmp_path:
         ranks.run(1, work, profile=str(tmp_path / "missing" / "p.json"))
 
 
-def test_in_a_job_rank_0_writes_the_profile_and_buckets_wait_for_synchronize_until_then(ranks: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("passes", [1, 2])
+def test_in_a_job_rank_0_writes_the_profile_and_buckets_wait_for_synchronize_until_then(
+    ranks: Any, tmp_path: Path, passes: int
+) -> None:  # fmt: skip
     path, iterations = tmp_path / "profile.json", 3
     early: list[bool] = []
 
     def work(rank: int) -> None:
         torch.manual_seed(0)
         model = Net()
-        optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        optimizer = psgc.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=passes
+        )
         for _ in range(WARM_UP + iterations + 3):
             optimizer.zero_grad()
             before = len(ranks.sessions[rank].submissions)
-            model(torch.ones(2, 8)).square().mean().backward()
+            for _ in range(passes):
+                model(torch.ones(2, 8)).square().mean().backward()
             if rank == 0:
                 early.append(len(ranks.sessions[rank].submissions) > before)
             optimizer.step()
