@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,8 @@ from psgc.config import Config
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, TensorSpec
 from psgc.plan.cluster import Link
-from psgc.plan.profile import CostCurve
+from psgc.plan.observed import spread_of
+from psgc.plan.profile import CostCurve, Spread
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
 
@@ -44,11 +44,16 @@ MOST_GBPS: Final = 1000.0  # beyond, what moves bytes is lost in what copies and
 
 @dataclass(frozen=True, slots=True)
 class Trips:
-    """Medians in microseconds. part_us: by SIZES; together_us: of TOGETHER parts of the least size submitted at once."""
+    """Round trips in microseconds. parts: by SIZES; together: of TOGETHER parts of the least size submitted at once."""
 
-    barrier_us: float
-    part_us: tuple[float, ...]
-    together_us: float
+    barrier: Spread
+    parts: tuple[Spread, ...]
+    together: Spread
+
+    @property
+    def spread(self) -> dict[str, Spread]:
+        """Of the smallest, by name: what varies shows there first."""
+        return {"barrier_us": self.barrier, "small_part_us": self.parts[0]}
 
 
 def measure_here(transport: str) -> Trips:
@@ -63,7 +68,7 @@ def measure_here(transport: str) -> Trips:
             lines = done.stderr.strip().splitlines()
             raise JobFailed(f"profile: the job that measures links failed: {lines[-1] if lines else f'status {done.returncode}'}")
         found = json.loads(out.read_text())
-    return Trips(found["barrier_us"], tuple(found["part_us"]), found["together_us"])
+    return Trips(Spread(**found["barrier"]), tuple(Spread(**part) for part in found["parts"]), Spread(**found["together"]))
 
 
 def measure_joined(transport: str) -> Trips:
@@ -89,11 +94,11 @@ def fit(trips: Trips, none: Mapping[str, CostCurve]) -> tuple[Link, dict[str, fl
     """
     cpu, server = none["cpu"], none["server"]
     computed = [cpu.encode(n) + server.decode(n) + server.encode(n) + cpu.decode(n) for n in SIZES]
-    left = np.array(trips.part_us) - np.array(computed)
-    per_element, fixed = np.polyfit(SIZES, left, 1, w=1 / np.array(trips.part_us))
+    taken = np.array([part.median for part in trips.parts])
+    per_element, fixed = np.polyfit(SIZES, taken - np.array(computed), 1, w=1 / taken)
     gbps = min(MOST_GBPS, 2 * 32e-3 / per_element) if per_element > 0 else MOST_GBPS
-    link = Link(round(float(gbps), 3), round(trips.barrier_us / 2, 2))
-    next_part = (trips.together_us - trips.part_us[0]) / (TOGETHER - 1)
+    link = Link(round(float(gbps), 3), round(trips.barrier.median / 2, 2))
+    next_part = (trips.together.median - trips.parts[0].median) / (TOGETHER - 1)
     overheads = {"part_us": fixed - 2 * link.latency_us, "next_part_us": next_part}
     return link, {name: round(max(0.0, float(us)), 2) for name, us in overheads.items()}
 
@@ -116,22 +121,22 @@ class _Array:
 def _trips(config: Config) -> Trips:
     session = open_session(config)
     try:
-        parts = tuple(_parts_us(session, [numel]) for numel in SIZES)
-        return Trips(_median_us(session.barrier, BARRIERS), parts, _parts_us(session, [SIZES[0]] * TOGETHER))
+        parts = tuple(_parts(session, [numel]) for numel in SIZES)
+        return Trips(_times(session.barrier, BARRIERS), parts, _parts(session, [SIZES[0]] * TOGETHER))
     finally:
         session.close()
 
 
-def _parts_us(session: Session, sizes: Sequence[int]) -> float:
+def _parts(session: Session, sizes: Sequence[int]) -> Spread:
     """From the submission of so many parts at once to the delivery of all of them."""
     many = len(sizes)
     specs = [TensorSpec(f"{many}.{index}.{numel}", (numel,), "float32") for index, numel in enumerate(sizes)]
     parts = [(Declaration(spec.name, "adhoc", (spec,), "none", True, part_bytes=PART_BYTES), _Array(spec.numel)) for spec in specs]
-    return _median_us(lambda: session.wait([session.submit_named(declaration, buffer) for declaration, buffer in parts]), ROUNDS)
+    return _times(lambda: session.wait([session.submit_named(declaration, buffer) for declaration, buffer in parts]), ROUNDS)
 
 
-def _median_us(run: Callable[[], object], rounds: int) -> float:
-    """Over so many rounds, or fewer where they take longer than BUDGET_S."""
+def _times(run: Callable[[], object], rounds: int) -> Spread:
+    """In microseconds, over so many rounds, or fewer where they take longer than BUDGET_S."""
     for _ in range(WARM_UP):
         run()
     times, end = list[float](), time.perf_counter() + BUDGET_S
@@ -139,4 +144,4 @@ def _median_us(run: Callable[[], object], rounds: int) -> float:
         begun = time.perf_counter()
         run()
         times.append(time.perf_counter() - begun)
-    return statistics.median(times) * 1e6
+    return spread_of([seconds * 1e6 for seconds in times])

@@ -67,7 +67,8 @@ def measure(request: Request, bar: bool) -> Profile:
         return replace(found, codecs=codecs)
     none = measured["none"] if "none" in measured else _curves(("none",), LINK_SIZES, bar)["none"]
     link, overheads = fit(trips, none)
-    return replace(found, codecs=codecs, links={BETWEEN_NODES if request.join else LOOPBACK: link}, overheads=overheads)
+    links = {BETWEEN_NODES if request.join else LOOPBACK: link}
+    return replace(found, codecs=codecs, links=links, overheads=overheads, spread={**found.spread, **trips.spread})
 
 
 def _trips(request: Request) -> Trips | None:

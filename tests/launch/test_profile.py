@@ -19,7 +19,7 @@ from psgc.launch.cli import main
 from psgc.launch.profile_curves import USUAL, curve_codecs, measure_curves
 from psgc.launch.profile_links import MOST_GBPS, SIZES, TOGETHER, Trips, fit
 from psgc.plan.cluster import load_cluster
-from psgc.plan.profile import CostCurve, load_profile
+from psgc.plan.profile import CostCurve, Spread, load_profile
 
 JOB = Path(__file__).parents[1] / "jobs" / "tiny.py"
 HANG_S = 240.0  # a busy machine may take long to start processes
@@ -65,6 +65,7 @@ def test_links_are_measured_and_become_a_cluster(tmp_path: Path) -> None:
     assert 0 < cluster.inter.gbps <= MOST_GBPS
     assert cluster.inter.latency_us > 0
     assert set(found["overheads"]) == {"part_us", "next_part_us"}
+    assert found["spread"]["barrier_us"]["median"] == pytest.approx(2 * cluster.inter.latency_us, abs=0.02)
 
 
 def test_a_link_to_a_server_elsewhere_is_measured_from_within_its_job(make_job: Callable[..., Any]) -> None:
@@ -146,7 +147,7 @@ def test_a_link_is_what_round_trips_leave_when_computing_is_taken_off() -> None:
     per_element_us, copy = 2 * 4 * 8e-3 / 10, CostCurve((1.0, 1e6), (1.0, 101.0), (1.0, 101.0))  # 10 Gbit/s there and back
     computed = np.array([copy.encode(n) + copy.decode(n) for n in SIZES])
     parts = 100 + per_element_us * np.array(SIZES) + 2 * computed
-    trips = Trips(60.0, tuple(parts), parts[0] + (TOGETHER - 1) * 25.0)
+    trips = Trips(Spread(60, 6), tuple(Spread(us, 0) for us in parts), Spread(parts[0] + (TOGETHER - 1) * 25.0, 0))
     link, overheads = fit(trips, {"cpu": copy, "server": copy})
     assert link.gbps == pytest.approx(10, rel=1e-3)
     assert link.latency_us == 30
@@ -154,6 +155,6 @@ def test_a_link_is_what_round_trips_leave_when_computing_is_taken_off() -> None:
 
 
 def test_a_link_that_costs_nothing_beside_copying_has_the_most_that_is_reported() -> None:
-    link, overheads = fit(Trips(60.0, (50.0,) * len(SIZES), 40.0), {"cpu": FREE, "server": FREE})
+    link, overheads = fit(Trips(Spread(60, 0), (Spread(50, 0),) * len(SIZES), Spread(40, 0)), {"cpu": FREE, "server": FREE})
     assert link.gbps == MOST_GBPS
     assert overheads == {"part_us": 0.0, "next_part_us": 0.0}
