@@ -118,7 +118,7 @@ def _tell(found: Profile) -> None:
     rows = []
     if found.tensors:
         rows = [["model", found.model], ["tensors", f"{len(found.tensors)}, {found.numel:,} elements"]]
-    if found.tensors and not found.spread:
+    if found.tensors and "backward_us" not in found.spread:  # it is computed
         rows.append(["backward", f"{found.backward_us / 1e3:,.3f} ms"])
     rows += [[_words(total), f"{s.median / 1e3:,.3f} ms, interquartile range {s.iqr / 1e3:,.3f}"] for total, s in found.spread.items()]
     print_table(["", ""], [*rows, ["source", found.source], ["hardware", found.hardware]])
