@@ -1,14 +1,15 @@
 """What an option costs: its actions as tasks on resources, each a line in the bucket's size, or a codec's curve.
 
 Owns what each action moves, counts and computes; knows nothing of time's order (``timeline``) or of choosing (``search``). A bucket of n
-float32 elements is followed through the option: how many elements a rank holds (``share`` of n), in how many payloads (``pieces``) if it is
-encoded, and how many of a node's ranks work on it (``active``: all, or one root). With p ranks in a group, m bytes held by each, alpha the
-latency of a message and beta the microseconds a byte:
+float32 elements is followed through the option (``walk``): over which groups it is split into shards, from which groups' ranks payloads have
+come together, whether it is encoded, and whether a node's root alone works on it. None of that depends on sizes or links: it is found once an
+option, and priced for a cluster. With p ranks in a group, m bytes held by each, alpha the latency of a message and beta the microseconds a byte:
 
 | routine                      | bytes through a rank's link, one way | messages in a row |
 |------------------------------|--------------------------------------|-------------------|
 | all_reduce (ring)            | 2 m (p - 1) / p                      | 2 (p - 1)         |
-| reduce_scatter, all_gather of shards | m (p - 1) / p                | p - 1             |
+| reduce_scatter               | m (p - 1) / p                        | p - 1             |
+| all_gather of shards         | m (p - 1)                            | p - 1             |
 | reduce, broadcast (pipelined chain)  | m                            | p - 1             |
 | all_gather.c of whole payloads       | m (p - 1): p pieces come     | p - 1             |
 | all_to_all.c                 | m (p - 1) / p                        | p - 1             |
@@ -18,14 +19,17 @@ latency of a message and beta the microseconds a byte:
 Between nodes the link is the node's: what its active ranks send together goes through it. A flat group's ring passes each node's link
 once a way, so it carries what one rank's link would. Of a flat all-to-all each of a node's ranks, and of a flat gather the root, sends or takes
 through it what does not stay within the node.
-Decoding costs each piece: an all-gather's p payloads are p times as many elements as one's.
+Decoding costs each piece: an all-gather's p payloads are p times as many elements as one's. A server adds every payload that comes to it and
+finishes the sum once, its share of the bucket; where the profile has times of ``none``, workers also copy what is not encoded into slots and
+out of them.
 Sources: Thakur et al. 2005 for collectives; Wang et al. 2023 (Espresso), table 3, for what follows what.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from psgc.errors import UsageError
@@ -36,91 +40,140 @@ from psgc.plan.profile import CostCurve
 GPU, CPU, INTRA, SEND, RECEIVE, SERVER = range(6)
 RESOURCES: Final = ("gpu", "cpu", "intra", "inter-send", "inter-receive", "server")
 BOTH_WAYS: Final = -1  # a collective between nodes: holds SEND and RECEIVE together
+RAW: Final = "raw:"  # before a curve's name: of what is not encoded
+FLOAT_BYTES: Final = 4.0
+
+
+class Held(NamedTuple):
+    """What a rank holds on its way. shards: the groups that each element is split over, innermost last; pieces: the groups whose ranks'
+    payloads lie side by side; root_only: a node's other ranks are out of it."""
+
+    shards: tuple[str, ...] = ()
+    pieces: tuple[str, ...] = ()
+    encoded: bool = False
+    root_only: bool = False
+
+
+class Atom(NamedTuple):
+    """An action and what it finds."""
+
+    action: str
+    held: Held
 
 
 class Task(NamedTuple):
-    """One action on one resource: ``fixed_us + per_element_us * n``, or a codec's curve at ``elements`` of n, ``times`` over.
+    """One action on one resource: ``fixed_us + per_element_us * n``, or a codec's curve at ``share * times`` of n elements.
 
-    codec: "" for none, else "gpu.encode", "cpu.decode", ..."""
+    curve: "" for none, else "gpu.encode", "cpu.decode", "server.decode", ..., with RAW before it where nothing is encoded."""
 
     action: str
     resource: int
     fixed_us: float
     per_element_us: float
-    codec: str = ""
+    curve: str = ""
     share: float = 1.0
     times: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class CodecCosts:
-    """What a plan needs of a codec: bytes an element, and its curves by device."""
+    """What a plan needs of a codec: bytes an element in payloads, in those that servers answer with, and its curves by device (``server``:
+    what a server takes to add one payload, and to finish the sum; ``cpu``'s if it is missing). raw: the curves of what is not encoded."""
 
     name: str
     bytes_per_element: float
-    curves: dict[str, CostCurve]
+    curves: Mapping[str, CostCurve]
+    pull_bytes_per_element: float | None = None
+    raw: Mapping[str, CostCurve] = field(default_factory=dict)
 
     def device(self, name: str) -> CostCurve:
-        curve = self.curves.get(name)
+        curve = self.curves.get(name) or (self.curves.get("cpu") if name == "server" else None)
         if curve is None:
             raise UsageError(f"codec {self.name}: the profile has no times for it on {name}; measure them with psgc profile")
         return curve
 
+    def knows(self, device: str) -> bool:
+        return device in self.curves
 
-@dataclass
-class Held:
-    """What a rank holds on its way. share: of the bucket's elements, in each piece."""
+    def task_us(self, task: Task, numel: float) -> float:
+        """Microseconds of one task for ``numel`` elements of a bucket."""
+        if not task.curve:
+            return task.fixed_us + task.per_element_us * numel
+        device, _, verb = task.curve.removeprefix(RAW).partition(".")
+        curve = self.raw_device(device) if task.curve.startswith(RAW) else self.device(device)
+        elements = task.share * task.times * numel
+        return curve.encode(elements) if verb == "encode" else curve.decode(elements)
 
-    share: float = 1.0
-    pieces: int = 1
-    encoded: bool = False
-    root_only: bool = False
-    split: tuple[str, ...] = ()  # levels whose first step has been taken, innermost last
-
-
-def tasks(option: Option, cluster: Cluster, bytes_per_element: float) -> tuple[Task, ...]:
-    """The option's tasks, in order. bytes_per_element: of payloads."""
-    return follow(option, cluster, bytes_per_element)[0]
+    def raw_device(self, name: str) -> CostCurve:
+        return self.raw.get(name) or self.raw["cpu"]
 
 
-def follow(option: Option, cluster: Cluster, bytes_per_element: float) -> tuple[tuple[Task, ...], Held]:
-    """The option's tasks, and what a rank holds after them."""
-    held, made = Held(), []
+@functools.cache
+def walk(option: Option) -> tuple[tuple[Atom, ...], Held]:
+    """The option's atoms, and what a rank holds after them."""
+    held, atoms = Held(), []
     for action in option:
-        if action.startswith(("comp@", "decomp@")):
-            made.append(_codec_task(action, held))
-        else:
-            made += _communicate(action, cluster, held, bytes_per_element)
-    return tuple(made), held
+        atoms.append(Atom(action, held))
+        held = _after(action, held)
+    return tuple(atoms), held
 
 
-def _codec_task(action: str, held: Held) -> Task:
+def _after(action: str, held: Held) -> Held:
+    if action.startswith("comp@"):
+        return held._replace(encoded=True)
+    if action.startswith("decomp@"):
+        return held._replace(encoded=False, pieces=())
+    level, operation = action.split(".")[:2]
+    if operation == "all_gather" and held.shards[-1:] == (level,):  # puts shards together
+        return held._replace(shards=held.shards[:-1])
+    if operation in ("reduce_scatter", "all_to_all"):
+        held = held._replace(shards=(*held.shards, level))
+    if operation in ("all_to_all", "all_gather", "gather"):
+        held = held._replace(pieces=(*held.pieces, level))
+    if operation in ("reduce", "gather") and level == "intra":
+        return held._replace(root_only=True)
+    return held._replace(root_only=held.root_only and not (operation == "broadcast" and level == "intra"))
+
+
+def tasks(option: Option, cluster: Cluster, codec: CodecCosts) -> tuple[Task, ...]:
+    """The option's tasks, in order."""
+    return tuple(task for atom in walk(option)[0] for task in price(atom, cluster, codec))
+
+
+def price(atom: Atom, cluster: Cluster, codec: CodecCosts) -> list[Task]:
+    """An atom's tasks: none where its group is of one rank, several where servers are asked."""
+    action, held = atom
+    share, pieces = 1.0, 1.0
+    for level in held.shards:
+        share /= _ranks(level, cluster)
+    for level in held.pieces:
+        pieces *= _ranks(level, cluster)
+    if "@" in action:
+        return [_codec_task(action, share, pieces)]
+    level, operation = action.split(".")[:2]
+    if operation in ("push", "pull"):
+        return _with_server(action, cluster, held, share, codec)
+    ranks = _ranks(level, cluster)
+    if ranks == 1:
+        return []
+    size = share * pieces * (codec.bytes_per_element if held.encoded else FLOAT_BYTES)
+    volume, messages = _volume(operation, ranks)
+    if level == "intra" or (level == "flat" and cluster.nodes == 1):
+        return [Task(action, INTRA, messages * cluster.intra.latency_us, volume * size * cluster.intra.us_per_byte)]
+    size *= _ranks_on_the_link(level, operation, cluster, held)
+    return [Task(action, BOTH_WAYS, messages * cluster.inter.latency_us, volume * size * cluster.inter.us_per_byte)]
+
+
+def _ranks(level: str, cluster: Cluster) -> int:
+    return {"flat": cluster.gpus, "intra": cluster.gpus_per_node, "inter": cluster.nodes}[level]
+
+
+def _codec_task(action: str, share: float, pieces: float) -> Task:
     verb, _, device = action.partition("@")
     resource = GPU if device == "gpu" else CPU
     if verb == "comp":
-        held.encoded = True
-        return Task(action, resource, 0.0, 0.0, f"{device}.encode", held.share)
-    task = Task(action, resource, 0.0, 0.0, f"{device}.decode", held.share, float(held.pieces))
-    held.encoded, held.pieces = False, 1
-    return task
-
-
-def _communicate(action: str, cluster: Cluster, held: Held, bytes_per_element: float) -> list[Task]:
-    level, operation = action.split(".")[:2]
-    size = held.share * held.pieces * (bytes_per_element if held.encoded else 4.0)  # bytes an element of the bucket
-    if operation in ("push", "pull"):
-        return [_with_server(action, level, operation, cluster, held, size)]
-    ranks = {"flat": cluster.gpus, "intra": cluster.gpus_per_node, "inter": cluster.nodes}[level]
-    if ranks == 1:
-        return []
-    volume, messages = _VOLUMES[operation](ranks, held)
-    _advance(operation, level, ranks, held)
-    link = cluster.intra if level == "intra" or (level == "flat" and cluster.nodes == 1) else cluster.inter
-    per_node = 1.0
-    if link is cluster.inter:
-        per_node = _ranks_on_the_link(level, operation, cluster, held)
-    resource = INTRA if link is cluster.intra else BOTH_WAYS
-    return [Task(action, resource, messages * link.latency_us, volume * size * per_node * link.us_per_byte)]
+        return Task(action, resource, 0.0, 0.0, f"{device}.encode", share)
+    return Task(action, resource, 0.0, 0.0, f"{device}.decode", share, pieces)
 
 
 def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: Held) -> float:
@@ -134,57 +187,39 @@ def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: Held)
     return 1.0
 
 
-def _with_server(action: str, level: str, operation: str, cluster: Cluster, held: Held, size: float) -> Task:
-    """A push or pull: a node's link carries its senders' bytes, a server's its share of everybody's."""
+def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec: CodecCosts) -> list[Task]:
+    """A push and the server's pass after it, or a pull: a node's link carries its senders' bytes, a server's its share of everybody's."""
     senders = 1 if held.root_only else cluster.gpus_per_node
     servers = max(cluster.servers, 1)
     worker = cluster.inter.us_per_byte * senders
     server = cluster.server_link.us_per_byte * senders * cluster.nodes / servers
     latency = max(cluster.inter.latency_us, cluster.server_link.latency_us)
-    return Task(action, SEND if operation == "push" else RECEIVE, latency, size * max(worker, server))
+    push = ".push" in action
+    back = codec.bytes_per_element if codec.pull_bytes_per_element is None else codec.pull_bytes_per_element
+    size = share * ((codec.bytes_per_element if push else back) if held.encoded else FLOAT_BYTES)
+    travel = Task(action, SEND if push else RECEIVE, latency, size * max(worker, server))
+    copies = not held.encoded and bool(codec.raw)
+    raw = "" if held.encoded else RAW
+    if push:
+        payloads = float(senders * cluster.nodes)
+        made = [Task(action, CPU, 0.0, 0.0, f"{RAW}cpu.encode", share)] if copies else []
+        made.append(travel)
+        if held.encoded or copies:
+            sums = (Task(action, SERVER, 0.0, 0.0, f"{raw}server.decode", share / servers, payloads),
+                    Task(action, SERVER, 0.0, 0.0, f"{raw}server.encode", 1 / servers))  # fmt: skip
+            made += sums
+        return made
+    return [travel, Task(action, CPU, 0.0, 0.0, f"{RAW}cpu.decode", share)] if copies else [travel]
 
 
-Volume = Callable[[int, Held], tuple[float, float]]
-# (bytes through the link over what a rank holds, messages in a row)
-_VOLUMES: Final[dict[str, Volume]] = {
-    "all_reduce": lambda p, held: (2 * (p - 1) / p, 2.0 * (p - 1)),
-    "reduce_scatter": lambda p, held: ((p - 1) / p, p - 1.0),
-    "reduce": lambda p, held: (1.0, p - 1.0),
-    "all_gather": lambda p, held: (float(p - 1), p - 1.0),  # of shards, or of whole payloads: what a rank holds, from all others
-    "broadcast": lambda p, held: (1.0, p - 1.0),
-    "all_to_all": lambda p, held: ((p - 1) / p, p - 1.0),
-    "gather": lambda p, held: (float(p - 1), p - 1.0),
-}
-
-
-def _advance(operation: str, level: str, ranks: int, held: Held) -> None:
-    """What a rank holds afterwards."""
-    if operation == "reduce_scatter":
-        held.share /= ranks
-        held.split += (level,)
-    elif operation == "all_to_all":
-        held.share, held.pieces = held.share / ranks, held.pieces * ranks
-        held.split += (level,)
-    elif operation == "all_gather":
-        if held.split and held.split[-1] == level:  # puts shards together
-            held.share *= ranks
-            held.split = held.split[:-1]
-        else:
-            held.pieces *= ranks
-    elif operation == "gather":
-        held.pieces *= ranks
-        held.root_only = held.root_only or level == "intra"
-    elif operation == "reduce":
-        held.root_only = held.root_only or level == "intra"
-    elif operation == "broadcast" and level == "intra":
-        held.root_only = False
-
-
-def task_us(task: Task, numel: float, codec: CodecCosts | None) -> float:
-    """Microseconds of one task for a bucket of ``numel`` elements."""
-    if not task.codec:
-        return task.fixed_us + task.per_element_us * numel
-    assert codec is not None
-    device, _, verb = task.codec.partition(".")
-    curve, elements = codec.device(device), task.share * numel * task.times
-    return curve.encode(elements) if verb == "encode" else curve.decode(elements)
+def _volume(operation: str, p: int) -> tuple[float, float]:
+    """Bytes through the link over what a rank holds, and messages in a row."""
+    return {
+        "all_reduce": (2 * (p - 1) / p, 2.0 * (p - 1)),
+        "reduce_scatter": ((p - 1) / p, p - 1.0),
+        "reduce": (1.0, p - 1.0),
+        "all_gather": (float(p - 1), p - 1.0),  # of shards, or of whole payloads: what a rank holds, from all others
+        "broadcast": (1.0, p - 1.0),
+        "all_to_all": ((p - 1) / p, p - 1.0),
+        "gather": (float(p - 1), p - 1.0),
+    }[operation]

@@ -1,0 +1,127 @@
+"""What is to be planned, and what any plan for it costs: the one judge of every method.
+
+Owns how a plan's buckets become chains of tasks on a timeline. Knows nothing of how plans are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from psgc.errors import UsageError
+from psgc.plan import costs, options
+from psgc.plan.cluster import Cluster
+from psgc.plan.costs import CodecCosts
+from psgc.plan.options import Constraints, Option
+from psgc.plan.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits
+from psgc.plan.profile import CostCurve, Profile
+from psgc.plan.timeline import Chains, Timeline, chains_of, run
+
+# Bytes an element of codecs that only the built-in profile of V100 has times for: 1 % of the values with 4 bytes of index each; a bit.
+PUBLISHED_BYTES: Final[Mapping[str, float]] = {"dgc": 0.08, "efsignsgd": 0.125}
+_SAMPLE: Final = 1 << 20
+
+
+def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
+    """What a codec costs, by the profile's times. ``push/pull`` takes the times of both. Raises CodecError, or UsageError for one that the
+    profile has no times for."""
+    raw = profile.codecs.get(UNCOMPRESSED, {})
+    if name in PUBLISHED_BYTES:
+        return CodecCosts(name, PUBLISHED_BYTES[name], profile.codecs.get(name, {}), raw=raw)
+    from psgc.codecs.scheme import Setting, parse_scheme
+
+    scheme = parse_scheme(name, Setting("float32", workers, True, ((_SAMPLE,),)))
+    curves = _curves(name, scheme.canonical, profile)
+    rounds = scheme.rounds(_SAMPLE)
+    push = sum(round_.pair.push.payload_bound(round_.numel) for round_ in rounds) / _SAMPLE
+    pull = sum(round_.pair.pull.payload_bound(round_.numel) for round_ in rounds) / _SAMPLE
+    return CodecCosts(scheme.canonical, push, curves, pull, raw)
+
+
+def _curves(name: str, canonical: str, profile: Profile) -> Mapping[str, CostCurve]:
+    """By the text, the canonical form, or the codec's bare name."""
+    bare = canonical.partition("/")[0].partition(":")[0]
+    for text in (name, canonical, canonical.partition("/")[0], bare):
+        if text in profile.codecs:
+            return profile.codecs[text]
+    known = ", ".join(sorted(profile.codecs)) or "none at all"
+    raise UsageError(f"codec {name}: the profile has no times for it, but for {known}; measure it with psgc profile --codecs {name}")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model on a cluster, with one codec to compress with and what the user rules out."""
+
+    profile: Profile
+    cluster: Cluster
+    codec: CodecCosts
+    constraints: Constraints = field(default_factory=Constraints)
+
+    @cached_property
+    def options(self) -> tuple[Option, ...]:
+        """Those allowed: on devices that the codec has times for, within the constraints, over servers only where the cluster has some."""
+        devices = tuple(device for device in self.constraints.devices if self.codec.knows(device))
+        allowed = Constraints(
+            devices, self.constraints.most_encodes, self.constraints.flat, self.constraints.hierarchical,
+            self.constraints.servers and self.cluster.servers > 0,
+        )  # fmt: skip
+        found = options.constrained(allowed)
+        if not found:
+            raise UsageError("the constraints leave no option; allow flat or hierarchical ones")
+        return found
+
+    @cached_property
+    def ready_us(self) -> dict[str, float]:
+        return {tensor.name: tensor.ready_us for tensor in self.profile.tensors}
+
+    @cached_property
+    def numel(self) -> dict[str, int]:
+        return {tensor.name: tensor.numel for tensor in self.profile.tensors}
+
+    def part_tasks(self, option: Option, numel: float) -> list[tuple[str, int, float]]:
+        """(action, resource, microseconds) of one part of ``numel`` elements."""
+        return [
+            (task.action, task.resource, self.codec.task_us(task, numel)) for task in costs.tasks(option, self.cluster, self.codec)
+        ]  # fmt: skip
+
+
+class Row(NamedTuple):
+    """Whose a task of the chains is."""
+
+    bucket: int
+    part: int
+    action: str
+
+
+class Simulated(NamedTuple):
+    """A plan's step. step_us: from the first gradient's readiness until every bucket is synchronized; rows: of each task of the chains."""
+
+    step_us: float
+    chains: Chains
+    timeline: Timeline
+    rows: tuple[Row, ...]
+
+
+def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
+    """The buckets' step: a part is a chain of its own. Buckets that are ready at once go by priority, then as they stand.
+
+    Raises UsageError for buckets of another model, or a codec that is not the problem's."""
+    check_fits(
+        Plan(problem.profile.model, problem.cluster.name, tuple(buckets)), problem.numel, f"model {problem.profile.model or 'given'}"
+    )
+    ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
+    order = sorted(range(len(buckets)), key=lambda index: (ready[index], -buckets[index].priority, index))
+    chains: list[list[tuple[int, float]]] = []
+    starts, rows = [], []
+    for index in order:
+        bucket = buckets[index]
+        tasks = problem.part_tasks(bucket.option, bucket.numel / bucket.parts)
+        for part in range(bucket.parts):
+            chains.append([(resource, us) for _, resource, us in tasks])
+            starts.append(ready[index])
+            rows += [Row(index, part, action) for action, _, _ in tasks]
+    made = chains_of(starts, chains)
+    timeline = run(made)
+    return Simulated(timeline.step_us, made, timeline, tuple(rows))
