@@ -23,7 +23,7 @@ from psgc.codecs.definitions import define_commit, define_decode, define_encode,
 from psgc.codecs.scheme import PairScheme, Scheme, Setting, Way, parse_scheme, slices
 from psgc.errors import CodecError, ConfigError, UsageError
 from psgc.launch.baselines import IMPLEMENTATIONS, MULTIPLE, WITH_BASELINES, Runner, one_thread, runner
-from psgc.launch.machine import machine
+from psgc.machine import machine
 
 SIZES: Final = (1 << 16, 1 << 20, 1 << 24)  # elements: 256 KB, 4 MB and 64 MB of fp32
 CHECKED: Final = 70_001  # elements of the check: more than a chunk, and no multiple of anything
