@@ -4,7 +4,10 @@
 
 Takes a profile of the demo's GPT with ``psgc profile`` (as many workers at once as the jobs have, so that they share this machine as there),
 then, for each link and codec, runs ``examples/train_gpt.py`` over hosts and simulates the layout that this job says it used. Nothing is
-fitted to what is then measured. Needs root, as the testbed does.
+fitted to what is then measured. Settings such as PSGC_PART_BYTES are the jobs', too. Needs root, as the testbed does.
+
+Where hosts share this machine's cores, so do backward, codecs, server and TCP; ``SharedCores`` owns what the planner's model of real hosts
+does not have to know of that.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from typing import Any, Final
 from psgc.launch.tables import print_table
 from psgc.machine import machine
 from psgc.plan.cluster import Cluster, Link
-from psgc.plan.options import Constraints
+from psgc.plan.costs import CPU, GPU, RECEIVE, SEND, SERVER
+from psgc.plan.options import Constraints, Option
 from psgc.plan.plan import UNCOMPRESSED, load_plan
 from psgc.plan.problem import Problem, codec_costs, simulate
 from psgc.plan.profile import Profile, load_profile
@@ -36,6 +40,7 @@ UNLIMITED: Final = "unlimited"
 TCP_SHARE: Final = 1448 / 1514  # of an Ethernet frame's bytes, which tbf counts, those that TCP carries
 WARM_UP: Final = 4  # iterations that declare, compile and fill caches
 LEAST_STEPS, MOST_STEPS = 10, 40
+UNLIMITED_GBPS: Final = 1000.0  # a link that nothing waits for: cores do the moving
 RUN_S: Final = 20.0  # a job trains about so long
 
 
@@ -52,6 +57,36 @@ class Row:
     error: float
 
 
+@dataclass(frozen=True)
+class SharedCores(Problem):
+    """A job whose processes all share ``cores``, and whose model is trained on them: what communication computes delays backward.
+
+    So it is done where backward is done: each worker's codecs and copies, and its share of what the server and the messages take. A
+    message keeps a core at each end busy for as long as loopback takes for its bytes, and one for half of ``next_part_us``.
+    """
+
+    cores: int = 1
+
+    def part_tasks(self, option: Option, numel: float) -> list[tuple[str, int, float]]:
+        return [made for task in super().part_tasks(option, numel) for made in self._on_cores(*task)]
+
+    def _on_cores(self, action: str, resource: int, us: float) -> list[tuple[str, int, float]]:
+        workers = self.cluster.gpus
+        if resource == CPU:
+            return [(action, GPU, us * max(1.0, workers / self.cores))]
+        if resource == SERVER:  # of its one core's time each of the others gives its part
+            return [(action, GPU, us / self.cores), (action, SERVER, us - us / self.cores)]
+        if resource in (SEND, RECEIVE):
+            return [(action, GPU, self._message_us(us) * workers / self.cores), (action, resource, us)]
+        return [(action, resource, us)]
+
+    def _message_us(self, travel_us: float) -> float:
+        """What cores do for a worker's message that takes so long on the link that the server shares out."""
+        inter = self.cluster.inter
+        size = max(0.0, travel_us - inter.latency_us) / (self.cluster.gpus * inter.us_per_byte)
+        return self.profile.overheads.get("next_part_us", 0.0) / 2 + 2 * size * self.cluster.intra.us_per_byte
+
+
 class PredictionError(Exception):
     """What went wrong, in one line."""
 
@@ -63,17 +98,20 @@ def take_profile(path: Path, workers: int, codecs: Sequence[str]) -> None:
     call([sys.executable, "-m", "psgc.launch", "profile", *flags, "--", sys.executable, str(SCRIPT), "--steps", "1000"], {})
 
 
-def cluster_for(gbps: float | None, workers: int, profile: Profile) -> Cluster:
-    """The testbed: a worker a host, one server, all links alike. Without a limit TCP on this machine is one."""
+def problem_for(gbps: float | None, codec: str, workers: int, profile: Profile, cores: int) -> Problem:
+    """The testbed's job: a worker a host, one server, all links alike. Without a limit what TCP on this machine does is one."""
     loopback = profile.links["loopback"]
-    reached = loopback.gbps if gbps is None else min(gbps * TCP_SHARE, loopback.gbps)
-    return Cluster("testbed", workers, 1, loopback, Link(reached, loopback.latency_us), servers=1)
+    shared = cores < workers + 1
+    most = UNLIMITED_GBPS if shared else loopback.gbps
+    inter = Link(most if gbps is None else min(gbps * TCP_SHARE, most), loopback.latency_us)
+    cluster, costs = Cluster("testbed", workers, 1, loopback, inter, servers=1), codec_costs(codec, profile, workers)
+    constraints = Constraints(servers=True)
+    return SharedCores(profile, cluster, costs, constraints, cores) if shared else Problem(profile, cluster, costs, constraints)
 
 
-def predict_ms(profile: Profile, cluster: Cluster, layout: Path, codec: str) -> float:
+def predict_ms(problem: Problem, layout: Path) -> float:
     """An iteration under that layout: what communication does not touch, and the simulated rest."""
-    problem = Problem(profile, cluster, codec_costs(codec, profile, cluster.gpus), Constraints(servers=True))
-    return ((profile.forward_us or 0.0) + simulate(problem, load_plan(str(layout)).buckets).step_us) / 1e3
+    return ((problem.profile.forward_us or 0.0) + simulate(problem, load_plan(str(layout)).buckets).step_us) / 1e3
 
 
 def measure_ms(gbps: float | None, codec: str, workers: int, steps: int, folder: Path) -> tuple[list[float], Path]:
@@ -98,7 +136,7 @@ def row(gbps: float | None, codec: str, workers: int, profile: Profile) -> Row:
     """Measure one job, and predict it."""
     with tempfile.TemporaryDirectory(prefix="psgc-prediction-") as folder:
         times, layout = measure_ms(gbps, codec, workers, steps_for(gbps, workers, profile), Path(folder))
-        predicted = predict_ms(profile, cluster_for(gbps, workers, profile), layout, codec)
+        predicted = predict_ms(problem_for(gbps, codec, workers, profile, len(os.sched_getaffinity(0))), layout)
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
     return Row(link_text(gbps), codec, predicted, median, high - low, len(times), predicted / median - 1)
 
