@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from psgc.launch.tables import print_table
 from psgc.machine import machine
@@ -46,7 +47,8 @@ RUN_S: Final = 20.0  # a job trains about so long
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One job. Times of a whole iteration, in milliseconds. error: of the prediction, as a share of what was measured."""
+    """One job. Times of a whole iteration, in milliseconds. error: of the prediction, as a share of what was measured; others: the
+    share of this machine's cores that processes other than the job's took meanwhile, which the prediction knows nothing of."""
 
     link: str
     codec: str
@@ -55,6 +57,7 @@ class Row:
     iqr_ms: float
     iterations: int
     error: float
+    others: float
 
 
 @dataclass(frozen=True)
@@ -135,10 +138,33 @@ def steps_for(gbps: float | None, workers: int, profile: Profile) -> int:
 def row(gbps: float | None, codec: str, workers: int, profile: Profile) -> Row:
     """Measure one job, and predict it."""
     with tempfile.TemporaryDirectory(prefix="psgc-prediction-") as folder:
+        before = busy_s()
         times, layout = measure_ms(gbps, codec, workers, steps_for(gbps, workers, profile), Path(folder))
+        others = others_share(before, busy_s())
         predicted = predict_ms(problem_for(gbps, codec, workers, profile, len(os.sched_getaffinity(0))), layout)
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
-    return Row(link_text(gbps), codec, predicted, median, high - low, len(times), predicted / median - 1)
+    return Row(link_text(gbps), codec, predicted, median, high - low, len(times), predicted / median - 1, others)
+
+
+class Busy(NamedTuple):
+    """Seconds of cores so far: at work, altogether, and at work for commands of ours that have ended."""
+
+    working: float
+    passed: float
+    ours: float
+
+
+def busy_s() -> Busy:
+    fields = [int(field) / os.sysconf("SC_CLK_TCK") for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = fields[3] + fields[4]
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Busy(sum(fields) - idle, sum(fields), children.ru_utime + children.ru_stime)
+
+
+def others_share(before: Busy, after: Busy) -> float:
+    """Of the cores, between two moments."""
+    working, passed, ours = (later - earlier for earlier, later in zip(before, after, strict=True))
+    return max(0.0, working - ours) / passed
 
 
 def summary(rows: Sequence[Row]) -> dict[str, float]:
@@ -164,14 +190,27 @@ def call(argv: Sequence[str], env: Mapping[str, str]) -> None:
 
 def tell(rows: Sequence[Row], profile: Profile) -> None:
     body = [
-        [r.link, r.codec, f"{r.predicted_ms:,.0f}", f"{r.measured_ms:,.0f}", f"{r.iqr_ms:,.0f}", str(r.iterations), f"{r.error:+.1%}"]
+        [
+            r.link,
+            r.codec,
+            f"{r.predicted_ms:,.0f}",
+            f"{r.measured_ms:,.0f}",
+            f"{r.iqr_ms:,.0f}",
+            str(r.iterations),
+            f"{r.error:+.1%}",
+            f"{r.others:.0%}",
+        ]
         for r in rows
     ]
     print_table(
-        ["link", "codec", "predicted ms", "measured ms", "iqr ms", "iterations", "error"], body, title=profile.hardware or machine()
+        ["link", "codec", "predicted ms", "measured ms", "iqr ms", "iterations", "error", "others"],
+        body,
+        title=profile.hardware or machine(),
     )
     found = summary(rows)
-    print(f"error: median {found['median_error']:.1%}, worst {found['worst_error']:.1%}")
+    print(
+        f"error: median {found['median_error']:.1%}, worst {found['worst_error']:.1%}; others: what else ran on this machine, of its cores"
+    )
 
 
 def run(options: argparse.Namespace) -> tuple[list[Row], Profile]:
@@ -184,7 +223,8 @@ def run(options: argparse.Namespace) -> tuple[list[Row], Profile]:
     rows = []
     for gbps in map(read_link, options.links.split(",")):
         for codec in codecs:
-            rows.append(row(gbps, codec, options.workers, profile))
+            jobs = [row(gbps, codec, options.workers, profile) for _ in range(options.repeats)]
+            rows.append(min(jobs, key=lambda job: job.others))
             print(
                 f"{rows[-1].link} {codec}: predicted {rows[-1].predicted_ms:.0f}, measured {rows[-1].measured_ms:.0f} ms", file=sys.stderr
             )
@@ -197,6 +237,7 @@ def main() -> None:
     parser.add_argument("--links", default=f"0.1,1,{UNLIMITED}", help="Gbit/s of every host's link, each way")
     parser.add_argument("--codecs", default="none,bf16,int8,onebit")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1, help="jobs of each kind; the one beside which least else ran counts")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     options = parser.parse_args()
     try:
