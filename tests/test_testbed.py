@@ -46,7 +46,8 @@ def load() -> Any:
 
 
 testbed = load()
-needs_hosts = pytest.mark.skipif(bool(testbed.why_not()), reason=f"no testbed here: {testbed.why_not()}")
+LACKING = testbed.why_not()
+needs_hosts = pytest.mark.skipif(bool(LACKING), reason=f"no testbed here: {LACKING}")
 
 
 def transfer_s(bed: Any, size: int) -> float:
