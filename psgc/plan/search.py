@@ -40,9 +40,8 @@ COARSEST: Final = 8  # parts of a model
 
 
 class Chosen(NamedTuple):
-    """A bucketing with an option for each bucket. worth: what is minimised, microseconds."""
+    """A bucketing with an option for each bucket."""
 
-    worth: float
     step_us: float
     bucketing: Bucketing
     ways: tuple[Way, ...]
@@ -56,22 +55,13 @@ def mixtures(resources: int) -> F64:
     return np.concatenate([alone, np.ones((1, resources)), spread]).T.copy()
 
 
-class Tables(NamedTuple):
-    """The candidates' tasks for every size of part: what ``descent`` takes."""
-
-    kind: Ints
-    fits: NDArray[np.bool_]
-    first: Ints
-    length: Ints
-    resource: Ints
-    us: F64
-
-
 class Fitting(NamedTuple):
-    """What is worth trying for parts of a size. cheapest: the cheapest way at each mixture of prices; ways: those and the next ones."""
+    """What is worth trying for parts of a size. cheapest: the cheapest way at each mixture of prices; ways: those and the next ones, each
+    once; known: the same, as a set."""
 
-    cheapest: list[Way]
-    ways: frozenset[Way]
+    cheapest: tuple[Way, ...]
+    ways: tuple[Way, ...]
+    known: frozenset[Way]
 
 
 @dataclass
@@ -95,39 +85,54 @@ class Search:
             count = prices.shape[1]
             for at, size in enumerate(wanted):
                 found = ways[at * count : (at + 1) * count]
-                self.fitting[size] = Fitting([column[0] for column in found], frozenset(way for column in found for way in column))
+                every = tuple(dict.fromkeys(way for column in found for way in column))
+                self.fitting[size] = Fitting(tuple(column[0] for column in found), every, frozenset(every))
 
-    def tables(self, numels: F64, also: Iterable[Way]) -> tuple[dict[Way, int], Tables, Ints]:
-        """The ways worth trying for parts of these sizes and some more, numbered; their tables; and the cheapest at each mixture (rows)."""
-        sizes, kind = np.unique(numels, return_inverse=True)
+    def candidates(self, sizes: F64) -> list[Fitting]:
+        """What is worth trying for parts of each of these sizes."""
         classes = (COARSE * np.round(np.log2(sizes) / COARSE)).astype(np.int64).tolist()
         self.fit(dict.fromkeys(classes))
-        fitting = [self.fitting[size] for size in classes]
-        ways = list(dict.fromkeys(way for fits in dict.fromkeys(classes) for way in sorted(self.fitting[fits].ways)))
-        numbers = {way: number for number, way in enumerate(dict.fromkeys((*ways, *also)))}
-        fits = np.array([[way in one.ways for way in numbers] for one in fitting])
-        cheapest = np.array([[numbers[way] for way in one.cheapest] for one in fitting]).T
-        sequences = [[task for atom in way for task in self.space.task_numbers[atom]] for way in numbers]
-        length = np.array([len(sequence) for sequence in sequences], np.int64)
-        flat = np.array([task for sequence in sequences for task in sequence], np.int64)
-        us = np.ascontiguousarray(self.space.times(sizes)[flat].T).ravel()
-        begins = np.cumsum(length) - length
-        first = begins[None, :] + np.arange(len(sizes))[:, None] * len(flat)
-        made = Tables(kind.astype(np.int64), fits, first, length, np.tile(self.space.resources[flat], len(sizes)), us)
-        return numbers, made, cheapest[:, kind]
+        return [self.fitting[size] for size in classes]
 
     def choose(self, bucketing: Bucketing, start: tuple[Way, ...] = ()) -> Chosen:
-        """The best choice of ways for these buckets that is found from ``start``, or from what is cheapest at some mixture of prices."""
-        numbers, tables, starts = self.tables(bucketing.numel / bucketing.parts, start)
+        """The best choice of ways for these buckets that is found from ``start``, or else from what is cheapest at some mixture of prices."""
+        sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
+        fitting = self.candidates(sizes)
+        ways = dict.fromkeys((*(way for one in dict.fromkeys(fitting) for way in one.ways), *start))
+        numbers = {way: number for number, way in enumerate(ways)}
+        fits = np.array([[way in one.known for way in ways] for one in fitting])
+        if start:
+            starts = np.array([[numbers[way] for way in start]])
+        else:
+            starts = np.array([[numbers[way] for way in one.cheapest] for one in fitting]).T[:, kind]
+        return self.descend(bucketing, list(ways), sizes, kind, fits, starts, WORK)
+
+    def recut(self, bucketing: Bucketing) -> Chosen:
+        """The best choice for the best one's buckets cut otherwise, among the ways that they take now."""
+        assert self.best is not None
+        numbers = {way: number for number, way in enumerate(dict.fromkeys(self.best.ways))}
+        sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
+        fits = np.ones((len(sizes), len(numbers)), bool)
+        return self.descend(bucketing, list(numbers), sizes, kind, fits, np.array([[numbers[way] for way in self.best.ways]]), WORK // 4)
+
+    def descend(
+        self, bucketing: Bucketing, ways: list[Way], sizes: F64, kind: Ints, fits: NDArray[np.bool_], starts: Ints, work: int
+    ) -> Chosen:
+        """Choose among ``ways``; kind: each bucket's size, of ``sizes``; fits, starts: as ``descent`` takes them; work: timelines, times their chains."""
+        sequences = [self.space.sequence(way) for way in ways]
+        length = np.array([len(sequence) for sequence in sequences], np.int64)
+        flat = np.concatenate(sequences)
+        us = np.ascontiguousarray(self.space.times(sizes)[flat].T).ravel()
+        first = (np.cumsum(length) - length)[None, :] + np.arange(len(sizes))[:, None] * len(flat)
+        resource = np.tile(self.space.resources[flat], len(sizes))
         chain = np.concatenate([np.zeros(1, np.int64), np.cumsum(bucketing.parts)])
         ready = np.repeat(bucketing.ready_us, bucketing.parts)
         until = np.searchsorted(ready, bucketing.ready_us)
-        if start:
-            starts = np.concatenate([[[numbers[way] for way in start]], starts])
         choice = np.zeros(len(bucketing.parts), np.int64)
-        step, worth, _ = descend(ready, chain, until, *tables, np.ascontiguousarray(starts), choice, min(MOST_TRIALS, WORK // len(ready)))
-        ways = list(numbers)
-        made = Chosen(worth, step, bucketing, tuple(ways[number] for number in choice.tolist()))
+        step, _, _ = descend(
+            ready, chain, until, kind, fits, first, length, resource, us, np.ascontiguousarray(starts), choice, min(MOST_TRIALS, work // len(ready))
+        )  # fmt: skip
+        made = Chosen(step, bucketing, tuple(ways[number] for number in choice.tolist()))
         if self.best is None or made.step_us < self.best.step_us:
             self.best = made
         return made
@@ -147,13 +152,13 @@ class Search:
     def refine(self) -> None:
         """Try the model in ever more parts, as long as more are better and there is anything to gain; at last in some fewer than the most."""
         count, before = float(COARSEST), np.inf
-        while (found := self.of_parts(count)).worth < before * (1 - NOTHING):
+        while (found := self.of_parts(count)).step_us < before * (1 - NOTHING):
             if found.step_us <= self.problem.profile.backward_us * (1 + NOTHING) or found.bucketing.parts.sum() > MOST_PARTS:
                 return
-            count, before = count * 2, found.worth
+            count, before = count * 2, found.step_us
         self.of_parts(count * 0.75)
         assert self.best is not None
-        self.go_on(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)))
+        self.recut(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)))
 
     def alone(self) -> None:
         """Try every tensor by itself, whole and cut: from the best so far, and from nothing encoded."""
@@ -163,16 +168,16 @@ class Search:
             self.go_on(bucketing)
             self.choose(bucketing, (plain,) * len(bucketing.parts))
 
-    def recut(self) -> None:
-        """Cut the best one's larger buckets otherwise, as long as that is better."""
+    def recut_largest(self) -> None:
+        """Cut the largest buckets of the best one otherwise, each as long as that is better."""
         assert self.best is not None
-        for bucket in np.argsort(-self.best.bucketing.numel)[:2].tolist():
-            for times in (2.0, 0.5):
-                found = self.best
-                parts = found.bucketing.parts.copy()
-                parts[bucket] = max(1, round(parts[bucket] * times))
-                if parts[bucket] != found.bucketing.parts[bucket]:
-                    self.choose(replace(found.bucketing, parts=parts), found.ways)
+        for bucket in np.argsort(-self.best.bucketing.numel)[:3].tolist():
+            for times in (2.0, 0.5, 0.0):
+                before = self.best.bucketing
+                parts = before.parts.copy()
+                parts[bucket] = min(max(1, round(parts[bucket] * times)), MOST_PARTS)
+                if parts[bucket] != before.parts[bucket]:
+                    self.recut(replace(before, parts=parts))
 
 
 def search(problem: Problem) -> Found:
@@ -183,10 +188,10 @@ def search(problem: Problem) -> Found:
     made.refine()
     if len(tensors) <= FEW_TENSORS:
         for bucketing in every_fusion(tensors, (1, 2, 4)):
-            made.go_on(bucketing)
+            made.choose(bucketing)
     elif len(tensors) <= SOME_TENSORS:
         made.alone()
-    made.recut()
+    made.recut_largest()
     assert made.best is not None
     buckets = planned(problem, made.space, made.best)
     return Found(buckets, made.best.step_us, (time.perf_counter() - begun) * 1e6, len(problem.options))

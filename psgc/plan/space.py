@@ -116,6 +116,7 @@ class Space:
         self.distinct = list(dict.fromkeys(task._replace(action="") for tasks in self.tasks for task in tasks))
         self._number = {task: number for number, task in enumerate(self.distinct)}
         self.task_numbers = [[self._number[task._replace(action="")] for task in tasks] for tasks in self.tasks]
+        self._sequences: dict[Way, Ints] = {}
         self.resources = np.array([task.resource for task in self.distinct], np.int64)
         self._fixed = np.array([[task.fixed_us] for task in self.distinct])
         self._slope = np.array([[task.per_element_us] for task in self.distinct])
@@ -127,6 +128,13 @@ class Space:
                 resource = self.distinct[number].resource
                 for one in (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,):
                     self.uses[one, atom, number] += 1
+
+    def sequence(self, way: Way) -> Ints:
+        """An option's tasks, as numbers of ``distinct``."""
+        found = self._sequences.get(way)
+        if found is None:
+            found = self._sequences[way] = np.array([task for atom in way for task in self.task_numbers[atom]], np.int64)
+        return found
 
     def times(self, numel: F64) -> F64:
         """Microseconds of each distinct task (rows) for parts of these numbers of elements (columns)."""
