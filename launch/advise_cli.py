@@ -28,6 +28,7 @@ def advise(
     gpus_per_node: Annotated[int, typer.Option(help="GPUs a machine; they share its link.")] = 8,
     tokens: Annotated[int | None, typer.Option(help="Tokens (or images) a GPU and step, with --model.")] = None,
     latency_us: Annotated[float, typer.Option(help="Of a message between machines.")] = 20.0,
+    memory: Annotated[float | None, typer.Option(help="GB/s of the GPU's memory, for a --gpu given in TFLOP/s.")] = None,
     intra: Annotated[float | None, typer.Option(help="Gbit/s between a machine's GPUs, if not what such GPUs have.")] = None,
     servers: Annotated[int, typer.Option(help="CPU servers that sum; 0: GPUs among themselves.")] = 0,
     optimizer: Annotated[str, typer.Option(help="adam or sgd: 1-bit and top-k cost quality under Adam-like ones.")] = "adam",
@@ -39,14 +40,18 @@ def advise(
     Example: psgc advise --model llama-8b --gpu h100 --nodes 8 --link 100
     """
     from psgc.plan import advise as advising
-    from psgc.plan.estimates import cluster_of
+    from psgc.plan.estimates import cluster_of, known_memory_gbps
 
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"advise: --optimizer {optimizer!r}: there are {', '.join(OPTIMIZERS)}")
     measured = _profile(model, profile, gpu, tokens)
     cluster = cluster_of(gpu or measured.hardware, nodes, gpus_per_node, link, latency_us, servers, intra)
     named = tuple(codecs.split(",")) if codecs else ()
-    found = advising.advise(measured, cluster, gpu=gpu or "", adam=optimizer == "adam", codecs=named)
+    if memory is None:
+        memory = known_memory_gbps(gpu or measured.hardware)
+    elif not memory > 0:
+        raise UsageError(f"advise: --memory {memory:g}: expected GB/s above 0")
+    found = advising.advise(measured, cluster, memory_gbps=memory, adam=optimizer == "adam", codecs=named)
     if as_json:
         print(json.dumps(found))
     else:

@@ -13,13 +13,15 @@ from typing import Any, Final
 
 from psgc.plan.candidates import BF16, CORNERS, NOMINAL, Candidate, candidates, considered
 from psgc.plan.cluster import Cluster
-from psgc.plan.estimates import MEMORY_GBPS, with_estimates
+from psgc.plan.estimates import EFFICIENCY, with_estimates
 from psgc.plan.profile import Profile
 from psgc.plan.regimes import exposure, needed_ratio
 
 # The share of an iteration that a rung must save: bf16 gives up next to nothing; a codec costs work to tune and watch; local steps are
 # another optimizer, with learning rates of its own.
 LEAST_GAIN: Final = {"none": 0.0, BF16: 0.01, "compress": 0.05, "infrequent": 0.2}
+
+LEAST_WORTH_SAYING: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,15 @@ def climb(rungs: Sequence[Candidate]) -> Candidate:
     return chosen
 
 
-def advise(profile: Profile, cluster: Cluster, *, gpu: str = "", adam: bool = True, codecs: Sequence[str] = ()) -> dict[str, Any]:
-    """The advice. gpu: whose memory codec times are estimated by, where the profile has none; adam: whether the optimizer is Adam-like."""
+def advise(
+    profile: Profile, cluster: Cluster, *, memory_gbps: float | None = None, adam: bool = True, codecs: Sequence[str] = ()
+) -> dict[str, Any]:  # fmt: skip
+    """The advice. memory_gbps: of the GPU, to estimate codec times by that the profile has not; adam: whether the optimizer is Adam-like;
+    codecs: those to look at, if not the usual ones."""
     asked = tuple(codecs) or considered(profile)
-    gpu = gpu or profile.hardware
     estimated: frozenset[str] = frozenset()
-    if gpu.lower() in MEMORY_GBPS:
-        profile, estimated = with_estimates(profile, gpu, asked)
+    if memory_gbps is not None:
+        profile, estimated = with_estimates(profile, memory_gbps, asked)
     known = [name for name in asked if codecs or name in profile.codecs]
     found = candidates(profile, cluster, known, estimated, adam=adam)
     none, bf16, local = found[0], found[1], found[-1]
@@ -67,7 +71,7 @@ def advise(profile: Profile, cluster: Cluster, *, gpu: str = "", adam: bool = Tr
     return {
         "verdict": chosen.kind, "choice": chosen.name, "gain": overall.gain, "margin": overall.margin, "gain_over_bf16": over_bf16.gain,
         "margin_over_bf16": over_bf16.margin, "best_that_psgc_carries": carried.name,
-        "why": _why(profile, cluster, found, carried, chosen), "notes": _notes(profile, cluster, asked, known, estimated, gpu, adam=adam),
+        "why": _why(profile, cluster, found, carried, chosen), "notes": _notes(profile, cluster, asked, known, estimated, memory_gbps, adam=adam),
         "needed_ratio_over_bf16": _finite(needed_ratio(profile, cluster)), "candidates": [_shown(one, none, bf16) for one in found],
     }  # fmt: skip
 
@@ -108,27 +112,35 @@ def _number(value: float) -> str:
 def _worth(found: Sequence[Candidate], carried: Candidate, chosen: Candidate) -> str:
     none, bf16, local = found[0], found[1], found[-1]
     if chosen.kind == "infrequent":
-        steps = chosen.name.partition("-")[2]
-        return (
-            f"Local steps, exchanged every {steps}, save {gain_over(chosen, bf16)} over bf16, where {carried.name}, the best of what goes every "
-            f"step, saves {gain_over(carried, bf16)}. psgc carries no local steps yet; of what it carries take {carried.name}"
-        )
-    others = [
-        one for one in found if one.sound and one not in (chosen, local) and one.iteration_us(NOMINAL) <= chosen.iteration_us(NOMINAL)
-    ]
-    best = min(others, key=lambda one: one.iteration_us(NOMINAL), default=None)
-    further = f"; {best.name} would save {gain_over(best, chosen)} more, which is not worth what it gives up" if best is not None else ""
-    beyond = gain_over(local, chosen)
-    rare = f"; local steps, which psgc does not carry yet, would save {beyond} more" if beyond.gain > LEAST_GAIN["compress"] else ""
+        steps, best = chosen.name.partition("-")[2], f"{carried.name} is the best of what goes every step"
+        if carried is not bf16:
+            best = f"{carried.name}, the best of what goes every step, saves {gain_over(carried, bf16)}"
+        saved = f"Local steps, exchanged every {steps}, save {gain_over(chosen, bf16)} over bf16, where {best}"
+        return f"{saved}. psgc carries no local steps yet; of what it carries take {carried.name}"
+    rare = gain_over(local, chosen)
+    further = _further(found, chosen)
+    if rare.gain > LEAST_GAIN["compress"]:
+        further += f"; local steps, which psgc does not carry yet, would save {rare} more"
     if chosen.kind == "none":
-        return f"Leave gradients as they are{further}{rare}"
+        return f"Leave gradients as they are{further}"
     if chosen.kind == BF16:
-        return f"bf16 saves {gain_over(chosen, none)} over fp32{further}{rare}"
-    return f"{chosen.name} saves {gain_over(chosen, bf16)} over bf16, and {gain_over(chosen, none)} over fp32{further}{rare}"
+        return f"bf16 saves {gain_over(chosen, none)} over fp32{further}"
+    return f"{chosen.name} saves {gain_over(chosen, bf16)} over bf16, and {gain_over(chosen, none)} over fp32{further}"
+
+
+def _further(found: Sequence[Candidate], chosen: Candidate) -> str:
+    """What the fastest of the others that go every step would add."""
+    others = [one for one in found[:-1] if one.sound and one is not chosen]
+    best = min(others, key=lambda one: one.iteration_us(NOMINAL))
+    more = gain_over(best, chosen)
+    if more.gain < LEAST_WORTH_SAYING:
+        return ""
+    tie = "a tie" if more.gain <= more.margin else "less than it must to be worth it"
+    return f"; {best.name} would save {more} more, {tie}"
 
 
 def _notes(
-    profile: Profile, cluster: Cluster, asked: Sequence[str], known: Sequence[str], estimated: frozenset[str], gpu: str, *, adam: bool
+    profile: Profile, cluster: Cluster, asked: Sequence[str], known: Sequence[str], estimated: frozenset[str], memory_gbps: float | None, *, adam: bool
 ) -> list[str]:  # fmt: skip
     """What the answer rests on."""
     notes = [f"ready times: {profile.source or 'as in the profile'}", f"links: {cluster.source}"]
@@ -136,8 +148,8 @@ def _notes(
         notes.append("the profile has no forward time: gains are of backward and synchronization")
     if estimated:
         notes.append(
-            f"codec times of {', '.join(sorted(estimated))} are estimates: bytes moved at 70 % of the {MEMORY_GBPS[gpu.lower()]:g} GB/s of "
-            f"{gpu}'s memory; margins allow for half as much again"
+            f"codec times of {', '.join(sorted(estimated))} are estimates: bytes moved at {EFFICIENCY:.0%} of the {memory_gbps:g} GB/s "
+            f"of the GPU's memory; margins allow for half as much again"
         )
     missing = [name for name in asked if name not in known]
     if missing:

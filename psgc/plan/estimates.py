@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from psgc.errors import UsageError
 from psgc.plan.cluster import Cluster, read_cluster
 from psgc.plan.profile import CostCurve, Profile
 
@@ -43,40 +42,33 @@ def cluster_of(
     return read_cluster(document, f"{nodes}x{gpus_per_node}-{gbps:g}g", "advise")
 
 
-def with_estimates(profile: Profile, gpu: str, names: Iterable[str]) -> tuple[Profile, frozenset[str]]:
-    """The profile with estimated times on ``gpu`` for codecs that it has none of on any device, and which those are. A codec that is no
-    pair and has no estimate stays as it was."""
-    missing = {name for name in names if _bare(name) not in profile.codecs and name not in profile.codecs and _bare(name) in _PAYLOADS}
-    curves = {_bare(name): {"gpu": estimate(_bare(name), gpu)} for name in sorted(missing)}
+def with_estimates(profile: Profile, memory_gbps: float, names: Iterable[str]) -> tuple[Profile, frozenset[str]]:
+    """The profile with estimated times, on a GPU with that memory, for codecs that it has none of on any device; and which those are. A
+    codec of which nothing is known stays as it was."""
+    missing = {name for name in names if not {name, _bare(name)} & profile.codecs.keys() and _bare(name) in _PAYLOADS}
+    curves = {_bare(name): {"gpu": estimate(_bare(name), memory_gbps)} for name in sorted(missing)}
     return replace(profile, codecs={**profile.codecs, **curves}), frozenset(missing)
 
 
-def estimate(name: str, gpu: str) -> CostCurve:
-    """Encoding, with what keeps the residual, and decoding a payload and adding it. Raises UsageError for a GPU without a bandwidth."""
+def estimate(name: str, memory_gbps: float) -> CostCurve:
+    """Encoding, with what keeps the residual, and decoding a payload and adding it."""
     payload, feedback = _PAYLOADS[name]
+    selection = _SELECTION_PASSES.get(name, 0)
     # The gradient is read and the payload written. With feedback the residual is read too, and a second pass, when the result has come,
     # reads gradient, residual and payload and writes the residual.
     encode = (8 + payload) + (12 + payload) if feedback else 4 + payload
-    encode += 8 * _SELECTION_PASSES.get(name, 0)
+    encode += 8 * selection
     decode = payload + 8  # the sum is read and written
-    us_per_byte = 1 / (memory_gbps(gpu) * 1e3 * EFFICIENCY)
-    sizes = (1.0, 2.0**30)
-    passes = (2 if feedback else 1) + _SELECTION_PASSES.get(name, 0)
+    us_per_byte = 1 / (memory_gbps * 1e3 * EFFICIENCY)
+    sizes, launches = (1.0, 2.0**30), (2 if feedback else 1) + selection
     return CostCurve(
-        sizes,
-        tuple(LAUNCH_US * passes + n * encode * us_per_byte for n in sizes),
-        tuple(LAUNCH_US + n * decode * us_per_byte for n in sizes),
-    )
+        sizes, tuple(LAUNCH_US * launches + n * encode * us_per_byte for n in sizes), tuple(LAUNCH_US + n * decode * us_per_byte for n in sizes)
+    )  # fmt: skip
 
 
-def memory_gbps(gpu: str) -> float:
-    """GB/s of the GPU's memory."""
-    known = MEMORY_GBPS.get(gpu.lower())
-    if known is None:
-        raise UsageError(
-            f"codec times on GPU {gpu!r} cannot be estimated: its memory's bandwidth is known of {', '.join(MEMORY_GBPS)} only"
-        )
-    return known
+def known_memory_gbps(gpu: str) -> float | None:
+    """GB/s of the GPU's memory, None for one that nobody entered."""
+    return MEMORY_GBPS.get(gpu.lower())
 
 
 def _bare(name: str) -> str:
