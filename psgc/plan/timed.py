@@ -18,7 +18,8 @@ from psgc.plan.uniform import Uniform, best_uniform, codec_us, compressed, uncom
 from psgc.plan.vary import SAME, Change, varied, with_halved_bytes
 
 GBPS_RANGE: Final = (1e-3, 1e5)
-FINE_ENOUGH: Final = 1.01  # a bandwidth is found to a hundredth
+FINE_ENOUGH: Final = 1.01  # bandwidths and budgets are found to a hundredth
+MOST_SLOWER: Final = 2.0**20  # a codec that still pays then costs nothing worth a figure
 MOST_OFF: Final = 0.1  # what a measured step may be from the simulated one without a warning
 
 
@@ -95,20 +96,21 @@ class TimelineTimes:
         return needed_ratio(self.problem.profile, self.problem.cluster, self.peer_bytes)
 
     def encode_budget_ms(self) -> float:
-        """With the codec's plan as it is; where no time at all would do, how much the codec is too slow."""
-        sync = self.plans[0].step_us
+        """What encoding and decoding take now, times how many times as slow they may be, plans made anew; where no time at all would do,
+        how much too slow the codec is even so."""
+        sync = self.sync_ms(SAME)
 
-        def step_us(factor: float) -> float:
-            return simulate(varied(self.problem, Change(codec=factor)), self.plans[1].buckets).step_us
+        def pays(factor: float) -> bool:
+            return self.method_ms(Change(codec=factor)) < sync
 
-        if step_us(0.0) >= sync:
-            return (sync - step_us(0.0)) / 1e3
+        if not pays(0.0):
+            return sync - self.method_ms(Change(codec=0.0))
         low, high = 0.0, 1.0
-        while step_us(high) < sync:
+        while pays(high) and high < MOST_SLOWER:
             low, high = high, 2 * high
-        while high - low > 1e-3 * high:
+        while high - low > (FINE_ENOUGH - 1) * high:
             middle = (low + high) / 2
-            low, high = (middle, high) if step_us(middle) < sync else (low, middle)
+            low, high = (middle, high) if pays(middle) else (low, middle)
         return low * self.codec_ms
 
     def warnings(self) -> list[str]:
