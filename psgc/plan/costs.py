@@ -19,9 +19,9 @@ option, and priced for a cluster. With p ranks in a group, m bytes held by each,
 Between nodes the link is the node's: what its active ranks send together goes through it. A flat group's ring passes each node's link
 once a way, so it carries what one rank's link would. Of a flat all-to-all each of a node's ranks, and of a flat gather the root, sends or takes
 through it what does not stay within the node.
-Decoding costs each piece: an all-gather's p payloads are p times as many elements as one's. A server adds every payload that comes to it and
-finishes the sum once, its share of the bucket; where the profile has times of ``none``, workers also copy what is not encoded into slots and
-out of them.
+Decoding costs each piece: an all-gather's p payloads are p times as many elements as one's. A node's CPU works for all its active ranks.
+A server adds every payload that comes to it and finishes the sum once, its share of the bucket; where the profile has times of ``none``,
+workers also copy what is not encoded into slots and out of them.
 Sources: Thakur et al. 2005 for collectives; Wang et al. 2023 (Espresso), table 3, for what follows what.
 """
 
@@ -149,7 +149,7 @@ def price(atom: Atom, cluster: Cluster, codec: CodecCosts) -> list[Task]:
     for level in held.pieces:
         pieces *= _ranks(level, cluster)
     if "@" in action:
-        return [_codec_task(action, share, pieces)]
+        return [_codec_task(action, share, pieces, 1 if held.root_only else cluster.gpus_per_node)]
     level, operation = action.split(".")[:2]
     if operation in ("push", "pull"):
         return _with_server(action, cluster, held, share, codec)
@@ -168,12 +168,13 @@ def _ranks(level: str, cluster: Cluster) -> int:
     return {"flat": cluster.gpus, "intra": cluster.gpus_per_node, "inter": cluster.nodes}[level]
 
 
-def _codec_task(action: str, share: float, pieces: float) -> Task:
+def _codec_task(action: str, share: float, pieces: float, active: int) -> Task:
+    """Each rank has a GPU of its own, but the CPU is its node's."""
     verb, _, device = action.partition("@")
-    resource = GPU if device == "gpu" else CPU
+    resource, ranks = (GPU, 1.0) if device == "gpu" else (CPU, float(active))
     if verb == "comp":
-        return Task(action, resource, 0.0, 0.0, f"{device}.encode", share)
-    return Task(action, resource, 0.0, 0.0, f"{device}.decode", share, pieces)
+        return Task(action, resource, 0.0, 0.0, f"{device}.encode", share, ranks)
+    return Task(action, resource, 0.0, 0.0, f"{device}.decode", share, pieces * ranks)
 
 
 def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: Held) -> float:

@@ -1,11 +1,12 @@
 """One iteration's timeline: backward, and every bucket's tasks on the resources they share. Who comes first is served first.
 
 A bucket's tasks follow one another; the first may start when backward has computed the bucket. Backward is a chain of its own on the GPU, a
-segment for each bucket in order of readiness, so compression on the GPU delays all that is computed later. A resource does one task
+segment for each moment of readiness, so compression on the GPU delays all that is computed later. A resource does one task
 at a time, to its end. Of tasks that could start next the one that can start earliest does; of equal ones that of the bucket with the least
 number, backward last. Owns this rule: as a kernel, and as the plain definition that it is held against.
 
-The step is over when the last bucket is done. Sources: Espresso (Wang et al. 2023), section 4.3, for what contends; that the links of a
+The step is over when the last bucket is done. What happens before a bucket is computed does not depend on it: so a run can be resumed from there
+when its tasks alone have changed (``search`` does). Sources: Espresso (Wang et al. 2023), section 4.3, for what contends; that the links of a
 node and between nodes work at once, and that decoding delays what follows it on the same device, is ours.
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from psgc.codecs.kernel import I64, kernel
+from psgc.codecs.kernel import helper, kernel
 from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
 
 F64 = NDArray[np.float64]
@@ -26,11 +27,16 @@ Ints = NDArray[np.int64]
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _OUT_F64: Final = types.Array(types.float64, 1, "C")
+# a run's state: when each resource is free, and then
+_BACKWARD: Final = len(RESOURCES)
+_STEP: Final = _BACKWARD + 1
+_COMPUTED: Final = _STEP + 1
+STATE: Final = _COMPUTED + 1
 
 
 class Chains(NamedTuple):
-    """Every bucket's tasks, one after the other. ready_us: when backward alone would have computed each bucket, ascending; first: where
-    each bucket's tasks begin, and their number at the end; resource and us: of each task."""
+    """Every bucket's tasks, one after the other. ready_us: when backward alone would have computed each bucket, ascending parts of one at
+    once; first: where each bucket's tasks begin, and their number at the end; resource and us: of each task."""
 
     ready_us: F64
     first: Ints
@@ -77,10 +83,11 @@ def define_timeline(chains: Chains) -> Timeline:
             return Timeline(step, start, backward)
         when, chosen, held = min(candidates, key=lambda candidate: candidate[:2])
         if chosen == count:
-            backward[computed] = when
             backward_at = end = when + segments[computed]
-            available[computed] = end
-            computed += 1
+            ready = chains.ready_us[computed]
+            while computed < count and chains.ready_us[computed] == ready:
+                backward[computed], available[computed] = when, end
+                computed += 1
         else:
             task = nexts[chosen]
             start[task], nexts[chosen] = when, task + 1
@@ -90,47 +97,75 @@ def define_timeline(chains: Chains) -> Timeline:
         step = max(step, end)
 
 
-@kernel(types.float64(_IN_F64, _IN_I64, _IN_I64, _IN_F64, _OUT_F64, _OUT_F64, I64))
-def _run(ready: Any, first: Any, resource: Any, us: Any, start: Any, backward: Any, resources: Any) -> Any:
-    count = ready.size
-    free, available, nexts = np.zeros(resources), np.full(count, np.inf), first[:count].copy()
-    computed, done, backward_at, step, low = 0, 0, 0.0, 0.0, 0
-    while done < us.size or computed < count:
+@helper
+def begin(first: Any, state: Any, available: Any, nexts: Any) -> None:
+    """Set a run to its beginning."""
+    state[:] = 0.0
+    available[:] = np.inf
+    nexts[:] = first
+
+
+@helper
+def resume(
+    ready: Any, last: Any, resource: Any, us: Any, state: Any, available: Any, nexts: Any, until: Any, start: Any, backward: Any
+) -> Any:
+    """Run on until backward would compute bucket ``until``, or to the end. Returns the step so far.
+
+    state: when each resource is free, then backward, then the step, and how many buckets are computed. last: behind each bucket's tasks.
+    """
+    count, computed, step = ready.size, int(state[_COMPUTED]), state[_STEP]
+    low = 0
+    while True:
         when, chosen = np.inf, -1
         for bucket in range(low, computed):
             task = nexts[bucket]
-            if task < first[bucket + 1]:
+            if task < last[bucket]:
                 if resource[task] == BOTH_WAYS:
-                    possible = max(available[bucket], free[SEND], free[RECEIVE])
+                    possible = max(available[bucket], state[SEND], state[RECEIVE])
                 else:
-                    possible = max(available[bucket], free[resource[task]])
+                    possible = max(available[bucket], state[resource[task]])
                 if possible < when:
                     when, chosen = possible, bucket
             elif bucket == low:
                 low += 1
-        if computed < count and max(backward_at, free[GPU]) < when:
-            backward[computed] = max(backward_at, free[GPU])
-            end = backward[computed] + (ready[computed] - (ready[computed - 1] if computed else 0.0))
-            backward_at, free[GPU], available[computed] = end, end, end
-            computed += 1
+        possible = max(state[_BACKWARD], state[GPU])
+        if computed < count and possible < when:
+            if computed == until:
+                break
+            segment = ready[computed] - (ready[computed - 1] if computed else 0.0)
+            end = possible + segment
+            state[_BACKWARD] = state[GPU] = end
+            at = ready[computed]
+            while computed < count and ready[computed] == at:
+                backward[computed], available[computed] = possible, end
+                computed += 1
+        elif chosen < 0:
+            break
         else:
             task = nexts[chosen]
             start[task], nexts[chosen] = when, task + 1
             end = when + us[task]
             available[chosen] = end
             if resource[task] == BOTH_WAYS:
-                free[SEND] = free[RECEIVE] = end
+                state[SEND] = state[RECEIVE] = end
             else:
-                free[resource[task]] = end
-            done += 1
+                state[resource[task]] = end
         step = max(step, end)
+    state[_COMPUTED], state[_STEP] = computed, step
     return step
+
+
+@kernel(types.float64(_IN_F64, _IN_I64, _IN_I64, _IN_F64, _OUT_F64, _OUT_F64))
+def _run(ready: Any, first: Any, resource: Any, us: Any, start: Any, backward: Any) -> Any:
+    state, available, nexts = np.empty(STATE), np.empty(ready.size), np.empty(ready.size, np.int64)
+    begin(first[:-1], state, available, nexts)
+    return resume(ready, first[1:], resource, us, state, available, nexts, ready.size, start, backward)
 
 
 def run(chains: Chains) -> Timeline:
     """The timeline of these chains."""
     start, backward = np.zeros(len(chains.us)), np.zeros(len(chains.ready_us))
-    step = _run(*chains, start, backward, len(RESOURCES))
+    step = _run(*chains, start, backward)
     return Timeline(float(step), start, backward)
 
 

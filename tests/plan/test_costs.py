@@ -50,7 +50,12 @@ def test_gathered_payloads_are_decoded_piece_by_piece() -> None:
 def test_all_to_all_deals_out_pieces_of_shards() -> None:
     option = ("comp@cpu", "flat.all_to_all.c", "decomp@gpu", "comp@gpu", "flat.all_gather.c", "decomp@gpu")
     made = tasks(option, CLUSTER, CODEC)
-    assert [(task.share, task.times) for task in made if task.curve] == [(1.0, 1.0), (1 / 8, 8.0), (1 / 8, 1.0), (1.0, 1.0)]
+    assert [(task.share, task.times) for task in made if task.curve] == [
+        (1.0, 2.0),
+        (1 / 8, 8.0),
+        (1 / 8, 1.0),
+        (1.0, 1.0),
+    ]  # the CPU is two ranks'
     assert made[1].per_element_us == pytest.approx(7 / 8 * PAYLOAD * 10 * 2 * 6 / 7)  # two ranks' bytes, but for what stays in the node
     assert made[4].per_element_us == pytest.approx(7 / 8 * PAYLOAD * 10)
     assert [task.resource for task in made if task.curve] == [CPU, GPU, GPU, GPU]

@@ -37,7 +37,8 @@ def test_no_resource_does_two_tasks_at_once_and_tasks_keep_their_order(job: list
     spans: dict[int, list[tuple[float, float]]] = {resource: [] for resource in range(len(RESOURCES))}
     spans[GPU] += list(zip(timeline.backward_us, timeline.backward_us + segments, strict=True))
     for bucket in range(len(job)):
-        before = timeline.backward_us[bucket] + segments[bucket]
+        computed_with = int(np.searchsorted(made.ready_us, made.ready_us[bucket]))  # the first that is ready at this moment
+        before = timeline.backward_us[bucket] + segments[computed_with]
         for task in range(made.first[bucket], made.first[bucket + 1]):
             assert timeline.start_us[task] >= before
             before = timeline.start_us[task] + made.us[task]
@@ -63,3 +64,8 @@ def test_links_within_and_between_nodes_work_at_once() -> None:
     assert run(made).step_us == 15.0
     assert run(chains_of([0.0, 0.0], [[(SEND, 5.0)], [(RECEIVE, 5.0)]])).step_us == 5.0
     assert run(chains_of([0.0, 0.0], [[(BOTH_WAYS, 5.0)], [(RECEIVE, 5.0)]])).step_us == 10.0
+
+
+def test_parts_that_are_ready_at_once_do_not_wait_for_one_another_on_the_gpu() -> None:
+    made = chains_of([5.0, 5.0], [[(GPU, 4.0), (SEND, 1.0)], [(INTRA, 1.0), (GPU, 1.0)]])
+    assert run(made).start_us.tolist() == [5.0, 9.0, 5.0, 9.0]
