@@ -39,7 +39,9 @@ def compressed(problem: Problem) -> tuple[Option, ...]:
     """Those of which payloads travel between nodes, encoded on one device throughout. Raises UsageError if there are none."""
     found = tuple(option for option in problem.options if _payloads_between_nodes(option) and _one_device(option))
     if not found:
-        raise UsageError(f"codec {problem.codec.name}: the profile has its times on no device that may encode; measure them with psgc profile")
+        raise UsageError(
+            f"codec {problem.codec.name}: the profile has its times on no device that may encode; measure them with psgc profile"
+        )
     return found
 
 
@@ -55,7 +57,11 @@ def best_uniform(problem: Problem, options: Sequence[Option]) -> Uniform:
     """The best such plan over these options, over buckets of all the gradient down to a 64th."""
     numel, backward = problem.profile.numel, problem.profile.backward_us
     # with one GPU a node many options are the same tasks
-    chains = {tuple(task[1:] for task in chain): (option, chain) for option in options for chain in [tasks(option, problem.cluster, problem.codec)]}
+    chains = {
+        tuple(task[1:] for task in chain): (option, chain)
+        for option in options
+        for chain in [tasks(option, problem.cluster, problem.codec)]
+    }
     ways = [
         (_estimate_us(problem.codec, chain, numel, cuts, backward), cuts, option)
         for option, chain in chains.values() for cuts in _cuts(numel)

@@ -34,7 +34,9 @@ def test_the_short_list_loses_nothing_that_matters(name: str) -> None:
     where = problem(name)
     for options in (uncompressed(where), compressed(where)):
         found = best_uniform(where, options)
-        everything = min(simulate(where, fused(where, where.profile.numel / cuts, option)).step_us for option in options for cuts in (1, 8, 64))
+        everything = min(
+            simulate(where, fused(where, where.profile.numel / cuts, option)).step_us for option in options for cuts in (1, 8, 64)
+        )
         assert found.step_us <= 1.02 * everything
 
 
