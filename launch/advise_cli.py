@@ -90,5 +90,10 @@ def _gain(one: dict[str, Any], gain: str, margin: str) -> str:
 
 
 def _remark(one: dict[str, Any]) -> str:
-    remarks = ["not in psgc yet" if not one["carried"] else "", "costs quality" if one["sound"] is False else "", one["times"]]
+    remarks = (
+        "best left unused" if one["kind"] == "compress" and not one["compressed_share"] else "",
+        "not in psgc yet" if not one["carried"] else "",
+        "costs quality" if one["sound"] is False else "",
+        one["times"],
+    )
     return ", ".join(remark for remark in remarks if remark)

@@ -44,11 +44,13 @@ def gain_over(candidate: Candidate, other: Candidate) -> Gain:
 
 
 def climb(rungs: Sequence[Candidate]) -> Candidate:
-    """The highest rung worth taking. rungs: in the order of what they give up."""
+    """The highest rung worth taking: over the one taken so far for more than its margin, over those of lower kinds for what it gives up,
+    lest a tie with the one just below make the next look good. rungs: in the order of what they give up."""
     chosen = rungs[0]
-    for rung in rungs[1:]:
+    for number, rung in enumerate(rungs[1:], 1):
+        lower = [below for below in rungs[:number] if below.kind != rung.kind or below is chosen]
         saved = gain_over(rung, chosen)
-        if saved.gain > max(saved.margin, LEAST_GAIN[rung.kind]):
+        if saved.gain > saved.margin and all(gain_over(rung, below).gain > LEAST_GAIN[rung.kind] for below in lower):
             chosen = rung
     return chosen
 
@@ -86,7 +88,7 @@ def _shown(one: Candidate, none: Candidate, bf16: Candidate) -> dict[str, Any]:
         "name": one.name, "kind": one.kind, "iteration_ms": one.iteration_us(NOMINAL) / 1e3, "gain": overall.gain, "margin": overall.margin,
         "gain_over_bf16": over_bf16.gain, "margin_over_bf16": over_bf16.margin, "ratio_fp32": 4 / one.bytes_per_element,
         "ratio_bf16": 2 / one.bytes_per_element, "times": one.times, "sound": one.sound, "carried": one.kind != "infrequent",
-        "option": list(one.plan.option),
+        "compressed_share": one.compressed_share,
     }  # fmt: skip
 
 

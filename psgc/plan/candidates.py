@@ -14,11 +14,12 @@ from typing import Final, NamedTuple
 
 from psgc.plan.cluster import Cluster
 from psgc.plan.costs import CodecCosts
-from psgc.plan.options import Constraints
+from psgc.plan.found import Found
+from psgc.plan.options import Constraints, encodes
 from psgc.plan.plan import UNCOMPRESSED
 from psgc.plan.problem import PUBLISHED_BYTES, Problem, codec_costs, simulate
 from psgc.plan.profile import Profile, TensorProfile
-from psgc.plan.uniform import Uniform, best_uniform, compressed, uncompressed
+from psgc.plan.search import search
 from psgc.plan.vary import Change, varied, with_halved_bytes
 
 BF16: Final = "bf16"
@@ -50,7 +51,8 @@ CORNERS: Final = tuple(Corner(*values) for values in product((0.9, 1.1), (1.0, 1
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """name: ``none``, ``bf16``, a codec, or ``local-H``. bytes_per_element: in payloads, of an iteration; iteration_us: forward, backward
-    and synchronization, in each corner. sound: whether it keeps quality, None where that is not judged; times: where the codec's come from."""
+    and synchronization, in each corner. sound: whether it keeps quality, None where that is not judged; times: where the codec's come from;
+    compressed_share: of the elements, in buckets that a plan would encode."""
 
     name: str
     kind: str
@@ -58,7 +60,7 @@ class Candidate:
     sound: bool | None
     times: str
     iteration_us: Callable[[Corner], float]
-    plan: Uniform
+    compressed_share: float
 
 
 def candidates(profile: Profile, cluster: Cluster, codecs: Sequence[str], estimated: frozenset[str], *, adam: bool) -> list[Candidate]:
@@ -69,15 +71,14 @@ def candidates(profile: Profile, cluster: Cluster, codecs: Sequence[str], estima
     plain = Problem(profile, cluster, nothing, Constraints(servers=True))
     half = replace(plain, cluster=with_halved_bytes(cluster))
     found = [
-        _every_step("none", "none", plain, 4.0, best_uniform(plain, uncompressed(plain))),
-        _every_step(BF16, BF16, half, 2.0, best_uniform(half, uncompressed(half))),
+        _every_step("none", "none", plain, 4.0),
+        _every_step(BF16, BF16, half, 2.0),
     ]
     for codec in costs:
         times = "estimated" if codec.name in estimated else "measured"
         problem = Problem(profile, cluster, codec, Constraints(servers=True))
         sound = is_sound(codec.name, adam=adam)
-        plan = best_uniform(problem, compressed(problem))
-        found.append(_every_step(codec.name, "compress", problem, codec.bytes_per_element, plan, times=times, sound=sound))
+        found.append(_every_step(codec.name, "compress", problem, codec.bytes_per_element, times=times, sound=sound))
     outer = next((codec for codec in costs if codec.name == OUTER_CODEC), None)
     exchange = half if outer is None else Problem(profile, cluster, outer, Constraints(servers=True))
     found.append(_local_steps(exchange, OUTER_CODEC if outer else BF16, "" if outer is None else found[2].times))
@@ -101,15 +102,16 @@ def _change(corner: Corner, times: str) -> Change:
 
 
 def _every_step(
-    name: str, kind: str, problem: Problem, size: float, plan: Uniform, *, times: str = "", sound: bool = True
+    name: str, kind: str, problem: Problem, size: float, *, times: str = "", sound: bool = True
 ) -> Candidate:  # fmt: skip
+    plan = search(problem)
     forward = problem.profile.forward_us or 0.0
 
     @functools.cache
     def iteration_us(corner: Corner) -> float:
         return forward + simulate(varied(problem, _change(corner, times)), plan.buckets).step_us
 
-    return Candidate(name, kind, size, sound, times, iteration_us, plan)
+    return Candidate(name, kind, size, sound, times, iteration_us, _compressed_share(plan))
 
 
 def _local_steps(problem: Problem, name: str, times: str) -> Candidate:
@@ -117,7 +119,7 @@ def _local_steps(problem: Problem, name: str, times: str) -> Candidate:
     profile = problem.profile
     computing = (profile.forward_us or 0.0) + profile.backward_us
     at_once = replace(problem, profile=replace(profile, tensors=tuple(TensorProfile(t.name, t.numel, 0.0) for t in profile.tensors)))
-    plan = best_uniform(at_once, at_once.options if not problem.codec.curves else (*uncompressed(at_once), *compressed(at_once)))
+    plan = search(at_once)
     steps = next((h for h in LOCAL_STEPS if plan.step_us / h <= EXCHANGE_SHARE * computing), LOCAL_STEPS[-1])
 
     @functools.cache
@@ -125,4 +127,8 @@ def _local_steps(problem: Problem, name: str, times: str) -> Candidate:
         return computing + simulate(varied(at_once, _change(corner, times)), plan.buckets).step_us / steps
 
     size = (2.0 if name == BF16 else problem.codec.bytes_per_element) / steps
-    return Candidate(f"local-{steps}", "infrequent", size, None, times, iteration_us, plan)
+    return Candidate(f"local-{steps}", "infrequent", size, None, times, iteration_us, _compressed_share(plan))
+
+
+def _compressed_share(plan: Found) -> float:
+    return sum(bucket.numel for bucket in plan.buckets if encodes(bucket.option)) / sum(bucket.numel for bucket in plan.buckets)

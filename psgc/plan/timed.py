@@ -1,6 +1,7 @@
-"""A question to the timeline: one codec on a profile and a cluster, every bucket the same way, each side as it is best done.
+"""A question to the timeline: one codec on a profile and a cluster, each side with the plan that psgc finds for it.
 
-Owns what is asked of the timeline, and how. Which plan a bucket by bucket search would find is ``methods``'.
+Where psgc would compress nothing, the codec's side is the best plan that compresses everything: what is lost by insisting. Owns what is
+asked of the timeline, and how.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from functools import cached_property
 from itertools import product
 from typing import Final
 
+from psgc.plan.found import Found
+from psgc.plan.options import encodes
 from psgc.plan.problem import Problem, simulate
 from psgc.plan.regimes import needed_ratio
-from psgc.plan.uniform import Uniform, best_uniform, codec_us, compressed, uncompressed
+from psgc.plan.search import search
+from psgc.plan.uniform import best_uniform, codec_us, compressed
 from psgc.plan.vary import SAME, Change, varied, with_halved_bytes
+from psgc.plan.verdict import LEAST_MARGIN, gain
 
 GBPS_RANGE: Final = (1e-3, 1e5)
 FINE_ENOUGH: Final = 1.01  # bandwidths and budgets are found to a hundredth
@@ -52,7 +57,7 @@ class TimelineTimes:
         return self.problem if self.peer_bytes == 4 else replace(self.problem, cluster=with_halved_bytes(self.problem.cluster))
 
     @cached_property
-    def plans(self) -> tuple[Uniform, Uniform]:
+    def plans(self) -> tuple[Found, Found]:
         """Without compression, and with."""
         return _best_without(self.peer), _best_with(self.problem)
 
@@ -77,40 +82,37 @@ class TimelineTimes:
         return gains
 
     def crossover_gbps(self) -> float:
-        """Bandwidth below which the codec is faster: 0 if it never is, infinity if it always is."""
+        """Bandwidth below which the codec saves anything that can be told from nothing: 0 if it never does, infinity if it always does."""
         low, high = GBPS_RANGE
-        if self._gain_ms(high) > 0:
+        if self._saves(self._at(high)):
             return math.inf
-        if self._gain_ms(low) <= 0:
+        if not self._saves(self._at(low)):
             return 0.0
         while high / low > FINE_ENOUGH:
             middle = math.sqrt(low * high)
-            low, high = (middle, high) if self._gain_ms(middle) > 0 else (low, middle)
+            low, high = (middle, high) if self._saves(self._at(middle)) else (low, middle)
         return low
 
-    def _gain_ms(self, gbps: float) -> float:
-        change = Change(link=gbps / self.gbps)
-        return self.sync_ms(change) - self.method_ms(change)
+    def _at(self, gbps: float) -> Change:
+        return Change(link=gbps / self.gbps)
+
+    def _saves(self, change: Change) -> bool:
+        return gain(self, change) > LEAST_MARGIN
 
     def required_ratio(self) -> float:
         return needed_ratio(self.problem.profile, self.problem.cluster, self.peer_bytes)
 
     def encode_budget_ms(self) -> float:
-        """What encoding and decoding take now, times how many times as slow they may be, plans made anew; where no time at all would do,
-        how much too slow the codec is even so."""
-        sync = self.sync_ms(SAME)
-
-        def pays(factor: float) -> bool:
-            return self.method_ms(Change(codec=factor)) < sync
-
-        if not pays(0.0):
-            return sync - self.method_ms(Change(codec=0.0))
+        """What encoding and decoding take now, times how many times as slow they may be and still save anything, plans made anew; where no
+        time at all would do, how much slower a step is even so."""
+        if not self._saves(Change(codec=0.0)):
+            return min(0.0, self.sync_ms(SAME) - self.method_ms(Change(codec=0.0)))
         low, high = 0.0, 1.0
-        while pays(high) and high < MOST_SLOWER:
+        while self._saves(Change(codec=high)) and high < MOST_SLOWER:
             low, high = high, 2 * high
         while high - low > (FINE_ENOUGH - 1) * high:
             middle = (low + high) / 2
-            low, high = (middle, high) if pays(middle) else (low, middle)
+            low, high = (middle, high) if self._saves(Change(codec=middle)) else (low, middle)
         return low * self.codec_ms
 
     def warnings(self) -> list[str]:
@@ -134,9 +136,12 @@ class TimelineTimes:
         return []
 
 
-def _best_without(problem: Problem) -> Uniform:
-    return best_uniform(problem, uncompressed(problem))
+def _best_without(problem: Problem) -> Found:
+    return search(replace(problem, constraints=replace(problem.constraints, most_encodes=0)))
 
 
-def _best_with(problem: Problem) -> Uniform:
+def _best_with(problem: Problem) -> Found:
+    found = search(problem)
+    if any(encodes(bucket.option) for bucket in found.buckets):
+        return found
     return best_uniform(problem, compressed(problem))

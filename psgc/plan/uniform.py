@@ -1,17 +1,19 @@
-"""Plans in which all buckets go the same way: gradients fused to one size, one option, one device that encodes.
+"""Plans that compress everything, the same way: gradients fused to one size, one option, one device that encodes.
 
-What a runtime without a planner would be tuned to, and quickly found, so that questions can be asked at a hundred bandwidths. Owns the
-fusing and the short list of options worth simulating; ``methods`` has what a planner finds.
+What a codec costs where a planner would leave it alone. Owns the fusing and the short list of options worth simulating; ``methods`` has what
+a planner finds.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 from psgc.errors import UsageError
 from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND, CodecCosts, Task, tasks
+from psgc.plan.found import Found
 from psgc.plan.options import Option, encodes
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem, simulate
@@ -20,19 +22,6 @@ from psgc.plan.profile import Profile
 MOST_CUTS: Final = 64  # more than this and latencies, not bytes, are what is simulated
 LEAST_NUMEL: Final = 1 << 16  # smaller buckets are latency alone on every link there is
 SHORT_LIST: Final = 24  # ways that are simulated; of the ready-made clusters none has a better one by more than 1.2 % among all others
-
-
-@dataclass(frozen=True, slots=True)
-class Uniform:
-    """step_us: by the timeline, from the first gradient's readiness on."""
-
-    option: Option
-    buckets: tuple[PlannedBucket, ...]
-    step_us: float
-
-
-def uncompressed(problem: Problem) -> tuple[Option, ...]:
-    return tuple(option for option in problem.options if encodes(option) == 0)
 
 
 def compressed(problem: Problem) -> tuple[Option, ...]:
@@ -53,8 +42,9 @@ def _one_device(option: Option) -> bool:
     return len({action.partition("@")[2] for action in option if "@" in action}) == 1
 
 
-def best_uniform(problem: Problem, options: Sequence[Option]) -> Uniform:
+def best_uniform(problem: Problem, options: Sequence[Option]) -> Found:
     """The best such plan over these options, over buckets of all the gradient down to a 64th."""
+    begun = time.perf_counter()
     numel, backward = problem.profile.numel, problem.profile.backward_us
     # with one GPU a node many options are the same tasks
     chains = {
@@ -71,9 +61,9 @@ def best_uniform(problem: Problem, options: Sequence[Option]) -> Uniform:
         buckets = fused(problem, numel / cuts, option)
         step = simulate(problem, buckets).step_us
         if found is None or step < found.step_us:
-            found = Uniform(option, buckets, step)
+            found = Found(buckets, step, 0.0, len(options))
     assert found is not None
-    return found
+    return replace(found, select_us=(time.perf_counter() - begun) * 1e6)
 
 
 def _cuts(numel: int) -> Iterable[int]:

@@ -11,12 +11,9 @@ from psgc.errors import UsageError
 from psgc.plan.advise import advise, climb, gain_over
 from psgc.plan.candidates import CORNERS, Candidate, Corner, considered, is_sound
 from psgc.plan.estimates import cluster_of
-from psgc.plan.plan import PlannedBucket
 from psgc.plan.profile import CostCurve, computed_profile
-from psgc.plan.uniform import Uniform
 
 LLAMA = computed_profile("llama-8b", "h100")  # 8192 tokens
-NOWHERE = Uniform((), (PlannedBucket(("a",), 1, 1, 0, "none", ()),), 0.0)
 
 
 def advice(gbps: float, nodes: int = 8, **options: Any) -> dict[str, Any]:
@@ -29,7 +26,7 @@ def rung(kind: str, us: float, spread: float = 0.0) -> Candidate:
     def iteration_us(corner: Corner) -> float:
         return us * (1 + spread * corner.codec)
 
-    return Candidate(kind, kind, 4.0, True, "", iteration_us, NOWHERE)
+    return Candidate(kind, kind, 4.0, True, "", iteration_us, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +116,7 @@ def test_a_gain_is_taken_in_one_corner_at_a_time() -> None:
         ([rung("none", 100), rung("bf16", 90), rung("compress", 80)], "compress"),
         ([rung("none", 100), rung("bf16", 90), rung("compress", 80, 0.5)], "bf16"),  # within its margin
         ([rung("none", 100), rung("bf16", 110), rung("compress", 80)], "compress"),
+        ([rung("none", 100, 0.1), rung("bf16", 95), rung("compress", 94, 0.1)], "none"),  # next to bf16 it is nothing
         ([rung("compress", 100), rung("infrequent", 85)], "compress"),
         ([rung("compress", 100), rung("infrequent", 75)], "infrequent"),
     ],

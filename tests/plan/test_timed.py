@@ -13,7 +13,7 @@ from psgc.plan.problem import Problem
 from psgc.plan.profile import CostCurve, computed_profile
 from psgc.plan.timed import TimelineTimes
 from psgc.plan.vary import SAME, Change, varied
-from psgc.plan.verdict import gain, verdict
+from psgc.plan.verdict import LEAST_MARGIN, gain, verdict
 
 _WHOLE = computed_profile("gpt2", "a100")
 # a tenth of the tensors, ten times as large: the same job, sooner simulated
@@ -32,7 +32,7 @@ def slower(factor: float) -> CodecCosts:
 
 def test_a_slow_link_pays_and_a_fast_one_does_not() -> None:
     assert "int8 at 1 Gbit/s on 4 x 1 GPUs pays: " in verdict(times(1))["verdict"]
-    assert "does not pay: " in verdict(times(400, slower(20)))["verdict"]
+    assert "does not pay: " in verdict(times(400, slower(500)))["verdict"]
 
 
 def test_below_the_crossover_the_codec_is_faster_and_above_it_is_not() -> None:
@@ -44,12 +44,11 @@ def test_below_the_crossover_the_codec_is_faster_and_above_it_is_not() -> None:
     assert times(10, replace(slower(0), bytes_per_element=1.0)).crossover_gbps() == math.inf
 
 
-def test_the_budget_is_what_would_make_both_equal() -> None:
-    asked = times(10)
+def test_within_the_budget_the_codec_saves_something_and_beyond_it_does_not() -> None:
+    asked = times(100)
     factor = asked.encode_budget_ms() / asked.codec_ms
     assert factor > 1
-    slow = times(10, slower(factor))
-    assert slow.method_ms(SAME) == pytest.approx(slow.sync_ms(SAME), rel=0.02)
+    assert gain(times(100, slower(0.95 * factor))) > LEAST_MARGIN > gain(times(100, slower(1.05 * factor)))
 
 
 def test_no_time_is_short_enough_for_a_codec_that_saves_no_bytes() -> None:
@@ -64,7 +63,7 @@ def test_bf16_gradients_are_a_harder_peer_than_fp32() -> None:
 
 
 def test_less_certain_codec_times_widen_the_margin() -> None:
-    assert verdict(times(10, slower(5), spread=1.5))["margin"] > verdict(times(10, slower(5), spread=1.1))["margin"]
+    assert verdict(times(100, slower(5), spread=1.5))["margin"] > verdict(times(100, slower(5), spread=1.1))["margin"]
 
 
 def test_a_measured_time_is_held_against_the_timelines() -> None:

@@ -10,7 +10,7 @@ from psgc.plan.costs import CodecCosts
 from psgc.plan.options import Constraints, encodes
 from psgc.plan.problem import Problem, simulate
 from psgc.plan.profile import CostCurve, Profile, TensorProfile, computed_profile
-from psgc.plan.uniform import best_uniform, codec_us, compressed, fused, uncompressed
+from psgc.plan.uniform import best_uniform, codec_us, compressed, fused
 
 TIMES = {"gpu": CostCurve((1.0, 2.0**20), (20.0, 60.0), (10.0, 30.0))}
 CODEC = CodecCosts("int8", 1.016, TIMES)
@@ -32,7 +32,7 @@ def test_every_tensor_is_fused_once_in_order_and_large_ones_are_cut() -> None:
 @pytest.mark.parametrize("name", ["espresso-pcie", "espresso-nvlink", "cloud-1xt4-10g"])
 def test_the_short_list_loses_nothing_that_matters(name: str) -> None:
     where = problem(name)
-    for options in (uncompressed(where), compressed(where)):
+    for options in (where.options, compressed(where)):
         found = best_uniform(where, options)
         everything = min(
             simulate(where, fused(where, where.profile.numel / cuts, option)).step_us for option in options for cuts in (1, 8, 64)
@@ -40,17 +40,16 @@ def test_the_short_list_loses_nothing_that_matters(name: str) -> None:
         assert found.step_us <= 1.02 * everything
 
 
-def test_sides_are_apart() -> None:
+def test_compressed_is_what_goes_between_nodes_as_payloads() -> None:
     assert all(encodes(option) for option in compressed(problem()))
     assert ("comp@gpu", "intra.all_to_all.c", "decomp@gpu", "inter.all_reduce", "intra.all_gather") not in compressed(problem())
-    assert len(uncompressed(problem())) == 9
     with pytest.raises(UsageError, match="codec int8: the profile has its times on no device"):
         compressed(problem(codec=CodecCosts("int8", 1.016, {})))
 
 
 def test_one_gpu_has_nothing_to_exchange() -> None:
     alone = Problem(PROFILE, Cluster("one", 1, 1, Link(100, 1), Link(1, 1)), CODEC)
-    assert best_uniform(alone, uncompressed(alone)).step_us == PROFILE.backward_us
+    assert best_uniform(alone, [("flat.all_reduce",)]).step_us == PROFILE.backward_us
 
 
 def test_codec_time_is_that_of_all_parts() -> None:
