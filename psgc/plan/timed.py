@@ -23,8 +23,7 @@ from psgc.plan.vary import SAME, Change, varied, with_halved_bytes
 from psgc.plan.verdict import LEAST_MARGIN, gain
 
 GBPS_RANGE: Final = (1e-3, 1e5)
-FINE_ENOUGH: Final = 1.01  # bandwidths and budgets are found to a hundredth
-MOST_SLOWER: Final = 2.0**20  # a codec that still pays then costs nothing worth a figure
+FINE_ENOUGH: Final = 1.01  # a bandwidth is found to a hundredth, a budget to a thousandth
 MOST_OFF: Final = 0.1  # what a measured step may be from the simulated one without a warning
 
 
@@ -103,16 +102,21 @@ class TimelineTimes:
         return needed_ratio(self.problem.profile, self.problem.cluster, self.peer_bytes)
 
     def encode_budget_ms(self) -> float:
-        """What encoding and decoding take now, times how many times as slow they may be and still save anything, plans made anew; where no
-        time at all would do, how much slower a step is even so."""
-        if not self._saves(Change(codec=0.0)):
-            return min(0.0, self.sync_ms(SAME) - self.method_ms(Change(codec=0.0)))
+        """What encoding and decoding may take with the codec's plan as it is, all of it as much slower; where no time at all would do, how
+        much slower a step is even so."""
+        sync, plan = self.plans[0].step_us, self.plans[1].buckets
+
+        def step_us(factor: float) -> float:
+            return simulate(varied(self.problem, Change(codec=factor)), plan).step_us
+
+        if step_us(0.0) >= sync:
+            return (sync - step_us(0.0)) / 1e3
         low, high = 0.0, 1.0
-        while self._saves(Change(codec=high)) and high < MOST_SLOWER:
+        while step_us(high) < sync:
             low, high = high, 2 * high
-        while high - low > (FINE_ENOUGH - 1) * high:
+        while high - low > (FINE_ENOUGH - 1) / 10 * high:
             middle = (low + high) / 2
-            low, high = (middle, high) if self._saves(Change(codec=middle)) else (low, middle)
+            low, high = (middle, high) if step_us(middle) < sync else (low, middle)
         return low * self.codec_ms
 
     def warnings(self) -> list[str]:

@@ -9,11 +9,11 @@ import pytest
 
 from psgc.plan.cluster import Cluster, Link
 from psgc.plan.costs import CodecCosts
-from psgc.plan.problem import Problem
+from psgc.plan.problem import Problem, simulate
 from psgc.plan.profile import CostCurve, computed_profile
 from psgc.plan.timed import TimelineTimes
 from psgc.plan.vary import SAME, Change, varied
-from psgc.plan.verdict import LEAST_MARGIN, gain, verdict
+from psgc.plan.verdict import gain, verdict
 
 _WHOLE = computed_profile("gpt2", "a100")
 # a tenth of the tensors, ten times as large: the same job, sooner simulated
@@ -44,11 +44,11 @@ def test_below_the_crossover_the_codec_is_faster_and_above_it_is_not() -> None:
     assert times(10, replace(slower(0), bytes_per_element=1.0)).crossover_gbps() == math.inf
 
 
-def test_within_the_budget_the_codec_saves_something_and_beyond_it_does_not() -> None:
-    asked = times(100)
-    factor = asked.encode_budget_ms() / asked.codec_ms
-    assert factor > 1
-    assert gain(times(100, slower(0.95 * factor))) > LEAST_MARGIN > gain(times(100, slower(1.05 * factor)))
+@pytest.mark.parametrize("codec", [CODEC, slower(500)])
+def test_the_budget_is_what_would_make_the_same_plan_take_as_long_as_none(codec: CodecCosts) -> None:
+    asked = times(400, codec)
+    change = Change(codec=asked.encode_budget_ms() / asked.codec_ms)
+    assert simulate(varied(asked.problem, change), asked.plans[1].buckets).step_us / 1e3 == pytest.approx(asked.sync_ms(SAME), rel=0.01)
 
 
 def test_no_time_is_short_enough_for_a_codec_that_saves_no_bytes() -> None:
