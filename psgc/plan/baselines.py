@@ -1,28 +1,190 @@
-"""What other systems would do with the same job, by their papers, under our costs and our timeline."""
+"""What other systems would do with the same job, by their papers, under our costs and our timeline.
+
+Each takes a problem to what it would choose tensor by tensor, as these systems do; or for buckets that are given, in which case it keeps
+what they fuse and how they are cut. Owns the systems' fixed options and rules.
+
+    fp32             Jiang et al., OSDI 2020 (BytePS)
+    byteps-compress  BytePS with gradient compression on the CPU
+    hitopkcomm       Shi et al., MLSys 2021
+    hipress          Bai et al., SOSP 2021: SeCoPa
+"""
 
 from __future__ import annotations
 
+import functools
 import time
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
 
+from psgc.errors import UsageError
 from psgc.plan.found import Found
-from psgc.plan.options import Option
+from psgc.plan.options import Option, is_uncompressed
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem, simulate
 
+Buckets = Sequence[PlannedBucket]
 PARTITION_NUMEL: Final = 1 << 20  # BytePS cuts tensors at 4 MB
+LEAST_COMPRESSED_NUMEL: Final = 1 << 14  # BytePS leaves tensors of less than 64 KiB alone (BYTEPS_MIN_COMPRESS_BYTES)
+
 HIERARCHICAL: Final[Option] = ("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather")
 OVER_SERVERS: Final[Option] = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
+CPU_OVER_SERVERS: Final[Option] = ("intra.reduce", "comp@cpu", "inter.push.c", "inter.pull.c", "decomp@cpu", "intra.broadcast")
+# each node serves its share of every tensor: payloads go to who sums them, and the sum's go to all
+CPU_OVER_NODES: Final[Option] = (
+    "intra.reduce", "comp@cpu", "inter.all_to_all.c", "decomp@cpu", "comp@cpu", "inter.all_gather.c", "decomp@cpu", "intra.broadcast",
+)  # fmt: skip
+GPU_OVER_NODES: Final[Option] = (
+    "intra.reduce_scatter", "comp@gpu", "inter.all_to_all.c", "decomp@gpu", "comp@gpu", "inter.all_gather.c", "decomp@gpu",
+    "intra.all_gather",
+)  # fmt: skip
+GATHERED: Final[Option] = ("intra.reduce_scatter", "comp@gpu", "inter.all_gather.c", "decomp@gpu", "intra.all_gather")
 
 
-def fp32(problem: Problem) -> Found:
-    """BytePS (Jiang et al., OSDI 2020) without compression: each tensor by itself, cut at 4 MB, summed within nodes and then between
-    them, by servers where there are some."""
-    begun = time.perf_counter()
-    option = OVER_SERVERS if problem.cluster.servers else HIERARCHICAL
-    buckets = tuple(
-        PlannedBucket((tensor.name,), tensor.numel, -(-tensor.numel // PARTITION_NUMEL), -index, UNCOMPRESSED, option)
+class Choice(NamedTuple):
+    """What a system does with one tensor. parts: into how many it cuts it."""
+
+    option: Option
+    parts: int = 1
+
+
+def tensor_by_tensor(problem: Problem) -> tuple[PlannedBucket, ...]:
+    """Each tensor a bucket of its own, uncompressed; what is ready first goes first."""
+    return tuple(
+        PlannedBucket((tensor.name,), tensor.numel, 1, -index, UNCOMPRESSED, HIERARCHICAL)
         for index, tensor in enumerate(problem.profile.tensors)
     )
+
+
+def with_option(bucket: PlannedBucket, option: Option, problem: Problem, parts: int | None = None) -> PlannedBucket:
+    """The bucket on another way; cut as it is, or into ``parts``."""
+    codec = UNCOMPRESSED if is_uncompressed(option) else problem.codec.name
+    return replace(bucket, option=option, codec=codec, parts=bucket.parts if parts is None else parts)
+
+
+def fp32(problem: Problem, buckets: Buckets | None = None) -> Found:
+    """BytePS without compression: each tensor cut at 4 MB, summed within nodes and then between them; by servers where there are some and
+    the constraints have them. Other constraints do not hold for it: it is what others are compared with."""
+    begun = time.perf_counter()
+    option = OVER_SERVERS if _has_servers(problem) else HIERARCHICAL
+    return _found(problem, begun, _chosen(problem, buckets, lambda numel: Choice(option, _partitions(numel))), 1)
+
+
+def byteps_compress(problem: Problem, buckets: Buckets | None = None) -> Found:
+    """BytePS, compressing on the CPU what has at least 64 KiB, its default. A node's root reduces, compresses each partition and pushes it;
+    servers decode, sum and encode; the root decodes and broadcasts.
+
+    Without servers of their own, each node serves its share of every partition, as BytePS' co-located servers do: an all-to-all of payloads
+    to who sums them, decoded and encoded on the same CPU, and an all-gather of the sums'. Raises UsageError as ``_require`` does."""
+    begun = time.perf_counter()
+    plain, compressed = (OVER_SERVERS, CPU_OVER_SERVERS) if _has_servers(problem) else (HIERARCHICAL, CPU_OVER_NODES)
+    _require("byteps-compress", compressed, problem)
+
+    def choose(numel: int) -> Choice:
+        return Choice(compressed if numel >= LEAST_COMPRESSED_NUMEL else plain, _partitions(numel))
+
+    return _found(problem, begun, _chosen(problem, buckets, choose), 2)
+
+
+def hitopkcomm(problem: Problem, buckets: Buckets | None = None, *, least_numel: int = 1) -> Found:
+    """HiTopKComm (section 3.2 of its paper): a node's GPUs reduce-scatter, each compresses its shard, nodes all-gather the payloads, and the
+    decoded shards are gathered within the node. It compresses everything; ``least_numel`` is for those who would not.
+
+    Raises UsageError as ``_require`` does."""
+    begun = time.perf_counter()
+    _require("hitopkcomm", GATHERED, problem)
+
+    def choose(numel: int) -> Choice:
+        return Choice(GATHERED if numel >= least_numel else HIERARCHICAL)
+
+    return _found(problem, begun, _chosen(problem, buckets, choose), 2)
+
+
+def hipress(problem: Problem, buckets: Buckets | None = None, *, fused: bool = False) -> Found:
+    """HiPress (section 3.3 of its paper): SeCoPa compresses a tensor, and cuts it into K partitions, where its formulas say so; see
+    ``secopa``. They do not look at what overlaps. What it leaves uncompressed takes the ordinary path, in one part.
+
+    Partitions are encoded, sent to who sums them, decoded, summed, encoded, sent to all and decoded, each by itself, be it by servers on the
+    nodes or on a ring; here that is an all-to-all and an all-gather, which move as many bytes as K = N partitions, or the ring, do. ``fused``:
+    all K at once in one chain, a launch for all, which is more than SeCoPa's formulas claim. Raises UsageError as ``_require`` does."""
+    begun = time.perf_counter()
+    _require("hipress", GPU_OVER_NODES, problem)
+
+    def choose(numel: int) -> Choice:
+        compressed, partitions, _ = secopa(problem, numel)
+        return Choice(GPU_OVER_NODES, 1 if fused else partitions) if compressed else Choice(HIERARCHICAL)
+
+    return _found(problem, begun, _chosen(problem, buckets, functools.cache(choose)), 2)
+
+
+class Predicted(NamedTuple):
+    """What SeCoPa decides for one tensor, and the time it predicts for it alone."""
+
+    compressed: bool
+    partitions: int
+    us: float
+
+
+def secopa(problem: Problem, numel: int) -> Predicted:
+    """The least of HiPress' formulas for a tensor over K = 1..N partitions, as the public artefact has them; x is a partition, r the ratio:
+
+                uncompressed        compressed
+        PS      G(x) + B(x)         G(rx) + B(rx) + min(K + 1, N) Enc(x) + min(N - 1 + K, 2 (N - 1)) Dec(x)
+        ring    2 (N - 1) S(x)      2 (N - 1) S(rx) + N Enc(x) + N Dec(x)
+
+    N nodes; what they sum is a GPU's shard, 1/k of the tensor, and the k GPUs share the node's link. S(x) is a message, G and B what one
+    node takes from, and gives to, all others. Merging is free there. Decoding goes by elements, not by bytes of payload as in the artefact."""
+    nodes, gpus, link = problem.cluster.nodes, problem.cluster.gpus_per_node, problem.cluster.inter
+    gpu, payload = problem.codec.device("gpu"), problem.codec.bytes_per_element
+
+    def send(nbytes: float) -> float:
+        return link.latency_us + nbytes * gpus * link.us_per_byte
+
+    def travel(nbytes: float) -> tuple[float, float]:
+        return 2 * send((nodes - 1) * nbytes), 2 * (nodes - 1) * send(nbytes)
+
+    ways = []
+    for partitions in range(1, nodes + 1):
+        elements = numel / gpus / partitions
+        ways.append(Predicted(False, partitions, min(travel(4 * elements))))
+        by_servers, by_ring = travel(payload * elements)
+        encode, decode = gpu.encode(elements), gpu.decode(elements)
+        by_servers += min(partitions + 1, nodes) * encode + min(nodes - 1 + partitions, 2 * (nodes - 1)) * decode
+        by_ring += nodes * (encode + decode)
+        ways.append(Predicted(True, partitions, min(by_servers, by_ring)))
+    return min(ways, key=lambda way: way.us)
+
+
+def _partitions(numel: int) -> int:
+    return -(-numel // PARTITION_NUMEL)
+
+
+def _has_servers(problem: Problem) -> bool:
+    return problem.cluster.servers > 0 and problem.constraints.servers
+
+
+def _require(method: str, option: Option, problem: Problem) -> None:
+    """Raise UsageError unless a method may take the one option that it has."""
+    devices = {action.partition("@")[2] for action in option if "@" in action}
+    for device in devices:
+        problem.codec.device(device)
+    if not problem.constraints.allows(option):
+        raise UsageError(
+            f"method {method}: it compresses by {' '.join(option)} alone, which the constraints rule out; choose another method"
+        )
+
+
+def _chosen(problem: Problem, buckets: Buckets | None, choose: Callable[[int], Choice]) -> tuple[PlannedBucket, ...]:
+    """Tensors with the choices for their sizes, or the given buckets with the options alone."""
+    if buckets is not None:
+        return tuple(with_option(bucket, choose(bucket.numel).option, problem) for bucket in buckets)
+    made = []
+    for bucket in tensor_by_tensor(problem):
+        option, parts = choose(bucket.numel)
+        made.append(with_option(bucket, option, problem, parts))
+    return tuple(made)
+
+
+def _found(problem: Problem, begun: float, buckets: tuple[PlannedBucket, ...], options: int) -> Found:
     step = simulate(problem, buckets).step_us
-    return Found(buckets, step, (time.perf_counter() - begun) * 1e6, 1)
+    return Found(buckets, step, (time.perf_counter() - begun) * 1e6, options)

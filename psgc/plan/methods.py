@@ -6,12 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from psgc.errors import UsageError
-from psgc.plan.baselines import fp32
+from psgc.plan.baselines import byteps_compress, fp32, hipress, hitopkcomm
+from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
 from psgc.plan.problem import Problem
 
 Method = Callable[[Problem], Found]
-METHODS: Final[Mapping[str, Method]] = {"fp32": fp32}
+METHODS: Final[Mapping[str, Method]] = {
+    "espresso": espresso,
+    "fp32": fp32,
+    "byteps-compress": byteps_compress,
+    "hitopkcomm": hitopkcomm,
+    "hipress": hipress,
+}
 
 
 def find(method: str, problem: Problem) -> Found:

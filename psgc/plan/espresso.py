@@ -1,0 +1,186 @@
+"""Espresso's selection (Wang et al., EuroSys 2023, section 4.4), as the paper has it: Algorithm 1 for GPUs, then Algorithm 2 for the CPU.
+
+Owns the two algorithms and what the paper leaves open; the timeline F is ours. Here the paper's tensors are buckets: each tensor one, unless
+buckets are given.
+
+- Everything starts as reduce-scatter, all-reduce and all-gather, or as the first uncompressed option that the constraints leave.
+- A bubble is a time in which no link, neither within nodes nor between them, carries anything and nothing has been sent in part, and
+  after which something is sent. (Were a bucket that waits for its decode between two sends part of a bubble, Algorithm 1 would stop at the
+  first large tensor that it compresses: that bucket has been kept waiting by what was sent before.)
+- The counterpart of an option on the CPU has every encode and decode on the CPU.
+- Algorithm 2's product of offload counts may be too large to enumerate (the paper says nothing of it): beyond ``MOST_ENUMERATED`` each
+  group's count is enumerated with the others held, group after group, until none changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.plan.baselines import HIERARCHICAL, tensor_by_tensor, with_option
+from psgc.plan.found import Found
+from psgc.plan.options import Option, is_uncompressed
+from psgc.plan.plan import PlannedBucket
+from psgc.plan.problem import Problem
+from psgc.plan.trial import Trials, option_table
+
+MOST_ENUMERATED: Final = 10_000
+Ints = NDArray[np.int64]
+
+
+def espresso(problem: Problem, buckets: Sequence[PlannedBucket] | None = None) -> Found:
+    """Espresso's plan. Options over servers are not in its tree. With ``buckets`` it chooses their options alone."""
+    begun = time.perf_counter()
+    given = tensor_by_tensor(problem) if buckets is None else tuple(buckets)
+    job = _job(problem, given)
+    choose_on_gpu(job)
+    offload(job)
+    options = job.trials.table.options
+    chosen = tuple(with_option(given[unit.index], options[job.option(unit)], problem) for unit in job.units)
+    step = job.trials.step()
+    select = (time.perf_counter() - begun) * 1e6
+    return Found(tuple(sorted(chosen, key=lambda bucket: -bucket.priority)), step, select, len(options))
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A bucket among the chains: which of those given, and its parts' chains, from ``low`` to before ``high``."""
+
+    index: int
+    numel: int
+    size: float
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """units: in order of readiness; on_gpu: the options of Algorithm 1, by number; on_cpu: each option's counterpart, itself if it has none."""
+
+    trials: Trials
+    units: tuple[Unit, ...]
+    on_gpu: Ints
+    on_cpu: Ints
+
+    def option(self, unit: Unit) -> int:
+        return int(self.trials.option[unit.low])
+
+    def take(self, unit: Unit, option: int) -> None:
+        self.trials.option[unit.low : unit.high] = option
+
+    def is_compressed(self, unit: Unit) -> bool:
+        return not is_uncompressed(self.trials.table.options[self.option(unit)])
+
+
+def _job(problem: Problem, buckets: Sequence[PlannedBucket]) -> Job:
+    options, on_gpu, on_cpu = _options(problem)
+    ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
+    units, low = [], 0
+    for index in sorted(range(len(buckets)), key=lambda index: (ready[index], -buckets[index].priority, index)):
+        bucket = buckets[index]
+        units.append(Unit(index, bucket.numel, bucket.numel / bucket.parts, low, low + bucket.parts))
+        low += bucket.parts
+    sizes = sorted({unit.size for unit in units})
+    parts = [unit.high - unit.low for unit in units]
+    start = (
+        options.index(HIERARCHICAL) if HIERARCHICAL in options else next(i for i, option in enumerate(options) if is_uncompressed(option))
+    )
+    trials = Trials(
+        option_table(problem, options, sizes),
+        np.repeat([ready[unit.index] for unit in units], parts),
+        np.repeat([sizes.index(unit.size) for unit in units], parts),
+        np.full(low, start, np.int64),
+    )
+    return Job(trials, tuple(units), on_gpu, on_cpu)
+
+
+def _options(problem: Problem) -> tuple[tuple[Option, ...], Ints, Ints]:
+    """The options on GPUs alone, uncompressed ones with them, and then their counterparts on the CPU; the former's numbers; and the number
+    of each one's counterpart."""
+    tree = [option for option in problem.options if not any(".push" in action for action in option)]
+    gpu = [option for option in tree if not any("@cpu" in action for action in option)]
+    allowed, number = set(tree), {option: index for index, option in enumerate(gpu)}
+    counterparts = []
+    for option in gpu:
+        other = tuple(action.replace("@gpu", "@cpu") for action in option)
+        counterparts.append(number.setdefault(other, len(number)) if other in allowed else number[option])
+    on_cpu = [*counterparts, *range(len(gpu), len(number))]
+    return tuple(number), np.arange(len(gpu)), np.array(on_cpu, np.int64)
+
+
+def choose_on_gpu(job: Job) -> None:
+    """Algorithm 1: largest first, and of one size what is ready last first, each takes the option with the shortest step; what was sent
+    uncompressed before a bubble is left alone from then on."""
+    step = job.trials.step()
+    left = _remove(job, sorted(job.units, key=lambda unit: (-unit.numel, -unit.low)))
+    while left:
+        unit, *left = left
+        best, shorter = job.trials.best(unit.low, unit.high, job.on_gpu, step)
+        if best >= 0:
+            step = shorter
+            job.take(unit, best)
+        left = _remove(job, left)
+
+
+def _remove(job: Job, units: Iterable[Unit]) -> list[Unit]:
+    """Remove(): without those that are uncompressed and sent before a bubble."""
+    bubble, sent = job.trials.last_bubble()
+    return [unit for unit in units if job.is_compressed(unit) or sent[unit.low : unit.high].max() > bubble]
+
+
+def offload(job: Job) -> None:
+    """Algorithm 2: of what Algorithm 1 compressed, groups of one size and option; of each so many go to the CPU, those ready first, as make
+    the shortest step together."""
+    groups: dict[tuple[float, int], list[Unit]] = {}
+    for unit in job.units:
+        if job.on_cpu[job.option(unit)] != job.option(unit):
+            groups.setdefault((unit.size, job.option(unit)), []).append(unit)
+    members = list(groups.values())
+    if members:
+        Offloading(job, members, [job.option(group[0]) for group in members]).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Offloading:
+    """groups: each of one size and option, by readiness; option: each group's on the GPU."""
+
+    job: Job
+    groups: Sequence[Sequence[Unit]]
+    option: Sequence[int]
+
+    def run(self) -> None:
+        most = [len(group) for group in self.groups]
+        counts = self._enumerated(most) if prod(size + 1 for size in most) <= MOST_ENUMERATED else self._one_by_one(most)
+        self._set(counts)
+
+    def _enumerated(self, most: Sequence[int]) -> tuple[int, ...]:
+        best, step = tuple(0 for _ in most), self.job.trials.step()
+        for counts in product(*(range(size + 1) for size in most)):
+            self._set(counts)
+            if (shorter := self.job.trials.step(step)) < step:
+                best, step = counts, shorter
+        return best
+
+    def _one_by_one(self, most: Sequence[int]) -> tuple[int, ...]:
+        best, step, unchanged, group = [0] * len(most), self.job.trials.step(), 0, 0
+        while unchanged < len(most):
+            before = best[group]
+            for count in range(most[group] + 1):
+                self._set([*best[:group], count, *best[group + 1 :]])
+                if (shorter := self.job.trials.step(step)) < step:
+                    best[group], step = count, shorter
+            unchanged = 1 if best[group] != before else unchanged + 1
+            group = (group + 1) % len(most)
+        return tuple(best)
+
+    def _set(self, counts: Sequence[int]) -> None:
+        for group, option, count in zip(self.groups, self.option, counts, strict=True):
+            for place, unit in enumerate(group):
+                self.job.take(unit, int(self.job.on_cpu[option]) if place < count else option)
