@@ -48,6 +48,8 @@ def run(
     servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
     nodes: Annotated[int, typer.Option(help="Nodes that the workers pretend to be spread over.")] = 1,
     codec: Annotated[str | None, typer.Option(help="Codec of DistributedOptimizer, e.g. int8 or onebit/int8.")] = None,
+    plan: Annotated[str | None, typer.Option(help="File of the plan that gradients travel by, in place of --codec.")] = None,
+    layout_out: Annotated[str | None, typer.Option(help="Write the layout that was used to this file, as a plan.")] = None,
     prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Prefix each line with its process.")] = True,
 ) -> None:
     """Run a whole job on this machine: scheduler, servers, and CMD once a worker.
@@ -56,7 +58,9 @@ def run(
     """
     from psgc.launch.run import run_job
 
-    sys.exit(run_job(command or [], workers=workers, servers=servers, nodes=nodes, codec=codec, prefix=prefix))
+    sys.exit(
+        run_job(command or [], workers=workers, servers=servers, nodes=nodes, codec=codec, plan=plan, layout_out=layout_out, prefix=prefix)
+    )
 
 
 @app.command()

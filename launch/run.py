@@ -22,12 +22,15 @@ NOT_INHERITED: Final = {
 
 
 def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes: int = 1, codec: str | None = None,
-            prefix: bool = True) -> int:  # fmt: skip
-    """Start scheduler, servers and workers; return the job's exit status.
+            plan: str | None = None, layout_out: str | None = None, prefix: bool = True) -> int:  # fmt: skip
+    """Start scheduler, servers and workers; return the job's exit status. plan, layout_out: PSGC_PLAN and PSGC_LAYOUT_OUT.
 
     Raises UsageError, ConfigError or CodecError before anything starts.
     """
     _check(command, workers, servers, nodes)
+    if codec and plan:
+        raise UsageError(f"run: --codec {codec} and --plan {plan}: a plan names each bucket's codec; leave one of them out")
+    files = _files(plan, layout_out)
     codec = codec or os.environ.get("PSGC_CODEC", "").strip()
     if codec:
         from psgc.codecs import parse_scheme
@@ -36,7 +39,7 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, Supervisor("psgc run", prefix) as supervisor:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
-        env = _job_env(listener.getsockname()[1], workers, servers, nodes, codec)
+        env = {**_job_env(listener.getsockname()[1], workers, servers, nodes, codec), **files}
         Config.from_env(env)
         try:
             _start_services(supervisor, env, listener, servers)
@@ -79,6 +82,19 @@ def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> No
         raise UsageError(f"run: --workers {workers} --servers {servers} --nodes {nodes}: each must be at least 1")
     if nodes > workers:
         raise UsageError(f"run: --nodes {nodes} is more than --workers {workers}: every node needs a worker")
+
+
+def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
+    """The job's files by absolute path: a script may change its directory. A plan that cannot be run is refused here."""
+    files = {"PSGC_PLAN": plan, "PSGC_LAYOUT_OUT": layout_out}
+    named = {name: path or os.environ.get(name, "").strip() for name, path in files.items()}
+    if named["PSGC_PLAN"]:
+        from psgc.plan.runtime import load_runnable
+
+        load_runnable(named["PSGC_PLAN"])
+    if named["PSGC_LAYOUT_OUT"] and not os.path.isdir(os.path.dirname(os.path.abspath(named["PSGC_LAYOUT_OUT"]))):
+        raise UsageError(f"run: --layout-out {named['PSGC_LAYOUT_OUT']}: no such directory")
+    return {name: os.path.abspath(path) for name, path in named.items() if path}
 
 
 def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str) -> dict[str, str]:

@@ -84,6 +84,8 @@ VARIABLES: Final = (
     Variable("PSGC_JOB", "job", _integer(0), "wsc", "job id in every header, so that jobs on one network cannot mix"),
     Variable("PSGC_TOKEN", "token", _text, "wsc", "secret that every member shows when it registers"),
     Variable("PSGC_CODEC", "codec", _text, "w", "codec of DistributedOptimizer where the script names none"),
+    Variable("PSGC_PLAN", "plan", _text, "w", "file of the plan that DistributedOptimizer's gradients travel by, on each machine"),
+    Variable("PSGC_LAYOUT_OUT", "layout_out", _text, "w", "rank 0 writes the layout of its first DistributedOptimizer to this file, as a plan"),
     Variable("PSGC_PART_BYTES", "part_bytes", _integer(4096), "w", "bytes of a tensor in one part", ("BYTEPS_PARTITION_BYTES",)),
     Variable("PSGC_FUSE_BYTES", "fuse_bytes", _integer(0), "w", "small tensors are fused into buckets of up to this many bytes"),
     Variable(
@@ -133,6 +135,8 @@ class Config:
     job: int = 0
     token: str = field(default="", repr=False)
     codec: str = "none"
+    plan: str = ""
+    layout_out: str = ""
     part_bytes: int = 4 << 20
     fuse_bytes: int = 4 << 20
     min_compress_bytes: int = 64 << 10
@@ -163,6 +167,10 @@ class Config:
             raise ConfigError(f"BYTEPS_LOCAL_RANK={self.local_rank}, but BYTEPS_LOCAL_SIZE={self.local_size}: local ranks start at 0")
         if not 0 <= self.root_port < 1 << 16:
             raise ConfigError(f"DMLC_PS_ROOT_PORT={self.root_port} is no port; ports go up to 65535")
+        if self.plan and self.codec != "none":
+            raise ConfigError(
+                f"PSGC_PLAN={self.plan} names each bucket's codec, but PSGC_CODEC={self.codec} is set, too; leave one of them out"
+            )
 
     @property
     def solo(self) -> bool:

@@ -10,13 +10,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final, Literal, get_args
 
 from psgc.codecs import BLOCK, Scheme, Setting, parse_scheme
 from psgc.codecs.codec import MAX_PART
-from psgc.errors import CodecError, LayoutMismatch, PsgcError, RemoteProtocolError
+from psgc.errors import CodecError, LayoutMismatch, PsgcError, RemoteProtocolError, UsageError
 from psgc.wire.messages import ErrorCode, decode_json, parse_record
 
+# A part's priority stays well below what a worker puts decoding at.
+MAX_PRIORITY: Final = 1 << 31
 # Below this the header and the system call cost more than the payload.
 MIN_PART_PAYLOAD_BYTES: Final = 64 << 10
 LayoutKind = Literal["plan", "adhoc", "broadcast"]
@@ -46,8 +49,22 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketSpec:
+    """One bucket as it is wanted. ``tensors`` are indices into the declaration's, in this order; of two parts that could travel that of
+    higher priority does. parts: how many, or 0 for as many as ``part_bytes`` says; part_numel: elements of each but the last, or 0 for
+    parts as equal as whole blocks allow."""
+
+    tensors: tuple[int, ...]
+    codec: str
+    priority: int
+    parts: int = 0
+    part_numel: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Declaration:
-    """What one rank declares under one name. order: indices of ``tensors`` in ready order; used: those that had a gradient.
+    """What one rank declares under one name. order: indices of ``tensors`` in ready order; used: those that had a gradient; buckets: what
+    a plan makes of the tensors; without any they are fused in ready order, up to ``fuse_bytes``, and cut at ``part_bytes``.
 
     Everything must agree between ranks but order and used (rank 0's order counts).
     """
@@ -63,6 +80,7 @@ class Declaration:
     part_bytes: int = 4 << 20
     fuse_bytes: int = 4 << 20
     min_compress_bytes: int = 64 << 10
+    buckets: tuple[BucketSpec, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,8 +88,8 @@ class Declaration:
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Declaration:
         """Raises RemoteProtocolError for what no rank would declare."""
-        tensors = _tensors(body)
-        declaration = replace(parse_record(cls, {**body, "tensors": []}), tensors=tensors)
+        tensors, buckets = _tensors(body), _bucket_specs(body)
+        declaration = replace(parse_record(cls, {**body, "tensors": [], "buckets": []}), tensors=tensors, buckets=buckets)
         known = range(len(tensors))
         if declaration.kind not in get_args(LayoutKind):
             raise _malformed(f"kind {declaration.kind!r}")
@@ -79,6 +97,9 @@ class Declaration:
             raise _malformed(f"order or used names tensors that are not among the {len(tensors)}, or twice")
         if min(declaration.part_bytes - 1, declaration.fuse_bytes, declaration.min_compress_bytes, declaration.root) < 0:
             raise _malformed("a size or the root is negative")
+        planned = [i for bucket in buckets for i in bucket.tensors]
+        if not set(planned).issubset(known) or len(set(planned)) < len(planned):
+            raise _malformed(f"buckets name tensors that are not among the {len(tensors)}, or twice")
         return declaration
 
 
@@ -94,6 +115,17 @@ def _tensors(body: dict[str, Any]) -> tuple[TensorSpec, ...]:
         raise _malformed(str(error)) from None
     if any(extent < 0 for spec in specs for extent in spec.shape):
         raise _malformed("a shape is negative")
+    return specs
+
+
+def _bucket_specs(body: dict[str, Any]) -> tuple[BucketSpec, ...]:
+    buckets = body.get("buckets")
+    if not isinstance(buckets, list):
+        raise _malformed(f"buckets is {buckets!r:.80}")
+    specs = tuple(parse_record(BucketSpec, bucket) for bucket in buckets)
+    for spec in specs:
+        if not spec.tensors or min(spec.parts, spec.part_numel) < 0 or abs(spec.priority) >= MAX_PRIORITY:
+            raise _malformed(f"bucket {spec!r:.120}")
     return specs
 
 
@@ -199,49 +231,115 @@ def part_numel(scheme: Scheme, dtype: str, part_bytes: int) -> int:
     return blocks * BLOCK
 
 
-def _check_step(scheme: Scheme, numel: int) -> None:
-    if numel > MAX_PART:
-        remedy = "it does not cut tensors: use another codec for this one" if scheme.whole else "lower PSGC_PART_BYTES"
-        raise CodecError(f"codec {scheme.canonical}: a part of {numel} elements, at most {MAX_PART}; {remedy}")
-
-
 def build_layout(
     declaration: Declaration, *, layout_id: int, servers: int, workers: int, used_by_all: frozenset[int] | None = None
 ) -> Layout:  # fmt: skip
-    """Fuse small tensors in ready order, cut large ones, and spread the parts over ``servers``.
+    """Make the declaration's buckets, or fuse small tensors in ready order; cut what is large, and spread the parts over ``servers``.
 
-    A plan's tensors that some rank had no gradient for stand alone (``used_by_all`` has the others): a bucket skipped by all then
-    leaves their p.grad as it was. A plan's bucket of fewer than ``min_compress_bytes`` travels uncompressed. The server of
-    a bucket's first part rotates, so that one layer's burst does not hit one server. Raises CodecError, naming the tensor, for one that
-    the codec cannot carry.
+    Without buckets of the declaration's own: tensors of a plan that some rank had no gradient for stand alone (``used_by_all`` has the
+    others), so that a bucket skipped by all leaves their p.grad as it was; and a plan's bucket of fewer than ``min_compress_bytes``
+    travels uncompressed. The server of a bucket's first part rotates, so that one layer's burst does not hit one server. Raises
+    CodecError, naming the tensor, for one that the codec cannot carry; UsageError for buckets that cannot be made.
     """
     tensors = declaration.tensors
-    fused = _fuse(declaration, used_by_all)
+    if declaration.buckets:
+        check_buckets(declaration)
+        specs = sorted(declaration.buckets, key=lambda spec: -spec.priority)
+    else:
+        specs = [_fused(declaration, members, number) for number, members in enumerate(_fuse(declaration, used_by_all))]
     buckets: list[Bucket] = []
     counts = [0] * servers
-    turn = layout_id  # layouts of one part each, too, are spread over the servers
-    for index, members in enumerate(fused):
-        dtype = tensors[members[0]].dtype
-        numel = sum(tensors[i].numel for i in members)
-        small = declaration.kind == "plan" and numel * ITEM_BYTES[dtype] < declaration.min_compress_bytes
-        setting = Setting(dtype, workers, declaration.mean, tuple(tensors[i].shape for i in members))
-        codec = "none" if small or declaration.kind == "broadcast" else declaration.codec
+    for index, spec in enumerate(specs):
+        dtype = tensors[spec.tensors[0]].dtype
+        numel = sum(tensors[i].numel for i in spec.tensors)
+        setting = Setting(dtype, workers, declaration.mean, tuple(tensors[i].shape for i in spec.tensors))
         try:
-            scheme = parse_scheme(codec, setting)
-            step = max(numel, 1) if scheme.whole else part_numel(scheme, dtype, declaration.part_bytes)
-            _check_step(scheme, min(step, numel))
+            scheme = parse_scheme(spec.codec, setting)
+            sizes = _cut(spec, numel, scheme, dtype, declaration.part_bytes)
         except CodecError as error:
-            raise CodecError(f"tensor {tensors[members[0]].name!r}: {error}") from None
-        parts: list[Part] = []
-        for number, offset in enumerate(range(0, max(numel, 1), step)):
-            server, size = (turn + number) % servers, min(step, numel - offset)
-            for round_ in range(len(scheme.rounds(size))):
-                parts.append(Part(make_key(layout_id, index, len(parts)), server, offset, size, counts[server], round_))
-                counts[server] += 1
-        turn += 1
-        # Buckets that become ready first are sent first: nothing is gained by waiting when step() needs them all.
-        buckets.append(Bucket(index, members, numel, dtype, scheme.canonical, -index, tuple(parts)))
+            raise CodecError(f"tensor {tensors[spec.tensors[0]].name!r}: {error}") from None
+        # Layouts of one part each, too, are spread over the servers.
+        parts = _place(scheme, sizes, layout_id, index, layout_id + index, counts)
+        buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts))
     return Layout(layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, tuple(buckets))
+
+
+def _fused(declaration: Declaration, members: tuple[int, ...], number: int) -> BucketSpec:
+    """Buckets that become ready first are sent first: nothing is gained by waiting when step() needs them all."""
+    nbytes = sum(declaration.tensors[i].numel * ITEM_BYTES[declaration.tensors[i].dtype] for i in members)
+    small = declaration.kind == "plan" and nbytes < declaration.min_compress_bytes
+    return BucketSpec(members, "none" if small or declaration.kind == "broadcast" else declaration.codec, -number)
+
+
+def _place(scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, turn: int, counts: list[int]) -> tuple[Part, ...]:
+    """Slices of these sizes, every round of each a part, from server ``turn`` on. counts: parts that each server has so far."""
+    parts: list[Part] = []
+    offset = 0
+    for number, size in enumerate(sizes):
+        server = (turn + number) % len(counts)
+        for round_ in range(len(scheme.rounds(size))):
+            parts.append(Part(make_key(layout_id, bucket, len(parts)), server, offset, size, counts[server], round_))
+            counts[server] += 1
+        offset += size
+    return tuple(parts)
+
+
+def _cut(spec: BucketSpec, numel: int, scheme: Scheme, dtype: str, part_bytes: int) -> list[int]:
+    """Elements of each slice. Raises CodecError where the codec cannot carry them."""
+    if scheme.whole and spec.parts > 1:
+        raise CodecError(f"codec {scheme.canonical} does not cut tensors, but {spec.parts} parts are planned; plan 1")
+    if spec.parts and not spec.part_numel:
+        sizes = equal_parts(numel, spec.parts)
+    else:
+        whole = max(numel, 1) if scheme.whole else part_numel(scheme, dtype, part_bytes)
+        sizes = full_parts(numel, spec.part_numel or whole)
+    if sizes[0] > MAX_PART:
+        remedy = "plan more parts" if spec.parts else "lower PSGC_PART_BYTES"
+        remedy = "it does not cut tensors: use another codec for this one" if scheme.whole else remedy
+        raise CodecError(f"codec {scheme.canonical}: a part of {sizes[0]} elements, at most {MAX_PART}; {remedy}")
+    return sizes
+
+
+def full_parts(numel: int, size: int) -> list[int]:
+    """Parts of ``size`` elements, the last of what is left; one for no elements."""
+    return [min(size, numel - offset) for offset in range(0, max(numel, 1), size)]
+
+
+def equal_parts(numel: int, parts: int) -> list[int]:
+    """Elements of each of so many parts, cut at blocks and as equal as that allows, larger ones first. Not for more parts than blocks."""
+    least, more = divmod(-(-numel // BLOCK), parts)
+    ends = [min((number * least + min(number, more)) * BLOCK, numel) for number in range(parts + 1)]
+    return [end - start for start, end in pairwise(ends)]
+
+
+def check_buckets(declaration: Declaration) -> None:
+    """Raise UsageError, naming the tensor, unless the declared buckets can be made: every tensor with elements is in one, those of a bucket
+    are of one group and dtype, and there are blocks enough for its parts."""
+    tensors, placed = declaration.tensors, {i for bucket in declaration.buckets for i in bucket.tensors}
+    for i, tensor in enumerate(tensors):
+        if tensor.numel and i not in placed:
+            raise UsageError(f"tensor {tensor.name!r} is in no bucket of the plan; make a plan for this model")
+    for bucket in declaration.buckets:
+        first = tensors[bucket.tensors[0]]
+        for attribute, what in (("dtype", "dtype"), ("group", "parameter group")):
+            wanted = getattr(first, attribute)
+            for tensor in (tensors[i] for i in bucket.tensors):
+                if getattr(tensor, attribute) != wanted:
+                    raise UsageError(
+                        f"tensor {tensor.name!r} is of {what} {getattr(tensor, attribute)}, but shares a bucket of the plan with "
+                        f"{first.name!r} of {wanted}; plan a bucket for each {what}"
+                    )
+        _check_parts(bucket, first.name, sum(tensors[i].numel for i in bucket.tensors))
+
+
+def _check_parts(bucket: BucketSpec, name: str, numel: int) -> None:
+    blocks = -(-numel // BLOCK)
+    if bucket.parts > max(blocks, 1):
+        raise UsageError(f"tensor {name!r}: its bucket of {numel} elements is cut into {bucket.parts} parts; "
+                         f"parts are cut at multiples of {BLOCK}, so plan at most {max(blocks, 1)}")  # fmt: skip
+    if bucket.part_numel and (bucket.part_numel % BLOCK or -(-numel // bucket.part_numel) != bucket.parts):
+        raise UsageError(f"tensor {name!r}: its bucket of {numel} elements is cut into {bucket.parts} parts of {bucket.part_numel}; "
+                         f"plan parts of a multiple of {BLOCK} that add up to it")  # fmt: skip
 
 
 def _fuse(declaration: Declaration, used_by_all: frozenset[int] | None) -> list[tuple[int, ...]]:
@@ -294,6 +392,21 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
     for attribute in ("kind", "codec", "mean", "root", "part_bytes", "fuse_bytes", "min_compress_bytes"):
         if getattr(first, attribute) != getattr(other, attribute):
             raise differ(attribute, getattr(first, attribute), getattr(other, attribute))
+    if first.buckets != other.buckets:
+        raise differ(*_planned_apart(first, other))
+
+
+def _planned_apart(first: Declaration, other: Declaration) -> tuple[str, str, str]:
+    """What of the plans differs first, and how it stands in each."""
+    for number, (a, b) in enumerate(zip(first.buckets, other.buckets, strict=False)):
+        bucket = f"of the plan's bucket {number} (of {first.tensors[a.tensors[0]].name!r})"
+        if a.tensors != b.tensors:
+            mine, others = ([first.tensors[i].name for i in spec.tensors] for spec in (a, b))
+            return f"tensors {bucket}", f"{mine!s:.80}", f"{others!s:.80}"
+        for attribute in ("codec", "priority", "parts", "part_numel"):
+            if getattr(a, attribute) != getattr(b, attribute):
+                return f"{attribute} {bucket}", getattr(a, attribute), getattr(b, attribute)
+    return "the number of the plan's buckets", str(len(first.buckets)), str(len(other.buckets))
 
 
 def used_by_every_rank(declarations: Sequence[Declaration]) -> frozenset[int]:

@@ -146,8 +146,8 @@ class ClusterSession(Session):
                 build_layout(declaration, layout_id=0, servers=1, workers=self.size)  # the scheduler's own would end the job
                 self._names[declaration.name] = declaration
                 return
-        if (known.tensors, known.codec, known.mean, known.root, known.kind) != (
-            declaration.tensors, declaration.codec, declaration.mean, declaration.root, declaration.kind,
+        if (known.tensors, known.codec, known.mean, known.root, known.kind, known.buckets) != (
+            declaration.tensors, declaration.codec, declaration.mean, declaration.root, declaration.kind, declaration.buckets,
         ):  # fmt: skip
             raise UsageError(
                 f"{declaration.name!r} was declared before as {_described(known)}, now as {_described(declaration)}; use another name"

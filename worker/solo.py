@@ -116,7 +116,7 @@ class SoloSession(Session):
 
 def _fixed(declaration: Declaration) -> tuple[object, ...]:
     """What must stay the same when a name is declared again."""
-    return declaration.kind, declaration.tensors, declaration.codec, declaration.mean, declaration.root
+    return declaration.kind, declaration.tensors, declaration.codec, declaration.mean, declaration.root, declaration.buckets
 
 
 def _nonfinite(array: NDArray[Any], dtype: str) -> NDArray[np.bool_]:

@@ -32,10 +32,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from psgc.errors import UsageError
 from psgc.plan.cluster import Cluster
 from psgc.plan.options import Option
-from psgc.plan.profile import CostCurve
+from psgc.plan.profile import F64, CostCurve
 
 GPU, CPU, INTRA, SEND, RECEIVE, SERVER = range(6)
 RESOURCES: Final = ("gpu", "cpu", "intra", "inter-send", "inter-receive", "server")
@@ -97,12 +99,24 @@ class CodecCosts:
 
     def task_us(self, task: Task, numel: float) -> float:
         """Microseconds of one task for ``numel`` elements of a bucket."""
+        return float(self.all_us(task, np.array([numel]))[0])
+
+    def all_us(self, task: Task, numel: F64) -> F64:
+        """Microseconds of one task for buckets of these numbers of elements."""
         if not task.curve:
             return task.fixed_us + task.per_element_us * numel
         device, _, verb = task.curve.removeprefix(RAW).partition(".")
         curve = self.raw_device(device) if task.curve.startswith(RAW) else self.device(device)
         elements = task.share * task.times * numel
-        return curve.encode(elements) if verb == "encode" else curve.decode(elements)
+        return curve.encode_all(elements) if verb == "encode" else curve.decode_all(elements)
+
+    def least_us_per_element(self, task: Task) -> float:
+        """What an element costs at least, in buckets however large."""
+        if not task.curve:
+            return task.per_element_us
+        device, _, verb = task.curve.removeprefix(RAW).partition(".")
+        curve = self.raw_device(device) if task.curve.startswith(RAW) else self.device(device)
+        return task.share * task.times * curve.least(verb)
 
     def raw_device(self, name: str) -> CostCurve:
         return self.raw.get(name) or self.raw["cpu"]

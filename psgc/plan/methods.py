@@ -10,9 +10,11 @@ from psgc.plan.baselines import byteps_compress, fp32, hipress, hitopkcomm
 from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
 from psgc.plan.problem import Problem
+from psgc.plan.search import search
 
 Method = Callable[[Problem], Found]
 METHODS: Final[Mapping[str, Method]] = {
+    "psgc": search,
     "espresso": espresso,
     "fp32": fp32,
     "byteps-compress": byteps_compress,

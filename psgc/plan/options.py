@@ -152,6 +152,7 @@ def server_options(devices: tuple[str, ...] = DEVICES) -> tuple[Option, ...]:
     return tuple(_Tree(devices).servers())
 
 
+@functools.cache
 def constrained(constraints: Constraints) -> tuple[Option, ...]:
     """The options that are left, those over servers last."""
     devices = tuple(device for device in DEVICES if device in constraints.devices)

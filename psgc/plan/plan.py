@@ -4,6 +4,8 @@
      "buckets": [{"tensors": [names], "numel", "parts": K, "priority", "codec": "onebit/int8", "option": [actions]}],
      "prediction": {...}}
 
+A bucket whose parts are not equal has "part_numel", too: the elements of each part but the last.
+
 Owns the shape and its errors. What a plan costs, and who runs it, is others' business.
 """
 
@@ -26,7 +28,8 @@ UNCOMPRESSED: Final = "none"
 @dataclass(frozen=True, slots=True)
 class PlannedBucket:
     """Tensors fused, in this order, or one; cut into ``parts`` equal parts, each of which takes the way that ``option`` says. Of two that
-    could travel the one of higher priority does. codec: ``none`` where the option encodes nothing."""
+    could travel the one of higher priority does. codec: ``none`` where the option encodes nothing. part_numel: elements of each part but
+    the last, where parts are not equal; else 0."""
 
     tensors: tuple[str, ...]
     numel: int
@@ -34,10 +37,12 @@ class PlannedBucket:
     priority: int
     codec: str
     option: Option
+    part_numel: int = 0
 
     def to_json(self) -> dict[str, Any]:
+        cut = {"part_numel": self.part_numel} if self.part_numel else {}
         return {
-            "tensors": list(self.tensors), "numel": self.numel, "parts": self.parts, "priority": self.priority, "codec": self.codec,
+            "tensors": list(self.tensors), "numel": self.numel, "parts": self.parts, **cut, "priority": self.priority, "codec": self.codec,
             "option": list(self.option),
         }  # fmt: skip
 
@@ -94,8 +99,9 @@ def _bucket(entry: Any, place: str) -> PlannedBucket:
     if not _texts(option):
         raise UsageError(f"{place}: field option is {option!r:.80}, expected a list of actions")
     numel, parts, priority = _whole(entry, "numel", 1, place), _whole(entry, "parts", 1, place), _whole(entry, "priority", None, place)
+    part_numel = _whole(entry, "part_numel", 1, place) if "part_numel" in entry else 0
     check_option(tuple(option), place)
-    return PlannedBucket(tuple(tensors), numel, parts, priority, codec, tuple(option))
+    return PlannedBucket(tuple(tensors), numel, parts, priority, codec, tuple(option), part_numel)
 
 
 def _texts(value: Any) -> TypeGuard[Sequence[str]]:

@@ -6,7 +6,7 @@ Owns how a plan's buckets become chains of tasks on a timeline. Knows nothing of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -60,14 +60,15 @@ class Problem:
     constraints: Constraints = field(default_factory=Constraints)
 
     @cached_property
-    def options(self) -> tuple[Option, ...]:
-        """Those allowed: on devices that the codec has times for, within the constraints, over servers only where the cluster has some."""
+    def allowed(self) -> Constraints:
+        """The user's constraints, and what the job itself rules out: devices that the codec has no times for, servers where there are none."""
         devices = tuple(device for device in self.constraints.devices if self.codec.knows(device))
-        allowed = Constraints(
-            devices, self.constraints.most_encodes, self.constraints.flat, self.constraints.hierarchical,
-            self.constraints.servers and self.cluster.servers > 0,
-        )  # fmt: skip
-        found = options.constrained(allowed)
+        return replace(self.constraints, devices=devices, servers=self.constraints.servers and self.cluster.servers > 0)
+
+    @cached_property
+    def options(self) -> tuple[Option, ...]:
+        """Those allowed."""
+        found = options.constrained(self.allowed)
         if not found:
             raise UsageError("the constraints leave no option; allow flat or hierarchical ones")
         return found

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from psgc.errors import UsageError
 from psgc.plan.architectures import architecture, architecture_names
 
+F64 = NDArray[np.float64]
 VERSION: Final = 1
 MOST_NUMEL: Final = 1 << 40
 # TFLOP/s in training, by our estimate: two thirds of the fp32 peak of V100 and T4, 40 % of the others' bf16 peak. A number says it better.
@@ -49,19 +51,29 @@ class CostCurve:
     decode_us: tuple[float, ...]
 
     def encode(self, numel: float) -> float:
-        return _on_curve(self.numel, self.encode_us, numel)
+        return float(self.encode_all(np.array([numel]))[0])
 
     def decode(self, numel: float) -> float:
+        return float(self.decode_all(np.array([numel]))[0])
+
+    def least(self, verb: str) -> float:
+        """Microseconds an element of ``encode`` or ``decode`` at least, whatever the size. Between two sizes it is least at one of them."""
+        sizes, times = np.array(self.numel), np.array(self.encode_us if verb == "encode" else self.decode_us)
+        last = times[0] / sizes[0] if len(sizes) == 1 else (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+        return float(min((times / sizes).min(), max(last, 0.0)))
+
+    def encode_all(self, numel: F64) -> F64:
+        return _on_curve(self.numel, self.encode_us, numel)
+
+    def decode_all(self, numel: F64) -> F64:
         return _on_curve(self.numel, self.decode_us, numel)
 
 
-def _on_curve(sizes: Sequence[float], times: Sequence[float], numel: float) -> float:
+def _on_curve(sizes: Sequence[float], times: Sequence[float], numel: F64) -> F64:
     if len(sizes) == 1:
-        return times[0] * max(1.0, numel / sizes[0])
-    if numel >= sizes[-1]:
-        slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
-        return times[-1] + max(slope, 0.0) * (numel - sizes[-1])
-    return float(np.interp(numel, sizes, times))
+        return times[0] * np.maximum(1.0, numel / sizes[0])
+    slope = max((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]), 0.0)
+    return np.interp(numel, sizes, times) + slope * np.maximum(numel - sizes[-1], 0.0)
 
 
 Curves = Mapping[str, Mapping[str, CostCurve]]

@@ -107,18 +107,23 @@ def begin(first: Any, state: Any, available: Any, nexts: Any) -> None:
 
 @helper
 def resume(
-    ready: Any, last: Any, resource: Any, us: Any, state: Any, available: Any, nexts: Any, until: Any, start: Any, backward: Any
-) -> Any:
-    """Run on until backward would compute bucket ``until``, or to the end. Returns the step so far.
+    ready: Any, begins: Any, last: Any, alike: Any, resource: Any, us: Any, state: Any, available: Any, nexts: Any, until: Any, limit: Any,
+    start: Any, backward: Any,
+) -> Any:  # fmt: skip
+    """Run on until backward would compute bucket ``until``, the step is longer than ``limit``, or to the end. Returns the step so far.
 
-    state: when each resource is free, then backward, then the step, and how many buckets are computed. last: behind each bucket's tasks.
+    state: when each resource is free, then backward, then the step, and how many buckets are computed. begins, last: of each bucket's tasks.
+    alike: behind the buckets that follow this one with the same readiness and the same tasks; none of them can begin before it.
     """
     count, computed, step = ready.size, int(state[_COMPUTED]), state[_STEP]
     low = 0
-    while True:
+    while step <= limit:
         when, chosen = np.inf, -1
-        for bucket in range(low, computed):
+        following = low
+        while following < computed:
+            bucket = following
             task = nexts[bucket]
+            following = alike[bucket] if task == begins[bucket] else bucket + 1
             if task < last[bucket]:
                 if resource[task] == BOTH_WAYS:
                     possible = max(available[bucket], state[SEND], state[RECEIVE])
@@ -159,7 +164,8 @@ def resume(
 def _run(ready: Any, first: Any, resource: Any, us: Any, start: Any, backward: Any) -> Any:
     state, available, nexts = np.empty(STATE), np.empty(ready.size), np.empty(ready.size, np.int64)
     begin(first[:-1], state, available, nexts)
-    return resume(ready, first[1:], resource, us, state, available, nexts, ready.size, start, backward)
+    alike = np.arange(1, ready.size + 1)
+    return resume(ready, first[:-1], first[1:], alike, resource, us, state, available, nexts, ready.size, np.inf, start, backward)
 
 
 def run(chains: Chains) -> Timeline:

@@ -154,11 +154,11 @@ def _go_on(
     until: Any, below: Any, ready: Any, size: Any, option: Any, first: Any, kind: Any, resource: Any, us: Any,
     nexts: Any, available: Any, free: Any, remaining: Any, clock: Any, count: Any, sent: Any,
 ) -> Any:  # fmt: skip
-    """Go on until ``until`` chains are computed, or, if that is more than there are, to the end. False: given up.
+    """Go on until backward would compute chain ``until``, or to the end. False: given up.
 
     clock: backward's end, the step so far, the links' end, the last bubble; count: chains computed, the first that may have tasks left, tasks
     left, and chains that have been sent in part. nexts: of each chain, how many of its tasks have begun."""
-    while count[0] < until and (count[2] > 0 or count[0] < ready.size):
+    while count[2] > 0 or count[0] < ready.size:
         when, chosen = np.inf, -1
         for chain in range(count[1], count[0]):
             task = first[option[chain]] + nexts[chain]
@@ -170,13 +170,17 @@ def _go_on(
                 count[1] += 1
         if count[0] < ready.size and max(clock[0], free[GPU]) < when:
             computed = count[0]
+            if computed == until:
+                break
             segment = ready[computed] - (ready[computed - 1] if computed else 0.0)
             when, where = max(clock[0], free[GPU]), GPU
             end = when + segment
             worst = when + remaining[GPU]
             _hold(GPU, free, remaining, segment, end)
-            clock[0], available[computed] = end, end
-            count[0] += 1
+            clock[0], at = end, ready[computed]
+            while count[0] < ready.size and ready[count[0]] == at:
+                available[count[0]] = end
+                count[0] += 1
         else:
             which = kind[first[option[chosen]] + nexts[chosen]]
             where, taken = resource[which], us[size[chosen], which]
@@ -209,7 +213,7 @@ def _step(
     free, remaining, clock, count = np.zeros(_COUNT), np.zeros(_COUNT), np.zeros(4), np.zeros(4, np.int64)
     count[2] = _work(ready, size, option, first, kind, resource, us, remaining)
     done = _go_on(
-        n + 1, below, ready, size, option, first, kind, resource, us, np.zeros(n, np.int64), np.full(n, np.inf), free, remaining, clock, count,
+        n, below, ready, size, option, first, kind, resource, us, np.zeros(n, np.int64), np.full(n, np.inf), free, remaining, clock, count,
         sent,
     )  # fmt: skip
     return (clock[1] if done else np.inf), clock[3]
@@ -226,7 +230,10 @@ def _best(
     for chain in range(low, high):
         _add(remaining, before, size[chain], -1.0, first, kind, resource, us)
     count[2] = tasks
-    _go_on(low + 1, np.inf, ready, size, option, first, kind, resource, us, nexts, available, free, remaining, clock, count, sent)
+    until = low
+    while until > 0 and ready[until - 1] == ready[low]:
+        until -= 1
+    _go_on(until, np.inf, ready, size, option, first, kind, resource, us, nexts, available, free, remaining, clock, count, sent)
     best = -1
     for candidate in candidates:
         work, at, left = remaining.copy(), clock.copy(), count.copy()
@@ -238,7 +245,7 @@ def _best(
         if max((free + work).max() * _RATHER, at[1]) >= step:
             continue
         done = _go_on(
-            n + 1, step, ready, size, option, first, kind, resource, us, nexts.copy(), available.copy(), free.copy(), work, at, left, sent
+            n, step, ready, size, option, first, kind, resource, us, nexts.copy(), available.copy(), free.copy(), work, at, left, sent
         )
         if done and at[1] < step:
             best, step = candidate, at[1]

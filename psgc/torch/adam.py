@@ -51,6 +51,10 @@ class FrozenVarianceAdam(Distributed):
                 raise UsageError(f"{type(self).__name__}: {name} is {value!r}, expected a number from 0 to below {limit}")
         check_passes(backward_passes_per_step)
         session = api.current_session()
+        if session.config.plan:
+            raise UsageError(
+                f"{type(self).__name__} sends momenta by a codec of its own, not by PSGC_PLAN={session.config.plan}; run it without"
+            )
         self._session = session
         self._codec = codec_text(codec, "float32")
         self._momenta: tuple[TensorSpec, ...] = ()

@@ -9,6 +9,7 @@ earlier step, as torch's own optimizers would apply it).
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -18,11 +19,16 @@ from typing import Final, Literal
 import torch
 
 from psgc.errors import UsageError
-from psgc.layout import Declaration, TensorSpec
+from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
+from psgc.plan.plan import Plan
+from psgc.plan.runtime import planned_buckets
 from psgc.torch.gradients import Gradient, GradientBucket
+from psgc.torch.planned import write_layout
 from psgc.torch.residuals import Residuals
 from psgc.worker.session import Session
 
+logger = logging.getLogger(__name__)
+FIRST: Final = "optimizer0"  # the first optimizer of a session
 MAX_RESCALE: Final = 1e30  # the header carries a float32
 Outcome = Literal["applied", "delivered", "dropped"]
 
@@ -48,15 +54,19 @@ class StepFlags:
 
 
 class GradientExchange:
-    """See the module's text. rates: reads the parameter groups' learning rates as they are now.
+    """See the module's text. rates: reads the parameter groups' learning rates as they are now. plan: of exactly these gradients; then
+    ``codec`` is none.
 
     outcome: what became of the last step: "applied" by step(), still "delivered" in p.grad, or "dropped" (the loss scaler skipped it or
     zero_grad threw it away), which the next step's flag tells the servers, so that it goes back into the residual.
     paused: gradients stay this rank's own, and synchronizing does nothing. It is changed between two steps, on all ranks alike.
     """
 
-    def __init__(self, session: Session, name: str, codec: str, passes: int, rates: Callable[[], tuple[float, ...]]) -> None:
+    def __init__(
+        self, session: Session, name: str, codec: str, passes: int, rates: Callable[[], tuple[float, ...]], plan: Plan | None = None
+    ) -> None:  # fmt: skip
         self.session, self.name, self.codec, self.passes = session, name, codec, passes
+        self._plan = plan
         self.outcome: Outcome = "applied"
         self.synchronized = False
         self.paused = False
@@ -200,20 +210,39 @@ class GradientExchange:
         fresh = self._gradients[self._declared :]
         if not fresh:
             return
-        config = self.session.config
+        config, specs = self.session.config, tuple(gradient.spec for gradient in fresh)
         self._layouts += 1
         hand_set = (i for i, g in enumerate(self._gradients) if i >= self._declared and g.seen is not None)
         order = tuple(i - self._declared for i in dict.fromkeys([*self._ready_order, *hand_set]))
         declaration = Declaration(
-            name=self.name if self._layouts == 1 else f"{self.name}.{self._layouts}", kind="plan", tensors=tuple(g.spec for g in fresh),
+            name=self.name if self._layouts == 1 else f"{self.name}.{self._layouts}", kind="plan", tensors=specs,
             codec=self.codec, mean=True, order=order, used=tuple(sorted(order)), part_bytes=config.part_bytes,
-            fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
+            fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, buckets=self._planned(specs),
         )  # fmt: skip
         layout = self.session.declare(declaration)
+        if config.layout_out and self.session.rank == 0:
+            self._write_layout(config.layout_out, layout)
         self.residuals.add(layout)
         self._buckets += [GradientBucket.of(layout, bucket, fresh) for bucket in layout.buckets]
         self._declared = len(self._gradients)
         self._ready_order.clear()
+
+    def _planned(self, specs: tuple[TensorSpec, ...]) -> tuple[BucketSpec, ...]:
+        if self._plan is None:
+            return ()
+        if self._layouts > 1:
+            raise UsageError(
+                f"parameter {specs[0].name!r} was added after the first step, but the job runs a plan, which is of the parameters "
+                f"of the first step; add it before, or run without a plan"
+            )
+        return planned_buckets(self._plan, specs)
+
+    def _write_layout(self, path: str, layout: Layout) -> None:
+        """The job's first layout; a plan is of one optimizer, and of parameters that are there from the beginning."""
+        if layout.name == FIRST:
+            write_layout(path, layout)
+        else:
+            logger.warning("PSGC_LAYOUT_OUT has the layout of %s; that of %s is not written", FIRST, layout.name)
 
     def _deliver(self) -> None:
         for bucket in self._buckets:

@@ -17,10 +17,12 @@ import torch
 
 from psgc.errors import CodecError, UsageError
 from psgc.layout import TensorSpec
+from psgc.plan.plan import Plan
 from psgc.torch import amp, api, residuals
 from psgc.torch.broadcast import refuse_lbfgs
 from psgc.torch.buffers import dtype_name
 from psgc.torch.exchange import GradientExchange, StepFlags
+from psgc.torch.planned import configured_plan
 from psgc.torch.push_pull import codec_text
 from psgc.worker.session import Session
 
@@ -40,14 +42,16 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     class: schedulers and scalers that know it go on working.
 
     named_parameters: ``model.named_parameters()``: names for messages, the same on every rank. None: param.GROUP.INDEX.
-    compression:      codec text (``Compression.int8``, ``"topk:k=0.01"``, ``"onebit/int8"``); None: PSGC_CODEC, else uncompressed.
+    compression:      codec text (``Compression.int8``, ``"topk:k=0.01"``, ``"onebit/int8"``); None: PSGC_CODEC, else uncompressed, or as
+                      PSGC_PLAN's plan says of each bucket; the plan must be of exactly this optimizer's parameters.
     backward_passes_per_step: backwards that add up to one step. Their sum is averaged over ranks, not over passes: divide the loss.
 
     Gradients leave during backward. So between backward() and step() leave them alone, or call ``optimizer.synchronize()`` first:
         loss.backward(); optimizer.synchronize(); clip_grad_norm_(...); optimizer.step()
     step() sends nothing twice. A parameter unused on this rank counts as zeros and still gets the others' mean; one that no rank used
     keeps its p.grad as it is, unless it shares a bucket with used ones: then it gets zeros.
-    Raises UsageError for LBFGS, unnamed or doubly named parameters and dtypes that psgc does not carry; CodecError.
+    Raises UsageError for LBFGS, unnamed or doubly named parameters, dtypes that psgc does not carry and plans that cannot be run;
+    CodecError.
     """
     refuse_lbfgs(optimizer, "DistributedOptimizer")
     if isinstance(optimizer, Distributed):
@@ -55,13 +59,15 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     check_passes(backward_passes_per_step)
     session = api.current_session()
     codec = compression if compression is not None else session.config.codec
+    plan = configured_plan(session.config, compression)
     names = _names(optimizer, named_parameters)
     canonical = _check_codec(optimizer, names, codec)
+    _warn_of_coarse(optimizer, [canonical] if plan is None else sorted({bucket.codec for bucket in plan.buckets}))
     kind = type(optimizer)
     own_step = optimizer.__dict__.pop("step", None)
     optimizer.__class__ = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     distributed = cast("Distributed", optimizer)
-    distributed._psgc_join(session, names, canonical, backward_passes_per_step)
+    distributed._psgc_join(session, names, canonical, backward_passes_per_step, plan)
     distributed._psgc_watch()
     if hasattr(own_step, "_wrapped_by_lr_sched"):
         _satisfy_scheduler(distributed)
@@ -75,13 +81,15 @@ class Distributed(torch.optim.Optimizer):
     _psgc_names: dict[torch.Tensor, str]
     _psgc_synchronizes: bool
 
-    def _psgc_join(self, session: Session, names: dict[torch.Tensor, str], codec: str, passes: int) -> None:
+    def _psgc_join(
+        self, session: Session, names: dict[torch.Tensor, str], codec: str, passes: int, plan: Plan | None = None
+    ) -> None:  # fmt: skip
         """Become one of the session's optimizers. names: of parameters; those without one are called param.GROUP.INDEX."""
         amp.install()
         number = next(_created.setdefault(session, itertools.count()))
         self._psgc_names = names
         self._psgc_synchronizes = True
-        self._psgc_exchange = GradientExchange(session, f"optimizer{number}", codec, passes, _rates_of(self))
+        self._psgc_exchange = GradientExchange(session, f"optimizer{number}", codec, passes, _rates_of(self), plan)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, unless that was done since the last backward, and apply. closure: run first, once; its loss is returned."""
@@ -233,18 +241,21 @@ def _names(
 
 
 def _check_codec(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], codec: str) -> str:
-    """The codec's canonical text. Raises CodecError naming the first parameter it cannot carry; warns where it costs quality."""
+    """The codec's canonical text. Raises CodecError naming the first parameter it cannot carry."""
     canonical = codec_text(codec, "float32")
     for parameter, name in names.items():
         check_carries(codec, parameter, name)
-    coarse = [part for part in canonical.split("/") if part.partition(":")[0] in COARSE]
+    return canonical
+
+
+def _warn_of_coarse(optimizer: torch.optim.Optimizer, codecs: Iterable[str]) -> None:
+    coarse = [codec for codec in codecs if any(part.partition(":")[0] in COARSE for part in codec.split("/"))]
     if coarse and is_adaptive(optimizer):
         logger.warning(
             "codec %s with %s: 1-bit and top-k codecs cost quality under Adam-like optimizers; bf16 or int8 do not, "
             "SGD with momentum takes any codec, and psgc.torch.OneBitAdam is made for 1-bit",
-            canonical, type(optimizer).__name__,
+            ", ".join(coarse), type(optimizer).__name__,
         )  # fmt: skip
-    return canonical
 
 
 def is_adaptive(optimizer: torch.optim.Optimizer) -> bool:

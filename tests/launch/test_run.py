@@ -54,6 +54,9 @@ def test_a_command_that_does_not_use_psgc_ends_all_the_same(launched: Any) -> No
         (("run", "--codec", "topk:k=0", "--", "true"), {}, "topk"),
         (("run", "--", "true"), {"PSGC_CODEC": "onebitt"}, "unknown codec 'onebitt'"),
         (("run", "--", "true"), {"PSGC_PART_BYTES": "many"}, "PSGC_PART_BYTES='many'"),
+        (("run", "--plan", "nowhere.json", "--", "true"), {}, "plan nowhere.json: No such file or directory"),
+        (("run", "--plan", "p", "--codec", "int8", "--", "true"), {}, "--codec int8 and --plan p: a plan names each bucket's codec"),
+        (("run", "--layout-out", "nowhere/out", "--", "true"), {}, "--layout-out nowhere/out: no such directory"),
         (("run", "--nodes", "3", "--", "true"), {}, "every node needs a worker"),
         (("run", "--servers", "0", "--", "true"), {}, "--servers 0"),
         (("bench", "pushpull", "--bytes", "3"), {}, "multiple of 4"),
@@ -67,6 +70,34 @@ def test_wrong_usage_is_one_line_and_status_2(launched: Any, arguments: tuple[st
     assert status == 2
     assert said in err
     assert (len(err.strip().splitlines()), out) == (1, "")
+
+
+def plan_file(path: Path, *option: str) -> str:
+    bucket = {"tensors": ["w"], "numel": 5, "parts": 1, "priority": 0, "codec": "none", "option": option}
+    path.write_text(json.dumps({"version": 1, "model": "m", "cluster": "", "buckets": [bucket], "prediction": {}}))
+    return str(path)
+
+
+def test_a_plan_that_cannot_be_carried_is_refused_before_anything_starts(launched: Any, tmp_path: Path) -> None:
+    plan = plan_file(tmp_path / "plan.json", "flat.all_reduce")
+    status, out, err = launched.end(launched.psgc("run", "--plan", plan, "--", *STEPS, "1"))
+    assert (status, out) == (2, "")
+    assert re.fullmatch(r"psgc: .*buckets\[0\] \(of 'w'\): action 'flat.all_reduce', which the executor does not carry yet; .*\n", err)
+
+
+def test_a_plan_and_a_codec_from_the_environment_exclude_each_other(launched: Any, tmp_path: Path) -> None:
+    plan = plan_file(tmp_path / "plan.json", "flat.push", "flat.pull")
+    status, out, err = launched.end(launched.psgc("run", "--plan", plan, "--", *STEPS, "1", PSGC_CODEC="int8"))
+    assert (status, out) == (2, "")
+    assert "names each bucket's codec, but PSGC_CODEC=int8 is set, too" in err
+
+
+def test_workers_are_told_the_plans_and_the_layouts_file_wherever_they_go(launched: Any, tmp_path: Path) -> None:
+    plan = os.path.relpath(plan_file(tmp_path / "plan.json", "flat.push", "flat.pull"))
+    code = "import os; os.chdir('/'); print(os.environ['PSGC_PLAN'], os.environ['PSGC_LAYOUT_OUT'])"
+    arguments = ("--workers", "1", "--plan", plan, "--layout-out", "layout.json", "--", sys.executable, "-c", code)
+    status, out, err = launched.end(launched.psgc("run", "--no-prefix", *arguments))
+    assert (status, out.split()) == (0, [str(tmp_path / "plan.json"), str(Path.cwd() / "layout.json")]), err
 
 
 def test_a_worker_killed_in_mid_step_is_named_by_its_signal(launched: Any) -> None:

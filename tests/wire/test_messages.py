@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psgc.errors import RemoteProtocolError
-from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout
 from psgc.wire.messages import ErrorCode, Hello, Notice, Register, ServerAddress, Topology, decode_body, decode_json, encode_body
 
 TEXT = st.text(max_size=20)
@@ -35,6 +35,7 @@ JSON = st.recursive(
 DECLARED = Declaration(
     "m", "plan", (TensorSpec("a", (70000, 3), "float32"), TensorSpec("b", (), "int8", 1)), "none", True, order=(1, 0), used=(0,)
 )
+PLANNED = replace(DECLARED, buckets=(BucketSpec((1,), "none", -1, 1), BucketSpec((0,), "onebit/int8", 5, 3, 69632)))
 READERS = {
     "Register": lambda data: decode_body(Register, data),
     "Hello": lambda data: decode_body(Hello, data),
@@ -48,7 +49,7 @@ RIGHT: dict[str, Any] = {
     "Hello": Hello("t", 1, "h"),
     "Notice": Notice(1, "text"),
     "Topology": Topology(0, 1, 1, (1,), 1, (ServerAddress(0, "h", "tcp://h:1", ""),), ("0.0@h",)),
-    "Declaration": DECLARED,
+    "Declaration": PLANNED,
     "Layout": build_layout(DECLARED, layout_id=3, servers=2, workers=2, used_by_all=frozenset({0, 1})),
 }
 
@@ -109,6 +110,9 @@ def test_json_that_breaks_readers_is_refused(text: str) -> None:
         decode_json(text.encode(), "body")
 
 
+BUCKET = {"tensors": [0], "codec": "none", "priority": 0, "parts": 1, "part_numel": 0}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -121,6 +125,14 @@ def test_json_that_breaks_readers_is_refused(text: str) -> None:
         {"part_bytes": 0},
         {"fuse_bytes": -1},
         {"root": -1},
+        {"buckets": None},
+        {"buckets": [{"tensors": [0], "codec": "none", "priority": 0, "parts": 1}]},
+        {"buckets": [BUCKET | {"tensors": [2]}]},
+        {"buckets": [BUCKET | {"tensors": []}]},
+        {"buckets": [BUCKET, BUCKET]},
+        {"buckets": [BUCKET | {"parts": -1}]},
+        {"buckets": [BUCKET | {"part_numel": -4096}]},
+        {"buckets": [BUCKET | {"priority": 1 << 31}]},
     ],
 )
 def test_a_declaration_that_no_rank_would_make_is_refused(wrong: dict[str, Any]) -> None:

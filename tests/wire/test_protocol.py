@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from psgc.layout import Bucket, Declaration, Layout, Part, TensorSpec
+from psgc.layout import Bucket, BucketSpec, Declaration, Layout, Part, TensorSpec
 from psgc.wire import messages
 from psgc.wire.frames import FIELDS, Flag, Kind
 from psgc.wire.messages import ErrorCode
 
 PROTOCOL = (Path(messages.__file__).parent / "PROTOCOL.md").read_text()
 BODIES = (
-    messages.Register, messages.Topology, messages.ServerAddress, messages.Hello, messages.Notice, Declaration, TensorSpec, Layout, Bucket, Part,
+    messages.Register, messages.Topology, messages.ServerAddress, messages.Hello, messages.Notice, Declaration, TensorSpec, BucketSpec, Layout,
+    Bucket, Part,
 )  # fmt: skip
 
 

@@ -1,0 +1,191 @@
+"""Our plans beside those of published systems, on the jobs that Espresso was published with, all by one timeline.
+
+    python benchmarks/planning.py [--traces DIR] [--achieved SHARE] [--json]
+
+The traces are the public artefact's (Wang et al., EuroSys 2023): tensors and when backward on a V100 had computed each. They are not part of
+this repository; without them there is nothing to plan for, and the bench says so. Codec times are the built-in V100's, payloads are as
+large as the paper's (a sparse value takes 8 bytes with its index). A trace has no forward; a gain is of whole iterations, with a forward that is
+taken to last half as long as the trace's backward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from psgc.plan.baselines import byteps_compress, fp32, hipress, hitopkcomm
+from psgc.plan.bound import lower_bounds
+from psgc.plan.cluster import load_cluster
+from psgc.plan.espresso import espresso
+from psgc.plan.found import Found
+from psgc.plan.methods import METHODS
+from psgc.plan.plan import PlannedBucket
+from psgc.plan.problem import Problem, codec_costs, simulate
+from psgc.plan.profile import V100_CODECS, load_profile
+from psgc.plan.timeline import define_timeline
+
+TRACES = Path(__file__).resolve().parents[1] / "../shared/traces"
+CODECS = {
+    "vgg16": "randomk", "resnet101": "dgc", "ugatit": "dgc", "bert_base": "randomk", "gpt2": "efsignsgd", "lstm": "efsignsgd",
+}  # fmt: skip
+BEDS = ("espresso-nvlink", "espresso-pcie")
+PAPER_BYTES = {"randomk": 0.08, "dgc": 0.08, "efsignsgd": 0.125}  # an element
+# What Espresso gains over others on 64 GPUs, in the paper's text.
+PUBLISHED = {
+    ("gpt2", "espresso-nvlink"): {"byteps-compress": 0.42, "hipress": 0.33},
+    ("bert_base", "espresso-nvlink"): {"byteps-compress": 0.31, "hitopkcomm": 0.54, "hipress": 0.40},
+    ("ugatit", "espresso-nvlink"): {"fp32": 1.49, "byteps-compress": 2.05, "hitopkcomm": 0.50, "hipress": 0.35},
+    ("lstm", "espresso-pcie"): {"byteps-compress": 1.01, "hitopkcomm": 0.73, "hipress": 0.77},
+    ("vgg16", "espresso-pcie"): {"fp32": 2.69, "byteps-compress": 3.57, "hipress": 0.55},
+    ("resnet101", "espresso-pcie"): {"fp32": 0.20, "byteps-compress": 0.18, "hipress": 0.24},
+}  # fmt: skip
+FORWARD = 0.5  # of the trace's backward
+REPEATS = 5
+
+Method = Callable[..., Found]
+
+
+def hitopkcomm_at_its_best(problem: Problem, buckets: Sequence[PlannedBucket] | None = None) -> Found:
+    """With the threshold, a power of two, that our timeline likes best."""
+    largest = max(bucket.numel for bucket in buckets) if buckets else max(tensor.numel for tensor in problem.profile.tensors)
+    tried = [hitopkcomm(problem, buckets, least_numel=1 << bits) for bits in range(largest.bit_length())]
+    return min(tried, key=lambda found: found.step_us)
+
+
+BASELINES: dict[str, Method] = {
+    "fp32": fp32, "byteps-compress": byteps_compress, "hitopkcomm": hitopkcomm, "hitopkcomm, best threshold": hitopkcomm_at_its_best,
+    "hipress": hipress, "hipress, fused": functools.partial(hipress, fused=True), "espresso": espresso,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trace on a test bed, and what every method makes of it: (step, with our buckets, select), in us."""
+
+    model: str
+    bed: str
+    backward_us: float
+    steps: dict[str, tuple[float, float, float]]
+    given_bound_us: float
+    any_bound_us: float
+
+    def iteration(self, method: str, *, bucketed: bool = False) -> float:
+        return FORWARD * self.backward_us + self.steps[method][bucketed]
+
+    def gain(self, ours: str, over: str) -> float:
+        """How much more a second ``ours`` trains."""
+        return self.iteration(over) / self.iteration(ours) - 1
+
+    def to_json(self) -> dict[str, Any]:
+        methods = {
+            name: {"step_ms": step / 1e3, "step_with_our_buckets_ms": bucketed / 1e3, "select_ms": select / 1e3}
+            for name, (step, bucketed, select) in self.steps.items()
+        }
+        return {
+            "model": self.model, "cluster": self.bed, "codec": CODECS[self.model], "backward_ms": self.backward_us / 1e3, "methods": methods,
+            "lower_bound_ms": self.given_bound_us / 1e3, "lower_bound_any_bucketing_ms": self.any_bound_us / 1e3,
+        }  # fmt: skip
+
+
+def problem_of(model: str, bed: str, traces: Path, achieved: float) -> Problem:
+    profile = replace(load_profile(str(traces / f"{model}.csv")), codecs=V100_CODECS)
+    cluster = load_cluster(bed)
+    cluster = replace(cluster, inter=replace(cluster.inter, gbps=achieved * cluster.inter.gbps))
+    codec = codec_costs(CODECS[model], profile, cluster.gpus)
+    return Problem(profile, cluster, replace(codec, bytes_per_element=PAPER_BYTES[CODECS[model]], pull_bytes_per_element=None))
+
+
+def checked(problem: Problem, found: Found) -> Found:
+    """A plan whose step is the definition's."""
+    simulated = simulate(problem, found.buckets)
+    if simulated.step_us != found.step_us or define_timeline(simulated.chains).step_us != found.step_us:
+        sys.exit(f"planning: {problem.profile.model} on {problem.cluster.name}: a step of {found.step_us} us is not the timeline's")
+    return found
+
+
+def measured(model: str, bed: str, traces: Path, achieved: float) -> Job:
+    problem = problem_of(model, bed, traces, achieved)
+    tries = [METHODS["psgc"](problem) for _ in range(REPEATS)]
+    ours = checked(problem, tries[0])
+    bounds = lower_bounds(problem, ours.buckets, ours.step_us)
+    steps = {"psgc": (ours.step_us, ours.step_us, statistics.median(found.select_us for found in tries))}
+    for name, method in BASELINES.items():
+        found, bucketed = method(problem), method(problem, ours.buckets)
+        steps[name] = (found.step_us, bucketed.step_us, found.select_us)
+    return Job(model, bed, problem.profile.backward_us, steps, bounds.given_us, bounds.any_us)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(header) + " |"
+    yield "|---" + "|--:" * (len(header) - 1) + "|"
+    yield from ("| " + " | ".join(row) + " |" for row in rows)
+
+
+def steps_table(jobs: Sequence[Job]) -> Iterator[str]:
+    """Steps in ms, tensor by tensor / with the buckets of our plan."""
+    methods = list(jobs[0].steps)
+    rows = []
+    for job in jobs:
+        cells = [
+            f"{step / 1e3:.1f}" if name == "psgc" else f"{step / 1e3:.1f} / {bucketed / 1e3:.1f}"
+            for name, (step, bucketed, _) in job.steps.items()
+        ]
+        rows.append([f"{job.model} {CODECS[job.model]}, {job.bed.removeprefix('espresso-')}", f"{job.backward_us / 1e3:.1f}", *cells])
+    return table(["step, ms", "backward", *methods], rows)
+
+
+def selection_table(jobs: Sequence[Job]) -> Iterator[str]:
+    rows = [
+        [
+            f"{job.model} {CODECS[job.model]}, {job.bed.removeprefix('espresso-')}", f"{job.steps['psgc'][2] / 1e3:.1f}",
+            f"{job.steps['espresso'][2] / 1e3:.0f}", f"{job.steps['psgc'][0] / job.given_bound_us:.3f}",
+            f"{job.steps['psgc'][0] / job.any_bound_us:.3f}", f"{job.steps['espresso'][0] / job.any_bound_us:.3f}",
+        ]
+        for job in jobs
+    ]  # fmt: skip
+    return table(["", "psgc select, ms", "espresso select, ms", "psgc / bound", "psgc / bound of any buckets", "espresso / the same"], rows)
+
+
+def gains_table(jobs: Sequence[Job]) -> Iterator[str]:
+    """Whole iterations: what the paper measured, and what both plans are predicted to gain over each."""
+    rows = []
+    for job in jobs:
+        for over, paper in PUBLISHED.get((job.model, job.bed), {}).items():
+            rows.append(
+                [
+                    f"{job.model} {CODECS[job.model]}, {job.bed.removeprefix('espresso-')}", over, f"{paper:+.0%}",
+                    f"{job.gain('espresso', over):+.1%}", f"{job.gain('psgc', over):+.1%}",
+                ]
+            )  # fmt: skip
+    return table(["", "over", "espresso, published", "espresso, predicted", "psgc, predicted"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, default=TRACES)
+    parser.add_argument(
+        "--achieved", type=float, default=1.0, help="what everybody gets of the links between nodes, as a share of line rate"
+    )
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    missing = [model for model in CODECS if not (arguments.traces / f"{model}.csv").is_file()]
+    if missing:
+        sys.exit(f"planning: no trace of {', '.join(missing)} in {arguments.traces}; give --traces the artefact's, as CSV")
+    METHODS["psgc"](problem_of("lstm", BEDS[0], arguments.traces, 1.0))  # compiles
+    jobs = [measured(model, bed, arguments.traces, arguments.achieved) for bed in BEDS for model in CODECS]
+    if arguments.json:
+        print(json.dumps([job.to_json() for job in jobs], indent=1))
+        return
+    for made in (steps_table(jobs), selection_table(jobs), gains_table(jobs)):
+        print("\n".join(made), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""What no plan can beat: lower bounds on the step, certified over every allowed option.
+
+**Given the bucketing.** However the buckets' options are chosen and whatever order tasks take, of a step T hold, for every resource r and
+every bucket j in order of readiness:
+
+    r works           T >= ready_j + head + sum over b >= j of load_r(b) + tail      all of r's work for buckets that are ready from j on
+    the GPU           T >= backward + sum over all b of load_gpu(b) + tail           backward is work of the GPU, too
+    one bucket's way  T >= ready_b + before_r(b) + K load_r(b) + after_r(b)          K parts take turns on r
+
+load, before and after are what the bucket's option spends on r, before its first use of r and after its last; head and tail are the
+least of before and after over the options that are not ruled out, where every bucket must use r for some j. All are linear in which option each
+bucket takes. So the least T, with options mixed at will, is a linear programme over 4341 options a bucket: it is solved over few columns,
+and the dual prices say which of all others would help (column generation). By weak duality any prices give a valid bound over
+all options, whatever the solver's tolerance. An option whose price alone lifts the bound over a step that is known to be possible is ruled
+out, which raises heads and tails; at last options are made whole again (a mixed-integer programme of those that are left, within a time limit).
+
+**Over all bucketings.** Each tensor pays for its elements what they cost in the largest of buckets, and no latency; runs of tensors are
+taken together as ready as their first. Mixtures of options then stand for fusing and cutting in every way.
+
+Owns the argument and its programmes; knows nothing of how plans are found.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.errors import ConfigError
+from psgc.plan.bucketing import Bucketing
+from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND, walk
+from psgc.plan.plan import PlannedBucket
+from psgc.plan.problem import Problem
+from psgc.plan.profile import F64
+from psgc.plan.space import Graph, Space
+
+ROUNDS: Final = 3
+GROUPS: Final = 40  # of tensors, in the bound over all bucketings
+WHOLE_S: Final = 0.4  # for making options whole
+MOST_WHOLE: Final = 4000  # columns
+CLOSE: Final = 1e-4
+_SLACK: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Microseconds. given_us: of every plan with these buckets; any_us: of every plan; bound_ms: how long finding them took."""
+
+    given_us: float
+    any_us: float
+    bound_ms: float
+
+
+def lower_bounds(problem: Problem, buckets: Sequence[PlannedBucket], step_us: float) -> Bounds:
+    """Bounds for a plan that takes ``step_us`` with these buckets."""
+    begun = time.perf_counter()
+    space = Space(problem)
+    any_us = over_all_bucketings(problem, space)
+    given_us = max(any_us, given_buckets(problem, space, bucketing_of(problem, buckets), step_us))
+    return Bounds(min(given_us, step_us), any_us, (time.perf_counter() - begun) * 1e3)
+
+
+def bucketing_of(problem: Problem, buckets: Sequence[PlannedBucket]) -> Bucketing:
+    """Sizes, cuts and readiness of planned buckets, in order of readiness."""
+    ready = np.array([max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets])
+    order = np.argsort(ready, kind="stable")
+    first = np.concatenate([[0], np.cumsum([len(buckets[index].tensors) for index in order])])
+    parts = np.array([buckets[index].parts for index in order])
+    return Bucketing(first, parts, np.array([float(buckets[index].numel) for index in order]), ready[order])
+
+
+@functools.cache
+def _ways(found: Graph) -> NDArray[np.int64]:
+    """Every option as a row of numbers of its atoms, filled up with -1."""
+    numbers = {atom: number for number, atom in enumerate(found.atoms)}
+    rows = [[numbers[atom] for atom in walk(option)[0]] for option in found.options]
+    ways = np.full((len(rows), max(map(len, rows))), -1, np.int64)
+    for row, atoms in zip(ways, rows, strict=True):
+        row[: len(atoms)] = atoms
+    return ways
+
+
+def _sequences(space: Space) -> NDArray[np.int64]:
+    """Every option as a row of numbers of distinct tasks. Behind them stands a task that takes no time."""
+    most = max(map(len, space.task_numbers))
+    nothing = len(space.distinct)
+    of_atom = np.full((len(space.task_numbers) + 1, most), nothing, np.int64)
+    for row, numbers in zip(of_atom, space.task_numbers, strict=False):
+        row[: len(numbers)] = numbers
+    ways = _ways(space.graph)
+    return of_atom[ways].reshape(len(ways), -1)
+
+
+def _uses(space: Space, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.bool_]]:
+    """Of each resource, which tasks of the sequences it does."""
+    resource = np.array([task.resource for task in space.distinct] + [len(RESOURCES)])[sequences]
+    for one in range(len(RESOURCES)):
+        yield (resource == one) | ((resource == BOTH_WAYS) & (one in (SEND, RECEIVE)))
+
+
+class Features(NamedTuple):
+    """Of each option and bucket, microseconds: load, before and after by resource, each of a whole bucket, one part and one part; inf where
+    the resource is not used. chain: one part's whole way."""
+
+    load: F64
+    before: F64
+    after: F64
+    chain: F64
+
+
+def features(space: Space, bucketing: Bucketing) -> Features:
+    """Arrays of resources (but for ``chain``), options and buckets."""
+    times = space.times(bucketing.numel / bucketing.parts)
+    times = np.concatenate([times, np.zeros((1, times.shape[1]))])
+    sequences = _sequences(space)
+    spent = times[sequences]
+    until = np.cumsum(spent, axis=1)
+    chain = until[:, -1]
+    shape = (len(RESOURCES), *chain.shape)
+    load, before, after = np.zeros(shape), np.full(shape, np.inf), np.full(shape, np.inf)
+    rows = np.arange(len(sequences))
+    for one, used in enumerate(_uses(space, sequences)):
+        load[one] = np.einsum("ot,otb->ob", used.astype(float), spent) * bucketing.parts
+        some = used.any(axis=1)
+        first, last = used.argmax(axis=1), used.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
+        before[one][some] = (until[rows, first] - spent[rows, first])[some]
+        after[one][some] = (chain - until[rows, last])[some]
+    return Features(load, before, after, chain)
+
+
+class Row(NamedTuple):
+    """T >= constant + sum over buckets of weights[feature, bucket] times what the bucket's option spends."""
+
+    constant: float
+    weights: F64
+
+
+class Programme(NamedTuple):
+    """Rows together: constants by row; weights by row, feature and bucket; spent by feature, option and bucket."""
+
+    constants: F64
+    weights: F64
+    spent: F64
+
+    def columns(self, option: NDArray[np.int64], bucket: NDArray[np.int64]) -> F64:
+        """Coefficients of these options for these buckets: rows and columns, the last that of -T."""
+        made = np.einsum("kfc,fc->kc", self.weights[:, :, bucket], self.spent[:, option, bucket])
+        return np.concatenate([made, np.full((len(made), 1), -1.0)], axis=1)
+
+    def one_each(self, bucket: NDArray[np.int64]) -> F64:
+        """The equations that give each bucket one option."""
+        chosen = (bucket[None, :] == np.arange(self.spent.shape[2])[:, None]).astype(float)
+        return np.concatenate([chosen, np.zeros((len(chosen), 1))], axis=1)
+
+
+def programme(found: Features, bucketing: Bucketing, backward_us: float, allowed: NDArray[np.bool_]) -> Programme:
+    """The inequalities of the module's text, with heads and tails over the allowed options."""
+    ways = np.where(np.isfinite(found.before), found.load + found.before + found.after, 0.0)
+    spent = np.concatenate([found.load, ways, found.chain[None]])
+    rows = [*_of_resources(found, bucketing, allowed, spent.shape[0]), *_of_buckets(found, bucketing, spent.shape[0])]
+    tail = min(float(np.where(allowed, found.after[GPU], np.inf).min()), float(np.where(allowed, found.chain, np.inf)[:, -1].min()))
+    weights = np.zeros((spent.shape[0], len(bucketing.parts)))
+    weights[GPU] = 1.0
+    rows.append(Row(backward_us + tail, weights))
+    return Programme(np.array([row.constant for row in rows]), np.array([row.weights for row in rows]), spent)
+
+
+def _of_resources(found: Features, bucketing: Bucketing, allowed: NDArray[np.bool_], features: int) -> Iterator[Row]:
+    """All of a resource's work for the buckets that are ready from one on."""
+    before, after = (np.where(allowed, times, np.inf).min(axis=1) for times in (found.before, found.after))  # by resource and bucket
+    always = np.all(np.isfinite(found.before) | ~allowed, axis=1)
+    for one in range(1, len(RESOURCES)):
+        if not found.load[one].any():
+            continue
+        for j in range(len(bucketing.parts)):
+            if j and bucketing.ready_us[j] == bucketing.ready_us[j - 1]:
+                continue
+            constant = bucketing.ready_us[j]
+            if always[one, j:].any():
+                constant = (before[one, j:] + bucketing.ready_us[j:]).min() + after[one, j:].min()
+            weights = np.zeros((features, len(bucketing.parts)))
+            weights[one, j:] = 1.0
+            yield Row(float(constant), weights)
+
+
+def _of_buckets(found: Features, bucketing: Bucketing, features: int) -> Iterator[Row]:
+    """One bucket's way: a part's, and the way through each resource that its parts take turns on."""
+    for b, parts in enumerate(bucketing.parts):
+        for feature in range(len(RESOURCES), features - 1) if parts > 1 else ():
+            if found.load[feature - len(RESOURCES)].any():
+                weights = np.zeros((features, len(bucketing.parts)))
+                weights[feature, b] = 1.0
+                yield Row(float(bucketing.ready_us[b]), weights)
+        weights = np.zeros((features, len(bucketing.parts)))
+        weights[-1, b] = 1.0
+        yield Row(float(bucketing.ready_us[b]), weights)
+
+
+def given_buckets(problem: Problem, space: Space, bucketing: Bucketing, step_us: float) -> float:
+    """The bound over every choice of options for these buckets; ``step_us`` where none is better."""
+    found = features(space, bucketing)
+    allowed = np.ones(found.chain.shape, bool)
+    best = 0.0
+    for _ in range(ROUNDS):
+        made = programme(found, bucketing, problem.profile.backward_us, allowed)
+        relaxed = _relaxed(made, allowed)
+        best = max(best, relaxed.bound)
+        if best >= step_us * (1 - CLOSE):
+            return best
+        left = allowed & (relaxed.bound + relaxed.reduced <= step_us + _SLACK)
+        if left.sum() == allowed.sum():
+            break
+        allowed = left
+    return max(best, _whole(programme(found, bucketing, problem.profile.backward_us, allowed), allowed, step_us))
+
+
+@functools.cache
+def solver() -> Any:
+    """scipy.optimize, which is not typed throughout. Raises ConfigError where it is missing."""
+    try:
+        return importlib.import_module("scipy.optimize")
+    except ImportError:
+        raise ConfigError("bounds need scipy; install psgc[plan]") from None
+
+
+class Relaxed(NamedTuple):
+    """bound: valid over all options; reduced: by how much it rises if a bucket takes an option."""
+
+    bound: float
+    reduced: F64
+
+
+def _relaxed(made: Programme, allowed: NDArray[np.bool_]) -> Relaxed:
+    """The least T with options mixed."""
+    buckets = np.arange(allowed.shape[1])
+    weights = np.full(len(made.constants), 1 / len(made.constants))
+    used = np.zeros(allowed.shape, bool)
+    best = Relaxed(-np.inf, np.zeros(allowed.shape))
+    while True:
+        prices = np.where(allowed, np.einsum("fb,fob->ob", np.tensordot(weights, made.weights, 1), made.spent), np.inf)
+        least = prices.min(axis=0)
+        bound = float(weights @ made.constants + least.sum())
+        if bound > best.bound:
+            best = Relaxed(bound, prices - least)
+        cheapest = prices.argmin(axis=0)
+        if used[cheapest, buckets].all():
+            return best
+        used[cheapest, buckets] = True
+        option, bucket = np.nonzero(used)
+        columns = made.columns(option, bucket)
+        objective = np.zeros(columns.shape[1])
+        objective[-1] = 1.0
+        solved = solver().linprog(objective, columns, -made.constants, made.one_each(bucket), np.ones(len(buckets)), method="highs")
+        if solved.status or solved.fun - best.bound <= CLOSE * solved.fun:
+            return best
+        weights = np.maximum(-solved.ineqlin.marginals, 0.0)
+        weights /= weights.sum()
+
+
+def _whole(made: Programme, allowed: NDArray[np.bool_], step_us: float) -> float:
+    """The bound with one option for each bucket, of those that are left, as far as it is found in time."""
+    option, bucket = _undominated(made, allowed)
+    if len(option) > MOST_WHOLE:
+        return 0.0
+    columns = made.columns(option, bucket)
+    objective = np.zeros(columns.shape[1])
+    objective[-1] = 1.0
+    optimize = solver()
+    solved = optimize.milp(
+        objective, integrality=1 - objective, bounds=optimize.Bounds(0, np.append(np.ones(len(option)), np.inf)),
+        constraints=[optimize.LinearConstraint(columns, ub=-made.constants), optimize.LinearConstraint(made.one_each(bucket), 1, 1)],
+        options={"time_limit": WHOLE_S, "mip_rel_gap": CLOSE},
+    )  # fmt: skip
+    if solved.status == 2:  # none is better than what is known
+        return step_us
+    bound = solved.mip_dual_bound
+    return 0.0 if bound is None or not np.isfinite(bound) else min(float(bound) * (1 - _SLACK), step_us)
+
+
+def _undominated(made: Programme, allowed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each bucket, the allowed options that no other beats in everything that rows ask for."""
+    asked: NDArray[np.bool_] = np.any(made.weights != 0, axis=0)  # by feature and bucket
+    options, buckets = [], []
+    for b in range(allowed.shape[1]):
+        left = np.nonzero(allowed[:, b])[0]
+        costs, first = np.unique(made.spent[asked[:, b]][:, left, b].T, axis=0, return_index=True)
+        kept: list[int] = []
+        for index in costs.sum(axis=1).argsort(kind="stable"):
+            if not kept or not (costs[kept] <= costs[index]).all(axis=1).any():
+                kept.append(int(index))
+        options += left[first[kept]].tolist()
+        buckets += [b] * len(kept)
+    return np.array(options, np.int64), np.array(buckets, np.int64)
+
+
+def over_all_bucketings(problem: Problem, space: Space) -> float:
+    """The bound over every way of fusing, cutting and choosing."""
+    tensors = problem.profile.tensors
+    sizes = np.array([float(tensor.numel) for tensor in tensors])
+    group = np.minimum((np.cumsum(sizes) - sizes) * GROUPS // sizes.sum(), GROUPS - 1)
+    begins = np.nonzero(np.diff(group, prepend=-1.0))[0]
+    ready = np.array([tensor.ready_us for tensor in tensors])[begins]
+    numel = np.add.reduceat(sizes, begins)
+    rates = np.append(np.array([problem.codec.least_us_per_element(task) for task in space.distinct]), 0.0)
+    sequences = _sequences(space)
+    loads = np.array([(used * rates[sequences]).sum(axis=1) for used in _uses(space, sequences)])
+    constants, weights = [problem.profile.backward_us], [np.zeros((len(RESOURCES), len(numel)))]
+    weights[0][GPU] = 1.0
+    for one in range(1, len(RESOURCES)):
+        for j in range(len(numel)) if loads[one].any() else ():
+            constants.append(float(ready[j]))
+            weights.append(np.zeros_like(weights[0]))
+            weights[-1][one, j:] = 1.0
+    made = Programme(np.array(constants), np.array(weights), loads[:, :, None] * numel)
+    return _relaxed(made, np.ones((len(sequences), len(numel)), bool)).bound

@@ -1,0 +1,117 @@
+"""Choosing every bucket's option on the timeline: change all buckets from one on together, then one by one, as long as that helps.
+
+Owns the search's inner loop, compiled. A change to a bucket leaves all that happens before it is computed as it was, so each trial goes on
+from a copy of the run's state there (``timeline.resume``), not from the beginning. What is minimised is the step, and a little of when
+buckets are done on average: of plans with equal steps one that is done earlier leaves more room for the next change.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numba import types
+
+from psgc.codecs.kernel import I64, helper, kernel
+from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
+from psgc.plan.timeline import STATE, begin, resume
+
+_F64: Final = types.Array(types.float64, 1, "C")
+_I64: Final = types.Array(types.int64, 1, "C")
+_I64_2D: Final = types.Array(types.int64, 2, "C")
+_RESULT: Any = types.Tuple((types.float64, types.float64, I64))  # type: ignore[no-untyped-call]
+SMALL: Final = 1e-3  # what a microsecond of the mean weighs beside one of the step
+
+
+@helper
+def _set(bucket: Any, option: Any, chain: Any, kind: Any, first: Any, length: Any, begins: Any, last: Any) -> None:
+    """Give a bucket's chains an option's tasks."""
+    for one in range(chain[bucket], chain[bucket + 1]):
+        begins[one] = first[kind[bucket], option]
+        last[one] = begins[one] + length[option]
+
+
+@helper
+def _loads(chain: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, load: Any) -> None:
+    """How long each bucket (row) would hold each resource under each option."""
+    load[:] = 0.0
+    for bucket in range(kind.size):
+        parts = chain[bucket + 1] - chain[bucket]
+        for option in range(length.size):
+            begins = first[kind[bucket], option]
+            for task in range(begins, begins + length[option]):
+                if resource[task] == BOTH_WAYS:
+                    load[bucket, option, SEND] += parts * us[task]
+                    load[bucket, option, RECEIVE] += parts * us[task]
+                else:
+                    load[bucket, option, resource[task]] += parts * us[task]
+
+
+@helper
+def _hopeless(bucket: Any, end: Any, option: Any, choice: Any, load: Any, ready: Any, chain: Any, best: Any, total: Any) -> Any:
+    """Whether the step is over ``best`` if the buckets up to ``end`` take the option, by what each resource has to do alone."""
+    total[:] = 0.0
+    for one in range(choice.size - 1, -1, -1):
+        taken = option if bucket <= one < end else choice[one]
+        at = ready[chain[one]]
+        for resource in range(total.size):
+            total[resource] += load[one, taken, resource]
+            if resource != GPU and at + total[resource] > best:
+                return True
+    return ready[-1] + total[GPU] > best
+
+
+@kernel(_RESULT(_F64, _I64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _I64, I64))
+def descend(
+    ready: Any, chain: Any, until: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, choice: Any, budget: Any
+) -> Any:
+    """Improve ``choice``, each bucket's option, in place. Returns the step, what was minimised, and how many timelines were run.
+
+    ready: of each chain; chain: where each bucket's chains begin, and their number; until: of each bucket, the first chain that is ready when
+    it is; kind: of each bucket, its row of ``first``, which has where the tasks of each option (column) begin in ``resource`` and ``us``.
+    """
+    buckets, options, chains = kind.size, length.size, ready.size
+    begins, last, alike = np.empty(chains, np.int64), np.empty(chains, np.int64), np.empty(chains, np.int64)
+    state, available, nexts = np.empty(STATE), np.empty(chains), np.empty(chains, np.int64)
+    start, backward = np.empty(us.size), np.empty(chains)
+    kept_state, kept_available, kept_nexts = np.empty((buckets, STATE)), np.empty((buckets, chains)), np.empty((buckets, chains), np.int64)
+    load, total = np.empty((buckets, options, len(RESOURCES))), np.empty(len(RESOURCES))
+    _loads(chain, kind, first, length, resource, us, load)
+    for bucket in range(buckets):
+        alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]
+        _set(bucket, choice[bucket], chain, kind, first, length, begins, last)
+    begin(begins, state, available, nexts)
+    step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, np.inf, start, backward)
+    best, trials, improved = step + SMALL * available.mean(), 1, True
+    while improved and trials < budget:
+        improved = False
+        for tail in (True, False):
+            # the run of what is chosen now, kept where each bucket is about to be computed
+            begin(begins, state, available, nexts)
+            for bucket in range(buckets):
+                resume(ready, begins, last, alike, resource, us, state, available, nexts, until[bucket], np.inf, start, backward)
+                kept_state[bucket], kept_available[bucket], kept_nexts[bucket] = state, available, nexts
+            for bucket in range(buckets - 1, -1, -1):
+                end = buckets if tail else bucket + 1
+                chosen = -1
+                for option in range(options):
+                    if (not tail and option == choice[bucket]) or _hopeless(bucket, end, option, choice, load, ready, chain, best, total):
+                        continue
+                    for one in range(bucket, end):
+                        _set(one, option, chain, kind, first, length, begins, last)
+                    state[:], available[:], nexts[:] = kept_state[bucket], kept_available[bucket], kept_nexts[bucket]
+                    nexts[chain[bucket] :] = begins[chain[bucket] :]
+                    step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, best, start, backward)
+                    trials += 1
+                    worth = step + SMALL * available.mean() if step < best else np.inf
+                    if worth < best * (1 - 1e-12):
+                        best, chosen, improved = worth, option, True
+                for one in range(bucket, end):
+                    if chosen >= 0:
+                        choice[one] = chosen
+                    _set(one, choice[one], chain, kind, first, length, begins, last)
+                if trials >= budget:
+                    break
+    begin(begins, state, available, nexts)
+    step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, np.inf, start, backward)
+    return step, best, trials

@@ -1,0 +1,71 @@
+"""Between plans and layouts: what of a plan this runtime carries, the buckets that it declares for one, and the plan of a layout it used.
+
+Pure. Knows names, options and codecs' texts; which process reads or writes a file is others' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from psgc.codecs import parse_scheme
+from psgc.errors import CodecError, UsageError
+from psgc.layout import MAX_PRIORITY, Bucket, BucketSpec, Layout, TensorSpec, equal_parts
+from psgc.plan.options import Option
+from psgc.plan.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits, load_plan
+
+PLAIN: Final[Option] = ("flat.push", "flat.pull")
+ENCODED: Final[Option] = ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu")
+
+
+def load_runnable(path: str) -> Plan:
+    """The plan in a file, if this runtime can carry it. Raises UsageError naming the file, the bucket and what is wrong."""
+    plan = load_plan(path)
+    for number, bucket in enumerate(plan.buckets):
+        _check_carried(bucket, f"{path}: buckets[{number}] (of {bucket.tensors[0]!r})")
+    return plan
+
+
+def _check_carried(bucket: PlannedBucket, place: str) -> None:
+    """The grammar has no other options than these two over the actions of both."""
+    for action in bucket.option:
+        if action not in (*PLAIN, *ENCODED):
+            raise UsageError(
+                f"{place}: action {action!r}, which the executor does not carry yet; it carries {' '.join(PLAIN)} and {' '.join(ENCODED)}"
+            )
+    if bucket.option == PLAIN and bucket.codec != UNCOMPRESSED:
+        raise UsageError(f"{place}: codec {bucket.codec}, but {' '.join(PLAIN)} encodes nothing; take {' '.join(ENCODED)}, or codec none")
+    if abs(bucket.priority) >= MAX_PRIORITY:
+        raise UsageError(f"{place}: priority {bucket.priority}, expected a number between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+    try:
+        parse_scheme(bucket.codec)
+    except CodecError as error:
+        raise UsageError(f"{place}: {error}") from None
+
+
+def planned_buckets(plan: Plan, tensors: Sequence[TensorSpec]) -> tuple[BucketSpec, ...]:
+    """What is declared of the plan for these tensors. Raises UsageError, naming the tensor, where it is a plan for others; tensors without
+    elements need not be in it."""
+    indices = {tensor.name: index for index, tensor in enumerate(tensors)}
+    planned = {name for bucket in plan.buckets for name in bucket.tensors}
+    check_fits(plan, {tensor.name: tensor.numel for tensor in tensors if tensor.numel or tensor.name in planned}, "this model")
+    return tuple(
+        BucketSpec(
+            tuple(indices[name] for name in bucket.tensors), parse_scheme(bucket.codec).canonical, bucket.priority, bucket.parts,
+            bucket.part_numel,
+        )
+        for bucket in plan.buckets
+    )  # fmt: skip
+
+
+def plan_of(layout: Layout) -> Plan:
+    """The plan under which the same tensors get this layout again."""
+    return Plan(layout.name, f"{layout.workers} workers", tuple(_planned(layout, bucket) for bucket in layout.buckets))
+
+
+def _planned(layout: Layout, bucket: Bucket) -> PlannedBucket:
+    sizes = [part.numel for part in bucket.parts if part.round == 0]
+    return PlannedBucket(
+        tuple(layout.tensors[i].name for i in bucket.tensors), bucket.numel, len(sizes), bucket.priority, bucket.codec,
+        PLAIN if bucket.codec == UNCOMPRESSED else ENCODED, 0 if sizes == equal_parts(bucket.numel, len(sizes)) else sizes[0],
+    )  # fmt: skip

@@ -1,0 +1,204 @@
+"""Plans as the runtime runs them: what it carries and what it refuses, and that a layout and its plan are the same thing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psgc.codecs import BLOCK
+from psgc.errors import CodecError, LayoutMismatch, UsageError
+from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout, compare, equal_parts, full_parts
+from psgc.plan.plan import Plan, PlannedBucket, read_plan
+from psgc.plan.runtime import ENCODED, PLAIN, load_runnable, plan_of, planned_buckets
+
+CODECS = ("none", "int8", "onebit/int8", "topk:k=0.01", "shared", "bf16")
+EXTENTS = (1, 7, 4096, 4097, 12288, 70001)
+
+
+@st.composite
+def tensor_sets(draw: st.DrawFn) -> tuple[TensorSpec, ...]:
+    drawn = draw(st.lists(st.tuples(st.sampled_from((0, *EXTENTS)), st.integers(0, 1)), min_size=1, max_size=8))
+    return tuple(TensorSpec(f"t{i}", (extent,), "float32", group) for i, (extent, group) in enumerate(drawn))
+
+
+@st.composite
+def planned(draw: st.DrawFn) -> tuple[Plan, tuple[TensorSpec, ...]]:
+    """A plan that can be run, and its tensors."""
+    tensors = draw(tensor_sets())
+    buckets = []
+    for group in (0, 1):
+        left = list(draw(st.permutations([t for t in tensors if t.group == group and t.numel])))
+        while left:
+            count = draw(st.integers(1, len(left)))
+            members, left = left[:count], left[count:]
+            numel = sum(t.numel for t in members)
+            parts = draw(st.integers(1, min(5, -(-numel // BLOCK))))
+            codec = draw(st.sampled_from(CODECS))
+            priority = draw(st.integers(-3, 3))
+            names = tuple(t.name for t in members)
+            buckets.append(PlannedBucket(names, numel, parts, priority, codec, PLAIN if codec == "none" else ENCODED))
+    return Plan("m", "c", tuple(draw(st.permutations(buckets)))), tensors
+
+
+def declared(plan: Plan, tensors: tuple[TensorSpec, ...]) -> Declaration:
+    return Declaration("m", "plan", tensors, "none", True, buckets=planned_buckets(plan, tensors))
+
+
+def laid_out(declaration: Declaration, servers: int = 2) -> Layout:
+    return build_layout(declaration, layout_id=1, servers=servers, workers=2, used_by_all=frozenset())
+
+
+@given(planned())
+def test_a_layout_has_the_plans_buckets_the_most_urgent_first(made: Any) -> None:
+    plan, tensors = made
+    layout = laid_out(declared(plan, tensors))
+    of = {tuple(tensors[i].name for i in b.tensors): b for b in layout.buckets}
+    assert len(of) == len(plan.buckets)
+    for wanted in plan.buckets:
+        bucket = of[wanted.tensors]
+        slices = [part.numel for part in bucket.parts if part.round == 0]
+        assert (bucket.numel, bucket.priority, len(slices)) == (wanted.numel, wanted.priority, wanted.parts)
+        assert bucket.codec.split(":")[0] == wanted.codec.split(":")[0]
+        assert sum(slices) == wanted.numel
+    assert all(a.priority >= b.priority for a, b in pairwise(layout.buckets))
+
+
+@given(st.integers(1, 300_000), st.integers(1, 40))
+def test_equal_parts_end_at_blocks_and_differ_by_a_block_at_most(numel: int, parts: int) -> None:
+    parts = min(parts, -(-numel // BLOCK))
+    sizes = equal_parts(numel, parts)
+    assert (len(sizes), sum(sizes)) == (parts, numel)
+    assert all(size % BLOCK == 0 for size in sizes[:-1])
+    blocks = [-(-size // BLOCK) for size in sizes]
+    assert max(blocks) - min(blocks) <= 1
+    assert min(sizes) > 0
+
+
+@given(planned(), st.integers(1, 3))
+def test_the_plan_of_a_layout_gives_the_same_layout(made: Any, servers: int) -> None:
+    plan, tensors = made
+    first = laid_out(declared(plan, tensors), servers)
+    again = read_plan(json.loads(json.dumps(plan_of(first).to_json())), "p")
+    assert laid_out(declared(again, tensors), servers) == first
+
+
+@given(tensor_sets(), st.sampled_from(CODECS), st.sampled_from((1, 65536, 1 << 20)), st.data())
+def test_so_does_the_plan_of_a_layout_that_nobody_planned(tensors: Any, codec: str, size: int, data: st.DataObject) -> None:
+    order = tuple(data.draw(st.permutations(range(len(tensors)))))
+    default = Declaration(
+        "m", "plan", tensors, codec, True, order=order, used=order, part_bytes=size, fuse_bytes=size, min_compress_bytes=500
+    )
+    first = build_layout(default, layout_id=1, servers=2, workers=2, used_by_all=frozenset(order[1:]))
+    if first.buckets:
+        again = read_plan(json.loads(json.dumps(plan_of(first).to_json())), "p")
+        assert laid_out(declared(again, tensors)) == first
+
+
+def test_a_part_that_is_not_like_the_others_is_written_with_their_size() -> None:
+    tensors = (TensorSpec("w", (10 * BLOCK,), "float32"),)
+    default = Declaration("m", "plan", tensors, "none", True, order=(0,), used=(0,), part_bytes=4 * 4 * BLOCK, min_compress_bytes=0)
+    layout = laid_out(default)
+    assert [part.numel for part in layout.buckets[0].parts] == full_parts(10 * BLOCK, 4 * BLOCK) == [4 * BLOCK, 4 * BLOCK, 2 * BLOCK]
+    (bucket,) = plan_of(layout).to_json()["buckets"]
+    assert (bucket["parts"], bucket["part_numel"]) == (3, 4 * BLOCK)
+
+
+TWO = (TensorSpec("a", (9000,), "float32"), TensorSpec("b", (3,), "float32"))
+PLAN = Plan("m", "c", (PlannedBucket(("b", "a"), 9003, 2, 0, "int8", ENCODED),))
+
+
+def changed(**change: Any) -> Plan:
+    return replace(PLAN, buckets=(replace(PLAN.buckets[0], **change),))
+
+
+@pytest.mark.parametrize(
+    ("option", "action"),
+    [
+        (("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@cpu"), "comp@gpu"),
+        (("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@gpu"), "decomp@gpu"),
+        (("flat.all_reduce",), "flat.all_reduce"),
+        (("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather"), "intra.reduce_scatter"),
+    ],
+)
+def test_an_action_that_is_not_carried_yet_is_named_with_its_bucket(option: tuple[str, ...], action: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(changed(option=option).to_json()))
+    said = rf"plan.json: buckets\[0\] \(of 'b'\): action '{action}', which the executor does not carry yet; it carries flat.push flat.pull and comp@cpu"
+    with pytest.raises(UsageError, match=said):
+        load_runnable(str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"option": PLAIN}, "codec int8, but flat.push flat.pull encodes nothing"),
+        ({"codec": "onebitt"}, r"buckets\[0\] \(of 'b'\): unknown codec 'onebitt'"),
+        ({"priority": 1 << 31}, "priority 2147483648, expected a number between -2147483648"),
+    ],
+)
+def test_a_bucket_that_cannot_be_run_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(changed(**change).to_json()))
+    with pytest.raises(UsageError, match=said):
+        load_runnable(str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "tensors", "said"),
+    [
+        ({}, TWO[:1], "tensor 'b' is none of this model"),
+        ({}, (*TWO, TensorSpec("c", (1,), "float32")), "no bucket has tensor 'c' of this model"),
+        ({}, (replace(TWO[0], shape=(8999,)), TWO[1]), "the bucket of 'b' has 9003 elements, in this model it has 9002"),
+        ({}, (TWO[0], replace(TWO[1], group=1)), "tensor 'a' is of parameter group 0, but shares a bucket of the plan with 'b' of 1"),
+        (
+            {},
+            (replace(TWO[0], dtype="bfloat16"), TWO[1]),
+            "tensor 'a' is of dtype bfloat16, but shares a bucket of the plan with 'b' of float32",
+        ),
+        ({"parts": 4}, TWO, "tensor 'b': its bucket of 9003 elements is cut into 4 parts; .* so plan at most 3"),
+        ({"part_numel": 4095}, TWO, "cut into 2 parts of 4095; plan parts of a multiple of 4096 that add up to it"),
+        ({"part_numel": 4096}, TWO, "cut into 2 parts of 4096; plan parts of a multiple of 4096 that add up to it"),
+        ({}, tuple(replace(t, dtype="int64") for t in TWO), "tensor 'b': codec int8 carries .*, not int64"),
+        ({"codec": "powersgd"}, TWO, "tensor 'b': codec powersgd.* does not cut tensors, but 2 parts are planned"),
+    ],
+)
+def test_a_plan_for_other_tensors_is_refused_naming_one(change: dict[str, Any], tensors: tuple[TensorSpec, ...], said: str) -> None:
+    with pytest.raises((UsageError, CodecError), match=said):
+        laid_out(declared(changed(**change), tensors))
+
+
+def test_a_tensor_without_elements_need_not_be_planned() -> None:
+    layout = laid_out(declared(PLAN, (*TWO, TensorSpec("empty", (0, 5), "float32"))))
+    assert Counter(i for bucket in layout.buckets for i in bucket.tensors) == {0: 1, 1: 1}
+
+
+def test_a_declaration_whose_buckets_leave_a_tensor_out_is_refused() -> None:
+    with pytest.raises(UsageError, match="tensor 'b' is in no bucket of the plan"):
+        laid_out(Declaration("m", "plan", TWO, "none", True, buckets=(BucketSpec((0,), "none", 0, 1),)))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"codec": "onebit"}, r"codec of the plan's bucket 0 \(of 'b'\) on rank 0 is int8, on rank 3 it is onebit"),
+        ({"parts": 1}, r"parts of the plan's bucket 0 \(of 'b'\) on rank 0 is 2, on rank 3 it is 1"),
+        ({"priority": 7}, r"priority of the plan's bucket 0 \(of 'b'\) on rank 0 is 0, on rank 3 it is 7"),
+        ({"tensors": ("a", "b")}, r"tensors of the plan's bucket 0 .* is \['b', 'a'\], on rank 3 it is \['a', 'b'\]"),
+    ],
+)
+def test_ranks_with_different_plans_are_told_which_bucket_differs(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(LayoutMismatch, match=said):
+        compare(declared(PLAN, TWO), 0, declared(changed(**change), TWO), 3)
+
+
+def test_a_rank_without_the_plan_is_found_out() -> None:
+    with pytest.raises(LayoutMismatch, match="the number of the plan's buckets on rank 0 is 1, on rank 1 it is 0"):
+        compare(declared(PLAN, TWO), 0, replace(declared(PLAN, TWO), buckets=()), 1)
