@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from psgc.errors import UsageError
-from psgc.launch.tables import print_table
+from psgc.launch.tables import print_table, progress
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 ProfileText = Annotated[str, typer.Option("--profile", help="Profile: JSON, CSV with name, numel and ready_us, or a model's name.")]
@@ -18,7 +18,47 @@ ClusterText = Annotated[str, typer.Option("--cluster", help="Cluster: TOML, or t
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
+    app.command()(plan)
     app.command()(simulate)
+
+
+def plan(
+    profile: ProfileText,
+    cluster: ClusterText,
+    codec: Annotated[
+        str | None, typer.Option(help="What buckets are encoded with; default: the mildest that the profile has times for.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="psgc, or another system's: espresso, hipress, hitopkcomm, byteps-compress, fp32.")] = "psgc",
+    constraints: Annotated[str | None, typer.Option(help="TOML or JSON file of what is ruled out; see docs/plans.md.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page with the timeline and the reasons.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the plan.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose how tensors are fused and cut, and where each bucket is compressed, if at all; and say how good that is.
+
+    Example: psgc plan --profile bert-base --cluster espresso-nvlink --codec onebit --report plan.html -o plan.json
+    """
+    from psgc.plan.assessment import assess, document
+    from psgc.plan.constraints import ALL, load_constraints
+    from psgc.plan.job import load_job
+
+    job = load_job(profile, cluster, codec, load_constraints(constraints) if constraints else ALL)
+    with progress(as_json) as tell:
+        tell(f"planning {job.problem.profile.model} by {method}")
+        assessed = assess(job, method, compare=not as_json or report is not None)
+        text = json.dumps(document(assessed))
+        if report is not None:
+            from psgc.plan.report import report as page
+
+            write(report, page(assessed), "--report")
+    if out is not None:
+        write(out, text + "\n", "-o")
+    if as_json:
+        print(text)
+    else:
+        from psgc.launch.plan_tables import print_plan
+
+        print_plan(assessed)
 
 
 def simulate(

@@ -37,9 +37,15 @@ def elements(numel: float) -> str:
     return f"{numel:g}"
 
 
-def tensors_text(tensors: tuple[str, ...]) -> str:
-    """The tensor, or ``first .. last (n)``."""
-    return tensors[0] if len(tensors) == 1 else f"{tensors[0]} .. {tensors[-1]} ({len(tensors)})"
+def tensors_text(tensors: tuple[str, ...], most: int = 200) -> str:
+    """The tensor, or ``first .. last (n)``, each name with ``most`` letters at most."""
+    first, last = (_clipped(name, most) for name in (tensors[0], tensors[-1]))
+    return first if len(tensors) == 1 else f"{first} .. {last} ({len(tensors)})"
+
+
+def _clipped(name: str, most: int) -> str:
+    """The name's end, which says more than its beginning."""
+    return name if len(name) <= most else f"\u2026{name[1 - most :]}"
 
 
 def option_text(option: Option) -> str:

@@ -100,3 +100,48 @@ def test_what_a_simulation_cannot_take_is_one_line_and_status_2(job: Path) -> No
         refused(simulate(job, "--json", plan=f"{name}.json"), words)
     refused(simulate(job, "--trace", str(job / "nowhere" / "trace.json")), "--trace", "No such file")
     refused(psgc("simulate", "--profile", "vgg16", "--cluster", "mars", "--plan", str(job / "plan.json")), "cluster 'mars' is neither")
+
+
+def plan(job: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return psgc("plan", "--profile", str(job / "table.csv"), "--cluster", str(job / "two.toml"), *arguments)
+
+
+def test_a_plan_is_made_written_and_simulated_to_the_same_step(job: Path) -> None:
+    done = plan(job, "--codec", "onebit", "-o", str(job / "made.json"), "--json")
+    found = json.loads(done.stdout)
+    assert found == json.loads((job / "made.json").read_text())
+    assert {"version", "model", "cluster", "buckets", "prediction", "select_ms", "bound_ms", "options_considered"} <= set(found)
+    assert found["lower_bound_any_bucketing_ms"] <= found["lower_bound_ms"] <= found["step_ms"] <= found["fp32_step_ms"]
+    assert found["options_considered"] == 4341
+    simulated = json.loads(simulate(job, "--json", plan="made.json").stdout)
+    assert simulated["step_ms"] == pytest.approx(found["step_ms"])
+    assert simulated["lanes"] == found["prediction"]["lanes"]
+
+
+def test_a_plan_for_people_is_tables_a_verdict_and_a_page(job: Path) -> None:
+    (job / "c.toml").write_text("most_encodes = 1\n")
+    done = plan(job, "--codec", "onebit", "--constraints", str(job / "c.toml"), "--report", str(job / "page.html"))
+    assert done.returncode == 0, done.stderr
+    assert "compress: with onebit" in done.stdout.splitlines()[-1]
+    assert all(words in done.stdout for words in ("first.weight", "hipress", "from the best with any buckets", "published ones of V100"))
+    assert (job / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_on_a_fast_network_the_advice_is_not_to_compress(job: Path) -> None:
+    (job / "two.toml").write_text(CLUSTER.replace("gbps = 1,", "gbps = 400,"))
+    assert json.loads(plan(job, "--json").stdout)["prediction"]["verdict"].startswith("do not compress")
+
+
+def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path) -> None:
+    (job / "c.toml").write_text("most_encoded = 1\n")
+    (job / "negative.csv").write_text(TABLE.replace("1000,50", "-1000,50"))
+    (job / "linkless.toml").write_text("nodes = 2\ngpus_per_node = 1\nintra = {gbps = 100, latency_us = 5}\n")
+    for arguments, words in (
+        (("--method", "magic"), "method 'magic': there are"),
+        (("--codec", "zip"), "zip"),
+        (("--constraints", str(job / "c.toml")), "unknown field 'most_encoded'"),
+        (("--profile", str(job / "negative.csv")), "numel of 'last.bias' is -1000"),
+        (("--cluster", str(job / "linkless.toml")), "field inter is missing"),
+        (("-o", str(job / "nowhere" / "plan.json"), "--method", "fp32"), "No such file"),
+    ):
+        refused(plan(job, *arguments, "--json"), words)
