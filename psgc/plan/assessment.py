@@ -148,14 +148,12 @@ def _compression_verdict(assessed: Assessment) -> str:
         return f"compression is ruled out: {ms(assessed.plain.step_us)} ms without it"
     gain, margin, codec = assessed.gain, assessed.margin, assessed.problem.codec.name
     step = simulate(assessed.problem, assessed.encoded).step_us
-    times = f"{ms(step)} ms in place of {ms(assessed.plain.step_us)} uncompressed"
-    if abs(gain) <= margin:
-        return (
-            f"a tie: with {codec} the step takes {longer(-gain)}, +-{percent(margin)}: {times}; do not compress unless you measured a gain"
-        )
-    if gain < 0:
-        return f"do not compress: with {codec} the step takes {percent(-gain)} longer, +-{percent(margin)}: {times}"
-    return f"compress: with {codec} the step takes {percent(gain)} less, +-{percent(margin)}: {times}"
+    said = f"with {codec} the step takes {longer(-gain)}, +-{percent(margin)}: {ms(step)} ms in place of {ms(assessed.plain.step_us)} uncompressed"
+    if abs(gain) > margin:
+        return f"{'compress' if gain > 0 else 'do not compress'}: {said}"
+    if not _encodes(assessed.best.buckets):
+        return f"do not compress, there is nothing to gain: {said}"
+    return f"a tie: {said}; do not compress unless you measured a gain"
 
 
 def document(assessed: Assessment) -> dict[str, Any]:

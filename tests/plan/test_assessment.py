@@ -51,6 +51,12 @@ def test_a_gain_within_its_margin_is_a_tie() -> None:
     assert words.startswith("a tie: with onebit the step takes 2.0% less, +-3.0%")
 
 
+def test_where_the_best_plan_encodes_nothing_and_it_makes_no_difference_there_is_nothing_to_gain() -> None:
+    found = assessed(100)
+    words = verdict(Assessment(**{**vars(found), "gain": -0.001, "margin": 0.01}))
+    assert words.startswith("do not compress, there is nothing to gain: with onebit the step takes 0.1% longer")
+
+
 def test_the_margin_is_what_a_tenth_of_the_links_speed_or_the_codecs_time_moves() -> None:
     found = assessed(1)
     slower = assessed(0.9).problem
