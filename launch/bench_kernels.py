@@ -23,7 +23,7 @@ from psgc.codecs.definitions import define_commit, define_decode, define_encode,
 from psgc.codecs.scheme import PairScheme, Scheme, Setting, Way, parse_scheme, slices
 from psgc.errors import CodecError, ConfigError, UsageError
 from psgc.launch.baselines import IMPLEMENTATIONS, MULTIPLE, WITH_BASELINES, Runner, one_thread, runner
-from psgc.launch.machine import machine
+from psgc.machine import machine
 
 SIZES: Final = (1 << 16, 1 << 20, 1 << 24)  # elements: 256 KB, 4 MB and 64 MB of fp32
 CHECKED: Final = 70_001  # elements of the check: more than a chunk, and no multiple of anything
@@ -53,7 +53,7 @@ def bench_kernels(
         raise ConfigError(f"bench kernels: device cpu expected, got {device!r}: there are no GPU kernels yet; use --device cpu")
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"bench kernels: --sizes (or --numel) of at least 1 element expected, got {', '.join(map(str, sizes))}")
-    bench, tell = _Bench({numel: _Beside(numel) for numel in sorted(set(sizes))}), progress or (lambda text: None)
+    bench, tell = _Bench({numel: Beside(numel) for numel in sorted(set(sizes))}), progress or (lambda text: None)
     for text in codecs:
         subject = timed_subject(text)
         tell(f"{subject.canonical}: checking, then timing")
@@ -103,7 +103,7 @@ def _gaussian(numel: int, seed: int) -> F32:
 class _Bench:
     """The rows so far."""
 
-    beside: dict[int, _Beside]
+    beside: dict[int, Beside]
     rows: list[dict[str, Any]] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -155,7 +155,7 @@ class _Bench:
         })  # fmt: skip
 
 
-class _Beside:
+class Beside:
     """Times what is done to so many elements, in turns with a memcpy of them, so that whatever else the machine does falls on both."""
 
     def __init__(self, numel: int) -> None:

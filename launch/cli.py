@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
-from psgc.launch import plan_cli, planning
+from psgc.launch import plan_cli, planning, profile_cli
 from psgc.launch.tables import print_table, progress
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ bench = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure t
 app.add_typer(bench, name="bench")
 plan_cli.register(app)
 planning.register(app)
+profile_cli.register(app)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 

@@ -98,6 +98,11 @@ VARIABLES: Final = (
     ),
     Variable("PSGC_NONFINITE", "nonfinite", _one_of("propagate", "raise"), "w", "NaN or infinity in a gradient: pass on, or end the job"),
     Variable("PSGC_SEED", "seed", _integer(0), "w", "seed of the codecs' random streams"),
+    Variable(
+        "PSGC_PROFILE", "profile", _text, "w",
+        "rank 0 writes to this file when gradients become ready; until then they leave only when backward is over",
+    ),
+    Variable("PSGC_PROFILE_ITERATIONS", "profile_iterations", _integer(3), "w", "iterations that PSGC_PROFILE observes, after a warm-up"),
     Variable("PSGC_CPU_THREADS", "cpu_threads", _integer(1), "w", "encode and decode threads", ("BYTEPS_THREADPOOL_SIZE",)),
     Variable("PSGC_SERVER_THREADS", "server_threads", _integer(1), "s", "summation threads", ("BYTEPS_SERVER_ENGINE_THREAD",)),
     Variable("PSGC_WINDOW_BYTES", "window_bytes", _integer(1), "s", "payload bytes of a plan that a server has room for at once"),
@@ -144,6 +149,8 @@ class Config:
     credit_parts: int = -1  # no limit in parts
     nonfinite: str = "propagate"
     seed: int = 0
+    profile: str = ""
+    profile_iterations: int = 20
     cpu_threads: int = 0  # 0: from the cores and the local size
     server_threads: int = 0
     window_bytes: int = 1 << 30

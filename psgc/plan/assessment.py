@@ -30,8 +30,10 @@ BASELINE: Final = "fp32"
 # Links and codecs may be a tenth faster or slower than they were measured; and a step varies by a hundredth however well it is known.
 FACTORS: Final = (0.9, 1.1)
 LEAST_MARGIN: Final = 0.01
-# A first run this long was hardly made longer by what only a first run does (compiling, loading, filling caches).
-LONG_US: Final = 5e5
+RUNS: Final = 3
+# A search that takes longer is not timed again: what else the machine does matters less to it.
+LONG_US: Final = 1e5
+WARM_UP_TENSORS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,12 @@ class Assessment:
 def assess(job: Job, method: str, *, compare: bool) -> Assessment:
     """The method's plan for the job, assessed. compare: beside all methods, else only beside fp32. Raises UsageError for unknown methods."""
     problem = job.problem
-    found = _found_warm(method, problem)
+    found, plain = _found_warm(method, problem), _found_warm(BEST, _without_compression(problem))
+    if method == BEST:
+        found = _unless_for_nothing(found, plain)
     others = METHODS if compare else (BASELINE,)
     rivals = {name: _rival(name, problem) for name in others if name != method}
-    best = found if method == BEST else find(BEST, problem)
-    plain = find(BEST, _without_compression(problem))
+    best = found if method == BEST else _unless_for_nothing(find(BEST, problem), plain)
     encoded = best.buckets if _encodes(best.buckets) else all_encoded(problem, best.buckets)
     gain, margin = (0.0, 0.0) if encoded is None else _gain_and_margin(problem, encoded, plain.buckets)
     return Assessment(
@@ -80,9 +83,20 @@ def assess(job: Job, method: str, *, compare: bool) -> Assessment:
 
 
 def _found_warm(method: str, problem: Problem) -> Found:
-    """The method's answer, timed as in a process that has planned before."""
-    first = find(method, replace(problem))
-    return first if first.select_us > LONG_US else find(method, replace(problem))
+    """The method's answer, timed as in a process that has planned before: after a warm-up on a few tensors, the least of ``RUNS``."""
+    few = problem.profile.tensors[:WARM_UP_TENSORS]
+    find(method, replace(problem, profile=replace(problem.profile, tensors=few)))
+    runs = [find(method, replace(problem))]
+    while len(runs) < RUNS and runs[0].select_us < LONG_US:
+        runs.append(find(method, replace(problem)))
+    return min(runs, key=lambda run: run.select_us)
+
+
+def _unless_for_nothing(found: Found, plain: Found) -> Found:
+    """The uncompressed plan where compression brings nothing, for it costs accuracy; both were looked for then."""
+    if not _encodes(found.buckets) or found.step_us < plain.step_us:
+        return found
+    return replace(plain, select_us=found.select_us + plain.select_us, options_considered=found.options_considered)
 
 
 def _rival(name: str, problem: Problem) -> Found | str:

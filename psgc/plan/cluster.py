@@ -18,6 +18,7 @@ Owns the file's shape and its errors. Gbit/s are 1e9 bit/s; a latency is one mes
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Mapping
@@ -65,6 +66,21 @@ class Cluster:
     @property
     def server_link(self) -> Link:
         return self.server or self.inter
+
+    def to_toml(self) -> str:
+        """The file that ``load_cluster`` reads."""
+        links = {"intra": self.intra, "inter": self.inter, "server": self.server}
+        head = (
+            f"name = {_quoted(self.name)}\nnodes = {self.nodes}\ngpus_per_node = {self.gpus_per_node}\nservers = {self.servers}\n"
+            f"source = {_quoted(self.source)}\n"
+        )
+        return head + "".join(
+            f"[{name}]\ngbps = {link.gbps!r}\nlatency_us = {link.latency_us!r}\n" for name, link in links.items() if link is not None
+        )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # JSON's strings are TOML's
 
 
 _NAMED: Final = {
@@ -125,7 +141,11 @@ def _whole(document: Mapping[str, Any], key: str, least: int, source: str) -> in
 
 
 def _link(document: Mapping[str, Any], key: str, source: str) -> Link:
-    table = document.get(key)
+    return read_link(document.get(key), key, source)
+
+
+def read_link(table: Any, key: str, source: str) -> Link:
+    """A link from its table, which is ``source``'s field ``key``. Raises UsageError naming both."""
     if not isinstance(table, Mapping):
         raise UsageError(f"{source}: field {key} is missing; expected a table with gbps and latency_us")
     for field in table:

@@ -2,11 +2,16 @@
 
     {"version": 1, "model", "hardware", "date", "source", "unit": "us",
      "tensors": [{"name", "numel", "ready_us"}],             in the order in which gradients become ready
-     "forward_us": null,
-     "codecs": {"int8": {"cpu": {"numel": [..], "encode_us": [..], "decode_us": [..]}, "gpu": {...}}}}
+     "forward_us": null,                                     all of an iteration before the first gradient and after synchronization
+     "codecs": {"int8": {"cpu": {"numel": [..], "encode_us": [..], "decode_us": [..]}, "gpu": {...}, "server": {...}}},
+     "spread": {"backward_us": {"median", "iqr"}},           of measured totals: median and interquartile range
+     "overheads": {"part_us", "next_part_us"},               what a part costs besides its bytes
+     "links": {"loopback": {"gbps", "latency_us"}}}
 
 or a table of tensors alone, CSV with the columns name, numel and ready_us. Owns both shapes and their errors, and cost curves. Times are
-microseconds from the readiness of the first gradient on; what a gradient waits for is backward of all that comes before.
+microseconds from the readiness of the first gradient on; what a gradient waits for is backward of all that comes before. ``server`` among a
+codec's devices: decode_us is what a server takes to add one payload, encode_us what it takes to finish the sum; so W payloads cost W of the
+former and one of the latter. ``none`` has times, too: copies into slots, out of them, and the sum. All after "forward_us" may be left out.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from numpy.typing import NDArray
 
 from psgc.errors import UsageError
 from psgc.plan.architectures import architecture, architecture_names
+from psgc.plan.cluster import Link, read_link
 
 F64 = NDArray[np.float64]
 VERSION: Final = 1
@@ -80,8 +86,16 @@ Curves = Mapping[str, Mapping[str, CostCurve]]
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """Of a measured total, in microseconds: median and interquartile range."""
+
+    median: float
+    iqr: float
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
-    """See the module's text. tensors: in the order of readiness; codecs: by name, then by device."""
+    """See the module's text. tensors: in the order of readiness; codecs: by name, then by device; spread, overheads, links: by name."""
 
     model: str
     tensors: tuple[TensorProfile, ...]
@@ -90,6 +104,9 @@ class Profile:
     source: str = ""
     forward_us: float | None = None
     codecs: Curves = field(default_factory=dict)
+    spread: Mapping[str, Spread] = field(default_factory=dict)
+    overheads: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[str, Link] = field(default_factory=dict)
 
     @property
     def numel(self) -> int:
@@ -115,6 +132,9 @@ class Profile:
                 }
                 for name, devices in self.codecs.items()
             },
+            "spread": {total: {"median": s.median, "iqr": s.iqr} for total, s in self.spread.items()},
+            "overheads": dict(self.overheads),
+            "links": {name: {"gbps": link.gbps, "latency_us": link.latency_us} for name, link in self.links.items()},
         }  # fmt: skip
 
 
@@ -214,12 +234,47 @@ def read_profile(document: Any, source: str) -> Profile:
         raise UsageError(f"{source}: field unit is {document['unit']!r}; times are in us")
     tensors = tuple(_tensor(entry, f"{source}: tensors[{number}]") for number, entry in enumerate(document["tensors"]))
     codecs = {
-        str(name): {str(device): _read_curve(curve, f"{source}: codecs.{name}.{device}") for device, curve in devices.items()}
-        for name, devices in document.get("codecs", {}).items()
+        name: {
+            str(device): _read_curve(curve, f"{source}: codecs.{name}.{device}")
+            for device, curve in _object(devices, f"{source}: codecs.{name}")
+        }
+        for name, devices in _object(document.get("codecs", {}), f"{source}: codecs")
     }
+    spread = {
+        total: Spread(*(_number(entry.get(key), f"{source}: spread.{total}.{key}") for key in ("median", "iqr")))
+        for total, entry in _objects(document, "spread", source)
+    }
+    overheads = {
+        name: _number(value, f"{source}: overheads.{name}")
+        for name, value in _object(document.get("overheads", {}), f"{source}: overheads")
+    }
+    links = {name: read_link(entry, f"links.{name}", source) for name, entry in _objects(document, "links", source)}
     forward = document.get("forward_us")
     texts = {key: str(document.get(key, "")) for key in ("hardware", "date", "source")}
-    return _checked(Profile(str(document.get("model", "")), tensors, **texts, forward_us=forward, codecs=codecs), source)
+    return _checked(Profile(
+        str(document.get("model", "")), tensors, **texts, codecs=codecs, spread=spread, overheads=overheads, links=links,
+        forward_us=None if forward is None else _number(forward, f"{source}: forward_us"),
+    ), source)  # fmt: skip
+
+
+def _object(value: Any, place: str) -> list[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{place}: expected an object, got {value!r}")
+    return list(value.items())
+
+
+def _objects(document: Mapping[str, Any], key: str, source: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The objects in an optional field that is an object of objects."""
+    found = _object(document.get(key, {}), f"{source}: {key}")
+    for name, entry in found:
+        _object(entry, f"{source}: {key}.{name}")
+    return found
+
+
+def _number(value: Any, place: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise UsageError(f"{place} is {value!r}, expected a number of at least 0")
+    return float(value)
 
 
 def _tensor(entry: Any, place: str) -> TensorProfile:

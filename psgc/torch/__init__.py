@@ -6,6 +6,7 @@ from psgc.torch.broadcast import broadcast_object, broadcast_optimizer_state, br
 from psgc.torch.compression import Compression
 from psgc.torch.functions import register_functions
 from psgc.torch.optimizer import DistributedOptimizer
+from psgc.torch.profiler import profile_model
 from psgc.torch.push_pull import (
     declare,
     poll,
@@ -32,6 +33,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "poll",
+    "profile_model",
     "push_pull",
     "push_pull_async",
     "push_pull_async_inplace",

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import torch
 
@@ -53,6 +53,19 @@ class StepFlags:
         return max(-MAX_RESCALE, min(factor, MAX_RESCALE))
 
 
+class Observer(Protocol):
+    """Times a step's computation. While there is one, buckets stay until synchronize, so that nothing else runs beside backward."""
+
+    def ready(self, name: str) -> None:
+        """Backward has finished this tensor's gradient. Runs in autograd's thread."""
+
+    def leaving(self) -> None:
+        """The trainer asks for the synchronized gradients."""
+
+    def delivered(self) -> None:
+        """It has them."""
+
+
 class GradientExchange:
     """See the module's text. rates: reads the parameter groups' learning rates as they are now. plan: of exactly these gradients; then
     ``codec`` is none.
@@ -60,6 +73,7 @@ class GradientExchange:
     outcome: what became of the last step: "applied" by step(), still "delivered" in p.grad, or "dropped" (the loss scaler skipped it or
     zero_grad threw it away), which the next step's flag tells the servers, so that it goes back into the residual.
     paused: gradients stay this rank's own, and synchronizing does nothing. It is changed between two steps, on all ranks alike.
+    observer: who times this rank's steps; None between two steps ends it.
     """
 
     def __init__(
@@ -70,6 +84,7 @@ class GradientExchange:
         self.outcome: Outcome = "applied"
         self.synchronized = False
         self.paused = False
+        self.observer: Observer | None = None
         self.residuals = Residuals(session)
         self._rates = rates
         self._loss_scale: Callable[[], float] = lambda: 1.0
@@ -111,11 +126,18 @@ class GradientExchange:
                 )
             if index >= self._declared:
                 self._ready_order[index] = None
-            bucket = gradient.bucket
-            if bucket is not None and gradient.passes == self.passes:
-                bucket.waiting -= 1
-                if not bucket.waiting:
-                    self._submit(bucket)
+            if gradient.passes == self.passes:
+                self._finished(gradient)
+
+    def _finished(self, gradient: Gradient) -> None:
+        """Its last pass is done: the bucket that it completes may leave."""
+        if self.observer is not None:
+            self.observer.ready(gradient.spec.name)
+        bucket = gradient.bucket
+        if bucket is not None:
+            bucket.waiting -= 1
+            if not bucket.waiting and self.observer is None:
+                self._submit(bucket)
 
     def synchronize(self) -> None:
         """Send what has not left yet, wait, and leave every rank with the same p.grad. Does nothing if nothing happened since."""
@@ -125,6 +147,8 @@ class GradientExchange:
         if self.paused:
             self.synchronized = True
             return
+        if self.observer is not None:
+            self.observer.leaving()
         with self._lock:
             self._begin()
             for gradient in self._gradients:
@@ -136,6 +160,8 @@ class GradientExchange:
         self.session.wait([bucket.ticket for bucket in self._buckets if bucket.ticket is not None])
         with self._lock:
             self._deliver()
+        if self.observer is not None:
+            self.observer.delivered()
 
     def forget(self) -> None:
         """zero_grad is about to run: what has accumulated is dropped. Raises UsageError if some of it may be under way."""
@@ -177,6 +203,11 @@ class GradientExchange:
             now = loss_scale()
             self._flags = None if self._flags is None else replace(self._flags, loss_scale=now)
             self._last = None if self._last is None else replace(self._last, loss_scale=now)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Of the gradients that are followed."""
+        return tuple(gradient.spec for gradient in self._gradients)
 
     @property
     def units(self) -> StepFlags:

@@ -23,6 +23,7 @@ from psgc.torch.broadcast import refuse_lbfgs
 from psgc.torch.buffers import dtype_name
 from psgc.torch.exchange import GradientExchange, StepFlags
 from psgc.torch.planned import configured_plan
+from psgc.torch.profiler import JobObserver
 from psgc.torch.push_pull import codec_text
 from psgc.worker.session import Session
 
@@ -90,6 +91,8 @@ class Distributed(torch.optim.Optimizer):
         self._psgc_names = names
         self._psgc_synchronizes = True
         self._psgc_exchange = GradientExchange(session, f"optimizer{number}", codec, passes, _rates_of(self), plan)
+        if session.config.profile and number == 0:
+            self._psgc_exchange.observer = JobObserver(self._psgc_exchange, next(_parameters(self))[2])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, unless that was done since the last backward, and apply. closure: run first, once; its loss is returned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -114,3 +115,10 @@ def test_a_slow_links_buckets_are_encoded_for_the_links_sake_and_a_fast_ones_are
     for gbps, lane in ((1.0, "inter-send"), (100.0, "cpu")):
         found = assessed(gbps)
         assert {reason.lane for reason in reasons(found.problem, found.found.buckets).values()} == {lane}
+
+
+def test_nothing_is_encoded_for_nothing() -> None:
+    found = assessed(1)
+    free = replace(found.problem, codec=replace(found.problem.codec, bytes_per_element=4.0, pull_bytes_per_element=4.0))
+    same = assess(Job(free, ()), "psgc", compare=False)  # as many bytes as without, and the CPU's time besides
+    assert not any(encodes(bucket.option) for bucket in same.found.buckets)

@@ -41,6 +41,13 @@ def test_a_cluster_file_is_read(tmp_path: Path) -> None:
     assert cluster.inter.us_per_byte * 10e9 / 8 == pytest.approx(1e6)
 
 
+def test_a_cluster_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "lab.toml"
+    for cluster in (load_cluster("espresso-pcie"), read_cluster(CLUSTER | {"server": {"gbps": 0.125, "latency_us": 1e-7}}, 'a "lab"', "x")):
+        path.write_text(cluster.to_toml())
+        assert load_cluster(str(path)) == cluster
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -75,12 +82,30 @@ def test_a_profile_survives_its_json() -> None:
     assert (profile.numel, profile.backward_us) == (17, 4.5)
 
 
+def test_what_was_measured_beside_tensors_survives_the_json() -> None:
+    measured = {
+        "spread": {"backward_us": {"median": 4.5, "iqr": 0.5}}, "overheads": {"part_us": 300.0},
+        "links": {"loopback": {"gbps": 20.0, "latency_us": 30.0}}, "forward_us": 7.0,
+    }  # fmt: skip
+    profile = read_profile(PROFILE | measured, "p.json")
+    assert profile.spread["backward_us"].iqr == 0.5
+    assert profile.overheads == {"part_us": 300.0}
+    assert profile.links["loopback"].us_per_byte == 8e-3 / 20
+    assert read_profile(json.loads(json.dumps(profile.to_json())), "again") == profile
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"version": 2}, "field version is 2, expected 1"),
         ({"unit": "ms"}, "field unit is 'ms'"),
         ({"tensors": []}, "no tensors"),
+        ({"forward_us": -1}, "forward_us is -1, expected a number of at least 0"),
+        ({"codecs": [1]}, "codecs: expected an object, got [1]"),
+        ({"codecs": {"int8": 3}}, "codecs.int8: expected an object, got 3"),
+        ({"spread": {"backward_us": {"median": 1}}}, "spread.backward_us.iqr is None"),
+        ({"overheads": {"part_us": "few"}}, "overheads.part_us is 'few'"),
+        ({"links": {"loopback": {"gbps": 0, "latency_us": 1}}}, "field links.loopback.gbps is 0, expected a number above 0"),
         ({"tensors": [{"name": "a", "numel": -3, "ready_us": 0}]}, "tensors[0]: numel of 'a' is -3"),
         ({"tensors": [{"name": "a", "numel": 3, "ready_us": "now"}]}, "tensors[0]: ready_us of 'a' is 'now'"),
         ({"tensors": [{"numel": 3}]}, "tensors[0]: expected a tensor with name, numel and ready_us"),

@@ -1,0 +1,145 @@
+"""``psgc profile``: flags in, a profile out. What is measured and how is ``profiling``'s business."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from psgc.errors import UsageError
+from psgc.launch.tables import print_table
+from psgc.plan.cluster import Link
+
+if TYPE_CHECKING:
+    from psgc.launch.profiling import Request
+    from psgc.plan.profile import Profile
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command(context_settings={"allow_interspersed_args": False})(profile)
+
+
+def profile(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="CMD", help="With --script: what every worker runs.", show_default=False)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A well-known model: ready times are computed.")] = None,
+    gpu: Annotated[str, typer.Option(help="GPU that --model is computed for, or what one achieves in TFLOP/s.")] = "v100",
+    script: Annotated[bool, typer.Option("--script", help="Run CMD, a psgc job, on this machine and time its gradients.")] = False,
+    workers: Annotated[int, typer.Option(help="Worker processes of CMD; nodes of --cluster-out.")] = 2,
+    servers: Annotated[int, typer.Option(help="Server processes of CMD; servers of --cluster-out.")] = 1,
+    iterations: Annotated[int, typer.Option(help="Iterations observed, after a warm-up.")] = 20,
+    codecs: Annotated[
+        str | None, typer.Option(help="Codecs to time on this CPU, with commas between them. Default: none,bf16,fp16,int8,onebit,topk.")
+    ] = None,
+    time_codecs: Annotated[bool, typer.Option("--time-codecs/--no-codecs", help="Whether codecs are timed at all.")] = True,
+    links: Annotated[bool, typer.Option("--links", help="Measure latency and bandwidth between a worker and a server here.")] = False,
+    join: Annotated[
+        bool, typer.Option("--join", help="With --links: to the server of the job that DMLC_* names, whose one worker this is.")
+    ] = False,
+    transport: Annotated[str, typer.Option(help="What --links measures: auto, tcp or shm.")] = "auto",
+    inter_gbps: Annotated[float | None, typer.Option(help="Gbit/s between nodes, for --cluster-out.")] = None,
+    inter_latency_us: Annotated[float | None, typer.Option(help="Latency between nodes, for --cluster-out.")] = None,
+    cluster_out: Annotated[Path | None, typer.Option(help="Write the links as a cluster.toml.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the profile, as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Measure what plans need: when gradients become ready, what codecs cost on this CPU, what messages cost.
+
+    Example: psgc profile --script --workers 2 -o profile.json -- python train.py
+    """
+    if script and not command:
+        raise UsageError("profile: --script without a command; for example: psgc profile --script -- python train.py")
+    if command and not script:
+        raise UsageError(f"profile: unexpected {command[0]!r}; to profile a job write --script -- before its command")
+    from psgc.launch.profiling import Request, cluster_of, measure
+    from psgc.plan.observed import unsteady
+
+    request = Request(
+        model, gpu, tuple(command or ()), workers, servers, iterations,
+        _codec_list(codecs) if time_codecs and (codecs or model or script) else (),
+        transport if links else None, join, _given_link(inter_gbps, inter_latency_us),
+    )  # fmt: skip
+    _check_outputs(request, output, cluster_out)
+    found = measure(request, bar=not as_json)
+    for warning in unsteady(found):
+        print(f"psgc profile: warning: {warning}", file=sys.stderr)
+    if cluster_out is not None:
+        _write(cluster_out, cluster_of(request, found).to_toml())
+    document = found.to_json()
+    if output is not None:
+        _write(output, json.dumps(document, indent=1))
+    if as_json:
+        print(json.dumps(document))
+    else:
+        _tell(found)
+
+
+def _codec_list(text: str | None) -> tuple[str, ...]:
+    """Raises CodecError for one that there is none of."""
+    from psgc.launch.profile_curves import USUAL, curve_codecs
+
+    return USUAL if text is None else tuple(curve_codecs([word for word in text.split(",") if word.strip()]))
+
+
+def _given_link(gbps: float | None, latency_us: float | None) -> Link | None:
+    if gbps is None and latency_us is None:
+        return None
+    if gbps is None or latency_us is None:
+        raise UsageError("profile: --inter-gbps and --inter-latency-us describe one link; give both")
+    if not (gbps > 0 and latency_us >= 0):
+        raise UsageError(f"profile: --inter-gbps {gbps:g} --inter-latency-us {latency_us:g}: expected more than 0 and at least 0")
+    return Link(gbps, latency_us)
+
+
+def _check_outputs(request: Request, output: Path | None, cluster_out: Path | None) -> None:
+    """Raise UsageError where there would be nothing to write, or no place for it, before anything is measured."""
+    for path in (output, cluster_out):
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"profile: cannot write {path}: no folder {path.parent}")
+    if not request.command and request.model is None and output is not None:
+        raise UsageError("profile: -o writes a model's profile; give --model or --script, too (--cluster-out writes links alone)")
+    if cluster_out is not None and request.transport is None and request.inter is None:
+        raise UsageError("profile: --cluster-out without links; give --links, or --inter-gbps and --inter-latency-us")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n" * (not text.endswith("\n")))
+    except OSError as error:
+        raise UsageError(f"profile: cannot write {path}: {error.strerror}") from None
+
+
+def _tell(found: Profile) -> None:
+    rows = []
+    if found.tensors:
+        rows = [["model", found.model], ["tensors", f"{len(found.tensors)}, {found.numel:,} elements"]]
+    if found.tensors and "backward_us" not in found.spread:  # it is computed
+        rows.append(["backward", f"{found.backward_us / 1e3:,.3f} ms"])
+    rows += [[_words(total), f"{s.median / 1e3:,.3f} ms, interquartile range {s.iqr / 1e3:,.3f}"] for total, s in found.spread.items()]
+    print_table(["", ""], [*rows, ["source", found.source], ["hardware", found.hardware]])
+    if found.codecs:
+        print_table(
+            ["codec", "device", "encode us", "decode us"], _curve_rows(found), title="1M elements; on a server: finish, and add one payload"
+        )
+    costs = [[f"{name} link", f"{link.gbps:,.1f} Gbit/s, {link.latency_us:,.0f} us"] for name, link in found.links.items()]
+    costs += [[_words(name), f"{us:,.0f} us"] for name, us in found.overheads.items()]
+    if costs:
+        print_table(["", ""], costs)
+
+
+def _words(name: str) -> str:
+    return name.removesuffix("_us").replace("_", " ")
+
+
+def _curve_rows(found: Profile) -> list[list[str]]:
+    numel = 1 << 20
+    return [
+        [name, device, f"{curve.encode(numel):,.0f}", f"{curve.decode(numel):,.0f}"]
+        for name, devices in found.codecs.items()
+        for device, curve in devices.items()
+    ]

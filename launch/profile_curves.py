@@ -1,0 +1,71 @@
+"""How long codecs take on this CPU, by size: curves for a profile, timed as ``psgc bench kernels`` times, one thread.
+
+Owns which sizes and operations make a curve. A kernel whose bytes differ from its definition is not timed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from psgc.codecs.codec import Codec
+from psgc.codecs.scheme import Scheme
+from psgc.errors import CodecError, PsgcError
+from psgc.launch.bench_kernels import WORKERS, Beside, Part, check_codec, check_scheme, operations, timed_subject
+from psgc.plan.profile import CostCurve, Curves
+
+USUAL: Final = ("none", "bf16", "fp16", "int8", "onebit", "topk")
+
+
+def curve_codecs(texts: Sequence[str]) -> list[str]:
+    """What is timed for these codecs: push and pull of a pair by themselves, each once. Raises CodecError."""
+    parts = [part.strip() for text in texts for part in text.split("/")]
+    return list(dict.fromkeys(timed_subject(part).canonical for part in parts))
+
+
+def measure_curves(codecs: Sequence[str], sizes: Sequence[int], progress: Callable[[str], None]) -> Curves:
+    """By codec: on the ``cpu`` encode, and decode with what commits the residual; on a ``server`` (see ``psgc.plan.profile``) adding a
+    payload and finishing the sum, from passes over 1 and over WORKERS payloads. Of schemes of several rounds the server's pass is shared out
+    over its payloads. Microseconds of CPU time.
+
+    progress: called before each of the ``len(codecs) * len(sizes)`` measurements. Raises PsgcError for a kernel that is wrong.
+    """
+    subjects = [timed_subject(text) for text in codecs]
+    for subject in subjects:
+        try:
+            check_codec(subject) if isinstance(subject, Codec) else check_scheme(subject)
+        except CodecError as error:  # it exists: a kernel is wrong
+            raise PsgcError(str(error)) from None
+    rows: dict[str, list[tuple[float, float, float, float]]] = {subject.canonical: [] for subject in subjects}
+    for numel in sorted(sizes):  # sizes outside: the input of each is made once
+        beside = Beside(numel)
+        for subject in subjects:
+            progress(f"{subject.canonical}, {numel:,} elements")
+            rows[subject.canonical].append(_times_us(subject, numel, beside))
+    return {name: _curves(sorted(sizes), found) for name, found in rows.items()}
+
+
+def _times_us(subject: Codec | Scheme, numel: int, beside: Beside) -> tuple[float, float, float, float]:
+    """Encode, decode, finish, fold."""
+    clock = time.thread_time_ns if isinstance(subject, Codec) else time.process_time_ns
+
+    def us(run: Callable[[], object]) -> float:
+        return beside.time(run, clock)[1] * 1e6
+
+    if isinstance(subject, Scheme):
+        timed = {op: us(run) for op, run in operations(subject, numel).items()}
+        return timed["encode"], timed["decode"], 0.0, timed["server"] / WORKERS
+    part = Part.filled(subject, numel)
+    payloads, acc = [part.payload.copy() for _ in range(WORKERS)], np.zeros(subject.chunk or numel, np.float32)
+    one, many = us(lambda: part.serve(payloads[:1], acc)), us(lambda: part.serve(payloads, acc))
+    fold = min(max(0.0, (many - one) / (WORKERS - 1)), one)
+    return us(part.encode), us(part.decode), one - fold, fold
+
+
+def _curves(sizes: Sequence[int], rows: Sequence[tuple[float, float, float, float]]) -> dict[str, CostCurve]:
+    encode, decode, finish, fold = (tuple(round(us, 3) for us in column) for column in zip(*rows, strict=True))
+    numel = tuple(map(float, sizes))
+    return {"cpu": CostCurve(numel, encode, decode), "server": CostCurve(numel, finish, fold)}

@@ -1,0 +1,73 @@
+"""A user's job, run until it has said when its gradients become ready. Owns the job's start and end; ``psgc.torch.profiler`` observes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from psgc.errors import JobFailed
+from psgc.plan.profile import Profile, load_profile
+
+POLL_S: Final = 0.1
+PATIENCE_S: Final = 30.0  # the launcher ends its job within less, and takes what is left with it
+
+
+def profile_job(command: Sequence[str], workers: int, servers: int, iterations: int) -> Profile:
+    """Run ``command`` as ``psgc run`` would, and end it as soon as rank 0's profile is there. The job's output goes to stderr.
+
+    Raises JobFailed where it ends without one.
+    """
+    with tempfile.TemporaryDirectory(prefix="psgc-profile-") as folder:
+        path = Path(folder) / "profile.json"
+        env = {**os.environ, "PSGC_PROFILE": str(path), "PSGC_PROFILE_ITERATIONS": str(iterations)}
+        run = [sys.executable, "-m", "psgc.launch", "run", "--workers", str(workers), "--servers", str(servers), "--", *command]
+        launcher = subprocess.Popen(run, env=env, stdout=sys.stderr)
+        try:
+            status = _wait_for(path, launcher)
+            if status is None:
+                print("psgc profile: the profile is there, so the job is ended", file=sys.stderr)
+        finally:
+            _end(launcher)
+        if not path.exists():
+            raise JobFailed(_why(status, iterations))
+        return replace(load_profile(str(path)), model=_name_of(command))
+
+
+def _wait_for(path: Path, launcher: subprocess.Popen[bytes]) -> int | None:
+    """Until the file is there or the job has ended; its status in the latter case."""
+    while not path.exists():
+        try:
+            return launcher.wait(POLL_S)
+        except subprocess.TimeoutExpired:
+            continue
+    return None
+
+
+def _end(launcher: subprocess.Popen[bytes]) -> None:
+    if launcher.poll() is None:
+        launcher.terminate()
+    try:
+        launcher.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+        launcher.wait()
+
+
+def _why(status: int | None, iterations: int) -> str:
+    if status:
+        return f"profile: the job failed with status {status} before its profile was there; what it said stands above"
+    return (
+        f"profile: the job ended before its profile was there: it takes about {iterations + 6} steps of a psgc.torch.DistributedOptimizer; "
+        f"let it run longer, or give fewer --iterations"
+    )
+
+
+def _name_of(command: Sequence[str]) -> str:
+    """The script's name, else the program's."""
+    return next((Path(word).stem for word in command if word.endswith(".py")), Path(command[0]).name)

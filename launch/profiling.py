@@ -1,0 +1,123 @@
+"""What ``psgc profile`` measures: a model's tensors, codecs on this CPU, messages on this machine; put together to one profile."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Final
+
+from psgc.errors import UsageError
+from psgc.launch.profile_links import SIZES as LINK_SIZES
+from psgc.launch.profile_links import Trips, fit, measure_here, measure_joined
+from psgc.machine import machine
+from psgc.plan.cluster import Cluster, Link
+from psgc.plan.observed import LEAST_ITERATIONS
+from psgc.plan.profile import Curves, Profile, computed_profile
+
+CURVE_SIZES: Final = tuple(1 << power for power in range(12, 25, 2))  # elements: 16 KB to 64 MB of fp32
+LOOPBACK, BETWEEN_NODES = "loopback", "inter"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be measured. transport: of links, None if they are not. join: measure them to the server
+    of the job that the environment names, not to one started here. inter: the link between nodes, if it is given."""
+
+    model: str | None
+    gpu: str
+    command: tuple[str, ...]
+    workers: int
+    servers: int
+    iterations: int
+    codecs: tuple[str, ...]
+    transport: str | None
+    join: bool
+    inter: Link | None
+
+    def __post_init__(self) -> None:
+        if self.command and self.model is not None:
+            raise UsageError("profile: --model is computed, --script measured; give one of them")
+        if not self.command and self.model is None and self.transport is None:
+            raise UsageError("profile: nothing to measure; give --model NAME, --script -- CMD... or --links")
+        if self.command and shutil.which(self.command[0]) is None:
+            raise UsageError(f"profile: command {self.command[0]!r} is not found or not executable")
+        if min(self.workers, self.servers) < 1 or self.iterations < LEAST_ITERATIONS:
+            raise UsageError(
+                f"profile: --workers {self.workers} --servers {self.servers} --iterations {self.iterations}: "
+                f"expected at least 1, 1 and {LEAST_ITERATIONS}"
+            )
+        if self.join and self.transport is None:
+            raise UsageError("profile: --join says where --links measures; give both")
+        if self.transport not in (None, "auto", "tcp", "shm"):
+            raise UsageError(f"profile: --transport {self.transport}: expected auto, tcp or shm")
+
+
+def measure(request: Request, bar: bool) -> Profile:
+    """All that was asked for. bar: show progress on a terminal. Raises JobFailed, PsgcError for a wrong kernel, UsageError for an unknown model."""
+    found = _tensors(request)
+    trips = _trips(request)
+    measured = _curves(request.codecs, CURVE_SIZES, bar)
+    codecs = {name: {**found.codecs.get(name, {}), **measured.get(name, {})} for name in {**found.codecs, **measured}}
+    if measured and request.model is not None:
+        found = replace(found, source=f"{found.source}; codecs on the CPU measured on {machine()}", date=_now())
+    if trips is None:
+        return replace(found, codecs=codecs)
+    none = measured["none"] if "none" in measured else _curves(("none",), LINK_SIZES, bar)["none"]
+    link, overheads = fit(trips, none)
+    links = {BETWEEN_NODES if request.join else LOOPBACK: link}
+    return replace(found, codecs=codecs, links=links, overheads=overheads, spread={**found.spread, **trips.spread})
+
+
+def _trips(request: Request) -> Trips | None:
+    if request.transport is None:
+        return None
+    return measure_joined(request.transport) if request.join else measure_here(request.transport)
+
+
+def _tensors(request: Request) -> Profile:
+    """The profile without what this process measures."""
+    if request.model is not None:
+        return computed_profile(request.model, request.gpu)
+    if request.command:
+        from psgc.launch.profile_job import profile_job
+
+        return profile_job(request.command, request.workers, request.servers, request.iterations)
+    return Profile("", (), machine(), _now(), "measured")
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _curves(codecs: Sequence[str], sizes: Sequence[int], bar: bool) -> Curves:
+    if not codecs:
+        return {}
+    from psgc.launch.profile_curves import measure_curves
+
+    with _progress_bar(len(codecs) * len(sizes), bar) as advance:
+        return measure_curves(codecs, sizes, advance)
+
+
+@contextmanager
+def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
+    """On a terminal's stderr; says what is being done."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda text: progress.update(task, advance=1, description=text)
+
+
+def cluster_of(request: Request, found: Profile) -> Cluster:
+    """One worker a node, as the job on this machine has them. Between nodes the given link, else the measured one."""
+    measured = next(iter(found.links.values()), None)
+    inter = request.inter or measured
+    assert inter is not None, "a cluster needs a link"
+    within = measured or inter  # with one worker a node nothing travels there
+    source = f"psgc profile on {found.hardware}" if request.inter is None else "links as given to psgc profile"
+    return Cluster("profiled", request.workers, 1, within, inter, request.servers, source=source)

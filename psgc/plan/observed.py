@@ -1,0 +1,97 @@
+"""From observed iterations to a profile: outliers left out, medians taken, the spread kept.
+
+Pure: times come in as numbers. What takes them (hooks, clocks, devices) is ``psgc.torch.profiler``'s business.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psgc.errors import UsageError
+from psgc.plan.profile import Profile, Spread, TensorProfile
+
+LEAST_ITERATIONS: Final = 3  # a median and quartiles of fewer say nothing
+FENCE: Final = 1.5  # interquartile ranges beyond the quartiles (Tukey 1977): what lies further out is left out
+UNSTEADY: Final = 0.1  # an interquartile range of more than this share of the median is worth a warning
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration of training without communication beside it.
+
+    ready_us:   by tensor, from the first gradient's readiness on; without those that backward did not reach.
+    tail_us:    from the last gradient until the trainer asked for the synchronized ones.
+    forward_us: everything else: from the end of synchronization to the next iteration's first gradient, optimizer's step included.
+    """
+
+    ready_us: Mapping[str, float]
+    tail_us: float
+    forward_us: float
+
+    @property
+    def backward_us(self) -> float:
+        return max(self.ready_us.values())
+
+    @property
+    def compute_us(self) -> float:
+        return self.backward_us + self.tail_us + self.forward_us
+
+
+_TOTALS: Final[Mapping[str, Callable[[Iteration], float]]] = {
+    "backward_us": lambda iteration: iteration.backward_us,
+    "tail_us": lambda iteration: iteration.tail_us,
+    "forward_us": lambda iteration: iteration.forward_us,
+    "compute_us": lambda iteration: iteration.compute_us,
+}
+
+
+def profile_of(
+    iterations: Sequence[Iteration], numel: Mapping[str, int], *, model: str = "", hardware: str = "", date: str = ""
+) -> Profile:  # fmt: skip
+    """The profile of these iterations; numel: elements of every tensor.
+
+    An iteration is left out when the time of its computation lies more than FENCE interquartile ranges beyond the quartiles. A tensor is
+    ready at the median over the others; one that backward never reached, when backward ends: it leaves with the synchronization.
+    Raises UsageError for fewer than LEAST_ITERATIONS, or tensors that are not in ``numel``.
+    """
+    if len(iterations) < LEAST_ITERATIONS:
+        raise UsageError(f"profile: {len(iterations)} iterations observed, expected at least {LEAST_ITERATIONS}")
+    kept = _without_outliers(iterations)
+    ready = {name: _ready_us(name, kept) for name in numel}
+    first = min(ready.values())
+    ordered = sorted(ready, key=lambda name: ready[name])  # stable: equal ones stay as they were declared
+    return Profile(
+        model=model, hardware=hardware, date=date,
+        source=f"measured: medians of {len(kept)} of {len(iterations)} iterations, the others were outliers",
+        tensors=tuple(TensorProfile(name, numel[name], round(ready[name] - first, 3)) for name in ordered),
+        forward_us=round(statistics.median(iteration.forward_us for iteration in kept), 3),
+        spread={total: spread_of([read(iteration) for iteration in kept]) for total, read in _TOTALS.items()},
+    )  # fmt: skip
+
+
+def _without_outliers(iterations: Sequence[Iteration]) -> list[Iteration]:
+    low, _, high = statistics.quantiles((i.compute_us for i in iterations), n=4, method="inclusive")
+    reach = FENCE * (high - low)
+    return [iteration for iteration in iterations if low - reach <= iteration.compute_us <= high + reach]
+
+
+def _ready_us(name: str, iterations: Sequence[Iteration]) -> float:
+    return statistics.median(iteration.ready_us.get(name, iteration.backward_us) for iteration in iterations)
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
+    return Spread(round(median, 3), round(high - low, 3))
+
+
+def unsteady(profile: Profile) -> list[str]:
+    """A sentence for each total that varies too much to plan by: the interquartile range is more than UNSTEADY of the median."""
+    return [
+        f"{total} varies: {spread.median:,.0f} us with an interquartile range of {spread.iqr:,.0f}; "
+        f"end what else runs on this machine, or take more iterations"
+        for total, spread in profile.spread.items()
+        if total != "tail_us" and spread.iqr > UNSTEADY * spread.median
+    ]

@@ -1,0 +1,199 @@
+"""When gradients become ready: hooks and clocks over iterations of a model, on its own or inside a job.
+
+Owns marks in time, of the host's clock or of a CUDA stream, and what turns them into iterations; ``psgc.plan.observed`` makes the profile.
+Inside a job (PSGC_PROFILE) the first DistributedOptimizer is observed while its buckets wait for synchronize: ready times are those of
+computation alone, beside the other workers of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from psgc.errors import ConfigError, UsageError
+from psgc.machine import machine
+from psgc.plan.observed import LEAST_ITERATIONS, Iteration, profile_of, unsteady
+from psgc.plan.profile import Profile
+from psgc.torch.exchange import GradientExchange
+
+logger = logging.getLogger(__name__)
+WARM_UP: Final = 5  # the first iterations allocate, declare and compile
+Mark = Any  # nanoseconds of the host's clock, or an event of a CUDA stream
+Clock = Callable[[], Mark]
+
+
+def host_mark() -> int:
+    return time.perf_counter_ns()
+
+
+def cuda_mark() -> torch.cuda.Event:
+    """The moment at which the current stream has done what it was given so far: gradients are ready then, not when hooks run."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def us_between(earlier: Mark, later: Mark) -> float:
+    if isinstance(earlier, int):
+        return float(later - earlier) * 1e-3
+    later.synchronize()
+    return float(earlier.elapsed_time(later)) * 1e3
+
+
+def clock_for(parameter: torch.Tensor) -> Clock:
+    return cuda_mark if parameter.is_cuda else host_mark
+
+
+def hardware_of(parameter: torch.Tensor) -> str:
+    gpu = [torch.cuda.get_device_name(parameter.device)] if parameter.is_cuda else []
+    return ", ".join([*gpu, machine()])
+
+
+@dataclass(slots=True)
+class Marks:
+    """One iteration. ready: by tensor, in the order of readiness."""
+
+    ready: dict[str, Mark] = field(default_factory=dict)
+    leaving: Mark = None
+    delivered: Mark = None
+
+    @property
+    def first(self) -> Mark:
+        return next(iter(self.ready.values()))
+
+    @property
+    def last(self) -> Mark:
+        return self.ready[next(reversed(self.ready))]
+
+
+class Recorder:
+    """Marks of one iteration after the other."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._marks = [Marks()]
+
+    def ready(self, name: str) -> None:
+        """Of several backwards an iteration the last counts."""
+        ready = self._marks[-1].ready
+        ready.pop(name, None)
+        ready[name] = self._clock()
+
+    def leaving(self) -> None:
+        self._marks[-1].leaving = self._clock()
+
+    def delivered(self) -> None:
+        """Communication is over: what follows belongs to the next iteration."""
+        self._end(self._clock())
+
+    def backward_over(self) -> None:
+        """As if the trainer had gone on from the last gradient at once: nothing was communicated."""
+        marks = self._marks[-1]
+        if marks.ready:
+            marks.leaving = marks.last
+            self._end(marks.last)
+
+    def _end(self, mark: Mark) -> None:
+        if self._marks[-1].ready:  # else nothing was iterated
+            self._marks[-1].delivered = mark
+            self._marks.append(Marks())
+
+    @property
+    def complete(self) -> int:
+        """Iterations observed to their ends."""
+        return len(self._marks) - 1
+
+    def iterations(self, leave_out: int) -> list[Iteration]:
+        """All but the first ``leave_out``, and the last, of which nobody knows what came after."""
+        return [_iteration(now, then.first) for now, then in pairwise(self._marks[leave_out:-1])]
+
+
+def _iteration(marks: Marks, next_first: Mark) -> Iteration:
+    first = marks.first
+    ready = {name: us_between(first, mark) for name, mark in marks.ready.items()}
+    return Iteration(ready, us_between(marks.last, marks.leaving), us_between(marks.delivered, next_first))
+
+
+def profile_model(
+    model: torch.nn.Module, step_fn: Callable[[], object], iterations: int = 20, *, warm_up: int = WARM_UP, name: str = ""
+) -> Profile:  # fmt: skip
+    """When each gradient of ``model`` becomes ready, over ``iterations`` calls of ``step_fn``, after ``warm_up`` calls that do not count.
+
+    step_fn: one iteration on this process alone: forward, backward and, for a true ``forward_us``, the optimizer's step and data. If it runs
+    backward several times, the last one counts. name: of the model; its class if left out. Outliers are left out (``psgc.plan.observed``);
+    what varies much is logged as a warning. On a GPU times are those of its stream, not of the hooks.
+    Raises UsageError where there is nothing to observe.
+    """
+    if iterations < LEAST_ITERATIONS or warm_up < 0:
+        raise UsageError(f"profile_model: iterations={iterations}, warm_up={warm_up}: expected at least {LEAST_ITERATIONS} and 0")
+    watched = {label: parameter for label, parameter in model.named_parameters() if parameter.requires_grad and parameter.numel()}
+    if not watched:
+        raise UsageError("profile_model: no parameter of the model requires a gradient")
+    sample = next(iter(watched.values()))
+    recorder = Recorder(clock_for(sample))
+    hooks = [parameter.register_post_accumulate_grad_hook(_hook(recorder, label)) for label, parameter in watched.items()]  # type: ignore[no-untyped-call]
+    try:
+        for _ in range(warm_up + iterations + 1):
+            step_fn()
+            recorder.backward_over()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if recorder.complete < warm_up + iterations + 1:
+        raise UsageError("profile_model: step_fn computed no gradient of the model; it must run forward and backward")
+    numel = {label: parameter.numel() for label, parameter in watched.items()}
+    profile = _profile(recorder, warm_up, numel, name or type(model).__name__, hardware_of(sample))
+    for warning in unsteady(profile):
+        logger.warning("%s", warning)
+    return profile
+
+
+def _hook(recorder: Recorder, name: str) -> Callable[[torch.Tensor], None]:
+    return lambda parameter: recorder.ready(name)
+
+
+def _profile(recorder: Recorder, warm_up: int, numel: Mapping[str, int], model: str, hardware: str) -> Profile:
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return profile_of(recorder.iterations(warm_up), numel, model=model, hardware=hardware, date=date)
+
+
+class JobObserver:
+    """Observes an exchange for WARM_UP iterations and those asked for; then rank 0 writes the profile, and buckets leave early again.
+
+    sample: any of its parameters. Raises ConfigError where PSGC_PROFILE is no place for a file.
+    """
+
+    def __init__(self, exchange: GradientExchange, sample: torch.Tensor) -> None:
+        path = Path(exchange.session.config.profile)
+        if exchange.session.rank == 0 and not os.access(path.parent, os.W_OK | os.X_OK):
+            raise ConfigError(f"PSGC_PROFILE={path}: cannot write in {path.parent}; name a file in a folder that is there")
+        self._exchange, self._hardware = exchange, hardware_of(sample)
+        self._recorder = Recorder(clock_for(sample))
+        self.ready, self.leaving = self._recorder.ready, self._recorder.leaving
+
+    def delivered(self) -> None:
+        self._recorder.delivered()
+        config = self._exchange.session.config
+        if self._recorder.complete < WARM_UP + config.profile_iterations + 1:
+            return
+        self._exchange.observer = None
+        if self._exchange.session.rank == 0:
+            numel = {spec.name: spec.numel for spec in self._exchange.specs if spec.numel}
+            write_whole(Path(config.profile), _profile(self._recorder, WARM_UP, numel, "", self._hardware))
+
+
+def write_whole(path: Path, profile: Profile) -> None:
+    """Whoever waits for the file finds all of it."""
+    draft = path.with_name(path.name + ".part")
+    draft.write_text(json.dumps(profile.to_json()))
+    os.replace(draft, path)

@@ -1,0 +1,160 @@
+"""``psgc profile``, as a user types it, and the parts that measure."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psgc.codecs import registered_codecs
+from psgc.launch.cli import main
+from psgc.launch.profile_curves import USUAL, curve_codecs, measure_curves
+from psgc.launch.profile_links import MOST_GBPS, SIZES, TOGETHER, Trips, fit
+from psgc.plan.cluster import load_cluster
+from psgc.plan.profile import CostCurve, Spread, load_profile
+
+JOB = Path(__file__).parents[1] / "jobs" / "tiny.py"
+HANG_S = 240.0  # a busy machine may take long to start processes
+FREE = CostCurve((1.0, 2.0), (0.0, 0.0), (0.0, 0.0))
+
+
+def psgc(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "psgc.launch", "profile", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env}, timeout=HANG_S)
+
+
+def test_a_job_of_two_workers_is_profiled_and_ended(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    endless = "1000000000"
+    done = psgc(
+        "--script", "--iterations", "4", "--codecs", "none", "-o", str(path), "--json", "--", sys.executable, str(JOB), endless
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    profile = load_profile(str(path))
+    assert json.loads(done.stdout) == profile.to_json()
+    assert profile.model == "tiny"
+    assert {tensor.name: tensor.numel for tensor in profile.tensors} == runpy.run_path(str(JOB))["NUMEL"]
+    assert profile.tensors[0].name == "2.weight"
+    assert profile.forward_us is not None and profile.forward_us > 0
+    assert set(profile.spread) >= {"backward_us", "forward_us"}
+    assert profile.curve("none", "server") is not None
+
+
+def test_a_job_that_ends_too_soon_is_a_failure_that_says_so() -> None:
+    done = psgc("--script", "--no-codecs", "--workers", "1", "--", sys.executable, str(JOB), "8")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("psgc: profile: the job ended before its profile was there: it takes about 26 steps")
+
+
+def test_links_are_measured_and_become_a_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    done = psgc("--links", "--cluster-out", str(path), "--workers", "3", "--json", OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    cluster = load_cluster(str(path))
+    assert (cluster.nodes, cluster.gpus_per_node, cluster.servers) == (3, 1, 1)
+    assert {"gbps": cluster.inter.gbps, "latency_us": cluster.inter.latency_us} == found["links"]["loopback"]
+    assert 0 < cluster.inter.gbps <= MOST_GBPS
+    assert cluster.inter.latency_us > 0
+    assert set(found["overheads"]) == {"part_us", "next_part_us"}
+    assert found["spread"]["barrier_us"]["median"] == pytest.approx(2 * cluster.inter.latency_us, abs=0.02)
+
+
+def test_a_link_to_a_server_elsewhere_is_measured_from_within_its_job(make_job: Callable[..., Any]) -> None:
+    job = make_job(nodes=1, hang_s=HANG_S)
+    job.scheduler()
+    job.server()
+    command = [sys.executable, "-m", "psgc.launch", "profile", "--links", "--join", "--transport", "tcp", "--json"]
+    worker = job.start("worker 0", command, DMLC_ROLE="worker", DMLC_WORKER_ID="0", PSGC_LOG_LEVEL="error")
+    assert set(job.end().values()) == {0}, job.text()
+    assert json.loads(worker.last_line)["links"]["inter"]["gbps"] > 0
+
+
+def test_a_computed_profile_has_given_links_in_its_cluster(tmp_path: Path) -> None:
+    path, cluster = tmp_path / "vgg.json", tmp_path / "cluster.toml"
+    done = psgc(
+        "--model", "vgg16", "--no-codecs", "-o", str(path), "--inter-gbps", "1", "--inter-latency-us", "50", "--cluster-out", str(cluster)
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "computed" in done.stdout
+    assert len(load_profile(str(path)).tensors) == 32
+    assert (load_cluster(str(cluster)).inter.gbps, load_cluster(str(cluster)).inter.latency_us) == (1, 50)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "nothing to measure"),
+        (("--model", "alexnet"), "alexnet"),
+        (("--model", "vgg16", "--codecs", "gzip"), "gzip"),
+        (("--model", "vgg16", "--gpu", "abacus"), "unknown GPU 'abacus'"),
+        (("--model", "vgg16", "--", "python"), "unexpected 'python'"),
+        (("--script",), "--script without a command"),
+        (("--script", "--", "no-such-program"), "'no-such-program' is not found"),
+        (("--script", "--model", "vgg16", "--", "python"), "give one of them"),
+        (("--script", "--iterations", "2", "--", sys.executable), "expected at least 1, 1 and 3"),
+        (("--links", "--transport", "pigeon"), "--transport pigeon: expected auto, tcp or shm"),
+        (("--model", "vgg16", "--join"), "--join says where --links measures"),
+        (("--links", "--join"), "a worker needs DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"),
+        (("--links", "-o", "x.json"), "-o writes a model's profile"),
+        (("--model", "vgg16", "--cluster-out", "x.toml"), "--cluster-out without links"),
+        (("--model", "vgg16", "--inter-gbps", "1"), "give both"),
+        (("--model", "vgg16", "--inter-gbps", "0", "--inter-latency-us", "1"), "expected more than 0"),
+        (("--model", "vgg16", "-o", "/no/such/folder/x.json"), "no folder /no/such/folder"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(
+    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["psgc", "profile", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert not said.out
+
+
+def test_curves_have_every_codec_at_every_size_on_worker_and_server() -> None:
+    told: list[str] = []
+    curves = measure_curves(["none", "onebit"], [4096, 1000], told.append)
+    assert list(curves) == ["none", "onebit"]
+    assert len(told) == 4
+    for devices in curves.values():
+        assert set(devices) == {"cpu", "server"}
+        for curve in devices.values():
+            assert curve.numel == (1000.0, 4096.0)
+            assert min(*curve.encode_us, *curve.decode_us) >= 0
+        assert min(devices["cpu"].encode_us) > 0
+        assert min(f + e for f, e in zip(devices["server"].decode_us, devices["server"].encode_us, strict=True)) > 0
+
+
+def test_a_pair_is_timed_as_its_two_codecs_and_each_codec_once() -> None:
+    assert curve_codecs(["onebit/int8", "int8", "topk:k=0.05"]) == ["onebit", "int8", "topk:k=0.05"]
+    assert set(USUAL) <= set(registered_codecs())
+
+
+def test_a_link_is_what_round_trips_leave_when_computing_is_taken_off() -> None:
+    per_element_us, copy = 2 * 4 * 8e-3 / 10, CostCurve((1.0, 1e6), (1.0, 101.0), (1.0, 101.0))  # 10 Gbit/s there and back
+    computed = np.array([copy.encode(n) + copy.decode(n) for n in SIZES])
+    parts = 100 + per_element_us * np.array(SIZES) + 2 * computed
+    trips = Trips(Spread(60, 6), tuple(Spread(us, 0) for us in parts), Spread(parts[0] + (TOGETHER - 1) * 25.0, 0))
+    link, overheads = fit(trips, {"cpu": copy, "server": copy})
+    assert link.gbps == pytest.approx(10, rel=1e-3)
+    assert link.latency_us == 30
+    assert overheads == pytest.approx({"part_us": 40, "next_part_us": 25}, abs=0.1)
+
+
+def test_a_link_that_costs_nothing_beside_copying_has_the_most_that_is_reported() -> None:
+    link, overheads = fit(Trips(Spread(60, 0), (Spread(50, 0),) * len(SIZES), Spread(40, 0)), {"cpu": FREE, "server": FREE})
+    assert link.gbps == MOST_GBPS
+    assert overheads == {"part_us": 0.0, "next_part_us": 0.0}
