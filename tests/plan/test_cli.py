@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from psgc.launch.cli import main
+
+Refuses = Callable[..., None]
 
 
 def psgc(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -20,6 +25,19 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert all(word in done.stderr for word in words), done.stderr
     assert done.stderr.count("\n") == 1
     assert not done.stdout
+
+
+@pytest.fixture
+def refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuses:
+    """Checks, in this process, that a command is wrong usage and says so in one line."""
+
+    def check(*arguments: str, said: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["psgc", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        refused(subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capsys.readouterr()), said)
+
+    return check
 
 
 def test_options_are_counted_and_listed() -> None:
@@ -68,13 +86,16 @@ def job(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def simulate(job: Path, *arguments: str, plan: str = "plan.json") -> subprocess.CompletedProcess[str]:
-    files = ("--profile", str(job / "table.csv"), "--cluster", str(job / "two.toml"), "--plan", str(job / plan))
-    return psgc("simulate", *files, *arguments)
+def simulating(job: Path, *arguments: str, plan: str = "plan.json") -> tuple[str, ...]:
+    return ("simulate", "--profile", str(job / "table.csv"), "--cluster", str(job / "two.toml"), "--plan", str(job / plan), *arguments)
+
+
+def planning(job: Path, *arguments: str) -> tuple[str, ...]:
+    return ("plan", "--profile", str(job / "table.csv"), "--cluster", str(job / "two.toml"), *arguments)
 
 
 def test_a_plans_step_is_predicted_lane_by_lane(job: Path) -> None:
-    found = json.loads(simulate(job, "--trace", str(job / "trace.json"), "--json").stdout)
+    found = json.loads(psgc(*simulating(job, "--trace", str(job / "trace.json"), "--json")).stdout)
     assert set(found) == {"step_ms", "lanes", "overlap"}
     # one bucket of 20 MB, there and back over a 1 Gbit/s link, when the last gradient is ready
     assert found["step_ms"] == pytest.approx(9 + 20.004 * 8 + 2 * 2 * 0.02)
@@ -82,10 +103,10 @@ def test_a_plans_step_is_predicted_lane_by_lane(job: Path) -> None:
     assert found["overlap"] == 0
     events = json.loads((job / "trace.json").read_text())["traceEvents"]
     assert {"0/0/flat.all_reduce", "0/1/flat.all_reduce"} <= {event["name"] for event in events}
-    assert "backward hides 0% of communication" in simulate(job).stdout
+    assert "backward hides 0% of communication" in psgc(*simulating(job)).stdout
 
 
-def test_what_a_simulation_cannot_take_is_one_line_and_status_2(job: Path) -> None:
+def test_what_a_simulation_cannot_take_is_one_line_and_status_2(job: Path, refuses: Refuses) -> None:
     everything = ["last.weight", "last.bias", "first.weight"]
     encoded = ["comp@gpu", "flat.all_gather.c", "decomp@gpu"]
     plans = {
@@ -97,30 +118,26 @@ def test_what_a_simulation_cannot_take_is_one_line_and_status_2(job: Path) -> No
     }
     for name, (bucket, words) in plans.items():
         (job / f"{name}.json").write_text(planned(bucket))
-        refused(simulate(job, "--json", plan=f"{name}.json"), words)
-    refused(simulate(job, "--trace", str(job / "nowhere" / "trace.json")), "--trace", "No such file")
-    refused(psgc("simulate", "--profile", "vgg16", "--cluster", "mars", "--plan", str(job / "plan.json")), "cluster 'mars' is neither")
-
-
-def plan(job: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return psgc("plan", "--profile", str(job / "table.csv"), "--cluster", str(job / "two.toml"), *arguments)
+        refuses(*simulating(job, "--json", plan=f"{name}.json"), said=words)
+    refuses(*simulating(job, "--trace", str(job / "nowhere" / "trace.json")), said="No such file")
+    refuses("simulate", "--profile", "vgg16", "--cluster", "mars", "--plan", str(job / "plan.json"), said="cluster 'mars' is neither")
 
 
 def test_a_plan_is_made_written_and_simulated_to_the_same_step(job: Path) -> None:
-    done = plan(job, "--codec", "onebit", "-o", str(job / "made.json"), "--json")
+    done = psgc(*planning(job, "--codec", "onebit", "-o", str(job / "made.json"), "--json"))
     found = json.loads(done.stdout)
     assert found == json.loads((job / "made.json").read_text())
     assert {"version", "model", "cluster", "buckets", "prediction", "select_ms", "bound_ms", "options_considered"} <= set(found)
     assert found["lower_bound_any_bucketing_ms"] <= found["lower_bound_ms"] <= found["step_ms"] <= found["fp32_step_ms"]
     assert found["options_considered"] == 4341
-    simulated = json.loads(simulate(job, "--json", plan="made.json").stdout)
+    simulated = json.loads(psgc(*simulating(job, "--json", plan="made.json")).stdout)
     assert simulated["step_ms"] == pytest.approx(found["step_ms"])
     assert simulated["lanes"] == found["prediction"]["lanes"]
 
 
 def test_a_plan_for_people_is_tables_a_verdict_and_a_page(job: Path) -> None:
     (job / "c.toml").write_text("most_encodes = 1\n")
-    done = plan(job, "--codec", "onebit", "--constraints", str(job / "c.toml"), "--report", str(job / "page.html"))
+    done = psgc(*planning(job, "--codec", "onebit", "--constraints", str(job / "c.toml"), "--report", str(job / "page.html")))
     assert done.returncode == 0, done.stderr
     assert "compress: with onebit" in done.stdout.splitlines()[-1]
     assert all(words in done.stdout for words in ("first.weight", "hipress", "from the best with any buckets", "published ones of V100"))
@@ -129,10 +146,10 @@ def test_a_plan_for_people_is_tables_a_verdict_and_a_page(job: Path) -> None:
 
 def test_on_a_fast_network_the_advice_is_not_to_compress(job: Path) -> None:
     (job / "two.toml").write_text(CLUSTER.replace("gbps = 1,", "gbps = 400,"))
-    assert json.loads(plan(job, "--json").stdout)["prediction"]["verdict"].startswith("do not compress")
+    assert json.loads(psgc(*planning(job, "--json")).stdout)["prediction"]["verdict"].startswith("do not compress")
 
 
-def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path) -> None:
+def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path, refuses: Refuses) -> None:
     (job / "c.toml").write_text("most_encoded = 1\n")
     (job / "negative.csv").write_text(TABLE.replace("1000,50", "-1000,50"))
     (job / "linkless.toml").write_text("nodes = 2\ngpus_per_node = 1\nintra = {gbps = 100, latency_us = 5}\n")
@@ -144,4 +161,4 @@ def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path) -> No
         (("--cluster", str(job / "linkless.toml")), "field inter is missing"),
         (("-o", str(job / "nowhere" / "plan.json"), "--method", "fp32"), "No such file"),
     ):
-        refused(plan(job, *arguments, "--json"), words)
+        refuses(*planning(job, *arguments, "--json"), said=words)
