@@ -28,12 +28,12 @@ from psgc.plan.timeline import Ints
 
 MIXTURES: Final = 64
 FEW_TENSORS: Final = 6  # so many are fused in every way
-TAPER: Final = 0.5
+TAPER: Final = 0.25
 SOME_TENSORS: Final = 12  # so many are also tried each by itself, with more candidates
 RANKS: Final = 3  # candidates at a price, then: the best of a few buckets may be no one's cheapest
-MOST_TRIALS: Final = 1500  # timelines for one bucketing
-WORK: Final = 20_000  # and those times their chains
-_COARSE: Final = 2  # sizes are alike within a factor of four
+MOST_TRIALS: Final = 400  # timelines for one bucketing
+WORK: Final = 5_000  # and those times their chains
+COARSE: Final = 2  # sizes are alike within a factor of four
 MOST_PARTS: Final = 48
 NOTHING: Final = 2e-3  # what is not worth looking for, of a step
 COARSEST: Final = 8  # parts of a model
@@ -67,14 +67,21 @@ class Tables(NamedTuple):
     us: F64
 
 
+class Fitting(NamedTuple):
+    """What is worth trying for parts of a size. cheapest: the cheapest way at each mixture of prices; ways: those and the next ones."""
+
+    cheapest: list[Way]
+    ways: frozenset[Way]
+
+
 @dataclass
 class Search:
-    """One problem's search. Keeps the best that it has seen. fitting: by size, as a power of two, the ways that are worth trying."""
+    """One problem's search. Keeps the best that it has seen. fitting: by size, as a power of two."""
 
     problem: Problem
     space: Space
     best: Chosen | None = None
-    fitting: dict[int, frozenset[Way]] = field(default_factory=dict)
+    fitting: dict[int, Fitting] = field(default_factory=dict)
 
     def fit(self, sizes: Iterable[int]) -> None:
         """Find the options that are the cheapest of all at some prices, for parts of these sizes, powers of two."""
@@ -87,36 +94,39 @@ class Search:
             ways = self.space.shortest(costs, ranks)[1]
             count = prices.shape[1]
             for at, size in enumerate(wanted):
-                self.fitting[size] = frozenset(way for column in ways[at * count : (at + 1) * count] for way in column)
+                found = ways[at * count : (at + 1) * count]
+                self.fitting[size] = Fitting([column[0] for column in found], frozenset(way for column in found for way in column))
 
-    def tables(self, numels: F64, also: Iterable[Way]) -> tuple[list[Way], Tables]:
-        """The ways worth trying for parts of these sizes, and some more, and their tables."""
+    def tables(self, numels: F64, also: Iterable[Way]) -> tuple[dict[Way, int], Tables, Ints]:
+        """The ways worth trying for parts of these sizes and some more, numbered; their tables; and the cheapest at each mixture (rows)."""
         sizes, kind = np.unique(numels, return_inverse=True)
-        classes = _COARSE * np.round(np.log2(sizes) / _COARSE)
-        classes = classes.astype(np.int64).tolist()
+        classes = (COARSE * np.round(np.log2(sizes) / COARSE)).astype(np.int64).tolist()
         self.fit(dict.fromkeys(classes))
-        ways = list(dict.fromkeys(way for size in dict.fromkeys(classes) for way in sorted(self.fitting[size])))
-        ways += [way for way in dict.fromkeys(also) if way not in set(ways)]
-        fits = np.array([[way in self.fitting[size] for way in ways] for size in classes])
-        sequences = [[task for atom in way for task in self.space.task_numbers[atom]] for way in ways]
+        fitting = [self.fitting[size] for size in classes]
+        ways = list(dict.fromkeys(way for fits in dict.fromkeys(classes) for way in sorted(self.fitting[fits].ways)))
+        numbers = {way: number for number, way in enumerate(dict.fromkeys((*ways, *also)))}
+        fits = np.array([[way in one.ways for way in numbers] for one in fitting])
+        cheapest = np.array([[numbers[way] for way in one.cheapest] for one in fitting]).T
+        sequences = [[task for atom in way for task in self.space.task_numbers[atom]] for way in numbers]
         length = np.array([len(sequence) for sequence in sequences], np.int64)
         flat = np.array([task for sequence in sequences for task in sequence], np.int64)
         us = np.ascontiguousarray(self.space.times(sizes)[flat].T).ravel()
         begins = np.cumsum(length) - length
         first = begins[None, :] + np.arange(len(sizes))[:, None] * len(flat)
-        return ways, Tables(kind.astype(np.int64), fits, first, length, np.tile(self.space.resources[flat], len(sizes)), us)
+        made = Tables(kind.astype(np.int64), fits, first, length, np.tile(self.space.resources[flat], len(sizes)), us)
+        return numbers, made, cheapest[:, kind]
 
     def choose(self, bucketing: Bucketing, start: tuple[Way, ...] = ()) -> Chosen:
-        """The best choice of ways for these buckets that descending from ``start`` finds."""
-        ways, tables = self.tables(bucketing.numel / bucketing.parts, start)
+        """The best choice of ways for these buckets that is found from ``start``, or from what is cheapest at some mixture of prices."""
+        numbers, tables, starts = self.tables(bucketing.numel / bucketing.parts, start)
         chain = np.concatenate([np.zeros(1, np.int64), np.cumsum(bucketing.parts)])
         ready = np.repeat(bucketing.ready_us, bucketing.parts)
         until = np.searchsorted(ready, bucketing.ready_us)
-        choice = np.zeros(len(bucketing.parts), np.int64)
         if start:
-            numbers = {way: number for number, way in enumerate(ways)}
-            choice[:] = [numbers[way] for way in start]
-        step, worth, _ = descend(ready, chain, until, *tables, choice, min(MOST_TRIALS, WORK // len(ready)))
+            starts = np.concatenate([[[numbers[way] for way in start]], starts])
+        choice = np.zeros(len(bucketing.parts), np.int64)
+        step, worth, _ = descend(ready, chain, until, *tables, np.ascontiguousarray(starts), choice, min(MOST_TRIALS, WORK // len(ready)))
+        ways = list(numbers)
         made = Chosen(worth, step, bucketing, tuple(ways[number] for number in choice.tolist()))
         if self.best is None or made.step_us < self.best.step_us:
             self.best = made
