@@ -1,6 +1,7 @@
 """Choosing every bucket's option on the timeline: change all buckets from one on together, then one by one, as long as that helps.
+At last encode nothing that gains nothing.
 
-Owns the search's inner loop, compiled. A change to a bucket leaves all that happens before it is computed as it was, so each trial goes on
+Owns the search's inner loops, compiled. A change to a bucket leaves all that happens before it is computed as it was, so each trial goes on
 from a copy of the run's state there (``timeline.resume``), not from the beginning. What is minimised is the step, and a little of when
 buckets are done on average: of plans with equal steps one that is done earlier leaves more room for the next change.
 """
@@ -132,3 +133,27 @@ def descend(
     begin(begins, state, available, nexts)
     step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, np.inf, start, backward)
     return step, best, trials
+
+
+@kernel(types.float64(_F64, _I64, _I64, _I64_2D, _I64, _I64, _F64, I64, _I64))
+def simplify(ready: Any, chain: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, simple: Any, choice: Any) -> Any:
+    """Give buckets one of the first ``simple`` options in place of their ``choice``, wherever the step gets no longer by it. Returns the step."""
+    buckets, chains = kind.size, ready.size
+    begins, last, alike = np.empty(chains, np.int64), np.empty(chains, np.int64), np.arange(1, chains + 1)
+    state, available, nexts = np.empty(STATE), np.empty(chains), np.empty(chains, np.int64)
+    start, backward = np.empty(us.size), np.empty(chains)
+    for bucket in range(buckets):
+        _set(bucket, choice[bucket], chain, kind, first, length, begins, last)
+    begin(begins, state, available, nexts)
+    best = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, np.inf, start, backward)
+    for bucket in range(buckets):
+        for option in range(simple):
+            if choice[bucket] < simple:
+                break
+            _set(bucket, option, chain, kind, first, length, begins, last)
+            begin(begins, state, available, nexts)
+            step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, best, start, backward)
+            if step <= best:
+                best, choice[bucket] = step, option
+        _set(bucket, choice[bucket], chain, kind, first, length, begins, last)
+    return best

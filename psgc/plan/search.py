@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.plan.bucketing import Bucketing, each_alone, every_fusion, fused
-from psgc.plan.descent import descend
+from psgc.plan.descent import descend, simplify
 from psgc.plan.found import Found
 from psgc.plan.options import encodes
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
@@ -118,24 +118,42 @@ class Search:
     def descend(
         self, bucketing: Bucketing, ways: list[Way], sizes: F64, kind: Ints, fits: NDArray[np.bool_], starts: Ints, work: int
     ) -> Chosen:
-        """Choose among ``ways``; kind: each bucket's size, of ``sizes``; fits, starts: as ``descent`` takes them; work: timelines, times their chains."""
-        sequences = [self.space.sequence(way) for way in ways]
-        length = np.array([len(sequence) for sequence in sequences], np.int64)
-        flat = np.concatenate(sequences)
-        us = np.ascontiguousarray(self.space.times(sizes)[flat].T).ravel()
-        first = (np.cumsum(length) - length)[None, :] + np.arange(len(sizes))[:, None] * len(flat)
-        resource = np.tile(self.space.resources[flat], len(sizes))
-        chain = np.concatenate([np.zeros(1, np.int64), np.cumsum(bucketing.parts)])
-        ready = np.repeat(bucketing.ready_us, bucketing.parts)
+        """Choose among ``ways``; kind: each bucket's size, of ``sizes``; fits, starts: as ``descent`` takes them; work: timelines, times their
+        chains."""
+        ready, chain = _chains(bucketing)
         until = np.searchsorted(ready, bucketing.ready_us)
         choice = np.zeros(len(bucketing.parts), np.int64)
+        trials = min(MOST_TRIALS, work // len(ready))
         step, _, _ = descend(
-            ready, chain, until, kind, fits, first, length, resource, us, np.ascontiguousarray(starts), choice, min(MOST_TRIALS, work // len(ready))
+            ready, chain, until, kind, fits, *self.tables(ways, sizes), np.ascontiguousarray(starts), choice, trials
         )  # fmt: skip
         made = Chosen(step, bucketing, tuple(ways[number] for number in choice.tolist()))
         if self.best is None or made.step_us < self.best.step_us:
             self.best = made
         return made
+
+    def tables(self, ways: list[Way], sizes: F64) -> tuple[Ints, Ints, Ints, F64]:
+        """The ways' tasks for parts of each size, one after the other: where each way's begin (sizes, ways), how many they are, and their
+        resources and times."""
+        sequences = [self.space.sequence(way) for way in ways]
+        length = np.array([len(sequence) for sequence in sequences], np.int64)
+        flat = np.concatenate(sequences)
+        us = np.ascontiguousarray(self.space.times(sizes)[flat].T).ravel()
+        first = (np.cumsum(length) - length)[None, :] + np.arange(len(sizes))[:, None] * len(flat)
+        return first, length, np.tile(self.space.resources[flat], len(sizes)), us
+
+    def simplify(self) -> None:
+        """Encode nothing that gains nothing."""
+        assert self.best is not None
+        plain = self.space.graph.plain
+        ways = list(dict.fromkeys((*plain, *self.best.ways)))
+        numbers = {way: number for number, way in enumerate(ways)}
+        choice = np.array([numbers[way] for way in self.best.ways])
+        bucketing = self.best.bucketing
+        sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
+        ready, chain = _chains(bucketing)
+        step = simplify(ready, chain, kind, *self.tables(ways, sizes), len(plain), choice)
+        self.best = Chosen(step, bucketing, tuple(ways[number] for number in choice.tolist()))
 
     def of_parts(self, count: float) -> Chosen:
         """The best choice with the model in about so many parts, beginning with that of the best bucketing so far."""
@@ -163,10 +181,10 @@ class Search:
     def alone(self) -> None:
         """Try every tensor by itself: from what the best so far has for it, from nothing encoded, and cut."""
         tensors, part = self.problem.profile.tensors, self.problem.profile.numel / COARSEST
-        plain = self.space.shortest(self.space.uncompressed(part))[1][0][0]
         whole = each_alone(tensors, np.inf)
         self.go_on(whole)
-        self.choose(whole, (plain,) * len(tensors))
+        for way in self.space.graph.plain[:1]:
+            self.choose(whole, (way,) * len(tensors))
         self.go_on(each_alone(tensors, part))
 
     def recut_largest(self) -> None:
@@ -181,6 +199,11 @@ class Search:
                     self.recut(replace(before, parts=parts))
 
 
+def _chains(bucketing: Bucketing) -> tuple[F64, Ints]:
+    """When each part is ready, and where each bucket's parts begin, and their number."""
+    return np.repeat(bucketing.ready_us, bucketing.parts), np.concatenate([np.zeros(1, np.int64), np.cumsum(bucketing.parts)])
+
+
 def search(problem: Problem) -> Found:
     """The plan that psgc would run. Its choice is among all options that the constraints leave."""
     begun = time.perf_counter()
@@ -193,6 +216,7 @@ def search(problem: Problem) -> Found:
     if len(tensors) <= SOME_TENSORS:
         made.alone()
     made.recut_largest()
+    made.simplify()
     assert made.best is not None
     buckets = planned(problem, made.space, made.best)
     return Found(buckets, made.best.step_us, (time.perf_counter() - begun) * 1e6, len(problem.options))

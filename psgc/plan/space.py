@@ -34,9 +34,10 @@ _OUT_I64_3D: Final = types.Array(types.int64, 3, "C")
 @dataclass(frozen=True, eq=False)
 class Graph:
     """Every option as a way from the last node to node 0. Node i has the edges first[i] to first[i + 1], each with its atom, and the node
-    behind it, whose number is less than i."""
+    behind it, whose number is less than i. plain: the ways that encode nothing."""
 
     options: tuple[Option, ...]
+    plain: tuple[Way, ...]
     atoms: tuple[Atom, ...]
     first: Ints
     atom: Ints
@@ -63,7 +64,8 @@ def graph(constraints: Constraints) -> Graph:
     edges = [edge for node in nodes for edge in node]
     first = np.concatenate([[0], np.cumsum([len(node) for node in nodes])]).astype(np.int64)
     atoms, behind = (np.array(column, np.int64) for column in zip(*edges, strict=True))
-    return Graph(found, tuple(numbers), first, atoms, behind)
+    plain = tuple(tuple(numbers[atom] for atom in walk(option)[0]) for option in found if options.is_uncompressed(option))
+    return Graph(found, plain, tuple(numbers), first, atoms, behind)
 
 
 @kernel(types.void(_IN_I64, _IN_I64, _IN_I64, _IN_F64_2D, _OUT_F64_3D, _OUT_I64_3D))
@@ -163,12 +165,6 @@ class Space:
                     key = row.tobytes()
                     found[column].append(known.get(key) or known.setdefault(key, tuple(row[row >= 0].tolist())))
         return value[:, -1], found
-
-    def uncompressed(self, numel: float) -> F64:
-        """Atoms' costs, a column, of which the cheapest option encodes nothing: microseconds on all resources together."""
-        costs: F64 = self.loads(self.times(np.array([numel]))).sum(axis=0)
-        costs[[atom.action.startswith("comp@") for atom in self.graph.atoms]] += np.inf
-        return costs
 
     def option(self, way: Way) -> Option:
         return tuple(self.graph.atoms[atom].action for atom in way)

@@ -130,3 +130,14 @@ def test_a_descent_goes_on_from_the_run_so_far_as_if_it_had_begun_anew() -> None
     chosen = made.choose(bucketing)
     options = tuple(made.space.option(way) for way in chosen.ways)
     assert simulate(problem, buckets_of(problem, bucketing, options)).step_us == pytest.approx(chosen.step_us, rel=1e-12)
+
+
+def test_nothing_is_encoded_that_gains_nothing() -> None:
+    slow_backward = tuple(TensorProfile(f"t{index}", 10_000, index * 1e5) for index in range(10))
+    problem = Problem(
+        Profile("slow", slow_backward, codecs=V100_CODECS),
+        SLOW,
+        codec_costs("efsignsgd", Profile("slow", slow_backward, codecs=V100_CODECS)),
+    )
+    found = search(problem)
+    assert {bucket.codec for bucket in found.buckets[:-1]} == {"none"}
