@@ -32,7 +32,7 @@ TAPER: Final = 0.25
 SOME_TENSORS: Final = 12  # so many are also tried each by itself, with more candidates
 RANKS: Final = 2  # candidates at a price, then: the best of a few buckets may be no one's cheapest
 MOST_TRIALS: Final = 400  # timelines for one bucketing
-WORK: Final = 5_000  # and those times their chains
+WORK: Final = 3_500  # and those times their chains
 COARSE: Final = 2  # sizes are alike within a factor of four
 MOST_PARTS: Final = 48
 NOTHING: Final = 2e-3  # what is not worth looking for, of a step
@@ -190,8 +190,8 @@ class Search:
     def recut_largest(self) -> None:
         """Cut the largest buckets of the best one otherwise, each as long as that is better."""
         assert self.best is not None
-        for bucket in np.argsort(-self.best.bucketing.numel)[:3].tolist():
-            for times in (2.0, 0.5, 0.0):
+        for bucket in np.argsort(-self.best.bucketing.numel)[:2].tolist():
+            for times in (2.0, 0.5):
                 before = self.best.bucketing
                 parts = before.parts.copy()
                 parts[bucket] = min(max(1, round(parts[bucket] * times)), MOST_PARTS)

@@ -140,9 +140,9 @@ class Space:
 
     def times(self, numel: F64) -> F64:
         """Microseconds of each distinct task (rows) for parts of these numbers of elements (columns)."""
-        times = self._fixed + self._slope * numel
-        for tasks, elements in self._curves:  # alike but for how many elements they have to do with
-            times[tasks] = self.codec.all_us(self.distinct[tasks[0]]._replace(share=1.0, times=1.0), elements[:, None] * numel)
+        times: F64 = self._fixed + self._slope * numel
+        for tasks, alone, elements in self._curves:
+            times[tasks] = self.codec.all_us(alone, elements * numel)
         return times
 
     def loads(self, times: F64) -> F64:
@@ -170,10 +170,16 @@ class Space:
         return tuple(self.graph.atoms[atom].action for atom in way)
 
 
-def _by_curve(tasks: list[Task]) -> list[tuple[list[int], F64]]:
-    """The tasks of each curve, and what part of a bucket's elements each of them has to do with."""
+def _by_curve(tasks: list[Task]) -> list[tuple[Ints, Task, F64]]:
+    """The tasks of each curve, one that stands for them, and what part of a bucket's elements each of them has to do with."""
     found: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         if task.curve:
             found.setdefault(task.curve, []).append(number)
-    return [(numbers, np.array([tasks[number].share * tasks[number].times for number in numbers])) for numbers in found.values()]
+    return [
+        (
+            np.array(numbers), tasks[numbers[0]]._replace(share=1.0, times=1.0),
+            np.array([[tasks[number].share * tasks[number].times] for number in numbers]),
+        )
+        for numbers in found.values()
+    ]  # fmt: skip
