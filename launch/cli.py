@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
-from psgc.launch import plan_cli, profile_cli
+from psgc.launch import advise_cli, plan_cli, profile_cli, whatif_cli
 from psgc.launch.tables import print_table
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
 bench = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure this machine.\n\nExample: psgc bench kernels --json")
 app.add_typer(bench, name="bench")
 plan_cli.register(app)
+advise_cli.register(app)
+whatif_cli.register(app)
 profile_cli.register(app)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,9 @@ def profile(
     ] = None,
     time_codecs: Annotated[bool, typer.Option("--time-codecs/--no-codecs", help="Whether codecs are timed at all.")] = True,
     links: Annotated[bool, typer.Option("--links", help="Measure latency and bandwidth between a worker and a server here.")] = False,
+    join: Annotated[
+        bool, typer.Option("--join", help="With --links: to the server of the job that DMLC_* names, whose one worker this is.")
+    ] = False,
     transport: Annotated[str, typer.Option(help="What --links measures: auto, tcp or shm.")] = "auto",
     inter_gbps: Annotated[float | None, typer.Option(help="Gbit/s between nodes, for --cluster-out.")] = None,
     inter_latency_us: Annotated[float | None, typer.Option(help="Latency between nodes, for --cluster-out.")] = None,
@@ -53,14 +57,17 @@ def profile(
     if command and not script:
         raise UsageError(f"profile: unexpected {command[0]!r}; to profile a job write --script -- before its command")
     from psgc.launch.profiling import Request, cluster_of, measure
+    from psgc.plan.observed import unsteady
 
     request = Request(
         model, gpu, tuple(command or ()), workers, servers, iterations,
         _codec_list(codecs) if time_codecs and (codecs or model or script) else (),
-        transport if links else None, _given_link(inter_gbps, inter_latency_us),
+        transport if links else None, join, _given_link(inter_gbps, inter_latency_us),
     )  # fmt: skip
     _check_outputs(request, output, cluster_out)
     found = measure(request, bar=not as_json)
+    for warning in unsteady(found):
+        print(f"psgc profile: warning: {warning}", file=sys.stderr)
     if cluster_out is not None:
         _write(cluster_out, cluster_of(request, found).to_toml())
     document = found.to_json()
@@ -108,21 +115,25 @@ def _write(path: Path, text: str) -> None:
 
 
 def _tell(found: Profile) -> None:
-    totals = [
-        [total.replace("_us", ""), f"{s.median / 1e3:,.3f} ms, interquartile range {s.iqr / 1e3:,.3f}"] for total, s in found.spread.items()
-    ]
+    rows = []
     if found.tensors:
         rows = [["model", found.model], ["tensors", f"{len(found.tensors)}, {found.numel:,} elements"]]
-        totals = totals or [["backward", f"{found.backward_us / 1e3:,.3f} ms"]]
-        print_table(["", ""], [*rows, *totals, ["source", found.source], ["hardware", found.hardware]])
+    if found.tensors and "backward_us" not in found.spread:  # it is computed
+        rows.append(["backward", f"{found.backward_us / 1e3:,.3f} ms"])
+    rows += [[_words(total), f"{s.median / 1e3:,.3f} ms, interquartile range {s.iqr / 1e3:,.3f}"] for total, s in found.spread.items()]
+    print_table(["", ""], [*rows, ["source", found.source], ["hardware", found.hardware]])
     if found.codecs:
         print_table(
             ["codec", "device", "encode us", "decode us"], _curve_rows(found), title="1M elements; on a server: finish, and add one payload"
         )
     costs = [[f"{name} link", f"{link.gbps:,.1f} Gbit/s, {link.latency_us:,.0f} us"] for name, link in found.links.items()]
-    costs += [[name.replace("_us", "").replace("_", " "), f"{us:,.0f} us"] for name, us in found.overheads.items()]
+    costs += [[_words(name), f"{us:,.0f} us"] for name, us in found.overheads.items()]
     if costs:
         print_table(["", ""], costs)
+
+
+def _words(name: str) -> str:
+    return name.removesuffix("_us").replace("_", " ")
 
 
 def _curve_rows(found: Profile) -> list[list[str]]:

@@ -15,12 +15,9 @@ from psgc.codecs.codec import Codec
 from psgc.codecs.scheme import Scheme
 from psgc.errors import CodecError, PsgcError
 from psgc.launch.bench_kernels import WORKERS, Beside, Part, check_codec, check_scheme, operations, timed_subject
-from psgc.plan.profile import CostCurve
+from psgc.plan.profile import CostCurve, Curves
 
-SIZES: Final = tuple(1 << power for power in range(12, 25, 2))  # elements: 16 KB to 64 MB of fp32
 USUAL: Final = ("none", "bf16", "fp16", "int8", "onebit", "topk")
-
-Curves = dict[str, dict[str, CostCurve]]
 
 
 def curve_codecs(texts: Sequence[str]) -> list[str]:
@@ -29,7 +26,7 @@ def curve_codecs(texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(timed_subject(part).canonical for part in parts))
 
 
-def measure_curves(codecs: Sequence[str], sizes: Sequence[int] = SIZES, progress: Callable[[str], None] | None = None) -> Curves:
+def measure_curves(codecs: Sequence[str], sizes: Sequence[int], progress: Callable[[str], None]) -> Curves:
     """By codec: on the ``cpu`` encode, and decode with what commits the residual; on a ``server`` (see ``psgc.plan.profile``) adding a
     payload and finishing the sum, from passes over 1 and over WORKERS payloads. Of schemes of several rounds the server's pass is shared out
     over its payloads. Microseconds of CPU time.
@@ -46,8 +43,7 @@ def measure_curves(codecs: Sequence[str], sizes: Sequence[int] = SIZES, progress
     for numel in sorted(sizes):  # sizes outside: the input of each is made once
         beside = Beside(numel)
         for subject in subjects:
-            if progress is not None:
-                progress(f"{subject.canonical}, {numel:,} elements")
+            progress(f"{subject.canonical}, {numel:,} elements")
             rows[subject.canonical].append(_times_us(subject, numel, beside))
     return {name: _curves(sorted(sizes), found) for name, found in rows.items()}
 

@@ -30,6 +30,8 @@ def profile_job(command: Sequence[str], workers: int, servers: int, iterations: 
         launcher = subprocess.Popen(run, env=env, stdout=sys.stderr)
         try:
             status = _wait_for(path, launcher)
+            if status is None:
+                print("psgc profile: the profile is there, so the job is ended", file=sys.stderr)
         finally:
             _end(launcher)
         if not path.exists():

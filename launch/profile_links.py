@@ -1,6 +1,7 @@
-"""What messages cost between a worker and a server on this machine: a small job of one each, asked through the session as trainers ask.
+"""What messages cost between a worker and a server: a small job of one each, asked through the session as trainers ask.
 
-``measure_link`` starts the job; ``worker_main`` is what its worker runs; ``fit`` turns round trips into a link. A part of n elements takes
+``measure_here`` starts the job on this machine, ``measure_joined`` is the worker of one whose scheduler and server are elsewhere; ``fit``
+turns round trips into a link. A part of n elements takes
 
     part_us + 2 latency_us + encode(n) + fold(n) + finish(n) + decode(n) + 2 * 4 n bytes at gbps
 
@@ -12,13 +13,12 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,31 +26,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.config import Config
-from psgc.errors import JobFailed
+from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, TensorSpec
 from psgc.plan.cluster import Link
-from psgc.plan.profile import CostCurve
+from psgc.plan.observed import spread_of
+from psgc.plan.profile import CostCurve, Spread
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
 
 SIZES: Final = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20)  # elements, one part each: up to 4 MiB
 TOGETHER: Final = 32  # parts under way at once, for what each further one costs
-WARM_UP, ROUNDS = 5, 25
+WARM_UP, LEAST_ROUNDS, ROUNDS, BARRIERS = 3, 5, 25, 100
+BUDGET_S: Final = 3.0  # of a median; slow links make do with fewer rounds
 PART_BYTES: Final = 4 << 20
 MOST_GBPS: Final = 1000.0  # beyond, what moves bytes is lost in what copies and adds them (shared memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Trips:
-    """Medians in microseconds. part_us: by SIZES; together_us: of TOGETHER parts of the least size submitted at once."""
+    """Round trips in microseconds. parts: by SIZES; together: of TOGETHER parts of the least size submitted at once."""
 
-    barrier_us: float
-    part_us: tuple[float, ...]
-    together_us: float
+    barrier: Spread
+    parts: tuple[Spread, ...]
+    together: Spread
+
+    @property
+    def spread(self) -> dict[str, Spread]:
+        """Of the smallest, by name: what varies shows there first."""
+        return {"barrier_us": self.barrier, "small_part_us": self.parts[0]}
 
 
-def measure_link(transport: str) -> Trips:
-    """Run the job. transport: auto, tcp or shm. Raises JobFailed."""
+def measure_here(transport: str) -> Trips:
+    """Run a job of one worker and one server on this machine. transport: auto, tcp or shm. Raises JobFailed."""
     with tempfile.TemporaryDirectory(prefix="psgc-links-") as folder:
         out = Path(folder) / "trips.json"
         command = [sys.executable, "-m", "psgc.launch", "run", "--workers", "1", "--servers", "1", "--",
@@ -61,21 +68,37 @@ def measure_link(transport: str) -> Trips:
             lines = done.stderr.strip().splitlines()
             raise JobFailed(f"profile: the job that measures links failed: {lines[-1] if lines else f'status {done.returncode}'}")
         found = json.loads(out.read_text())
-    return Trips(found["barrier_us"], tuple(found["part_us"]), found["together_us"])
+    return Trips(Spread(**found["barrier"]), tuple(Spread(**part) for part in found["parts"]), Spread(**found["together"]))
 
 
-def fit(trips: Trips, none: dict[str, CostCurve]) -> tuple[Link, dict[str, float]]:
+def measure_joined(transport: str) -> Trips:
+    """Be the one worker of the job that the environment names. Raises ConfigError, JobFailed, or UsageError where there are others."""
+    config = Config.from_env(role="worker", transport=transport, force_distributed=True)
+    config.require_cluster()
+    if config.nodes * config.local_size != 1:
+        raise UsageError(
+            f"profile: --join: a job of {config.nodes * config.local_size} workers, expected 1: set DMLC_NUM_WORKER=1 everywhere"
+        )
+    return _trips(config)
+
+
+def worker_main() -> None:
+    """What the worker of ``measure_here`` runs: take the times, and write them to the file that the last argument names."""
+    Path(sys.argv[-1]).write_text(json.dumps(asdict(_trips(Config.from_env()))))
+
+
+def fit(trips: Trips, none: Mapping[str, CostCurve]) -> tuple[Link, dict[str, float]]:
     """The link, and what parts cost besides (part_us; next_part_us: of each further one while others are under way).
 
     none: its curves. The line through the times that they leave is fitted by least squares of relative errors.
     """
     cpu, server = none["cpu"], none["server"]
     computed = [cpu.encode(n) + server.decode(n) + server.encode(n) + cpu.decode(n) for n in SIZES]
-    left = np.array(trips.part_us) - np.array(computed)
-    per_element, fixed = np.polyfit(SIZES, left, 1, w=1 / np.array(trips.part_us))
+    taken = np.array([part.median for part in trips.parts])
+    per_element, fixed = np.polyfit(SIZES, taken - np.array(computed), 1, w=1 / taken)
     gbps = min(MOST_GBPS, 2 * 32e-3 / per_element) if per_element > 0 else MOST_GBPS
-    link = Link(round(float(gbps), 3), round(trips.barrier_us / 2, 2))
-    next_part = (trips.together_us - trips.part_us[0]) / (TOGETHER - 1)
+    link = Link(round(float(gbps), 3), round(trips.barrier.median / 2, 2))
+    next_part = (trips.together.median - trips.parts[0].median) / (TOGETHER - 1)
     overheads = {"part_us": fixed - 2 * link.latency_us, "next_part_us": next_part}
     return link, {name: round(max(0.0, float(us)), 2) for name, us in overheads.items()}
 
@@ -95,32 +118,30 @@ class _Array:
         """The array is the result."""
 
 
-def worker_main() -> None:
-    """Take the times and write them to the file that the last argument names."""
-    session = open_session(Config.from_env())
-    parts = [_parts_us(session, [numel]) for numel in SIZES]
-    found = {"barrier_us": _barrier_us(session), "part_us": parts, "together_us": _parts_us(session, [SIZES[0]] * TOGETHER)}
-    session.close()
-    Path(sys.argv[-1]).write_text(json.dumps(found))
+def _trips(config: Config) -> Trips:
+    session = open_session(config)
+    try:
+        parts = tuple(_parts(session, [numel]) for numel in SIZES)
+        return Trips(_times(session.barrier, BARRIERS), parts, _parts(session, [SIZES[0]] * TOGETHER))
+    finally:
+        session.close()
 
 
-def _barrier_us(session: Session) -> float:
-    times = []
-    for _ in range(WARM_UP + 4 * ROUNDS):
-        begun = time.perf_counter()
-        session.barrier()
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times[WARM_UP:]) * 1e6
-
-
-def _parts_us(session: Session, sizes: Sequence[int]) -> float:
+def _parts(session: Session, sizes: Sequence[int]) -> Spread:
     """From the submission of so many parts at once to the delivery of all of them."""
     many = len(sizes)
     specs = [TensorSpec(f"{many}.{index}.{numel}", (numel,), "float32") for index, numel in enumerate(sizes)]
-    declarations = [Declaration(spec.name, "adhoc", (spec,), "none", True, part_bytes=PART_BYTES) for spec in specs]
-    buffers, times = [_Array(numel) for numel in sizes], []
-    for _ in range(WARM_UP + ROUNDS):
+    parts = [(Declaration(spec.name, "adhoc", (spec,), "none", True, part_bytes=PART_BYTES), _Array(spec.numel)) for spec in specs]
+    return _times(lambda: session.wait([session.submit_named(declaration, buffer) for declaration, buffer in parts]), ROUNDS)
+
+
+def _times(run: Callable[[], object], rounds: int) -> Spread:
+    """In microseconds, over so many rounds, or fewer where they take longer than BUDGET_S."""
+    for _ in range(WARM_UP):
+        run()
+    times, end = list[float](), time.perf_counter() + BUDGET_S
+    while len(times) < LEAST_ROUNDS or (len(times) < rounds and time.perf_counter() < end):
         begun = time.perf_counter()
-        session.wait([session.submit_named(declaration, buffer) for declaration, buffer in zip(declarations, buffers, strict=True)])
+        run()
         times.append(time.perf_counter() - begun)
-    return statistics.median(times[WARM_UP:]) * 1e6
+    return spread_of([seconds * 1e6 for seconds in times])

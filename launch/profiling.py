@@ -10,17 +10,21 @@ from datetime import datetime, timezone
 from typing import Final
 
 from psgc.errors import UsageError
+from psgc.launch.profile_links import SIZES as LINK_SIZES
+from psgc.launch.profile_links import Trips, fit, measure_here, measure_joined
 from psgc.machine import machine
 from psgc.plan.cluster import Cluster, Link
 from psgc.plan.observed import LEAST_ITERATIONS
-from psgc.plan.profile import CostCurve, Profile, computed_profile
+from psgc.plan.profile import Curves, Profile, computed_profile
 
-LOOPBACK: Final = "loopback"
+CURVE_SIZES: Final = tuple(1 << power for power in range(12, 25, 2))  # elements: 16 KB to 64 MB of fp32
+LOOPBACK, BETWEEN_NODES = "loopback", "inter"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be measured. transport: of links, None if they are not. inter: the link between nodes, if it is given."""
+    """What is to be measured. transport: of links, None if they are not. join: measure them to the server
+    of the job that the environment names, not to one started here. inter: the link between nodes, if it is given."""
 
     model: str | None
     gpu: str
@@ -30,6 +34,7 @@ class Request:
     iterations: int
     codecs: tuple[str, ...]
     transport: str | None
+    join: bool
     inter: Link | None
 
     def __post_init__(self) -> None:
@@ -44,6 +49,8 @@ class Request:
                 f"profile: --workers {self.workers} --servers {self.servers} --iterations {self.iterations}: "
                 f"expected at least 1, 1 and {LEAST_ITERATIONS}"
             )
+        if self.join and self.transport is None:
+            raise UsageError("profile: --join says where --links measures; give both")
         if self.transport not in (None, "auto", "tcp", "shm"):
             raise UsageError(f"profile: --transport {self.transport}: expected auto, tcp or shm")
 
@@ -51,18 +58,23 @@ class Request:
 def measure(request: Request, bar: bool) -> Profile:
     """All that was asked for. bar: show progress on a terminal. Raises JobFailed, PsgcError for a wrong kernel, UsageError for an unknown model."""
     found = _tensors(request)
-    measured = _curves(request.codecs, bar)
+    trips = _trips(request)
+    measured = _curves(request.codecs, CURVE_SIZES, bar)
     codecs = {name: {**found.codecs.get(name, {}), **measured.get(name, {})} for name in {**found.codecs, **measured}}
     if measured and request.model is not None:
         found = replace(found, source=f"{found.source}; codecs on the CPU measured on {machine()}", date=_now())
-    found = replace(found, codecs=codecs)
-    if request.transport is None:
-        return found
-    from psgc.launch.profile_links import fit, measure_link
+    if trips is None:
+        return replace(found, codecs=codecs)
+    none = measured["none"] if "none" in measured else _curves(("none",), LINK_SIZES, bar)["none"]
+    link, overheads = fit(trips, none)
+    links = {BETWEEN_NODES if request.join else LOOPBACK: link}
+    return replace(found, codecs=codecs, links=links, overheads=overheads, spread={**found.spread, **trips.spread})
 
-    none = measured["none"] if "none" in measured else _curves(("none",), bar)["none"]
-    link, overheads = fit(measure_link(request.transport), none)
-    return replace(found, links={LOOPBACK: link}, overheads=overheads)
+
+def _trips(request: Request) -> Trips | None:
+    if request.transport is None:
+        return None
+    return measure_joined(request.transport) if request.join else measure_here(request.transport)
 
 
 def _tensors(request: Request) -> Profile:
@@ -80,13 +92,13 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _curves(codecs: Sequence[str], bar: bool) -> dict[str, dict[str, CostCurve]]:
+def _curves(codecs: Sequence[str], sizes: Sequence[int], bar: bool) -> Curves:
     if not codecs:
         return {}
-    from psgc.launch.profile_curves import SIZES, measure_curves
+    from psgc.launch.profile_curves import measure_curves
 
-    with _progress_bar(len(codecs) * len(SIZES), bar) as advance:
-        return measure_curves(codecs, progress=advance)
+    with _progress_bar(len(codecs) * len(sizes), bar) as advance:
+        return measure_curves(codecs, sizes, advance)
 
 
 @contextmanager
@@ -103,7 +115,9 @@ def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
 
 def cluster_of(request: Request, found: Profile) -> Cluster:
     """One worker a node, as the job on this machine has them. Between nodes the given link, else the measured one."""
-    inter = request.inter or found.links[LOOPBACK]
-    within = found.links.get(LOOPBACK, inter)  # with one worker a node nothing travels there
+    measured = next(iter(found.links.values()), None)
+    inter = request.inter or measured
+    assert inter is not None, "a cluster needs a link"
+    within = measured or inter  # with one worker a node nothing travels there
     source = f"psgc profile on {found.hardware}" if request.inter is None else "links as given to psgc profile"
     return Cluster("profiled", request.workers, 1, within, inter, request.servers, source=source)

@@ -16,6 +16,7 @@ from psgc.plan.profile import F64, TensorProfile
 from psgc.plan.timeline import Ints
 
 MOST_PARTS: Final = 64
+FINEST: Final = 256  # the smallest bucket, of a part
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def fused(tensors: Sequence[TensorProfile], part: float, taper: float) -> Bucket
     for index, tensor in enumerate(tensors):
         size += tensor.numel
         left -= tensor.numel
-        if size >= min(part, max(taper * left, part / 16)) or index == len(tensors) - 1:
+        if size >= min(part, max(taper * left, part / FINEST)) or index == len(tensors) - 1:
             first.append(index + 1)
             parts.append(min(max(1, round(size / part)), MOST_PARTS))
             size = 0.0

@@ -18,6 +18,7 @@ from psgc.plan.timeline import STATE, begin, resume
 
 _F64: Final = types.Array(types.float64, 1, "C")
 _I64: Final = types.Array(types.int64, 1, "C")
+_BOOL_2D: Final = types.Array(types.boolean, 2, "C")
 _I64_2D: Final = types.Array(types.int64, 2, "C")
 _RESULT: Any = types.Tuple((types.float64, types.float64, I64))  # type: ignore[no-untyped-call]
 SMALL: Final = 1e-3  # what a microsecond of the mean weighs beside one of the step
@@ -61,14 +62,17 @@ def _hopeless(bucket: Any, end: Any, option: Any, choice: Any, load: Any, ready:
     return ready[-1] + total[GPU] > best
 
 
-@kernel(_RESULT(_F64, _I64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _I64, I64))
+@kernel(_RESULT(_F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _I64_2D, _I64, I64))
 def descend(
-    ready: Any, chain: Any, until: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, choice: Any, budget: Any
-) -> Any:
-    """Improve ``choice``, each bucket's option, in place. Returns the step, what was minimised, and how many timelines were run.
+    ready: Any, chain: Any, until: Any, kind: Any, fits: Any, first: Any, length: Any, resource: Any, us: Any, starts: Any, choice: Any,
+    budget: Any,
+) -> Any:  # fmt: skip
+    """Find each bucket's option, ``choice``, from the best of ``starts`` (rows). Returns the step, what was minimised, and how many timelines
+    were run.
 
     ready: of each chain; chain: where each bucket's chains begin, and their number; until: of each bucket, the first chain that is ready when
-    it is; kind: of each bucket, its row of ``first``, which has where the tasks of each option (column) begin in ``resource`` and ``us``.
+    it is; kind: of each bucket, its row of ``fits``, which has what options (columns) are worth trying, and of ``first``, which has where their
+    tasks begin in ``resource`` and ``us``.
     """
     buckets, options, chains = kind.size, length.size, ready.size
     begins, last, alike = np.empty(chains, np.int64), np.empty(chains, np.int64), np.empty(chains, np.int64)
@@ -79,10 +83,19 @@ def descend(
     _loads(chain, kind, first, length, resource, us, load)
     for bucket in range(buckets):
         alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]
+    best, trials, improved = np.inf, 0, True
+    for row in range(starts.shape[0]):
+        for bucket in range(buckets):
+            _set(bucket, starts[row, bucket], chain, kind, first, length, begins, last)
+        begin(begins, state, available, nexts)
+        step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, best, start, backward)
+        trials += 1
+        worth = step + SMALL * available.mean() if step < best else np.inf
+        if worth < best:
+            best = worth
+            choice[:] = starts[row]
+    for bucket in range(buckets):
         _set(bucket, choice[bucket], chain, kind, first, length, begins, last)
-    begin(begins, state, available, nexts)
-    step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, np.inf, start, backward)
-    best, trials, improved = step + SMALL * available.mean(), 1, True
     while improved and trials < budget:
         improved = False
         for tail in (True, False):
@@ -95,7 +108,11 @@ def descend(
                 end = buckets if tail else bucket + 1
                 chosen = -1
                 for option in range(options):
-                    if (not tail and option == choice[bucket]) or _hopeless(bucket, end, option, choice, load, ready, chain, best, total):
+                    if (
+                        not fits[kind[bucket], option]
+                        or (not tail and option == choice[bucket])
+                        or _hopeless(bucket, end, option, choice, load, ready, chain, best, total)
+                    ):
                         continue
                     for one in range(bucket, end):
                         _set(one, option, chain, kind, first, length, begins, last)

@@ -68,7 +68,7 @@ def profile_of(
         source=f"measured: medians of {len(kept)} of {len(iterations)} iterations, the others were outliers",
         tensors=tuple(TensorProfile(name, numel[name], round(ready[name] - first, 3)) for name in ordered),
         forward_us=round(statistics.median(iteration.forward_us for iteration in kept), 3),
-        spread={total: _spread([read(iteration) for iteration in kept]) for total, read in _TOTALS.items()},
+        spread={total: spread_of([read(iteration) for iteration in kept]) for total, read in _TOTALS.items()},
     )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def _ready_us(name: str, iterations: Sequence[Iteration]) -> float:
     return statistics.median(iteration.ready_us.get(name, iteration.backward_us) for iteration in iterations)
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def spread_of(values: Sequence[float]) -> Spread:
     low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
     return Spread(round(median, 3), round(high - low, 3))
 

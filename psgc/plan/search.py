@@ -10,39 +10,41 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from psgc.plan.bucketing import Bucketing, every_fusion, fused
+from psgc.plan.bucketing import Bucketing, each_alone, every_fusion, fused
 from psgc.plan.descent import descend
 from psgc.plan.found import Found
 from psgc.plan.options import encodes
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
-from psgc.plan.space import Space
+from psgc.plan.space import Space, Way
 from psgc.plan.timeline import Ints
 
 MIXTURES: Final = 64
 FEW_TENSORS: Final = 6  # so many are fused in every way
-TAPER: Final = 0.5
-WORK: Final = 8_000  # timelines for one bucketing, times their chains
+TAPER: Final = 0.25
+SOME_TENSORS: Final = 12  # so many are also tried each by itself, with more candidates
+RANKS: Final = 3  # candidates at a price, then: the best of a few buckets may be no one's cheapest
+MOST_TRIALS: Final = 400  # timelines for one bucketing
+WORK: Final = 5_000  # and those times their chains
+COARSE: Final = 2  # sizes are alike within a factor of four
 MOST_PARTS: Final = 48
 NOTHING: Final = 2e-3  # what is not worth looking for, of a step
 COARSEST: Final = 8  # parts of a model
-Way = tuple[int, ...]
 
 
 class Chosen(NamedTuple):
-    """A bucketing with an option for each bucket. worth: what is minimised, microseconds; trials: timelines that finding it took."""
+    """A bucketing with an option for each bucket."""
 
-    worth: float
     step_us: float
     bucketing: Bucketing
     ways: tuple[Way, ...]
-    trials: int
 
 
 @functools.cache
@@ -53,101 +55,143 @@ def mixtures(resources: int) -> F64:
     return np.concatenate([alone, np.ones((1, resources)), spread]).T.copy()
 
 
-class Tables(NamedTuple):
-    """The candidates' tasks for every size of part: what ``descent`` takes."""
+class Fitting(NamedTuple):
+    """What is worth trying for parts of a size. cheapest: the cheapest way at each mixture of prices; ways: those and the next ones, each
+    once; known: the same, as a set."""
 
-    kind: Ints
-    first: Ints
-    length: Ints
-    resource: Ints
-    us: F64
+    cheapest: tuple[Way, ...]
+    ways: tuple[Way, ...]
+    known: frozenset[Way]
 
 
 @dataclass
 class Search:
-    """One problem's search. Keeps the best that it has seen."""
+    """One problem's search. Keeps the best that it has seen. fitting: by size, as a power of two."""
 
     problem: Problem
     space: Space
     best: Chosen | None = None
-    trials: int = 0
+    fitting: dict[int, Fitting] = field(default_factory=dict)
 
-    def candidates(self, numels: Iterable[float]) -> list[Way]:
-        """The options that are the cheapest of all at some prices, for parts of these sizes."""
-        times = self.space.times(np.array(list(numels)))
-        loads = self.space.loads(times)  # resources, atoms, sizes
-        costs = np.tensordot(loads, mixtures(loads.shape[0]), (0, 0)).reshape(loads.shape[1], -1)
-        return list(dict.fromkeys(self.space.shortest(costs)[1]))
+    def fit(self, sizes: Iterable[int]) -> None:
+        """Find the options that are the cheapest of all at some prices, for parts of these sizes, powers of two."""
+        wanted = [size for size in sizes if size not in self.fitting]
+        if wanted:
+            loads = self.space.loads(self.space.times(np.exp2(wanted)))  # resources, atoms, sizes
+            prices = mixtures(loads.shape[0])
+            costs = np.tensordot(loads, prices, (0, 0)).reshape(loads.shape[1], -1)
+            ranks = RANKS if len(self.problem.profile.tensors) <= SOME_TENSORS else 1
+            ways = self.space.shortest(costs, ranks)[1]
+            count = prices.shape[1]
+            for at, size in enumerate(wanted):
+                found = ways[at * count : (at + 1) * count]
+                every = tuple(dict.fromkeys(way for column in found for way in column))
+                self.fitting[size] = Fitting(tuple(column[0] for column in found), every, frozenset(every))
 
-    def tables(self, ways: list[Way], numels: F64) -> Tables:
-        sizes, kind = np.unique(numels, return_inverse=True)
-        sequences = [[task for atom in way for task in self.space.task_numbers[atom]] for way in ways]
+    def candidates(self, sizes: F64) -> list[Fitting]:
+        """What is worth trying for parts of each of these sizes."""
+        classes = (COARSE * np.round(np.log2(sizes) / COARSE)).astype(np.int64).tolist()
+        self.fit(dict.fromkeys(classes))
+        return [self.fitting[size] for size in classes]
+
+    def choose(self, bucketing: Bucketing, start: tuple[Way, ...] = ()) -> Chosen:
+        """The best choice of ways for these buckets that is found from ``start``, or else from what is cheapest at some mixture of prices."""
+        sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
+        fitting = self.candidates(sizes)
+        ways = dict.fromkeys((*(way for one in dict.fromkeys(fitting) for way in one.ways), *start))
+        numbers = {way: number for number, way in enumerate(ways)}
+        fits = np.array([[way in one.known for way in ways] for one in fitting])
+        if start:
+            starts = np.array([[numbers[way] for way in start]])
+        else:
+            starts = np.array([[numbers[way] for way in one.cheapest] for one in fitting]).T[:, kind]
+        return self.descend(bucketing, list(ways), sizes, kind, fits, starts, WORK)
+
+    def recut(self, bucketing: Bucketing) -> Chosen:
+        """The best choice for the best one's buckets cut otherwise, among the ways that they take now."""
+        assert self.best is not None
+        numbers = {way: number for number, way in enumerate(dict.fromkeys(self.best.ways))}
+        sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
+        fits = np.ones((len(sizes), len(numbers)), bool)
+        return self.descend(bucketing, list(numbers), sizes, kind, fits, np.array([[numbers[way] for way in self.best.ways]]), WORK // 4)
+
+    def descend(
+        self, bucketing: Bucketing, ways: list[Way], sizes: F64, kind: Ints, fits: NDArray[np.bool_], starts: Ints, work: int
+    ) -> Chosen:
+        """Choose among ``ways``; kind: each bucket's size, of ``sizes``; fits, starts: as ``descent`` takes them; work: timelines, times their chains."""
+        sequences = [self.space.sequence(way) for way in ways]
         length = np.array([len(sequence) for sequence in sequences], np.int64)
-        flat = np.array([task for sequence in sequences for task in sequence], np.int64)
-        us = self.space.times(sizes)[flat].T.ravel() if len(flat) else np.zeros(0)
-        begins = np.cumsum(length) - length
-        first = begins[None, :] + np.arange(len(sizes))[:, None] * len(flat)
-        return Tables(kind.astype(np.int64), first, length, np.tile(self.space.resources[flat], len(sizes)), np.ascontiguousarray(us))
-
-    def choose(self, bucketing: Bucketing, ways: list[Way], start: tuple[Way, ...] | None = None) -> Chosen:
-        """The best choice of ways for these buckets that descending from one for all, or from ``start``, finds."""
-        tables = self.tables(ways, bucketing.numel / bucketing.parts)
+        flat = np.concatenate(sequences)
+        us = np.ascontiguousarray(self.space.times(sizes)[flat].T).ravel()
+        first = (np.cumsum(length) - length)[None, :] + np.arange(len(sizes))[:, None] * len(flat)
+        resource = np.tile(self.space.resources[flat], len(sizes))
         chain = np.concatenate([np.zeros(1, np.int64), np.cumsum(bucketing.parts)])
         ready = np.repeat(bucketing.ready_us, bucketing.parts)
         until = np.searchsorted(ready, bucketing.ready_us)
         choice = np.zeros(len(bucketing.parts), np.int64)
-        if start is not None:
-            numbers = {way: number for number, way in enumerate(ways)}
-            choice[:] = [numbers[way] for way in start]
-        step, worth, trials = descend(ready, chain, until, *tables, choice, WORK // len(ready))
-        made = Chosen(worth, step, bucketing, tuple(ways[number] for number in choice.tolist()), trials)
-        self.trials += trials
-        if self.best is None or made.worth < self.best.worth:
+        step, _, _ = descend(
+            ready, chain, until, kind, fits, first, length, resource, us, np.ascontiguousarray(starts), choice, min(MOST_TRIALS, work // len(ready))
+        )  # fmt: skip
+        made = Chosen(step, bucketing, tuple(ways[number] for number in choice.tolist()))
+        if self.best is None or made.step_us < self.best.step_us:
             self.best = made
         return made
 
-    def of_parts(self, count: float, ways: list[Way]) -> Chosen:
+    def of_parts(self, count: float) -> Chosen:
         """The best choice with the model in about so many parts, beginning with that of the best bucketing so far."""
-        bucketing = fused(self.problem.profile.tensors, self.problem.profile.numel / count, TAPER)
+        return self.go_on(fused(self.problem.profile.tensors, self.problem.profile.numel / count, TAPER))
+
+    def go_on(self, bucketing: Bucketing) -> Chosen:
+        """The best choice for these buckets, beginning with what the best bucketing so far has for the same tensors."""
         if self.best is None:
-            return self.choose(bucketing, ways)
+            return self.choose(bucketing)
         before = self.best.bucketing
         covers = np.minimum(np.searchsorted(before.first[1:], bucketing.first[1:]), len(before.parts) - 1)
-        start = tuple(self.best.ways[bucket] for bucket in covers.tolist())
-        return self.choose(bucketing, list(dict.fromkeys((*ways, *start))), start)
+        return self.choose(bucketing, tuple(self.best.ways[bucket] for bucket in covers.tolist()))
 
-    def refine(self, ways: list[Way]) -> None:
+    def refine(self) -> None:
         """Try the model in ever more parts, as long as more are better and there is anything to gain; at last in some fewer than the most."""
         count, before = float(COARSEST), np.inf
-        while (found := self.of_parts(count, ways)).worth < before * (1 - NOTHING):
+        while (found := self.of_parts(count)).step_us < before * (1 - NOTHING):
             if found.step_us <= self.problem.profile.backward_us * (1 + NOTHING) or found.bucketing.parts.sum() > MOST_PARTS:
                 return
-            count, before = count * 2, found.worth
-        self.of_parts(count * 0.75, ways)
-
-    def recut(self) -> None:
-        """Cut the best one's larger buckets otherwise, as long as that is better."""
+            count, before = count * 2, found.step_us
+        self.of_parts(count * 0.75)
         assert self.best is not None
-        for bucket in np.argsort(-self.best.bucketing.numel)[:2].tolist():
-            for times in (2.0, 0.5):
-                found = self.best
-                parts = found.bucketing.parts.copy()
-                parts[bucket] = max(1, round(parts[bucket] * times))
-                if parts[bucket] != found.bucketing.parts[bucket]:
-                    bucketing = Bucketing(found.bucketing.first, parts, found.bucketing.numel, found.bucketing.ready_us)
-                    self.choose(bucketing, list(dict.fromkeys(found.ways)), found.ways)
+        self.recut(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)))
+
+    def alone(self) -> None:
+        """Try every tensor by itself, whole and cut: from the best so far, and from nothing encoded."""
+        plain = self.space.shortest(self.space.uncompressed(self.problem.profile.numel / COARSEST))[1][0][0]
+        for part in (np.inf, self.problem.profile.numel / COARSEST):
+            bucketing = each_alone(self.problem.profile.tensors, part)
+            self.go_on(bucketing)
+            self.choose(bucketing, (plain,) * len(bucketing.parts))
+
+    def recut_largest(self) -> None:
+        """Cut the largest buckets of the best one otherwise, each as long as that is better."""
+        assert self.best is not None
+        for bucket in np.argsort(-self.best.bucketing.numel)[:3].tolist():
+            for times in (2.0, 0.5, 0.0):
+                before = self.best.bucketing
+                parts = before.parts.copy()
+                parts[bucket] = min(max(1, round(parts[bucket] * times)), MOST_PARTS)
+                if parts[bucket] != before.parts[bucket]:
+                    self.recut(replace(before, parts=parts))
 
 
 def search(problem: Problem) -> Found:
     """The plan that psgc would run. Its choice is among all options that the constraints leave."""
     begun = time.perf_counter()
     made = Search(problem, Space(problem))
-    tensors, numel = problem.profile.tensors, problem.profile.numel
+    tensors = problem.profile.tensors
+    made.refine()
     if len(tensors) <= FEW_TENSORS:
         for bucketing in every_fusion(tensors, (1, 2, 4)):
-            made.choose(bucketing, made.candidates(set((bucketing.numel / bucketing.parts).tolist())))
-    made.refine(made.candidates([numel / COARSEST, numel / COARSEST**2]))
-    made.recut()
+            made.choose(bucketing)
+    elif len(tensors) <= SOME_TENSORS:
+        made.alone()
+    made.recut_largest()
     assert made.best is not None
     buckets = planned(problem, made.space, made.best)
     return Found(buckets, made.best.step_us, (time.perf_counter() - begun) * 1e6, len(problem.options))

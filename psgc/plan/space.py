@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.kernel import I64, kernel
+from psgc.codecs.kernel import kernel
 from psgc.plan import options
 from psgc.plan.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, Atom, Task, price, walk
 from psgc.plan.options import Constraints, Option
@@ -23,10 +23,12 @@ from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
 from psgc.plan.timeline import Ints
 
+Way = tuple[int, ...]  # an option, as numbers of its atoms
+LONGEST: Final = 16  # actions of an option
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _IN_F64_2D: Final = types.Array(types.float64, 2, "C", readonly=True)
-_OUT_F64_2D: Final = types.Array(types.float64, 2, "C")
-_OUT_I64_2D: Final = types.Array(types.int64, 2, "C")
+_OUT_F64_3D: Final = types.Array(types.float64, 3, "C")
+_OUT_I64_3D: Final = types.Array(types.int64, 3, "C")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,26 +66,44 @@ def graph(constraints: Constraints) -> Graph:
     return Graph(found, tuple(numbers), first, atoms, behind)
 
 
-@kernel(types.void(_IN_I64, _IN_I64, _IN_I64, _IN_F64_2D, _OUT_F64_2D, _OUT_I64_2D))
+@kernel(types.void(_IN_I64, _IN_I64, _IN_I64, _IN_F64_2D, _OUT_F64_3D, _OUT_I64_3D))
 def _shortest(first: Any, atom: Any, behind: Any, cost: Any, value: Any, chosen: Any) -> None:
-    value[0] = 0.0
+    """value, chosen: by rank, node and column, what the cheapest ways from a node cost, each more than the one before, and their first steps:
+    edge * ranks + rank at the node behind it."""
+    ranks = value.shape[0]
+    value[:] = np.inf
+    value[0, 0] = 0.0
     for node in range(1, first.size - 1):
-        value[node] = np.inf
         for edge in range(first[node], first[node + 1]):
-            for column in range(cost.shape[1]):
-                through = cost[atom[edge], column] + value[behind[edge], column]
-                if through < value[node, column]:
-                    value[node, column], chosen[node, column] = through, edge
+            for below in range(ranks):
+                for column in range(cost.shape[1]):
+                    through = cost[atom[edge], column] + value[below, behind[edge], column]
+                    rank = ranks
+                    while rank and through < value[rank - 1, node, column] * (1 - 1e-9):
+                        rank -= 1
+                    if rank == ranks or (rank and through <= value[rank - 1, node, column] * (1 + 1e-9)):
+                        continue
+                    for one in range(ranks - 1, rank, -1):
+                        value[one, node, column] = value[one - 1, node, column]
+                        chosen[one, node, column] = chosen[one - 1, node, column]
+                    value[rank, node, column], chosen[rank, node, column] = through, edge * ranks + below
 
 
-@kernel(I64(_IN_I64, _IN_I64, types.Array(types.int64, 2, "C", readonly=True), I64, types.Array(types.int64, 1, "C")))
-def _way(atom: Any, behind: Any, chosen: Any, column: Any, way: Any) -> Any:
-    node, length = chosen.shape[0] - 1, 0
-    while node:
-        edge = chosen[node, column]
-        way[length] = atom[edge]
-        length, node = length + 1, behind[edge]
-    return length
+@kernel(
+    types.void(
+        _IN_I64, _IN_I64, types.Array(types.float64, 3, "C", readonly=True), types.Array(types.int64, 3, "C", readonly=True), _OUT_I64_3D
+    )
+)
+def _ways(atom: Any, behind: Any, value: Any, chosen: Any, ways: Any) -> None:
+    ways[:] = -1
+    ranks, last, columns = chosen.shape
+    for rank in range(ranks):
+        for column in range(columns):
+            node, at, length = last - 1, rank, 0
+            while node and value[rank, last - 1, column] < np.inf:
+                edge, at = divmod(chosen[at, node, column], ranks)
+                ways[rank, column, length] = atom[edge]
+                length, node = length + 1, behind[edge]
 
 
 class Space:
@@ -96,6 +116,7 @@ class Space:
         self.distinct = list(dict.fromkeys(task._replace(action="") for tasks in self.tasks for task in tasks))
         self._number = {task: number for number, task in enumerate(self.distinct)}
         self.task_numbers = [[self._number[task._replace(action="")] for task in tasks] for tasks in self.tasks]
+        self._sequences: dict[Way, Ints] = {}
         self.resources = np.array([task.resource for task in self.distinct], np.int64)
         self._fixed = np.array([[task.fixed_us] for task in self.distinct])
         self._slope = np.array([[task.per_element_us] for task in self.distinct])
@@ -108,6 +129,13 @@ class Space:
                 for one in (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,):
                     self.uses[one, atom, number] += 1
 
+    def sequence(self, way: Way) -> Ints:
+        """An option's tasks, as numbers of ``distinct``."""
+        found = self._sequences.get(way)
+        if found is None:
+            found = self._sequences[way] = np.array([task for atom in way for task in self.task_numbers[atom]], np.int64)
+        return found
+
     def times(self, numel: F64) -> F64:
         """Microseconds of each distinct task (rows) for parts of these numbers of elements (columns)."""
         times = self._fixed + self._slope * numel
@@ -119,19 +147,30 @@ class Space:
         """Microseconds of each atom on each resource: resources, atoms, and times' columns."""
         return self.uses @ times
 
-    def shortest(self, costs: F64) -> tuple[F64, list[tuple[int, ...]]]:
-        """The cheapest of all options for each column of atoms' costs: its cost, and its way."""
-        nodes = self.graph.first.size - 1
-        value, chosen = np.empty((nodes, costs.shape[1])), np.zeros((nodes, costs.shape[1]), np.int64)
+    def shortest(self, costs: F64, ranks: int = 1) -> tuple[F64, list[list[Way]]]:
+        """The cheapest of all options for each column of atoms' costs, and the next ones that cost more, up to ``ranks`` of them: their costs
+        (ranks, columns; inf where there is none), and by column their ways."""
+        columns, nodes = costs.shape[1], self.graph.first.size - 1
+        value, chosen = np.empty((ranks, nodes, columns)), np.zeros((ranks, nodes, columns), np.int64)
         _shortest(self.graph.first, self.graph.atom, self.graph.behind, np.ascontiguousarray(costs), value, chosen)
-        way = np.empty(64, np.int64)
-        ways = []
-        for column in range(costs.shape[1]):
-            length = _way(self.graph.atom, self.graph.behind, chosen, column, way)
-            ways.append(tuple(way[:length].tolist()))
-        return value[-1], ways
+        ways = np.empty((ranks, columns, LONGEST), np.int64)
+        _ways(self.graph.atom, self.graph.behind, value, chosen, ways)
+        known: dict[bytes, Way] = {}
+        found: list[list[Way]] = [[] for _ in range(columns)]
+        for rank in range(ranks):
+            for column, row in enumerate(ways[rank]):
+                if row[0] >= 0:
+                    key = row.tobytes()
+                    found[column].append(known.get(key) or known.setdefault(key, tuple(row[row >= 0].tolist())))
+        return value[:, -1], found
 
-    def option(self, way: tuple[int, ...]) -> Option:
+    def uncompressed(self, numel: float) -> F64:
+        """Atoms' costs, a column, of which the cheapest option encodes nothing: microseconds on all resources together."""
+        costs: F64 = self.loads(self.times(np.array([numel]))).sum(axis=0)
+        costs[[atom.action.startswith("comp@") for atom in self.graph.atoms]] += np.inf
+        return costs
+
+    def option(self, way: Way) -> Option:
         return tuple(self.graph.atoms[atom].action for atom in way)
 
 

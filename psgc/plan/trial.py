@@ -47,7 +47,8 @@ def option_table(problem: Problem, options: Sequence[Option], sizes: Sequence[fl
     """The table for parts of these sizes, in elements. Raises UsageError where the codec has no times for an option's device."""
     kinds: dict[Any, range] = {}
     resources: list[int] = []
-    columns: list[list[float]] = []
+    columns: list[F64] = []
+    numels = np.array(sizes, np.float64)
     chosen: list[int] = []
     first = [0]
     for option in options:
@@ -56,7 +57,7 @@ def option_table(problem: Problem, options: Sequence[Option], sizes: Sequence[fl
                 tasks = price(atom, problem.cluster, problem.codec)
                 kinds[atom] = range(len(resources), len(resources) + len(tasks))
                 resources += [task.resource for task in tasks]
-                columns += [[problem.codec.task_us(task, size) for size in sizes] for task in tasks]
+                columns += [problem.codec.all_us(task, numels) for task in tasks]
             chosen += kinds[atom]
         first.append(len(chosen))
     us = np.array(columns, np.float64).reshape(len(columns), len(sizes)).T

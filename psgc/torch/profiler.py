@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from psgc.errors import UsageError
+from psgc.errors import ConfigError, UsageError
 from psgc.machine import machine
 from psgc.plan.observed import LEAST_ITERATIONS, Iteration, profile_of, unsteady
 from psgc.plan.profile import Profile
@@ -152,29 +152,31 @@ def profile_model(
     if recorder.complete < warm_up + iterations + 1:
         raise UsageError("profile_model: step_fn computed no gradient of the model; it must run forward and backward")
     numel = {label: parameter.numel() for label, parameter in watched.items()}
-    return _told(recorder, warm_up, numel, name or type(model).__name__, hardware_of(sample))
+    profile = _profile(recorder, warm_up, numel, name or type(model).__name__, hardware_of(sample))
+    for warning in unsteady(profile):
+        logger.warning("%s", warning)
+    return profile
 
 
 def _hook(recorder: Recorder, name: str) -> Callable[[torch.Tensor], None]:
     return lambda parameter: recorder.ready(name)
 
 
-def _told(recorder: Recorder, warm_up: int, numel: Mapping[str, int], model: str, hardware: str) -> Profile:
-    profile = profile_of(
-        recorder.iterations(warm_up), numel, model=model, hardware=hardware, date=datetime.now(timezone.utc).isoformat(timespec="seconds")
-    )
-    for warning in unsteady(profile):
-        logger.warning("profile: %s", warning)
-    return profile
+def _profile(recorder: Recorder, warm_up: int, numel: Mapping[str, int], model: str, hardware: str) -> Profile:
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return profile_of(recorder.iterations(warm_up), numel, model=model, hardware=hardware, date=date)
 
 
 class JobObserver:
     """Observes an exchange for WARM_UP iterations and those asked for; then rank 0 writes the profile, and buckets leave early again.
 
-    sample: any of its parameters.
+    sample: any of its parameters. Raises ConfigError where PSGC_PROFILE is no place for a file.
     """
 
     def __init__(self, exchange: GradientExchange, sample: torch.Tensor) -> None:
+        path = Path(exchange.session.config.profile)
+        if exchange.session.rank == 0 and not os.access(path.parent, os.W_OK | os.X_OK):
+            raise ConfigError(f"PSGC_PROFILE={path}: cannot write in {path.parent}; name a file in a folder that is there")
         self._exchange, self._hardware = exchange, hardware_of(sample)
         self._recorder = Recorder(clock_for(sample))
         self.ready, self.leaving = self._recorder.ready, self._recorder.leaving
@@ -187,7 +189,7 @@ class JobObserver:
         self._exchange.observer = None
         if self._exchange.session.rank == 0:
             numel = {spec.name: spec.numel for spec in self._exchange.specs if spec.numel}
-            write_whole(Path(config.profile), _told(self._recorder, WARM_UP, numel, "", self._hardware))
+            write_whole(Path(config.profile), _profile(self._recorder, WARM_UP, numel, "", self._hardware))
 
 
 def write_whole(path: Path, profile: Profile) -> None:

@@ -7,7 +7,9 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from psgc.launch.cli import main
 from psgc.launch.profile_curves import USUAL, curve_codecs, measure_curves
 from psgc.launch.profile_links import MOST_GBPS, SIZES, TOGETHER, Trips, fit
 from psgc.plan.cluster import load_cluster
-from psgc.plan.profile import CostCurve, load_profile
+from psgc.plan.profile import CostCurve, Spread, load_profile
 
 JOB = Path(__file__).parents[1] / "jobs" / "tiny.py"
 HANG_S = 240.0  # a busy machine may take long to start processes
@@ -63,6 +65,17 @@ def test_links_are_measured_and_become_a_cluster(tmp_path: Path) -> None:
     assert 0 < cluster.inter.gbps <= MOST_GBPS
     assert cluster.inter.latency_us > 0
     assert set(found["overheads"]) == {"part_us", "next_part_us"}
+    assert found["spread"]["barrier_us"]["median"] == pytest.approx(2 * cluster.inter.latency_us, abs=0.02)
+
+
+def test_a_link_to_a_server_elsewhere_is_measured_from_within_its_job(make_job: Callable[..., Any]) -> None:
+    job = make_job(nodes=1, hang_s=HANG_S)
+    job.scheduler()
+    job.server()
+    command = [sys.executable, "-m", "psgc.launch", "profile", "--links", "--join", "--transport", "tcp", "--json"]
+    worker = job.start("worker 0", command, DMLC_ROLE="worker", DMLC_WORKER_ID="0", PSGC_LOG_LEVEL="error")
+    assert set(job.end().values()) == {0}, job.text()
+    assert json.loads(worker.last_line)["links"]["inter"]["gbps"] > 0
 
 
 def test_a_computed_profile_has_given_links_in_its_cluster(tmp_path: Path) -> None:
@@ -89,6 +102,8 @@ def test_a_computed_profile_has_given_links_in_its_cluster(tmp_path: Path) -> No
         (("--script", "--model", "vgg16", "--", "python"), "give one of them"),
         (("--script", "--iterations", "2", "--", sys.executable), "expected at least 1, 1 and 3"),
         (("--links", "--transport", "pigeon"), "--transport pigeon: expected auto, tcp or shm"),
+        (("--model", "vgg16", "--join"), "--join says where --links measures"),
+        (("--links", "--join"), "a worker needs DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"),
         (("--links", "-o", "x.json"), "-o writes a model's profile"),
         (("--model", "vgg16", "--cluster-out", "x.toml"), "--cluster-out without links"),
         (("--model", "vgg16", "--inter-gbps", "1"), "give both"),
@@ -132,7 +147,7 @@ def test_a_link_is_what_round_trips_leave_when_computing_is_taken_off() -> None:
     per_element_us, copy = 2 * 4 * 8e-3 / 10, CostCurve((1.0, 1e6), (1.0, 101.0), (1.0, 101.0))  # 10 Gbit/s there and back
     computed = np.array([copy.encode(n) + copy.decode(n) for n in SIZES])
     parts = 100 + per_element_us * np.array(SIZES) + 2 * computed
-    trips = Trips(60.0, tuple(parts), parts[0] + (TOGETHER - 1) * 25.0)
+    trips = Trips(Spread(60, 6), tuple(Spread(us, 0) for us in parts), Spread(parts[0] + (TOGETHER - 1) * 25.0, 0))
     link, overheads = fit(trips, {"cpu": copy, "server": copy})
     assert link.gbps == pytest.approx(10, rel=1e-3)
     assert link.latency_us == 30
@@ -140,6 +155,6 @@ def test_a_link_is_what_round_trips_leave_when_computing_is_taken_off() -> None:
 
 
 def test_a_link_that_costs_nothing_beside_copying_has_the_most_that_is_reported() -> None:
-    link, overheads = fit(Trips(60.0, (50.0,) * len(SIZES), 40.0), {"cpu": FREE, "server": FREE})
+    link, overheads = fit(Trips(Spread(60, 0), (Spread(50, 0),) * len(SIZES), Spread(40, 0)), {"cpu": FREE, "server": FREE})
     assert link.gbps == MOST_GBPS
     assert overheads == {"part_us": 0.0, "next_part_us": 0.0}

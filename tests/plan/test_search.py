@@ -115,7 +115,7 @@ def test_the_shortest_way_is_the_cheapest_of_all_options() -> None:
     space = Space(problem)
     prices = np.random.default_rng(0).uniform(size=6)
     costs = np.tensordot(prices, space.loads(space.times(np.array([1e6]))), (0, 0))
-    (cost,), (way,) = space.shortest(costs)
+    ((cost,), *_), ((way, *_),) = space.shortest(costs)
     atoms = {atom: number for number, atom in enumerate(space.graph.atoms)}
     from psgc.plan.costs import walk
 
@@ -127,6 +127,6 @@ def test_a_descent_goes_on_from_the_run_so_far_as_if_it_had_begun_anew() -> None
     problem = random_job(5, 20, Constraints())
     made = Search(problem, Space(problem))
     bucketing = fused(problem.profile.tensors, problem.profile.numel / 6, 0.5)
-    chosen = made.choose(bucketing, made.candidates([problem.profile.numel / 6]))
+    chosen = made.choose(bucketing)
     options = tuple(made.space.option(way) for way in chosen.ways)
     assert simulate(problem, buckets_of(problem, bucketing, options)).step_us == pytest.approx(chosen.step_us, rel=1e-12)

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import psgc.torch as psgc
-from psgc.errors import UsageError
+from psgc.errors import ConfigError, UsageError
 from psgc.plan.profile import load_profile
-from psgc.torch.profiler import WARM_UP
+from psgc.torch.profiler import WARM_UP, Recorder
 
 
 class Net(nn.Module):
@@ -76,18 +76,70 @@ def test_what_cannot_be_profiled_is_refused() -> None:
         psgc.profile_model(nn.ReLU(), lambda: None)
 
 
-def test_in_a_job_rank_0_writes_the_profile_and_buckets_wait_for_synchronize_until_then(ranks: Any, tmp_path: Path) -> None:
+def test_what_is_neither_backward_nor_communication_counts_as_forward() -> None:
+    marks = iter(1000 * us for us in (10, 14, 15, 40, 47, 60, 61, 62, 90, 100))  # the host's clock counts nanoseconds
+    recorder = Recorder(lambda: next(marks))
+    for _ in range(2):
+        recorder.ready("last")
+        recorder.ready("first")
+        recorder.leaving()
+        recorder.delivered()
+        recorder.delivered()  # without gradients since
+    assert recorder.complete == 2
+    (iteration,) = recorder.iterations(leave_out=0)
+    assert iteration.ready_us == {"last": 0, "first": 4}
+    assert (iteration.tail_us, iteration.forward_us, iteration.compute_us) == (1, 20, 25)
+
+
+def test_of_several_backwards_the_last_makes_a_gradient_ready() -> None:
+    marks = iter(1000 * us for us in (0, 5, 50, 57, 100))
+    recorder = Recorder(lambda: next(marks))
+    for name in ("last", "first", "last", "first"):
+        recorder.ready(name)
+    recorder.backward_over()
+    recorder.ready("last")
+    recorder.backward_over()
+    (iteration,) = recorder.iterations(leave_out=0)
+    assert iteration.ready_us == {"last": 0, "first": 7}
+    assert (iteration.tail_us, iteration.forward_us) == (0, 43)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_gradients_are_ready_when_its_stream_has_computed_them() -> None:
+    model, x = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(8))).cuda(), torch.ones(8192, 2048, device="cuda")
+    profile = psgc.profile_model(model, lambda: model(x).square().mean().backward(), iterations=5)
+    flops = 2 * 2 * 8192 * 2048**2 * 7  # two products a layer lie between the first gradient and the last
+    assert profile.backward_us > flops / 2e15 * 1e6  # faster than any GPU: hooks were timed
+    assert torch.cuda.get_device_name() in profile.hardware
+
+
+def test_a_place_that_cannot_be_written_is_refused_at_once(ranks: Any, tmp_path: Path) -> None:
+    def work(rank: int) -> None:
+        model = Net()
+        psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+
+    with pytest.raises(ConfigError, match=r"PSGC_PROFILE=.*missing/p.json: cannot write in .*missing"):
+        ranks.run(1, work, profile=str(tmp_path / "missing" / "p.json"))
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_in_a_job_rank_0_writes_the_profile_and_buckets_wait_for_synchronize_until_then(
+    ranks: Any, tmp_path: Path, passes: int
+) -> None:  # fmt: skip
     path, iterations = tmp_path / "profile.json", 3
     early: list[bool] = []
 
     def work(rank: int) -> None:
         torch.manual_seed(0)
         model = Net()
-        optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        optimizer = psgc.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=passes
+        )
         for _ in range(WARM_UP + iterations + 3):
             optimizer.zero_grad()
             before = len(ranks.sessions[rank].submissions)
-            model(torch.ones(2, 8)).square().mean().backward()
+            for _ in range(passes):
+                model(torch.ones(2, 8)).square().mean().backward()
             if rank == 0:
                 early.append(len(ranks.sessions[rank].submissions) > before)
             optimizer.step()

@@ -1,0 +1,99 @@
+"""The verb ``psgc advise``: which regime a job belongs to on its link."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from psgc.errors import UsageError
+from psgc.launch.tables import print_table
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+OPTIMIZERS = ("adam", "sgd")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command()(advise)
+
+
+def advise(
+    nodes: Annotated[int, typer.Option(help="Machines.")],
+    link: Annotated[float, typer.Option(help="Gbit/s of a machine's link, one way.")],
+    model: Annotated[str | None, typer.Option(help="A well-known model, its times computed; --profile has measured ones.")] = None,
+    profile: Annotated[str | None, typer.Option(help="A profile: JSON, or a CSV table of tensors.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="The GPU: v100, t4, a10g, a100, h100, h200, or what it achieves in TFLOP/s.")] = None,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs a machine; they share its link.")] = 8,
+    tokens: Annotated[int | None, typer.Option(help="Tokens (or images) a GPU and step, with --model.")] = None,
+    latency_us: Annotated[float, typer.Option(help="Of a message between machines.")] = 20.0,
+    memory: Annotated[float | None, typer.Option(help="GB/s of the GPU's memory, for a --gpu given in TFLOP/s.")] = None,
+    intra: Annotated[float | None, typer.Option(help="Gbit/s between a machine's GPUs, if not what such GPUs have.")] = None,
+    servers: Annotated[int, typer.Option(help="CPU servers that sum; 0: GPUs among themselves.")] = 0,
+    optimizer: Annotated[str, typer.Option(help="adam or sgd: 1-bit and top-k cost quality under Adam-like ones.")] = "adam",
+    codecs: Annotated[str | None, typer.Option(help="Codecs to look at, with commas in between.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which pays on this link: no compression, bf16, compression every step, or local steps with rare exchanges?
+
+    Example: psgc advise --model llama-8b --gpu h100 --nodes 8 --link 100
+    """
+    from psgc.plan import advise as advising
+    from psgc.plan.estimates import cluster_of, known_memory_gbps
+
+    if optimizer not in OPTIMIZERS:
+        raise UsageError(f"advise: --optimizer {optimizer!r}: there are {', '.join(OPTIMIZERS)}")
+    measured = _profile(model, profile, gpu, tokens)
+    cluster = cluster_of(gpu or measured.hardware, nodes, gpus_per_node, link, latency_us, servers, intra)
+    named = tuple(codecs.split(",")) if codecs else ()
+    if memory is None:
+        memory = known_memory_gbps(gpu or measured.hardware)
+    elif not memory > 0:
+        raise UsageError(f"advise: --memory {memory:g}: expected GB/s above 0")
+    found = advising.advise(measured, cluster, memory_gbps=memory, adam=optimizer == "adam", codecs=named)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _print(found)
+
+
+def _profile(model: str | None, profile: str | None, gpu: str | None, tokens: int | None) -> Any:
+    from psgc.plan.profile import computed_profile, load_profile
+
+    if (model is None) == (profile is None):
+        raise UsageError("advise: give --model or --profile, one of them")
+    if profile is not None:
+        if tokens is not None:
+            raise UsageError("advise: --tokens goes with --model; a profile's times are of its own batch")
+        return load_profile(profile, gpu or "v100")
+    if gpu is None:
+        raise UsageError("advise: --gpu is missing: what --model's times are computed for")
+    if tokens is not None and tokens < 1:
+        raise UsageError(f"advise: --tokens {tokens}: expected at least 1")
+    return computed_profile(str(model), gpu, tokens)
+
+
+def _print(found: dict[str, Any]) -> None:
+    rows = [
+        [one["name"], f"{one['iteration_ms']:,.1f}", _gain(one, "gain_over_bf16", "margin_over_bf16"), f"{one['ratio_bf16']:,.3g}x", _remark(one)]
+        for one in found["candidates"]
+    ]  # fmt: skip
+    print_table(["", "iteration, ms", "saves over bf16", "fewer bytes than bf16", ""], rows)
+    for note in found["notes"]:
+        print(f"- {note}")
+    print(f"\n{found['choice']}: {found['why']}")
+
+
+def _gain(one: dict[str, Any], gain: str, margin: str) -> str:
+    return f"{one[gain]:.1%} +-{one[margin]:.1%}"
+
+
+def _remark(one: dict[str, Any]) -> str:
+    remarks = (
+        "best left unused" if one["kind"] == "compress" and not one["compressed_share"] else "",
+        "not in psgc yet" if not one["carried"] else "",
+        "costs quality" if one["sound"] is False else "",
+        one["times"],
+    )
+    return ", ".join(remark for remark in remarks if remark)

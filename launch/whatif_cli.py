@@ -1,0 +1,143 @@
+"""The verb ``psgc whatif``: would compression pay, by the closed model or on a profile's timeline?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from psgc.errors import UsageError
+from psgc.launch.tables import print_table
+
+if TYPE_CHECKING:
+    from psgc.plan.verdict import Times
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+PEERS = {"fp32": 4.0, "bf16": 2.0}  # bytes an element
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command()(whatif)
+
+
+def whatif(
+    cases: Annotated[Path | None, typer.Option(help="A JSON file of questions; see docs/plans.md.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Ask the timeline: a profile, or a well-known model's name.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="The timeline's cluster: a TOML file or a name.")] = None,
+    codec: Annotated[str, typer.Option(help="The timeline's codec.")] = "int8",
+    gpu: Annotated[str | None, typer.Option(help="The timeline's GPU, to estimate codec times that the profile has not.")] = None,
+    over: Annotated[str, typer.Option(help="What the timeline compares with: fp32 or bf16 gradients.")] = "fp32",
+    model: Annotated[str | None, typer.Option(help="Ask the closed model: a well-known model, for the gradient's bytes.")] = None,
+    method: Annotated[str, typer.Option(help="powersgd, mstopk, signsgd or sync_compressed.")] = "powersgd",
+    gpus: Annotated[int, typer.Option(help="GPUs.")] = 64,
+    bandwidth: Annotated[float, typer.Option(help="Gbit/s of a GPU's link.")] = 10.0,
+    backward_ms: Annotated[float | None, typer.Option(help="Backward on one GPU.")] = None,
+    encode_ms: Annotated[float, typer.Option(help="Encode and decode of the whole gradient.")] = 0.0,
+    grad_mib: Annotated[float | None, typer.Option(help="MiB of fp32 gradient, in place of --model's.")] = None,
+    rank: Annotated[int, typer.Option(help="PowerSGD's rank.")] = 4,
+    k: Annotated[float, typer.Option(help="Top-k's share.")] = 0.01,
+    ratio: Annotated[float, typer.Option(help="sync_compressed's ratio.")] = 2.0,
+    alpha_us: Annotated[float, typer.Option(help="Latency of a message.")] = 0.0,
+    measured_ms: Annotated[float | None, typer.Option(help="What you measured without compression: warns of what it rules out.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture: bandwidths, faster computers, other codecs.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Would compression pay? By the closed model of "On the Utility of Gradient Compression", or on a profile's timeline; with a margin.
+
+    Example: psgc whatif --model resnet50 --method powersgd --backward-ms 122 --encode-ms 45 --gpus 64 --bandwidth 10
+    """
+    if cases is not None:
+        _answer_cases(cases, as_json)
+    elif profile is not None:
+        if model is not None or backward_ms is not None:
+            raise UsageError("whatif: --profile asks the timeline, --model and --backward-ms the closed model; give one")
+        _answer(_on_timeline(profile, cluster, codec, gpu, measured_ms, over), plot, as_json)
+    else:
+        from psgc.plan.closed import ClosedTimes, Question
+
+        if backward_ms is None:
+            raise UsageError("whatif: --backward-ms is missing: how long backward takes on one GPU; or give --profile and --cluster")
+        question = Question(model, grad_mib, method, gpus, bandwidth, backward_ms, encode_ms, rank, k, ratio, alpha_us, measured_ms)
+        _answer(ClosedTimes(question), plot, as_json)
+
+
+def _on_timeline(profile: str, cluster: str | None, codec: str, gpu: str | None, measured_ms: float | None, over: str) -> Times:
+    from psgc.plan.candidates import ESTIMATED, MEASURED
+    from psgc.plan.cluster import load_cluster
+    from psgc.plan.estimates import known_memory_gbps, with_estimates
+    from psgc.plan.options import Constraints
+    from psgc.plan.problem import Problem, codec_costs
+    from psgc.plan.profile import load_profile
+    from psgc.plan.timed import TimelineTimes
+
+    if over not in PEERS:
+        raise UsageError(f"whatif: --over {over!r}: there are {', '.join(PEERS)}")
+    if cluster is None:
+        raise UsageError("whatif: --cluster is missing: a TOML file, or the name of a ready-made cluster")
+    where = load_cluster(cluster)
+    measured = load_profile(profile, gpu or "v100")
+    memory = known_memory_gbps(gpu or measured.hardware)
+    timed, estimated = (measured, frozenset()) if memory is None else with_estimates(measured, memory, [codec])
+    problem = Problem(timed, where, codec_costs(codec, timed, where.gpus), Constraints(servers=True))
+    return TimelineTimes(problem, ESTIMATED if estimated else MEASURED, measured_ms, PEERS[over])
+
+
+def _answer(times: Times, plot: Path | None, as_json: bool) -> None:
+    from psgc.plan.verdict import verdict
+
+    found = verdict(times)
+    if plot is not None:
+        from psgc.plan.pictures import picture
+
+        picture(times, found, plot)
+    if as_json:
+        print(json.dumps(found))
+        return
+    rows = [[key.replace("_", " "), _shown(value)] for key, value in found.items() if not isinstance(value, list | str)]
+    rows += [[f"gain, compute {one['factor']:g}x as fast", f"{one['gain']:.1%}"] for one in found["faster_compute"]]
+    rows += [
+        [f"gain, {_trade(one)}", f"{one['gain']:.1%}"]
+        for one in found["trade_off"]
+        if (one["codec_factor"] == 1) != (one["payload_factor"] == 1)
+    ]
+    print_table(["", ""], rows)
+    for warning in found["warnings"]:
+        print(f"warning: {warning}")
+    print(found["verdict"])
+
+
+def _trade(one: dict[str, Any]) -> str:
+    if one["payload_factor"] == 1:
+        return f"{one['codec_factor']:g}x the time to encode and decode"
+    return f"{one['payload_factor']:g}x the bytes of payload"
+
+
+def _answer_cases(path: Path, as_json: bool) -> None:
+    from psgc.plan.cases import run_cases
+
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"whatif: --cases {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"whatif: --cases {path}: no valid JSON: {error}") from None
+    found = run_cases(document)
+    if as_json:
+        print(json.dumps(found))
+        return
+    rows = [
+        [case["id"], case["quantity"], _shown(case["value"]), "as expected" if case["pass"] else "NOT as expected"]
+        for case in found["cases"]
+    ]
+    print_table(["case", "quantity", "value", ""], rows)
+    print(f"{found['passed']} as expected, {found['failed']} not")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if value < 1e6 else f"{value:,.0f}"
+    return "unbounded" if value is None else str(value)

@@ -1,0 +1,75 @@
+"""How long codecs would take on GPUs that nobody measured them on: the bytes they read and write, over what memory gives.
+
+An estimate, and labelled as one wherever it is used: a fused kernel is bound by memory, reaches 70 % of its bandwidth and costs 10 us to
+launch with what it waits for. Owns the bytes, and the bandwidths of GPUs and between them. Where a profile has measured times, those are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from psgc.plan.cluster import Cluster, read_cluster
+from psgc.plan.profile import CostCurve, Profile
+
+# GB/s of memory, from the makers' data sheets (A100: 80 GB, SXM; H100, H200: SXM)
+MEMORY_GBPS: Final = {"v100": 900.0, "t4": 300.0, "a10g": 600.0, "a100": 2039.0, "h100": 3350.0, "h200": 4800.0}
+EFFICIENCY: Final = 0.7
+LAUNCH_US: Final = 10.0
+# Gbit/s between a node's GPUs, one way: NVLink of SXM boards, PCIe of the others and of what is not known
+INTRA_GBPS: Final = {"v100": 1200.0, "a100": 2400.0, "h100": 3600.0, "h200": 3600.0}
+PCIE_GBPS: Final = 100.0
+INTRA_LATENCY_US: Final = 8.0
+# bytes of payload an element that a codec writes, and whether it keeps a residual
+_PAYLOADS: Final = {
+    "bf16": (2.0, False), "fp16": (2.0, False), "int8": (1.016, True), "fp8": (1.016, True), "int4": (0.531, True), "tbq": (0.266, True),
+    "onebit": (0.126, True), "topk": (0.053, True), "randomk": (0.04, True),
+}  # fmt: skip
+_SELECTION_PASSES: Final = {"topk": 4}  # over gradient and residual, to find the k-th largest magnitude a byte at a time
+
+
+def cluster_of(
+    gpu: str, nodes: int, gpus_per_node: int, gbps: float, latency_us: float, servers: int = 0, intra_gbps: float | None = None
+) -> Cluster:  # fmt: skip
+    """Nodes with that link, and within them what such GPUs usually have. Raises UsageError naming the field."""
+    within = INTRA_GBPS.get(gpu.lower(), PCIE_GBPS) if intra_gbps is None else intra_gbps
+    document = {
+        "nodes": nodes, "gpus_per_node": gpus_per_node, "servers": servers, "intra": {"gbps": within, "latency_us": INTRA_LATENCY_US},
+        "inter": {"gbps": gbps, "latency_us": latency_us},
+        "source": f"{nodes} x {gpus_per_node} GPUs, {gbps:g} Gbit/s a node and {latency_us:g} us, {within:g} Gbit/s within one",
+    }  # fmt: skip
+    return read_cluster(document, f"{nodes}x{gpus_per_node}-{gbps:g}g", "advise")
+
+
+def with_estimates(profile: Profile, memory_gbps: float, names: Iterable[str]) -> tuple[Profile, frozenset[str]]:
+    """The profile with estimated times, on a GPU with that memory, for codecs that it has none of on any device; and which those are. A
+    codec of which nothing is known stays as it was."""
+    missing = {name for name in names if not {name, _bare(name)} & profile.codecs.keys() and _bare(name) in _PAYLOADS}
+    curves = {_bare(name): {"gpu": estimate(_bare(name), memory_gbps)} for name in sorted(missing)}
+    return replace(profile, codecs={**profile.codecs, **curves}), frozenset(missing)
+
+
+def estimate(name: str, memory_gbps: float) -> CostCurve:
+    """Encoding, with what keeps the residual, and decoding a payload and adding it."""
+    payload, feedback = _PAYLOADS[name]
+    selection = _SELECTION_PASSES.get(name, 0)
+    # The gradient is read and the payload written. With feedback the residual is read too, and a second pass, when the result has come,
+    # reads gradient, residual and payload and writes the residual.
+    encode = (8 + payload) + (12 + payload) if feedback else 4 + payload
+    encode += 8 * selection
+    decode = payload + 8  # the sum is read and written
+    us_per_byte = 1 / (memory_gbps * 1e3 * EFFICIENCY)
+    sizes, launches = (1.0, 2.0**30), (2 if feedback else 1) + selection
+    return CostCurve(
+        sizes, tuple(LAUNCH_US * launches + n * encode * us_per_byte for n in sizes), tuple(LAUNCH_US + n * decode * us_per_byte for n in sizes)
+    )  # fmt: skip
+
+
+def known_memory_gbps(gpu: str) -> float | None:
+    """GB/s of the GPU's memory, None for one that nobody entered."""
+    return MEMORY_GBPS.get(gpu.lower())
+
+
+def _bare(name: str) -> str:
+    return name.partition("/")[0].partition(":")[0]

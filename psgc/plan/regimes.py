@@ -1,0 +1,56 @@
+"""When a 16-bit all-reduce hides behind backward, by arithmetic alone: the rule of thumb, and what it leaves out.
+
+A parameter costs 4 FLOPs a token in backward (two products of 2) and 2 bytes on the wire, each of which passes a node's link twice in an
+all-reduce among many nodes. The number of parameters cancels:
+
+    tokens * 4 / (TFLOP/s * 1e12)  >=  2 * 2 bytes * 8 / (Gbit/s * 1e9)      or      tokens * Gbit/s  >=  8000 * TFLOP/s
+
+per GPU and step, the link a node's, TFLOP/s what a GPU achieves: 3.2 million at 400. GPUs of a node share its link without sharing its load,
+because they sum within the node first: the rule does not depend on how many there are. Owns this arithmetic; ``needed_ratio`` does it for a
+profile and a cluster, where nodes are few, messages take time, the last bucket has nothing to hide behind, and not all tensors are computed with.
+Source: ours, from the cost of a ring (Thakur et al. 2005) and 6 FLOPs a parameter and token (Kaplan et al. 2020, section 2.1).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from psgc.plan.cluster import Cluster
+from psgc.plan.profile import Profile
+
+BACKWARD_FLOPS: Final = 4.0  # a parameter and token
+BF16_BYTES: Final = 2.0
+BUCKETS: Final = 21  # then the last one, which nothing hides, is a twentieth of backward when the others just hide
+
+
+def hiding_product(tflops: float) -> float:
+    """The least tokens times Gbit/s, of a GPU's step and a node's link, at which a bf16 all-reduce hides behind backward."""
+    bits = 2 * BF16_BYTES * 8
+    return bits / 1e9 * tflops * 1e12 / BACKWARD_FLOPS
+
+
+def rule_ratio(tokens: float, gbps: float, tflops: float) -> float:
+    """How many times fewer bytes than bf16's would hide, by the rule; at least 1."""
+    return max(1.0, hiding_product(tflops) / (tokens * gbps))
+
+
+def needed_ratio(profile: Profile, cluster: Cluster, bytes_per_element: float = BF16_BYTES) -> float:
+    """How many times fewer bytes would hide behind this profile's backward, on this cluster: 20 of 21 buckets, each (latency + bytes / ratio),
+    take at most backward's time. At least 1; infinity where latency alone takes longer."""
+    nodes = cluster.nodes
+    if nodes == 1:
+        return 1.0
+    latency = 2 * (nodes - 1) * cluster.inter.latency_us
+    sending = 2 * (nodes - 1) / nodes * bytes_per_element * profile.numel / BUCKETS * cluster.inter.us_per_byte
+    budget = profile.backward_us / (BUCKETS - 1)
+    return math.inf if budget <= latency else max(1.0, sending / (budget - latency))
+
+
+def exposure(profile: Profile, cluster: Cluster, bytes_per_element: float = BF16_BYTES) -> float:
+    """How many times as long as backward an all-reduce of all of the gradient takes on the links between nodes, in one piece."""
+    nodes = cluster.nodes
+    us = (
+        2 * (nodes - 1) / nodes * bytes_per_element * profile.numel * cluster.inter.us_per_byte + 2 * (nodes - 1) * cluster.inter.latency_us
+    )
+    return us / profile.backward_us if profile.backward_us else math.inf

@@ -1,0 +1,151 @@
+"""A question to the timeline: one codec on a profile and a cluster, each side with the plan that psgc finds for it.
+
+Where psgc would compress nothing, the codec's side is the best plan that compresses everything: what is lost by insisting. Owns what is
+asked of the timeline, and how.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Final
+
+from psgc.plan.found import Found
+from psgc.plan.options import encodes
+from psgc.plan.problem import Problem, simulate
+from psgc.plan.regimes import needed_ratio
+from psgc.plan.search import search
+from psgc.plan.uniform import best_uniform, codec_us, compressed
+from psgc.plan.vary import SAME, Change, varied, with_halved_bytes
+from psgc.plan.verdict import LEAST_MARGIN, gain
+
+GBPS_RANGE: Final = (1e-3, 1e5)
+FINE_ENOUGH: Final = 1.01  # a bandwidth is found to a hundredth, a budget to a thousandth
+MOST_OFF: Final = 0.1  # what a measured step may be from the simulated one without a warning
+
+
+@dataclass(frozen=True)
+class TimelineTimes:
+    """A problem's times, as ``verdict`` asks for them. spread: by what factor the codec's times may be off; measured_ms: without
+    compression, if known; peer_bytes: what an element takes without compression, 4, or 2 for bf16 gradients."""
+
+    problem: Problem
+    spread: float = 1.1
+    measured_ms: float | None = None
+    peer_bytes: float = 4.0
+
+    @property
+    def name(self) -> str:
+        return self.problem.codec.name
+
+    @property
+    def place(self) -> str:
+        cluster = self.problem.cluster
+        return f"at {cluster.inter.gbps:g} Gbit/s on {cluster.nodes} x {cluster.gpus_per_node} GPUs"
+
+    @property
+    def gbps(self) -> float:
+        return self.problem.cluster.inter.gbps
+
+    @property
+    def peer(self) -> Problem:
+        """The problem without compression."""
+        return self.problem if self.peer_bytes == 4 else replace(self.problem, cluster=with_halved_bytes(self.problem.cluster))
+
+    @cached_property
+    def plans(self) -> tuple[Found, Found]:
+        """Without compression, and with."""
+        return _best_without(self.peer), _best_with(self.problem)
+
+    @property
+    def codec_ms(self) -> float:
+        return codec_us(self.problem, self.plans[1].buckets) / 1e3
+
+    def sync_ms(self, change: Change) -> float:
+        plain = replace(change, codec=1.0, payload=1.0)  # what is not encoded takes as long whatever the codec
+        return self.plans[0].step_us / 1e3 if plain == SAME else _best_without(varied(self.peer, plain)).step_us / 1e3
+
+    def method_ms(self, change: Change) -> float:
+        return self.plans[1].step_us / 1e3 if change == SAME else _best_with(varied(self.problem, change)).step_us / 1e3
+
+    def gains_elsewhere(self) -> Sequence[float]:
+        """With the plans as they are: who runs them does not know better either."""
+        gains = []
+        for link, backward, codec in product((0.9, 1.1), (1.0, 1.1), (1 / self.spread, self.spread)):
+            change = Change(link=link, backward=backward, codec=codec)
+            sync = simulate(varied(self.peer, change), self.plans[0].buckets).step_us
+            gains.append(1 - simulate(varied(self.problem, change), self.plans[1].buckets).step_us / sync)
+        return gains
+
+    def crossover_gbps(self) -> float:
+        """Bandwidth below which the codec saves anything that can be told from nothing: 0 if it never does, infinity if it always does."""
+        low, high = GBPS_RANGE
+        if self._saves(self._at(high)):
+            return math.inf
+        if not self._saves(self._at(low)):
+            return 0.0
+        while high / low > FINE_ENOUGH:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self._saves(self._at(middle)) else (low, middle)
+        return low
+
+    def _at(self, gbps: float) -> Change:
+        return Change(link=gbps / self.gbps)
+
+    def _saves(self, change: Change) -> bool:
+        return gain(self, change) > LEAST_MARGIN
+
+    def required_ratio(self) -> float:
+        return needed_ratio(self.problem.profile, self.problem.cluster, self.peer_bytes)
+
+    def encode_budget_ms(self) -> float:
+        """What encoding and decoding may take with the codec's plan as it is, all of it as much slower; where no time at all would do, how
+        much slower a step is even so."""
+        sync, plan = self.plans[0].step_us, self.plans[1].buckets
+
+        def step_us(factor: float) -> float:
+            return simulate(varied(self.problem, Change(codec=factor)), plan).step_us
+
+        if step_us(0.0) >= sync:
+            return (sync - step_us(0.0)) / 1e3
+        low, high = 0.0, 1.0
+        while step_us(high) < sync:
+            low, high = high, 2 * high
+        while high - low > (FINE_ENOUGH - 1) / 10 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if step_us(middle) < sync else (low, middle)
+        return low * self.codec_ms
+
+    def warnings(self) -> list[str]:
+        if self.measured_ms is None:
+            return []
+        simulated, measured = self.plans[0].step_us / 1e3, self.measured_ms
+        backward = self.problem.profile.backward_us / 1e3
+        if measured < backward:
+            return [f"the measured {measured:g} ms are less than the profile's backward alone takes ({backward:.3g} ms)"]
+        cluster = self.problem.cluster
+        one = 2 * (cluster.nodes - 1) * cluster.inter.latency_us / 1e3
+        if backward + one > measured:
+            return [
+                f"a latency of {cluster.inter.latency_us:g} us is ruled out by the measured {measured:g} ms: the last bucket waits 2 x {cluster.nodes - 1} "
+                f"messages = {one:.3g} ms after {backward:.3g} ms of backward, over links of any bandwidth"
+            ]
+        if abs(simulated / measured - 1) > MOST_OFF:
+            return [
+                f"the timeline says {simulated:.3g} ms without compression where {measured:g} ms were measured: profile or cluster are another set-up's"
+            ]
+        return []
+
+
+def _best_without(problem: Problem) -> Found:
+    return search(replace(problem, constraints=replace(problem.constraints, most_encodes=0)))
+
+
+def _best_with(problem: Problem) -> Found:
+    found = search(problem)
+    if any(encodes(bucket.option) for bucket in found.buckets):
+        return found
+    return best_uniform(problem, compressed(problem))

@@ -1,0 +1,117 @@
+"""Plans that compress everything, the same way: gradients fused to one size, one option, one device that encodes.
+
+What a codec costs where a planner would leave it alone. Owns the fusing and the short list of options worth simulating; ``methods`` has what
+a planner finds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from psgc.errors import UsageError
+from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND, CodecCosts, Task, tasks
+from psgc.plan.found import Found
+from psgc.plan.options import Option, encodes
+from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
+from psgc.plan.problem import Problem, simulate
+from psgc.plan.profile import Profile
+
+MOST_CUTS: Final = 64  # more than this and latencies, not bytes, are what is simulated
+LEAST_NUMEL: Final = 1 << 16  # smaller buckets are latency alone on every link there is
+SHORT_LIST: Final = 24  # ways that are simulated; of the ready-made clusters none has a better one by more than 1.2 % among all others
+
+
+def compressed(problem: Problem) -> tuple[Option, ...]:
+    """Those of which payloads travel between nodes, encoded on one device throughout. Raises UsageError if there are none."""
+    found = tuple(option for option in problem.options if _payloads_between_nodes(option) and _one_device(option))
+    if not found:
+        raise UsageError(
+            f"codec {problem.codec.name}: the profile has its times on no device that may encode; measure them with psgc profile"
+        )
+    return found
+
+
+def _payloads_between_nodes(option: Option) -> bool:
+    return any(action.endswith(".c") and not action.startswith("intra") for action in option)
+
+
+def _one_device(option: Option) -> bool:
+    return len({action.partition("@")[2] for action in option if "@" in action}) == 1
+
+
+def best_uniform(problem: Problem, options: Sequence[Option]) -> Found:
+    """The best such plan over these options, over buckets of all the gradient down to a 64th."""
+    begun = time.perf_counter()
+    numel, backward = problem.profile.numel, problem.profile.backward_us
+    # with one GPU a node many options are the same tasks
+    chains = {
+        tuple(task[1:] for task in chain): (option, chain)
+        for option in options
+        for chain in [tasks(option, problem.cluster, problem.codec)]
+    }
+    ways = [
+        (_estimate_us(problem.codec, chain, numel, cuts, backward), cuts, option)
+        for option, chain in chains.values() for cuts in _cuts(numel)
+    ]  # fmt: skip
+    found = None
+    for _, cuts, option in sorted(ways)[:SHORT_LIST]:
+        buckets = fused(problem, numel / cuts, option)
+        step = simulate(problem, buckets).step_us
+        if found is None or step < found.step_us:
+            found = Found(buckets, step, 0.0, len(options))
+    assert found is not None
+    return replace(found, select_us=(time.perf_counter() - begun) * 1e6)
+
+
+def _cuts(numel: int) -> Iterable[int]:
+    cuts = 1
+    while cuts == 1 or (cuts <= MOST_CUTS and numel / cuts >= LEAST_NUMEL):
+        yield cuts
+        cuts *= 2
+
+
+def _estimate_us(codec: CodecCosts, chain: Sequence[Task], numel: float, cuts: int, backward_us: float) -> float:
+    """The busiest resource's time, and one bucket's way through the others."""
+    busy, alone = [0.0] * len(RESOURCES), 0.0
+    busy[GPU] = backward_us
+    for task in chain:
+        us = codec.task_us(task, numel / cuts)
+        alone += us
+        for resource in (SEND, RECEIVE) if task.resource == BOTH_WAYS else (task.resource,):
+            busy[resource] += us * cuts
+    return max(busy) + alone
+
+
+def fused(problem: Problem, size: float, option: Option) -> tuple[PlannedBucket, ...]:
+    """Tensors in order of readiness, a bucket closed when it has ``size`` elements; cut where one tensor makes it larger."""
+    codec = problem.codec.name if encodes(option) else UNCOMPRESSED
+    buckets: list[PlannedBucket] = []
+    for names, numel in _groups(problem.profile, size):
+        buckets.append(PlannedBucket(names, numel, max(1, round(numel / size)), -len(buckets), codec, option))
+    return tuple(buckets)
+
+
+def _groups(profile: Profile, size: float) -> Iterable[tuple[tuple[str, ...], int]]:
+    names: list[str] = []
+    numel = 0
+    for tensor in profile.tensors:
+        names.append(tensor.name)
+        numel += tensor.numel
+        if numel >= size:
+            yield tuple(names), numel
+            names, numel = [], 0
+    if names:
+        yield tuple(names), numel
+
+
+def codec_us(problem: Problem, buckets: Sequence[PlannedBucket]) -> float:
+    """What a rank and its server spend encoding and decoding for these buckets."""
+    total = 0.0
+    for bucket in buckets:
+        for task in tasks(bucket.option, problem.cluster, problem.codec):
+            if task.curve:
+                total += bucket.parts * problem.codec.task_us(task, bucket.numel / bucket.parts)
+    return total

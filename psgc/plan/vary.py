@@ -1,0 +1,87 @@
+"""The same job on other hardware: what changes of a problem when links, computers or a codec are faster or slower.
+
+Owns what scales with what. Used for margins, for bandwidths at which an answer turns, and for codecs that nobody has written yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from psgc.plan.cluster import Cluster, Link
+from psgc.plan.costs import CodecCosts
+from psgc.plan.problem import Problem
+from psgc.plan.profile import CostCurve, Profile, TensorProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Factors. link: of the bandwidth between nodes and to servers; compute: of the speed of forward, backward and codecs on the GPU;
+    backward: of the time of a backward that communication runs beside; codec: of the time to encode and decode; payload: of payloads' bytes.
+    """
+
+    link: float = 1.0
+    compute: float = 1.0
+    backward: float = 1.0
+    codec: float = 1.0
+    payload: float = 1.0
+
+
+SAME = Change()
+
+
+def varied(problem: Problem, change: Change) -> Problem:
+    """The problem, changed."""
+    if change == SAME:
+        return problem
+    return Problem(
+        _profile(problem.profile, change),
+        with_faster_link(problem.cluster, change.link),
+        _codec(problem.codec, change),
+        problem.constraints,
+    )
+
+
+def with_faster_link(cluster: Cluster, factor: float) -> Cluster:
+    """Between nodes and to servers; latencies stay."""
+    if factor == 1:
+        return cluster
+    return replace(
+        cluster, inter=_faster(cluster.inter, factor), server=None if cluster.server is None else _faster(cluster.server, factor)
+    )
+
+
+def with_halved_bytes(cluster: Cluster) -> Cluster:
+    """The cluster on which float32 takes as long as 16-bit floats do on this one: every link twice as fast."""
+    return replace(with_faster_link(cluster, 2), intra=_faster(cluster.intra, 2))
+
+
+def _faster(link: Link, factor: float) -> Link:
+    return Link(link.gbps * factor, link.latency_us)
+
+
+def _profile(profile: Profile, change: Change) -> Profile:
+    factor = change.backward / change.compute
+    if factor == 1 and change.compute == 1:
+        return profile
+    tensors = tuple(TensorProfile(tensor.name, tensor.numel, tensor.ready_us * factor) for tensor in profile.tensors)
+    forward = None if profile.forward_us is None else profile.forward_us / change.compute
+    return replace(profile, tensors=tensors, forward_us=forward)
+
+
+def _codec(codec: CodecCosts, change: Change) -> CodecCosts:
+    if change.codec == change.compute == change.payload == 1:
+        return codec
+    curves: Mapping[str, CostCurve] = {
+        device: scaled(curve, change.codec / (change.compute if device == "gpu" else 1)) for device, curve in codec.curves.items()
+    }
+    back = codec.pull_bytes_per_element
+    return replace(
+        codec, curves=curves, bytes_per_element=codec.bytes_per_element * change.payload,
+        pull_bytes_per_element=None if back is None else back * change.payload,
+    )  # fmt: skip
+
+
+def scaled(curve: CostCurve, factor: float) -> CostCurve:
+    """The curve of something ``factor`` times as slow."""
+    return CostCurve(curve.numel, tuple(us * factor for us in curve.encode_us), tuple(us * factor for us in curve.decode_us))

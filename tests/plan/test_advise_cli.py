@@ -1,0 +1,67 @@
+"""``psgc advise`` and the timeline's ``psgc whatif``, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def psgc(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "psgc.launch", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_advice_is_one_document_or_a_table_and_a_sentence() -> None:
+    command = ("advise", "--model", "gpt2", "--gpu", "a100", "--nodes", "4", "--link", "10")
+    done = psgc(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {"verdict", "gain", "margin", "why", "candidates"} <= found.keys()
+    shown = psgc(*command).stdout
+    assert found["why"] in shown
+    assert all(f"│ {one['name']} " in shown for one in found["candidates"])
+
+
+def test_advice_from_a_profile(tmp_path: Path) -> None:
+    table = tmp_path / "tiny.csv"
+    table.write_text("name,numel,ready_us\nb,1000000,0\na,5000000,3000\n")
+    done = psgc("advise", "--profile", str(table), "--nodes", "2", "--gpus-per-node", "1", "--link", "1", "--gpu", "t4", "--json")
+    assert done.returncode == 0, done.stderr
+    assert any("no forward time" in note for note in json.loads(done.stdout)["notes"])
+
+
+def test_the_timeline_is_asked_with_a_profile_and_a_cluster(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = psgc(
+        "whatif", "--profile", "resnet50", "--cluster", "espresso-pcie", "--codec", "onebit", "--plot", str(tmp_path / "out.png"), "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "onebit at 25 Gbit/s on 8 x 8 GPUs" in found["verdict"]
+    assert len(found["trade_off"]) == 25
+    assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_wrong_usage_is_one_line_and_status_2() -> None:
+    for arguments, words in (
+        (("advise", "--nodes", "2", "--link", "1"), "give --model or --profile"),
+        (("advise", "--nodes", "2", "--link", "1", "--model", "gpt2"), "--gpu is missing"),
+        (("advise", "--nodes", "2", "--link", "1", "--model", "gpt2", "--gpu", "z80"), "unknown GPU 'z80'"),
+        (("advise", "--nodes", "2", "--link", "1", "--model", "gpt2", "--gpu", "t4", "--tokens", "0"), "--tokens 0"),
+        (("advise", "--nodes", "0", "--link", "1", "--model", "gpt2", "--gpu", "t4"), "field nodes is 0"),
+        (("advise", "--nodes", "2", "--link", "0", "--model", "gpt2", "--gpu", "t4"), "field inter.gbps is 0"),
+        (("advise", "--nodes", "2", "--link", "1", "--model", "gpt2", "--gpu", "t4", "--memory", "-1"), "--memory -1"),
+        (("advise", "--nodes", "2", "--link", "1", "--model", "gpt2", "--gpu", "t4", "--optimizer", "lion"), "there are adam, sgd"),
+        (("whatif", "--profile", "gpt2"), "--cluster is missing"),
+        (("whatif", "--profile", "gpt2", "--cluster", "moon"), "cluster 'moon' is neither a file nor one of"),
+        (("whatif", "--profile", "gpt2", "--cluster", "espresso-pcie", "--over", "fp8"), "there are fp32, bf16"),
+        (("whatif", "--profile", "gpt2", "--model", "gpt2"), "give one"),
+    ):
+        done = psgc(*arguments)
+        assert done.returncode == 2, arguments
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not done.stdout

@@ -1,0 +1,47 @@
+"""Codec times by bytes and bandwidth, and clusters by GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from psgc.errors import UsageError
+from psgc.plan.estimates import cluster_of, estimate, known_memory_gbps, with_estimates
+from psgc.plan.profile import computed_profile
+
+
+def test_int8_with_feedback_moves_22_bytes_an_element_to_encode_and_9_to_decode() -> None:
+    # 1000 GB/s at 70 % are 700,000 bytes a us
+    curve = estimate("int8", 1000.0)
+    assert curve.encode(7e8) == pytest.approx(22.03e3, rel=1e-2)
+    assert curve.decode(7e8) == pytest.approx(9.02e3, rel=1e-2)
+    assert curve.encode(1) == pytest.approx(20, rel=1e-3)  # two launches
+
+
+def test_faster_memory_is_faster_and_selection_costs_passes() -> None:
+    assert estimate("onebit", 2000.0).encode(1e9) == pytest.approx(estimate("onebit", 1000.0).encode(1e9) / 2, rel=1e-3)
+    assert estimate("topk", 1000.0).encode(1e9) > 2 * estimate("onebit", 1000.0).encode(1e9)
+
+
+def test_what_is_measured_stays_and_what_nobody_knows_is_left_out() -> None:
+    profile = computed_profile("gpt2", "v100")
+    timed, estimated = with_estimates(profile, 900.0, ["onebit", "int8", "int4:rotate=1", "magic"])
+    assert estimated == {"int8", "int4:rotate=1"}
+    assert timed.codecs["onebit"] == profile.codecs["onebit"]
+    assert timed.curve("int4", "gpu") is not None
+    assert "magic" not in timed.codecs
+
+
+def test_memory_is_known_of_gpus_that_have_a_name() -> None:
+    assert known_memory_gbps("H100") == 3350
+    assert known_memory_gbps("400") is None
+
+
+def test_a_cluster_has_the_links_that_such_gpus_have() -> None:
+    found = cluster_of("a100", 4, 8, 100.0, 20.0)
+    assert (found.nodes, found.gpus_per_node, found.intra.gbps, found.inter.gbps) == (4, 8, 2400, 100)
+    assert cluster_of("t4", 4, 1, 10.0, 20.0).intra.gbps == 100
+    assert cluster_of("t4", 4, 1, 10.0, 20.0, intra_gbps=7.0).intra.gbps == 7
+    with pytest.raises(UsageError, match="advise: field nodes is 0"):
+        cluster_of("a100", 0, 8, 100.0, 20.0)
+    with pytest.raises(UsageError, match=r"advise: field inter\.gbps is -1"):
+        cluster_of("a100", 2, 8, -1.0, 20.0)
