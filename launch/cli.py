@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Annotated, NoReturn
 
 import typer
 
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
-from psgc.launch import advise_cli, plan_cli, profile_cli, whatif_cli
-from psgc.launch.tables import print_table
+from psgc.launch import advise_cli, plan_cli, planning, profile_cli, whatif_cli
+from psgc.launch.tables import print_table, progress
 
 app = typer.Typer(
     name="psgc", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -22,6 +20,7 @@ app = typer.Typer(
 bench = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure this machine.\n\nExample: psgc bench kernels --json")
 app.add_typer(bench, name="bench")
 plan_cli.register(app)
+planning.register(app)
 advise_cli.register(app)
 whatif_cli.register(app)
 profile_cli.register(app)
@@ -127,7 +126,7 @@ def kernels(
     elements = read_sizes(sizes) if numel is None else [numel]
     chosen = [timed_subject(text).canonical for text in codec or (*registered_codecs(), *registered_schemes())]
     try:
-        with _progress(as_json) as tell:
+        with progress(as_json) as tell:
             result = bench_kernels(elements, chosen, device, tell, IMPLEMENTATIONS if baselines else ())
     except CodecError as error:  # the codecs exist: a kernel is wrong
         raise PsgcError(str(error)) from None
@@ -163,19 +162,10 @@ def pushpull(
         raise UsageError(f"bench pushpull: --transport {transport}: expected auto, tcp or shm")
     if min(workers, servers, rounds) < 1:
         raise UsageError(f"bench pushpull: --workers {workers} --servers {servers} --rounds {rounds}: each must be at least 1")
-    with _progress(as_json) as tell:
+    with progress(as_json) as tell:
         tell(f"{rounds} rounds of {nbytes} bytes, {workers} workers, {servers} servers")
         result = bench_pushpull(workers, servers, nbytes, codec, transport, rounds)
     if as_json:
         print(json.dumps(result))
     else:
         print_table(["", ""], [[key, f"{value:.2f}" if isinstance(value, float) else str(value)] for key, value in result.items()])
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """What is being done, on a terminal's stderr while it is done; nothing elsewhere."""
-    from rich.console import Console
-
-    with Console(stderr=True, quiet=quiet).status("") as status:
-        yield status.update

@@ -1,6 +1,9 @@
-"""Tables for people, on stdout."""
+"""Tables for people, on stdout, and what is being done, on stderr."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 def print_table(header: list[str], rows: list[list[str]], title: str | None = None) -> None:
@@ -14,3 +17,12 @@ def print_table(header: list[str], rows: list[list[str]], title: str | None = No
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """What is being done, on a terminal's stderr while it is done; nothing elsewhere."""
+    from rich.console import Console
+
+    with Console(stderr=True, quiet=quiet).status("") as status:
+        yield status.update

@@ -30,7 +30,7 @@ MIXTURES: Final = 64
 FEW_TENSORS: Final = 6  # so many are fused in every way
 TAPER: Final = 0.25
 SOME_TENSORS: Final = 12  # so many are also tried each by itself, with more candidates
-RANKS: Final = 3  # candidates at a price, then: the best of a few buckets may be no one's cheapest
+RANKS: Final = 2  # candidates at a price, then: the best of a few buckets may be no one's cheapest
 MOST_TRIALS: Final = 400  # timelines for one bucketing
 WORK: Final = 5_000  # and those times their chains
 COARSE: Final = 2  # sizes are alike within a factor of four
@@ -161,12 +161,13 @@ class Search:
         self.recut(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)))
 
     def alone(self) -> None:
-        """Try every tensor by itself, whole and cut: from the best so far, and from nothing encoded."""
-        plain = self.space.shortest(self.space.uncompressed(self.problem.profile.numel / COARSEST))[1][0][0]
-        for part in (np.inf, self.problem.profile.numel / COARSEST):
-            bucketing = each_alone(self.problem.profile.tensors, part)
-            self.go_on(bucketing)
-            self.choose(bucketing, (plain,) * len(bucketing.parts))
+        """Try every tensor by itself: from what the best so far has for it, from nothing encoded, and cut."""
+        tensors, part = self.problem.profile.tensors, self.problem.profile.numel / COARSEST
+        plain = self.space.shortest(self.space.uncompressed(part))[1][0][0]
+        whole = each_alone(tensors, np.inf)
+        self.go_on(whole)
+        self.choose(whole, (plain,) * len(tensors))
+        self.go_on(each_alone(tensors, part))
 
     def recut_largest(self) -> None:
         """Cut the largest buckets of the best one otherwise, each as long as that is better."""
@@ -189,7 +190,7 @@ def search(problem: Problem) -> Found:
     if len(tensors) <= FEW_TENSORS:
         for bucketing in every_fusion(tensors, (1, 2, 4)):
             made.choose(bucketing)
-    elif len(tensors) <= SOME_TENSORS:
+    if len(tensors) <= SOME_TENSORS:
         made.alone()
     made.recut_largest()
     assert made.best is not None

@@ -5,11 +5,39 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psgc.launch.cli import main
+
+Refuses = Callable[..., None]
 
 
 def psgc(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "psgc.launch", *arguments], capture_output=True, text=True, check=False)
+
+
+def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2
+    assert all(word in done.stderr for word in words), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+
+
+@pytest.fixture
+def refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuses:
+    """Checks, in this process, that a command is wrong usage and says so in one line."""
+
+    def check(*arguments: str, said: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["psgc", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        refused(subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capsys.readouterr()), said)
+
+    return check
 
 
 def test_options_are_counted_and_listed() -> None:
@@ -37,8 +65,100 @@ def test_wrong_usage_is_one_line_and_status_2(tmp_path: Path) -> None:
         (("whatif", "--model", "resnet50"), "--backward-ms is missing"),
         (("options", "--most-encodes", "-1"), "expected at least 0"),
     ):
-        done = psgc(*arguments)
-        assert done.returncode == 2
-        assert words in done.stderr
-        assert done.stderr.count("\n") == 1
-        assert not done.stdout
+        refused(psgc(*arguments), words)
+
+
+CLUSTER = "nodes = 2\ngpus_per_node = 1\nintra = {gbps = 100, latency_us = 5}\ninter = {gbps = 1, latency_us = 20}\n"
+TABLE = "name,numel,ready_us\nlast.weight,4000000,0\nlast.bias,1000,50\nfirst.weight,1000000,9000\n"
+
+
+def planned(*buckets: dict[str, Any]) -> str:
+    plain = {"numel": 5001000, "parts": 2, "priority": 0, "codec": "none", "option": ["flat.all_reduce"]}
+    return json.dumps({"version": 1, "model": "table", "cluster": "two", "buckets": [plain | bucket for bucket in buckets]})
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A folder with a profile, a cluster, and a plan of one bucket for them."""
+    (tmp_path / "table.csv").write_text(TABLE)
+    (tmp_path / "two.toml").write_text(CLUSTER)
+    (tmp_path / "plan.json").write_text(planned({"tensors": ["last.weight", "last.bias", "first.weight"]}))
+    return tmp_path
+
+
+def simulating(job: Path, *arguments: str, plan: str = "plan.json") -> tuple[str, ...]:
+    return ("simulate", "--profile", str(job / "table.csv"), "--cluster", str(job / "two.toml"), "--plan", str(job / plan), *arguments)
+
+
+def planning(job: Path, *arguments: str) -> tuple[str, ...]:
+    return ("plan", "--profile", str(job / "table.csv"), "--cluster", str(job / "two.toml"), *arguments)
+
+
+def test_a_plans_step_is_predicted_lane_by_lane(job: Path) -> None:
+    found = json.loads(psgc(*simulating(job, "--trace", str(job / "trace.json"), "--json")).stdout)
+    assert set(found) == {"step_ms", "lanes", "overlap"}
+    # one bucket of 20 MB, there and back over a 1 Gbit/s link, when the last gradient is ready
+    assert found["step_ms"] == pytest.approx(9 + 20.004 * 8 + 2 * 2 * 0.02)
+    assert {lane["lane"]: lane["busy_ms"] for lane in found["lanes"]}["backward"] == 9
+    assert found["overlap"] == 0
+    events = json.loads((job / "trace.json").read_text())["traceEvents"]
+    assert {"0/0/flat.all_reduce", "0/1/flat.all_reduce"} <= {event["name"] for event in events}
+    assert "backward hides 0% of communication" in psgc(*simulating(job)).stdout
+
+
+def test_what_a_simulation_cannot_take_is_one_line_and_status_2(job: Path, refuses: Refuses) -> None:
+    everything = ["last.weight", "last.bias", "first.weight"]
+    encoded = ["comp@gpu", "flat.all_gather.c", "decomp@gpu"]
+    plans = {
+        "other": ({"tensors": ["decoder.weight"]}, "tensor 'decoder.weight' is none of model table"),
+        "cyclic": ({"tensors": everything, "option": ["flat.all_reduce"] * 2}, "'flat.all_reduce' cannot stand after flat.all_reduce"),
+        "unknown": ({"tensors": everything, "option": ["flat.sum"]}, "unknown action 'flat.sum'"),
+        "nameless": ({"tensors": everything, "option": encoded}, "is encoded, but its codec is none"),
+        "unheard": ({"tensors": everything, "option": encoded, "codec": "int8"}, "codec int8: the profile has no times for it"),
+    }
+    for name, (bucket, words) in plans.items():
+        (job / f"{name}.json").write_text(planned(bucket))
+        refuses(*simulating(job, "--json", plan=f"{name}.json"), said=words)
+    refuses(*simulating(job, "--trace", str(job / "nowhere" / "trace.json")), said="No such file")
+    refuses("simulate", "--profile", "vgg16", "--cluster", "mars", "--plan", str(job / "plan.json"), said="cluster 'mars' is neither")
+
+
+def test_a_plan_is_made_written_and_simulated_to_the_same_step(job: Path) -> None:
+    done = psgc(*planning(job, "--codec", "onebit", "-o", str(job / "made.json"), "--json"))
+    found = json.loads(done.stdout)
+    assert found == json.loads((job / "made.json").read_text())
+    assert {"version", "model", "cluster", "buckets", "prediction", "select_ms", "bound_ms", "options_considered"} <= set(found)
+    assert found["lower_bound_any_bucketing_ms"] <= found["lower_bound_ms"] <= found["step_ms"] <= found["fp32_step_ms"]
+    assert found["options_considered"] == 4341
+    simulated = json.loads(psgc(*simulating(job, "--json", plan="made.json")).stdout)
+    assert simulated["step_ms"] == pytest.approx(found["step_ms"])
+    assert simulated["lanes"] == found["prediction"]["lanes"]
+
+
+def test_a_plan_for_people_is_tables_a_verdict_and_a_page(job: Path) -> None:
+    (job / "c.toml").write_text("most_encodes = 1\n")
+    done = psgc(*planning(job, "--codec", "onebit", "--constraints", str(job / "c.toml"), "--report", str(job / "page.html")))
+    assert done.returncode == 0, done.stderr
+    assert "compress: with onebit" in done.stdout.splitlines()[-1]
+    assert all(words in done.stdout for words in ("first.weight", "hipress", "from the best with any buckets", "published ones of V100"))
+    assert (job / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_on_a_fast_network_the_advice_is_not_to_compress(job: Path) -> None:
+    (job / "two.toml").write_text(CLUSTER.replace("gbps = 1,", "gbps = 400,"))
+    assert json.loads(psgc(*planning(job, "--json")).stdout)["prediction"]["verdict"].startswith("do not compress")
+
+
+def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path, refuses: Refuses) -> None:
+    (job / "c.toml").write_text("most_encoded = 1\n")
+    (job / "negative.csv").write_text(TABLE.replace("1000,50", "-1000,50"))
+    (job / "linkless.toml").write_text("nodes = 2\ngpus_per_node = 1\nintra = {gbps = 100, latency_us = 5}\n")
+    for arguments, words in (
+        (("--method", "magic"), "method 'magic': there are"),
+        (("--codec", "zip"), "zip"),
+        (("--constraints", str(job / "c.toml")), "unknown field 'most_encoded'"),
+        (("--profile", str(job / "negative.csv")), "numel of 'last.bias' is -1000"),
+        (("--cluster", str(job / "linkless.toml")), "field inter is missing"),
+        (("-o", str(job / "nowhere" / "plan.json"), "--method", "fp32"), "No such file"),
+    ):
+        refuses(*planning(job, *arguments, "--json"), said=words)

@@ -1,0 +1,57 @@
+"""A plan as tables on a terminal: its buckets, its step beside others', the bound, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from psgc.launch.tables import print_table
+from psgc.plan.assessment import Assessment, from_best, verdict
+from psgc.plan.found import Found
+from psgc.plan.plan import PlannedBucket
+from psgc.plan.wording import SHORT, elements, longer, ms, option_text, tensors_text
+
+MOST_ROWS: Final = 40
+MOST_LETTERS: Final = 28  # of a tensor's name: two lines a bucket on a terminal of 80 columns
+
+
+def print_plan(assessed: Assessment) -> None:
+    """All of it, the verdict last."""
+    _print_buckets(assessed.found.buckets)
+    _print_methods(assessed)
+    for note in assessed.job.notes:
+        print(f"note: {note}")
+    found = assessed.found
+    print(f"chosen in {ms(found.select_us)} ms from {found.options_considered} options a bucket; {from_best(assessed)}")
+    print(verdict(assessed))
+
+
+def _print_buckets(buckets: Sequence[PlannedBucket]) -> None:
+    """In the plan's order; of many the largest."""
+    shown = sorted(sorted(range(len(buckets)), key=lambda number: -buckets[number].numel)[:MOST_ROWS])
+    rows = [_row(number, buckets[number]) for number in shown]
+    print_table(["", "tensors", "elements", "parts", "codec", "option"], rows)
+    if len(shown) < len(buckets):
+        print(f"and {len(buckets) - len(shown)} smaller buckets")
+    words = {word: short for word, short in SHORT.items() if any(_stands(short, row[-1]) for row in rows)}
+    print(", ".join(f"{short} {word}" for word, short in words.items()))
+
+
+def _row(number: int, bucket: PlannedBucket) -> list[str]:
+    tensors = tensors_text(bucket.tensors, MOST_LETTERS)
+    return [str(number), tensors, elements(bucket.numel), str(bucket.parts), bucket.codec, option_text(bucket.option)]
+
+
+def _stands(short: str, option: str) -> bool:
+    return short in option.replace("@", " ").replace(".", " ").split()
+
+
+def _print_methods(assessed: Assessment) -> None:
+    """Every plan's step, the quickest first, and how this plan's compares."""
+    step, rows = assessed.found.step_us, []
+    for name, us in sorted(assessed.steps_us.items(), key=lambda item: item[1]):
+        rows.append([name, ms(us), "" if name == assessed.method or not us else longer(step / us - 1)])
+    print_table(["plan by", "step, ms", "this plan takes"], rows)
+    for name, why in assessed.rivals.items():
+        if not isinstance(why, Found):
+            print(f"{name}: {why}")

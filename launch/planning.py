@@ -1,0 +1,110 @@
+"""The verbs ``psgc plan`` and ``psgc simulate``: files in, tables, JSON, traces and pages out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from psgc.errors import UsageError
+from psgc.launch.tables import print_table, progress
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+ProfileText = Annotated[str, typer.Option("--profile", help="Profile: JSON, CSV with name, numel and ready_us, or a model's name.")]
+ClusterText = Annotated[str, typer.Option("--cluster", help="Cluster: TOML, or the name of a ready-made one.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.command()(plan)
+    app.command()(simulate)
+
+
+def plan(
+    profile: ProfileText,
+    cluster: ClusterText,
+    codec: Annotated[
+        str | None, typer.Option(help="What buckets are encoded with; default: the mildest that the profile has times for.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="psgc, or another system's: espresso, hipress, hitopkcomm, byteps-compress, fp32.")] = "psgc",
+    constraints: Annotated[str | None, typer.Option(help="TOML or JSON file of what is ruled out; see docs/plans.md.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page with the timeline and the reasons.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the plan.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose how tensors are fused and cut, and where each bucket is compressed, if at all; and say how good that is.
+
+    Example: psgc plan --profile bert-base --cluster espresso-nvlink --codec onebit --report plan.html -o plan.json
+    """
+    from psgc.plan.assessment import assess, document
+    from psgc.plan.constraints import ALL, load_constraints
+    from psgc.plan.job import load_job
+
+    job = load_job(profile, cluster, codec, load_constraints(constraints) if constraints else ALL)
+    with progress(as_json) as tell:
+        tell(f"planning {job.problem.profile.model} by {method}")
+        assessed = assess(job, method, compare=not as_json or report is not None)
+        text = json.dumps(document(assessed))
+        if report is not None:
+            from psgc.plan.report import report as page
+
+            write(report, page(assessed), "--report")
+    if out is not None:
+        write(out, text + "\n", "-o")
+    if as_json:
+        print(text)
+    else:
+        from psgc.launch.plan_tables import print_plan
+
+        print_plan(assessed)
+
+
+def simulate(
+    profile: ProfileText,
+    cluster: ClusterText,
+    plan: Annotated[str, typer.Option(help="The plan, as psgc plan -o writes it.")],
+    codec: Annotated[str | None, typer.Option(help="Take this codec's times and sizes, in place of the plan's.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the timeline for ui.perfetto.dev.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict one step of a plan: how long it takes, who works when, and how much of communication backward hides.
+
+    Example: psgc simulate --profile bert-base --cluster espresso-nvlink --plan plan.json --trace step.json
+    """
+    from psgc.plan.job import codec_of, load_job
+    from psgc.plan.lanes import busy_us, overlap, spans
+    from psgc.plan.plan import load_plan
+    from psgc.plan.problem import simulate as simulate_plan
+    from psgc.plan.trace import trace as trace_of
+
+    planned = load_plan(plan)
+    job = load_job(profile, cluster, codec or codec_of(planned.buckets, f"plan {plan}"))
+    found = simulate_plan(job.problem, planned.buckets)
+    work = spans(found)
+    if trace is not None:
+        write(trace, json.dumps(trace_of(found, planned.buckets, f"{planned.model} on {job.problem.cluster.name}")), "--trace")
+    lanes = [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(work).items()]
+    answer = {"step_ms": found.step_us / 1e3, "lanes": lanes, "overlap": overlap(work)}
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        _print_step(answer, job.notes)
+
+
+def _print_step(answer: dict[str, Any], notes: tuple[str, ...]) -> None:
+    for note in notes:
+        print(f"note: {note}")
+    step = answer["step_ms"]
+    rows = [[lane["lane"], f"{lane['busy_ms']:.3f}", f"{lane['busy_ms'] / step:.0%}" if step else ""] for lane in answer["lanes"]]
+    print_table(["lane", "works, ms", "of the step"], rows)
+    print(f"the step takes {step:.3f} ms; backward hides {answer['overlap']:.0%} of communication")
+
+
+def write(path: Path, text: str, flag: str) -> None:
+    """Write a file that the user asked for. Raises UsageError naming the flag."""
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: {error.strerror}") from None

@@ -1,0 +1,78 @@
+"""What a user rules out of a plan, from a file: TOML, or JSON where the name ends in .json.
+
+    most_encodes = 1            # how often a bucket may be encoded: each encoding costs accuracy
+    devices = ["gpu"]           # where encoding and decoding may happen; [] plans without compression
+    flat = true                 # options that know no nodes
+    hierarchical = true         # options that sum within nodes first
+    servers = true              # options over servers, where the cluster has some
+
+All fields may be left out. Owns the file's shape and its errors; what each field means for an option is ``options.Constraints``'.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from psgc.errors import UsageError
+from psgc.plan.options import DEVICES, Constraints
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SWITCHES: Final = ("flat", "hierarchical", "servers")
+FIELDS: Final = ("most_encodes", "devices", *SWITCHES)
+# All options are open, those over servers, too.
+ALL: Final = Constraints(servers=True)
+
+
+def load_constraints(text: str) -> Constraints:
+    """The constraints in a file. Raises UsageError naming the file and the field."""
+    path = Path(text)
+    try:
+        content = path.read_text()
+        document = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
+    except OSError as error:
+        raise UsageError(f"constraints {text}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"constraints {text}: no valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
+    return read_constraints(document, f"constraints {text}")
+
+
+def read_constraints(document: Any, source: str) -> Constraints:
+    """Constraints from their document. Raises UsageError naming ``source`` and the field."""
+    if not isinstance(document, Mapping):
+        raise UsageError(f"{source}: expected an object with some of {', '.join(FIELDS)}")
+    for key in document:
+        if key == "codec":
+            raise UsageError(f"{source}: field codec: a plan has one codec for all buckets that are encoded; choose it with --codec")
+        if key not in FIELDS:
+            raise UsageError(f"{source}: unknown field {key!r}; there are {', '.join(FIELDS)}")
+    switches = {key: _switch(document, key, source) for key in SWITCHES}
+    return Constraints(_devices(document, source), _most_encodes(document, source), **switches)
+
+
+def _switch(document: Mapping[str, Any], key: str, source: str) -> bool:
+    value = document.get(key, True)
+    if not isinstance(value, bool):
+        raise UsageError(f"{source}: field {key} is {value!r}, expected true or false")
+    return value
+
+
+def _devices(document: Mapping[str, Any], source: str) -> tuple[str, ...]:
+    value = document.get("devices", list(DEVICES))
+    if not isinstance(value, list) or any(device not in DEVICES for device in value):
+        raise UsageError(f"{source}: field devices is {value!r}, expected a list of {' and '.join(DEVICES)}, or of none")
+    return tuple(device for device in DEVICES if device in value)
+
+
+def _most_encodes(document: Mapping[str, Any], source: str) -> int | None:
+    value = document.get("most_encodes")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise UsageError(f"{source}: field most_encodes is {value!r}, expected a whole number of at least 0")
+    return value

@@ -1,0 +1,78 @@
+"""A planning job from what a user names: profile, cluster, codec and constraints become one problem, and notes on what was assumed.
+
+Owns what holds where the user says nothing: which codec, and which codec times. Files' shapes are their own modules' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from psgc.errors import UsageError
+from psgc.plan.cluster import load_cluster
+from psgc.plan.constraints import ALL
+from psgc.plan.costs import CodecCosts
+from psgc.plan.options import Constraints, encodes
+from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
+from psgc.plan.problem import Problem, codec_costs
+from psgc.plan.profile import V100_CODECS, Profile, load_profile
+
+# The codec of a plan for which none is chosen is the first of these that the profile has times for: those that train as without them under
+# every optimiser first, then those that need error feedback, and what only the published times of V100 know last.
+PREFERRED: Final = ("int8", "bf16", "fp16", "int4", "onebit", "topk", "randomk", "efsignsgd", "dgc")
+
+
+class Job(NamedTuple):
+    """A problem, and what was assumed in posing it, a line each."""
+
+    problem: Problem
+    notes: tuple[str, ...]
+
+
+def load_job(profile_text: str, cluster_text: str, codec: str | None = None, constraints: Constraints = ALL) -> Job:
+    """The job of these files or names. Raises UsageError or CodecError saying what is wrong with which."""
+    profile, notes = _with_codec_times(load_profile(profile_text))
+    cluster = load_cluster(cluster_text)
+    if not constraints.devices or codec == UNCOMPRESSED:
+        without = CodecCosts(UNCOMPRESSED, 4.0, {}, raw=profile.codecs.get(UNCOMPRESSED, {}))
+        return Job(Problem(profile, cluster, without, constraints), tuple(notes))
+    if codec is None:
+        codec = default_codec(profile, constraints.devices)
+        notes.append(f"codec {codec}, since none was chosen: the first that the profile has times for of {', '.join(PREFERRED)}")
+    costs = codec_costs(codec, profile, cluster.gpus)
+    if not any(costs.knows(device) for device in constraints.devices):
+        raise UsageError(
+            f"codec {codec}: the profile has no times for it on {' or '.join(constraints.devices)}; measure them with psgc profile"
+        )
+    return Job(Problem(profile, cluster, costs, constraints), tuple(notes))
+
+
+def _with_codec_times(profile: Profile) -> tuple[Profile, list[str]]:
+    if profile.codecs:
+        return profile, []
+    note = "codec times are the published ones of V100 and its host, since the profile has none"
+    return replace(profile, codecs=V100_CODECS), [note]
+
+
+def default_codec(profile: Profile, devices: Sequence[str]) -> str:
+    """The codec to plan with if none is chosen. Raises UsageError if the profile has times of none on these devices."""
+    for name in PREFERRED:
+        if any(device in profile.codecs.get(name, {}) for device in devices):
+            return name
+    raise UsageError(f"profile: times of no codec on {' or '.join(devices)}; choose one with --codec, or measure them with psgc profile")
+
+
+def codec_of(buckets: Iterable[PlannedBucket], source: str) -> str:
+    """The one codec of a plan's buckets, ``none`` if no option encodes. Raises UsageError for an option that encodes with ``none``, or if
+    there are several."""
+    found: dict[str, str] = {}
+    for bucket in buckets:
+        if encodes(bucket.option):
+            if bucket.codec == UNCOMPRESSED:
+                raise UsageError(f"{source}: the bucket of {bucket.tensors[0]!r} is encoded, but its codec is none; name the codec")
+            found.setdefault(bucket.codec, bucket.tensors[0])
+    if len(found) > 1:
+        several = ", ".join(f"{codec} (of {tensor!r})" for codec, tensor in found.items())
+        raise UsageError(f"{source}: several codecs: {several}; a simulation has one: choose whose times to take with --codec")
+    return next(iter(found), UNCOMPRESSED)

@@ -1,0 +1,85 @@
+"""Who works when in a simulated step: backward, and what every resource does for which part.
+
+Owns spans of time by lane and what follows from them: how long each lane works, and how much of communication backward hides. Knows nothing
+of pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from psgc.plan.costs import BOTH_WAYS, INTRA, RECEIVE, RESOURCES, SEND
+from psgc.plan.problem import Simulated
+
+BACKWARD: Final = "backward"
+LANES: Final = (BACKWARD, *RESOURCES)
+LINKS: Final = frozenset(RESOURCES[link] for link in (INTRA, SEND, RECEIVE))
+
+
+class Span(NamedTuple):
+    """One piece of work on one lane. bucket: its place in the plan; part and bucket: -1 of backward of what needs no communication."""
+
+    lane: str
+    bucket: int
+    part: int
+    action: str
+    start_us: float
+    us: float
+
+    @property
+    def end_us(self) -> float:
+        return self.start_us + self.us
+
+
+def spans(simulated: Simulated) -> list[Span]:
+    """Backward's segments, then every task as often as it holds a lane, in the chains' order; segments that take no time are left out."""
+    chains, timeline, rows = simulated.chains, simulated.timeline, simulated.rows
+    found, before = [], 0.0
+    for chain, ready in enumerate(chains.ready_us.tolist()):
+        first, after = int(chains.first[chain]), int(chains.first[chain + 1])
+        if ready > before:
+            bucket, part = rows[first][:2] if first < after else (-1, -1)
+            found.append(Span(BACKWARD, bucket, part, BACKWARD, float(timeline.backward_us[chain]), ready - before))
+        before = ready
+    columns = (chains.resource.tolist(), timeline.start_us.tolist(), chains.us.tolist())
+    for row, resource, start, us in zip(rows, *columns, strict=True):
+        found += [Span(RESOURCES[one], *row, start, us) for one in ((SEND, RECEIVE) if resource == BOTH_WAYS else (resource,))]
+    return found
+
+
+def busy_us(found: Iterable[Span]) -> dict[str, float]:
+    """How long each lane works, by name; ``gpu`` without backward."""
+    total = dict.fromkeys(LANES, 0.0)
+    for span in found:
+        total[span.lane] += span.us
+    return total
+
+
+def overlap(found: Sequence[Span]) -> float:
+    """The share of communication that backward hides: of the time in which at least one link works (``intra``, ``inter-send``,
+    ``inter-receive``), that in which backward computes. 1 where no link works at all."""
+    links = _union((span.start_us, span.end_us) for span in found if span.lane in LINKS)
+    backward = _union((span.start_us, span.end_us) for span in found if span.lane == BACKWARD)
+    total = _length(links)
+    if total == 0.0:
+        return 1.0
+    return min(1.0, (total + _length(backward) - _length(_union((*links, *backward)))) / total)
+
+
+Interval = tuple[float, float]
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same moments as intervals that do not meet, ascending."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in intervals)

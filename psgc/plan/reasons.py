@@ -1,0 +1,111 @@
+"""Why a plan does with a bucket what it does: what the step would be if this bucket alone were encoded, or not, and which lane feels it.
+
+The other way is the quickest one for a part of that size by itself: of the uncompressed options for a bucket that is encoded, of those that
+encode once for one that is not. Owns the comparison and its sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from psgc.plan.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, Task, tasks
+from psgc.plan.options import Option, encodes
+from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
+from psgc.plan.problem import Problem, simulate
+from psgc.plan.timeline import F64
+from psgc.plan.wording import ms
+
+# Each bucket looked into costs a simulation of the whole step; those that are left are the smallest.
+MOST_LOOKED_INTO: Final = 64
+# A change of the step by less than this share of it is none: models are not that exact.
+NO_CHANGE: Final = 1e-3
+
+
+class Reason(NamedTuple):
+    """other: the option compared with, None where there is none; longer_us: by how much it would make the step longer; lane: that whose
+    work changes most; here_us and there_us: the bucket's work on it as planned, and the other way."""
+
+    other: Option | None
+    longer_us: float
+    lane: str
+    here_us: float
+    there_us: float
+
+
+NO_OTHER: Final = Reason(None, 0.0, "", 0.0, 0.0)
+
+
+def reasons(problem: Problem, buckets: Sequence[PlannedBucket]) -> dict[int, Reason]:
+    """By the bucket's place, of the largest buckets, ``MOST_LOOKED_INTO`` at most."""
+    step_us = simulate(problem, buckets).step_us
+    largest = sorted(range(len(buckets)), key=lambda number: -buckets[number].numel)[:MOST_LOOKED_INTO]
+    others = dict.fromkeys(largest, NO_OTHER)
+    for encoded in (True, False):
+        numbers = [number for number in largest if bool(encodes(buckets[number].option)) == encoded]
+        options = [option for option in problem.options if encodes(option) == (0 if encoded else 1)]
+        if numbers and options:
+            found = quickest(problem, options, [_part_numel(buckets[number]) for number in numbers])
+            others |= {number: _reason(problem, buckets, number, other, step_us) for number, other in zip(numbers, found, strict=True)}
+    return others
+
+
+def _part_numel(bucket: PlannedBucket) -> float:
+    return bucket.numel / bucket.parts
+
+
+def _reason(problem: Problem, buckets: Sequence[PlannedBucket], number: int, other: Option, step_us: float) -> Reason:
+    bucket = buckets[number]
+    here, there = (_work_us(problem, option, bucket) for option in (bucket.option, other))
+    lane = max(RESOURCES, key=lambda name: abs(there[name] - here[name]))
+    changed = [*buckets[:number], encoded_as(problem, bucket, other), *buckets[number + 1 :]]
+    return Reason(other, simulate(problem, changed).step_us - step_us, lane, here[lane], there[lane])
+
+
+def encoded_as(problem: Problem, bucket: PlannedBucket, option: Option) -> PlannedBucket:
+    """The bucket with another option, and the codec that goes with it."""
+    return replace(bucket, option=option, codec=problem.codec.name if encodes(option) else UNCOMPRESSED)
+
+
+def all_encoded(problem: Problem, buckets: Sequence[PlannedBucket]) -> tuple[PlannedBucket, ...] | None:
+    """Every bucket with the quickest option that encodes once; None if all such are ruled out."""
+    once = [option for option in problem.options if encodes(option) == 1]
+    if not once:
+        return None
+    found = quickest(problem, once, [_part_numel(bucket) for bucket in buckets])
+    return tuple(encoded_as(problem, bucket, option) for bucket, option in zip(buckets, found, strict=True))
+
+
+def quickest(problem: Problem, options: Sequence[Option], numels: Sequence[float]) -> list[Option]:
+    """For each number of elements the option that takes the least time for them by themselves; the first of equal ones."""
+    priced: dict[Task, F64] = {}
+    total = np.zeros((len(options), len(numels)))
+    for number, option in enumerate(options):
+        for task in tasks(option, problem.cluster, problem.codec):
+            if task not in priced:
+                priced[task] = np.array([problem.codec.task_us(task, numel) for numel in numels])
+            total[number] += priced[task]
+    return [options[number] for number in total.argmin(axis=0).tolist()]
+
+
+def _work_us(problem: Problem, option: Option, bucket: PlannedBucket) -> dict[str, float]:
+    """What the bucket makes every resource work on its way by this option."""
+    total = dict.fromkeys(RESOURCES, 0.0)
+    for _, resource, us in problem.part_tasks(option, _part_numel(bucket)):
+        for one in (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,):
+            total[RESOURCES[one]] += us * bucket.parts
+    return total
+
+
+def sentence(bucket: PlannedBucket, reason: Reason, step_us: float) -> str:
+    """The reason in words."""
+    way = "uncompressed" if encodes(bucket.option) else "encoded"
+    if reason.other is None:
+        return f"no option leaves it {way}"
+    change = f"{reason.lane} works {ms(reason.here_us)} ms for it, {ms(reason.there_us)} if it were {way}"
+    if abs(reason.longer_us) < NO_CHANGE * step_us:
+        return f"{change}; the step would be the same: other work hides it"
+    return f"{change}; the step would take {ms(abs(reason.longer_us))} ms {'longer' if reason.longer_us > 0 else 'less'}"

@@ -1,0 +1,48 @@
+"""A simulated step in the trace format that Perfetto (ui.perfetto.dev) and chrome://tracing open: a lane a resource, and backward.
+
+Source: "Trace Event Format", Google: complete events (``X``) with times in microseconds, and metadata events (``M``) that name lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from psgc.plan.lanes import BACKWARD, LANES, Span, spans
+from psgc.plan.plan import PlannedBucket
+from psgc.plan.problem import Simulated
+from psgc.plan.wording import tensors_text
+
+PROCESS: Final = 1
+
+
+def trace(simulated: Simulated, buckets: Sequence[PlannedBucket], title: str = "one step") -> dict[str, Any]:
+    """The trace, ready for JSON. An event is named bucket/part/action, and has the bucket's tensors and option beside it."""
+    named = [_metadata("process_name", 0, name=f"{title}, simulated")]
+    for number, lane in enumerate(LANES):
+        named += [_metadata("thread_name", number, name=lane), _metadata("thread_sort_index", number, sort_index=number)]
+    return {"displayTimeUnit": "ms", "traceEvents": [*named, *(_event(span, buckets) for span in spans(simulated))]}
+
+
+def _metadata(kind: str, lane: int, **what: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": PROCESS, "tid": lane, "args": what}
+
+
+def _event(span: Span, buckets: Sequence[PlannedBucket]) -> dict[str, Any]:
+    return {
+        "ph": "X", "name": _name(span), "cat": span.lane, "pid": PROCESS, "tid": LANES.index(span.lane), "ts": span.start_us, "dur": span.us,
+        "args": _details(buckets[span.bucket]) if span.bucket >= 0 else {},
+    }  # fmt: skip
+
+
+def _name(span: Span) -> str:
+    if span.lane == BACKWARD:
+        return BACKWARD if span.bucket < 0 else f"{span.bucket}/{BACKWARD}"
+    return f"{span.bucket}/{span.part}/{span.action}"
+
+
+def _details(bucket: PlannedBucket) -> dict[str, Any]:
+    return {
+        "tensors": tensors_text(bucket.tensors), "numel": bucket.numel, "parts": bucket.parts, "codec": bucket.codec,
+        "option": " ".join(bucket.option),
+    }  # fmt: skip

@@ -1,0 +1,109 @@
+"""A planning job from what a user names: what is assumed where nothing is said, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psgc.errors import UsageError
+from psgc.plan.constraints import ALL, load_constraints, read_constraints
+from psgc.plan.job import codec_of, default_codec, load_job
+from psgc.plan.options import Constraints, encodes
+from psgc.plan.plan import PlannedBucket
+from psgc.plan.profile import CostCurve, Profile, TensorProfile
+
+CURVE = CostCurve((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))
+TENSORS = (TensorProfile("a", 10, 0.0),)
+
+
+def test_a_codec_that_trains_as_without_it_is_chosen_first() -> None:
+    profile = Profile("m", TENSORS, codecs={"onebit": {"gpu": CURVE}, "bf16": {"cpu": CURVE}})
+    assert default_codec(profile, ("gpu", "cpu")) == "bf16"
+    assert default_codec(profile, ("gpu",)) == "onebit"
+    with pytest.raises(UsageError, match="times of no codec on cpu"):
+        default_codec(Profile("m", TENSORS, codecs={"onebit": {"gpu": CURVE}}), ("cpu",))
+
+
+def test_a_chosen_codec_is_taken_and_what_was_assumed_is_noted() -> None:
+    job = load_job("vgg16", "espresso-nvlink", "efsignsgd")
+    assert (job.problem.codec.name, job.notes) == ("efsignsgd", ())
+    default = load_job("vgg16", "espresso-nvlink")
+    assert default.problem.codec.name.startswith("onebit")
+    assert any("codec onebit, since none was chosen" in note for note in default.notes)
+
+
+def test_a_table_of_tensors_takes_published_codec_times_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("name,numel,ready_us\nx,100,0\n")
+    job = load_job(str(tmp_path / "t.csv"), "espresso-pcie", "randomk")
+    assert job.problem.codec.knows("gpu")
+    assert any("published ones of V100" in note for note in job.notes)
+
+
+@pytest.mark.parametrize(("codec", "constraints"), [("none", ALL), (None, Constraints(devices=()))])
+def test_without_compression_options_are_the_uncompressed_ones(codec: str | None, constraints: Constraints) -> None:
+    problem = load_job("vgg16", "espresso-pcie", codec, constraints).problem
+    assert len(problem.options) == 9
+    assert not any(map(encodes, problem.options))
+
+
+def test_a_codec_without_times_on_the_devices_is_refused(tmp_path: Path) -> None:
+    curve = {"numel": [1, 2], "encode_us": [1, 2], "decode_us": [1, 2]}
+    document = {"version": 1, "model": "m", "tensors": [{"name": "a", "numel": 10, "ready_us": 0}], "codecs": {"int8": {"cpu": curve}}}
+    (tmp_path / "p.json").write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="codec int8: the profile has no times for it on gpu"):
+        load_job(str(tmp_path / "p.json"), "espresso-nvlink", "int8", Constraints(devices=("gpu",)))
+    assert all("gpu" not in action for option in load_job(str(tmp_path / "p.json"), "espresso-nvlink").problem.options for action in option)
+
+
+def bucket(name: str, codec: str, *option: str) -> PlannedBucket:
+    return PlannedBucket((name,), 10, 1, 0, codec, option)
+
+
+def test_a_plans_codec_is_that_of_the_buckets_it_encodes() -> None:
+    plain, ways = bucket("a", "none", "flat.all_reduce"), ("comp@gpu", "flat.all_gather.c", "decomp@gpu")
+    assert codec_of([plain], "p") == "none"
+    assert codec_of([plain, bucket("b", "int8", *ways)], "p") == "int8"
+    with pytest.raises(UsageError, match=r"p: several codecs: int8 \(of 'b'\), onebit \(of 'c'\)"):
+        codec_of([bucket("b", "int8", *ways), bucket("c", "onebit", *ways)], "p")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.toml", 'most_encodes = 1\ndevices = ["gpu"]\nflat = false\n'),
+        ("c.json", '{"most_encodes": 1, "devices": ["gpu"], "flat": false}'),
+    ],
+)
+def test_constraints_are_read_from_toml_and_json(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert load_constraints(str(tmp_path / name)) == Constraints(("gpu",), 1, flat=False, hierarchical=True, servers=True)
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"most_encoded": 1}, "c: unknown field 'most_encoded'; there are most_encodes, devices, flat, hierarchical, servers"),
+        ({"most_encodes": -1}, "field most_encodes is -1"),
+        ({"most_encodes": True}, "field most_encodes is True"),
+        ({"devices": ["tpu"]}, r"field devices is \['tpu'\], expected a list of gpu and cpu"),
+        ({"devices": "gpu"}, "field devices is 'gpu'"),
+        ({"flat": "no"}, "field flat is 'no', expected true or false"),
+        ({"codec": {"*": "int8"}}, "field codec: a plan has one codec"),
+        ([], "expected an object"),
+    ],
+)
+def test_wrong_constraints_are_refused_by_their_field(document: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read_constraints(document, "c")
+
+
+def test_a_constraints_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"constraints .*none.toml: No such file"):
+        load_constraints(str(tmp_path / "none.toml"))
+    for name, kind in (("c.toml", "TOML"), ("c.json", "JSON")):
+        (tmp_path / name).write_text("{")
+        with pytest.raises(UsageError, match=f"no valid {kind}"):
+            load_constraints(str(tmp_path / name))
