@@ -30,7 +30,7 @@ MIXTURES: Final = 64
 FEW_TENSORS: Final = 6  # so many are fused in every way
 TAPER: Final = 0.25
 SOME_TENSORS: Final = 12  # so many are also tried each by itself, with more candidates
-RANKS: Final = 2  # candidates at a price, then: the best of a few buckets may be no one's cheapest
+MOST_ALONE: Final = 3000  # timelines for the tensors of a small job, each by itself
 MOST_TRIALS: Final = 400  # timelines for one bucketing
 WORK: Final = 3_500  # and those times their chains
 COARSE: Final = 2  # sizes are alike within a factor of four
@@ -73,6 +73,12 @@ class Search:
     best: Chosen | None = None
     fitting: dict[int, Fitting] = field(default_factory=dict)
 
+    @property
+    def ranks(self) -> int:
+        """How many candidates there are at a price. The best option of one of a few buckets may be no one's cheapest."""
+        tensors = len(self.problem.profile.tensors)
+        return 6 if tensors <= FEW_TENSORS else 3 if tensors <= SOME_TENSORS else 1
+
     def fit(self, sizes: Iterable[int]) -> None:
         """Find the options that are the cheapest of all at some prices, for parts of these sizes, powers of two."""
         wanted = [size for size in sizes if size not in self.fitting]
@@ -80,8 +86,7 @@ class Search:
             loads = self.space.loads(self.space.times(np.exp2(wanted)))  # resources, atoms, sizes
             prices = mixtures(loads.shape[0])
             costs = np.tensordot(loads, prices, (0, 0)).reshape(loads.shape[1], -1)
-            ranks = RANKS if len(self.problem.profile.tensors) <= SOME_TENSORS else 1
-            ways = self.space.shortest(costs, ranks)[1]
+            ways = self.space.shortest(costs, self.ranks)[1]
             count = prices.shape[1]
             for at, size in enumerate(wanted):
                 found = ways[at * count : (at + 1) * count]
@@ -105,7 +110,7 @@ class Search:
             starts = np.array([[numbers[way] for way in start]])
         else:
             starts = np.array([[numbers[way] for way in one.cheapest] for one in fitting]).T[:, kind]
-        return self.descend(bucketing, list(ways), sizes, kind, fits, starts, WORK)
+        return self.descend(bucketing, list(ways), sizes, kind, fits, starts, min(WORK, MOST_TRIALS * int(bucketing.parts.sum())))
 
     def recut(self, bucketing: Bucketing) -> Chosen:
         """The best choice for the best one's buckets cut otherwise, among the ways that they take now."""
@@ -123,7 +128,7 @@ class Search:
         ready, chain = _chains(bucketing)
         until = np.searchsorted(ready, bucketing.ready_us)
         choice = np.zeros(len(bucketing.parts), np.int64)
-        trials = min(MOST_TRIALS, work // len(ready))
+        trials = work // len(ready)
         step, _, _ = descend(
             ready, chain, until, kind, fits, *self.tables(ways, sizes), np.ascontiguousarray(starts), choice, trials
         )  # fmt: skip
@@ -179,13 +184,14 @@ class Search:
         self.recut(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)))
 
     def alone(self) -> None:
-        """Try every tensor by itself: from what the best so far has for it, from nothing encoded, and cut."""
-        tensors, part = self.problem.profile.tensors, self.problem.profile.numel / COARSEST
+        """Try every tensor by itself: from what the best so far has for it, and all options on GPUs from nothing encoded."""
+        tensors = self.problem.profile.tensors
         whole = each_alone(tensors, np.inf)
         self.go_on(whole)
-        for way in self.space.graph.plain[:1]:
-            self.choose(whole, (way,) * len(tensors))
-        self.go_on(each_alone(tensors, part))
+        ways = list(self.space.graph.on_gpus)
+        sizes, kind = np.unique(whole.numel, return_inverse=True)
+        fits = np.ones((len(sizes), len(ways)), bool)
+        self.descend(whole, ways, sizes, kind, fits, np.zeros((1, len(tensors)), np.int64), MOST_ALONE * len(tensors))
 
     def recut_largest(self) -> None:
         """Cut the largest buckets of the best one otherwise, each as long as that is better."""
