@@ -16,8 +16,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.plan.bucketing import Bucketing, each_alone, every_fusion, fused
+from psgc.plan.baselines import fp32
+from psgc.plan.bucketing import Bucketing, each_alone, every_fusion, fused, of_runs
 from psgc.plan.descent import descend, simplify
+from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
 from psgc.plan.options import encodes
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
@@ -26,11 +28,11 @@ from psgc.plan.profile import F64
 from psgc.plan.space import Space, Way
 from psgc.plan.timeline import Ints
 
-MIXTURES: Final = 64
+MIXTURES: Final = 48
 FEW_TENSORS: Final = 6  # so many are fused in every way
+SMALL_JOB: Final = 9  # for so many tensors what Espresso would do is a start, too
 TAPER: Final = 0.25
-SOME_TENSORS: Final = 12  # so many are also tried each by itself, with more candidates
-MOST_ALONE: Final = 3000  # timelines for the tensors of a small job, each by itself
+SOME_TENSORS: Final = 64  # so many are also tried each by itself
 MOST_TRIALS: Final = 400  # timelines for one bucketing
 WORK: Final = 3_500  # and those times their chains
 COARSE: Final = 2  # sizes are alike within a factor of four
@@ -75,9 +77,10 @@ class Search:
 
     @property
     def ranks(self) -> int:
-        """How many candidates there are at a price. The best option of one of a few buckets may be no one's cheapest."""
-        tensors = len(self.problem.profile.tensors)
-        return 6 if tensors <= FEW_TENSORS else 3 if tensors <= SOME_TENSORS else 1
+        """How many candidates there are at a price. The best option of one of a few buckets may be no one's cheapest, above all where few
+        resources are to be traded for one another."""
+        flat = min(self.problem.cluster.nodes, self.problem.cluster.gpus_per_node) == 1
+        return 4 if flat else 3 if len(self.problem.profile.tensors) <= SMALL_JOB else 2
 
     def fit(self, sizes: Iterable[int]) -> None:
         """Find the options that are the cheapest of all at some prices, for parts of these sizes, powers of two."""
@@ -184,14 +187,18 @@ class Search:
         self.recut(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)))
 
     def alone(self) -> None:
-        """Try every tensor by itself: from what the best so far has for it, and all options on GPUs from nothing encoded."""
+        """Try every tensor by itself, from what the best so far has for it."""
+        self.go_on(each_alone(self.problem.profile.tensors, np.inf))
+
+    def published(self) -> None:
+        """Try what can be made of Espresso's plan, and of BytePS's without compression."""
         tensors = self.problem.profile.tensors
-        whole = each_alone(tensors, np.inf)
-        self.go_on(whole)
-        ways = list(self.space.graph.on_gpus)
-        sizes, kind = np.unique(whole.numel, return_inverse=True)
-        fits = np.ones((len(sizes), len(ways)), bool)
-        self.descend(whole, ways, sizes, kind, fits, np.zeros((1, len(tensors)), np.int64), MOST_ALONE * len(tensors))
+        for method in (espresso, fp32):
+            buckets = method(self.problem).buckets
+            ways = [self.space.graph.ways.get(bucket.option) for bucket in buckets]
+            if None not in ways:  # constraints may have left the method's options out
+                cut = of_runs(tensors, range(len(tensors) + 1), [bucket.parts for bucket in buckets])
+                self.choose(cut, tuple(way for way in ways if way is not None))
 
     def recut_largest(self) -> None:
         """Cut the largest buckets of the best one otherwise, each as long as that is better."""
@@ -221,6 +228,8 @@ def search(problem: Problem) -> Found:
             made.choose(bucketing)
     if len(tensors) <= SOME_TENSORS:
         made.alone()
+    if len(tensors) <= SMALL_JOB and made.space.graph.plain:
+        made.published()
     made.recut_largest()
     made.simplify()
     assert made.best is not None
