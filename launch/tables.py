@@ -11,7 +11,7 @@ def print_table(header: list[str], rows: list[list[str]], title: str | None = No
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", show_header=any(header))
     for name in header:
         table.add_column(name, overflow="fold")
     for row in rows:

@@ -118,14 +118,9 @@ def _trade(one: dict[str, Any]) -> str:
 
 def _answer_cases(path: Path, as_json: bool) -> None:
     from psgc.plan.cases import run_cases
+    from psgc.plan.documents import read_document
 
-    try:
-        document = json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"whatif: --cases {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"whatif: --cases {path}: no valid JSON: {error}") from None
-    found = run_cases(document)
+    found = run_cases(read_document(path, f"whatif: --cases {path}"))
     if as_json:
         print(json.dumps(found))
         return

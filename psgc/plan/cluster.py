@@ -19,19 +19,16 @@ Owns the file's shape and its errors. Gbit/s are 1e9 bit/s; a latency is one mes
 from __future__ import annotations
 
 import json
-import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from psgc.errors import UsageError
+from psgc.plan.documents import is_number, read_document, shown
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+MOST_MACHINES: Final = 1_000_000  # nodes, servers, or GPUs of a node: a typing error beyond
+LEAST_GBPS: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +108,7 @@ def load_cluster(text: str) -> Cluster:
     path = Path(text)
     if not path.is_file():
         raise UsageError(f"cluster {text!r} is neither a file nor one of {', '.join(_NAMED)}")
-    try:
-        document = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: no valid TOML: {error}") from None
+    document = read_document(path, str(path), toml=True)
     return read_cluster(document, path.stem, str(path))
 
 
@@ -135,8 +129,10 @@ def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster
 
 def _whole(document: Mapping[str, Any], key: str, least: int, source: str) -> int:
     value = document.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{source}: field {key} is {value!r}, expected a whole number of at least {least}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_MACHINES:
+        raise UsageError(
+            f"{source}: field {key} is {shown(value)}, expected a whole number of at least {least}, and {MOST_MACHINES:,} at most"
+        )
     return value
 
 
@@ -154,10 +150,9 @@ def read_link(table: Any, key: str, source: str) -> Link:
     values = []
     for field, above in (("gbps", True), ("latency_us", False)):
         value = table.get(field)
-        fine = (
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and (value > 0 if above else value >= 0)
-        )
-        if not fine:
-            raise UsageError(f"{source}: field {key}.{field} is {value!r}, expected a number {'above' if above else 'of at least'} 0")
+        if not is_number(value, above=above) or (above and value < LEAST_GBPS):  # type: ignore[operator]
+            raise UsageError(
+                f"{source}: field {key}.{field} is {shown(value)}, expected a number {'above' if above else 'of at least'} 0 that a link can have"
+            )
         values.append(float(value))  # type: ignore[arg-type]
     return Link(*values)

@@ -65,11 +65,15 @@ def profile_of(
     ordered = sorted(ready, key=lambda name: ready[name])  # stable: equal ones stay as they were declared
     return Profile(
         model=model, hardware=hardware, date=date,
-        source=f"measured: medians of {len(kept)} of {len(iterations)} iterations, the others were outliers",
+        source=f"measured: medians of {_counted(len(kept), len(iterations))}",
         tensors=tuple(TensorProfile(name, numel[name], round(ready[name] - first, 3)) for name in ordered),
         forward_us=round(statistics.median(iteration.forward_us for iteration in kept), 3),
         spread={total: spread_of([read(iteration) for iteration in kept]) for total, read in _TOTALS.items()},
     )  # fmt: skip
+
+
+def _counted(kept: int, observed: int) -> str:
+    return f"{kept} iterations" if kept == observed else f"{kept} of {observed} iterations, the others were outliers"
 
 
 def _without_outliers(iterations: Sequence[Iteration]) -> list[Iteration]:

@@ -12,17 +12,18 @@ Owns the shape and its errors. What a plan costs, and who runs it, is others' bu
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from psgc.errors import UsageError
+from psgc.plan.documents import read_document, shown
 from psgc.plan.options import Option, all_options, server_options, unknown_actions
 
 VERSION: Final = 1
 UNCOMPRESSED: Final = "none"
+MOST_PARTS: Final = 1 << 16  # of a bucket; parts of 64 KiB of fp32 then make 4 GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,7 @@ class Plan:
 
 def load_plan(text: str) -> Plan:
     """The plan in a file. Raises UsageError naming the file and the field."""
-    try:
-        document = json.loads(Path(text).read_text())
-    except OSError as error:
-        raise UsageError(f"plan {text}: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"plan {text}: no valid JSON: {error}") from None
-    return read_plan(document, str(text))
+    return read_plan(read_document(Path(text), f"plan {text}"), text)
 
 
 def read_plan(document: Any, source: str) -> Plan:
@@ -100,6 +95,8 @@ def _bucket(entry: Any, place: str) -> PlannedBucket:
         raise UsageError(f"{place}: field option is {option!r:.80}, expected a list of actions")
     numel, parts, priority = _whole(entry, "numel", 1, place), _whole(entry, "parts", 1, place), _whole(entry, "priority", None, place)
     part_numel = _whole(entry, "part_numel", 1, place) if "part_numel" in entry else 0
+    if parts > min(numel, MOST_PARTS):
+        raise UsageError(f"{place}: field parts is {shown(parts)}, expected no more than its {numel} elements, and {MOST_PARTS:,} at most")
     check_option(tuple(option), place)
     return PlannedBucket(tuple(tensors), numel, parts, priority, codec, tuple(option), part_numel)
 
@@ -112,7 +109,7 @@ def _whole(entry: Mapping[str, Any], key: str, least: int | None, place: str) ->
     value = entry.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
         bound = "" if least is None else f" of at least {least}"
-        raise UsageError(f"{place}: field {key} is {value!r}, expected a whole number{bound}")
+        raise UsageError(f"{place}: field {key} is {shown(value)}, expected a whole number{bound}")
     return value
 
 

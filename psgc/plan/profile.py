@@ -17,7 +17,6 @@ former and one of the latter. ``none`` has times, too: copies into slots, out of
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 from psgc.errors import UsageError
 from psgc.plan.architectures import architecture, architecture_names
 from psgc.plan.cluster import Link, read_link
+from psgc.plan.documents import is_number, read_document, shown
 
 F64 = NDArray[np.float64]
 VERSION: Final = 1
@@ -201,13 +201,24 @@ def load_profile(text: str, gpu: str = "v100") -> Profile:
         if text.lower().replace("_", "-") in architecture_names():
             return computed_profile(text, gpu)
         raise UsageError(f"profile {text!r} is neither a file nor one of {', '.join(architecture_names())}")
+    if path.suffix != ".csv":
+        return read_profile(read_document(path, str(path)), str(path))
     try:
-        if path.suffix == ".csv":
-            with path.open(newline="") as file:
-                return read_table(csv.DictReader(file), path.stem, str(path))
-        return read_profile(json.loads(path.read_text()), str(path))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: no valid JSON: {error}") from None
+        with path.open(newline="") as file:
+            return read_table(_rows(csv.DictReader(file), str(path)), path.stem, str(path))
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"{path}: no valid CSV: {error}") from None
+
+
+def _rows(table: csv.DictReader[str], source: str) -> csv.DictReader[str]:
+    """The table, if it has the columns. Raises UsageError naming those that it has."""
+    found = table.fieldnames or ()
+    for column in ("name", "numel", "ready_us"):
+        if column not in found:
+            raise UsageError(
+                f"{source}: no column {column}; expected name, numel and ready_us in the first line, got {shown(','.join(found))}"
+            )
+    return table
 
 
 def read_table(rows: Iterable[Mapping[str, Any]], model: str, source: str) -> Profile:
@@ -272,8 +283,8 @@ def _objects(document: Mapping[str, Any], key: str, source: str) -> list[tuple[s
 
 
 def _number(value: Any, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise UsageError(f"{place} is {value!r}, expected a number of at least 0")
+    if not is_number(value):
+        raise UsageError(f"{place} is {shown(value)}, expected a number of at least 0")
     return float(value)
 
 
@@ -282,10 +293,8 @@ def _tensor(entry: Any, place: str) -> TensorProfile:
         raise UsageError(f"{place}: expected a tensor with name, numel and ready_us")
     numel, ready = entry.get("numel"), entry.get("ready_us")
     if isinstance(numel, bool) or not isinstance(numel, int | float) or numel != numel // 1 or not 1 <= numel <= MOST_NUMEL:
-        raise UsageError(f"{place}: numel of {entry['name']!r} is {numel!r}, expected a whole number of at least 1")
-    if isinstance(ready, bool) or not isinstance(ready, int | float) or not math.isfinite(ready) or ready < 0:
-        raise UsageError(f"{place}: ready_us of {entry['name']!r} is {ready!r}, expected a number of at least 0")
-    return TensorProfile(entry["name"], int(numel), float(ready))
+        raise UsageError(f"{place}: numel of {shown(entry['name'])} is {shown(numel)}, expected a whole number of at least 1")
+    return TensorProfile(entry["name"], int(numel), _number(ready, f"{place}: ready_us of {shown(entry['name'])}"))
 
 
 def _read_curve(entry: Any, place: str) -> CostCurve:
@@ -294,12 +303,8 @@ def _read_curve(entry: Any, place: str) -> CostCurve:
     columns = []
     for key in ("numel", "encode_us", "decode_us"):
         values = entry.get(key)
-        if (
-            not isinstance(values, list)
-            or not values
-            or any(not isinstance(v, int | float) or not math.isfinite(v) or v < 0 for v in values)
-        ):
-            raise UsageError(f"{place}: field {key} is {values!r}, expected a list of numbers of at least 0")
+        if not isinstance(values, list) or not values or not all(map(is_number, values)):
+            raise UsageError(f"{place}: field {key} is {shown(values)}, expected a list of numbers of at least 0")
         columns.append(tuple(map(float, values)))
     sizes, encode, decode = columns
     if not len(sizes) == len(encode) == len(decode) or list(sizes) != sorted(set(sizes)) or sizes[0] <= 0:

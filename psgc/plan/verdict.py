@@ -85,7 +85,7 @@ def _finite(value: float) -> float | None:
 def sentence(times: Times, saved: float, margin: float, budget: float) -> str:
     """What to do, in one line."""
     if abs(saved) <= margin:
-        word = f"a tie: {abs(saved):.0%} {'faster' if saved > 0 else 'slower'}, +-{margin:.0%}; measure before you choose"
+        word = f"is a tie: {abs(saved):.0%} {'faster' if saved > 0 else 'slower'}, +-{margin:.0%}; measure before you choose"
     elif saved > 0:
         word = f"pays: {saved:.0%} less time, +-{margin:.0%}; it would with up to {budget:,.3g} ms of encoding and decoding, and takes {times.codec_ms:.3g}"
     elif budget > 0:

@@ -59,6 +59,9 @@ def test_a_cluster_survives_its_file(tmp_path: Path) -> None:
         ({"intra": {"gbps": 1, "latency_us": 1, "mbps": 1}}, "unknown field intra.mbps"),
         ({"bandwidth": 3}, "unknown field 'bandwidth'"),
         ({"servers": -1}, "field servers is -1"),
+        ({"nodes": 10**400}, "expected a whole number of at least 1, and 1,000,000 at most"),
+        ({"inter": {"gbps": 1e-300, "latency_us": 1}}, "field inter.gbps is 1e-300"),
+        ({"inter": {"gbps": 1, "latency_us": 10**400}}, "field inter.latency_us is 1000"),
     ],
 )
 def test_a_wrong_cluster_is_refused_by_its_field(change: dict[str, Any], words: str) -> None:
@@ -112,6 +115,9 @@ def test_what_was_measured_beside_tensors_survives_the_json() -> None:
         ({"tensors": [{"name": "a", "numel": 1, "ready_us": 5}, {"name": "b", "numel": 1, "ready_us": 4}]}, "'b' is ready before 'a'"),
         ({"tensors": [{"name": "a", "numel": 1, "ready_us": 5}, {"name": "a", "numel": 1, "ready_us": 5}]}, "two tensors are named 'a'"),
         ({"codecs": {"int8": {"cpu": {"numel": [1], "encode_us": [1, 2], "decode_us": [1]}}}}, "codecs.int8.cpu: numel, encode_us and"),
+        ({"forward_us": 10**400}, "forward_us is 1000"),
+        ({"tensors": [{"name": "a", "numel": 3, "ready_us": 1e300}]}, "ready_us of 'a' is 1e+300"),
+        ({"codecs": {"int8": {"cpu": {"numel": [1], "encode_us": [True], "decode_us": [1]}}}}, "field encode_us is [True]"),
         ({"codecs": {"int8": {"cpu": {"numel": [1], "encode_us": [-1], "decode_us": [1]}}}}, "field encode_us is [-1]"),
     ],
 )
@@ -129,6 +135,26 @@ def test_a_table_of_tensors_is_a_profile(tmp_path: Path) -> None:
     path.write_text("name,numel,ready_us\nhead,many,0\n")
     with pytest.raises(UsageError, match="line 2: column numel is 'many', expected a number"):
         load_profile(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("net.csv", b"name,numel,ready_ms\na,1,0\n", "no column ready_us; expected name, numel and ready_us in the first line, got"),
+        ("net.csv", b"", "no column name"),
+        ("net.csv", b"\xff\xfe\x00", "no valid CSV"),
+        ("net.csv", b"name,numel,ready_us\n" + b"x" * 200_000 + b",1,0\n", "no valid CSV: field larger"),
+        ("net.json", b"\xff\xfe\x00", "no valid JSON"),
+        ("net.json", b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused_in_one_short_line(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        load_profile(str(path))
+    assert str(caught.value).startswith(f"{path}: {words}")
+    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet101", "ugatit", "bert_base", "gpt2", "lstm"])

@@ -22,6 +22,7 @@ def test_tensors_stand_once_in_the_order_of_readiness() -> None:
         ("last.weight", 9, 0.0), ("first.bias", 3, 10.0), ("first.weight", 12, 30.0), ("unused", 5, 30.0),
     ]  # fmt: skip
     assert (profile.model, profile.forward_us, profile.backward_us) == ("net", 100.0, 30.0)
+    assert profile.source == "measured: medians of 4 iterations"
 
 
 def test_an_iteration_far_from_the_others_does_not_count() -> None:

@@ -33,6 +33,8 @@ def test_a_plan_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     [
         ({"numel": -1}, r"buckets\[0\]: field numel is -1"),
         ({"parts": 0}, "field parts is 0"),
+        ({"parts": 31}, "field parts is 31, expected no more than its 30 elements"),
+        ({"numel": 10**9, "parts": 10**6}, "field parts is 1000000, expected .* 65,536 at most"),
         ({"priority": "high"}, "field priority is 'high'"),
         ({"codec": ""}, "field codec is ''"),
         ({"tensors": []}, r"field tensors is \[\]"),

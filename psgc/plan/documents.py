@@ -1,0 +1,46 @@
+"""Reading what users wrote: JSON and TOML files, and numbers in them.
+
+Owns the errors that all such files share: unreadable, malformed, no number, or one beyond what any job has. What the fields mean is others'
+business.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from psgc.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# More than any job has, of microseconds (11 days), Gbit/s or machines; beyond, sums lose the small terms beside the large ones.
+MOST: Final = 1e12
+
+
+def read_document(path: Path, whose: str, *, toml: bool = False) -> Any:
+    """What the file holds. Raises UsageError, in one line that begins with ``whose``."""
+    try:
+        text = path.read_text()
+        return tomllib.loads(text) if toml else json.loads(text)
+    except OSError as error:
+        raise UsageError(f"{whose}: {error.strerror}") from None
+    except RecursionError:
+        raise UsageError(f"{whose}: nested too deeply to be read") from None
+    except ValueError as error:  # of both languages, and of text that is not UTF-8
+        raise UsageError(f"{whose}: no valid {'TOML' if toml else 'JSON'}: {error}") from None
+
+
+def is_number(value: Any, *, above: bool = False) -> bool:
+    """Whether it is a number from 0, or above it, to MOST."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST and (value > 0 or not above)
+
+
+def shown(value: Any) -> str:
+    """A wrong value in an error: not a page of it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}.."
