@@ -51,6 +51,10 @@ class TestbedError(Exception):
     """Why there is no testbed, in one line."""
 
 
+class WrongTestbed(TestbedError):
+    """What was asked for is none: wrong usage."""
+
+
 class Testbed:
     """``with`` it. gbps: of each host's link, 1e9 bit/s, each way; None: as fast as the machine copies. delay_ms: one way, between any
     two hosts; loss: the probability that a packet does not arrive. Raises TestbedError, having left nothing, where it cannot be.
@@ -60,9 +64,11 @@ class Testbed:
 
     def __init__(self, hosts: int = 2, gbps: float | None = None, *, delay_ms: float = 0.0, loss: float = 0.0, seed: int = 0) -> None:
         if not 1 <= hosts <= MOST_HOSTS:
-            raise TestbedError(f"--hosts {hosts}: expected 1 to {MOST_HOSTS}")
-        if (gbps is not None and not 0.001 <= gbps <= 100) or not 0 <= delay_ms <= 10_000 or not 0 <= loss < 1:
-            raise TestbedError(f"--gbps {gbps} --delay-ms {delay_ms} --loss {loss}: expected 0.001 to 100, 0 to 10000, and 0 up to 1")
+            raise WrongTestbed(f"--hosts {hosts}: expected 1 to {MOST_HOSTS}")
+        if gbps is not None and not 0.001 <= gbps <= 100:
+            raise WrongTestbed(f"--gbps {gbps:g}: expected 0.001 to 100")
+        if not 0 <= delay_ms <= 10_000 or not 0 <= loss < 1:
+            raise WrongTestbed(f"--delay-ms {delay_ms:g} --loss {loss:g}: expected 0 to 10000, and from 0 to below 1")
         self.gbps, self._delay_ms, self._loss, self._seed = gbps, delay_ms, loss, seed
         self._prefix = f"{PREFIX}{os.getpid()}-{_start_of(os.getpid())}-{secrets.token_hex(2)}-"
         self.addresses = tuple(f"10.77.0.{host + 1}" for host in range(hosts))
@@ -300,7 +306,7 @@ def psgc_job(
 
     nodes = len(testbed.addresses) - 1
     if nodes < 1:
-        raise TestbedError("--job: expected at least 2 hosts; the first has the scheduler and the servers, the others the workers")
+        raise WrongTestbed("--job: expected at least 2 hosts; the first has the scheduler and the servers, the others the workers")
     env = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     env.update(
         DMLC_NUM_WORKER=str(nodes), DMLC_NUM_SERVER=str(servers), DMLC_PS_ROOT_URI=testbed.addresses[0], DMLC_PS_ROOT_PORT=str(JOB_PORT),
@@ -354,7 +360,8 @@ def main() -> None:
             )
             status = run_members(testbed, members)
     except TestbedError as error:
-        sys.exit(f"testbed: {error}")
+        print(f"testbed: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, WrongTestbed) else 1)
     sys.exit(status)
 
 

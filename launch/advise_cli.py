@@ -12,6 +12,7 @@ from psgc.launch.tables import print_table
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 OPTIMIZERS = ("adam", "sgd")
+MOST_TOKENS, MOST_MEMORY_GBPS = 10**9, 1e6  # a typing error beyond
 
 
 def register(app: typer.Typer) -> None:
@@ -49,8 +50,8 @@ def advise(
     named = tuple(codecs.split(",")) if codecs else ()
     if memory is None:
         memory = known_memory_gbps(gpu or measured.hardware)
-    elif not memory > 0:
-        raise UsageError(f"advise: --memory {memory:g}: expected GB/s above 0")
+    elif not 0 < memory <= MOST_MEMORY_GBPS:
+        raise UsageError(f"advise: --memory {memory:g}: expected GB/s above 0, and {MOST_MEMORY_GBPS:g} at most")
     found = advising.advise(measured, cluster, memory_gbps=memory, adam=optimizer == "adam", codecs=named)
     if as_json:
         print(json.dumps(found))
@@ -69,8 +70,8 @@ def _profile(model: str | None, profile: str | None, gpu: str | None, tokens: in
         return load_profile(profile, gpu or "v100")
     if gpu is None:
         raise UsageError("advise: --gpu is missing: what --model's times are computed for")
-    if tokens is not None and tokens < 1:
-        raise UsageError(f"advise: --tokens {tokens}: expected at least 1")
+    if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
+        raise UsageError(f"advise: --tokens {tokens}: expected at least 1, and {MOST_TOKENS} at most")
     return computed_profile(str(model), gpu, tokens)
 
 

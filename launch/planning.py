@@ -42,6 +42,8 @@ def plan(
     from psgc.plan.constraints import ALL, load_constraints
     from psgc.plan.job import load_job
 
+    check_place(report, "--report")
+    check_place(out, "-o")
     job = load_job(profile, cluster, codec, load_constraints(constraints) if constraints else ALL)
     with progress(as_json) as tell:
         tell(f"planning {job.problem.profile.model} by {method}")
@@ -79,6 +81,7 @@ def simulate(
     from psgc.plan.problem import simulate as simulate_plan
     from psgc.plan.trace import trace as trace_of
 
+    check_place(trace, "--trace")
     planned = load_plan(plan)
     job = load_job(profile, cluster, codec or codec_of(planned.buckets, f"plan {plan}"))
     found = simulate_plan(job.problem, planned.buckets)
@@ -100,6 +103,14 @@ def _print_step(answer: dict[str, Any], notes: tuple[str, ...]) -> None:
     rows = [[lane["lane"], f"{lane['busy_ms']:.3f}", f"{lane['busy_ms'] / step:.0%}" if step else ""] for lane in answer["lanes"]]
     print_table(["lane", "works, ms", "of the step"], rows)
     print(f"the step takes {step:.3f} ms; backward hides {answer['overlap']:.0%} of communication")
+
+
+def check_place(path: Path | None, flag: str) -> None:
+    """Raise UsageError, naming the flag, where a file clearly cannot be written: before the work is done that is to go there."""
+    if path is not None and path.is_dir():
+        raise UsageError(f"{flag} {path}: Is a directory")
+    if path is not None and not path.parent.is_dir():
+        raise UsageError(f"{flag} {path}: No such file or directory: {path.parent}")
 
 
 def write(path: Path, text: str, flag: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,6 +51,11 @@ def whatif(
 
     Example: psgc whatif --model resnet50 --method powersgd --backward-ms 122 --encode-ms 45 --gpus 64 --bandwidth 10
     """
+    from psgc.launch.planning import check_place
+
+    check_place(plot, "whatif: --plot")
+    if measured_ms is not None and not 0 < measured_ms < math.inf:
+        raise UsageError(f"whatif: --measured-ms {measured_ms:g}: expected the milliseconds of an iteration without compression, above 0")
     if cases is not None:
         _answer_cases(cases, as_json)
     elif profile is not None:
@@ -59,6 +65,12 @@ def whatif(
     else:
         from psgc.plan.closed import ClosedTimes, Question
 
+        if cluster is not None:
+            raise UsageError("whatif: --cluster goes with --profile, whose timeline it is; the closed model takes --gpus and --bandwidth")
+        if not 0 < k <= 1:
+            raise UsageError(f"whatif: --k {k:g}: expected the share of elements that top-k sends, above 0 and at most 1")
+        if model is not None and grad_mib is not None:
+            raise UsageError("whatif: --model and --grad-mib both say how large the gradient is; give one")
         if backward_ms is None:
             raise UsageError("whatif: --backward-ms is missing: how long backward takes on one GPU; or give --profile and --cluster")
         question = Question(model, grad_mib, method, gpus, bandwidth, backward_ms, encode_ms, rank, k, ratio, alpha_us, measured_ms)

@@ -200,6 +200,13 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
         testbed.Testbed(**wrong)
 
 
+def test_wrong_usage_ends_with_2_and_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SOURCE), "--hosts", "0", "--", "true"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, "testbed: --hosts 0: expected 1 to 64\n")
+
+
 def test_hosts_get_cores_of_their_own_where_there_are_enough() -> None:
     assert testbed.share_cores([0, 1, 4, 5, 6], 2) == (((0, 1), (4, 5)), "")
 

@@ -17,7 +17,6 @@ former and one of the latter. ``none`` has times, too: copies into slots, out of
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +33,7 @@ from psgc.plan.documents import is_number, read_document, shown
 F64 = NDArray[np.float64]
 VERSION: Final = 1
 MOST_NUMEL: Final = 1 << 40
+LEAST_TFLOPS, MOST_TFLOPS = 1e-6, 1e6  # a GPU has more and fewer
 # TFLOP/s in training, by our estimate: two thirds of the fp32 peak of V100 and T4, 40 % of the others' bf16 peak. A number says it better.
 ACHIEVED_TFLOPS: Final = {"v100": 11.0, "t4": 6.0, "a10g": 30.0, "a100": 140.0, "h100": 400.0, "h200": 400.0}
 
@@ -189,7 +189,7 @@ def _tflops(gpu: str) -> float:
         value = float(gpu)
     except ValueError:
         value = 0.0
-    if not (math.isfinite(value) and value > 0):
+    if not LEAST_TFLOPS <= value <= MOST_TFLOPS:  # no NaN passes
         raise UsageError(f"unknown GPU {gpu!r}; there are {', '.join(ACHIEVED_TFLOPS)}, or give what it achieves in TFLOP/s")
     return value
 

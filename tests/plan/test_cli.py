@@ -120,6 +120,7 @@ def test_what_a_simulation_cannot_take_is_one_line_and_status_2(job: Path, refus
         (job / f"{name}.json").write_text(planned(bucket))
         refuses(*simulating(job, "--json", plan=f"{name}.json"), said=words)
     refuses(*simulating(job, "--trace", str(job / "nowhere" / "trace.json")), said="No such file")
+    refuses(*simulating(job, "--trace", str(job)), said="Is a directory")
     refuses("simulate", "--profile", "vgg16", "--cluster", "mars", "--plan", str(job / "plan.json"), said="cluster 'mars' is neither")
 
 
