@@ -30,6 +30,9 @@ def plan(
     ] = None,
     method: Annotated[str, typer.Option(help="psgc, or another system's: espresso, hipress, hitopkcomm, byteps-compress, fp32.")] = "psgc",
     constraints: Annotated[str | None, typer.Option(help="TOML or JSON file of what is ruled out; see docs/plans.md.")] = None,
+    runnable: Annotated[
+        bool, typer.Option("--runnable", help="Only what psgc run --plan carries: pushes to servers, encoding on CPUs.")
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Write a page with the timeline and the reasons.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the plan.")] = None,
     as_json: Json = False,
@@ -38,11 +41,14 @@ def plan(
 
     Example: psgc plan --profile bert-base --cluster espresso-nvlink --codec onebit --report plan.html -o plan.json
     """
+    from dataclasses import replace
+
     from psgc.plan.assessment import assess, document
     from psgc.plan.constraints import ALL, load_constraints
     from psgc.plan.job import load_job
 
-    job = load_job(profile, cluster, codec, load_constraints(constraints) if constraints else ALL)
+    allowed = load_constraints(constraints) if constraints else ALL
+    job = load_job(profile, cluster, codec, replace(allowed, runtime=True) if runnable else allowed)
     with progress(as_json) as tell:
         tell(f"planning {job.problem.profile.model} by {method}")
         assessed = assess(job, method, compare=not as_json or report is not None)

@@ -62,15 +62,20 @@ class Problem:
     @cached_property
     def allowed(self) -> Constraints:
         """The user's constraints, and what the job itself rules out: devices that the codec has no times for, servers where there are none."""
-        devices = tuple(device for device in self.constraints.devices if self.codec.knows(device))
+        devices = tuple(device for device in self.constraints.encoders if self.codec.knows(device))
         return replace(self.constraints, devices=devices, servers=self.constraints.servers and self.cluster.servers > 0)
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
         """Those allowed."""
         found = options.constrained(self.allowed)
+        if not found and self.constraints.runtime and not self.cluster.servers:
+            raise UsageError(
+                f"cluster {self.cluster.name} has no servers, but jobs push to servers; give it some, or leave out runtime = true"
+            )
         if not found:
-            raise UsageError("the constraints leave no option; allow flat or hierarchical ones")
+            asked = "flat ones over servers, which alone can be run" if self.constraints.runtime else "flat or hierarchical ones"
+            raise UsageError(f"the constraints leave no option; allow {asked}")
         return found
 
     @cached_property

@@ -96,6 +96,7 @@ class Search:
 
     def choose(self, bucketing: Bucketing, start: tuple[Way, ...] = ()) -> Chosen:
         """The best choice of ways for these buckets that is found from ``start``, or else from what is cheapest at some mixture of prices."""
+        bucketing = self.cut(bucketing)
         sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
         fitting = self.candidates(sizes)
         ways = dict.fromkeys((*(way for one in dict.fromkeys(fitting) for way in one.ways), *start))
@@ -110,10 +111,15 @@ class Search:
     def recut(self, bucketing: Bucketing) -> Chosen:
         """The best choice for the best one's buckets cut otherwise, among the ways that they take now."""
         assert self.best is not None
+        bucketing = self.cut(bucketing)
         numbers = {way: number for number, way in enumerate(dict.fromkeys(self.best.ways))}
         sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
         fits = np.ones((len(sizes), len(numbers)), bool)
         return self.descend(bucketing, list(numbers), sizes, kind, fits, np.array([[numbers[way] for way in self.best.ways]]), WORK // 4)
+
+    def cut(self, bucketing: Bucketing) -> Bucketing:
+        """With parts that a job can have, if the plan is to be run."""
+        return bucketing.at_blocks() if self.problem.constraints.runtime else bucketing
 
     def descend(
         self, bucketing: Bucketing, ways: list[Way], sizes: F64, kind: Ints, fits: NDArray[np.bool_], starts: Ints, work: int

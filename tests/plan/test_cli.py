@@ -149,6 +149,14 @@ def test_on_a_fast_network_the_advice_is_not_to_compress(job: Path) -> None:
     assert json.loads(psgc(*planning(job, "--json")).stdout)["prediction"]["verdict"].startswith("do not compress")
 
 
+def test_a_plan_to_run_is_refused_to_methods_that_cannot_make_one_and_to_clusters_without_servers(job: Path, refuses: Refuses) -> None:
+    refuses(*planning(job, "--runnable"), said="cluster two has no servers, but jobs push to servers")
+    (job / "two.toml").write_text("servers = 1\n" + CLUSTER)
+    refuses(*planning(job, "--runnable", "--method", "fp32"), said="method fp32: its plan takes intra.reduce_scatter inter.push")
+    refuses(*planning(job, "--runnable", "--method", "espresso"), said="method espresso: its tree has no options over servers")
+    refuses(*planning(job, "--runnable", "--method", "byteps-compress"), said="which the constraints rule out")
+
+
 def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path, refuses: Refuses) -> None:
     (job / "c.toml").write_text("most_encoded = 1\n")
     (job / "negative.csv").write_text(TABLE.replace("1000,50", "-1000,50"))
