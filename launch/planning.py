@@ -71,7 +71,7 @@ def simulate(
     profile: ProfileText,
     cluster: ClusterText,
     plan: Annotated[str, typer.Option(help="The plan, as psgc plan -o writes it.")],
-    codec: Annotated[str | None, typer.Option(help="Take this codec's times and sizes, in place of the plan's.")] = None,
+    codec: Annotated[str | None, typer.Option(help="Encode with this codec, in place of each bucket's own.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline for ui.perfetto.dev.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -79,18 +79,19 @@ def simulate(
 
     Example: psgc simulate --profile bert-base --cluster espresso-nvlink --plan plan.json --trace step.json
     """
-    from psgc.plan.job import codec_of, load_job
+    from psgc.plan.job import codec_of, load_job, recoded
     from psgc.plan.lanes import busy_us, overlap, spans
     from psgc.plan.plan import load_plan
     from psgc.plan.problem import simulate as simulate_plan
     from psgc.plan.trace import trace as trace_of
 
     planned = load_plan(plan)
-    job = load_job(profile, cluster, codec or codec_of(planned.buckets, f"plan {plan}"))
-    found = simulate_plan(job.problem, planned.buckets)
+    job = load_job(profile, cluster, codec or codec_of(planned.buckets))
+    buckets = recoded(planned.buckets, job.problem.codec.name) if codec else planned.buckets
+    found = simulate_plan(job.problem, buckets)
     work = spans(found)
     if trace is not None:
-        write(trace, json.dumps(trace_of(found, planned.buckets, f"{planned.model} on {job.problem.cluster.name}")), "--trace")
+        write(trace, json.dumps(trace_of(found, buckets, f"{planned.model} on {job.problem.cluster.name}")), "--trace")
     lanes = [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(work).items()]
     answer = {"step_ms": found.step_us / 1e3, "lanes": lanes, "overlap": overlap(work)}
     if as_json:

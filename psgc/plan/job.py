@@ -74,16 +74,11 @@ def default_codec(profile: Profile, devices: Sequence[str]) -> str:
     raise UsageError(f"profile: times of no codec on {' or '.join(devices)}; choose one with --codec, or measure them with psgc profile")
 
 
-def codec_of(buckets: Iterable[PlannedBucket], source: str) -> str:
-    """The one codec of a plan's buckets, ``none`` if no option encodes. Raises UsageError for an option that encodes with ``none``, or if
-    there are several."""
-    found: dict[str, str] = {}
-    for bucket in buckets:
-        if encodes(bucket.option):
-            if bucket.codec == UNCOMPRESSED:
-                raise UsageError(f"{source}: the bucket of {bucket.tensors[0]!r} is encoded, but its codec is none; name the codec")
-            found.setdefault(bucket.codec, bucket.tensors[0])
-    if len(found) > 1:
-        several = ", ".join(f"{codec} (of {tensor!r})" for codec, tensor in found.items())
-        raise UsageError(f"{source}: several codecs: {several}; a simulation has one: choose whose times to take with --codec")
-    return next(iter(found), UNCOMPRESSED)
+def codec_of(buckets: Iterable[PlannedBucket]) -> str:
+    """The codec of the first of a plan's buckets that is encoded, ``none`` if none is: a simulation's, beside the others' own."""
+    return next((bucket.codec for bucket in buckets if encodes(bucket.option)), UNCOMPRESSED)
+
+
+def recoded(buckets: Iterable[PlannedBucket], codec: str) -> tuple[PlannedBucket, ...]:
+    """The buckets with another codec wherever they are encoded."""
+    return tuple(replace(bucket, codec=codec) if encodes(bucket.option) else bucket for bucket in buckets)

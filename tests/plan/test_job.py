@@ -10,7 +10,7 @@ import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.constraints import ALL, load_constraints, read_constraints
-from psgc.plan.job import codec_of, default_codec, load_job
+from psgc.plan.job import codec_of, default_codec, load_job, recoded
 from psgc.plan.options import CARRIED, Constraints, encodes
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.profile import CostCurve, Profile, TensorProfile
@@ -86,12 +86,11 @@ def bucket(name: str, codec: str, *option: str) -> PlannedBucket:
     return PlannedBucket((name,), 10, 1, 0, codec, option)
 
 
-def test_a_plans_codec_is_that_of_the_buckets_it_encodes() -> None:
+def test_a_plans_codec_is_that_of_the_first_bucket_it_encodes_and_all_of_them_can_get_another() -> None:
     plain, ways = bucket("a", "none", "flat.all_reduce"), ("comp@gpu", "flat.all_gather.c", "decomp@gpu")
-    assert codec_of([plain], "p") == "none"
-    assert codec_of([plain, bucket("b", "int8", *ways)], "p") == "int8"
-    with pytest.raises(UsageError, match=r"p: several codecs: int8 \(of 'b'\), onebit \(of 'c'\)"):
-        codec_of([bucket("b", "int8", *ways), bucket("c", "onebit", *ways)], "p")
+    assert codec_of([plain]) == "none"
+    assert codec_of([plain, bucket("b", "int8", *ways), bucket("c", "onebit", *ways)]) == "int8"
+    assert recoded([plain, bucket("b", "int8", *ways)], "bf16") == (plain, bucket("b", "bf16", *ways))
 
 
 @pytest.mark.parametrize(

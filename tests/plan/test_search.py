@@ -46,7 +46,7 @@ def buckets_of(problem: Problem, bucketing: Bucketing, options: tuple[tuple[str,
     names = [tensor.name for tensor in problem.profile.tensors]
     runs = [tuple(names[a:b]) for a, b in zip(bucketing.first[:-1], bucketing.first[1:], strict=True)]
     return [
-        PlannedBucket(run, int(numel), int(parts), -index, "any", option)
+        PlannedBucket(run, int(numel), int(parts), -index, problem.codec.name, option)
         for index, (run, numel, parts, option) in enumerate(zip(runs, bucketing.numel, bucketing.parts, options, strict=True))
     ]
 
