@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from psgc.errors import ConfigError
 from psgc.plan.bucketing import Bucketing
-from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND, walk
+from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
@@ -78,11 +78,9 @@ def bucketing_of(problem: Problem, buckets: Sequence[PlannedBucket]) -> Bucketin
 @functools.cache
 def _ways(found: Graph) -> NDArray[np.int64]:
     """Every option as a row of numbers of its atoms, filled up with -1."""
-    numbers = {atom: number for number, atom in enumerate(found.atoms)}
-    rows = [[numbers[atom] for atom in walk(option)[0]] for option in found.options]
-    ways = np.full((len(rows), max(map(len, rows))), -1, np.int64)
-    for row, atoms in zip(ways, rows, strict=True):
-        row[: len(atoms)] = atoms
+    ways = np.full((len(found.ways), max(map(len, found.ways.values()))), -1, np.int64)
+    for row, way in zip(ways, found.ways.values(), strict=True):
+        row[: len(way)] = way
     return ways
 
 

@@ -16,8 +16,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.plan.bucketing import Bucketing, each_alone, every_fusion, fused
+from psgc.plan.baselines import fp32
+from psgc.plan.bucketing import Bucketing, each_alone, every_fusion, fused, of_runs
 from psgc.plan.descent import descend, simplify
+from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
 from psgc.plan.options import encodes
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
@@ -26,11 +28,11 @@ from psgc.plan.profile import F64
 from psgc.plan.space import Space, Way
 from psgc.plan.timeline import Ints
 
-MIXTURES: Final = 64
+MIXTURES: Final = 48
 FEW_TENSORS: Final = 6  # so many are fused in every way
+SMALL_JOB: Final = 9  # for so many tensors what Espresso would do is a start, too
 TAPER: Final = 0.25
-SOME_TENSORS: Final = 12  # so many are also tried each by itself, with more candidates
-RANKS: Final = 2  # candidates at a price, then: the best of a few buckets may be no one's cheapest
+SOME_TENSORS: Final = 64  # so many are also tried each by itself
 MOST_TRIALS: Final = 400  # timelines for one bucketing
 WORK: Final = 3_500  # and those times their chains
 COARSE: Final = 2  # sizes are alike within a factor of four
@@ -73,6 +75,13 @@ class Search:
     best: Chosen | None = None
     fitting: dict[int, Fitting] = field(default_factory=dict)
 
+    @property
+    def ranks(self) -> int:
+        """How many candidates there are at a price. The best option of one of a few buckets may be no one's cheapest, above all where few
+        resources are to be traded for one another."""
+        flat = min(self.problem.cluster.nodes, self.problem.cluster.gpus_per_node) == 1
+        return 4 if flat else 3 if len(self.problem.profile.tensors) <= SMALL_JOB else 2
+
     def fit(self, sizes: Iterable[int]) -> None:
         """Find the options that are the cheapest of all at some prices, for parts of these sizes, powers of two."""
         wanted = [size for size in sizes if size not in self.fitting]
@@ -80,8 +89,7 @@ class Search:
             loads = self.space.loads(self.space.times(np.exp2(wanted)))  # resources, atoms, sizes
             prices = mixtures(loads.shape[0])
             costs = np.tensordot(loads, prices, (0, 0)).reshape(loads.shape[1], -1)
-            ranks = RANKS if len(self.problem.profile.tensors) <= SOME_TENSORS else 1
-            ways = self.space.shortest(costs, ranks)[1]
+            ways = self.space.shortest(costs, self.ranks)[1]
             count = prices.shape[1]
             for at, size in enumerate(wanted):
                 found = ways[at * count : (at + 1) * count]
@@ -106,7 +114,7 @@ class Search:
             starts = np.array([[numbers[way] for way in start]])
         else:
             starts = np.array([[numbers[way] for way in one.cheapest] for one in fitting]).T[:, kind]
-        return self.descend(bucketing, list(ways), sizes, kind, fits, starts, WORK)
+        return self.descend(bucketing, list(ways), sizes, kind, fits, starts, min(WORK, MOST_TRIALS * int(bucketing.parts.sum())))
 
     def recut(self, bucketing: Bucketing) -> Chosen:
         """The best choice for the best one's buckets cut otherwise, among the ways that they take now."""
@@ -129,7 +137,7 @@ class Search:
         ready, chain = _chains(bucketing)
         until = np.searchsorted(ready, bucketing.ready_us)
         choice = np.zeros(len(bucketing.parts), np.int64)
-        trials = min(MOST_TRIALS, work // len(ready))
+        trials = work // len(ready)
         step, _, _ = descend(
             ready, chain, until, kind, fits, *self.tables(ways, sizes), np.ascontiguousarray(starts), choice, trials
         )  # fmt: skip
@@ -185,13 +193,18 @@ class Search:
         self.recut(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)))
 
     def alone(self) -> None:
-        """Try every tensor by itself: from what the best so far has for it, from nothing encoded, and cut."""
-        tensors, part = self.problem.profile.tensors, self.problem.profile.numel / COARSEST
-        whole = each_alone(tensors, np.inf)
-        self.go_on(whole)
-        for way in self.space.graph.plain[:1]:
-            self.choose(whole, (way,) * len(tensors))
-        self.go_on(each_alone(tensors, part))
+        """Try every tensor by itself, from what the best so far has for it."""
+        self.go_on(each_alone(self.problem.profile.tensors, np.inf))
+
+    def published(self) -> None:
+        """Try what can be made of Espresso's plan, and of BytePS's without compression."""
+        tensors = self.problem.profile.tensors
+        for method in (espresso, fp32):
+            buckets = method(self.problem).buckets
+            ways = [self.space.graph.ways.get(bucket.option) for bucket in buckets]
+            if None not in ways:  # constraints may have left the method's options out
+                cut = of_runs(tensors, range(len(tensors) + 1), [bucket.parts for bucket in buckets])
+                self.choose(cut, tuple(way for way in ways if way is not None))
 
     def recut_largest(self) -> None:
         """Cut the largest buckets of the best one otherwise, each as long as that is better."""
@@ -221,6 +234,8 @@ def search(problem: Problem) -> Found:
             made.choose(bucketing)
     if len(tensors) <= SOME_TENSORS:
         made.alone()
+    if len(tensors) <= SMALL_JOB and made.space.graph.plain and not problem.constraints.runtime:
+        made.published()
     made.recut_largest()
     made.simplify()
     assert made.best is not None

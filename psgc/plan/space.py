@@ -9,6 +9,7 @@ and ``bound``'s business.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,9 +35,9 @@ _OUT_I64_3D: Final = types.Array(types.int64, 3, "C")
 @dataclass(frozen=True, eq=False)
 class Graph:
     """Every option as a way from the last node to node 0. Node i has the edges first[i] to first[i + 1], each with its atom, and the node
-    behind it, whose number is less than i. plain: the ways that encode nothing."""
+    behind it, whose number is less than i. ways: of each option; plain: those that encode nothing."""
 
-    options: tuple[Option, ...]
+    ways: Mapping[Option, Way]
     plain: tuple[Way, ...]
     atoms: tuple[Atom, ...]
     first: Ints
@@ -64,8 +65,9 @@ def graph(constraints: Constraints) -> Graph:
     edges = [edge for node in nodes for edge in node]
     first = np.concatenate([[0], np.cumsum([len(node) for node in nodes])]).astype(np.int64)
     atoms, behind = (np.array(column, np.int64) for column in zip(*edges, strict=True))
-    plain = tuple(tuple(numbers[atom] for atom in walk(option)[0]) for option in found if options.is_uncompressed(option))
-    return Graph(found, plain, tuple(numbers), first, atoms, behind)
+    ways = {option: tuple(numbers[atom] for atom in walk(option)[0]) for option in found}
+    plain = tuple(way for option, way in ways.items() if options.is_uncompressed(option))
+    return Graph(ways, plain, tuple(numbers), first, atoms, behind)
 
 
 @kernel(types.void(_IN_I64, _IN_I64, _IN_I64, _IN_F64_2D, _OUT_F64_3D, _OUT_I64_3D))

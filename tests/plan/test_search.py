@@ -13,6 +13,7 @@ from psgc.codecs.codec import MAX_PART
 from psgc.plan.bound import lower_bounds
 from psgc.plan.bucketing import Bucketing, each_alone, every_fusion, fused, of_runs
 from psgc.plan.cluster import Cluster, Link
+from psgc.plan.methods import METHODS
 from psgc.plan.options import CARRIED, Constraints, constrained
 from psgc.plan.plan import Plan, PlannedBucket, read_plan
 from psgc.plan.problem import Problem, codec_costs, simulate
@@ -92,6 +93,26 @@ def test_the_plan_takes_as_long_as_it_says_and_is_a_plan(seed: int) -> None:
     plan = Plan("m", "c", found.buckets)
     assert read_plan(plan.to_json(), "made") == plan
     assert found.options_considered == len(problem.options)
+
+
+def losses(seeds: range) -> list[tuple[int, str, float]]:
+    """Jobs for which a method that psgc should beat finds a shorter step: seed, method and how much longer ours is."""
+    found = []
+    for seed in seeds:
+        problem = random_job(seed, 12, Constraints())
+        ours = METHODS["psgc"](problem).step_us
+        ratios = {name: ours / method(problem).step_us for name, method in METHODS.items() if name != "psgc"}
+        found += [(seed, name, ratio) for name, ratio in ratios.items() if ratio > 1 + 1e-9]
+    return found
+
+
+def test_it_is_no_worse_than_any_other_method_on_random_jobs() -> None:
+    assert losses(range(40)) == []
+
+
+@pytest.mark.long
+def test_it_is_no_worse_than_any_other_method_on_a_thousand_random_jobs() -> None:
+    assert losses(range(1000)) == []
 
 
 def test_constraints_are_kept() -> None:
