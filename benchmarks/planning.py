@@ -1,6 +1,7 @@
 """Our plans beside those of published systems, on the jobs that Espresso was published with, all by one timeline.
 
-    python benchmarks/planning.py [--traces DIR] [--achieved SHARE] [--json]
+    python benchmarks/planning.py --traces DIR [--achieved SHARE] [--json]
+    python benchmarks/planning.py --growth
 
 The traces are the public artefact's (Wang et al., EuroSys 2023): tensors and when backward on a V100 had computed each. They are not part of
 this repository; without them there is nothing to plan for, and the bench says so. Codec times are the built-in V100's, payloads are as
@@ -20,6 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from psgc.plan.baselines import byteps_compress, fp32, hipress, hitopkcomm
 from psgc.plan.bound import lower_bounds
 from psgc.plan.cluster import load_cluster
@@ -28,10 +31,9 @@ from psgc.plan.found import Found
 from psgc.plan.methods import METHODS
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem, codec_costs, simulate
-from psgc.plan.profile import V100_CODECS, load_profile
+from psgc.plan.profile import V100_CODECS, Profile, TensorProfile, load_profile
 from psgc.plan.timeline import define_timeline
 
-TRACES = Path(__file__).resolve().parents[1] / "../shared/traces"
 CODECS = {
     "vgg16": "randomk", "resnet101": "dgc", "ugatit": "dgc", "bert_base": "randomk", "gpt2": "efsignsgd", "lstm": "efsignsgd",
 }  # fmt: skip
@@ -167,14 +169,43 @@ def gains_table(jobs: Sequence[Job]) -> Iterator[str]:
     return table(["", "over", "espresso, published", "espresso, predicted", "psgc, predicted"], rows)
 
 
+def made_up(tensors: int) -> Profile:
+    """Sizes over four orders of magnitude, ready at random within 200 ms."""
+    rng = np.random.default_rng(tensors)
+    numel = np.ceil(10 ** rng.uniform(2, 6.5, tensors))
+    ready = np.cumsum(rng.exponential(2e5 / tensors, tensors))
+    specs = tuple(TensorProfile(f"t{at}", int(n), float(us - ready[0])) for at, (n, us) in enumerate(zip(numel, ready, strict=True)))
+    return Profile(f"made up, {tensors}", specs, codecs=V100_CODECS)
+
+
+def growth_table() -> Iterator[str]:
+    rows = []
+    for tensors in (10, 100, 1000, 10_000):
+        profile = made_up(tensors)
+        cells = []
+        for bed in BEDS:
+            cluster = load_cluster(bed)
+            problem = Problem(profile, cluster, codec_costs("efsignsgd", profile, cluster.gpus))
+            METHODS["psgc"](problem)
+            cells.append(f"{statistics.median(METHODS['psgc'](problem).select_us for _ in range(REPEATS)) / 1e3:.1f}")
+        rows.append([f"{tensors:,}", *cells])
+    return table(["tensors", "nvlink, ms", "pcie, ms"], rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=Path, default=TRACES)
+    parser.add_argument("--traces", type=Path, help="folder of the artefact's traces, as CSV: name, numel, ready_us")
+    parser.add_argument("--growth", action="store_true", help="time the search alone, on made-up models of up to 10,000 tensors")
     parser.add_argument(
         "--achieved", type=float, default=1.0, help="what everybody gets of the links between nodes, as a share of line rate"
     )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.growth:
+        print("\n".join(growth_table()))
+        return
+    if arguments.traces is None:
+        sys.exit("planning: give --traces, the folder of the artefact's traces as CSV, or --growth")
     missing = [model for model in CODECS if not (arguments.traces / f"{model}.csv").is_file()]
     if missing:
         sys.exit(f"planning: no trace of {', '.join(missing)} in {arguments.traces}; give --traces the artefact's, as CSV")

@@ -14,6 +14,7 @@ buckets are given.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from psgc.errors import UsageError
 from psgc.plan.baselines import HIERARCHICAL, tensor_by_tensor, with_option
 from psgc.plan.found import Found
-from psgc.plan.options import Option, is_uncompressed
+from psgc.plan.options import Constraints, Option, constrained, is_uncompressed
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem
 from psgc.plan.trial import Trials, option_table
@@ -82,7 +83,7 @@ class Job:
 
 
 def _job(problem: Problem, buckets: Sequence[PlannedBucket]) -> Job:
-    options, on_gpu, on_cpu = _options(problem)
+    options, on_gpu, on_cpu = _options(problem.allowed)
     ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
     units, low = [], 0
     for index in sorted(range(len(buckets)), key=lambda index: (ready[index], -buckets[index].priority, index)):
@@ -103,10 +104,11 @@ def _job(problem: Problem, buckets: Sequence[PlannedBucket]) -> Job:
     return Job(trials, tuple(units), on_gpu, on_cpu)
 
 
-def _options(problem: Problem) -> tuple[tuple[Option, ...], Ints, Ints]:
+@functools.cache
+def _options(allowed_by: Constraints) -> tuple[tuple[Option, ...], Ints, Ints]:
     """The options on GPUs alone, uncompressed ones with them, and then their counterparts on the CPU; the former's numbers; and the number
     of each one's counterpart."""
-    tree = [option for option in problem.options if not any(".push" in action for action in option)]
+    tree = [option for option in constrained(allowed_by) if not any(".push" in action for action in option)]
     if not tree:
         raise UsageError(
             "method espresso: its tree has no options over servers, and the constraints leave no others; choose another method"

@@ -30,7 +30,7 @@ from psgc.plan.timeline import Ints
 
 MIXTURES: Final = 48
 FEW_TENSORS: Final = 6  # so many are fused in every way
-SMALL_JOB: Final = 9  # for so many tensors what Espresso would do is a start, too
+SMALL_JOB: Final = 12  # for so many tensors what Espresso would do is a start, too
 TAPER: Final = 0.25
 SOME_TENSORS: Final = 64  # so many are also tried each by itself
 MOST_TRIALS: Final = 400  # timelines for one bucketing
@@ -80,7 +80,7 @@ class Search:
         """How many candidates there are at a price. The best option of one of a few buckets may be no one's cheapest, above all where few
         resources are to be traded for one another."""
         flat = min(self.problem.cluster.nodes, self.problem.cluster.gpus_per_node) == 1
-        return 4 if flat else 3 if len(self.problem.profile.tensors) <= SMALL_JOB else 2
+        return 4 if flat else 2
 
     def fit(self, sizes: Iterable[int]) -> None:
         """Find the options that are the cheapest of all at some prices, for parts of these sizes, powers of two."""
@@ -116,14 +116,13 @@ class Search:
             starts = np.array([[numbers[way] for way in one.cheapest] for one in fitting]).T[:, kind]
         return self.descend(bucketing, list(ways), sizes, kind, fits, starts, min(WORK, MOST_TRIALS * int(bucketing.parts.sum())))
 
-    def recut(self, bucketing: Bucketing) -> Chosen:
-        """The best choice for the best one's buckets cut otherwise, among the ways that they take now."""
-        assert self.best is not None
+    def among(self, bucketing: Bucketing, start: tuple[Way, ...]) -> Chosen:
+        """The best choice for these buckets that is found from ``start`` among the ways that it has."""
         bucketing = self.cut(bucketing)
-        numbers = {way: number for number, way in enumerate(dict.fromkeys(self.best.ways))}
+        numbers = {way: number for number, way in enumerate(dict.fromkeys(start))}
         sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
         fits = np.ones((len(sizes), len(numbers)), bool)
-        return self.descend(bucketing, list(numbers), sizes, kind, fits, np.array([[numbers[way] for way in self.best.ways]]), WORK // 4)
+        return self.descend(bucketing, list(numbers), sizes, kind, fits, np.array([[numbers[way] for way in start]]), WORK // 4)
 
     def cut(self, bucketing: Bucketing) -> Bucketing:
         """With parts that a job can have, if the plan is to be run."""
@@ -190,21 +189,21 @@ class Search:
             count, before = count * 2, found.step_us
         self.of_parts(count * 0.75)
         assert self.best is not None
-        self.recut(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)))
+        self.among(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)), self.best.ways)
 
     def alone(self) -> None:
         """Try every tensor by itself, from what the best so far has for it."""
         self.go_on(each_alone(self.problem.profile.tensors, np.inf))
 
     def published(self) -> None:
-        """Try what can be made of Espresso's plan, and of BytePS's without compression."""
+        """Try BytePS's plan without compression, and what can be made of Espresso's."""
         tensors = self.problem.profile.tensors
-        for method in (espresso, fp32):
+        for method, choose in ((fp32, self.among), (espresso, self.choose)):
             buckets = method(self.problem).buckets
             ways = [self.space.graph.ways.get(bucket.option) for bucket in buckets]
             if None not in ways:  # constraints may have left the method's options out
                 cut = of_runs(tensors, range(len(tensors) + 1), [bucket.parts for bucket in buckets])
-                self.choose(cut, tuple(way for way in ways if way is not None))
+                choose(cut, tuple(way for way in ways if way is not None))
 
     def recut_largest(self) -> None:
         """Cut the largest buckets of the best one otherwise, each as long as that is better."""
@@ -215,7 +214,7 @@ class Search:
                 parts = before.parts.copy()
                 parts[bucket] = min(max(1, round(parts[bucket] * times)), MOST_PARTS)
                 if parts[bucket] != before.parts[bucket]:
-                    self.recut(replace(before, parts=parts))
+                    self.among(replace(before, parts=parts), self.best.ways)
 
 
 def _chains(bucketing: Bucketing) -> tuple[F64, Ints]:
@@ -232,10 +231,10 @@ def search(problem: Problem) -> Found:
     if len(tensors) <= FEW_TENSORS:
         for bucketing in every_fusion(tensors, (1, 2, 4)):
             made.choose(bucketing)
-    if len(tensors) <= SOME_TENSORS:
-        made.alone()
     if len(tensors) <= SMALL_JOB and made.space.graph.plain and not problem.constraints.runtime:
         made.published()
+    elif len(tensors) <= SOME_TENSORS:
+        made.alone()
     made.recut_largest()
     made.simplify()
     assert made.best is not None
