@@ -50,8 +50,8 @@ def read_constraints(document: Any, source: str) -> Constraints:
     if not isinstance(document, Mapping):
         raise UsageError(f"{source}: expected an object with some of {', '.join(FIELDS)}")
     for key in document:
-        if key == "codec":
-            raise UsageError(f"{source}: field codec: a plan has one codec for all buckets that are encoded; choose it with --codec")
+        if key in ("codec", "codecs"):
+            raise UsageError(f"{source}: field {key}: a plan has one codec for all buckets that are encoded; choose it with --codec")
         if key not in FIELDS:
             raise UsageError(f"{source}: unknown field {key!r}; there are {', '.join(FIELDS)}")
     switches = {key: _switch(document, key, True, source) for key in SWITCHES}

@@ -116,6 +116,7 @@ def test_constraints_are_read_from_toml_and_json(tmp_path: Path, name: str, text
         ({"flat": "no"}, "field flat is 'no', expected true or false"),
         ({"runtime": 1}, "field runtime is 1, expected true or false"),
         ({"codec": {"*": "int8"}}, "field codec: a plan has one codec"),
+        ({"codecs": {"*.bias": "none"}}, "field codecs: a plan has one codec"),
         ([], "expected an object"),
     ],
 )
