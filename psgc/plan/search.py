@@ -28,15 +28,15 @@ from psgc.plan.profile import F64
 from psgc.plan.space import Space, Way
 from psgc.plan.timeline import Ints
 
-MIXTURES: Final = 48
+MIXTURES: Final = 48  # of prices, for each size
 FEW_TENSORS: Final = 6  # so many are fused in every way
 SMALL_JOB: Final = 12  # for so many tensors what Espresso would do is a start, too
-TAPER: Final = 0.25
+TAPER: Final = 0.25  # of what is still to come, what a bucket may hold
 SOME_TENSORS: Final = 64  # so many are also tried each by itself
 MOST_TRIALS: Final = 400  # timelines for one bucketing
 WORK: Final = 3_500  # and those times their chains
 COARSE: Final = 2  # sizes are alike within a factor of four
-MOST_PARTS: Final = 48
+MOST_PARTS: Final = 48  # beyond that nothing finer is tried
 NOTHING: Final = 2e-3  # what is not worth looking for, of a step
 COARSEST: Final = 8  # parts of a model
 
@@ -107,7 +107,7 @@ class Search:
         bucketing = self.cut(bucketing)
         sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
         fitting = self.candidates(sizes)
-        ways = dict.fromkeys((*(way for one in dict.fromkeys(fitting) for way in one.ways), *start))
+        ways = dict.fromkeys((*(way for one in {id(one): one for one in fitting}.values() for way in one.ways), *start))
         numbers = {way: number for number, way in enumerate(ways)}
         fits = np.array([[way in one.known for way in ways] for one in fitting])
         if start:
