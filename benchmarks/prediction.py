@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from psgc.launch.tables import print_table
 from psgc.machine import machine
 from psgc.plan.cluster import Cluster, Link
-from psgc.plan.costs import CPU, GPU, RECEIVE, SEND, SERVER
+from psgc.plan.costs import CPU, GPU, RECEIVE, SEND, SERVER, CodecCosts
 from psgc.plan.options import Constraints, Option
 from psgc.plan.plan import UNCOMPRESSED, load_plan
 from psgc.plan.problem import Problem, codec_costs, simulate
@@ -70,8 +70,8 @@ class SharedCores(Problem):
 
     cores: int = 1
 
-    def part_tasks(self, option: Option, numel: float) -> list[tuple[str, int, float]]:
-        return [made for task in super().part_tasks(option, numel) for made in self._on_cores(*task)]
+    def part_tasks(self, option: Option, numel: float, codec: CodecCosts) -> list[tuple[str, int, float]]:
+        return [made for task in super().part_tasks(option, numel, codec) for made in self._on_cores(*task)]
 
     def _on_cores(self, action: str, resource: int, us: float) -> list[tuple[str, int, float]]:
         workers = self.cluster.gpus

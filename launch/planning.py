@@ -30,6 +30,9 @@ def plan(
     ] = None,
     method: Annotated[str, typer.Option(help="psgc, or another system's: espresso, hipress, hitopkcomm, byteps-compress, fp32.")] = "psgc",
     constraints: Annotated[str | None, typer.Option(help="TOML or JSON file of what is ruled out; see docs/plans.md.")] = None,
+    runnable: Annotated[
+        bool, typer.Option("--runnable", help="Only what psgc run --plan carries: pushes to servers, encoding on CPUs.")
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Write a page with the timeline and the reasons.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the plan.")] = None,
     as_json: Json = False,
@@ -38,13 +41,16 @@ def plan(
 
     Example: psgc plan --profile bert-base --cluster espresso-nvlink --codec onebit --report plan.html -o plan.json
     """
+    from dataclasses import replace
+
     from psgc.plan.assessment import assess, document
     from psgc.plan.constraints import ALL, load_constraints
     from psgc.plan.job import load_job
 
     check_place(report, "--report")
     check_place(out, "-o")
-    job = load_job(profile, cluster, codec, load_constraints(constraints) if constraints else ALL)
+    allowed = load_constraints(constraints) if constraints else ALL
+    job = load_job(profile, cluster, codec, replace(allowed, runtime=True) if runnable else allowed)
     with progress(as_json) as tell:
         tell(f"planning {job.problem.profile.model} by {method}")
         assessed = assess(job, method, compare=not as_json or report is not None)
@@ -67,7 +73,7 @@ def simulate(
     profile: ProfileText,
     cluster: ClusterText,
     plan: Annotated[str, typer.Option(help="The plan, as psgc plan -o writes it.")],
-    codec: Annotated[str | None, typer.Option(help="Take this codec's times and sizes, in place of the plan's.")] = None,
+    codec: Annotated[str | None, typer.Option(help="Encode with this codec, in place of each bucket's own.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline for ui.perfetto.dev.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -75,7 +81,7 @@ def simulate(
 
     Example: psgc simulate --profile bert-base --cluster espresso-nvlink --plan plan.json --trace step.json
     """
-    from psgc.plan.job import codec_of, load_job
+    from psgc.plan.job import codec_of, load_job, recoded
     from psgc.plan.lanes import busy_us, overlap, spans
     from psgc.plan.plan import load_plan
     from psgc.plan.problem import simulate as simulate_plan
@@ -83,11 +89,12 @@ def simulate(
 
     check_place(trace, "--trace")
     planned = load_plan(plan)
-    job = load_job(profile, cluster, codec or codec_of(planned.buckets, f"plan {plan}"))
-    found = simulate_plan(job.problem, planned.buckets)
+    job = load_job(profile, cluster, codec or codec_of(planned.buckets))
+    buckets = recoded(planned.buckets, job.problem.codec.name) if codec else planned.buckets
+    found = simulate_plan(job.problem, buckets)
     work = spans(found)
     if trace is not None:
-        write(trace, json.dumps(trace_of(found, planned.buckets, f"{planned.model} on {job.problem.cluster.name}")), "--trace")
+        write(trace, json.dumps(trace_of(found, buckets, f"{planned.model} on {job.problem.cluster.name}")), "--trace")
     lanes = [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(work).items()]
     answer = {"step_ms": found.step_us / 1e3, "lanes": lanes, "overlap": overlap(work)}
     if as_json:

@@ -60,7 +60,8 @@ def test_hosts_that_share_cores_are_slower(tmp_path: Path) -> None:
 
 def test_the_more_workers_share_cores_the_longer_their_codecs_take() -> None:
     def encode_us(workers: int, cores: int) -> float:
-        tasks = prediction.problem_for(1.0, "int8", workers, PROFILE, cores).part_tasks(ENCODED, 1_000_000)
+        problem = prediction.problem_for(1.0, "int8", workers, PROFILE, cores)
+        tasks = problem.part_tasks(ENCODED, 1_000_000, problem.codec)
         return float(next(us for action, resource, us in tasks if action == "comp@cpu" and resource == GPU))
 
     assert encode_us(workers=4, cores=2) == pytest.approx(2 * encode_us(workers=2, cores=2))
@@ -69,7 +70,8 @@ def test_the_more_workers_share_cores_the_longer_their_codecs_take() -> None:
 
 def test_messages_delay_backward_by_what_cores_do_for_them() -> None:
     """4 MB, each at two ends, at loopback's 8 Gbit/s, and half of what the next part takes; two workers on two cores have one each."""
-    tasks = prediction.problem_for(0.1, "none", 2, PROFILE, cores=2).part_tasks(PLAIN, 1_000_000)
+    problem = prediction.problem_for(0.1, "none", 2, PROFILE, cores=2)
+    tasks = problem.part_tasks(PLAIN, 1_000_000, problem.codec)
     pulled = [us for action, resource, us in tasks if action == "flat.pull" and resource == GPU]
     assert pulled == [pytest.approx(40.0 + 2 * 4000.0), pytest.approx(1000.0)]  # the message, and the copy out of its slot
 

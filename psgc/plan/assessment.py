@@ -66,9 +66,11 @@ class Assessment:
 
 
 def assess(job: Job, method: str, *, compare: bool) -> Assessment:
-    """The method's plan for the job, assessed. compare: beside all methods, else only beside fp32. Raises UsageError for unknown methods."""
+    """The method's plan for the job, assessed. compare: beside all methods, else only beside fp32. Raises UsageError for unknown methods,
+    and for one whose plan cannot be run where that is asked for."""
     problem = job.problem
     found, plain = _found_warm(method, problem), _found_warm(BEST, _without_compression(problem))
+    _check_carried(method, found, problem)
     if method == BEST:
         found = _unless_for_nothing(found, plain)
     others = METHODS if compare else (BASELINE,)
@@ -80,6 +82,15 @@ def assess(job: Job, method: str, *, compare: bool) -> Assessment:
         job, method, found, simulate(problem, found.buckets), plain, best, encoded, gain, margin, rivals,
         lower_bounds(problem, found.buckets, found.step_us),
     )  # fmt: skip
+
+
+def _check_carried(method: str, found: Found, problem: Problem) -> None:
+    """``fp32`` keeps to no constraints, since it is what others are compared with."""
+    for bucket in found.buckets if problem.constraints.runtime else ():
+        if bucket.option not in problem.options:
+            raise UsageError(
+                f"method {method}: its plan takes {' '.join(bucket.option)}, which no job carries; choose {BEST} for a plan to run"
+            )
 
 
 def _found_warm(method: str, problem: Problem) -> Found:

@@ -7,11 +7,12 @@ that links, codecs and backward work at once; towards the end of backward bucket
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from psgc.codecs.codec import BLOCK, MAX_PART
 from psgc.plan.profile import F64, TensorProfile
 from psgc.plan.timeline import Ints
 
@@ -31,6 +32,11 @@ class Bucketing:
     @property
     def key(self) -> tuple[bytes, bytes]:
         return self.first.tobytes(), self.parts.tobytes()
+
+    def at_blocks(self) -> Bucketing:
+        """Cut as a job can: parts end at multiples of BLOCK elements, so a bucket has at most as many as blocks, and none over MAX_PART."""
+        parts = np.clip(self.parts, np.ceil(self.numel / MAX_PART), np.ceil(self.numel / BLOCK))
+        return replace(self, parts=parts.astype(np.int64))
 
 
 def of_runs(tensors: Sequence[TensorProfile], first: Sequence[int], parts: Sequence[int]) -> Bucketing:

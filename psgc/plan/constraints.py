@@ -5,6 +5,7 @@
     flat = true                 # options that know no nodes
     hierarchical = true         # options that sum within nodes first
     servers = true              # options over servers, where the cluster has some
+    runtime = false             # nothing but what psgc run --plan carries
 
 All fields may be left out. Owns the file's shape and its errors; what each field means for an option is ``options.Constraints``'.
 """
@@ -26,7 +27,7 @@ else:
     import tomli as tomllib
 
 SWITCHES: Final = ("flat", "hierarchical", "servers")
-FIELDS: Final = ("most_encodes", "devices", *SWITCHES)
+FIELDS: Final = ("most_encodes", "devices", *SWITCHES, "runtime")
 # All options are open, those over servers, too.
 ALL: Final = Constraints(servers=True)
 
@@ -49,16 +50,17 @@ def read_constraints(document: Any, source: str) -> Constraints:
     if not isinstance(document, Mapping):
         raise UsageError(f"{source}: expected an object with some of {', '.join(FIELDS)}")
     for key in document:
-        if key == "codec":
-            raise UsageError(f"{source}: field codec: a plan has one codec for all buckets that are encoded; choose it with --codec")
+        if key in ("codec", "codecs"):
+            raise UsageError(f"{source}: field {key}: a plan has one codec for all buckets that are encoded; choose it with --codec")
         if key not in FIELDS:
             raise UsageError(f"{source}: unknown field {key!r}; there are {', '.join(FIELDS)}")
-    switches = {key: _switch(document, key, source) for key in SWITCHES}
-    return Constraints(_devices(document, source), _most_encodes(document, source), **switches)
+    switches = {key: _switch(document, key, True, source) for key in SWITCHES}
+    runtime = _switch(document, "runtime", False, source)
+    return Constraints(_devices(document, source), _most_encodes(document, source), **switches, runtime=runtime)
 
 
-def _switch(document: Mapping[str, Any], key: str, source: str) -> bool:
-    value = document.get(key, True)
+def _switch(document: Mapping[str, Any], key: str, otherwise: bool, source: str) -> bool:
+    value = document.get(key, otherwise)
     if not isinstance(value, bool):
         raise UsageError(f"{source}: field {key} is {value!r}, expected true or false")
     return value

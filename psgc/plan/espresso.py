@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from psgc.errors import UsageError
 from psgc.plan.baselines import HIERARCHICAL, tensor_by_tensor, with_option
 from psgc.plan.found import Found
 from psgc.plan.options import Constraints, Option, constrained, is_uncompressed
@@ -37,7 +38,8 @@ Ints = NDArray[np.int64]
 
 
 def espresso(problem: Problem, buckets: Sequence[PlannedBucket] | None = None) -> Found:
-    """Espresso's plan. Options over servers are not in its tree. With ``buckets`` it chooses their options alone."""
+    """Espresso's plan. Options over servers are not in its tree. With ``buckets`` it chooses their options alone. Raises UsageError if the
+    constraints leave none."""
     begun = time.perf_counter()
     given = tensor_by_tensor(problem) if buckets is None else tuple(buckets)
     job = _job(problem, given)
@@ -107,6 +109,10 @@ def _options(allowed_by: Constraints) -> tuple[tuple[Option, ...], Ints, Ints]:
     """The options on GPUs alone, uncompressed ones with them, and then their counterparts on the CPU; the former's numbers; and the number
     of each one's counterpart."""
     tree = [option for option in constrained(allowed_by) if not any(".push" in action for action in option)]
+    if not tree:
+        raise UsageError(
+            "method espresso: its tree has no options over servers, and the constraints leave no others; choose another method"
+        )
     gpu = [option for option in tree if not any("@cpu" in action for action in option)]
     allowed, number = set(tree), {option: index for index, option in enumerate(gpu)}
     counterparts = []

@@ -15,7 +15,7 @@ from psgc.plan.constraints import ALL
 from psgc.plan.costs import CodecCosts
 from psgc.plan.options import Constraints, encodes
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
-from psgc.plan.problem import Problem, codec_costs
+from psgc.plan.problem import PUBLISHED_BYTES, Problem, codec_costs
 from psgc.plan.profile import V100_CODECS, Profile, load_profile
 
 # The codec of a plan for which none is chosen is the first of these that the profile has times for: those that train as without them under
@@ -34,18 +34,29 @@ def load_job(profile_text: str, cluster_text: str, codec: str | None = None, con
     """The job of these files or names. Raises UsageError or CodecError saying what is wrong with which."""
     profile, notes = _with_codec_times(load_profile(profile_text))
     cluster = load_cluster(cluster_text)
-    if not constraints.devices or codec == UNCOMPRESSED:
+    if not constraints.encoders or codec == UNCOMPRESSED:
         without = CodecCosts(UNCOMPRESSED, 4.0, {}, raw=profile.codecs.get(UNCOMPRESSED, {}))
         return Job(Problem(profile, cluster, without, constraints), tuple(notes))
+    devices = constraints.encoders
     if codec is None:
-        codec = default_codec(profile, constraints.devices)
+        codec = default_codec(profile, devices)
         notes.append(f"codec {codec}, since none was chosen: the first that the profile has times for of {', '.join(PREFERRED)}")
     costs = codec_costs(codec, profile, cluster.gpus)
-    if not any(costs.knows(device) for device in constraints.devices):
-        raise UsageError(
-            f"codec {codec}: the profile has no times for it on {' or '.join(constraints.devices)}; measure them with psgc profile"
-        )
+    if constraints.runtime:
+        _check_runs(codec)
+    if not any(costs.knows(device) for device in devices):
+        raise UsageError(f"codec {codec}: the profile has no times for it on {' or '.join(devices)}; measure them with psgc profile")
     return Job(Problem(profile, cluster, costs, constraints), tuple(notes))
+
+
+def _check_runs(codec: str) -> None:
+    """Raise UsageError for a codec that the bucketings of a plan cannot be run with."""
+    if codec in PUBLISHED_BYTES:
+        raise UsageError(f"codec {codec}: known by its published times alone, so no job can use it; choose one of psgc codecs")
+    from psgc.codecs.scheme import parse_scheme
+
+    if parse_scheme(codec).whole:
+        raise UsageError(f"codec {codec}: it does not cut tensors, and a plan that can be run may cut any; choose another of psgc codecs")
 
 
 def _with_codec_times(profile: Profile) -> tuple[Profile, list[str]]:
@@ -63,16 +74,11 @@ def default_codec(profile: Profile, devices: Sequence[str]) -> str:
     raise UsageError(f"profile: times of no codec on {' or '.join(devices)}; choose one with --codec, or measure them with psgc profile")
 
 
-def codec_of(buckets: Iterable[PlannedBucket], source: str) -> str:
-    """The one codec of a plan's buckets, ``none`` if no option encodes. Raises UsageError for an option that encodes with ``none``, or if
-    there are several."""
-    found: dict[str, str] = {}
-    for bucket in buckets:
-        if encodes(bucket.option):
-            if bucket.codec == UNCOMPRESSED:
-                raise UsageError(f"{source}: the bucket of {bucket.tensors[0]!r} is encoded, but its codec is none; name the codec")
-            found.setdefault(bucket.codec, bucket.tensors[0])
-    if len(found) > 1:
-        several = ", ".join(f"{codec} (of {tensor!r})" for codec, tensor in found.items())
-        raise UsageError(f"{source}: several codecs: {several}; a simulation has one: choose whose times to take with --codec")
-    return next(iter(found), UNCOMPRESSED)
+def codec_of(buckets: Iterable[PlannedBucket]) -> str:
+    """The codec of the first of a plan's buckets that is encoded, ``none`` if none is: a simulation's, beside the others' own."""
+    return next((bucket.codec for bucket in buckets if encodes(bucket.option)), UNCOMPRESSED)
+
+
+def recoded(buckets: Iterable[PlannedBucket], codec: str) -> tuple[PlannedBucket, ...]:
+    """The buckets with another codec wherever they are encoded."""
+    return tuple(replace(bucket, codec=codec) if encodes(bucket.option) else bucket for bucket in buckets)

@@ -40,6 +40,18 @@ class PlannedBucket:
     option: Option
     part_numel: int = 0
 
+    def part_sizes(self) -> tuple[float, ...]:
+        """Elements of each part. Raises UsageError where full parts and a rest do not add up to the bucket."""
+        if not self.part_numel:
+            return (self.numel / self.parts,) * self.parts
+        rest = self.numel - self.part_numel * (self.parts - 1)
+        if not 0 < rest <= self.part_numel:
+            raise UsageError(
+                f"plan: the bucket of {self.tensors[0]!r}: {self.numel} elements are not {self.parts} parts of {self.part_numel}, the last of "
+                f"what is left; mend parts or part_numel"
+            )
+        return (*(float(self.part_numel),) * (self.parts - 1), float(rest))
+
     def to_json(self) -> dict[str, Any]:
         cut = {"part_numel": self.part_numel} if self.part_numel else {}
         return {

@@ -62,15 +62,20 @@ class Problem:
     @cached_property
     def allowed(self) -> Constraints:
         """The user's constraints, and what the job itself rules out: devices that the codec has no times for, servers where there are none."""
-        devices = tuple(device for device in self.constraints.devices if self.codec.knows(device))
+        devices = tuple(device for device in self.constraints.encoders if self.codec.knows(device))
         return replace(self.constraints, devices=devices, servers=self.constraints.servers and self.cluster.servers > 0)
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
         """Those allowed."""
         found = options.constrained(self.allowed)
+        if not found and self.constraints.runtime and not self.cluster.servers:
+            raise UsageError(
+                f"cluster {self.cluster.name} has no servers, but jobs push to servers; give it some, or leave out runtime = true"
+            )
         if not found:
-            raise UsageError("the constraints leave no option; allow flat or hierarchical ones")
+            asked = "flat ones over servers, which alone can be run" if self.constraints.runtime else "flat or hierarchical ones"
+            raise UsageError(f"the constraints leave no option; allow {asked}")
         return found
 
     @cached_property
@@ -81,11 +86,23 @@ class Problem:
     def numel(self) -> dict[str, int]:
         return {tensor.name: tensor.numel for tensor in self.profile.tensors}
 
-    def part_tasks(self, option: Option, numel: float) -> list[tuple[str, int, float]]:
+    @cached_property
+    def _costs(self) -> dict[str, CodecCosts]:
+        return {self.codec.name: self.codec}
+
+    def costs_of(self, bucket: PlannedBucket) -> CodecCosts:
+        """Of the bucket's own codec. Raises UsageError if it is encoded with ``none``, or the profile has no times for its codec."""
+        if options.is_uncompressed(bucket.option):
+            return self.codec
+        if bucket.codec == UNCOMPRESSED:
+            raise UsageError(f"plan: the bucket of {bucket.tensors[0]!r} is encoded, but its codec is none; name the codec")
+        if bucket.codec not in self._costs:
+            self._costs[bucket.codec] = codec_costs(bucket.codec, self.profile, self.cluster.gpus)
+        return self._costs[bucket.codec]
+
+    def part_tasks(self, option: Option, numel: float, codec: CodecCosts) -> list[tuple[str, int, float]]:
         """(action, resource, microseconds) of one part of ``numel`` elements."""
-        return [
-            (task.action, task.resource, self.codec.task_us(task, numel)) for task in costs.tasks(option, self.cluster, self.codec)
-        ]  # fmt: skip
+        return [(task.action, task.resource, codec.task_us(task, numel)) for task in costs.tasks(option, self.cluster, codec)]
 
 
 class Row(NamedTuple):
@@ -106,9 +123,10 @@ class Simulated(NamedTuple):
 
 
 def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
-    """The buckets' step: a part is a chain of its own. Buckets that are ready at once go by priority, then as they stand.
+    """The buckets' step, each encoded with its own codec: a part is a chain of its own. Buckets that are ready at once go by priority, then
+    as they stand.
 
-    Raises UsageError for buckets of another model, or a codec that is not the problem's."""
+    Raises UsageError for buckets of another model, codecs that the profile has no times for, and parts that do not add up."""
     check_fits(
         Plan(problem.profile.model, problem.cluster.name, tuple(buckets)), problem.numel, f"model {problem.profile.model or 'given'}"
     )
@@ -118,11 +136,12 @@ def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
     starts, rows = [], []
     for index in order:
         bucket = buckets[index]
-        tasks = problem.part_tasks(bucket.option, bucket.numel / bucket.parts)
-        for part in range(bucket.parts):
-            chains.append([(resource, us) for _, resource, us in tasks])
+        sizes, codec = bucket.part_sizes(), problem.costs_of(bucket)
+        by_size = {size: problem.part_tasks(bucket.option, size, codec) for size in dict.fromkeys(sizes)}
+        for part, size in enumerate(sizes):
+            chains.append([(resource, us) for _, resource, us in by_size[size]])
             starts.append(ready[index])
-            rows += [Row(index, part, action) for action, _, _ in tasks]
+            rows += [Row(index, part, action) for action, _, _ in by_size[size]]
     made = chains_of(starts, chains)
     timeline = run(made)
     return Simulated(timeline.step_us, made, timeline, tuple(rows))

@@ -94,7 +94,7 @@ def quickest(problem: Problem, options: Sequence[Option], numels: Sequence[float
 def _work_us(problem: Problem, option: Option, bucket: PlannedBucket) -> dict[str, float]:
     """What the bucket makes every resource work on its way by this option."""
     total = dict.fromkeys(RESOURCES, 0.0)
-    for _, resource, us in problem.part_tasks(option, _part_numel(bucket)):
+    for _, resource, us in problem.part_tasks(option, _part_numel(bucket), problem.codec):
         for one in (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,):
             total[RESOURCES[one]] += us * bucket.parts
     return total

@@ -6,16 +6,14 @@ Pure. Knows names, options and codecs' texts; which process reads or writes a fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from psgc.codecs import parse_scheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Bucket, BucketSpec, Layout, TensorSpec, equal_parts
-from psgc.plan.options import Option
+from psgc.plan.options import CARRIED
 from psgc.plan.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits, load_plan
 
-PLAIN: Final[Option] = ("flat.push", "flat.pull")
-ENCODED: Final[Option] = ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu")
+PLAIN, ENCODED = CARRIED
 
 
 def load_runnable(path: str) -> Plan:

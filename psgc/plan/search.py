@@ -28,15 +28,15 @@ from psgc.plan.profile import F64
 from psgc.plan.space import Space, Way
 from psgc.plan.timeline import Ints
 
-MIXTURES: Final = 48
+MIXTURES: Final = 48  # of prices, for each size
 FEW_TENSORS: Final = 6  # so many are fused in every way
 SMALL_JOB: Final = 12  # for so many tensors what Espresso would do is a start, too
-TAPER: Final = 0.25
+TAPER: Final = 0.25  # of what is still to come, what a bucket may hold
 SOME_TENSORS: Final = 64  # so many are also tried each by itself
 MOST_TRIALS: Final = 400  # timelines for one bucketing
 WORK: Final = 3_500  # and those times their chains
 COARSE: Final = 2  # sizes are alike within a factor of four
-MOST_PARTS: Final = 48
+MOST_PARTS: Final = 48  # beyond that nothing finer is tried
 NOTHING: Final = 2e-3  # what is not worth looking for, of a step
 COARSEST: Final = 8  # parts of a model
 
@@ -104,9 +104,10 @@ class Search:
 
     def choose(self, bucketing: Bucketing, start: tuple[Way, ...] = ()) -> Chosen:
         """The best choice of ways for these buckets that is found from ``start``, or else from what is cheapest at some mixture of prices."""
+        bucketing = self.cut(bucketing)
         sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
         fitting = self.candidates(sizes)
-        ways = dict.fromkeys((*(way for one in dict.fromkeys(fitting) for way in one.ways), *start))
+        ways = dict.fromkeys((*(way for one in {id(one): one for one in fitting}.values() for way in one.ways), *start))
         numbers = {way: number for number, way in enumerate(ways)}
         fits = np.array([[way in one.known for way in ways] for one in fitting])
         if start:
@@ -117,10 +118,15 @@ class Search:
 
     def among(self, bucketing: Bucketing, start: tuple[Way, ...]) -> Chosen:
         """The best choice for these buckets that is found from ``start`` among the ways that it has."""
+        bucketing = self.cut(bucketing)
         numbers = {way: number for number, way in enumerate(dict.fromkeys(start))}
         sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
         fits = np.ones((len(sizes), len(numbers)), bool)
         return self.descend(bucketing, list(numbers), sizes, kind, fits, np.array([[numbers[way] for way in start]]), WORK // 4)
+
+    def cut(self, bucketing: Bucketing) -> Bucketing:
+        """With parts that a job can have, if the plan is to be run."""
+        return bucketing.at_blocks() if self.problem.constraints.runtime else bucketing
 
     def descend(
         self, bucketing: Bucketing, ways: list[Way], sizes: F64, kind: Ints, fits: NDArray[np.bool_], starts: Ints, work: int
@@ -225,7 +231,7 @@ def search(problem: Problem) -> Found:
     if len(tensors) <= FEW_TENSORS:
         for bucketing in every_fusion(tensors, (1, 2, 4)):
             made.choose(bucketing)
-    if len(tensors) <= SMALL_JOB and made.space.graph.plain:
+    if len(tensors) <= SMALL_JOB and made.space.graph.plain and not problem.constraints.runtime:
         made.published()
     elif len(tensors) <= SOME_TENSORS:
         made.alone()

@@ -111,10 +111,11 @@ def _ways(atom: Any, behind: Any, value: Any, chosen: Any, ways: Any) -> None:
 
 
 class Space:
-    """A problem's options, priced. ``way``: an option as numbers of its atoms."""
+    """A problem's options, priced. ``way``: an option as numbers of its atoms. Raises UsageError for constraints that leave no option."""
 
     def __init__(self, problem: Problem) -> None:
         self.codec = problem.codec
+        _ = problem.options  # where there are none, says why
         self.graph = graph(problem.allowed)
         self.tasks: list[list[Task]] = [price(atom, problem.cluster, problem.codec) for atom in self.graph.atoms]
         self.distinct = list(dict.fromkeys(task._replace(action="") for tasks in self.tasks for task in tasks))

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from psgc.plan.baselines import with_option
 from psgc.plan.cluster import Cluster, Link
 from psgc.plan.costs import CodecCosts
 from psgc.plan.options import Constraints
@@ -40,6 +41,7 @@ def problems(draw: Any, most: int = 6, constraints: Constraints = ANY) -> Proble
 
 def bucket_of(problem: Problem, *indices: int, parts: int = 1, option: tuple[str, ...] = ("flat.all_reduce",)) -> PlannedBucket:
     tensors = [problem.profile.tensors[index] for index in indices]
-    return PlannedBucket(
+    plain = PlannedBucket(
         tuple(tensor.name for tensor in tensors), sum(tensor.numel for tensor in tensors), parts, -indices[0], UNCOMPRESSED, option
     )
+    return with_option(plain, option, problem)

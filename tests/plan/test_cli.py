@@ -106,6 +106,22 @@ def test_a_plans_step_is_predicted_lane_by_lane(job: Path) -> None:
     assert "backward hides 0% of communication" in psgc(*simulating(job)).stdout
 
 
+def test_a_plan_of_several_codecs_is_simulated_with_each_ones_times_or_with_one_for_all(job: Path) -> None:
+    encoded = {"option": ["comp@gpu", "flat.all_gather.c", "decomp@gpu"], "parts": 1}
+    buckets = (
+        {"tensors": ["last.weight", "last.bias"], "numel": 4001000, "codec": "onebit"},
+        {"tensors": ["first.weight"], "numel": 1000000, "codec": "topk"},
+    )
+    (job / "mixed.json").write_text(planned(*(encoded | bucket for bucket in buckets)))
+
+    def sent_ms(*arguments: str) -> float:
+        lanes = json.loads(psgc(*simulating(job, *arguments, "--json", plan="mixed.json")).stdout)["lanes"]
+        return {lane["lane"]: lane["busy_ms"] for lane in lanes}["inter-send"]
+
+    onebit, topk = sent_ms("--codec", "onebit"), sent_ms("--codec", "topk")
+    assert sent_ms() == pytest.approx(onebit * 4001 / 5001 + topk * 1000 / 5001, rel=0.01)
+
+
 def test_what_a_simulation_cannot_take_is_one_line_and_status_2(job: Path, refuses: Refuses) -> None:
     everything = ["last.weight", "last.bias", "first.weight"]
     encoded = ["comp@gpu", "flat.all_gather.c", "decomp@gpu"]
@@ -148,6 +164,14 @@ def test_a_plan_for_people_is_tables_a_verdict_and_a_page(job: Path) -> None:
 def test_on_a_fast_network_the_advice_is_not_to_compress(job: Path) -> None:
     (job / "two.toml").write_text(CLUSTER.replace("gbps = 1,", "gbps = 400,"))
     assert json.loads(psgc(*planning(job, "--json")).stdout)["prediction"]["verdict"].startswith("do not compress")
+
+
+def test_a_plan_to_run_is_refused_to_methods_that_cannot_make_one_and_to_clusters_without_servers(job: Path, refuses: Refuses) -> None:
+    refuses(*planning(job, "--runnable"), said="cluster two has no servers, but jobs push to servers")
+    (job / "two.toml").write_text("servers = 1\n" + CLUSTER)
+    refuses(*planning(job, "--runnable", "--method", "fp32"), said="method fp32: its plan takes intra.reduce_scatter inter.push")
+    refuses(*planning(job, "--runnable", "--method", "espresso"), said="method espresso: its tree has no options over servers")
+    refuses(*planning(job, "--runnable", "--method", "byteps-compress"), said="which the constraints rule out")
 
 
 def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path, refuses: Refuses) -> None:

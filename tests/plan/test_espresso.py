@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 
 from psgc.plan import espresso as module
-from psgc.plan.baselines import GATHERED, HIERARCHICAL, tensor_by_tensor
+from psgc.plan.baselines import GATHERED, HIERARCHICAL, tensor_by_tensor, with_option
 from psgc.plan.espresso import espresso
 from psgc.plan.methods import METHODS
 from psgc.plan.options import Constraints, Option, is_uncompressed
@@ -23,7 +22,7 @@ ON_GPU = Constraints(devices=("gpu",), most_encodes=1)
 
 
 def with_options(problem: Problem, options: list[Option]) -> list[PlannedBucket]:
-    return [dataclasses.replace(bucket, option=option) for bucket, option in zip(tensor_by_tensor(problem), options, strict=True)]
+    return [with_option(bucket, option, problem) for bucket, option in zip(tensor_by_tensor(problem), options, strict=True)]
 
 
 def plain_algorithm_1(problem: Problem) -> list[Option]:

@@ -10,8 +10,8 @@ import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.constraints import ALL, load_constraints, read_constraints
-from psgc.plan.job import codec_of, default_codec, load_job
-from psgc.plan.options import Constraints, encodes
+from psgc.plan.job import codec_of, default_codec, load_job, recoded
+from psgc.plan.options import CARRIED, Constraints, encodes
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.profile import CostCurve, Profile, TensorProfile
 
@@ -49,6 +49,30 @@ def test_without_compression_options_are_the_uncompressed_ones(codec: str | None
     assert not any(map(encodes, problem.options))
 
 
+def test_a_plan_that_is_to_be_run_needs_servers_and_a_codec_that_jobs_have_on_the_cpu(tmp_path: Path) -> None:
+    runnable = Constraints(servers=True, runtime=True)
+    with pytest.raises(UsageError, match="cluster espresso-pcie has no servers, but jobs push to servers"):
+        _ = load_job("vgg16", "espresso-pcie", None, runnable).problem.options
+    with pytest.raises(UsageError, match="codec dgc: known by its published times alone, so no job can use it"):
+        load_job("vgg16", "espresso-pcie", "dgc", runnable)
+    curve = {"numel": [1, 2], "encode_us": [1, 2], "decode_us": [1, 2]}
+    codecs = {"int8": {"gpu": curve}, "bf16": {"cpu": curve}, "powersgd": {"cpu": curve}}
+    document = {"version": 1, "model": "m", "tensors": [{"name": "a", "numel": 10, "ready_us": 0}], "codecs": codecs}
+    (tmp_path / "p.json").write_text(json.dumps(document))
+    link = "{gbps = 1, latency_us = 1}"
+    (tmp_path / "c.toml").write_text(f"nodes = 2\ngpus_per_node = 1\nservers = 1\nintra = {link}\ninter = {link}\n")
+    files = (str(tmp_path / "p.json"), str(tmp_path / "c.toml"))
+    problem = load_job(*files, None, runnable).problem
+    assert (problem.codec.name, set(problem.options)) == ("bf16", set(CARRIED))
+    assert set(load_job(*files, "none", runnable).problem.options) == {CARRIED[0]}
+    with pytest.raises(UsageError, match="codec int8: the profile has no times for it on cpu"):
+        load_job(*files, "int8", runnable)
+    with pytest.raises(UsageError, match="codec powersgd: it does not cut tensors"):
+        load_job(*files, "powersgd", runnable)
+    with pytest.raises(UsageError, match="leave no option; allow flat ones over servers, which alone can be run"):
+        _ = load_job(*files, None, Constraints(flat=False, servers=True, runtime=True)).problem.options
+
+
 def test_a_codec_without_times_on_the_devices_is_refused(tmp_path: Path) -> None:
     curve = {"numel": [1, 2], "encode_us": [1, 2], "decode_us": [1, 2]}
     document = {"version": 1, "model": "m", "tensors": [{"name": "a", "numel": 10, "ready_us": 0}], "codecs": {"int8": {"cpu": curve}}}
@@ -62,24 +86,23 @@ def bucket(name: str, codec: str, *option: str) -> PlannedBucket:
     return PlannedBucket((name,), 10, 1, 0, codec, option)
 
 
-def test_a_plans_codec_is_that_of_the_buckets_it_encodes() -> None:
+def test_a_plans_codec_is_that_of_the_first_bucket_it_encodes_and_all_of_them_can_get_another() -> None:
     plain, ways = bucket("a", "none", "flat.all_reduce"), ("comp@gpu", "flat.all_gather.c", "decomp@gpu")
-    assert codec_of([plain], "p") == "none"
-    assert codec_of([plain, bucket("b", "int8", *ways)], "p") == "int8"
-    with pytest.raises(UsageError, match=r"p: several codecs: int8 \(of 'b'\), onebit \(of 'c'\)"):
-        codec_of([bucket("b", "int8", *ways), bucket("c", "onebit", *ways)], "p")
+    assert codec_of([plain]) == "none"
+    assert codec_of([plain, bucket("b", "int8", *ways), bucket("c", "onebit", *ways)]) == "int8"
+    assert recoded([plain, bucket("b", "int8", *ways)], "bf16") == (plain, bucket("b", "bf16", *ways))
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("c.toml", 'most_encodes = 1\ndevices = ["gpu"]\nflat = false\n'),
-        ("c.json", '{"most_encodes": 1, "devices": ["gpu"], "flat": false}'),
+        ("c.toml", 'most_encodes = 1\ndevices = ["gpu"]\nflat = false\nruntime = true\n'),
+        ("c.json", '{"most_encodes": 1, "devices": ["gpu"], "flat": false, "runtime": true}'),
     ],
 )
 def test_constraints_are_read_from_toml_and_json(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    assert load_constraints(str(tmp_path / name)) == Constraints(("gpu",), 1, flat=False, hierarchical=True, servers=True)
+    assert load_constraints(str(tmp_path / name)) == Constraints(("gpu",), 1, flat=False, hierarchical=True, servers=True, runtime=True)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +114,9 @@ def test_constraints_are_read_from_toml_and_json(tmp_path: Path, name: str, text
         ({"devices": ["tpu"]}, r"field devices is \['tpu'\], expected a list of gpu and cpu"),
         ({"devices": "gpu"}, "field devices is 'gpu'"),
         ({"flat": "no"}, "field flat is 'no', expected true or false"),
+        ({"runtime": 1}, "field runtime is 1, expected true or false"),
         ({"codec": {"*": "int8"}}, "field codec: a plan has one codec"),
+        ({"codecs": {"*.bias": "none"}}, "field codecs: a plan has one codec"),
         ([], "expected an object"),
     ],
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from psgc.errors import UsageError
@@ -41,6 +44,42 @@ def test_parts_share_the_bytes_and_each_pays_the_latency() -> None:
 def test_of_buckets_that_are_ready_at_once_the_one_of_higher_priority_goes_first() -> None:
     first = simulate(problem(), [bucket("b", numel=100, priority=0), bucket("a", numel=50, priority=1)])
     assert [row.bucket for row in first.rows] == [1, 0]
+
+
+def test_each_bucket_is_encoded_with_its_own_codec() -> None:
+    gathered = ("comp@gpu", "flat.all_gather.c", "decomp@gpu")
+    curves = CURVES | {"bf16": {"gpu": CostCurve((1.0, 2.0), (7.0, 14.0), (0.0, 0.0))}}
+    profile = replace(PROFILE, codecs=curves)
+    asked = Problem(profile, CLUSTER, codec_costs("onebit", profile, 2))
+    mixed = [
+        replace(bucket(name, numel=numel), codec=codec, option=gathered) for name, numel, codec in (("b", 100, "bf16"), ("a", 50, "onebit"))
+    ]
+    found = simulate(asked, mixed)
+    spent = {(row.bucket, row.action): us for row, us in zip(found.rows, found.chains.us.tolist(), strict=True)}
+    assert spent[0, "comp@gpu"] == pytest.approx(7 * 100)
+    assert spent[1, "comp@gpu"] == pytest.approx(3 * 50)
+    assert spent[0, "flat.all_gather.c"] == pytest.approx(10 + 2 * 100)
+    assert spent[1, "flat.all_gather.c"] == pytest.approx(10 + 50 * asked.codec.bytes_per_element)
+
+
+def test_parts_that_are_not_equal_take_as_long_as_each_has_elements() -> None:
+    uneven = simulate(problem(), [replace(bucket("b", "a", numel=150, parts=2), part_numel=100)])
+    assert uneven.chains.us.tolist() == pytest.approx([100 * 4 + 20, 50 * 4 + 20])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"codec": "int8"}, "codec int8: the profile has no times for it, but for onebit"),
+        ({"codec": "none"}, "the bucket of 'b' is encoded, but its codec is none"),
+        ({"parts": 2, "part_numel": 150}, "the bucket of 'b': 150 elements are not 2 parts of 150"),
+        ({"parts": 2, "part_numel": 60}, "150 elements are not 2 parts of 60"),
+    ],
+)
+def test_buckets_that_cannot_be_priced_are_refused(change: dict[str, Any], said: str) -> None:
+    given = replace(bucket("b", "a", numel=150), **{"codec": "onebit", "option": ("comp@gpu", "flat.all_gather.c", "decomp@gpu"), **change})
+    with pytest.raises(UsageError, match=said):
+        simulate(problem(), [given])
 
 
 def test_buckets_of_another_model_are_refused() -> None:

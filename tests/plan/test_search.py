@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
+from psgc.codecs import BLOCK
+from psgc.codecs.codec import MAX_PART
 from psgc.plan.bound import lower_bounds
-from psgc.plan.bucketing import Bucketing, each_alone, every_fusion, fused
+from psgc.plan.bucketing import Bucketing, each_alone, every_fusion, fused, of_runs
 from psgc.plan.cluster import Cluster, Link
 from psgc.plan.methods import METHODS
-from psgc.plan.options import Constraints, constrained
+from psgc.plan.options import CARRIED, Constraints, constrained
 from psgc.plan.plan import Plan, PlannedBucket, read_plan
 from psgc.plan.problem import Problem, codec_costs, simulate
 from psgc.plan.profile import V100_CODECS, Profile, TensorProfile
@@ -44,7 +47,7 @@ def buckets_of(problem: Problem, bucketing: Bucketing, options: tuple[tuple[str,
     names = [tensor.name for tensor in problem.profile.tensors]
     runs = [tuple(names[a:b]) for a, b in zip(bucketing.first[:-1], bucketing.first[1:], strict=True)]
     return [
-        PlannedBucket(run, int(numel), int(parts), -index, "any", option)
+        PlannedBucket(run, int(numel), int(parts), -index, problem.codec.name, option)
         for index, (run, numel, parts, option) in enumerate(zip(runs, bucketing.numel, bucketing.parts, options, strict=True))
     ]
 
@@ -117,6 +120,24 @@ def test_constraints_are_kept() -> None:
     allowed = set(constrained(problem.allowed))
     assert allowed
     assert {bucket.option for bucket in search(problem).buckets} <= allowed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_that_is_to_be_run_has_options_and_cuts_that_a_job_has(seed: int) -> None:
+    job = random_job(300 + seed, 12)
+    tiny = tuple(replace(t, numel=1 + t.numel % 9000) for t in job.profile.tensors)
+    cluster = replace(job.cluster, servers=2, inter=Link(1e-3, 1.0))
+    problem = replace(job, profile=replace(job.profile, tensors=tiny), cluster=cluster, constraints=Constraints(servers=True, runtime=True))
+    found = search(problem)
+    assert {bucket.option for bucket in found.buckets} <= set(CARRIED)
+    assert all(bucket.parts <= -(-bucket.numel // BLOCK) for bucket in found.buckets)
+    assert simulate(problem, found.buckets).step_us == pytest.approx(found.step_us, rel=1e-9)
+
+
+def test_parts_are_cut_at_blocks_and_none_is_larger_than_a_part_may_be() -> None:
+    tensors = [TensorProfile(f"t{index}", numel, 0.0) for index, numel in enumerate((1, BLOCK, BLOCK + 1, 3 * MAX_PART))]
+    assert of_runs(tensors, range(5), [8] * 4).at_blocks().parts.tolist() == [1, 1, 2, 8]
+    assert of_runs(tensors, range(5), [1] * 4).at_blocks().parts.tolist() == [1, 1, 1, 3]
 
 
 def test_fusing_keeps_every_tensor_once_and_in_order() -> None:

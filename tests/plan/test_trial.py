@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psgc.plan.baselines import with_option
 from psgc.plan.costs import BOTH_WAYS, INTRA, RECEIVE
 from psgc.plan.options import Constraints
 from psgc.plan.plan import PlannedBucket
@@ -63,7 +63,7 @@ def test_the_best_option_is_the_first_of_those_with_the_shortest_step(job: tuple
 
     steps = []
     for option in trials.table.options:
-        other = dataclasses.replace(buckets[chosen], option=option)
+        other = with_option(buckets[chosen], option, problem)
         steps.append(simulate(problem, [*buckets[:chosen], other, *buckets[chosen + 1 :]]).step_us)
     assert shortest == min(*steps, step)
     assert best == (steps.index(min(steps)) if min(steps) < step else -1)
