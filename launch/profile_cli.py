@@ -11,7 +11,7 @@ import typer
 
 from psgc.errors import UsageError
 from psgc.launch.tables import print_table
-from psgc.plan.cluster import Link
+from psgc.plan.cluster import Link, read_link
 
 if TYPE_CHECKING:
     from psgc.launch.profiling import Request
@@ -56,6 +56,8 @@ def profile(
         raise UsageError("profile: --script without a command; for example: psgc profile --script -- python train.py")
     if command and not script:
         raise UsageError(f"profile: unexpected {command[0]!r}; to profile a job write --script -- before its command")
+    if codecs and not time_codecs:
+        raise UsageError(f"profile: --codecs {codecs} and --no-codecs: leave one of them out")
     from psgc.launch.profiling import Request, cluster_of, measure
     from psgc.plan.observed import unsteady
 
@@ -91,14 +93,14 @@ def _given_link(gbps: float | None, latency_us: float | None) -> Link | None:
         return None
     if gbps is None or latency_us is None:
         raise UsageError("profile: --inter-gbps and --inter-latency-us describe one link; give both")
-    if not (gbps > 0 and latency_us >= 0):
-        raise UsageError(f"profile: --inter-gbps {gbps:g} --inter-latency-us {latency_us:g}: expected more than 0 and at least 0")
-    return Link(gbps, latency_us)
+    return read_link({"gbps": gbps, "latency_us": latency_us}, "inter", "profile: --inter-gbps and --inter-latency-us")
 
 
 def _check_outputs(request: Request, output: Path | None, cluster_out: Path | None) -> None:
     """Raise UsageError where there would be nothing to write, or no place for it, before anything is measured."""
     for path in (output, cluster_out):
+        if path is not None and path.is_dir():
+            raise UsageError(f"profile: cannot write {path}: it is a folder")
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"profile: cannot write {path}: no folder {path.parent}")
     if not request.command and request.model is None and output is not None:

@@ -94,6 +94,8 @@ def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
         load_runnable(named["PSGC_PLAN"])
     if named["PSGC_LAYOUT_OUT"] and not os.path.isdir(os.path.dirname(os.path.abspath(named["PSGC_LAYOUT_OUT"]))):
         raise UsageError(f"run: --layout-out {named['PSGC_LAYOUT_OUT']}: no such directory")
+    if os.path.isdir(named["PSGC_LAYOUT_OUT"]):
+        raise UsageError(f"run: --layout-out {named['PSGC_LAYOUT_OUT']}: is a directory, expected a file to write")
     return {name: os.path.abspath(path) for name, path in named.items() if path}
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from psgc.errors import UsageError
 from psgc.plan.bound import Bounds, lower_bounds
-from psgc.plan.cluster import Cluster, Link
+from psgc.plan.cluster import Cluster
 from psgc.plan.costs import CodecCosts
 from psgc.plan.found import Found
 from psgc.plan.job import Job
@@ -21,8 +21,8 @@ from psgc.plan.methods import METHODS, find
 from psgc.plan.options import encodes
 from psgc.plan.plan import Plan, PlannedBucket
 from psgc.plan.problem import Problem, Simulated, simulate
-from psgc.plan.profile import CostCurve
 from psgc.plan.reasons import all_encoded
+from psgc.plan.vary import faster, scaled
 from psgc.plan.wording import longer, ms, percent
 
 BEST: Final = "psgc"
@@ -144,19 +144,12 @@ def _nearby(problem: Problem) -> list[Problem]:
 
 
 def _with_speed(cluster: Cluster, factor: float) -> Cluster:
-    def scaled(link: Link) -> Link:
-        return replace(link, gbps=link.gbps * factor)
-
-    server = scaled(cluster.server) if cluster.server else None
-    return replace(cluster, intra=scaled(cluster.intra), inter=scaled(cluster.inter), server=server)
+    server = faster(cluster.server, factor) if cluster.server else None
+    return replace(cluster, intra=faster(cluster.intra, factor), inter=faster(cluster.inter, factor), server=server)
 
 
 def _with_times(codec: CodecCosts, factor: float) -> CodecCosts:
-    def scaled(curve: CostCurve) -> CostCurve:
-        encode, decode = (tuple(us * factor for us in times) for times in (curve.encode_us, curve.decode_us))
-        return replace(curve, encode_us=encode, decode_us=decode)
-
-    return replace(codec, curves={device: scaled(curve) for device, curve in codec.curves.items()})
+    return replace(codec, curves={device: scaled(curve, factor) for device, curve in codec.curves.items()})
 
 
 def verdict(assessed: Assessment) -> str:

@@ -33,7 +33,6 @@ DEVICES: Final = ("gpu", "cpu")
 _SECOND: Final = {"reduce_scatter": "all_gather", "all_to_all": "all_gather", "reduce": "broadcast", "gather": "broadcast"}
 _FIRST_RAW: Final = ("reduce_scatter", "reduce")
 _FIRST_ENCODED: Final = ("all_to_all", "gather")
-SERVER_OPERATIONS: Final = ("push", "pull")
 # What a job carries today (``runtime`` holds plans against it): nothing encoded, and encoded.
 CARRIED: Final[tuple[Option, Option]] = (("flat.push", "flat.pull"), ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu"))
 

@@ -46,17 +46,16 @@ def with_faster_link(cluster: Cluster, factor: float) -> Cluster:
     """Between nodes and to servers; latencies stay."""
     if factor == 1:
         return cluster
-    return replace(
-        cluster, inter=_faster(cluster.inter, factor), server=None if cluster.server is None else _faster(cluster.server, factor)
-    )
+    return replace(cluster, inter=faster(cluster.inter, factor), server=None if cluster.server is None else faster(cluster.server, factor))
 
 
 def with_halved_bytes(cluster: Cluster) -> Cluster:
     """The cluster on which float32 takes as long as 16-bit floats do on this one: every link twice as fast."""
-    return replace(with_faster_link(cluster, 2), intra=_faster(cluster.intra, 2))
+    return replace(with_faster_link(cluster, 2), intra=faster(cluster.intra, 2))
 
 
-def _faster(link: Link, factor: float) -> Link:
+def faster(link: Link, factor: float) -> Link:
+    """So many times the bandwidth; the latency stays."""
     return Link(link.gbps * factor, link.latency_us)
 
 

@@ -107,7 +107,10 @@ def test_a_computed_profile_has_given_links_in_its_cluster(tmp_path: Path) -> No
         (("--links", "-o", "x.json"), "-o writes a model's profile"),
         (("--model", "vgg16", "--cluster-out", "x.toml"), "--cluster-out without links"),
         (("--model", "vgg16", "--inter-gbps", "1"), "give both"),
-        (("--model", "vgg16", "--inter-gbps", "0", "--inter-latency-us", "1"), "expected more than 0"),
+        (("--model", "vgg16", "--inter-gbps", "0", "--inter-latency-us", "1"), "inter.gbps is 0.0, expected a number above 0"),
+        (("--model", "vgg16", "--inter-gbps", "1", "--inter-latency-us", "inf"), "inter.latency_us is inf"),
+        (("--model", "vgg16", "--codecs", "int8", "--no-codecs"), "leave one of them out"),
+        (("--model", "vgg16", "-o", "/"), "cannot write /: it is a folder"),
         (("--model", "vgg16", "-o", "/no/such/folder/x.json"), "no folder /no/such/folder"),
     ],
 )

@@ -57,6 +57,7 @@ def test_a_command_that_does_not_use_psgc_ends_all_the_same(launched: Any) -> No
         (("run", "--plan", "nowhere.json", "--", "true"), {}, "plan nowhere.json: No such file or directory"),
         (("run", "--plan", "p", "--codec", "int8", "--", "true"), {}, "--codec int8 and --plan p: a plan names each bucket's codec"),
         (("run", "--layout-out", "nowhere/out", "--", "true"), {}, "--layout-out nowhere/out: no such directory"),
+        (("run", "--layout-out", "/", "--", "true"), {}, "--layout-out /: is a directory"),
         (("run", "--nodes", "3", "--", "true"), {}, "every node needs a worker"),
         (("run", "--servers", "0", "--", "true"), {}, "--servers 0"),
         (("bench", "pushpull", "--bytes", "3"), {}, "multiple of 4"),
