@@ -12,19 +12,13 @@ All fields may be left out. Owns the file's shape and its errors; what each fiel
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from psgc.errors import UsageError
+from psgc.plan.documents import read_document
 from psgc.plan.options import DEVICES, Constraints
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SWITCHES: Final = ("flat", "hierarchical", "servers")
 FIELDS: Final = ("most_encodes", "devices", *SWITCHES, "runtime")
@@ -35,13 +29,7 @@ ALL: Final = Constraints(servers=True)
 def load_constraints(text: str) -> Constraints:
     """The constraints in a file. Raises UsageError naming the file and the field."""
     path = Path(text)
-    try:
-        content = path.read_text()
-        document = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
-    except OSError as error:
-        raise UsageError(f"constraints {text}: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"constraints {text}: no valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
+    document = read_document(path, f"constraints {text}", toml=path.suffix != ".json")
     return read_constraints(document, f"constraints {text}")
 
 

@@ -32,7 +32,7 @@ from psgc.plan.documents import is_number, read_document, shown
 
 F64 = NDArray[np.float64]
 VERSION: Final = 1
-MOST_NUMEL: Final = 1 << 40
+MOST_NUMEL: Final = 1 << 34  # of a tensor: 64 GiB of fp32, which methods that cut at 4 MiB make 16384 parts of
 LEAST_TFLOPS, MOST_TFLOPS = 1e-6, 1e6  # a GPU has more and fewer
 # TFLOP/s in training, by our estimate: two thirds of the fp32 peak of V100 and T4, 40 % of the others' bf16 peak. A number says it better.
 ACHIEVED_TFLOPS: Final = {"v100": 11.0, "t4": 6.0, "a10g": 30.0, "a100": 140.0, "h100": 400.0, "h200": 400.0}
@@ -293,7 +293,9 @@ def _tensor(entry: Any, place: str) -> TensorProfile:
         raise UsageError(f"{place}: expected a tensor with name, numel and ready_us")
     numel, ready = entry.get("numel"), entry.get("ready_us")
     if isinstance(numel, bool) or not isinstance(numel, int | float) or numel != numel // 1 or not 1 <= numel <= MOST_NUMEL:
-        raise UsageError(f"{place}: numel of {shown(entry['name'])} is {shown(numel)}, expected a whole number of at least 1")
+        raise UsageError(
+            f"{place}: numel of {shown(entry['name'])} is {shown(numel)}, expected a whole number of at least 1, and 2**34 at most"
+        )
     return TensorProfile(entry["name"], int(numel), _number(ready, f"{place}: ready_us of {shown(entry['name'])}"))
 
 
