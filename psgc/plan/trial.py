@@ -6,6 +6,7 @@ specification. Knows nothing of which options are worth a trial.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,7 +16,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.kernel import I64, helper, kernel
-from psgc.plan.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND, price, walk
+from psgc.plan.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND, Atom, price, walk
 from psgc.plan.options import Option
 from psgc.plan.problem import Problem
 
@@ -43,27 +44,28 @@ class OptionTable:
     us: F64
 
 
+@functools.cache
+def _atoms(options: tuple[Option, ...]) -> tuple[tuple[Atom, ...], Ints, Ints]:
+    """Every atom of the options, the numbers of each option's, one after the other, and where each option's begin, and their number."""
+    numbers: dict[Atom, int] = {}
+    rows = [[numbers.setdefault(atom, len(numbers)) for atom in walk(option)[0]] for option in options]
+    first = np.cumsum([0, *map(len, rows)])
+    return tuple(numbers), np.array([number for row in rows for number in row], np.int64), first
+
+
 def option_table(problem: Problem, options: Sequence[Option], sizes: Sequence[float]) -> OptionTable:
     """The table for parts of these sizes, in elements. Raises UsageError where the codec has no times for an option's device."""
-    kinds: dict[Any, range] = {}
-    resources: list[int] = []
-    columns: list[F64] = []
+    atoms, used, begins = _atoms(tuple(options))
+    tasks = [price(atom, problem.cluster, problem.codec) for atom in atoms]
+    count = np.array([len(some) for some in tasks])
+    length = count[used]
+    end = np.concatenate([[0], np.cumsum(length)])
+    kind = np.repeat((np.cumsum(count) - count)[used] - end[:-1], length) + np.arange(end[-1])
     numels = np.array(sizes, np.float64)
-    chosen: list[int] = []
-    first = [0]
-    for option in options:
-        for atom in walk(option)[0]:
-            if atom not in kinds:
-                tasks = price(atom, problem.cluster, problem.codec)
-                kinds[atom] = range(len(resources), len(resources) + len(tasks))
-                resources += [task.resource for task in tasks]
-                columns += [problem.codec.all_us(task, numels) for task in tasks]
-            chosen += kinds[atom]
-        first.append(len(chosen))
-    us = np.array(columns, np.float64).reshape(len(columns), len(sizes)).T
-    return OptionTable(
-        tuple(options), np.array(first, np.int64), np.array(chosen, np.int64), np.array(resources, np.int64), np.ascontiguousarray(us)
-    )
+    every = [task for some in tasks for task in some]
+    us = np.array([problem.codec.all_us(task, numels) for task in every], np.float64).reshape(len(every), len(sizes)).T
+    resource = np.array([task.resource for task in every], np.int64)
+    return OptionTable(tuple(options), end[begins].astype(np.int64), kind.astype(np.int64), resource, np.ascontiguousarray(us))
 
 
 @dataclass(frozen=True, slots=True)
