@@ -165,6 +165,14 @@ def _run(ready: Any, first: Any, resource: Any, us: Any, start: Any, backward: A
     state, available, nexts = np.empty(STATE), np.empty(ready.size), np.empty(ready.size, np.int64)
     begin(first[:-1], state, available, nexts)
     alike = np.arange(1, ready.size + 1)
+    for bucket in range(ready.size - 2, -1, -1):  # a bucket's parts: many, and only the first that has not begun can begin next
+        tasks, others = first[bucket], first[bucket + 1]
+        count = others - tasks
+        same = ready[bucket] == ready[bucket + 1] and first[bucket + 2] - others == count
+        for task in range(count if same else 0):
+            same = same and resource[tasks + task] == resource[others + task] and us[tasks + task] == us[others + task]
+        if same:
+            alike[bucket] = alike[bucket + 1]
     return resume(ready, first[:-1], first[1:], alike, resource, us, state, available, nexts, ready.size, np.inf, start, backward)
 
 
