@@ -229,12 +229,10 @@ def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec:
 
 def _volume(operation: str, p: int) -> tuple[float, float]:
     """Bytes through the link over what a rank holds, and messages in a row."""
-    return {
-        "all_reduce": (2 * (p - 1) / p, 2.0 * (p - 1)),
-        "reduce_scatter": ((p - 1) / p, p - 1.0),
-        "reduce": (1.0, p - 1.0),
-        "all_gather": (float(p - 1), p - 1.0),  # of shards, or of whole payloads: what a rank holds, from all others
-        "broadcast": (1.0, p - 1.0),
-        "all_to_all": ((p - 1) / p, p - 1.0),
-        "gather": (float(p - 1), p - 1.0),
-    }[operation]
+    if operation == "all_reduce":
+        return 2 * (p - 1) / p, 2.0 * (p - 1)
+    if operation in ("reduce_scatter", "all_to_all"):
+        return (p - 1) / p, p - 1.0
+    if operation in ("reduce", "broadcast"):
+        return 1.0, p - 1.0
+    return p - 1.0, p - 1.0  # all_gather and gather: of shards, or of whole payloads, what a rank holds, from all others

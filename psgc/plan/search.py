@@ -181,13 +181,15 @@ class Search:
         return self.choose(bucketing, tuple(self.best.ways[bucket] for bucket in covers.tolist()))
 
     def refine(self) -> None:
-        """Try the model in ever more parts, as long as more are better and there is anything to gain; at last in some fewer than the most."""
+        """Try the model in ever more parts, as long as more are better and there is anything to gain; at last its buckets uncut."""
         count, before = float(COARSEST), np.inf
+        most = MOST_PARTS if len(self.problem.profile.tensors) > SMALL_JOB else MOST_PARTS // 3
         while (found := self.of_parts(count)).step_us < before * (1 - NOTHING):
-            if found.step_us <= self.problem.profile.backward_us * (1 + NOTHING) or found.bucketing.parts.sum() > MOST_PARTS:
+            if found.step_us <= self.problem.profile.backward_us * (1 + NOTHING):
                 return
+            if found.bucketing.parts.sum() > most:
+                break
             count, before = count * 2, found.step_us
-        self.of_parts(count * 0.75)
         assert self.best is not None
         self.among(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)), self.best.ways)
 
