@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.plan.baselines import fp32
+from psgc.plan.baselines import HIERARCHICAL, OVER_SERVERS, PARTITION_NUMEL
 from psgc.plan.bucketing import Bucketing, each_alone, every_fusion, fused, of_runs
 from psgc.plan.descent import descend, simplify
 from psgc.plan.espresso import espresso
@@ -198,14 +198,15 @@ class Search:
         self.go_on(each_alone(self.problem.profile.tensors, np.inf))
 
     def published(self) -> None:
-        """Try BytePS's plan without compression, and what can be made of Espresso's."""
-        tensors = self.problem.profile.tensors
-        for method, choose in ((fp32, self.among), (espresso, self.choose)):
-            buckets = method(self.problem).buckets
-            ways = [self.space.graph.ways.get(bucket.option) for bucket in buckets]
-            if None not in ways:  # constraints may have left the method's options out
-                cut = of_runs(tensors, range(len(tensors) + 1), [bucket.parts for bucket in buckets])
-                choose(cut, tuple(way for way in ways if way is not None))
+        """Try BytePS's plans without compression, and what can be made of Espresso's. Constraints may have left their options out."""
+        tensors, ways = self.problem.profile.tensors, self.space.graph.ways
+        partitions = of_runs(tensors, range(len(tensors) + 1), [-(-tensor.numel // PARTITION_NUMEL) for tensor in tensors])
+        for option in (HIERARCHICAL, OVER_SERVERS):
+            if option in ways:
+                self.among(partitions, (ways[option],) * len(tensors))
+        buckets = espresso(self.problem).buckets
+        if all(bucket.option in ways for bucket in buckets):
+            self.choose(each_alone(tensors, np.inf), tuple(ways[bucket.option] for bucket in buckets))
 
     def recut_largest(self) -> None:
         """Cut the largest buckets of the best one otherwise, each as long as that is better."""

@@ -12,12 +12,9 @@ from typing import Any
 import pytest
 
 from psgc.launch.cli import main
+from tests.plan.commands import psgc
 
 Refuses = Callable[..., None]
-
-
-def psgc(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "psgc.launch", *arguments], capture_output=True, text=True, check=False)
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
