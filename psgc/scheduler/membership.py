@@ -133,7 +133,7 @@ class Membership:
             log = [Log(logging.WARNING, decode_body(Notice, body).text)] if body else []
             return [*log, self._send(member.peer, Kind.HEARTBEAT)]
         if kind is Kind.FAULT:
-            return self.abort(decode_body(Notice, body).text, now)
+            return self.abort(decode_body(Notice, body).text or f"{member.label} reported a fault and did not say which", now)
         if self.barriers is None or self.declarations is None:
             raise RemoteProtocolError(f"{kind.name} before everyone is there", ErrorCode.NOT_ADMITTED)
         if kind is Kind.ERROR:

@@ -546,6 +546,13 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
+
+
+def test_a_fault_without_a_text_still_says_who() -> None:
+    (sent, *_) = [one for one in complete().say("w0", Kind.FAULT, encode_body(Notice(0, ""))) if isinstance(one, Send)]
+    assert "reported a fault" in decode_body(Notice, sent.body).text
+
+
 BODIES = [encode_body(declaration().to_json()), encode_body(register()), encode_body(Notice(0, "text")), b""]
 
 
