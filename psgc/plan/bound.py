@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.errors import ConfigError
-from psgc.plan.bucketing import Bucketing
+from psgc.plan.bucketing import Bucketing, bucketing
 from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem
@@ -68,11 +68,12 @@ def lower_bounds(problem: Problem, buckets: Sequence[PlannedBucket], step_us: fl
 
 def bucketing_of(problem: Problem, buckets: Sequence[PlannedBucket]) -> Bucketing:
     """Sizes, cuts and readiness of planned buckets, in order of readiness."""
-    ready = np.array([max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets])
-    order = np.argsort(ready, kind="stable")
-    first = np.concatenate([[0], np.cumsum([len(buckets[index].tensors) for index in order])])
-    parts = np.array([buckets[index].parts for index in order])
-    return Bucketing(first, parts, np.array([float(buckets[index].numel) for index in order]), ready[order])
+    of = {name: number for number, bucket in enumerate(buckets) for name in bucket.tensors}
+    last = {of[tensor.name]: index for index, tensor in enumerate(problem.profile.tensors)}
+    order = sorted(last, key=last.__getitem__)
+    place = {number: at for at, number in enumerate(order)}
+    numbers = [place[of[tensor.name]] for tensor in problem.profile.tensors]
+    return bucketing(problem.tensors, numbers, [buckets[number].parts for number in order])
 
 
 @functools.cache
@@ -97,9 +98,14 @@ def _sequences(space: Space) -> NDArray[np.int64]:
 
 def _uses(space: Space, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.bool_]]:
     """Of each resource, which tasks of the sequences it does."""
-    resource = np.array([task.resource for task in space.distinct] + [len(RESOURCES)])[sequences]
+    resource = np.append(space.resources, len(RESOURCES))[sequences]
     for one in range(len(RESOURCES)):
         yield (resource == one) | ((resource == BOTH_WAYS) & (one in (SEND, RECEIVE)))
+
+
+def _allowed(space: Space) -> NDArray[np.bool_]:
+    """Which options (rows) buckets of each codec (columns) can have."""
+    return space.fits(list(space.graph.ways.values())).T
 
 
 class Features(NamedTuple):
@@ -112,9 +118,9 @@ class Features(NamedTuple):
     chain: F64
 
 
-def features(space: Space, bucketing: Bucketing) -> Features:
+def features(space: Space, buckets: Bucketing) -> Features:
     """Arrays of resources (but for ``chain``), options and buckets."""
-    times = space.times(bucketing.numel / bucketing.parts)
+    times = space.times(buckets.numel / buckets.parts, buckets.codec)
     times = np.concatenate([times, np.zeros((1, times.shape[1]))])
     sequences = _sequences(space)
     spent = times[sequences]
@@ -124,7 +130,7 @@ def features(space: Space, bucketing: Bucketing) -> Features:
     load, before, after = np.zeros(shape), np.full(shape, np.inf), np.full(shape, np.inf)
     rows = np.arange(len(sequences))
     for one, used in enumerate(_uses(space, sequences)):
-        load[one] = np.einsum("ot,otb->ob", used.astype(float), spent) * bucketing.parts
+        load[one] = np.einsum("ot,otb->ob", used.astype(float), spent) * buckets.parts
         some = used.any(axis=1)
         first, last = used.argmax(axis=1), used.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
         before[one][some] = (until[rows, first] - spent[rows, first])[some]
@@ -157,56 +163,56 @@ class Programme(NamedTuple):
         return np.concatenate([chosen, np.zeros((len(chosen), 1))], axis=1)
 
 
-def programme(found: Features, bucketing: Bucketing, backward_us: float, allowed: NDArray[np.bool_]) -> Programme:
+def programme(found: Features, buckets: Bucketing, backward_us: float, allowed: NDArray[np.bool_]) -> Programme:
     """The inequalities of the module's text, with heads and tails over the allowed options."""
     ways = np.where(np.isfinite(found.before), found.load + found.before + found.after, 0.0)
     spent = np.concatenate([found.load, ways, found.chain[None]])
-    rows = [*_of_resources(found, bucketing, allowed, spent.shape[0]), *_of_buckets(found, bucketing, spent.shape[0])]
+    rows = [*_of_resources(found, buckets, allowed, spent.shape[0]), *_of_buckets(found, buckets, spent.shape[0])]
     tail = min(float(np.where(allowed, found.after[GPU], np.inf).min()), float(np.where(allowed, found.chain, np.inf)[:, -1].min()))
-    weights = np.zeros((spent.shape[0], len(bucketing.parts)))
+    weights = np.zeros((spent.shape[0], len(buckets.parts)))
     weights[GPU] = 1.0
     rows.append(Row(backward_us + tail, weights))
     return Programme(np.array([row.constant for row in rows]), np.array([row.weights for row in rows]), spent)
 
 
-def _of_resources(found: Features, bucketing: Bucketing, allowed: NDArray[np.bool_], features: int) -> Iterator[Row]:
+def _of_resources(found: Features, buckets: Bucketing, allowed: NDArray[np.bool_], features: int) -> Iterator[Row]:
     """All of a resource's work for the buckets that are ready from one on."""
     before, after = (np.where(allowed, times, np.inf).min(axis=1) for times in (found.before, found.after))  # by resource and bucket
     always = np.all(np.isfinite(found.before) | ~allowed, axis=1)
     for one in range(1, len(RESOURCES)):
         if not found.load[one].any():
             continue
-        for j in range(len(bucketing.parts)):
-            if j and bucketing.ready_us[j] == bucketing.ready_us[j - 1]:
+        for j in range(len(buckets.parts)):
+            if j and buckets.ready_us[j] == buckets.ready_us[j - 1]:
                 continue
-            constant = bucketing.ready_us[j]
+            constant = buckets.ready_us[j]
             if always[one, j:].any():
-                constant = (before[one, j:] + bucketing.ready_us[j:]).min() + after[one, j:].min()
-            weights = np.zeros((features, len(bucketing.parts)))
+                constant = (before[one, j:] + buckets.ready_us[j:]).min() + after[one, j:].min()
+            weights = np.zeros((features, len(buckets.parts)))
             weights[one, j:] = 1.0
             yield Row(float(constant), weights)
 
 
-def _of_buckets(found: Features, bucketing: Bucketing, features: int) -> Iterator[Row]:
+def _of_buckets(found: Features, buckets: Bucketing, features: int) -> Iterator[Row]:
     """One bucket's way: a part's, and the way through each resource that its parts take turns on."""
-    for b, parts in enumerate(bucketing.parts):
+    for b, parts in enumerate(buckets.parts):
         for feature in range(len(RESOURCES), features - 1) if parts > 1 else ():
             if found.load[feature - len(RESOURCES)].any():
-                weights = np.zeros((features, len(bucketing.parts)))
+                weights = np.zeros((features, len(buckets.parts)))
                 weights[feature, b] = 1.0
-                yield Row(float(bucketing.ready_us[b]), weights)
-        weights = np.zeros((features, len(bucketing.parts)))
+                yield Row(float(buckets.ready_us[b]), weights)
+        weights = np.zeros((features, len(buckets.parts)))
         weights[-1, b] = 1.0
-        yield Row(float(bucketing.ready_us[b]), weights)
+        yield Row(float(buckets.ready_us[b]), weights)
 
 
-def given_buckets(problem: Problem, space: Space, bucketing: Bucketing, step_us: float) -> float:
+def given_buckets(problem: Problem, space: Space, buckets: Bucketing, step_us: float) -> float:
     """The bound over every choice of options for these buckets; ``step_us`` where none is better."""
-    found = features(space, bucketing)
-    allowed = np.ones(found.chain.shape, bool)
+    found = features(space, buckets)
+    allowed = _allowed(space)[:, buckets.codec]
     best = 0.0
     for _ in range(ROUNDS):
-        made = programme(found, bucketing, problem.profile.backward_us, allowed)
+        made = programme(found, buckets, problem.profile.backward_us, allowed)
         relaxed = _relaxed(made, allowed)
         best = max(best, relaxed.bound)
         if best >= step_us * (1 - CLOSE):
@@ -215,7 +221,7 @@ def given_buckets(problem: Problem, space: Space, bucketing: Bucketing, step_us:
         if left.sum() == allowed.sum():
             break
         allowed = left
-    return max(best, _whole(programme(found, bucketing, problem.profile.backward_us, allowed), allowed, step_us))
+    return max(best, _whole(programme(found, buckets, problem.profile.backward_us, allowed), allowed, step_us))
 
 
 @functools.cache
@@ -299,15 +305,17 @@ def _undominated(made: Programme, allowed: NDArray[np.bool_]) -> tuple[NDArray[n
 
 def over_all_bucketings(problem: Problem, space: Space) -> float:
     """The bound over every way of fusing, cutting and choosing."""
-    tensors = problem.profile.tensors
-    sizes = np.array([float(tensor.numel) for tensor in tensors])
-    group = np.minimum((np.cumsum(sizes) - sizes) * GROUPS // sizes.sum(), GROUPS - 1)
-    begins = np.nonzero(np.diff(group, prepend=-1.0))[0]
-    ready = np.array([tensor.ready_us for tensor in tensors])[begins]
-    numel = np.add.reduceat(sizes, begins)
-    rates = np.append(np.array([problem.codec.least_us_per_element(task) for task in space.distinct]), 0.0)
+    tensors = problem.tensors
+    sizes = tensors.numel
+    group = np.minimum((np.cumsum(sizes) - sizes) * GROUPS // sizes.sum(), GROUPS - 1).astype(np.int64)
+    # of each group and codec one column, as ready as the group's first tensor
+    columns, of = np.unique(group * len(space.codecs) + tensors.codec, return_inverse=True)
+    numel, codec = np.bincount(of, sizes), columns % len(space.codecs)
+    begins = np.nonzero(np.diff(group, prepend=-1))[0]
+    ready = tensors.ready_us[begins][np.searchsorted(group[begins], columns // len(space.codecs))]
     sequences = _sequences(space)
-    loads = np.array([(used * rates[sequences]).sum(axis=1) for used in _uses(space, sequences)])
+    rates = np.concatenate([space.least_us_per_element(), np.zeros((1, len(space.codecs)))])[sequences]
+    loads = np.array([np.einsum("ot,otk->ok", used.astype(float), rates) for used in _uses(space, sequences)])
     constants, weights = [problem.profile.backward_us], [np.zeros((len(RESOURCES), len(numel)))]
     weights[0][GPU] = 1.0
     for one in range(1, len(RESOURCES)):
@@ -315,5 +323,5 @@ def over_all_bucketings(problem: Problem, space: Space) -> float:
             constants.append(float(ready[j]))
             weights.append(np.zeros_like(weights[0]))
             weights[-1][one, j:] = 1.0
-    made = Programme(np.array(constants), np.array(weights), loads[:, :, None] * numel)
-    return _relaxed(made, np.ones((len(sequences), len(numel)), bool)).bound
+    made = Programme(np.array(constants), np.array(weights), loads[:, :, codec] * numel)
+    return _relaxed(made, _allowed(space)[:, codec]).bound

@@ -97,6 +97,11 @@ class CodecCosts:
     def knows(self, device: str) -> bool:
         return device in self.curves
 
+    def has(self, task: Task) -> bool:
+        """Whether there are times for it."""
+        device = task.curve.partition(".")[0]
+        return not task.curve or device.startswith(RAW) or device in self.curves or (device == "server" and "cpu" in self.curves)
+
     def task_us(self, task: Task, numel: float) -> float:
         """Microseconds of one task for ``numel`` elements of a bucket."""
         return float(self.all_us(task, np.array([numel]))[0])

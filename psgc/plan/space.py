@@ -9,12 +9,13 @@ and ``bound``'s business.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from psgc.codecs.kernel import kernel
 from psgc.plan import options
@@ -110,27 +111,35 @@ def _ways(atom: Any, behind: Any, value: Any, chosen: Any, ways: Any) -> None:
                 length, node = length + 1, behind[edge]
 
 
+Priced = tuple[Task, ...]  # one task as each codec has it; they differ in what an element costs
+
+
 class Space:
-    """A problem's options, priced. ``way``: an option as numbers of its atoms. Raises UsageError for constraints that leave no option."""
+    """A problem's options, priced. ``way``: an option as numbers of its atoms. may_take: by codec, the atoms that buckets of it can have.
+    Raises UsageError for constraints that leave no option."""
 
     def __init__(self, problem: Problem) -> None:
-        self.codec = problem.codec
+        self.codecs = problem.codecs
         _ = problem.options  # where there are none, says why
         self.graph = graph(problem.allowed)
-        self.tasks: list[list[Task]] = [price(atom, problem.cluster, problem.codec) for atom in self.graph.atoms]
-        self.distinct = list(dict.fromkeys(task._replace(action="") for tasks in self.tasks for task in tasks))
-        self._number = {task: number for number, task in enumerate(self.distinct)}
-        self.task_numbers = [[self._number[task._replace(action="")] for task in tasks] for tasks in self.tasks]
+        tasks: list[list[Priced]] = [
+            list(zip(*(_without_names(price(atom, problem.cluster, codec)) for codec in self.codecs), strict=True))
+            for atom in self.graph.atoms
+        ]
+        self.distinct = list(dict.fromkeys(task for one in tasks for task in one))
+        place = {task: number for number, task in enumerate(self.distinct)}
+        self.task_numbers = [[place[task] for task in one] for one in tasks]
         self._sequences: dict[Way, Ints] = {}
-        self.resources = np.array([task.resource for task in self.distinct], np.int64)
-        self._fixed = np.array([[task.fixed_us] for task in self.distinct])
-        self._slope = np.array([[task.per_element_us] for task in self.distinct])
-        self._curves = _by_curve(self.distinct)
+        self.may_take = np.array([[problem.takes((atom.action,), codec) for atom in self.graph.atoms] for codec in self.codecs])
+        self.resources = np.array([task[0].resource for task in self.distinct], np.int64)
+        self._fixed = np.array([[task[0].fixed_us] for task in self.distinct])
+        self._slope = np.array([[each.per_element_us for each in task] for task in self.distinct])
+        self._curves = _by_curve([task[0] for task in self.distinct])
         # how often each atom has each task on each resource
-        self.uses = np.zeros((len(RESOURCES), len(self.tasks), len(self.distinct)))
+        self.uses = np.zeros((len(RESOURCES), len(tasks), len(self.distinct)))
         for atom, numbers in enumerate(self.task_numbers):
             for number in numbers:
-                resource = self.distinct[number].resource
+                resource = self.distinct[number][0].resource
                 for one in (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,):
                     self.uses[one, atom, number] += 1
 
@@ -141,12 +150,31 @@ class Space:
             found = self._sequences[way] = np.array([task for atom in way for task in self.task_numbers[atom]], np.int64)
         return found
 
-    def times(self, numel: F64) -> F64:
-        """Microseconds of each distinct task (rows) for parts of these numbers of elements (columns)."""
-        times: F64 = self._fixed + self._slope * numel
-        for tasks, alone, elements in self._curves:
-            times[tasks] = self.codec.all_us(alone, elements * numel)
+    def times(self, numel: F64, codec: Ints) -> F64:
+        """Microseconds of each distinct task (rows) for parts of these numbers of elements and codecs (columns). Tasks that a codec cannot
+        have take none; whoever chooses asks ``may_take``."""
+        times: F64 = self._fixed + self._slope[:, codec] * numel
+        for number, costs in enumerate(self.codecs):
+            (columns,) = np.nonzero(codec == number)
+            for tasks, alone, elements in self._curves if len(columns) else ():
+                if costs.has(alone):
+                    times[tasks[:, None], columns] = costs.all_us(alone, elements * numel[columns])
         return times
+
+    def least_us_per_element(self) -> F64:
+        """What an element costs at least in each distinct task (rows), in buckets however large, by codec (columns)."""
+        return np.array(
+            [
+                [costs.least_us_per_element(each) if costs.has(each) else 0.0 for each, costs in zip(task, self.codecs, strict=True)]
+                for task in self.distinct
+            ]
+        )
+
+    def fits(self, ways: Sequence[Way]) -> NDArray[np.bool_]:
+        """Which codecs' (rows) buckets can have which of the ways (columns)."""
+        if self.may_take.all():
+            return np.ones((len(self.codecs), len(ways)), bool)
+        return np.array([self.may_take[:, list(way)].all(axis=1) for way in ways]).T
 
     def loads(self, times: F64) -> F64:
         """Microseconds of each atom on each resource: resources, atoms, and times' columns."""
@@ -171,6 +199,11 @@ class Space:
 
     def option(self, way: Way) -> Option:
         return tuple(self.graph.atoms[atom].action for atom in way)
+
+
+def _without_names(tasks: list[Task]) -> list[Task]:
+    """Equal work is the same whatever its action is called."""
+    return [task._replace(action="") for task in tasks]
 
 
 def _by_curve(tasks: list[Task]) -> list[tuple[Ints, Task, F64]]:

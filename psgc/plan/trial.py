@@ -16,7 +16,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.kernel import I64, helper, kernel
-from psgc.plan.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND, Atom, price, walk
+from psgc.plan.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND, Atom, CodecCosts, price, walk
 from psgc.plan.options import Option
 from psgc.plan.problem import Problem
 
@@ -35,7 +35,7 @@ _RATHER: Final = 1 - 1e-9  # sums of remaining work are rounded otherwise than t
 @dataclass(frozen=True, slots=True)
 class OptionTable:
     """Every option's tasks. first: where each option's begin in ``kind``, and their number at the end; resource: of each kind of task;
-    us: [size, kind]."""
+    us: [size and codec, kind]."""
 
     options: tuple[Option, ...]
     first: Ints
@@ -53,24 +53,28 @@ def _atoms(options: tuple[Option, ...]) -> tuple[tuple[Atom, ...], Ints, Ints]:
     return tuple(numbers), np.array([number for row in rows for number in row], np.int64), first
 
 
-def option_table(problem: Problem, options: Sequence[Option], sizes: Sequence[float]) -> OptionTable:
-    """The table for parts of these sizes, in elements. Raises UsageError where the codec has no times for an option's device."""
+def option_table(problem: Problem, options: Sequence[Option], kinds: Sequence[tuple[float, CodecCosts]]) -> OptionTable:
+    """The table for parts of these sizes, in elements, and codecs. Tasks that a codec has no times for take none: they are not to be tried."""
     atoms, used, begins = _atoms(tuple(options))
     tasks = [price(atom, problem.cluster, problem.codec) for atom in atoms]
     count = np.array([len(some) for some in tasks])
     length = count[used]
     end = np.concatenate([[0], np.cumsum(length)])
     kind = np.repeat((np.cumsum(count) - count)[used] - end[:-1], length) + np.arange(end[-1])
-    numels = np.array(sizes, np.float64)
     every = [task for some in tasks for task in some]
-    us = np.array([problem.codec.all_us(task, numels) for task in every], np.float64).reshape(len(every), len(sizes)).T
+    us = np.zeros((len(kinds), len(every)))
+    for codec in {codec.name: codec for _, codec in kinds}.values():
+        rows = [row for row, (_, own) in enumerate(kinds) if own.name == codec.name]
+        numels = np.array([kinds[row][0] for row in rows])
+        priced = [task for atom in atoms for task in price(atom, problem.cluster, codec)]
+        us[rows] = np.array([codec.all_us(task, numels) if codec.has(task) else np.zeros(len(rows)) for task in priced]).T
     resource = np.array([task.resource for task in every], np.int64)
-    return OptionTable(tuple(options), end[begins].astype(np.int64), kind.astype(np.int64), resource, np.ascontiguousarray(us))
+    return OptionTable(tuple(options), end[begins].astype(np.int64), kind.astype(np.int64), resource, us)
 
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Chains in order of readiness, each with a size and an option of the table by number. ``option`` is changed by who tries."""
+    """Chains in order of readiness, each with a size, with its codec, and an option of the table by number. ``option`` is changed by who tries."""
 
     table: OptionTable
     ready_us: F64

@@ -119,6 +119,18 @@ def test_a_plan_of_several_codecs_is_simulated_with_each_ones_times_or_with_one_
     assert sent_ms() == pytest.approx(onebit * 4001 / 5001 + topk * 1000 / 5001, rel=0.01)
 
 
+def test_a_plan_encodes_tensors_of_some_names_with_codecs_of_their_own(job: Path) -> None:
+    (job / "ruled.toml").write_text('most_encodes = 1\n[codecs]\n"*.bias" = "none"\n"first.*" = "topk"\n')
+    report = job / "plan.html"
+    arguments = ("--codec", "onebit", "--constraints", str(job / "ruled.toml"), "--report", str(report), "--json")
+    found = json.loads(psgc(*planning(job, *arguments)).stdout)
+    codecs = {name: bucket["codec"].partition(":")[0] for bucket in found["buckets"] for name in bucket["tensors"]}
+    assert codecs == {"last.weight": "onebit", "last.bias": "none", "first.weight": "topk"}
+    assert found["lower_bound_ms"] <= found["step_ms"] <= min(found["prediction"]["methods"].values())
+    assert "onebit and topk" in found["prediction"]["verdict"].replace(":k=0.01", "")
+    assert report.read_text().count("bytes an element") == 2
+
+
 def test_what_a_simulation_cannot_take_is_one_line_and_status_2(job: Path, refuses: Refuses) -> None:
     everything = ["last.weight", "last.bias", "first.weight"]
     encoded = ["comp@gpu", "flat.all_gather.c", "decomp@gpu"]

@@ -26,7 +26,7 @@ def trials_of(problem: Problem, buckets: list[PlannedBucket]) -> Trials:
     sizes = sorted({bucket.numel / bucket.parts for bucket in buckets})
     parts = [bucket.parts for bucket in buckets]
     return Trials(
-        option_table(problem, options, sizes),
+        option_table(problem, options, [(size, problem.codec) for size in sizes]),
         np.repeat([problem.ready_us[bucket.tensors[-1]] for bucket in buckets], parts),
         np.repeat([sizes.index(bucket.numel / bucket.parts) for bucket in buckets], parts),
         np.repeat([options.index(bucket.option) for bucket in buckets], parts),
