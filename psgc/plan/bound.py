@@ -38,7 +38,7 @@ from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
-from psgc.plan.space import Graph, Space
+from psgc.plan.space import Space
 
 ROUNDS: Final = 3
 GROUPS: Final = 40  # of tensors, in the bound over all bucketings
@@ -76,24 +76,10 @@ def bucketing_of(problem: Problem, buckets: Sequence[PlannedBucket]) -> Bucketin
     return bucketing(problem.tensors, numbers, [buckets[number].parts for number in order])
 
 
-@functools.cache
-def _ways(found: Graph) -> NDArray[np.int64]:
-    """Every option as a row of numbers of its atoms, filled up with -1."""
-    ways = np.full((len(found.ways), max(map(len, found.ways.values()))), -1, np.int64)
-    for row, way in zip(ways, found.ways.values(), strict=True):
-        row[: len(way)] = way
-    return ways
-
-
 def _sequences(space: Space) -> NDArray[np.int64]:
     """Every option as a row of numbers of distinct tasks. Behind them stands a task that takes no time."""
-    most = max(map(len, space.task_numbers))
-    nothing = len(space.distinct)
-    of_atom = np.full((len(space.task_numbers) + 1, most), nothing, np.int64)
-    for row, numbers in zip(of_atom, space.task_numbers, strict=False):
-        row[: len(numbers)] = numbers
-    ways = _ways(space.graph)
-    return of_atom[ways].reshape(len(ways), -1)
+    rows = space.rows(np.arange(len(space.graph.options)))
+    return np.where(rows < 0, len(space.distinct), rows)
 
 
 def _uses(space: Space, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.bool_]]:
@@ -105,7 +91,7 @@ def _uses(space: Space, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.boo
 
 def _allowed(space: Space) -> NDArray[np.bool_]:
     """Which options (rows) buckets of each codec (columns) can have."""
-    return space.fits(list(space.graph.ways.values())).T
+    return space.fits(np.arange(len(space.graph.options))).T
 
 
 class Features(NamedTuple):

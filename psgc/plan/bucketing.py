@@ -11,14 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numba import types
 
 from psgc.codecs.codec import BLOCK, MAX_PART
+from psgc.codecs.kernel import I64, kernel
 from psgc.plan.profile import F64
 from psgc.plan.timeline import Ints
 
+_IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
+_IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 MOST_PARTS: Final = 64
 FINEST: Final = 256  # the smallest bucket, of a part
 
@@ -68,20 +72,31 @@ def bucketing(tensors: Tensors, of: Sequence[int] | Ints, parts: Sequence[int] |
 
 def fused(tensors: Tensors, part: float, taper: float) -> Bucketing:
     """Fuse until a bucket has ``part`` elements, but not more than ``taper`` times what is still to come after it; cut what has more."""
-    left = float(tensors.numel.sum())
-    last = {codec: index for index, codec in enumerate(tensors.codec.tolist())}
-    of, parts = np.zeros(len(tensors.numel), np.int64), list[int]()
-    members: dict[int, list[int]] = {codec: [] for codec in last}
-    sizes = dict.fromkeys(last, 0.0)
-    for index, (numel, codec) in enumerate(zip(tensors.numel.tolist(), tensors.codec.tolist(), strict=True)):
-        members[codec].append(index)
-        sizes[codec] += numel
-        left -= numel
-        if sizes[codec] >= min(part, max(taper * left, part / FINEST)) or index == last[codec]:
-            of[members[codec]] = len(parts)
-            parts.append(min(max(1, round(sizes[codec] / part)), MOST_PARTS))
-            members[codec], sizes[codec] = [], 0.0
-    return bucketing(tensors, of, parts)
+    of = np.empty(len(tensors.numel), np.int64)
+    buckets = _fuse(tensors.numel, tensors.codec, part, taper, of)
+    sizes = np.bincount(of, tensors.numel, buckets)
+    return bucketing(tensors, of, np.clip(np.round(sizes / part), 1, MOST_PARTS))
+
+
+@kernel(I64(_IN_F64, _IN_I64, types.float64, types.float64, types.Array(types.int64, 1, "C")))
+def _fuse(numel: Any, codec: Any, part: Any, taper: Any, of: Any) -> Any:
+    """of: each tensor's bucket, in the order in which they are closed; returns how many there are."""
+    codecs, left, buckets = codec.max() + 1, numel.sum(), 0
+    size, last, begins = np.zeros(codecs), np.zeros(codecs, np.int64), np.full(codecs, -1)
+    for tensor in range(numel.size):
+        last[codec[tensor]] = tensor
+    for tensor in range(numel.size):
+        own = codec[tensor]
+        begins[own] = tensor if begins[own] < 0 else begins[own]
+        size[own] += numel[tensor]
+        left -= numel[tensor]
+        if size[own] >= min(part, max(taper * left, part / FINEST)) or tensor == last[own]:
+            for member in range(begins[own], tensor + 1):
+                if codec[member] == own:
+                    of[member] = buckets
+            buckets += 1
+            size[own], begins[own] = 0.0, -1
+    return buckets
 
 
 def each_alone(tensors: Tensors, part: float = np.inf) -> Bucketing:

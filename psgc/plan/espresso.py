@@ -28,24 +28,25 @@ from numpy.typing import NDArray
 from psgc.errors import UsageError
 from psgc.plan.baselines import HIERARCHICAL, tensor_by_tensor, with_option
 from psgc.plan.found import Found
-from psgc.plan.options import Constraints, Option, constrained, devices_of, is_uncompressed
+from psgc.plan.options import Constraints, Option, constrained, is_uncompressed
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem
+from psgc.plan.space import Space
 from psgc.plan.trial import Trials, option_table
 
 MOST_ENUMERATED: Final = 10_000
 Ints = NDArray[np.int64]
 
 
-def espresso(problem: Problem, buckets: Sequence[PlannedBucket] | None = None) -> Found:
-    """Espresso's plan. Options over servers are not in its tree. With ``buckets`` it chooses their options alone. Raises UsageError if the
-    constraints leave none."""
+def espresso(problem: Problem, buckets: Sequence[PlannedBucket] | None = None, *, space: Space | None = None) -> Found:
+    """Espresso's plan. Options over servers are not in its tree. With ``buckets`` it chooses their options alone. space: the problem's, if
+    there is one already. Raises UsageError if the constraints leave no option."""
     begun = time.perf_counter()
     given = tensor_by_tensor(problem) if buckets is None else tuple(buckets)
-    job = _job(problem, given)
+    job = _job(problem, given, space)
     choose_on_gpu(job)
     offload(job)
-    options = job.trials.table.options
+    options = job.options
     chosen = tuple(with_option(given[unit.index], options[job.option(unit)], problem) for unit in job.units)
     step = job.trials.step()
     select = (time.perf_counter() - begun) * 1e6
@@ -72,8 +73,9 @@ class Ways(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """units: in order of readiness; ways: by codec."""
+    """options: by the trials' numbers; units: in order of readiness; ways: by codec."""
 
+    options: tuple[Option, ...]
     trials: Trials
     units: tuple[Unit, ...]
     ways: tuple[Ways, ...]
@@ -89,11 +91,13 @@ class Job:
         self.trials.option[unit.low : unit.high] = option
 
     def is_compressed(self, unit: Unit) -> bool:
-        return not is_uncompressed(self.trials.table.options[self.option(unit)])
+        return not is_uncompressed(self.options[self.option(unit)])
 
 
-def _job(problem: Problem, buckets: Sequence[PlannedBucket]) -> Job:
+def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None) -> Job:
     options, ways = _options(problem.allowed)
+    space = space or Space(problem)
+    numbers = np.array([space.graph.number[option] for option in options])
     ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
     units, low = [], 0
     for index in sorted(range(len(buckets)), key=lambda index: (ready[index], -buckets[index].priority, index)):
@@ -107,20 +111,17 @@ def _job(problem: Problem, buckets: Sequence[PlannedBucket]) -> Job:
         options.index(HIERARCHICAL) if HIERARCHICAL in options else next(i for i, option in enumerate(options) if is_uncompressed(option))
     )
     trials = Trials(
-        option_table(problem, options, [(size, problem.codecs[codec]) for size, codec in kinds]),
+        option_table(space, numbers, kinds),
         np.repeat([ready[unit.index] for unit in units], parts),
         np.repeat([kinds.index(unit.kind) for unit in units], parts),
         np.full(low, start, np.int64),
     )
-    return Job(trials, tuple(units), tuple(_left(options, ways, set(problem.devices(codec))) for codec in problem.codecs))
+    return Job(options, trials, tuple(units), tuple(_left(ways, takes) for takes in space.fits(numbers)))
 
 
-def _left(options: Sequence[Option], ways: Ways, devices: set[str]) -> Ways:
-    """What is left of the ways for a codec that these devices alone encode and decode with."""
-    takes = np.array([devices_of(option) <= devices for option in options])
-    if takes.all():
-        return ways
-    return Ways(ways.on_gpu[takes[ways.on_gpu]], np.where(takes[ways.on_cpu], ways.on_cpu, np.arange(len(options))))
+def _left(ways: Ways, takes: NDArray[np.bool_]) -> Ways:
+    """What is left of the ways for a codec that takes some options."""
+    return Ways(ways.on_gpu[takes[ways.on_gpu]], np.where(takes[ways.on_cpu], ways.on_cpu, np.arange(len(takes))))
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from psgc.plan.options import encodes
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
-from psgc.plan.space import Space, Way
+from psgc.plan.space import Space
 from psgc.plan.timeline import Ints
 
 MIXTURES: Final = 48  # of prices, for each size
@@ -42,11 +42,11 @@ COARSEST: Final = 8  # parts of a model
 
 
 class Chosen(NamedTuple):
-    """A bucketing with an option for each bucket."""
+    """A bucketing with an option for each bucket, by its number (``space``)."""
 
     step_us: float
     bucketing: Bucketing
-    ways: tuple[Way, ...]
+    ways: Ints
 
 
 @functools.cache
@@ -67,17 +67,30 @@ class Kinds(NamedTuple):
 
 def kinds_of(made: Bucketing) -> Kinds:
     """Each size with each codec once."""
-    kinds, of = np.unique(made.numel / made.parts + 1j * made.codec, return_inverse=True)
-    return Kinds(kinds.real.copy(), kinds.imag.astype(np.int64), of)
+    every = list(zip((made.numel / made.parts).tolist(), made.codec.tolist(), strict=True))
+    numbers = {kind: number for number, kind in enumerate(sorted(set(every)))}
+    sizes, codec = (np.array(column) for column in zip(*numbers, strict=True))
+    return Kinds(sizes, codec, np.array([numbers[kind] for kind in every]))
 
 
 class Fitting(NamedTuple):
     """What is worth trying for parts of a kind. cheapest: the cheapest way at each mixture of prices; ways: those and the next ones, each
-    once; known: the same, as a set."""
+    once; known: of all options, which these are."""
 
-    cheapest: tuple[Way, ...]
-    ways: tuple[Way, ...]
-    known: frozenset[Way]
+    cheapest: Ints
+    ways: Ints
+    known: NDArray[np.bool_]
+
+
+def once(ways: Ints) -> Ints:
+    """Each of them once, in the order in which they first stand there."""
+    return ways[np.sort(np.unique(ways, return_index=True)[1])]
+
+
+def places(all_ways: Ints, ways: Ints) -> Ints:
+    """Where each of the ways stands among all."""
+    order = np.argsort(all_ways)
+    return order[np.searchsorted(all_ways, ways, sorter=order)]
 
 
 @dataclass
@@ -100,17 +113,17 @@ class Search:
         """Find the options that are the cheapest of all at some prices, for parts of these codecs and sizes, powers of two."""
         wanted = [kind for kind in kinds if kind not in self.fitting]
         if wanted:
-            codec, size = np.array(wanted).T
+            codec, size = (np.array(column) for column in zip(*wanted, strict=True))
             loads = self.space.loads(self.space.times(np.exp2(size), codec))  # resources, atoms, kinds
             prices = mixtures(loads.shape[0])
             costs = np.tensordot(loads, prices, (0, 0))
             costs[~self.space.may_take[codec].T] = np.inf
-            ways = self.space.shortest(costs.reshape(len(costs), -1), self.ranks)[1]
-            count = prices.shape[1]
-            for at, kind in enumerate(wanted):
-                found = ways[at * count : (at + 1) * count]
-                every = tuple(dict.fromkeys(way for column in found for way in column))
-                self.fitting[kind] = Fitting(tuple(column[0] for column in found), every, frozenset(every))
+            found = self.space.shortest(costs.reshape(len(costs), -1), self.ranks)[1]
+            for kind, ways in zip(wanted, found.reshape(len(wanted), -1, self.ranks), strict=True):
+                every = once(ways[ways >= 0])
+                known = np.zeros(len(self.space.graph.options), bool)
+                known[every] = True
+                self.fitting[kind] = Fitting(ways[:, 0], every, known)
 
     def candidates(self, kinds: Kinds) -> list[Fitting]:
         """What is worth trying for parts of each of these kinds."""
@@ -119,52 +132,42 @@ class Search:
         self.fit(dict.fromkeys(coarse))
         return [self.fitting[kind] for kind in coarse]
 
-    def choose(self, buckets: Bucketing, start: tuple[Way, ...] = ()) -> Chosen:
+    def choose(self, buckets: Bucketing, start: Ints | None = None) -> Chosen:
         """The best choice of ways for these buckets that is found from ``start``, or else from what is cheapest at some mixture of prices."""
         buckets = self.cut(buckets)
         kinds = kinds_of(buckets)
         fitting = self.candidates(kinds)
-        ways = dict.fromkeys((*(way for one in {id(one): one for one in fitting}.values() for way in one.ways), *start))
-        numbers = {way: number for number, way in enumerate(ways)}
-        fits = np.array([[way in one.known for way in ways] for one in fitting])
-        if start:
-            starts = np.array([[numbers[way] for way in start]])
-        else:
-            starts = np.array([[numbers[way] for way in one.cheapest] for one in fitting]).T[:, kinds.of]
-        return self.descend(buckets, list(ways), kinds, fits, starts, min(WORK, MOST_TRIALS * int(buckets.parts.sum())))
+        ways = once(np.concatenate([one.ways for one in fitting] + ([] if start is None else [start])))
+        fits = np.array([one.known[ways] for one in fitting])
+        starts = np.array([one.cheapest for one in fitting]).T[:, kinds.of] if start is None else start[None]
+        return self.descend(buckets, ways, kinds, fits, starts, min(WORK, MOST_TRIALS * int(buckets.parts.sum())))
 
-    def among(self, buckets: Bucketing, start: tuple[Way, ...]) -> Chosen:
+    def among(self, buckets: Bucketing, start: Ints) -> Chosen:
         """The best choice for these buckets that is found from ``start`` among the ways that it has."""
         buckets = self.cut(buckets)
-        numbers = {way: number for number, way in enumerate(dict.fromkeys(start))}
-        kinds = kinds_of(buckets)
-        fits = self.space.fits(list(numbers))[kinds.codec]
-        return self.descend(buckets, list(numbers), kinds, fits, np.array([[numbers[way] for way in start]]), WORK // 4)
+        ways, kinds = once(start), kinds_of(buckets)
+        return self.descend(buckets, ways, kinds, self.space.fits(ways)[kinds.codec], start[None], WORK // 4)
 
     def cut(self, buckets: Bucketing) -> Bucketing:
         """With parts that a job can have, if the plan is to be run."""
         return buckets.at_blocks() if self.problem.constraints.runtime else buckets
 
-    def descend(self, buckets: Bucketing, ways: list[Way], kinds: Kinds, fits: NDArray[np.bool_], starts: Ints, work: int) -> Chosen:
-        """Choose among ``ways``; fits, starts: as ``descent`` takes them; work: timelines, times their chains."""
+    def descend(self, buckets: Bucketing, ways: Ints, kinds: Kinds, fits: NDArray[np.bool_], starts: Ints, work: int) -> Chosen:
+        """Choose among ``ways``; fits: as ``descent`` takes it; starts: rows of ways; work: timelines, times their chains."""
         ready, chain = _chains(buckets)
         until = np.searchsorted(ready, buckets.ready_us)
         choice = np.zeros(len(buckets.parts), np.int64)
         trials = work // len(ready)
-        step, _, _ = descend(
-            ready, chain, until, kinds.of, fits, *self.tables(ways, kinds), np.ascontiguousarray(starts), choice, trials
-        )  # fmt: skip
-        made = Chosen(step, buckets, tuple(ways[number] for number in choice.tolist()))
+        step, _, _ = descend(ready, chain, until, kinds.of, fits, *self.tables(ways, kinds), places(ways, starts), choice, trials)
+        made = Chosen(step, buckets, ways[choice])
         if self.best is None or made.step_us < self.best.step_us:
             self.best = made
         return made
 
-    def tables(self, ways: list[Way], kinds: Kinds) -> tuple[Ints, Ints, Ints, F64]:
+    def tables(self, ways: Ints, kinds: Kinds) -> tuple[Ints, Ints, Ints, F64]:
         """The ways' tasks for parts of each kind, one after the other: where each way's begin (kinds, ways), -1 where parts of this kind
         cannot have it, how many they are, and their resources and times."""
-        sequences = [self.space.sequence(way) for way in ways]
-        length = np.array([len(sequence) for sequence in sequences], np.int64)
-        flat = np.concatenate(sequences)
+        length, flat = self.space.sequences(ways)
         us = np.ascontiguousarray(self.space.times(kinds.sizes, kinds.codec)[flat].T).ravel()
         first = (np.cumsum(length) - length)[None, :] + np.arange(len(kinds.sizes))[:, None] * len(flat)
         first[~self.space.fits(ways)[kinds.codec]] = -1
@@ -173,15 +176,11 @@ class Search:
     def simplify(self) -> None:
         """Encode nothing that gains nothing."""
         assert self.best is not None
-        plain = self.space.graph.plain
-        ways = list(dict.fromkeys((*plain, *self.best.ways)))
-        numbers = {way: number for number, way in enumerate(ways)}
-        choice = np.array([numbers[way] for way in self.best.ways])
-        buckets = self.best.bucketing
-        kinds = kinds_of(buckets)
-        ready, chain = _chains(buckets)
-        step = simplify(ready, chain, kinds.of, *self.tables(ways, kinds), len(plain), choice)
-        self.best = Chosen(step, buckets, tuple(ways[number] for number in choice.tolist()))
+        plain, buckets = self.space.graph.plain, self.best.bucketing
+        ways, kinds = once(np.concatenate([plain, self.best.ways])), kinds_of(buckets)
+        choice = places(ways, self.best.ways)
+        step = simplify(*_chains(buckets), kinds.of, *self.tables(ways, kinds), len(plain), choice)
+        self.best = Chosen(step, buckets, ways[choice])
 
     def of_parts(self, count: float) -> Chosen:
         """The best choice with the model in about so many parts, beginning with that of the best bucketing so far."""
@@ -191,8 +190,7 @@ class Search:
         """The best choice for these buckets, beginning with what the best bucketing so far has for the same tensors."""
         if self.best is None:
             return self.choose(buckets)
-        covers = self.best.bucketing.of[buckets.last]
-        return self.choose(buckets, tuple(self.best.ways[bucket] for bucket in covers.tolist()))
+        return self.choose(buckets, self.best.ways[self.best.bucketing.of[buckets.last]])
 
     def refine(self) -> None:
         """Try the model in ever more parts, as long as more are better and there is anything to gain; at last its buckets uncut."""
@@ -213,14 +211,14 @@ class Search:
 
     def published(self) -> None:
         """Try BytePS's plans without compression, and what can be made of Espresso's. Constraints may have left their options out."""
-        tensors, ways = self.problem.tensors, self.space.graph.ways
+        tensors, number = self.problem.tensors, self.space.graph.number
         partitions = bucketing(tensors, np.arange(len(tensors.numel)), np.ceil(tensors.numel / PARTITION_NUMEL))
         for option in (HIERARCHICAL, OVER_SERVERS):
-            if option in ways:
-                self.among(partitions, (ways[option],) * len(tensors.numel))
-        buckets = espresso(self.problem).buckets
-        if all(bucket.option in ways for bucket in buckets):
-            self.choose(each_alone(tensors), tuple(ways[bucket.option] for bucket in buckets))
+            if option in number:
+                self.among(partitions, np.full(len(tensors.numel), number[option]))
+        buckets = espresso(self.problem, space=self.space).buckets
+        if all(bucket.option in number for bucket in buckets):
+            self.choose(each_alone(tensors), np.array([number[bucket.option] for bucket in buckets]))
 
     def recut_largest(self) -> None:
         """Cut the largest buckets of the best one otherwise, each as long as that is better."""
@@ -248,7 +246,7 @@ def search(problem: Problem) -> Found:
     if count <= FEW_TENSORS:
         for buckets in every_fusion(problem.tensors, (1, 2, 4)):
             made.choose(buckets)
-    if count <= SMALL_JOB and made.space.graph.plain and not problem.constraints.runtime:
+    if count <= SMALL_JOB and len(made.space.graph.plain) and not problem.constraints.runtime:
         made.published()
     elif count <= SOME_TENSORS:
         made.alone()
@@ -265,7 +263,7 @@ def planned(problem: Problem, space: Space, chosen: Chosen) -> tuple[PlannedBuck
     members = np.split(names[np.argsort(found.of, kind="stable")], np.cumsum(np.bincount(found.of))[:-1])
     buckets = []
     for number, way in enumerate(chosen.ways):
-        option = space.option(way)
+        option = space.graph.options[way]
         codec = space.codecs[found.codec[number]].name if encodes(option) else UNCOMPRESSED
         numel, parts = int(found.numel[number]), int(found.parts[number])
         buckets.append(PlannedBucket(tuple(members[number]), numel, parts, -number, codec, option))

@@ -6,7 +6,6 @@ specification. Knows nothing of which options are worth a trial.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,9 +15,8 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.kernel import I64, helper, kernel
-from psgc.plan.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND, Atom, CodecCosts, price, walk
-from psgc.plan.options import Option
-from psgc.plan.problem import Problem
+from psgc.plan.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND
+from psgc.plan.space import Space
 
 F64 = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -37,39 +35,18 @@ class OptionTable:
     """Every option's tasks. first: where each option's begin in ``kind``, and their number at the end; resource: of each kind of task;
     us: [size and codec, kind]."""
 
-    options: tuple[Option, ...]
     first: Ints
     kind: Ints
     resource: Ints
     us: F64
 
 
-@functools.cache
-def _atoms(options: tuple[Option, ...]) -> tuple[tuple[Atom, ...], Ints, Ints]:
-    """Every atom of the options, the numbers of each option's, one after the other, and where each option's begin, and their number."""
-    numbers: dict[Atom, int] = {}
-    rows = [[numbers.setdefault(atom, len(numbers)) for atom in walk(option)[0]] for option in options]
-    first = np.cumsum([0, *map(len, rows)])
-    return tuple(numbers), np.array([number for row in rows for number in row], np.int64), first
-
-
-def option_table(problem: Problem, options: Sequence[Option], kinds: Sequence[tuple[float, CodecCosts]]) -> OptionTable:
-    """The table for parts of these sizes, in elements, and codecs. Tasks that a codec has no times for take none: they are not to be tried."""
-    atoms, used, begins = _atoms(tuple(options))
-    tasks = [price(atom, problem.cluster, problem.codec) for atom in atoms]
-    count = np.array([len(some) for some in tasks])
-    length = count[used]
-    end = np.concatenate([[0], np.cumsum(length)])
-    kind = np.repeat((np.cumsum(count) - count)[used] - end[:-1], length) + np.arange(end[-1])
-    every = [task for some in tasks for task in some]
-    us = np.zeros((len(kinds), len(every)))
-    for codec in {codec.name: codec for _, codec in kinds}.values():
-        rows = [row for row, (_, own) in enumerate(kinds) if own.name == codec.name]
-        numels = np.array([kinds[row][0] for row in rows])
-        priced = [task for atom in atoms for task in price(atom, problem.cluster, codec)]
-        us[rows] = np.array([codec.all_us(task, numels) if codec.has(task) else np.zeros(len(rows)) for task in priced]).T
-    resource = np.array([task.resource for task in every], np.int64)
-    return OptionTable(tuple(options), end[begins].astype(np.int64), kind.astype(np.int64), resource, us)
+def option_table(space: Space, ways: Ints, kinds: Sequence[tuple[float, int]]) -> OptionTable:
+    """The table of these ways for parts of these sizes, in elements, and codecs."""
+    length, kind = space.sequences(ways)
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])
+    sizes, codecs = (np.array(column) for column in zip(*kinds, strict=True))
+    return OptionTable(first, kind, space.resources, np.ascontiguousarray(space.times(sizes, codecs).T))
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,15 +98,15 @@ def test_a_tensor_that_is_sent_before_a_bubble_is_left_alone() -> None:
 
 def all_gathered(problem: Problem) -> module.Job:
     """As if Algorithm 1 had compressed every tensor on GPUs, by one option."""
-    job = module._job(problem, tensor_by_tensor(problem))
-    gathered = job.trials.table.options.index(GATHERED)
+    job = module._job(problem, tensor_by_tensor(problem), None)
+    gathered = job.options.index(GATHERED)
     for unit in job.units:
         job.take(unit, gathered)
     return job
 
 
 def on_cpu(job: module.Job) -> list[bool]:
-    return [any("@cpu" in action for action in job.trials.table.options[job.option(unit)]) for unit in job.units]
+    return [any("@cpu" in action for action in job.options[job.option(unit)]) for unit in job.units]
 
 
 def test_of_a_group_those_ready_first_go_to_the_cpu_as_many_as_make_the_shortest_step() -> None:

@@ -14,6 +14,7 @@ from psgc.codecs.codec import MAX_PART
 from psgc.plan.bound import lower_bounds
 from psgc.plan.bucketing import Bucketing, Tensors, bucketing, each_alone, every_fusion, fused
 from psgc.plan.cluster import Cluster, Link
+from psgc.plan.costs import walk
 from psgc.plan.methods import METHODS
 from psgc.plan.options import CARRIED, Constraints, constrained, encodes
 from psgc.plan.plan import Plan, PlannedBucket, read_plan
@@ -204,12 +205,40 @@ def test_the_shortest_way_is_the_cheapest_of_all_options() -> None:
     space = Space(problem)
     prices = np.random.default_rng(0).uniform(size=6)
     costs = np.tensordot(prices, space.loads(space.times(np.array([1e6]), np.array([0]))), (0, 0))
-    ((cost,), *_), ((way, *_),) = space.shortest(costs)
+    ((cost,),), ((way,),) = space.shortest(costs)
     atoms = {atom: number for number, atom in enumerate(space.graph.atoms)}
-    from psgc.plan.costs import walk
-
     assert cost == pytest.approx(min(sum(costs[atoms[atom], 0] for atom in walk(option)[0]) for option in problem.options))
-    assert space.option(way) in problem.options
+    assert cost == pytest.approx(sum(costs[atoms[atom], 0] for atom in walk(space.graph.options[way])[0]))
+
+
+def test_the_next_cheapest_options_cost_more_one_after_the_other_and_are_what_their_numbers_say() -> None:
+    space = Space(random_job(3, 3, Constraints()))
+    costs = np.random.default_rng(1).uniform(1, 2, (len(space.graph.atoms), 5))
+    found, ways = space.shortest(costs, 4)
+    every = np.sort([costs[[atom for atom in row if atom >= 0]].sum(axis=0) for row in space.graph.rows], axis=0)
+    assert found == pytest.approx(every[:4])
+    for column, numbers in enumerate(ways):
+        rows = space.graph.rows[numbers]
+        assert [costs[row[row >= 0], column].sum() for row in rows] == pytest.approx(found[:, column])
+
+
+def test_an_options_number_and_atoms_are_its_own() -> None:
+    space = Space(random_job(3, 3, Constraints()))
+    found = space.graph
+    assert sorted(found.options) == sorted(random_job(3, 3, Constraints()).options)
+    assert [found.number[option] for option in found.options] == list(range(len(found.options)))
+    for option, row in zip(found.options, found.rows, strict=True):
+        assert tuple(found.atoms[atom].action for atom in row if atom >= 0) == option
+
+
+def test_a_table_of_times_has_the_costs_of_every_task_and_codec() -> None:
+    problem = of_several_codecs(random_job(4, 3, Constraints()))
+    space, sizes = Space(problem), np.array([1.0, 500.0, 3e4, 1e6, 4e8, 7e9])
+    for number, codec in enumerate(problem.codecs):
+        times = space.times(sizes, np.full(len(sizes), number))
+        for row, task in zip(times, space.distinct, strict=True):
+            own = task[number]
+            assert row == pytest.approx(codec.all_us(own, sizes) if codec.has(own) else np.zeros(len(sizes)), rel=1e-12)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -219,7 +248,7 @@ def test_a_descent_goes_on_from_the_run_so_far_as_if_it_had_begun_anew(several: 
     made = Search(problem, Space(problem))
     buckets = fused(problem.tensors, problem.profile.numel / 6, 0.5)
     chosen = made.choose(buckets)
-    options = tuple(made.space.option(way) for way in chosen.ways)
+    options = tuple(made.space.graph.options[way] for way in chosen.ways)
     assert simulate(problem, buckets_of(problem, buckets, options)).step_us == pytest.approx(chosen.step_us, rel=1e-12)
 
 
