@@ -34,11 +34,11 @@ from numpy.typing import NDArray
 
 from psgc.errors import ConfigError
 from psgc.plan.bucketing import Bucketing, bucketing
-from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
+from psgc.plan.costs import GPU, RESOURCES
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
-from psgc.plan.space import Space
+from psgc.plan.space import Space, holds
 
 ROUNDS: Final = 3
 GROUPS: Final = 40  # of tensors, in the bound over all bucketings
@@ -84,9 +84,8 @@ def _sequences(space: Space) -> NDArray[np.int64]:
 
 def _uses(space: Space, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.bool_]]:
     """Of each resource, which tasks of the sequences it does."""
-    resource = np.append(space.resources, len(RESOURCES))[sequences]
-    for one in range(len(RESOURCES)):
-        yield (resource == one) | ((resource == BOTH_WAYS) & (one in (SEND, RECEIVE)))
+    for used in holds(np.append(space.resources, len(RESOURCES))):
+        yield used[sequences]
 
 
 def _allowed(space: Space) -> NDArray[np.bool_]:

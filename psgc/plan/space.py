@@ -17,7 +17,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from psgc.codecs.kernel import kernel
+from psgc.codecs.kernel import helper, kernel
 from psgc.plan import options
 from psgc.plan.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, Atom, CodecCosts, Task, price, walk
 from psgc.plan.curves import Curves, curves_of, task_times
@@ -106,27 +106,35 @@ def _by_number(first: Ints, atom: Ints, behind: Ints, option_of: Mapping[tuple[i
     return tuple(option_of[way] for way in ways(len(first) - 2))
 
 
+@helper
+def _keep_less(value: Any, chosen: Any, through: Any, step: Any) -> None:
+    """Of each column's two, keep the less in ``value`` and leave the other in ``through``, infinity if they are alike. Without branches: it
+    is most of a search's pricing, and so the compiler does several columns at once."""
+    for column in range(value.size):
+        old, new, old_step, new_step = value[column], through[column], chosen[column], step[column]
+        less, alike = new < old * (1 - 1e-9), new <= old * (1 + 1e-9)
+        value[column] = new if less else old
+        chosen[column] = new_step if less else old_step
+        through[column] = old if less else (np.inf if alike else new)
+        step[column] = old_step if less else new_step
+
+
 @kernel(types.void(_IN_I64, _IN_I64, _IN_I64, _IN_F64_2D, _OUT_F64_3D, _OUT_I64_3D))
 def _shortest(first: Any, atom: Any, behind: Any, cost: Any, value: Any, chosen: Any) -> None:
     """value, chosen: by rank, node and column, what the cheapest ways from a node cost, each more than the one before, and their first steps:
     edge * ranks + rank at the node behind it."""
-    ranks = value.shape[0]
+    ranks, columns = value.shape[0], cost.shape[1]
+    through, step = np.empty(columns), np.empty(columns, np.int64)
     value[:] = np.inf
     value[0, 0] = 0.0
     for node in range(1, first.size - 1):
         for edge in range(first[node], first[node + 1]):
             for below in range(ranks):
-                for column in range(cost.shape[1]):
-                    through = cost[atom[edge], column] + value[below, behind[edge], column]
-                    rank = ranks
-                    while rank and through < value[rank - 1, node, column] * (1 - 1e-9):
-                        rank -= 1
-                    if rank == ranks or (rank and through <= value[rank - 1, node, column] * (1 + 1e-9)):
-                        continue
-                    for one in range(ranks - 1, rank, -1):
-                        value[one, node, column] = value[one - 1, node, column]
-                        chosen[one, node, column] = chosen[one - 1, node, column]
-                    value[rank, node, column], chosen[rank, node, column] = through, edge * ranks + below
+                for column in range(columns):
+                    through[column] = cost[atom[edge], column] + value[below, behind[edge], column]
+                    step[column] = edge * ranks + below
+                for rank in range(ranks):
+                    _keep_less(value[rank, node], chosen[rank, node], through, step)
 
 
 @kernel(
@@ -146,6 +154,12 @@ def _numbers(before: Any, behind: Any, value: Any, chosen: Any, numbers: Any) ->
                 edge, at = divmod(chosen[at, node, column], ranks)
                 numbers[column, rank] += before[edge]
                 node = behind[edge]
+
+
+def holds(resources: Ints) -> NDArray[np.bool_]:
+    """Which resources (rows) tasks of these resources (columns) hold."""
+    ones = np.arange(len(RESOURCES))[:, None]
+    return (resources == ones) | ((resources == BOTH_WAYS) & ((ones == SEND) | (ones == RECEIVE)))
 
 
 Priced = tuple[Task, ...]  # one task as each codec has it; they differ in what an element costs
@@ -171,13 +185,12 @@ class Space:
         self._slope = np.array([[each.per_element_us for each in task] for task in self.distinct])
         self._share = np.array([task[0].share * task[0].times for task in self.distinct])
         self._curve, self._curves = _curves(self.distinct, self.codecs)
-        # how often each atom has each task on each resource
-        self.uses = np.zeros((len(RESOURCES), len(numbered), len(self.distinct)))
-        for atom, numbers in enumerate(numbered):
+        counts = np.zeros((len(numbered), len(self.distinct)))
+        for count, numbers in zip(counts, numbered, strict=True):
             for number in numbers:
-                resource = self.distinct[number][0].resource
-                for one in (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,):
-                    self.uses[one, atom, number] += 1
+                count[number] += 1
+        # how often each atom has each task on each resource
+        self.uses = counts * holds(self.resources)[:, None, :]
 
     def _number(self, problem: Problem) -> list[list[int]]:
         """Of each atom, its tasks as numbers of ``distinct``: equal work is the same whatever its action is called."""
@@ -186,7 +199,7 @@ class Space:
         for atom in self.graph.atoms:
             numbers = []
             for task in zip(*(price(atom, problem.cluster, codec) for codec in self.codecs), strict=True):
-                number = place.setdefault(tuple(each[1:] for each in task), len(place))
+                number = place.setdefault((*task[0][1:], *(each.per_element_us for each in task[1:])), len(place))
                 if number == len(self.distinct):
                     self.distinct.append(task)
                 numbers.append(number)
