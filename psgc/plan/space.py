@@ -159,7 +159,8 @@ def _numbers(before: Any, behind: Any, value: Any, chosen: Any, numbers: Any) ->
 def holds(resources: Ints) -> NDArray[np.bool_]:
     """Which resources (rows) tasks of these resources (columns) hold."""
     ones = np.arange(len(RESOURCES))[:, None]
-    return (resources == ones) | ((resources == BOTH_WAYS) & ((ones == SEND) | (ones == RECEIVE)))
+    held: NDArray[np.bool_] = (resources == ones) | ((resources == BOTH_WAYS) & ((ones == SEND) | (ones == RECEIVE)))
+    return held
 
 
 Priced = tuple[Task, ...]  # one task as each codec has it; they differ in what an element costs
