@@ -30,8 +30,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
+from psgc.codecs.kernel import kernel
 from psgc.errors import ConfigError
 from psgc.plan.bucketing import Bucketing, bucketing
 from psgc.plan.costs import GPU, RESOURCES
@@ -260,16 +262,16 @@ def _whole(made: Programme, allowed: NDArray[np.bool_], step_us: float) -> float
     columns = made.columns(option, bucket)
     objective = np.zeros(columns.shape[1])
     objective[-1] = 1.0
-    optimize = solver()
+    optimize, shorter_us = solver(), step_us * (1 - CLOSE)
     solved = optimize.milp(
-        objective, integrality=1 - objective, bounds=optimize.Bounds(0, np.append(np.ones(len(option)), np.inf)),
+        objective, integrality=1 - objective, bounds=optimize.Bounds(0, np.append(np.ones(len(option)), shorter_us)),
         constraints=[optimize.LinearConstraint(columns, ub=-made.constants), optimize.LinearConstraint(made.one_each(bucket), 1, 1)],
         options={"time_limit": WHOLE_S, "mip_rel_gap": CLOSE},
     )  # fmt: skip
-    if solved.status == 2:  # none is better than what is known
-        return step_us
+    if solved.status == 2:  # no step is so much shorter than the one that is known
+        return shorter_us
     bound = solved.mip_dual_bound
-    return 0.0 if bound is None or not np.isfinite(bound) else min(float(bound) * (1 - _SLACK), step_us)
+    return 0.0 if bound is None or not np.isfinite(bound) else min(float(bound) * (1 - _SLACK), shorter_us)
 
 
 def _undominated(made: Programme, allowed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -278,14 +280,29 @@ def _undominated(made: Programme, allowed: NDArray[np.bool_]) -> tuple[NDArray[n
     options, buckets = [], []
     for b in range(allowed.shape[1]):
         left = np.nonzero(allowed[:, b])[0]
-        costs, first = np.unique(made.spent[asked[:, b]][:, left, b].T, axis=0, return_index=True)
-        kept: list[int] = []
-        for index in costs.sum(axis=1).argsort(kind="stable"):
-            if not kept or not (costs[kept] <= costs[index]).all(axis=1).any():
-                kept.append(int(index))
-        options += left[first[kept]].tolist()
-        buckets += [b] * len(kept)
-    return np.array(options, np.int64), np.array(buckets, np.int64)
+        costs = made.spent[asked[:, b]][:, left, b].T
+        order = costs.sum(axis=1).argsort(kind="stable")
+        beaten = np.empty(len(left), bool)
+        _beaten(np.ascontiguousarray(costs[order]), beaten)
+        options.append(left[order[~beaten]])
+        buckets.append(np.full(len(options[-1]), b))
+    return np.concatenate(options), np.concatenate(buckets)
+
+
+@kernel(types.void(types.Array(types.float64, 2, "C", readonly=True), types.Array(types.boolean, 1, "C")))
+def _beaten(costs: Any, beaten: Any) -> None:
+    """Whether a row is nowhere less than one before it that is not beaten itself. Rows stand in the order of their sums."""
+    options, asked = costs.shape
+    for option in range(options):
+        beaten[option] = False
+        for other in range(option):
+            if not beaten[other]:
+                feature = 0
+                while feature < asked and costs[other, feature] <= costs[option, feature]:
+                    feature += 1
+                if feature == asked:
+                    beaten[option] = True
+                    break
 
 
 def over_all_bucketings(problem: Problem, space: Space) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from psgc.codecs import BLOCK
 from psgc.codecs.codec import MAX_PART
-from psgc.plan.bound import lower_bounds
+from psgc.plan.bound import _beaten, lower_bounds
 from psgc.plan.bucketing import Bucketing, Tensors, bucketing, each_alone, every_fusion, fused
 from psgc.plan.cluster import Cluster, Link
 from psgc.plan.costs import walk
@@ -261,3 +261,14 @@ def test_nothing_is_encoded_that_gains_nothing() -> None:
     )
     found = search(problem)
     assert {bucket.codec for bucket in found.buckets[:-1]} == {"none"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_options_that_are_beaten_are_those_that_are_nowhere_less_than_another(seed: int) -> None:
+    costs = np.random.default_rng(seed).integers(0, 4, (60, 3)).astype(float)
+    costs = costs[costs.sum(axis=1).argsort(kind="stable")]
+    beaten = np.empty(len(costs), bool)
+    _beaten(costs, beaten)
+    for place, row in enumerate(costs):
+        others = [other for at, other in enumerate(costs) if (other <= row).all() and ((other < row).any() or at < place)]
+        assert beaten[place] == bool(others)
