@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from psgc.errors import UsageError
 from psgc.plan.costs import CodecCosts
@@ -23,6 +25,7 @@ from psgc.plan.found import Found
 from psgc.plan.options import Option, devices_of, is_uncompressed
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem, simulate
+from psgc.plan.profile import F64
 
 Buckets = Sequence[PlannedBucket]
 PARTITION_NUMEL: Final = 1 << 20  # BytePS cuts tensors at 4 MB
@@ -49,6 +52,9 @@ class Choice(NamedTuple):
     parts: int = 1
 
 
+Choose = Callable[[PlannedBucket], Choice]
+
+
 def tensor_by_tensor(problem: Problem) -> tuple[PlannedBucket, ...]:
     """Each tensor a bucket of its own, uncompressed; what is ready first goes first."""
     return tuple(
@@ -66,9 +72,12 @@ def with_option(bucket: PlannedBucket, option: Option, problem: Problem, parts: 
 def fp32(problem: Problem, buckets: Buckets | None = None) -> Found:
     """BytePS without compression: each tensor cut at 4 MB, summed within nodes and then between them; by servers where there are some and
     the constraints have them. Other constraints do not hold for it: it is what others are compared with."""
-    begun = time.perf_counter()
+    return _found(_fp32, problem, buckets, 1)
+
+
+def _fp32(problem: Problem) -> Choose:
     option = OVER_SERVERS if _has_servers(problem) else HIERARCHICAL
-    return _found(problem, begun, _chosen(problem, buckets, lambda bucket: Choice(option, _partitions(bucket.numel))), 1)
+    return lambda bucket: Choice(option, _partitions(bucket.numel))
 
 
 def byteps_compress(problem: Problem, buckets: Buckets | None = None) -> Found:
@@ -77,7 +86,10 @@ def byteps_compress(problem: Problem, buckets: Buckets | None = None) -> Found:
 
     Without servers of their own, each node serves its share of every partition, as BytePS' co-located servers do: an all-to-all of payloads
     to who sums them, decoded and encoded on the same CPU, and an all-gather of the sums'. Raises UsageError as ``_require`` does."""
-    begun = time.perf_counter()
+    return _found(_byteps_compress, problem, buckets, 2)
+
+
+def _byteps_compress(problem: Problem) -> Choose:
     plain, compressed = (OVER_SERVERS, CPU_OVER_SERVERS) if _has_servers(problem) else (HIERARCHICAL, CPU_OVER_NODES)
     _require("byteps-compress", compressed, problem)
 
@@ -85,7 +97,7 @@ def byteps_compress(problem: Problem, buckets: Buckets | None = None) -> Found:
         large = bucket.numel >= LEAST_COMPRESSED_NUMEL
         return Choice(compressed if large and _can_take(bucket, compressed, problem) else plain, _partitions(bucket.numel))
 
-    return _found(problem, begun, _chosen(problem, buckets, choose), 2)
+    return choose
 
 
 def hitopkcomm(problem: Problem, buckets: Buckets | None = None, *, least_numel: int = 1) -> Found:
@@ -93,13 +105,16 @@ def hitopkcomm(problem: Problem, buckets: Buckets | None = None, *, least_numel:
     decoded shards are gathered within the node. It compresses everything; ``least_numel`` is for those who would not.
 
     Raises UsageError as ``_require`` does."""
-    begun = time.perf_counter()
+    return _found(functools.partial(_hitopkcomm, least_numel=least_numel), problem, buckets, 2)
+
+
+def _hitopkcomm(problem: Problem, *, least_numel: int = 1) -> Choose:
     _require("hitopkcomm", GATHERED, problem)
 
     def choose(bucket: PlannedBucket) -> Choice:
         return Choice(GATHERED if bucket.numel >= least_numel and _can_take(bucket, GATHERED, problem) else HIERARCHICAL)
 
-    return _found(problem, begun, _chosen(problem, buckets, choose), 2)
+    return choose
 
 
 def hipress(problem: Problem, buckets: Buckets | None = None, *, fused: bool = False) -> Found:
@@ -109,7 +124,10 @@ def hipress(problem: Problem, buckets: Buckets | None = None, *, fused: bool = F
     Partitions are encoded, sent to who sums them, decoded, summed, encoded, sent to all and decoded, each by itself, be it by servers on the
     nodes or on a ring; here that is an all-to-all and an all-gather, which move as many bytes as K = N partitions, or the ring, do. ``fused``:
     all K at once in one chain, a launch for all, which is more than SeCoPa's formulas claim. Raises UsageError as ``_require`` does."""
-    begun = time.perf_counter()
+    return _found(functools.partial(_hipress, fused=fused), problem, buckets, 2)
+
+
+def _hipress(problem: Problem, *, fused: bool = False) -> Choose:
     _require("hipress", GPU_OVER_NODES, problem)
 
     @functools.cache
@@ -122,7 +140,17 @@ def hipress(problem: Problem, buckets: Buckets | None = None, *, fused: bool = F
         compressed, partitions, _ = predicted(bucket.numel, problem.codec_numbers[bucket.tensors[0]])
         return Choice(GPU_OVER_NODES, 1 if fused else partitions) if compressed else Choice(HIERARCHICAL)
 
-    return _found(problem, begun, _chosen(problem, buckets, choose), 2)
+    return choose
+
+
+def tensors_choices(problem: Problem) -> Iterator[list[Choice]]:
+    """What each of these systems does with each tensor, but for those that may not do what they do."""
+    for system in (_fp32, _byteps_compress, _hitopkcomm, _hipress):
+        try:
+            choose = system(problem)
+        except UsageError:
+            continue
+        yield [choose(bucket) for bucket in tensor_by_tensor(problem)]
 
 
 class Predicted(NamedTuple):
@@ -145,22 +173,21 @@ def secopa(problem: Problem, numel: int, codec: CodecCosts) -> Predicted:
     nodes, gpus, link = problem.cluster.nodes, problem.cluster.gpus_per_node, problem.cluster.inter
     gpu, payload = codec.device("gpu"), codec.bytes_per_element
 
-    def send(nbytes: float) -> float:
+    def send(nbytes: F64) -> F64:
         return link.latency_us + nbytes * gpus * link.us_per_byte
 
-    def travel(nbytes: float) -> tuple[float, float]:
+    def travel(nbytes: F64) -> tuple[F64, F64]:
         return 2 * send((nodes - 1) * nbytes), 2 * (nodes - 1) * send(nbytes)
 
-    ways = []
-    for partitions in range(1, nodes + 1):
-        elements = numel / gpus / partitions
-        ways.append(Predicted(False, partitions, min(travel(4 * elements))))
-        by_servers, by_ring = travel(payload * elements)
-        encode, decode = gpu.encode(elements), gpu.decode(elements)
-        by_servers += min(partitions + 1, nodes) * encode + min(nodes - 1 + partitions, 2 * (nodes - 1)) * decode
-        by_ring += nodes * (encode + decode)
-        ways.append(Predicted(True, partitions, min(by_servers, by_ring)))
-    return min(ways, key=lambda way: way.us)
+    partitions = np.arange(1, nodes + 1)
+    elements = numel / gpus / partitions
+    by_servers, by_ring = travel(payload * elements)
+    encode, decode = gpu.encode_all(elements), gpu.decode_all(elements)
+    by_servers += np.minimum(partitions + 1, nodes) * encode + np.minimum(nodes - 1 + partitions, 2 * (nodes - 1)) * decode
+    by_ring += nodes * (encode + decode)
+    ways = np.array([np.minimum(*travel(4 * elements)), np.minimum(by_servers, by_ring)]).T
+    best = int(ways.argmin())  # the fewest partitions of equal ones, uncompressed before compressed
+    return Predicted(best % 2 == 1, best // 2 + 1, float(ways.flat[best]))
 
 
 def _partitions(numel: int) -> int:
@@ -186,17 +213,13 @@ def _require(method: str, option: Option, problem: Problem) -> None:
         )
 
 
-def _chosen(problem: Problem, buckets: Buckets | None, choose: Callable[[PlannedBucket], Choice]) -> tuple[PlannedBucket, ...]:
-    """Tensors with the choices for them, or the given buckets with the options alone."""
-    if buckets is not None:
-        return tuple(with_option(bucket, choose(bucket).option, problem) for bucket in buckets)
-    made = []
-    for bucket in tensor_by_tensor(problem):
-        option, parts = choose(bucket)
-        made.append(with_option(bucket, option, problem, parts))
-    return tuple(made)
-
-
-def _found(problem: Problem, begun: float, buckets: tuple[PlannedBucket, ...], options: int) -> Found:
-    step = simulate(problem, buckets).step_us
-    return Found(buckets, step, (time.perf_counter() - begun) * 1e6, options)
+def _found(system: Callable[[Problem], Choose], problem: Problem, buckets: Buckets | None, options: int) -> Found:
+    """Tensors with the system's choices for them, or the given buckets with the options alone."""
+    begun = time.perf_counter()
+    choose = system(problem)
+    if buckets is None:
+        choices = ((bucket, choose(bucket)) for bucket in tensor_by_tensor(problem))
+        made = tuple(with_option(bucket, option, problem, parts) for bucket, (option, parts) in choices)
+    else:
+        made = tuple(with_option(bucket, choose(bucket).option, problem) for bucket in buckets)
+    return Found(made, simulate(problem, made).step_us, (time.perf_counter() - begun) * 1e6, options)

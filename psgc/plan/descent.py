@@ -74,9 +74,9 @@ def _hopeless(
     return ready[-1] + total[GPU] > best
 
 
-@kernel(_RESULT(_F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _I64_2D, _I64, I64))
+@kernel(_RESULT(_F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _I64_2D, _I64, _I64, I64))
 def descend(
-    ready: Any, chain: Any, until: Any, kind: Any, fits: Any, first: Any, length: Any, resource: Any, us: Any, starts: Any, choice: Any,
+    ready: Any, chain: Any, until: Any, kind: Any, fits: Any, first: Any, length: Any, resource: Any, us: Any, starts: Any, order: Any, choice: Any,
     budget: Any,
 ) -> Any:  # fmt: skip
     """Find each bucket's option, ``choice``, from the best of ``starts`` (rows). Returns the step, what was minimised, and how many timelines
@@ -111,12 +111,15 @@ def descend(
     while improved and trials < budget:
         improved = False
         for tail in (True, False):
-            # the run of what is chosen now, kept where each bucket is about to be computed
-            begin(begins, state, available, nexts)
-            for bucket in range(buckets):
-                resume(ready, begins, last, alike, resource, us, state, available, nexts, until[bucket], np.inf, start, backward)
-                kept_state[bucket], kept_available[bucket], kept_nexts[bucket] = state, available, nexts
-            for bucket in range(buckets - 1, -1, -1):
+            stale = True
+            for place in range(buckets):
+                bucket = buckets - 1 - place if tail else order[place]
+                if stale:  # the run of what is chosen now, kept where each bucket is about to be computed
+                    begin(begins, state, available, nexts)
+                    for one in range(buckets):
+                        resume(ready, begins, last, alike, resource, us, state, available, nexts, until[one], np.inf, start, backward)
+                        kept_state[one], kept_available[one], kept_nexts[one] = state, available, nexts
+                    stale = False
                 end = buckets if tail else bucket + 1
                 chosen = -1
                 for option in range(options):
@@ -138,6 +141,7 @@ def descend(
                     if chosen >= 0 and first[kind[one], chosen] >= 0:
                         choice[one] = chosen
                     _set(one, choice[one], chain, kind, first, length, begins, last)
+                stale = chosen >= 0 and not tail
                 if trials >= budget:
                     break
     begin(begins, state, available, nexts)

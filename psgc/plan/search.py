@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.plan.baselines import HIERARCHICAL, OVER_SERVERS, PARTITION_NUMEL
+from psgc.plan.baselines import tensors_choices
 from psgc.plan.bucketing import Bucketing, bucketing, each_alone, every_fusion, fused
 from psgc.plan.descent import descend, simplify
 from psgc.plan.espresso import espresso
@@ -30,7 +30,8 @@ from psgc.plan.timeline import Ints
 
 MIXTURES: Final = 48  # of prices, for each size
 FEW_TENSORS: Final = 6  # so many are fused in every way
-SMALL_JOB: Final = 12  # for so many tensors what Espresso would do is a start, too
+SMALL_JOB: Final = 12  # of so many tensors all get their turn
+FOLLOWED_TENSORS: Final = 24  # for so many what Espresso would do is a start, too
 TAPER: Final = 0.25  # of what is still to come, what a bucket may hold
 SOME_TENSORS: Final = 64  # so many are also tried each by itself
 MOST_TRIALS: Final = 400  # timelines for one bucketing
@@ -142,11 +143,11 @@ class Search:
         starts = np.array([one.cheapest for one in fitting]).T[:, kinds.of] if start is None else start[None]
         return self.descend(buckets, ways, kinds, fits, starts, min(WORK, MOST_TRIALS * int(buckets.parts.sum())))
 
-    def among(self, buckets: Bucketing, start: Ints) -> Chosen:
-        """The best choice for these buckets that is found from ``start`` among the ways that it has."""
+    def among(self, buckets: Bucketing, start: Ints, work: int = WORK // 4) -> Chosen:
+        """The best choice for these buckets that is found from ``start`` among the ways that it has; ``start`` itself if ``work`` is 0."""
         buckets = self.cut(buckets)
         ways, kinds = once(start), kinds_of(buckets)
-        return self.descend(buckets, ways, kinds, self.space.fits(ways)[kinds.codec], start[None], WORK // 4)
+        return self.descend(buckets, ways, kinds, self.space.fits(ways)[kinds.codec], start[None], work)
 
     def cut(self, buckets: Bucketing) -> Bucketing:
         """With parts that a job can have, if the plan is to be run."""
@@ -158,11 +159,19 @@ class Search:
         until = np.searchsorted(ready, buckets.ready_us)
         choice = np.zeros(len(buckets.parts), np.int64)
         trials = work // len(ready)
-        step, _, _ = descend(ready, chain, until, kinds.of, fits, *self.tables(ways, kinds), places(ways, starts), choice, trials)
+        step, _, _ = descend(
+            ready, chain, until, kinds.of, fits, *self.tables(ways, kinds), places(ways, starts), self.order(buckets), choice, trials
+        )
         made = Chosen(step, buckets, ways[choice])
         if self.best is None or made.step_us < self.best.step_us:
             self.best = made
         return made
+
+    def order(self, buckets: Bucketing) -> Ints:
+        """In which buckets are changed one by one: the largest first where not all may have their turn, else those that are ready last."""
+        if len(buckets.of) > SMALL_JOB:
+            return np.argsort(-buckets.numel, kind="stable")
+        return np.arange(len(buckets.parts))[::-1].copy()
 
     def tables(self, ways: Ints, kinds: Kinds) -> tuple[Ints, Ints, Ints, F64]:
         """The ways' tasks for parts of each kind, one after the other: where each way's begin (kinds, ways), -1 where parts of this kind
@@ -210,15 +219,14 @@ class Search:
         self.go_on(each_alone(self.problem.tensors))
 
     def published(self) -> None:
-        """Try BytePS's plans without compression, and what can be made of Espresso's. Constraints may have left their options out."""
+        """Try what other systems would do, and what can be made of Espresso's plan. Constraints may have left their options out."""
         tensors, number = self.problem.tensors, self.space.graph.number
-        partitions = bucketing(tensors, np.arange(len(tensors.numel)), np.ceil(tensors.numel / PARTITION_NUMEL))
-        for option in (HIERARCHICAL, OVER_SERVERS):
-            if option in number:
-                self.among(partitions, np.full(len(tensors.numel), number[option]))
+        for choices in tensors_choices(self.problem):
+            if all(choice.option in number for choice in choices):
+                ways = np.array([number[choice.option] for choice in choices])
+                self.among(bucketing(tensors, np.arange(len(ways)), [choice.parts for choice in choices]), ways, work=0)
         buckets = espresso(self.problem, space=self.space).buckets
-        if all(bucket.option in number for bucket in buckets):
-            self.choose(each_alone(tensors), np.array([number[bucket.option] for bucket in buckets]))
+        self.choose(each_alone(tensors), np.array([number[bucket.option] for bucket in buckets]))
 
     def recut_largest(self) -> None:
         """Cut the largest buckets of the best one otherwise, each as long as that is better."""
@@ -246,7 +254,7 @@ def search(problem: Problem) -> Found:
     if count <= FEW_TENSORS:
         for buckets in every_fusion(problem.tensors, (1, 2, 4)):
             made.choose(buckets)
-    if count <= SMALL_JOB and len(made.space.graph.plain) and not problem.constraints.runtime:
+    if count <= FOLLOWED_TENSORS and len(made.space.graph.plain) and not problem.constraints.runtime:
         made.published()
     elif count <= SOME_TENSORS:
         made.alone()

@@ -125,7 +125,7 @@ def losses(seeds: range, several: bool = False) -> list[tuple[int, str, float]]:
     """Jobs for which a method that psgc should beat finds a shorter step: seed, method and how much longer ours is."""
     found = []
     for seed in seeds:
-        problem = random_job(seed, 12, Constraints())
+        problem = random_job(seed, 24, Constraints())
         problem = of_several_codecs(problem) if several else problem
         ours = METHODS["psgc"](problem).step_us
         ratios = {name: ours / method(problem).step_us for name, method in METHODS.items() if name != "psgc"}
