@@ -46,6 +46,7 @@ def test_a_job_of_two_workers_is_profiled_and_ended(tmp_path: Path) -> None:
     assert profile.forward_us is not None and profile.forward_us > 0
     assert set(profile.spread) >= {"backward_us", "forward_us"}
     assert profile.curve("none", "server") is not None
+    assert not [line for line in done.stderr.splitlines() if line.startswith("psgc run:") or " E " in line], "everybody left in order"
 
 
 def test_a_job_that_ends_too_soon_is_a_failure_that_says_so() -> None:
