@@ -11,6 +11,7 @@ import typer
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch import advise_cli, plan_cli, planning, profile_cli, whatif_cli
 from psgc.launch.tables import print_table, progress
+from psgc.launch.usage import WRONG_USAGE, told
 
 app = typer.Typer(
     name="psgc", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -29,8 +30,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 
 def main() -> None:
     """Entry point of ``psgc``. A user's mistake is one line on stderr and status 2, a failed job status 1."""
+    program = typer.main.get_command(app)
     try:
-        app(standalone_mode=True)
+        sys.exit(program(prog_name="psgc", standalone_mode=False))
+    except WRONG_USAGE as error:
+        print(told(error, program, sys.argv[1:]), file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:  # how some versions of click tell of Ctrl-C
+        sys.exit(130)
     except (UsageError, ConfigError, CodecError) as error:
         _refuse(error, 2)
     except PsgcError as error:
