@@ -125,10 +125,11 @@ def kernels(
 
     Example: psgc bench kernels --sizes 64K,1M --codec onebit
     """
-    from psgc.codecs import registered_codecs, registered_schemes
-    from psgc.launch.baselines import IMPLEMENTATIONS
-    from psgc.launch.bench_kernels import bench_kernels, read_sizes, timed_subject
-    from psgc.launch.bench_tables import bytes_text, ratio_table, time_table
+    with progress(as_json):
+        from psgc.codecs import registered_codecs, registered_schemes
+        from psgc.launch.baselines import IMPLEMENTATIONS
+        from psgc.launch.bench_kernels import bench_kernels, read_sizes, timed_subject
+        from psgc.launch.bench_tables import bytes_text, ratio_table, time_table
 
     elements = read_sizes(sizes) if numel is None else [numel]
     chosen = [timed_subject(text).canonical for text in codec or (*registered_codecs(), *registered_schemes())]

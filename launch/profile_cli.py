@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psgc.errors import UsageError
-from psgc.launch.tables import print_table
+from psgc.launch.tables import print_table, progress
 from psgc.plan.cluster import Link, read_link
 
 if TYPE_CHECKING:
@@ -58,14 +58,15 @@ def profile(
         raise UsageError(f"profile: unexpected {command[0]!r}; to profile a job write --script -- before its command")
     if codecs and not time_codecs:
         raise UsageError(f"profile: --codecs {codecs} and --no-codecs: leave one of them out")
-    from psgc.launch.profiling import Request, cluster_of, measure
-    from psgc.plan.observed import unsteady
+    with progress(as_json):
+        from psgc.launch.profiling import Request, cluster_of, measure
+        from psgc.plan.observed import unsteady
 
-    request = Request(
-        model, gpu, tuple(command or ()), workers, servers, iterations,
-        _codec_list(codecs) if time_codecs and (codecs or model or script) else (),
-        transport if links else None, join, _given_link(inter_gbps, inter_latency_us),
-    )  # fmt: skip
+        request = Request(
+            model, gpu, tuple(command or ()), workers, servers, iterations,
+            _codec_list(codecs) if time_codecs and (codecs or model or script) else (),
+            transport if links else None, join, _given_link(inter_gbps, inter_latency_us),
+        )  # fmt: skip
     _check_outputs(request, output, cluster_out)
     found = measure(request, bar=not as_json)
     for warning in unsteady(found):

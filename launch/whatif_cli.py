@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from psgc.errors import UsageError
-from psgc.launch.tables import print_table
+from psgc.launch.tables import print_table, progress
 
 if TYPE_CHECKING:
     from psgc.plan.verdict import Times
@@ -61,7 +61,9 @@ def whatif(
     elif profile is not None:
         if model is not None or backward_ms is not None:
             raise UsageError("whatif: --profile asks the timeline, --model and --backward-ms the closed model; give one")
-        _answer(_on_timeline(profile, cluster, codec, gpu, measured_ms, over), plot, as_json)
+        with progress(as_json):
+            times = _on_timeline(profile, cluster, codec, gpu, measured_ms, over)
+        _answer(times, plot, as_json)
     else:
         from psgc.plan.closed import ClosedTimes, Question
 

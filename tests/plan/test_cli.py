@@ -123,7 +123,10 @@ def test_what_a_simulation_cannot_take_is_one_line_and_status_2(job: Path, refus
     everything = ["last.weight", "last.bias", "first.weight"]
     encoded = ["comp@gpu", "flat.all_gather.c", "decomp@gpu"]
     plans = {
-        "other": ({"tensors": ["decoder.weight"]}, "it has a tensor 'decoder.weight', the profile of table has none such; the plan is for another model"),
+        "other": (
+            {"tensors": ["decoder.weight"]},
+            "it has a tensor 'decoder.weight', the profile of table has none such; the plan is for another model",
+        ),
         "cyclic": ({"tensors": everything, "option": ["flat.all_reduce"] * 2}, "'flat.all_reduce' cannot stand after flat.all_reduce"),
         "unknown": ({"tensors": everything, "option": ["flat.sum"]}, "unknown action 'flat.sum'"),
         "nameless": ({"tensors": everything, "option": encoded}, "is encoded, but its codec is none"),
