@@ -11,7 +11,7 @@ import typer
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch import advise_cli, plan_cli, planning, profile_cli, whatif_cli
 from psgc.launch.tables import print_table, progress
-from psgc.launch.usage import WRONG_USAGE, told
+from psgc.launch.usage import WRONG_USAGE, refuse_beside, told
 
 app = typer.Typer(
     name="psgc", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -99,6 +99,8 @@ def codecs(
 
     Example: psgc codecs
     """
+    if as_json and markdown:
+        raise UsageError("codecs: --json and --markdown are two ways to print them; give one")
     from psgc.codecs.catalogue import catalogue
     from psgc.launch.codecsdoc import advice_table, codec_table, render_codecs
 
@@ -114,6 +116,7 @@ def codecs(
 
 @bench.command()
 def kernels(
+    context: typer.Context,
     sizes: Annotated[str, typer.Option(help="Elements, one size after the other.")] = "64K,1M,16M",
     numel: Annotated[int | None, typer.Option(help="Elements: one size, in place of --sizes.")] = None,
     codec: Annotated[list[str] | None, typer.Option(help="Codec; give it several times for several. Default: all.")] = None,
@@ -125,6 +128,8 @@ def kernels(
 
     Example: psgc bench kernels --sizes 64K,1M --codec onebit
     """
+    if numel is not None:
+        refuse_beside(context, ("sizes",), f"--numel {numel} is the one size; give one of them")
     with progress(as_json):
         from psgc.codecs import registered_codecs, registered_schemes
         from psgc.launch.baselines import IMPLEMENTATIONS

@@ -50,6 +50,8 @@ def plan(
         from psgc.plan.job import load_job
 
         allowed = load_constraints(constraints) if constraints else ALL
+        if codec is not None and (not allowed.devices or allowed.most_encodes == 0):
+            raise UsageError(f"plan: --codec {codec}, but constraints {constraints} rule out all encoding; leave one of them out")
         job = load_job(profile, cluster, codec, replace(allowed, runtime=True) if runnable else allowed)
         tell(f"planning {job.problem.profile.model} by {method}")
         assessed = assess(job, method, compare=not as_json or report is not None)

@@ -5,11 +5,13 @@ Owns the words. Knows of the command line only what its commands say of themselv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
 import typer
+
+from psgc.errors import UsageError
 
 # click's UsageError. typer imports the package click or, in newer versions, brings a copy: only its own names lead to the right one.
 WRONG_USAGE: Final[Any] = typer.BadParameter.__mro__[1]
@@ -23,6 +25,22 @@ def told(error: Any, program: Command, words: Sequence[str]) -> str:
     path, command, rest = _asked(program, words)
     fault = _fault(error, command, rest)
     return f"{path}: {fault}{'' if fault.endswith('?') else ';'} see {path} --help"
+
+
+def typed(context: typer.Context) -> dict[str, str]:
+    """The flags that a verb was given, by their parameters' names; without those that have their defaults."""
+    given = {name: context.get_parameter_source(name) for name in context.params}
+    return {
+        one.name: one.opts[-1] for one in context.command.params
+        if one.name in given and getattr(given[one.name], "name", "") == "COMMANDLINE"
+    }  # fmt: skip
+
+
+def refuse_beside(context: typer.Context, names: Collection[str], why: str) -> None:
+    """Raise UsageError if the verb was given any of these parameters, which it would have to ignore."""
+    flags = [flag for name, flag in typed(context).items() if name in names]
+    if flags:
+        raise UsageError(f"{context.command_path.partition(' ')[2]}: {' and '.join(flags)}: {why}")
 
 
 def _asked(program: Command, words: Sequence[str]) -> tuple[str, Command, Sequence[str]]:

@@ -176,6 +176,7 @@ def test_a_plan_to_run_is_refused_to_methods_that_cannot_make_one_and_to_cluster
 
 def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path, refuses: Refuses) -> None:
     (job / "c.toml").write_text("most_encoded = 1\n")
+    (job / "gpus.toml").write_text("devices = []\n")
     (job / "negative.csv").write_text(TABLE.replace("1000,50", "-1000,50"))
     (job / "linkless.toml").write_text("nodes = 2\ngpus_per_node = 1\nintra = {gbps = 100, latency_us = 5}\n")
     for arguments, words in (
@@ -185,5 +186,6 @@ def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path, refus
         (("--profile", str(job / "negative.csv")), "numel of 'last.bias' is -1000"),
         (("--cluster", str(job / "linkless.toml")), "field inter is missing"),
         (("-o", str(job / "nowhere" / "plan.json"), "--method", "fp32"), "No such file"),
+        (("--codec", "int8", "--constraints", str(job / "gpus.toml")), "gpus.toml rule out all encoding; leave one of them out"),
     ):
         refuses(*planning(job, *arguments, "--json"), said=words)
