@@ -109,7 +109,7 @@ def problem_for(gbps: float | None, codec: str, workers: int, profile: Profile, 
     inter = Link(most if gbps is None else min(gbps * TCP_SHARE, most), loopback.latency_us)
     cluster, costs = Cluster("testbed", workers, 1, loopback, inter, servers=1), codec_costs(codec, profile, workers)
     constraints = Constraints(servers=True)
-    return SharedCores(profile, cluster, costs, constraints, cores) if shared else Problem(profile, cluster, costs, constraints)
+    return SharedCores(profile, cluster, costs, constraints, cores=cores) if shared else Problem(profile, cluster, costs, constraints)
 
 
 def predict_ms(problem: Problem, layout: Path) -> float:

@@ -76,6 +76,7 @@ def simulate(
     plan: Annotated[str, typer.Option(help="The plan, as psgc plan -o writes it.")],
     codec: Annotated[str | None, typer.Option(help="Encode with this codec, in place of each bucket's own.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline for ui.perfetto.dev.")] = None,
+    forward: Annotated[bool, typer.Option("--forward", help="And the next forward, after the step and overlapped with it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Predict one step of a plan: how long it takes, who works when, and how much of communication backward hides.
@@ -84,6 +85,7 @@ def simulate(
     """
     check_place(trace, "--trace")
     with progress(as_json):
+        from psgc.plan.forward import with_forward
         from psgc.plan.job import codec_of, load_job, recoded
         from psgc.plan.lanes import busy_us, overlap, spans
         from psgc.plan.plan import load_plan
@@ -97,7 +99,10 @@ def simulate(
     if trace is not None:
         write(trace, json.dumps(trace_of(found, buckets, f"{planned.model} on {job.problem.cluster.name}")), "--trace")
     lanes = [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(work).items()]
-    answer = {"step_ms": found.step_us / 1e3, "lanes": lanes, "overlap": overlap(work)}
+    answer: dict[str, Any] = {"step_ms": found.step_us / 1e3, "lanes": lanes, "overlap": overlap(work)}
+    if forward:
+        iteration = with_forward(job.problem, buckets, found)
+        answer["iteration_ms"] = {"barrier": iteration.barrier_us / 1e3, "overlapped": iteration.overlapped_us / 1e3}
     if as_json:
         print(json.dumps(answer))
     else:
@@ -111,6 +116,9 @@ def _print_step(answer: dict[str, Any], notes: tuple[str, ...]) -> None:
     rows = [[lane["lane"], f"{lane['busy_ms']:.3f}", f"{lane['busy_ms'] / step:.0%}" if step else ""] for lane in answer["lanes"]]
     print_table(["lane", "works, ms", "of the step"], rows)
     print(f"the step takes {step:.3f} ms; backward hides {answer['overlap']:.0%} of communication")
+    if "iteration_ms" in answer:
+        barrier, overlapped = answer["iteration_ms"]["barrier"], answer["iteration_ms"]["overlapped"]
+        print(f"with the next forward {barrier:.3f} ms; {overlapped:.3f} if each layer began as soon as its gradients are there")
 
 
 def check_place(path: Path | None, flag: str) -> None:

@@ -13,16 +13,15 @@ from typing import Any, Final
 from psgc.errors import UsageError
 from psgc.plan.bound import Bounds, lower_bounds
 from psgc.plan.cluster import Cluster
-from psgc.plan.costs import CodecCosts
 from psgc.plan.found import Found
 from psgc.plan.job import Job
 from psgc.plan.lanes import busy_us, overlap, spans
 from psgc.plan.methods import METHODS, find
 from psgc.plan.options import encodes
-from psgc.plan.plan import Plan, PlannedBucket
+from psgc.plan.plan import UNCOMPRESSED, Plan, PlannedBucket
 from psgc.plan.problem import Problem, Simulated, simulate
 from psgc.plan.reasons import all_encoded
-from psgc.plan.vary import faster, scaled
+from psgc.plan.vary import Change, faster, varied
 from psgc.plan.wording import longer, ms, percent
 
 BEST: Final = "psgc"
@@ -118,7 +117,8 @@ def _rival(name: str, problem: Problem) -> Found | str:
 
 
 def _without_compression(problem: Problem) -> Problem:
-    return replace(problem, constraints=replace(problem.constraints, devices=()))
+    """Free to fuse what would have codecs of its own, too."""
+    return replace(problem, constraints=replace(problem.constraints, devices=()), others=())
 
 
 def _encodes(buckets: Iterable[PlannedBucket]) -> bool:
@@ -140,16 +140,12 @@ def _gain(problem: Problem, encoded: Sequence[PlannedBucket], plain: Sequence[Pl
 def _nearby(problem: Problem) -> list[Problem]:
     """The problem with links, and with codecs, a little slower and a little faster."""
     links = [replace(problem, cluster=_with_speed(problem.cluster, factor)) for factor in FACTORS]
-    return [*links, *(replace(problem, codec=_with_times(problem.codec, factor)) for factor in FACTORS)]
+    return [*links, *(varied(problem, Change(codec=factor)) for factor in FACTORS)]
 
 
 def _with_speed(cluster: Cluster, factor: float) -> Cluster:
     server = faster(cluster.server, factor) if cluster.server else None
     return replace(cluster, intra=faster(cluster.intra, factor), inter=faster(cluster.inter, factor), server=server)
-
-
-def _with_times(codec: CodecCosts, factor: float) -> CodecCosts:
-    return replace(codec, curves={device: scaled(curve, factor) for device, curve in codec.curves.items()})
 
 
 def verdict(assessed: Assessment) -> str:
@@ -164,7 +160,7 @@ def verdict(assessed: Assessment) -> str:
 def _compression_verdict(assessed: Assessment) -> str:
     if assessed.encoded is None:
         return f"compression is ruled out: {ms(assessed.plain.step_us)} ms without it"
-    gain, margin, codec = assessed.gain, assessed.margin, assessed.problem.codec.name
+    gain, margin, codec = assessed.gain, assessed.margin, codec_names(assessed.problem)
     step = simulate(assessed.problem, assessed.encoded).step_us
     said = f"with {codec} the step takes {longer(-gain)}, +-{percent(margin)}: {ms(step)} ms in place of {ms(assessed.plain.step_us)} uncompressed"
     if abs(gain) > margin:
@@ -180,7 +176,7 @@ def document(assessed: Assessment) -> dict[str, Any]:
     busy = spans(assessed.simulated)
     steps = {name: us / 1e3 for name, us in assessed.steps_us.items()}
     prediction = {
-        "method": assessed.method, "codec": problem.codec.name, "step_ms": found.step_us / 1e3, "methods": steps,
+        "method": assessed.method, "codec": codec_names(problem), "step_ms": found.step_us / 1e3, "methods": steps,
         "gain": assessed.gain, "margin": assessed.margin, "verdict": verdict(assessed), "overlap": overlap(busy),
         "lanes": [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(busy).items()], "notes": list(assessed.job.notes),
     }  # fmt: skip
@@ -190,6 +186,11 @@ def document(assessed: Assessment) -> dict[str, Any]:
         "step_ms": found.step_us / 1e3, "fp32_step_ms": steps[BASELINE],
         "lower_bound_ms": bounds.given_us / 1e3, "lower_bound_any_bucketing_ms": bounds.any_us / 1e3,
     }  # fmt: skip
+
+
+def codec_names(problem: Problem) -> str:
+    """What buckets may be encoded with: one codec, or several."""
+    return " and ".join(codec.name for codec in problem.used) or UNCOMPRESSED
 
 
 def from_best(assessed: Assessment) -> str:

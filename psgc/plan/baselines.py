@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from psgc.errors import UsageError
+from psgc.plan.costs import CodecCosts
 from psgc.plan.found import Found
-from psgc.plan.options import Option, is_uncompressed
+from psgc.plan.options import Option, devices_of, is_uncompressed
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem, simulate
 
@@ -58,7 +59,7 @@ def tensor_by_tensor(problem: Problem) -> tuple[PlannedBucket, ...]:
 
 def with_option(bucket: PlannedBucket, option: Option, problem: Problem, parts: int | None = None) -> PlannedBucket:
     """The bucket on another way; cut as it is, or into ``parts``."""
-    codec = UNCOMPRESSED if is_uncompressed(option) else problem.codec.name
+    codec = UNCOMPRESSED if is_uncompressed(option) else problem.codec_of(bucket).name
     return replace(bucket, option=option, codec=codec, parts=bucket.parts if parts is None else parts)
 
 
@@ -67,7 +68,7 @@ def fp32(problem: Problem, buckets: Buckets | None = None) -> Found:
     the constraints have them. Other constraints do not hold for it: it is what others are compared with."""
     begun = time.perf_counter()
     option = OVER_SERVERS if _has_servers(problem) else HIERARCHICAL
-    return _found(problem, begun, _chosen(problem, buckets, lambda numel: Choice(option, _partitions(numel))), 1)
+    return _found(problem, begun, _chosen(problem, buckets, lambda bucket: Choice(option, _partitions(bucket.numel))), 1)
 
 
 def byteps_compress(problem: Problem, buckets: Buckets | None = None) -> Found:
@@ -80,8 +81,9 @@ def byteps_compress(problem: Problem, buckets: Buckets | None = None) -> Found:
     plain, compressed = (OVER_SERVERS, CPU_OVER_SERVERS) if _has_servers(problem) else (HIERARCHICAL, CPU_OVER_NODES)
     _require("byteps-compress", compressed, problem)
 
-    def choose(numel: int) -> Choice:
-        return Choice(compressed if numel >= LEAST_COMPRESSED_NUMEL else plain, _partitions(numel))
+    def choose(bucket: PlannedBucket) -> Choice:
+        large = bucket.numel >= LEAST_COMPRESSED_NUMEL
+        return Choice(compressed if large and _can_take(bucket, compressed, problem) else plain, _partitions(bucket.numel))
 
     return _found(problem, begun, _chosen(problem, buckets, choose), 2)
 
@@ -94,8 +96,8 @@ def hitopkcomm(problem: Problem, buckets: Buckets | None = None, *, least_numel:
     begun = time.perf_counter()
     _require("hitopkcomm", GATHERED, problem)
 
-    def choose(numel: int) -> Choice:
-        return Choice(GATHERED if numel >= least_numel else HIERARCHICAL)
+    def choose(bucket: PlannedBucket) -> Choice:
+        return Choice(GATHERED if bucket.numel >= least_numel and _can_take(bucket, GATHERED, problem) else HIERARCHICAL)
 
     return _found(problem, begun, _chosen(problem, buckets, choose), 2)
 
@@ -110,11 +112,17 @@ def hipress(problem: Problem, buckets: Buckets | None = None, *, fused: bool = F
     begun = time.perf_counter()
     _require("hipress", GPU_OVER_NODES, problem)
 
-    def choose(numel: int) -> Choice:
-        compressed, partitions, _ = secopa(problem, numel)
+    @functools.cache
+    def predicted(numel: int, codec: int) -> Predicted:
+        return secopa(problem, numel, problem.codecs[codec])
+
+    def choose(bucket: PlannedBucket) -> Choice:
+        if not _can_take(bucket, GPU_OVER_NODES, problem):
+            return Choice(HIERARCHICAL)
+        compressed, partitions, _ = predicted(bucket.numel, problem.codec_numbers[bucket.tensors[0]])
         return Choice(GPU_OVER_NODES, 1 if fused else partitions) if compressed else Choice(HIERARCHICAL)
 
-    return _found(problem, begun, _chosen(problem, buckets, functools.cache(choose)), 2)
+    return _found(problem, begun, _chosen(problem, buckets, choose), 2)
 
 
 class Predicted(NamedTuple):
@@ -125,8 +133,8 @@ class Predicted(NamedTuple):
     us: float
 
 
-def secopa(problem: Problem, numel: int) -> Predicted:
-    """The least of HiPress' formulas for a tensor over K = 1..N partitions, as the public artefact has them; x is a partition, r the ratio:
+def secopa(problem: Problem, numel: int, codec: CodecCosts) -> Predicted:
+    """The least of HiPress' formulas for a tensor and its codec over K = 1..N partitions, as the public artefact has them; x is a partition, r the ratio:
 
                 uncompressed        compressed
         PS      G(x) + B(x)         G(rx) + B(rx) + min(K + 1, N) Enc(x) + min(N - 1 + K, 2 (N - 1)) Dec(x)
@@ -135,7 +143,7 @@ def secopa(problem: Problem, numel: int) -> Predicted:
     N nodes; what they sum is a GPU's shard, 1/k of the tensor, and the k GPUs share the node's link. S(x) is a message, G and B what one
     node takes from, and gives to, all others. Merging is free there. Decoding goes by elements, not by bytes of payload as in the artefact."""
     nodes, gpus, link = problem.cluster.nodes, problem.cluster.gpus_per_node, problem.cluster.inter
-    gpu, payload = problem.codec.device("gpu"), problem.codec.bytes_per_element
+    gpu, payload = codec.device("gpu"), codec.bytes_per_element
 
     def send(nbytes: float) -> float:
         return link.latency_us + nbytes * gpus * link.us_per_byte
@@ -163,24 +171,28 @@ def _has_servers(problem: Problem) -> bool:
     return problem.cluster.servers > 0 and problem.constraints.servers
 
 
+def _can_take(bucket: PlannedBucket, option: Option, problem: Problem) -> bool:
+    return problem.takes(option, problem.codec_of(bucket))
+
+
 def _require(method: str, option: Option, problem: Problem) -> None:
-    """Raise UsageError unless a method may take the one option that it has."""
-    devices = {action.partition("@")[2] for action in option if "@" in action}
-    for device in devices:
-        problem.codec.device(device)
+    """Raise UsageError unless a method may take the one option that it has for some tensor."""
+    for device in devices_of(option):
+        if not any(codec.knows(device) for codec in problem.codecs):
+            problem.codec.device(device)
     if not problem.constraints.allows(option):
         raise UsageError(
             f"method {method}: it compresses by {' '.join(option)} alone, which the constraints rule out; choose another method"
         )
 
 
-def _chosen(problem: Problem, buckets: Buckets | None, choose: Callable[[int], Choice]) -> tuple[PlannedBucket, ...]:
-    """Tensors with the choices for their sizes, or the given buckets with the options alone."""
+def _chosen(problem: Problem, buckets: Buckets | None, choose: Callable[[PlannedBucket], Choice]) -> tuple[PlannedBucket, ...]:
+    """Tensors with the choices for them, or the given buckets with the options alone."""
     if buckets is not None:
-        return tuple(with_option(bucket, choose(bucket.numel).option, problem) for bucket in buckets)
+        return tuple(with_option(bucket, choose(bucket).option, problem) for bucket in buckets)
     made = []
     for bucket in tensor_by_tensor(problem):
-        option, parts = choose(bucket.numel)
+        option, parts = choose(bucket)
         made.append(with_option(bucket, option, problem, parts))
     return tuple(made)
 

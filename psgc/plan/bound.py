@@ -30,15 +30,17 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
+from psgc.codecs.kernel import kernel
 from psgc.errors import ConfigError
-from psgc.plan.bucketing import Bucketing
-from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
+from psgc.plan.bucketing import Bucketing, bucketing
+from psgc.plan.costs import GPU, RESOURCES
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
-from psgc.plan.space import Graph, Space
+from psgc.plan.space import Space, holds
 
 ROUNDS: Final = 3
 GROUPS: Final = 40  # of tensors, in the bound over all bucketings
@@ -68,38 +70,29 @@ def lower_bounds(problem: Problem, buckets: Sequence[PlannedBucket], step_us: fl
 
 def bucketing_of(problem: Problem, buckets: Sequence[PlannedBucket]) -> Bucketing:
     """Sizes, cuts and readiness of planned buckets, in order of readiness."""
-    ready = np.array([max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets])
-    order = np.argsort(ready, kind="stable")
-    first = np.concatenate([[0], np.cumsum([len(buckets[index].tensors) for index in order])])
-    parts = np.array([buckets[index].parts for index in order])
-    return Bucketing(first, parts, np.array([float(buckets[index].numel) for index in order]), ready[order])
-
-
-@functools.cache
-def _ways(found: Graph) -> NDArray[np.int64]:
-    """Every option as a row of numbers of its atoms, filled up with -1."""
-    ways = np.full((len(found.ways), max(map(len, found.ways.values()))), -1, np.int64)
-    for row, way in zip(ways, found.ways.values(), strict=True):
-        row[: len(way)] = way
-    return ways
+    of = {name: number for number, bucket in enumerate(buckets) for name in bucket.tensors}
+    last = {of[tensor.name]: index for index, tensor in enumerate(problem.profile.tensors)}
+    order = sorted(last, key=last.__getitem__)
+    place = {number: at for at, number in enumerate(order)}
+    numbers = [place[of[tensor.name]] for tensor in problem.profile.tensors]
+    return bucketing(problem.tensors, numbers, [buckets[number].parts for number in order])
 
 
 def _sequences(space: Space) -> NDArray[np.int64]:
     """Every option as a row of numbers of distinct tasks. Behind them stands a task that takes no time."""
-    most = max(map(len, space.task_numbers))
-    nothing = len(space.distinct)
-    of_atom = np.full((len(space.task_numbers) + 1, most), nothing, np.int64)
-    for row, numbers in zip(of_atom, space.task_numbers, strict=False):
-        row[: len(numbers)] = numbers
-    ways = _ways(space.graph)
-    return of_atom[ways].reshape(len(ways), -1)
+    rows = space.rows(np.arange(len(space.graph.options)))
+    return np.where(rows < 0, len(space.distinct), rows)
 
 
 def _uses(space: Space, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.bool_]]:
     """Of each resource, which tasks of the sequences it does."""
-    resource = np.array([task.resource for task in space.distinct] + [len(RESOURCES)])[sequences]
-    for one in range(len(RESOURCES)):
-        yield (resource == one) | ((resource == BOTH_WAYS) & (one in (SEND, RECEIVE)))
+    for used in holds(np.append(space.resources, len(RESOURCES))):
+        yield used[sequences]
+
+
+def _allowed(space: Space) -> NDArray[np.bool_]:
+    """Which options (rows) buckets of each codec (columns) can have."""
+    return space.fits(np.arange(len(space.graph.options))).T
 
 
 class Features(NamedTuple):
@@ -112,9 +105,9 @@ class Features(NamedTuple):
     chain: F64
 
 
-def features(space: Space, bucketing: Bucketing) -> Features:
+def features(space: Space, buckets: Bucketing) -> Features:
     """Arrays of resources (but for ``chain``), options and buckets."""
-    times = space.times(bucketing.numel / bucketing.parts)
+    times = space.times(buckets.numel / buckets.parts, buckets.codec)
     times = np.concatenate([times, np.zeros((1, times.shape[1]))])
     sequences = _sequences(space)
     spent = times[sequences]
@@ -124,7 +117,7 @@ def features(space: Space, bucketing: Bucketing) -> Features:
     load, before, after = np.zeros(shape), np.full(shape, np.inf), np.full(shape, np.inf)
     rows = np.arange(len(sequences))
     for one, used in enumerate(_uses(space, sequences)):
-        load[one] = np.einsum("ot,otb->ob", used.astype(float), spent) * bucketing.parts
+        load[one] = np.einsum("ot,otb->ob", used.astype(float), spent) * buckets.parts
         some = used.any(axis=1)
         first, last = used.argmax(axis=1), used.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
         before[one][some] = (until[rows, first] - spent[rows, first])[some]
@@ -157,56 +150,56 @@ class Programme(NamedTuple):
         return np.concatenate([chosen, np.zeros((len(chosen), 1))], axis=1)
 
 
-def programme(found: Features, bucketing: Bucketing, backward_us: float, allowed: NDArray[np.bool_]) -> Programme:
+def programme(found: Features, buckets: Bucketing, backward_us: float, allowed: NDArray[np.bool_]) -> Programme:
     """The inequalities of the module's text, with heads and tails over the allowed options."""
     ways = np.where(np.isfinite(found.before), found.load + found.before + found.after, 0.0)
     spent = np.concatenate([found.load, ways, found.chain[None]])
-    rows = [*_of_resources(found, bucketing, allowed, spent.shape[0]), *_of_buckets(found, bucketing, spent.shape[0])]
+    rows = [*_of_resources(found, buckets, allowed, spent.shape[0]), *_of_buckets(found, buckets, spent.shape[0])]
     tail = min(float(np.where(allowed, found.after[GPU], np.inf).min()), float(np.where(allowed, found.chain, np.inf)[:, -1].min()))
-    weights = np.zeros((spent.shape[0], len(bucketing.parts)))
+    weights = np.zeros((spent.shape[0], len(buckets.parts)))
     weights[GPU] = 1.0
     rows.append(Row(backward_us + tail, weights))
     return Programme(np.array([row.constant for row in rows]), np.array([row.weights for row in rows]), spent)
 
 
-def _of_resources(found: Features, bucketing: Bucketing, allowed: NDArray[np.bool_], features: int) -> Iterator[Row]:
+def _of_resources(found: Features, buckets: Bucketing, allowed: NDArray[np.bool_], features: int) -> Iterator[Row]:
     """All of a resource's work for the buckets that are ready from one on."""
     before, after = (np.where(allowed, times, np.inf).min(axis=1) for times in (found.before, found.after))  # by resource and bucket
     always = np.all(np.isfinite(found.before) | ~allowed, axis=1)
     for one in range(1, len(RESOURCES)):
         if not found.load[one].any():
             continue
-        for j in range(len(bucketing.parts)):
-            if j and bucketing.ready_us[j] == bucketing.ready_us[j - 1]:
+        for j in range(len(buckets.parts)):
+            if j and buckets.ready_us[j] == buckets.ready_us[j - 1]:
                 continue
-            constant = bucketing.ready_us[j]
+            constant = buckets.ready_us[j]
             if always[one, j:].any():
-                constant = (before[one, j:] + bucketing.ready_us[j:]).min() + after[one, j:].min()
-            weights = np.zeros((features, len(bucketing.parts)))
+                constant = (before[one, j:] + buckets.ready_us[j:]).min() + after[one, j:].min()
+            weights = np.zeros((features, len(buckets.parts)))
             weights[one, j:] = 1.0
             yield Row(float(constant), weights)
 
 
-def _of_buckets(found: Features, bucketing: Bucketing, features: int) -> Iterator[Row]:
+def _of_buckets(found: Features, buckets: Bucketing, features: int) -> Iterator[Row]:
     """One bucket's way: a part's, and the way through each resource that its parts take turns on."""
-    for b, parts in enumerate(bucketing.parts):
+    for b, parts in enumerate(buckets.parts):
         for feature in range(len(RESOURCES), features - 1) if parts > 1 else ():
             if found.load[feature - len(RESOURCES)].any():
-                weights = np.zeros((features, len(bucketing.parts)))
+                weights = np.zeros((features, len(buckets.parts)))
                 weights[feature, b] = 1.0
-                yield Row(float(bucketing.ready_us[b]), weights)
-        weights = np.zeros((features, len(bucketing.parts)))
+                yield Row(float(buckets.ready_us[b]), weights)
+        weights = np.zeros((features, len(buckets.parts)))
         weights[-1, b] = 1.0
-        yield Row(float(bucketing.ready_us[b]), weights)
+        yield Row(float(buckets.ready_us[b]), weights)
 
 
-def given_buckets(problem: Problem, space: Space, bucketing: Bucketing, step_us: float) -> float:
+def given_buckets(problem: Problem, space: Space, buckets: Bucketing, step_us: float) -> float:
     """The bound over every choice of options for these buckets; ``step_us`` where none is better."""
-    found = features(space, bucketing)
-    allowed = np.ones(found.chain.shape, bool)
+    found = features(space, buckets)
+    allowed = _allowed(space)[:, buckets.codec]
     best = 0.0
     for _ in range(ROUNDS):
-        made = programme(found, bucketing, problem.profile.backward_us, allowed)
+        made = programme(found, buckets, problem.profile.backward_us, allowed)
         relaxed = _relaxed(made, allowed)
         best = max(best, relaxed.bound)
         if best >= step_us * (1 - CLOSE):
@@ -215,7 +208,7 @@ def given_buckets(problem: Problem, space: Space, bucketing: Bucketing, step_us:
         if left.sum() == allowed.sum():
             break
         allowed = left
-    return max(best, _whole(programme(found, bucketing, problem.profile.backward_us, allowed), allowed, step_us))
+    return max(best, _whole(programme(found, buckets, problem.profile.backward_us, allowed), allowed, step_us))
 
 
 @functools.cache
@@ -269,16 +262,16 @@ def _whole(made: Programme, allowed: NDArray[np.bool_], step_us: float) -> float
     columns = made.columns(option, bucket)
     objective = np.zeros(columns.shape[1])
     objective[-1] = 1.0
-    optimize = solver()
+    optimize, shorter_us = solver(), step_us * (1 - CLOSE)
     solved = optimize.milp(
-        objective, integrality=1 - objective, bounds=optimize.Bounds(0, np.append(np.ones(len(option)), np.inf)),
+        objective, integrality=1 - objective, bounds=optimize.Bounds(0, np.append(np.ones(len(option)), shorter_us)),
         constraints=[optimize.LinearConstraint(columns, ub=-made.constants), optimize.LinearConstraint(made.one_each(bucket), 1, 1)],
         options={"time_limit": WHOLE_S, "mip_rel_gap": CLOSE},
     )  # fmt: skip
-    if solved.status == 2:  # none is better than what is known
-        return step_us
+    if solved.status == 2:  # no step is so much shorter than the one that is known
+        return shorter_us
     bound = solved.mip_dual_bound
-    return 0.0 if bound is None or not np.isfinite(bound) else min(float(bound) * (1 - _SLACK), step_us)
+    return 0.0 if bound is None or not np.isfinite(bound) else min(float(bound) * (1 - _SLACK), shorter_us)
 
 
 def _undominated(made: Programme, allowed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -287,27 +280,44 @@ def _undominated(made: Programme, allowed: NDArray[np.bool_]) -> tuple[NDArray[n
     options, buckets = [], []
     for b in range(allowed.shape[1]):
         left = np.nonzero(allowed[:, b])[0]
-        costs, first = np.unique(made.spent[asked[:, b]][:, left, b].T, axis=0, return_index=True)
-        kept: list[int] = []
-        for index in costs.sum(axis=1).argsort(kind="stable"):
-            if not kept or not (costs[kept] <= costs[index]).all(axis=1).any():
-                kept.append(int(index))
-        options += left[first[kept]].tolist()
-        buckets += [b] * len(kept)
-    return np.array(options, np.int64), np.array(buckets, np.int64)
+        costs = made.spent[asked[:, b]][:, left, b].T
+        order = costs.sum(axis=1).argsort(kind="stable")
+        beaten = np.empty(len(left), bool)
+        _beaten(np.ascontiguousarray(costs[order]), beaten)
+        options.append(left[order[~beaten]])
+        buckets.append(np.full(len(options[-1]), b))
+    return np.concatenate(options), np.concatenate(buckets)
+
+
+@kernel(types.void(types.Array(types.float64, 2, "C", readonly=True), types.Array(types.boolean, 1, "C")))
+def _beaten(costs: Any, beaten: Any) -> None:
+    """Whether a row is nowhere less than one before it that is not beaten itself. Rows stand in the order of their sums."""
+    options, asked = costs.shape
+    for option in range(options):
+        beaten[option] = False
+        for other in range(option):
+            if not beaten[other]:
+                feature = 0
+                while feature < asked and costs[other, feature] <= costs[option, feature]:
+                    feature += 1
+                if feature == asked:
+                    beaten[option] = True
+                    break
 
 
 def over_all_bucketings(problem: Problem, space: Space) -> float:
     """The bound over every way of fusing, cutting and choosing."""
-    tensors = problem.profile.tensors
-    sizes = np.array([float(tensor.numel) for tensor in tensors])
-    group = np.minimum((np.cumsum(sizes) - sizes) * GROUPS // sizes.sum(), GROUPS - 1)
-    begins = np.nonzero(np.diff(group, prepend=-1.0))[0]
-    ready = np.array([tensor.ready_us for tensor in tensors])[begins]
-    numel = np.add.reduceat(sizes, begins)
-    rates = np.append(np.array([problem.codec.least_us_per_element(task) for task in space.distinct]), 0.0)
+    tensors = problem.tensors
+    sizes = tensors.numel
+    group = np.minimum((np.cumsum(sizes) - sizes) * GROUPS // sizes.sum(), GROUPS - 1).astype(np.int64)
+    # of each group and codec one column, as ready as the group's first tensor
+    columns, of = np.unique(group * len(space.codecs) + tensors.codec, return_inverse=True)
+    numel, codec = np.bincount(of, sizes), columns % len(space.codecs)
+    begins = np.nonzero(np.diff(group, prepend=-1))[0]
+    ready = tensors.ready_us[begins][np.searchsorted(group[begins], columns // len(space.codecs))]
     sequences = _sequences(space)
-    loads = np.array([(used * rates[sequences]).sum(axis=1) for used in _uses(space, sequences)])
+    rates = np.concatenate([space.least_us_per_element(), np.zeros((1, len(space.codecs)))])[sequences]
+    loads = np.array([np.einsum("ot,otk->ok", used.astype(float), rates) for used in _uses(space, sequences)])
     constants, weights = [problem.profile.backward_us], [np.zeros((len(RESOURCES), len(numel)))]
     weights[0][GPU] = 1.0
     for one in range(1, len(RESOURCES)):
@@ -315,5 +325,5 @@ def over_all_bucketings(problem: Problem, space: Space) -> float:
             constants.append(float(ready[j]))
             weights.append(np.zeros_like(weights[0]))
             weights[-1][one, j:] = 1.0
-    made = Programme(np.array(constants), np.array(weights), loads[:, :, None] * numel)
-    return _relaxed(made, np.ones((len(sequences), len(numel)), bool)).bound
+    made = Programme(np.array(constants), np.array(weights), loads[:, :, codec] * numel)
+    return _relaxed(made, _allowed(space)[:, codec]).bound

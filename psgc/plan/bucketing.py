@@ -1,37 +1,54 @@
-"""How tensors are fused and cut into buckets: runs of tensors in order of readiness, each cut into equal parts.
+"""How tensors are fused and cut into buckets: runs of tensors of one codec in order of readiness, each cut into equal parts.
 
 Owns the families of bucketings that the search tries. A part is to be large enough to bear the latencies of its messages, and small enough
-that links, codecs and backward work at once; towards the end of backward buckets get smaller, for nothing hides the last one's way.
+that links, codecs and backward work at once; towards the end of backward buckets get smaller, for nothing hides the last one's way. Where
+tensors have several codecs a run leaves out those of others: they are in buckets of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numba import types
 
 from psgc.codecs.codec import BLOCK, MAX_PART
-from psgc.plan.profile import F64, TensorProfile
+from psgc.codecs.kernel import I64, kernel
+from psgc.plan.profile import F64
 from psgc.plan.timeline import Ints
 
+_IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
+_IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 MOST_PARTS: Final = 64
 FINEST: Final = 256  # the smallest bucket, of a part
 
 
+class Tensors(NamedTuple):
+    """In order of readiness: how many elements each has, when backward has computed it, and the number of its codec."""
+
+    numel: F64
+    ready_us: F64
+    codec: Ints
+
+
 @dataclass(frozen=True)
 class Bucketing:
-    """Bucket b has the tensors first[b] to first[b + 1], in order of readiness, and is cut into parts[b] parts."""
+    """Buckets in order of readiness. of: each tensor's; parts: into how many each is cut; codec: the number of each one's."""
 
-    first: Ints
+    of: Ints
     parts: Ints
     numel: F64
     ready_us: F64
+    codec: Ints
 
-    @property
-    def key(self) -> tuple[bytes, bytes]:
-        return self.first.tobytes(), self.parts.tobytes()
+    @cached_property
+    def last(self) -> Ints:
+        """Each bucket's last tensor, with which it is ready."""
+        return _last(self.of, len(self.parts))
 
     def at_blocks(self) -> Bucketing:
         """Cut as a job can: parts end at multiples of BLOCK elements, so a bucket has at most as many as blocks, and none over MAX_PART."""
@@ -39,37 +56,65 @@ class Bucketing:
         return replace(self, parts=parts.astype(np.int64))
 
 
-def of_runs(tensors: Sequence[TensorProfile], first: Sequence[int], parts: Sequence[int]) -> Bucketing:
-    """The bucketing of these runs. first: where each begins, and the number of tensors."""
-    begins = np.asarray(first, np.int64)
-    sizes = np.array([tensor.numel for tensor in tensors], np.float64)
-    ready = np.array([tensor.ready_us for tensor in tensors])
-    return Bucketing(begins, np.asarray(parts, np.int64), np.add.reduceat(sizes, begins[:-1]), ready[begins[1:] - 1])
+def _last(of: Ints, buckets: int) -> Ints:
+    last = np.zeros(buckets, np.int64)
+    last[of] = np.arange(len(of))  # of several the last one stays
+    return last
 
 
-def fused(tensors: Sequence[TensorProfile], part: float, taper: float) -> Bucketing:
+def bucketing(tensors: Tensors, of: Sequence[int] | Ints, parts: Sequence[int] | Ints | F64) -> Bucketing:
+    """The bucketing in which each tensor is ``of`` this bucket; buckets are numbered by their last tensors."""
+    numbers = np.asarray(of, np.int64)
+    last = _last(numbers, len(parts))
+    numel: F64 = np.bincount(numbers, tensors.numel).astype(np.float64)
+    return Bucketing(numbers, np.asarray(parts, np.int64), numel, tensors.ready_us[last], tensors.codec[last])
+
+
+def fused(tensors: Tensors, part: float, taper: float) -> Bucketing:
     """Fuse until a bucket has ``part`` elements, but not more than ``taper`` times what is still to come after it; cut what has more."""
-    left = float(sum(tensor.numel for tensor in tensors))
-    first, parts, size = [0], [], 0.0
-    for index, tensor in enumerate(tensors):
-        size += tensor.numel
-        left -= tensor.numel
-        if size >= min(part, max(taper * left, part / FINEST)) or index == len(tensors) - 1:
-            first.append(index + 1)
-            parts.append(min(max(1, round(size / part)), MOST_PARTS))
-            size = 0.0
-    return of_runs(tensors, first, parts)
+    of = np.empty(len(tensors.numel), np.int64)
+    buckets = _fuse(tensors.numel, tensors.codec, part, taper, of)
+    sizes = np.bincount(of, tensors.numel, buckets)
+    return bucketing(tensors, of, np.clip(np.round(sizes / part), 1, MOST_PARTS))
 
 
-def each_alone(tensors: Sequence[TensorProfile], part: float) -> Bucketing:
-    """Every tensor by itself, cut at ``part`` elements."""
-    return of_runs(tensors, range(len(tensors) + 1), [min(max(1, round(t.numel / part)), MOST_PARTS) for t in tensors])
+@kernel(I64(_IN_F64, _IN_I64, types.float64, types.float64, types.Array(types.int64, 1, "C")))
+def _fuse(numel: Any, codec: Any, part: Any, taper: Any, of: Any) -> Any:
+    """of: each tensor's bucket, in the order in which they are closed; returns how many there are."""
+    codecs, left, buckets = codec.max() + 1, numel.sum(), 0
+    size, last, begins = np.zeros(codecs), np.zeros(codecs, np.int64), np.full(codecs, -1)
+    for tensor in range(numel.size):
+        last[codec[tensor]] = tensor
+    for tensor in range(numel.size):
+        own = codec[tensor]
+        begins[own] = tensor if begins[own] < 0 else begins[own]
+        size[own] += numel[tensor]
+        left -= numel[tensor]
+        if size[own] >= min(part, max(taper * left, part / FINEST)) or tensor == last[own]:
+            for member in range(begins[own], tensor + 1):
+                if codec[member] == own:
+                    of[member] = buckets
+            buckets += 1
+            size[own], begins[own] = 0.0, -1
+    return buckets
 
 
-def every_fusion(tensors: Sequence[TensorProfile], parts: Sequence[int]) -> Iterator[Bucketing]:
+def each_alone(tensors: Tensors, part: float = np.inf) -> Bucketing:
+    """Every tensor by itself, cut at about ``part`` elements."""
+    parts = np.clip(np.round(tensors.numel / part), 1, MOST_PARTS)
+    return bucketing(tensors, np.arange(len(tensors.numel)), parts)
+
+
+def every_fusion(tensors: Tensors, parts: Iterable[int]) -> Iterator[Bucketing]:
     """All ways of making runs of few tensors, with each of these cuts alike for all."""
-    count = len(tensors)
-    for mask in range(1 << (count - 1)):
-        first = [0, *(index + 1 for index in range(count - 1) if mask >> index & 1), count]
+    runs = [np.nonzero(tensors.codec == codec)[0].tolist() for codec in dict.fromkeys(tensors.codec.tolist())]
+    pairs = [pair for run in runs for pair in pairwise(run)]
+    for mask in range(1 << len(pairs)):
+        begins = list(range(len(tensors.numel)))  # of each tensor's run
+        for number, (one, next_one) in enumerate(pairs):
+            if not mask >> number & 1:
+                begins[next_one] = begins[one]
+        last = {begin: index for index, begin in enumerate(begins)}
+        number_of = {begin: number for number, begin in enumerate(sorted(last, key=last.__getitem__))}
         for cut in parts:
-            yield of_runs(tensors, first, [cut] * (len(first) - 1))
+            yield bucketing(tensors, [number_of[begin] for begin in begins], [cut] * len(number_of))

@@ -13,7 +13,6 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from psgc.plan.cluster import Cluster
-from psgc.plan.costs import CodecCosts
 from psgc.plan.found import Found
 from psgc.plan.options import Constraints, encodes
 from psgc.plan.plan import UNCOMPRESSED
@@ -67,7 +66,7 @@ def candidates(profile: Profile, cluster: Cluster, codecs: Sequence[str], estima
     """Those there are, the ones that give up least first: by what they send, local steps last. codecs: those the profile has times for."""
     costs = [codec_costs(name, profile, cluster.gpus) for name in codecs]
     costs.sort(key=lambda codec: -codec.bytes_per_element)
-    nothing = CodecCosts(UNCOMPRESSED, 4.0, {}, raw=profile.codecs.get(UNCOMPRESSED, {}))
+    nothing = codec_costs(UNCOMPRESSED, profile)
     plain = Problem(profile, cluster, nothing, Constraints(servers=True))
     half = replace(plain, cluster=with_halved_bytes(cluster))
     found = [

@@ -6,8 +6,12 @@
     hierarchical = true         # options that sum within nodes first
     servers = true              # options over servers, where the cluster has some
     runtime = false             # nothing but what psgc run --plan carries
+    [codecs]                    # what alone encodes tensors of these names, in place of --codec; the first that matches counts
+    "*.bias" = "none"
+    "encoder.*.weight" = "onebit"
 
-All fields may be left out. Owns the file's shape and its errors; what each field means for an option is ``options.Constraints``'.
+All fields may be left out. Buckets hold tensors of one codec.
+Owns the file's shape and its errors; what each field means for an option is ``options.Constraints``'.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from psgc.plan.documents import read_document
 from psgc.plan.options import DEVICES, Constraints
 
 SWITCHES: Final = ("flat", "hierarchical", "servers")
-FIELDS: Final = ("most_encodes", "devices", *SWITCHES, "runtime")
+FIELDS: Final = ("most_encodes", "devices", *SWITCHES, "runtime", "codecs")
 # All options are open, those over servers, too.
 ALL: Final = Constraints(servers=True)
 
@@ -38,13 +42,14 @@ def read_constraints(document: Any, source: str) -> Constraints:
     if not isinstance(document, Mapping):
         raise UsageError(f"{source}: expected an object with some of {', '.join(FIELDS)}")
     for key in document:
-        if key in ("codec", "codecs"):
-            raise UsageError(f"{source}: field {key}: a plan has one codec for all buckets that are encoded; choose it with --codec")
+        if key == "codec":
+            raise UsageError(f"{source}: field codec: choose one for all tensors with --codec, or for those of some names under [codecs]")
         if key not in FIELDS:
             raise UsageError(f"{source}: unknown field {key!r}; there are {', '.join(FIELDS)}")
     switches = {key: _switch(document, key, True, source) for key in SWITCHES}
     runtime = _switch(document, "runtime", False, source)
-    return Constraints(_devices(document, source), _most_encodes(document, source), **switches, runtime=runtime)
+    codecs = _codecs(document, source)
+    return Constraints(_devices(document, source), _most_encodes(document, source), **switches, runtime=runtime, codecs=codecs)
 
 
 def _switch(document: Mapping[str, Any], key: str, otherwise: bool, source: str) -> bool:
@@ -52,6 +57,13 @@ def _switch(document: Mapping[str, Any], key: str, otherwise: bool, source: str)
     if not isinstance(value, bool):
         raise UsageError(f"{source}: field {key} is {value!r}, expected true or false")
     return value
+
+
+def _codecs(document: Mapping[str, Any], source: str) -> tuple[tuple[str, str], ...]:
+    value = document.get("codecs", {})
+    if not isinstance(value, Mapping) or not all(isinstance(codec, str) for codec in value.values()):
+        raise UsageError(f"{source}: field codecs is {value!r:.80}, expected codecs by patterns of tensors' names")
+    return tuple(value.items())
 
 
 def _devices(document: Mapping[str, Any], source: str) -> tuple[str, ...]:

@@ -97,6 +97,11 @@ class CodecCosts:
     def knows(self, device: str) -> bool:
         return device in self.curves
 
+    def has(self, task: Task) -> bool:
+        """Whether there are times for it."""
+        device = task.curve.partition(".")[0]
+        return not task.curve or device.startswith(RAW) or device in self.curves or (device == "server" and "cpu" in self.curves)
+
     def task_us(self, task: Task, numel: float) -> float:
         """Microseconds of one task for ``numel`` elements of a bucket."""
         return float(self.all_us(task, np.array([numel]))[0])
@@ -105,8 +110,7 @@ class CodecCosts:
         """Microseconds of one task for buckets of these numbers of elements."""
         if not task.curve:
             return task.fixed_us + task.per_element_us * numel
-        device, _, verb = task.curve.removeprefix(RAW).partition(".")
-        curve = self.raw_device(device) if task.curve.startswith(RAW) else self.device(device)
+        curve, verb = self._curve(task.curve)
         elements = task.share * task.times * numel
         return curve.encode_all(elements) if verb == "encode" else curve.decode_all(elements)
 
@@ -114,9 +118,17 @@ class CodecCosts:
         """What an element costs at least, in buckets however large."""
         if not task.curve:
             return task.per_element_us
-        device, _, verb = task.curve.removeprefix(RAW).partition(".")
-        curve = self.raw_device(device) if task.curve.startswith(RAW) else self.device(device)
+        curve, verb = self._curve(task.curve)
         return task.share * task.times * curve.least(verb)
+
+    def points(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """A curve's numbers of elements and microseconds."""
+        curve, verb = self._curve(name)
+        return curve.numel, curve.encode_us if verb == "encode" else curve.decode_us
+
+    def _curve(self, name: str) -> tuple[CostCurve, str]:
+        device, _, verb = name.removeprefix(RAW).partition(".")
+        return self.raw_device(device) if name.startswith(RAW) else self.device(device), verb
 
     def raw_device(self, name: str) -> CostCurve:
         return self.raw.get(name) or self.raw["cpu"]
@@ -179,7 +191,9 @@ def price(atom: Atom, cluster: Cluster, codec: CodecCosts) -> list[Task]:
 
 
 def _ranks(level: str, cluster: Cluster) -> int:
-    return {"flat": cluster.gpus, "intra": cluster.gpus_per_node, "inter": cluster.nodes}[level]
+    if level == "flat":
+        return cluster.gpus
+    return cluster.gpus_per_node if level == "intra" else cluster.nodes
 
 
 def _codec_task(action: str, share: float, pieces: float, active: int) -> Task:

@@ -1,7 +1,8 @@
 """Choosing every bucket's option on the timeline: change all buckets from one on together, then one by one, as long as that helps.
 At last encode nothing that gains nothing.
 
-Owns the search's inner loops, compiled. A change to a bucket leaves all that happens before it is computed as it was, so each trial goes on
+Owns the search's inner loops, compiled. Buckets may differ in which options they can have at all: a change of all from one on leaves those
+as they are that cannot follow. A change to a bucket leaves all that happens before it is computed as it was, so each trial goes on
 from a copy of the run's state there (``timeline.resume``), not from the beginning. What is minimised is the step, and a little of when
 buckets are done on average: of plans with equal steps one that is done earlier leaves more room for the next change.
 """
@@ -34,6 +35,14 @@ def _set(bucket: Any, option: Any, chain: Any, kind: Any, first: Any, length: An
 
 
 @helper
+def _set_all(bucket: Any, end: Any, option: Any, chain: Any, kind: Any, first: Any, length: Any, begins: Any, last: Any) -> None:
+    """Give buckets up to ``end`` an option, those that can have it."""
+    for one in range(bucket, end):
+        if first[kind[one], option] >= 0:
+            _set(one, option, chain, kind, first, length, begins, last)
+
+
+@helper
 def _loads(chain: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, load: Any) -> None:
     """How long each bucket (row) would hold each resource under each option."""
     load[:] = 0.0
@@ -41,7 +50,7 @@ def _loads(chain: Any, kind: Any, first: Any, length: Any, resource: Any, us: An
         parts = chain[bucket + 1] - chain[bucket]
         for option in range(length.size):
             begins = first[kind[bucket], option]
-            for task in range(begins, begins + length[option]):
+            for task in range(begins, begins + (length[option] if begins >= 0 else 0)):
                 if resource[task] == BOTH_WAYS:
                     load[bucket, option, SEND] += parts * us[task]
                     load[bucket, option, RECEIVE] += parts * us[task]
@@ -50,11 +59,13 @@ def _loads(chain: Any, kind: Any, first: Any, length: Any, resource: Any, us: An
 
 
 @helper
-def _hopeless(bucket: Any, end: Any, option: Any, choice: Any, load: Any, ready: Any, chain: Any, best: Any, total: Any) -> Any:
+def _hopeless(
+    bucket: Any, end: Any, option: Any, choice: Any, kind: Any, first: Any, load: Any, ready: Any, chain: Any, best: Any, total: Any
+) -> Any:
     """Whether the step is over ``best`` if the buckets up to ``end`` take the option, by what each resource has to do alone."""
     total[:] = 0.0
     for one in range(choice.size - 1, -1, -1):
-        taken = option if bucket <= one < end else choice[one]
+        taken = option if bucket <= one < end and first[kind[one], option] >= 0 else choice[one]
         at = ready[chain[one]]
         for resource in range(total.size):
             total[resource] += load[one, taken, resource]
@@ -73,7 +84,7 @@ def descend(
 
     ready: of each chain; chain: where each bucket's chains begin, and their number; until: of each bucket, the first chain that is ready when
     it is; kind: of each bucket, its row of ``fits``, which has what options (columns) are worth trying, and of ``first``, which has where their
-    tasks begin in ``resource`` and ``us``.
+    tasks begin in ``resource`` and ``us``, -1 where buckets of this kind cannot have the option.
     """
     buckets, options, chains = kind.size, length.size, ready.size
     begins, last, alike = np.empty(chains, np.int64), np.empty(chains, np.int64), np.empty(chains, np.int64)
@@ -112,11 +123,10 @@ def descend(
                     if (
                         not fits[kind[bucket], option]
                         or (not tail and option == choice[bucket])
-                        or _hopeless(bucket, end, option, choice, load, ready, chain, best, total)
+                        or _hopeless(bucket, end, option, choice, kind, first, load, ready, chain, best, total)
                     ):
                         continue
-                    for one in range(bucket, end):
-                        _set(one, option, chain, kind, first, length, begins, last)
+                    _set_all(bucket, end, option, chain, kind, first, length, begins, last)
                     state[:], available[:], nexts[:] = kept_state[bucket], kept_available[bucket], kept_nexts[bucket]
                     nexts[chain[bucket] :] = begins[chain[bucket] :]
                     step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, best, start, backward)
@@ -125,7 +135,7 @@ def descend(
                     if worth < best * (1 - 1e-12):
                         best, chosen, improved = worth, option, True
                 for one in range(bucket, end):
-                    if chosen >= 0:
+                    if chosen >= 0 and first[kind[one], chosen] >= 0:
                         choice[one] = chosen
                     _set(one, choice[one], chain, kind, first, length, begins, last)
                 if trials >= budget:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,21 +31,22 @@ from psgc.plan.found import Found
 from psgc.plan.options import Constraints, Option, constrained, is_uncompressed
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem
+from psgc.plan.space import Space
 from psgc.plan.trial import Trials, option_table
 
 MOST_ENUMERATED: Final = 10_000
 Ints = NDArray[np.int64]
 
 
-def espresso(problem: Problem, buckets: Sequence[PlannedBucket] | None = None) -> Found:
-    """Espresso's plan. Options over servers are not in its tree. With ``buckets`` it chooses their options alone. Raises UsageError if the
-    constraints leave none."""
+def espresso(problem: Problem, buckets: Sequence[PlannedBucket] | None = None, *, space: Space | None = None) -> Found:
+    """Espresso's plan. Options over servers are not in its tree. With ``buckets`` it chooses their options alone. space: the problem's, if
+    there is one already. Raises UsageError if the constraints leave no option."""
     begun = time.perf_counter()
     given = tensor_by_tensor(problem) if buckets is None else tuple(buckets)
-    job = _job(problem, given)
+    job = _job(problem, given, space)
     choose_on_gpu(job)
     offload(job)
-    options = job.trials.table.options
+    options = job.options
     chosen = tuple(with_option(given[unit.index], options[job.option(unit)], problem) for unit in job.units)
     step = job.trials.step()
     select = (time.perf_counter() - begun) * 1e6
@@ -54,60 +55,78 @@ def espresso(problem: Problem, buckets: Sequence[PlannedBucket] | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A bucket among the chains: which of those given, and its parts' chains, from ``low`` to before ``high``."""
+    """A bucket among the chains: which of those given, its parts' kind, and their chains, from ``low`` to before ``high``."""
 
     index: int
     numel: int
-    size: float
+    kind: tuple[float, int]  # size, and the codec's number
     low: int
     high: int
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """units: in order of readiness; on_gpu: the options of Algorithm 1, by number; on_cpu: each option's counterpart, itself if it has none."""
+class Ways(NamedTuple):
+    """on_gpu: the options of Algorithm 1, by number; on_cpu: each option's counterpart, itself if it has none."""
 
-    trials: Trials
-    units: tuple[Unit, ...]
     on_gpu: Ints
     on_cpu: Ints
 
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """options: by the trials' numbers; units: in order of readiness; ways: by codec."""
+
+    options: tuple[Option, ...]
+    trials: Trials
+    units: tuple[Unit, ...]
+    ways: tuple[Ways, ...]
+
     def option(self, unit: Unit) -> int:
         return int(self.trials.option[unit.low])
+
+    def on_cpu(self, unit: Unit, option: int) -> int:
+        """The counterpart of an option of the unit's."""
+        return int(self.ways[unit.kind[1]].on_cpu[option])
 
     def take(self, unit: Unit, option: int) -> None:
         self.trials.option[unit.low : unit.high] = option
 
     def is_compressed(self, unit: Unit) -> bool:
-        return not is_uncompressed(self.trials.table.options[self.option(unit)])
+        return not is_uncompressed(self.options[self.option(unit)])
 
 
-def _job(problem: Problem, buckets: Sequence[PlannedBucket]) -> Job:
-    options, on_gpu, on_cpu = _options(problem.allowed)
+def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None) -> Job:
+    options, ways = _options(problem.allowed)
+    space = space or Space(problem)
+    numbers = np.array([space.graph.number[option] for option in options])
     ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
     units, low = [], 0
     for index in sorted(range(len(buckets)), key=lambda index: (ready[index], -buckets[index].priority, index)):
         bucket = buckets[index]
-        units.append(Unit(index, bucket.numel, bucket.numel / bucket.parts, low, low + bucket.parts))
+        kind = (bucket.numel / bucket.parts, problem.codec_numbers[bucket.tensors[0]])
+        units.append(Unit(index, bucket.numel, kind, low, low + bucket.parts))
         low += bucket.parts
-    sizes = sorted({unit.size for unit in units})
+    kinds = sorted({unit.kind for unit in units})
     parts = [unit.high - unit.low for unit in units]
     start = (
         options.index(HIERARCHICAL) if HIERARCHICAL in options else next(i for i, option in enumerate(options) if is_uncompressed(option))
     )
     trials = Trials(
-        option_table(problem, options, sizes),
+        option_table(space, numbers, kinds),
         np.repeat([ready[unit.index] for unit in units], parts),
-        np.repeat([sizes.index(unit.size) for unit in units], parts),
+        np.repeat([kinds.index(unit.kind) for unit in units], parts),
         np.full(low, start, np.int64),
     )
-    return Job(trials, tuple(units), on_gpu, on_cpu)
+    return Job(options, trials, tuple(units), tuple(_left(ways, takes) for takes in space.fits(numbers)))
+
+
+def _left(ways: Ways, takes: NDArray[np.bool_]) -> Ways:
+    """What is left of the ways for a codec that takes some options."""
+    return Ways(ways.on_gpu[takes[ways.on_gpu]], np.where(takes[ways.on_cpu], ways.on_cpu, np.arange(len(takes))))
 
 
 @functools.cache
-def _options(allowed_by: Constraints) -> tuple[tuple[Option, ...], Ints, Ints]:
-    """The options on GPUs alone, uncompressed ones with them, and then their counterparts on the CPU; the former's numbers; and the number
-    of each one's counterpart."""
+def _options(allowed_by: Constraints) -> tuple[tuple[Option, ...], Ways]:
+    """The options on GPUs alone, uncompressed ones with them, and then their counterparts on the CPU; and which are which."""
     tree = [option for option in constrained(allowed_by) if not any(".push" in action for action in option)]
     if not tree:
         raise UsageError(
@@ -120,7 +139,7 @@ def _options(allowed_by: Constraints) -> tuple[tuple[Option, ...], Ints, Ints]:
         other = tuple(action.replace("@gpu", "@cpu") for action in option)
         counterparts.append(number.setdefault(other, len(number)) if other in allowed else number[option])
     on_cpu = [*counterparts, *range(len(gpu), len(number))]
-    return tuple(number), np.arange(len(gpu)), np.array(on_cpu, np.int64)
+    return tuple(number), Ways(np.arange(len(gpu)), np.array(on_cpu, np.int64))
 
 
 def choose_on_gpu(job: Job) -> None:
@@ -130,7 +149,7 @@ def choose_on_gpu(job: Job) -> None:
     left = _remove(job, sorted(job.units, key=lambda unit: (-unit.numel, -unit.low)))
     while left:
         unit, *left = left
-        best, shorter = job.trials.best(unit.low, unit.high, job.on_gpu, step)
+        best, shorter = job.trials.best(unit.low, unit.high, job.ways[unit.kind[1]].on_gpu, step)
         if best >= 0:
             step = shorter
             job.take(unit, best)
@@ -144,12 +163,12 @@ def _remove(job: Job, units: Iterable[Unit]) -> list[Unit]:
 
 
 def offload(job: Job) -> None:
-    """Algorithm 2: of what Algorithm 1 compressed, groups of one size and option; of each so many go to the CPU, those ready first, as make
+    """Algorithm 2: of what Algorithm 1 compressed, groups of one size, codec and option; of each so many go to the CPU, those ready first, as make
     the shortest step together."""
-    groups: dict[tuple[float, int], list[Unit]] = {}
+    groups: dict[tuple[tuple[float, int], int], list[Unit]] = {}
     for unit in job.units:
-        if job.on_cpu[job.option(unit)] != job.option(unit):
-            groups.setdefault((unit.size, job.option(unit)), []).append(unit)
+        if job.on_cpu(unit, job.option(unit)) != job.option(unit):
+            groups.setdefault((unit.kind, job.option(unit)), []).append(unit)
     members = list(groups.values())
     if members:
         Offloading(job, members, [job.option(group[0]) for group in members]).run()
@@ -157,7 +176,7 @@ def offload(job: Job) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Offloading:
-    """groups: each of one size and option, by readiness; option: each group's on the GPU."""
+    """groups: each of one kind and option, by readiness; option: each group's on the GPU."""
 
     job: Job
     groups: Sequence[Sequence[Unit]]
@@ -191,4 +210,4 @@ class Offloading:
     def _set(self, counts: Sequence[int]) -> None:
         for group, option, count in zip(self.groups, self.option, counts, strict=True):
             for place, unit in enumerate(group):
-                self.job.take(unit, int(self.job.on_cpu[option]) if place < count else option)
+                self.job.take(unit, self.job.on_cpu(unit, option) if place < count else option)

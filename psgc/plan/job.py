@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from psgc.errors import UsageError
-from psgc.plan.cluster import load_cluster
+from psgc.plan.cluster import Cluster, load_cluster
 from psgc.plan.constraints import ALL
 from psgc.plan.costs import CodecCosts
 from psgc.plan.options import Constraints, encodes
@@ -34,19 +35,31 @@ def load_job(profile_text: str, cluster_text: str, codec: str | None = None, con
     """The job of these files or names. Raises UsageError or CodecError saying what is wrong with which."""
     profile, notes = _with_codec_times(load_profile(profile_text))
     cluster = load_cluster(cluster_text)
-    if not constraints.encoders or codec == UNCOMPRESSED:
-        without = CodecCosts(UNCOMPRESSED, 4.0, {}, raw=profile.codecs.get(UNCOMPRESSED, {}))
-        return Job(Problem(profile, cluster, without, constraints), tuple(notes))
-    devices = constraints.encoders
+    if not constraints.encoders:
+        return Job(Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), constraints), tuple(notes))
     if codec is None:
-        codec = default_codec(profile, devices)
+        codec = default_codec(profile, constraints.encoders)
         notes.append(f"codec {codec}, since none was chosen: the first that the profile has times for of {', '.join(PREFERRED)}")
+    costs = _costs(codec, profile, cluster, constraints)
+    others = tuple((pattern, _costs(name, profile, cluster, constraints)) for pattern, name in constraints.codecs)
+    for pattern, _ in others:
+        if not any(fnmatchcase(tensor.name, pattern) for tensor in profile.tensors):
+            few = ", ".join(tensor.name for tensor in profile.tensors[:3])
+            raise UsageError(f"constraints: codecs: {pattern!r} is the name of no tensor of {profile.model}; its tensors are {few}, ...")
+    return Job(Problem(profile, cluster, costs, constraints, others), tuple(notes))
+
+
+def _costs(codec: str, profile: Profile, cluster: Cluster, constraints: Constraints) -> CodecCosts:
+    """The codec's. Raises UsageError where no plan could encode with it."""
     costs = codec_costs(codec, profile, cluster.gpus)
+    if codec == UNCOMPRESSED:
+        return costs
     if constraints.runtime:
         _check_runs(codec)
+    devices = constraints.encoders
     if not any(costs.knows(device) for device in devices):
         raise UsageError(f"codec {codec}: the profile has no times for it on {' or '.join(devices)}; measure them with psgc profile")
-    return Job(Problem(profile, cluster, costs, constraints), tuple(notes))
+    return costs
 
 
 def _check_runs(codec: str) -> None:

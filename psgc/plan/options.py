@@ -40,7 +40,8 @@ CARRIED: Final[tuple[Option, Option]] = (("flat.push", "flat.pull"), ("comp@cpu"
 @dataclass(frozen=True, slots=True)
 class Constraints:
     """What a user rules out. most_encodes: how often a bucket may be encoded, since each costs accuracy; None: as often as it likes;
-    runtime: all that ``psgc run --plan`` does not carry."""
+    runtime: all that ``psgc run --plan`` does not carry; codecs: patterns of tensors' names, and what alone encodes those that match, the
+    first that does."""
 
     devices: tuple[str, ...] = DEVICES
     most_encodes: int | None = None
@@ -48,6 +49,7 @@ class Constraints:
     hierarchical: bool = True
     servers: bool = False
     runtime: bool = False
+    codecs: tuple[tuple[str, str], ...] = ()
 
     @property
     def encoders(self) -> tuple[str, ...]:
@@ -57,9 +59,8 @@ class Constraints:
     def allows(self, option: Option) -> bool:
         """Whether the option is left."""
         levels = {action.partition(".")[0] for action in option if "." in action}
-        used = {action.partition("@")[2] for action in option if "@" in action}
         return (
-            used <= set(self.devices)
+            devices_of(option) <= set(self.devices)
             and (self.most_encodes is None or encodes(option) <= self.most_encodes)
             and (self.flat or "flat" not in levels)
             and (self.hierarchical or levels <= {"flat"})
@@ -71,6 +72,11 @@ class Constraints:
 def encodes(option: Option) -> int:
     """How often the option encodes."""
     return sum(action.startswith("comp@") for action in option)
+
+
+def devices_of(option: Iterable[str]) -> frozenset[str]:
+    """Those that encode or decode in it."""
+    return frozenset(action.partition("@")[2] for action in option if "@" in action)
 
 
 class _Tree:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from psgc.errors import UsageError
 from psgc.plan import costs, options
+from psgc.plan.bucketing import Tensors
 from psgc.plan.cluster import Cluster
-from psgc.plan.costs import CodecCosts
+from psgc.plan.costs import FLOAT_BYTES, CodecCosts
 from psgc.plan.options import Constraints, Option
 from psgc.plan.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits
 from psgc.plan.profile import CostCurve, Profile
@@ -25,9 +29,11 @@ _SAMPLE: Final = 1 << 20
 
 
 def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
-    """What a codec costs, by the profile's times. ``push/pull`` takes the times of both. Raises CodecError, or UsageError for one that the
-    profile has no times for."""
+    """What a codec costs, by the profile's times. ``push/pull`` takes the times of both; ``none`` can be encoded with nowhere. Raises
+    CodecError, or UsageError for one that the profile has no times for."""
     raw = profile.codecs.get(UNCOMPRESSED, {})
+    if name == UNCOMPRESSED:
+        return CodecCosts(UNCOMPRESSED, FLOAT_BYTES, {}, raw=raw)
     if name in PUBLISHED_BYTES:
         return CodecCosts(name, PUBLISHED_BYTES[name], profile.codecs.get(name, {}), raw=raw)
     from psgc.codecs.scheme import Setting, parse_scheme
@@ -52,18 +58,60 @@ def _curves(name: str, canonical: str, profile: Profile) -> Mapping[str, CostCur
 
 @dataclass(frozen=True)
 class Problem:
-    """A model on a cluster, with one codec to compress with and what the user rules out."""
+    """A model on a cluster, what to compress it with and what the user rules out. others: patterns of tensors' names, and what compresses
+    those that match in place of ``codec``; the first that matches counts. A bucket holds tensors of one codec."""
 
     profile: Profile
     cluster: Cluster
     codec: CodecCosts
     constraints: Constraints = field(default_factory=Constraints)
+    others: tuple[tuple[str, CodecCosts], ...] = ()
+
+    @cached_property
+    def codecs(self) -> tuple[CodecCosts, ...]:
+        """All there are, each once, ``codec`` first."""
+        return tuple({codec.name: codec for codec in (self.codec, *(codec for _, codec in self.others))}.values())
+
+    @cached_property
+    def codec_numbers(self) -> dict[str, int]:
+        """By tensor, which of ``codecs`` is its own."""
+        numbers = {codec.name: number for number, codec in enumerate(self.codecs)}
+        return {name: numbers[self._codec_named(name).name] for name in self.numel}
+
+    def _codec_named(self, tensor: str) -> CodecCosts:
+        return next((codec for pattern, codec in self.others if fnmatchcase(tensor, pattern)), self.codec)
+
+    @property
+    def used(self) -> tuple[CodecCosts, ...]:
+        """Those that tensors may be encoded with."""
+        numbers = sorted(set(self.codec_numbers.values()))
+        return tuple(self.codecs[number] for number in numbers if self.codecs[number].name != UNCOMPRESSED)
+
+    def codec_of(self, bucket: PlannedBucket) -> CodecCosts:
+        """What the bucket would be encoded with: its first tensor's."""
+        return self.codecs[self.codec_numbers[bucket.tensors[0]]]
+
+    def devices(self, codec: CodecCosts) -> tuple[str, ...]:
+        """Those that may encode and decode with it: that the user leaves, and the codec has times for."""
+        return tuple(device for device in self.constraints.encoders if codec.knows(device))
+
+    def takes(self, option: Option, codec: CodecCosts) -> bool:
+        """Whether an option that is allowed is so for buckets of this codec."""
+        return options.devices_of(option) <= set(self.devices(codec))
 
     @cached_property
     def allowed(self) -> Constraints:
-        """The user's constraints, and what the job itself rules out: devices that the codec has no times for, servers where there are none."""
-        devices = tuple(device for device in self.constraints.encoders if self.codec.knows(device))
-        return replace(self.constraints, devices=devices, servers=self.constraints.servers and self.cluster.servers > 0)
+        """The user's constraints, and what the job itself rules out: devices that no codec has times for, servers where there are none."""
+        devices = tuple(device for device in self.constraints.encoders if any(codec.knows(device) for codec in self.codecs))
+        servers = self.constraints.servers and self.cluster.servers > 0
+        return replace(self.constraints, devices=devices, servers=servers, codecs=())
+
+    @cached_property
+    def tensors(self) -> Tensors:
+        """In order of readiness."""
+        codec = [self.codec_numbers[tensor.name] for tensor in self.profile.tensors]
+        sizes = np.array([tensor.numel for tensor in self.profile.tensors], np.float64)
+        return Tensors(sizes, np.array([tensor.ready_us for tensor in self.profile.tensors]), np.array(codec, np.int64))
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
@@ -88,7 +136,7 @@ class Problem:
 
     @cached_property
     def _costs(self) -> dict[str, CodecCosts]:
-        return {self.codec.name: self.codec}
+        return {codec.name: codec for codec in self.codecs}
 
     def costs_of(self, bucket: PlannedBucket) -> CodecCosts:
         """Of the bucket's own codec. Raises UsageError if it is encoded with ``none``, or the profile has no times for its codec."""

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from psgc.plan.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, Task, tasks
+from psgc.plan.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, CodecCosts, Task, tasks
 from psgc.plan.options import Option, encodes
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem, simulate
@@ -47,9 +47,10 @@ def reasons(problem: Problem, buckets: Sequence[PlannedBucket]) -> dict[int, Rea
     for encoded in (True, False):
         numbers = [number for number in largest if bool(encodes(buckets[number].option)) == encoded]
         options = [option for option in problem.options if encodes(option) == (0 if encoded else 1)]
-        if numbers and options:
-            found = quickest(problem, options, [_part_numel(buckets[number]) for number in numbers])
-            others |= {number: _reason(problem, buckets, number, other, step_us) for number, other in zip(numbers, found, strict=True)}
+        found = quickest(problem, options, [buckets[number] for number in numbers])
+        for number, other in zip(numbers, found, strict=True):
+            if other is not None:
+                others[number] = _reason(problem, buckets, number, other, step_us)
     return others
 
 
@@ -67,34 +68,46 @@ def _reason(problem: Problem, buckets: Sequence[PlannedBucket], number: int, oth
 
 def encoded_as(problem: Problem, bucket: PlannedBucket, option: Option) -> PlannedBucket:
     """The bucket with another option, and the codec that goes with it."""
-    return replace(bucket, option=option, codec=problem.codec.name if encodes(option) else UNCOMPRESSED)
+    return replace(bucket, option=option, codec=problem.codec_of(bucket).name if encodes(option) else UNCOMPRESSED)
 
 
 def all_encoded(problem: Problem, buckets: Sequence[PlannedBucket]) -> tuple[PlannedBucket, ...] | None:
-    """Every bucket with the quickest option that encodes once; None if all such are ruled out."""
-    once = [option for option in problem.options if encodes(option) == 1]
-    if not once:
+    """Every bucket with the quickest option that encodes once, those left alone that can have none; None if that is all of them."""
+    found = quickest(problem, [option for option in problem.options if encodes(option) == 1], buckets)
+    if not any(found):
         return None
-    found = quickest(problem, once, [_part_numel(bucket) for bucket in buckets])
-    return tuple(encoded_as(problem, bucket, option) for bucket, option in zip(buckets, found, strict=True))
+    return tuple(bucket if option is None else encoded_as(problem, bucket, option) for bucket, option in zip(buckets, found, strict=True))
 
 
-def quickest(problem: Problem, options: Sequence[Option], numels: Sequence[float]) -> list[Option]:
-    """For each number of elements the option that takes the least time for them by themselves; the first of equal ones."""
+def quickest(problem: Problem, options: Sequence[Option], buckets: Sequence[PlannedBucket]) -> list[Option | None]:
+    """For each bucket the option that takes the least time for a part by itself, the first of equal ones; None if it can have none."""
+    found: list[Option | None] = [None] * len(buckets)
+    for codec in problem.codecs:
+        places = [place for place, bucket in enumerate(buckets) if problem.codec_of(bucket) is codec]
+        allowed = [option for option in options if problem.takes(option, codec)]
+        if places and allowed:
+            least = _least(problem, codec, allowed, np.array([_part_numel(buckets[place]) for place in places]))
+            for place, number in zip(places, least, strict=True):
+                found[place] = allowed[number]
+    return found
+
+
+def _least(problem: Problem, codec: CodecCosts, options: Sequence[Option], numels: F64) -> list[int]:
+    """For each number of elements, which of the options takes the least time."""
     priced: dict[Task, F64] = {}
     total = np.zeros((len(options), len(numels)))
     for number, option in enumerate(options):
-        for task in tasks(option, problem.cluster, problem.codec):
+        for task in tasks(option, problem.cluster, codec):
             if task not in priced:
-                priced[task] = np.array([problem.codec.task_us(task, numel) for numel in numels])
+                priced[task] = codec.all_us(task, numels)
             total[number] += priced[task]
-    return [options[number] for number in total.argmin(axis=0).tolist()]
+    return [int(number) for number in total.argmin(axis=0)]
 
 
 def _work_us(problem: Problem, option: Option, bucket: PlannedBucket) -> dict[str, float]:
     """What the bucket makes every resource work on its way by this option."""
     total = dict.fromkeys(RESOURCES, 0.0)
-    for _, resource, us in problem.part_tasks(option, _part_numel(bucket), problem.codec):
+    for _, resource, us in problem.part_tasks(option, _part_numel(bucket), problem.codec_of(bucket)):
         for one in (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,):
             total[RESOURCES[one]] += us * bucket.parts
     return total

@@ -12,6 +12,7 @@ from typing import Final
 
 from psgc.plan.assessment import Assessment, from_best, verdict
 from psgc.plan.cluster import Link
+from psgc.plan.costs import CodecCosts
 from psgc.plan.drawing import colour, strips
 from psgc.plan.found import Found
 from psgc.plan.lanes import overlap, spans
@@ -138,12 +139,16 @@ def _facts(assessed: Assessment) -> str:
         ("profile", _listed((profile.hardware, profile.date, profile.source))),
         ("cluster", f"{cluster.name}: {nodes}; within nodes {_link(cluster.intra)}, between them {_link(cluster.inter)}"),
         ("its figures", cluster.source),
-        ("codec", f"{problem.codec.name}: {problem.codec.bytes_per_element:.3g} bytes an element, times on {_listed(sorted(problem.codec.curves))}"),
+        *(("codec", _codec(codec)) for codec in problem.used),
         ("choosing", f"{ms(assessed.found.select_us)} ms, {assessed.found.options_considered} options; bound {assessed.bounds.bound_ms:.3g} ms"),
         ("assumed", "; ".join(assessed.job.notes)),
     ]  # fmt: skip
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(fact)}</td></tr>" for name, fact in facts if fact)
     return f'<h2>What this is for</h2><p>All times are simulated from these figures.</p><table class="facts"><tbody>{rows}</tbody></table>'
+
+
+def _codec(codec: CodecCosts) -> str:
+    return f"{codec.name}: {codec.bytes_per_element:.3g} bytes an element, times on {_listed(sorted(codec.curves))}"
 
 
 def _link(link: Link) -> str:

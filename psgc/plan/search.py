@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.plan.baselines import HIERARCHICAL, OVER_SERVERS, PARTITION_NUMEL
-from psgc.plan.bucketing import Bucketing, each_alone, every_fusion, fused, of_runs
+from psgc.plan.bucketing import Bucketing, bucketing, each_alone, every_fusion, fused
 from psgc.plan.descent import descend, simplify
 from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
@@ -25,7 +25,7 @@ from psgc.plan.options import encodes
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
-from psgc.plan.space import Space, Way
+from psgc.plan.space import Space
 from psgc.plan.timeline import Ints
 
 MIXTURES: Final = 48  # of prices, for each size
@@ -42,11 +42,11 @@ COARSEST: Final = 8  # parts of a model
 
 
 class Chosen(NamedTuple):
-    """A bucketing with an option for each bucket."""
+    """A bucketing with an option for each bucket, by its number (``space``)."""
 
     step_us: float
     bucketing: Bucketing
-    ways: tuple[Way, ...]
+    ways: Ints
 
 
 @functools.cache
@@ -57,23 +57,50 @@ def mixtures(resources: int) -> F64:
     return np.concatenate([alone, np.ones((1, resources)), spread]).T.copy()
 
 
-class Fitting(NamedTuple):
-    """What is worth trying for parts of a size. cheapest: the cheapest way at each mixture of prices; ways: those and the next ones, each
-    once; known: the same, as a set."""
+class Kinds(NamedTuple):
+    """The kinds of parts that there are. sizes: of each, in elements; codec: of each, its number; of: each bucket's kind."""
 
-    cheapest: tuple[Way, ...]
-    ways: tuple[Way, ...]
-    known: frozenset[Way]
+    sizes: F64
+    codec: Ints
+    of: Ints
+
+
+def kinds_of(made: Bucketing) -> Kinds:
+    """Each size with each codec once."""
+    every = list(zip((made.numel / made.parts).tolist(), made.codec.tolist(), strict=True))
+    numbers = {kind: number for number, kind in enumerate(sorted(set(every)))}
+    sizes, codec = (np.array(column) for column in zip(*numbers, strict=True))
+    return Kinds(sizes, codec, np.array([numbers[kind] for kind in every]))
+
+
+class Fitting(NamedTuple):
+    """What is worth trying for parts of a kind. cheapest: the cheapest way at each mixture of prices; ways: those and the next ones, each
+    once; known: of all options, which these are."""
+
+    cheapest: Ints
+    ways: Ints
+    known: NDArray[np.bool_]
+
+
+def once(ways: Ints) -> Ints:
+    """Each of them once, in the order in which they first stand there."""
+    return ways[np.sort(np.unique(ways, return_index=True)[1])]
+
+
+def places(all_ways: Ints, ways: Ints) -> Ints:
+    """Where each of the ways stands among all."""
+    order = np.argsort(all_ways)
+    return order[np.searchsorted(all_ways, ways, sorter=order)]
 
 
 @dataclass
 class Search:
-    """One problem's search. Keeps the best that it has seen. fitting: by size, as a power of two."""
+    """One problem's search. Keeps the best that it has seen. fitting: by codec's number and size, as a power of two."""
 
     problem: Problem
     space: Space
     best: Chosen | None = None
-    fitting: dict[int, Fitting] = field(default_factory=dict)
+    fitting: dict[tuple[int, int], Fitting] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -82,103 +109,88 @@ class Search:
         flat = min(self.problem.cluster.nodes, self.problem.cluster.gpus_per_node) == 1
         return 4 if flat else 2
 
-    def fit(self, sizes: Iterable[int]) -> None:
-        """Find the options that are the cheapest of all at some prices, for parts of these sizes, powers of two."""
-        wanted = [size for size in sizes if size not in self.fitting]
+    def fit(self, kinds: Iterable[tuple[int, int]]) -> None:
+        """Find the options that are the cheapest of all at some prices, for parts of these codecs and sizes, powers of two."""
+        wanted = [kind for kind in kinds if kind not in self.fitting]
         if wanted:
-            loads = self.space.loads(self.space.times(np.exp2(wanted)))  # resources, atoms, sizes
+            codec, size = (np.array(column) for column in zip(*wanted, strict=True))
+            loads = self.space.loads(self.space.times(np.exp2(size), codec))  # resources, atoms, kinds
             prices = mixtures(loads.shape[0])
-            costs = np.tensordot(loads, prices, (0, 0)).reshape(loads.shape[1], -1)
-            ways = self.space.shortest(costs, self.ranks)[1]
-            count = prices.shape[1]
-            for at, size in enumerate(wanted):
-                found = ways[at * count : (at + 1) * count]
-                every = tuple(dict.fromkeys(way for column in found for way in column))
-                self.fitting[size] = Fitting(tuple(column[0] for column in found), every, frozenset(every))
+            costs = np.tensordot(loads, prices, (0, 0))
+            costs[~self.space.may_take[codec].T] = np.inf
+            found = self.space.shortest(costs.reshape(len(costs), -1), self.ranks)[1]
+            for kind, ways in zip(wanted, found.reshape(len(wanted), -1, self.ranks), strict=True):
+                every = once(ways[ways >= 0])
+                known = np.zeros(len(self.space.graph.options), bool)
+                known[every] = True
+                self.fitting[kind] = Fitting(ways[:, 0], every, known)
 
-    def candidates(self, sizes: F64) -> list[Fitting]:
-        """What is worth trying for parts of each of these sizes."""
-        classes = (COARSE * np.round(np.log2(sizes) / COARSE)).astype(np.int64).tolist()
-        self.fit(dict.fromkeys(classes))
-        return [self.fitting[size] for size in classes]
+    def candidates(self, kinds: Kinds) -> list[Fitting]:
+        """What is worth trying for parts of each of these kinds."""
+        sizes = (COARSE * np.round(np.log2(kinds.sizes) / COARSE)).astype(np.int64).tolist()
+        coarse = list(zip(kinds.codec.tolist(), sizes, strict=True))
+        self.fit(dict.fromkeys(coarse))
+        return [self.fitting[kind] for kind in coarse]
 
-    def choose(self, bucketing: Bucketing, start: tuple[Way, ...] = ()) -> Chosen:
+    def choose(self, buckets: Bucketing, start: Ints | None = None) -> Chosen:
         """The best choice of ways for these buckets that is found from ``start``, or else from what is cheapest at some mixture of prices."""
-        bucketing = self.cut(bucketing)
-        sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
-        fitting = self.candidates(sizes)
-        ways = dict.fromkeys((*(way for one in {id(one): one for one in fitting}.values() for way in one.ways), *start))
-        numbers = {way: number for number, way in enumerate(ways)}
-        fits = np.array([[way in one.known for way in ways] for one in fitting])
-        if start:
-            starts = np.array([[numbers[way] for way in start]])
-        else:
-            starts = np.array([[numbers[way] for way in one.cheapest] for one in fitting]).T[:, kind]
-        return self.descend(bucketing, list(ways), sizes, kind, fits, starts, min(WORK, MOST_TRIALS * int(bucketing.parts.sum())))
+        buckets = self.cut(buckets)
+        kinds = kinds_of(buckets)
+        fitting = self.candidates(kinds)
+        ways = once(np.concatenate([one.ways for one in fitting] + ([] if start is None else [start])))
+        fits = np.array([one.known[ways] for one in fitting])
+        starts = np.array([one.cheapest for one in fitting]).T[:, kinds.of] if start is None else start[None]
+        return self.descend(buckets, ways, kinds, fits, starts, min(WORK, MOST_TRIALS * int(buckets.parts.sum())))
 
-    def among(self, bucketing: Bucketing, start: tuple[Way, ...]) -> Chosen:
+    def among(self, buckets: Bucketing, start: Ints) -> Chosen:
         """The best choice for these buckets that is found from ``start`` among the ways that it has."""
-        bucketing = self.cut(bucketing)
-        numbers = {way: number for number, way in enumerate(dict.fromkeys(start))}
-        sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
-        fits = np.ones((len(sizes), len(numbers)), bool)
-        return self.descend(bucketing, list(numbers), sizes, kind, fits, np.array([[numbers[way] for way in start]]), WORK // 4)
+        buckets = self.cut(buckets)
+        ways, kinds = once(start), kinds_of(buckets)
+        return self.descend(buckets, ways, kinds, self.space.fits(ways)[kinds.codec], start[None], WORK // 4)
 
-    def cut(self, bucketing: Bucketing) -> Bucketing:
+    def cut(self, buckets: Bucketing) -> Bucketing:
         """With parts that a job can have, if the plan is to be run."""
-        return bucketing.at_blocks() if self.problem.constraints.runtime else bucketing
+        return buckets.at_blocks() if self.problem.constraints.runtime else buckets
 
-    def descend(
-        self, bucketing: Bucketing, ways: list[Way], sizes: F64, kind: Ints, fits: NDArray[np.bool_], starts: Ints, work: int
-    ) -> Chosen:
-        """Choose among ``ways``; kind: each bucket's size, of ``sizes``; fits, starts: as ``descent`` takes them; work: timelines, times their
-        chains."""
-        ready, chain = _chains(bucketing)
-        until = np.searchsorted(ready, bucketing.ready_us)
-        choice = np.zeros(len(bucketing.parts), np.int64)
+    def descend(self, buckets: Bucketing, ways: Ints, kinds: Kinds, fits: NDArray[np.bool_], starts: Ints, work: int) -> Chosen:
+        """Choose among ``ways``; fits: as ``descent`` takes it; starts: rows of ways; work: timelines, times their chains."""
+        ready, chain = _chains(buckets)
+        until = np.searchsorted(ready, buckets.ready_us)
+        choice = np.zeros(len(buckets.parts), np.int64)
         trials = work // len(ready)
-        step, _, _ = descend(
-            ready, chain, until, kind, fits, *self.tables(ways, sizes), np.ascontiguousarray(starts), choice, trials
-        )  # fmt: skip
-        made = Chosen(step, bucketing, tuple(ways[number] for number in choice.tolist()))
+        step, _, _ = descend(ready, chain, until, kinds.of, fits, *self.tables(ways, kinds), places(ways, starts), choice, trials)
+        made = Chosen(step, buckets, ways[choice])
         if self.best is None or made.step_us < self.best.step_us:
             self.best = made
         return made
 
-    def tables(self, ways: list[Way], sizes: F64) -> tuple[Ints, Ints, Ints, F64]:
-        """The ways' tasks for parts of each size, one after the other: where each way's begin (sizes, ways), how many they are, and their
-        resources and times."""
-        sequences = [self.space.sequence(way) for way in ways]
-        length = np.array([len(sequence) for sequence in sequences], np.int64)
-        flat = np.concatenate(sequences)
-        us = np.ascontiguousarray(self.space.times(sizes)[flat].T).ravel()
-        first = (np.cumsum(length) - length)[None, :] + np.arange(len(sizes))[:, None] * len(flat)
-        return first, length, np.tile(self.space.resources[flat], len(sizes)), us
+    def tables(self, ways: Ints, kinds: Kinds) -> tuple[Ints, Ints, Ints, F64]:
+        """The ways' tasks for parts of each kind, one after the other: where each way's begin (kinds, ways), -1 where parts of this kind
+        cannot have it, how many they are, and their resources and times."""
+        length, flat = self.space.sequences(ways)
+        us = np.ascontiguousarray(self.space.times(kinds.sizes, kinds.codec)[flat].T).ravel()
+        first = (np.cumsum(length) - length)[None, :] + np.arange(len(kinds.sizes))[:, None] * len(flat)
+        first[~self.space.fits(ways)[kinds.codec]] = -1
+        return first, length, np.tile(self.space.resources[flat], len(kinds.sizes)), us
 
     def simplify(self) -> None:
         """Encode nothing that gains nothing."""
         assert self.best is not None
-        plain = self.space.graph.plain
-        ways = list(dict.fromkeys((*plain, *self.best.ways)))
-        numbers = {way: number for number, way in enumerate(ways)}
-        choice = np.array([numbers[way] for way in self.best.ways])
-        bucketing = self.best.bucketing
-        sizes, kind = np.unique(bucketing.numel / bucketing.parts, return_inverse=True)
-        ready, chain = _chains(bucketing)
-        step = simplify(ready, chain, kind, *self.tables(ways, sizes), len(plain), choice)
-        self.best = Chosen(step, bucketing, tuple(ways[number] for number in choice.tolist()))
+        plain, buckets = self.space.graph.plain, self.best.bucketing
+        ways, kinds = once(np.concatenate([plain, self.best.ways])), kinds_of(buckets)
+        choice = places(ways, self.best.ways)
+        step = simplify(*_chains(buckets), kinds.of, *self.tables(ways, kinds), len(plain), choice)
+        self.best = Chosen(step, buckets, ways[choice])
 
     def of_parts(self, count: float) -> Chosen:
         """The best choice with the model in about so many parts, beginning with that of the best bucketing so far."""
-        return self.go_on(fused(self.problem.profile.tensors, self.problem.profile.numel / count, TAPER))
+        return self.go_on(fused(self.problem.tensors, self.problem.profile.numel / count, TAPER))
 
-    def go_on(self, bucketing: Bucketing) -> Chosen:
+    def go_on(self, buckets: Bucketing) -> Chosen:
         """The best choice for these buckets, beginning with what the best bucketing so far has for the same tensors."""
         if self.best is None:
-            return self.choose(bucketing)
-        before = self.best.bucketing
-        covers = np.minimum(np.searchsorted(before.first[1:], bucketing.first[1:]), len(before.parts) - 1)
-        return self.choose(bucketing, tuple(self.best.ways[bucket] for bucket in covers.tolist()))
+            return self.choose(buckets)
+        return self.choose(buckets, self.best.ways[self.best.bucketing.of[buckets.last]])
 
     def refine(self) -> None:
         """Try the model in ever more parts, as long as more are better and there is anything to gain; at last its buckets uncut."""
@@ -195,18 +207,18 @@ class Search:
 
     def alone(self) -> None:
         """Try every tensor by itself, from what the best so far has for it."""
-        self.go_on(each_alone(self.problem.profile.tensors, np.inf))
+        self.go_on(each_alone(self.problem.tensors))
 
     def published(self) -> None:
         """Try BytePS's plans without compression, and what can be made of Espresso's. Constraints may have left their options out."""
-        tensors, ways = self.problem.profile.tensors, self.space.graph.ways
-        partitions = of_runs(tensors, range(len(tensors) + 1), [-(-tensor.numel // PARTITION_NUMEL) for tensor in tensors])
+        tensors, number = self.problem.tensors, self.space.graph.number
+        partitions = bucketing(tensors, np.arange(len(tensors.numel)), np.ceil(tensors.numel / PARTITION_NUMEL))
         for option in (HIERARCHICAL, OVER_SERVERS):
-            if option in ways:
-                self.among(partitions, (ways[option],) * len(tensors))
-        buckets = espresso(self.problem).buckets
-        if all(bucket.option in ways for bucket in buckets):
-            self.choose(each_alone(tensors, np.inf), tuple(ways[bucket.option] for bucket in buckets))
+            if option in number:
+                self.among(partitions, np.full(len(tensors.numel), number[option]))
+        buckets = espresso(self.problem, space=self.space).buckets
+        if all(bucket.option in number for bucket in buckets):
+            self.choose(each_alone(tensors), np.array([number[bucket.option] for bucket in buckets]))
 
     def recut_largest(self) -> None:
         """Cut the largest buckets of the best one otherwise, each as long as that is better."""
@@ -220,40 +232,39 @@ class Search:
                     self.among(replace(before, parts=parts), self.best.ways)
 
 
-def _chains(bucketing: Bucketing) -> tuple[F64, Ints]:
+def _chains(buckets: Bucketing) -> tuple[F64, Ints]:
     """When each part is ready, and where each bucket's parts begin, and their number."""
-    return np.repeat(bucketing.ready_us, bucketing.parts), np.concatenate([np.zeros(1, np.int64), np.cumsum(bucketing.parts)])
+    return np.repeat(buckets.ready_us, buckets.parts), np.concatenate([np.zeros(1, np.int64), np.cumsum(buckets.parts)])
 
 
 def search(problem: Problem) -> Found:
     """The plan that psgc would run. Its choice is among all options that the constraints leave."""
     begun = time.perf_counter()
     made = Search(problem, Space(problem))
-    tensors = problem.profile.tensors
+    count = len(problem.profile.tensors)
     made.refine()
-    if len(tensors) <= FEW_TENSORS:
-        for bucketing in every_fusion(tensors, (1, 2, 4)):
-            made.choose(bucketing)
-    if len(tensors) <= SMALL_JOB and made.space.graph.plain and not problem.constraints.runtime:
+    if count <= FEW_TENSORS:
+        for buckets in every_fusion(problem.tensors, (1, 2, 4)):
+            made.choose(buckets)
+    if count <= SMALL_JOB and len(made.space.graph.plain) and not problem.constraints.runtime:
         made.published()
-    elif len(tensors) <= SOME_TENSORS:
+    elif count <= SOME_TENSORS:
         made.alone()
     made.recut_largest()
     made.simplify()
     assert made.best is not None
-    buckets = planned(problem, made.space, made.best)
-    return Found(buckets, made.best.step_us, (time.perf_counter() - begun) * 1e6, len(problem.options))
+    chosen = planned(problem, made.space, made.best)
+    return Found(chosen, made.best.step_us, (time.perf_counter() - begun) * 1e6, len(problem.options))
 
 
 def planned(problem: Problem, space: Space, chosen: Chosen) -> tuple[PlannedBucket, ...]:
     """The choice as a plan's buckets."""
-    names = [tensor.name for tensor in problem.profile.tensors]
-    first = chosen.bucketing.first.tolist()
+    names, found = np.array([tensor.name for tensor in problem.profile.tensors], object), chosen.bucketing
+    members = np.split(names[np.argsort(found.of, kind="stable")], np.cumsum(np.bincount(found.of))[:-1])
     buckets = []
     for number, way in enumerate(chosen.ways):
-        option = space.option(way)
-        codec = problem.codec.name if encodes(option) else UNCOMPRESSED
-        members = tuple(names[first[number] : first[number + 1]])
-        numel, parts = int(chosen.bucketing.numel[number]), int(chosen.bucketing.parts[number])
-        buckets.append(PlannedBucket(members, numel, parts, -number, codec, option))
+        option = space.graph.options[way]
+        codec = space.codecs[found.codec[number]].name if encodes(option) else UNCOMPRESSED
+        numel, parts = int(found.numel[number]), int(found.parts[number])
+        buckets.append(PlannedBucket(tuple(members[number]), numel, parts, -number, codec, option))
     return tuple(buckets)

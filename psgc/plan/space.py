@@ -9,23 +9,23 @@ and ``bound``'s business.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
-from psgc.codecs.kernel import kernel
+from psgc.codecs.kernel import helper, kernel
 from psgc.plan import options
-from psgc.plan.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, Atom, Task, price, walk
-from psgc.plan.options import Constraints, Option
+from psgc.plan.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, Atom, CodecCosts, Task, price, walk
+from psgc.plan.curves import Curves, curves_of, task_times
+from psgc.plan.options import DEVICES, Constraints, Option
 from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
 from psgc.plan.timeline import Ints
 
-Way = tuple[int, ...]  # an option, as numbers of its atoms
-LONGEST: Final = 16  # actions of an option
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _IN_F64_2D: Final = types.Array(types.float64, 2, "C", readonly=True)
 _OUT_F64_3D: Final = types.Array(types.float64, 3, "C")
@@ -34,15 +34,22 @@ _OUT_I64_3D: Final = types.Array(types.int64, 3, "C")
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Every option as a way from the last node to node 0. Node i has the edges first[i] to first[i + 1], each with its atom, and the node
-    behind it, whose number is less than i. ways: of each option; plain: those that encode nothing."""
+    """Every option as a way from the last node to node 0. Node i has the edges first[i] to first[i + 1], each with its atom, the node behind
+    it, whose number is less than i, and how many options go through the node's edges before it. Those add up to an option's number.
 
-    ways: Mapping[Option, Way]
-    plain: tuple[Way, ...]
+    options: by number; number: of each; rows: each one's atoms, filled up with -1; plain: the numbers of those that encode nothing; devices:
+    which of DEVICES (columns) an atom (rows) is on."""
+
+    options: tuple[Option, ...]
+    number: Mapping[Option, int]
+    rows: Ints
+    plain: Ints
     atoms: tuple[Atom, ...]
+    devices: NDArray[np.bool_]
     first: Ints
     atom: Ints
     behind: Ints
+    before: Ints
 
 
 @functools.cache
@@ -65,124 +72,194 @@ def graph(constraints: Constraints) -> Graph:
     edges = [edge for node in nodes for edge in node]
     first = np.concatenate([[0], np.cumsum([len(node) for node in nodes])]).astype(np.int64)
     atoms, behind = (np.array(column, np.int64) for column in zip(*edges, strict=True))
-    ways = {option: tuple(numbers[atom] for atom in walk(option)[0]) for option in found}
-    plain = tuple(way for option, way in ways.items() if options.is_uncompressed(option))
-    return Graph(ways, plain, tuple(numbers), first, atoms, behind)
+    before = _before(first, behind)
+    ordered = _by_number(first, atoms, behind, {tuple(numbers[atom] for atom in walk(option)[0]): option for option in found})
+    rows = np.full((len(found), max(map(len, found))), -1, np.int64)
+    for row, option in zip(rows, ordered, strict=True):
+        row[: len(option)] = [numbers[atom] for atom in walk(option)[0]]
+    number = {option: place for place, option in enumerate(ordered)}
+    plain = np.array([number[option] for option in found if options.is_uncompressed(option)], np.int64)
+    devices = np.array([[device in options.devices_of((one.action,)) for device in DEVICES] for one in numbers])
+    return Graph(ordered, number, rows, plain, tuple(numbers), devices, first, atoms, behind, before)
+
+
+def _before(first: Ints, behind: Ints) -> Ints:
+    """Of each edge, how many ways there are through the same node's edges before it."""
+    ways, before = np.ones(len(first) - 1, np.int64), np.zeros(len(behind), np.int64)
+    for node in range(1, len(ways)):
+        edges = slice(first[node], first[node + 1])
+        through = ways[behind[edges]]
+        before[edges], ways[node] = np.cumsum(through) - through, through.sum()
+    return before
+
+
+def _by_number(first: Ints, atom: Ints, behind: Ints, option_of: Mapping[tuple[int, ...], Option]) -> tuple[Option, ...]:
+    """The options in the order of the edges that they take: that of their numbers."""
+
+    def ways(node: int) -> Iterator[tuple[int, ...]]:
+        if not node:
+            yield ()
+        for edge in range(first[node], first[node + 1]):
+            for rest in ways(int(behind[edge])):
+                yield int(atom[edge]), *rest
+
+    return tuple(option_of[way] for way in ways(len(first) - 2))
+
+
+@helper
+def _keep_less(value: Any, chosen: Any, through: Any, step: Any) -> None:
+    """Of each column's two, keep the less in ``value`` and leave the other in ``through``, infinity if they are alike. Without branches: it
+    is most of a search's pricing, and so the compiler does several columns at once."""
+    for column in range(value.size):
+        old, new, old_step, new_step = value[column], through[column], chosen[column], step[column]
+        less, alike = new < old * (1 - 1e-9), new <= old * (1 + 1e-9)
+        value[column] = new if less else old
+        chosen[column] = new_step if less else old_step
+        through[column] = old if less else (np.inf if alike else new)
+        step[column] = old_step if less else new_step
 
 
 @kernel(types.void(_IN_I64, _IN_I64, _IN_I64, _IN_F64_2D, _OUT_F64_3D, _OUT_I64_3D))
 def _shortest(first: Any, atom: Any, behind: Any, cost: Any, value: Any, chosen: Any) -> None:
     """value, chosen: by rank, node and column, what the cheapest ways from a node cost, each more than the one before, and their first steps:
     edge * ranks + rank at the node behind it."""
-    ranks = value.shape[0]
+    ranks, columns = value.shape[0], cost.shape[1]
+    through, step = np.empty(columns), np.empty(columns, np.int64)
     value[:] = np.inf
     value[0, 0] = 0.0
     for node in range(1, first.size - 1):
         for edge in range(first[node], first[node + 1]):
             for below in range(ranks):
-                for column in range(cost.shape[1]):
-                    through = cost[atom[edge], column] + value[below, behind[edge], column]
-                    rank = ranks
-                    while rank and through < value[rank - 1, node, column] * (1 - 1e-9):
-                        rank -= 1
-                    if rank == ranks or (rank and through <= value[rank - 1, node, column] * (1 + 1e-9)):
-                        continue
-                    for one in range(ranks - 1, rank, -1):
-                        value[one, node, column] = value[one - 1, node, column]
-                        chosen[one, node, column] = chosen[one - 1, node, column]
-                    value[rank, node, column], chosen[rank, node, column] = through, edge * ranks + below
+                for column in range(columns):
+                    through[column] = cost[atom[edge], column] + value[below, behind[edge], column]
+                    step[column] = edge * ranks + below
+                for rank in range(ranks):
+                    _keep_less(value[rank, node], chosen[rank, node], through, step)
 
 
 @kernel(
     types.void(
-        _IN_I64, _IN_I64, types.Array(types.float64, 3, "C", readonly=True), types.Array(types.int64, 3, "C", readonly=True), _OUT_I64_3D
+        _IN_I64, _IN_I64, types.Array(types.float64, 3, "C", readonly=True), types.Array(types.int64, 3, "C", readonly=True),
+        types.Array(types.int64, 2, "C"),
     )
-)
-def _ways(atom: Any, behind: Any, value: Any, chosen: Any, ways: Any) -> None:
-    ways[:] = -1
+)  # fmt: skip
+def _numbers(before: Any, behind: Any, value: Any, chosen: Any, numbers: Any) -> None:
+    """numbers: by column and rank, the number of the option that was chosen, -1 where there is none."""
     ranks, last, columns = chosen.shape
     for rank in range(ranks):
         for column in range(columns):
-            node, at, length = last - 1, rank, 0
-            while node and value[rank, last - 1, column] < np.inf:
+            node, at = last - 1, rank
+            numbers[column, rank] = 0 if value[rank, node, column] < np.inf else -1
+            while node and numbers[column, rank] >= 0:
                 edge, at = divmod(chosen[at, node, column], ranks)
-                ways[rank, column, length] = atom[edge]
-                length, node = length + 1, behind[edge]
+                numbers[column, rank] += before[edge]
+                node = behind[edge]
+
+
+def holds(resources: Ints) -> NDArray[np.bool_]:
+    """Which resources (rows) tasks of these resources (columns) hold."""
+    ones = np.arange(len(RESOURCES))[:, None]
+    held: NDArray[np.bool_] = (resources == ones) | ((resources == BOTH_WAYS) & ((ones == SEND) | (ones == RECEIVE)))
+    return held
+
+
+Priced = tuple[Task, ...]  # one task as each codec has it; they differ in what an element costs
 
 
 class Space:
-    """A problem's options, priced. ``way``: an option as numbers of its atoms. Raises UsageError for constraints that leave no option."""
+    """A problem's options, priced. A way is an option's number. may_take: by codec, the atoms that buckets of it can have. Raises
+    UsageError for constraints that leave no option."""
 
     def __init__(self, problem: Problem) -> None:
-        self.codec = problem.codec
+        self.codecs = problem.codecs
         _ = problem.options  # where there are none, says why
         self.graph = graph(problem.allowed)
-        self.tasks: list[list[Task]] = [price(atom, problem.cluster, problem.codec) for atom in self.graph.atoms]
-        self.distinct = list(dict.fromkeys(task._replace(action="") for tasks in self.tasks for task in tasks))
-        self._number = {task: number for number, task in enumerate(self.distinct)}
-        self.task_numbers = [[self._number[task._replace(action="")] for task in tasks] for tasks in self.tasks]
-        self._sequences: dict[Way, Ints] = {}
-        self.resources = np.array([task.resource for task in self.distinct], np.int64)
-        self._fixed = np.array([[task.fixed_us] for task in self.distinct])
-        self._slope = np.array([[task.per_element_us] for task in self.distinct])
-        self._curves = _by_curve(self.distinct)
-        # how often each atom has each task on each resource
-        self.uses = np.zeros((len(RESOURCES), len(self.tasks), len(self.distinct)))
-        for atom, numbers in enumerate(self.task_numbers):
+        self.distinct: list[Priced] = []
+        numbered = self._number(problem)
+        self._of_atom = np.full((len(numbered) + 1, max(map(len, numbered))), -1, np.int64)  # the last is that of no atom
+        for row, numbers in zip(self._of_atom, numbered, strict=False):
+            row[: len(numbers)] = numbers
+        takes = np.array([[device in problem.devices(codec) for device in DEVICES] for codec in self.codecs])
+        self.may_take = ~(~takes @ self.graph.devices.T)
+        self.resources = np.array([task[0].resource for task in self.distinct], np.int64)
+        self._fixed = np.array([task[0].fixed_us for task in self.distinct])
+        self._slope = np.array([[each.per_element_us for each in task] for task in self.distinct])
+        self._share = np.array([task[0].share * task[0].times for task in self.distinct])
+        self._curve, self._curves = _curves(self.distinct, self.codecs)
+        counts = np.zeros((len(numbered), len(self.distinct)))
+        for count, numbers in zip(counts, numbered, strict=True):
             for number in numbers:
-                resource = self.distinct[number].resource
-                for one in (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,):
-                    self.uses[one, atom, number] += 1
+                count[number] += 1
+        # how often each atom has each task on each resource
+        self.uses = counts * holds(self.resources)[:, None, :]
 
-    def sequence(self, way: Way) -> Ints:
-        """An option's tasks, as numbers of ``distinct``."""
-        found = self._sequences.get(way)
-        if found is None:
-            found = self._sequences[way] = np.array([task for atom in way for task in self.task_numbers[atom]], np.int64)
+    def _number(self, problem: Problem) -> list[list[int]]:
+        """Of each atom, its tasks as numbers of ``distinct``: equal work is the same whatever its action is called."""
+        place: dict[Any, int] = {}
+        found = []
+        for atom in self.graph.atoms:
+            numbers = []
+            for task in zip(*(price(atom, problem.cluster, codec) for codec in self.codecs), strict=True):
+                number = place.setdefault((*task[0][1:], *(each.per_element_us for each in task[1:])), len(place))
+                if number == len(self.distinct):
+                    self.distinct.append(task)
+                numbers.append(number)
+            found.append(numbers)
         return found
 
-    def times(self, numel: F64) -> F64:
-        """Microseconds of each distinct task (rows) for parts of these numbers of elements (columns)."""
-        times: F64 = self._fixed + self._slope * numel
-        for tasks, alone, elements in self._curves:
-            times[tasks] = self.codec.all_us(alone, elements * numel)
+    def rows(self, ways: Ints) -> Ints:
+        """The ways' tasks, a row each, as numbers of ``distinct``, with -1 between and after them."""
+        return self._of_atom[self.graph.rows[ways]].reshape(len(ways), -1)
+
+    def sequences(self, ways: Ints) -> tuple[Ints, Ints]:
+        """How many tasks each way has, and all of them, one way's after the other's, as numbers of ``distinct``."""
+        rows = self.rows(ways)
+        some = rows >= 0
+        return some.sum(axis=1), rows[some]
+
+    def times(self, numel: F64, codec: Ints) -> F64:
+        """Microseconds of each distinct task (rows) for parts of these numbers of elements and codecs (columns). Tasks that a codec cannot
+        have take none; whoever chooses asks ``may_take``."""
+        times = np.empty((len(self.distinct), len(numel)))
+        task_times(self._fixed, self._slope, self._curve, self._share, *self._curves, numel, codec, times)
         return times
+
+    def least_us_per_element(self) -> F64:
+        """What an element costs at least in each distinct task (rows), in buckets however large, by codec (columns)."""
+        return np.array(
+            [
+                [costs.least_us_per_element(each) if costs.has(each) else 0.0 for each, costs in zip(task, self.codecs, strict=True)]
+                for task in self.distinct
+            ]
+        )
+
+    def fits(self, ways: Ints) -> NDArray[np.bool_]:
+        """Which codecs' (rows) buckets can have which of the ways (columns)."""
+        may_take = np.append(self.may_take, np.ones((len(self.codecs), 1), bool), axis=1)
+        fits: NDArray[np.bool_] = np.logical_and.reduce(may_take[:, self.graph.rows[ways]], axis=2)
+        return fits
 
     def loads(self, times: F64) -> F64:
         """Microseconds of each atom on each resource: resources, atoms, and times' columns."""
         return self.uses @ times
 
-    def shortest(self, costs: F64, ranks: int = 1) -> tuple[F64, list[list[Way]]]:
+    def shortest(self, costs: F64, ranks: int = 1) -> tuple[F64, Ints]:
         """The cheapest of all options for each column of atoms' costs, and the next ones that cost more, up to ``ranks`` of them: their costs
-        (ranks, columns; inf where there is none), and by column their ways."""
+        (ranks, columns; inf where there is none), and their numbers (columns, ranks; -1 where there is none)."""
         columns, nodes = costs.shape[1], self.graph.first.size - 1
         value, chosen = np.empty((ranks, nodes, columns)), np.zeros((ranks, nodes, columns), np.int64)
         _shortest(self.graph.first, self.graph.atom, self.graph.behind, np.ascontiguousarray(costs), value, chosen)
-        ways = np.empty((ranks, columns, LONGEST), np.int64)
-        _ways(self.graph.atom, self.graph.behind, value, chosen, ways)
-        known: dict[bytes, Way] = {}
-        found: list[list[Way]] = [[] for _ in range(columns)]
-        for rank in range(ranks):
-            for column, row in enumerate(ways[rank]):
-                if row[0] >= 0:
-                    key = row.tobytes()
-                    found[column].append(known.get(key) or known.setdefault(key, tuple(row[row >= 0].tolist())))
-        return value[:, -1], found
-
-    def option(self, way: Way) -> Option:
-        return tuple(self.graph.atoms[atom].action for atom in way)
+        numbers = np.empty((columns, ranks), np.int64)
+        _numbers(self.graph.before, self.graph.behind, value, chosen, numbers)
+        return value[:, -1], numbers
 
 
-def _by_curve(tasks: list[Task]) -> list[tuple[Ints, Task, F64]]:
-    """The tasks of each curve, one that stands for them, and what part of a bucket's elements each of them has to do with."""
-    found: dict[str, list[int]] = {}
-    for number, task in enumerate(tasks):
-        if task.curve:
-            found.setdefault(task.curve, []).append(number)
-    return [
-        (
-            np.array(numbers), tasks[numbers[0]]._replace(share=1.0, times=1.0),
-            np.array([[tasks[number].share * tasks[number].times] for number in numbers]),
-        )
-        for numbers in found.values()
-    ]  # fmt: skip
+def _curves(tasks: Sequence[Priced], codecs: Sequence[CodecCosts]) -> tuple[Ints, Curves]:
+    """The number of each task's curve (rows) by codec (columns), -1 for none, and the curves."""
+    numbers: dict[tuple[str, int], int] = {}
+    found = np.full((len(tasks), len(codecs)), -1, np.int64)
+    for row, task in enumerate(tasks):
+        for column, (each, codec) in enumerate(zip(task, codecs, strict=True)):
+            if each.curve and codec.has(each):
+                found[row, column] = numbers.setdefault((each.curve, column), len(numbers))
+    return found, curves_of(codecs[column].points(name) for name, column in numbers)

@@ -1,256 +1,186 @@
 """What a step takes if one bucket takes another option: the timeline again, from where that bucket is ready, given up once it cannot be better.
 
-Owns a table of what each option's tasks take for each size of part, and a second kernel of ``timeline``'s rule, which is the
-specification. Knows nothing of which options are worth a trial.
+Owns a table of what each option's tasks take for each kind of part, and how many options are tried one after the other. The timeline's rule is
+``timeline``'s. Knows nothing of which options are worth a trial.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
 from psgc.codecs.kernel import I64, helper, kernel
-from psgc.plan.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND, Atom, price, walk
-from psgc.plan.options import Option
-from psgc.plan.problem import Problem
+from psgc.plan.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND
+from psgc.plan.profile import F64
+from psgc.plan.space import Space
+from psgc.plan.timeline import STATE, Chains, Ints, begin, resume, run
 
-F64 = NDArray[np.float64]
-Ints = NDArray[np.int64]
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
-_IN_TABLE: Final = types.Array(types.float64, 2, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
+_IN_I64_2D: Final = types.Array(types.int64, 2, "C", readonly=True)
 _OUT_F64: Final = types.Array(types.float64, 1, "C")
-_OUT_I64: Final = types.Array(types.int64, 1, "C")
 _numba: Any = types  # untyped
-_COUNT: Final = len(RESOURCES)
 _RATHER: Final = 1 - 1e-9  # sums of remaining work are rounded otherwise than the timeline's
 
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """Every option's tasks. first: where each option's begin in ``kind``, and their number at the end; resource: of each kind of task;
-    us: [size, kind]."""
+    """Every option's tasks for parts of every kind, one after the other. first: where they begin in ``resource`` and ``us`` [kind, option];
+    length: how many they are, by option."""
 
-    options: tuple[Option, ...]
     first: Ints
-    kind: Ints
+    length: Ints
     resource: Ints
     us: F64
 
 
-@functools.cache
-def _atoms(options: tuple[Option, ...]) -> tuple[tuple[Atom, ...], Ints, Ints]:
-    """Every atom of the options, the numbers of each option's, one after the other, and where each option's begin, and their number."""
-    numbers: dict[Atom, int] = {}
-    rows = [[numbers.setdefault(atom, len(numbers)) for atom in walk(option)[0]] for option in options]
-    first = np.cumsum([0, *map(len, rows)])
-    return tuple(numbers), np.array([number for row in rows for number in row], np.int64), first
-
-
-def option_table(problem: Problem, options: Sequence[Option], sizes: Sequence[float]) -> OptionTable:
-    """The table for parts of these sizes, in elements. Raises UsageError where the codec has no times for an option's device."""
-    atoms, used, begins = _atoms(tuple(options))
-    tasks = [price(atom, problem.cluster, problem.codec) for atom in atoms]
-    count = np.array([len(some) for some in tasks])
-    length = count[used]
-    end = np.concatenate([[0], np.cumsum(length)])
-    kind = np.repeat((np.cumsum(count) - count)[used] - end[:-1], length) + np.arange(end[-1])
-    numels = np.array(sizes, np.float64)
-    every = [task for some in tasks for task in some]
-    us = np.array([problem.codec.all_us(task, numels) for task in every], np.float64).reshape(len(every), len(sizes)).T
-    resource = np.array([task.resource for task in every], np.int64)
-    return OptionTable(tuple(options), end[begins].astype(np.int64), kind.astype(np.int64), resource, np.ascontiguousarray(us))
+def option_table(space: Space, ways: Ints, kinds: Sequence[tuple[float, int]]) -> OptionTable:
+    """The table of these ways for parts of these sizes, in elements, and codecs."""
+    sizes, codecs = (np.array(column) for column in zip(*kinds, strict=True))
+    length, tasks = space.sequences(ways)
+    first = (np.cumsum(length) - length)[None, :] + np.arange(len(kinds))[:, None] * len(tasks)
+    us = np.ascontiguousarray(space.times(sizes, codecs)[tasks].T).ravel()
+    return OptionTable(first, length, np.tile(space.resources[tasks], len(kinds)), us)
 
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Chains in order of readiness, each with a size and an option of the table by number. ``option`` is changed by who tries."""
+    """Chains in order of readiness, each with a kind and an option of the table by number. ``option`` is changed by who tries."""
 
     table: OptionTable
     ready_us: F64
-    size: Ints
+    kind: Ints
     option: Ints
 
     def best(self, low: int, high: int, candidates: Ints, step_us: float) -> tuple[int, float]:
-        """The candidate with which chains [low, high) make the shortest step, and that; the first of equal ones. (-1, ``step_us``) if none
-        is shorter than ``step_us``."""
+        """The candidate with which chains [low, high), a bucket's parts, make the shortest step, and that; the first of equal ones. (-1,
+        ``step_us``) if none is shorter than ``step_us``."""
         best, step = _best(*self._job(), low, high, candidates, step_us)
         return int(best), float(step)
 
     def step(self, below_us: float = np.inf) -> float:
         """The step as it stands; infinity if it is not below ``below_us``."""
-        return float(_step(*self._job(), below_us, np.zeros(len(self.ready_us)))[0])
+        return float(_step(*self._job(), below_us))
 
     def last_bubble(self) -> tuple[float, F64]:
         """When the last bubble began: nothing was being sent, in whole or in part, before something was again. And when each chain was last
         sent. Both in us, 0 for never."""
-        sent = np.zeros(len(self.ready_us))
-        return float(_step(*self._job(), np.inf, sent)[1]), sent
+        chains, sent = self.chains(), np.zeros(len(self.ready_us))
+        bubble = _last_bubble(chains.first, chains.resource, chains.us, run(chains).start_us, sent)
+        return float(bubble), sent
+
+    def chains(self) -> Chains:
+        """What the timeline is to run."""
+        table = self.table
+        length = table.length[self.option]
+        first = np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])
+        tasks = np.repeat(table.first[self.kind, self.option] - first[:-1], length) + np.arange(first[-1])
+        return Chains(self.ready_us, first, table.resource[tasks], table.us[tasks])
 
     def _job(self) -> tuple[Any, ...]:
         table = self.table
-        return self.ready_us, self.size, self.option, table.first, table.kind, table.resource, table.us
+        return self.ready_us, self.kind, self.option, table.first, table.length, table.resource, table.us
 
 
 @helper
-def _claim(resource: Any, free: Any, available: Any) -> Any:
-    if resource == BOTH_WAYS:
-        return max(available, free[SEND], free[RECEIVE])
-    return max(available, free[resource])
+def _set(ready: Any, kind: Any, option: Any, first: Any, length: Any, begins: Any, last: Any, alike: Any) -> None:
+    """Every chain's tasks, and how many chains after it are as it is."""
+    for chain in range(ready.size - 1, -1, -1):
+        begins[chain] = first[kind[chain], option[chain]]
+        last[chain] = begins[chain] + length[option[chain]]
+        alike[chain] = chain + 1
+        if chain + 1 < ready.size and ready[chain] == ready[chain + 1] and begins[chain] == begins[chain + 1]:
+            alike[chain] = alike[chain + 1]
 
 
 @helper
-def _hold(resource: Any, free: Any, remaining: Any, us: Any, end: Any) -> None:
-    if resource == BOTH_WAYS:
-        free[SEND], free[RECEIVE] = end, end
-        remaining[SEND] -= us
-        remaining[RECEIVE] -= us
-    else:
-        free[resource] = end
-        remaining[resource] -= us
-
-
-@helper
-def _add(remaining: Any, option: Any, size: Any, sign: Any, first: Any, kind: Any, resource: Any, us: Any) -> Any:
-    for task in range(first[option], first[option + 1]):
-        which = kind[task]
-        if resource[which] == BOTH_WAYS:
-            remaining[SEND] += sign * us[size, which]
-            remaining[RECEIVE] += sign * us[size, which]
+def _add(load: Any, begins: Any, last: Any, times: Any, resource: Any, us: Any) -> None:
+    """Add to each resource's work that of some tasks, so many times."""
+    for task in range(begins, last):
+        if resource[task] == BOTH_WAYS:
+            load[SEND] += times * us[task]
+            load[RECEIVE] += times * us[task]
         else:
-            remaining[resource[which]] += sign * us[size, which]
+            load[resource[task]] += times * us[task]
 
 
-@helper
-def _is_link(resource: Any) -> Any:
-    return resource == BOTH_WAYS or INTRA <= resource <= RECEIVE
+_JOB: Final = (_IN_F64, _IN_I64, _IN_I64, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64)
 
 
-@helper
-def _sends_no_more(task: Any, end: Any, kind: Any, resource: Any) -> Any:
-    links = 0
-    for later in range(task, end):
-        links += 1 if _is_link(resource[kind[later]]) else 0
-    return links == 0
-
-
-@helper
-def _work(ready: Any, size: Any, option: Any, first: Any, kind: Any, resource: Any, us: Any, remaining: Any) -> Any:
-    """Each resource's work, and the number of tasks."""
-    remaining[:] = 0.0
-    remaining[GPU] = ready[-1]
-    tasks = 0
-    for chain in range(ready.size):
-        _add(remaining, option[chain], size[chain], 1.0, first, kind, resource, us)
-        tasks += first[option[chain] + 1] - first[option[chain]]
-    return tasks
-
-
-@helper
-def _go_on(
-    until: Any, below: Any, ready: Any, size: Any, option: Any, first: Any, kind: Any, resource: Any, us: Any,
-    nexts: Any, available: Any, free: Any, remaining: Any, clock: Any, count: Any, sent: Any,
-) -> Any:  # fmt: skip
-    """Go on until backward would compute chain ``until``, or to the end. False: given up.
-
-    clock: backward's end, the step so far, the links' end, the last bubble; count: chains computed, the first that may have tasks left, tasks
-    left, and chains that have been sent in part. nexts: of each chain, how many of its tasks have begun."""
-    while count[2] > 0 or count[0] < ready.size:
-        when, chosen = np.inf, -1
-        for chain in range(count[1], count[0]):
-            task = first[option[chain]] + nexts[chain]
-            if task < first[option[chain] + 1]:
-                possible = _claim(resource[kind[task]], free, available[chain])
-                if possible < when:
-                    when, chosen = possible, chain
-            elif chain == count[1]:
-                count[1] += 1
-        if count[0] < ready.size and max(clock[0], free[GPU]) < when:
-            computed = count[0]
-            if computed == until:
-                break
-            segment = ready[computed] - (ready[computed - 1] if computed else 0.0)
-            when, where = max(clock[0], free[GPU]), GPU
-            end = when + segment
-            worst = when + remaining[GPU]
-            _hold(GPU, free, remaining, segment, end)
-            clock[0], at = end, ready[computed]
-            while count[0] < ready.size and ready[count[0]] == at:
-                available[count[0]] = end
-                count[0] += 1
-        else:
-            which = kind[first[option[chosen]] + nexts[chosen]]
-            where, taken = resource[which], us[size[chosen], which]
-            end = when + taken
-            worst = when + remaining[SEND if where == BOTH_WAYS else where]
-            _hold(where, free, remaining, taken, end)
-            available[chosen] = end
-            nexts[chosen] += 1
-            count[2] -= 1
-            if _is_link(where):
-                if when > clock[2] and count[3] == 0:
-                    clock[3] = clock[2]
-                last = _sends_no_more(first[option[chosen]] + nexts[chosen], first[option[chosen] + 1], kind, resource)
-                count[3] += (0 if sent[chosen] else 1) - (1 if last else 0)
-                clock[2], sent[chosen] = max(clock[2], end), end
-        clock[1] = max(clock[1], end)
-        if max(worst * _RATHER, clock[1]) >= below:
-            return False
-    return True
-
-
-_JOB: Final = (_IN_F64, _IN_I64, _IN_I64, _IN_I64, _IN_I64, _IN_I64, _IN_TABLE)
-
-
-@kernel(_numba.UniTuple(types.float64, 2)(*_JOB, types.float64, _OUT_F64))
-def _step(
-    ready: Any, size: Any, option: Any, first: Any, kind: Any, resource: Any, us: Any, below: Any, sent: Any
-) -> Any:  # fmt: skip
+@kernel(types.float64(*_JOB, types.float64))
+def _step(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, below: Any) -> Any:
     n = ready.size
-    free, remaining, clock, count = np.zeros(_COUNT), np.zeros(_COUNT), np.zeros(4), np.zeros(4, np.int64)
-    count[2] = _work(ready, size, option, first, kind, resource, us, remaining)
-    done = _go_on(
-        n, below, ready, size, option, first, kind, resource, us, np.zeros(n, np.int64), np.full(n, np.inf), free, remaining, clock, count,
-        sent,
-    )  # fmt: skip
-    return (clock[1] if done else np.inf), clock[3]
+    begins, last, alike = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+    state, available, nexts, start, backward = np.empty(STATE), np.empty(n), np.empty(n, np.int64), np.empty(us.size), np.empty(n)
+    _set(ready, kind, option, first, length, begins, last, alike)
+    begin(begins, state, available, nexts)
+    limit = np.nextafter(below, 0.0)
+    step = resume(ready, begins, last, alike, resource, us, state, available, nexts, n, limit, start, backward)
+    return step if step < below else np.inf
 
 
-@kernel(_numba.Tuple((I64, types.float64))(_IN_F64, _IN_I64, _OUT_I64, *_JOB[3:], I64, I64, _IN_I64, types.float64))
+@kernel(_numba.Tuple((I64, types.float64))(*_JOB, I64, I64, _IN_I64, types.float64))
 def _best(
-    ready: Any, size: Any, option: Any, first: Any, kind: Any, resource: Any, us: Any, low: Any, high: Any, candidates: Any, step: Any
+    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, low: Any, high: Any, candidates: Any, best: Any
 ) -> Any:
-    n, before = ready.size, option[low]
-    nexts, available, sent = np.zeros(n, np.int64), np.full(n, np.inf), np.zeros(n)
-    free, remaining, clock, count = np.zeros(_COUNT), np.zeros(_COUNT), np.zeros(4), np.zeros(4, np.int64)
-    tasks = _work(ready, size, option, first, kind, resource, us, remaining) - (high - low) * (first[before + 1] - first[before])
-    for chain in range(low, high):
-        _add(remaining, before, size[chain], -1.0, first, kind, resource, us)
-    count[2] = tasks
+    n = ready.size
+    begins, last, alike = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+    state, available, nexts, start, backward = np.empty(STATE), np.empty(n), np.empty(n, np.int64), np.empty(us.size), np.empty(n)
+    _set(ready, kind, option, first, length, begins, last, alike)
+    for chain in range(low - 1, -1, -1):  # others that are alike now will not be
+        alike[chain] = min(alike[chain], low)
+    alike[low:high] = high
     until = low
     while until > 0 and ready[until - 1] == ready[low]:
         until -= 1
-    _go_on(until, np.inf, ready, size, option, first, kind, resource, us, nexts, available, free, remaining, clock, count, sent)
-    best = -1
+    begin(begins, state, available, nexts)
+    resume(ready, begins, last, alike, resource, us, state, available, nexts, until, np.inf, start, backward)
+    kept_state, kept_available, kept_nexts = state.copy(), available.copy(), nexts.copy()
+    # what each resource has before it from when it is next free
+    busy = np.empty(len(RESOURCES))
+    busy[:] = state[: busy.size]
+    busy[GPU] += ready[-1] - (ready[until - 1] if until else 0.0)
+    for chain in range(n):
+        if not low <= chain < high:
+            _add(busy, nexts[chain], last[chain], 1.0, resource, us)
+    chosen, load = -1, np.empty(busy.size)
     for candidate in candidates:
-        work, at, left = remaining.copy(), clock.copy(), count.copy()
-        for chain in range(low, high):
-            option[chain] = candidate
-            _add(work, candidate, size[chain], 1.0, first, kind, resource, us)
-        left[2] += (high - low) * (first[candidate + 1] - first[candidate])
-        # a resource has all its work still before it from when it is next free
-        if max((free + work).max() * _RATHER, at[1]) >= step:
+        begins[low:high] = first[kind[low], candidate]
+        last[low:high] = begins[low] + length[candidate]
+        load[:] = busy
+        _add(load, begins[low], last[low], float(high - low), resource, us)
+        if load.max() * _RATHER >= best:
             continue
-        done = _go_on(
-            n, step, ready, size, option, first, kind, resource, us, nexts.copy(), available.copy(), free.copy(), work, at, left, sent
-        )
-        if done and at[1] < step:
-            best, step = candidate, at[1]
-    option[low:high] = before
-    return best, step
+        state[:], available[:], nexts[:] = kept_state, kept_available, kept_nexts
+        nexts[low:high] = begins[low]
+        limit = np.nextafter(best, 0.0)
+        step = resume(ready, begins, last, alike, resource, us, state, available, nexts, n, limit, start, backward)
+        if step < best:
+            chosen, best = candidate, step
+    return chosen, best
+
+
+@kernel(types.float64(_IN_I64, _IN_I64, _IN_F64, _IN_F64, _OUT_F64))
+def _last_bubble(first: Any, resource: Any, us: Any, start: Any, sent: Any) -> Any:
+    """Go through what is sent, by when it begins. ``sent`` is when each chain was last sent."""
+    owner, left = np.empty(start.size, np.int64), np.zeros(sent.size, np.int64)
+    for chain in range(sent.size):
+        for task in range(first[chain], first[chain + 1]):
+            owner[task] = chain
+            left[chain] += 1 if resource[task] == BOTH_WAYS or INTRA <= resource[task] <= RECEIVE else 0
+    bubble, until, in_part = 0.0, 0.0, 0
+    for task in np.argsort(start):
+        chain = owner[task]
+        if resource[task] != BOTH_WAYS and not INTRA <= resource[task] <= RECEIVE:
+            continue
+        if start[task] > until and in_part == 0:
+            bubble = until
+        left[chain] -= 1
+        in_part += (0 if sent[chain] else 1) - (0 if left[chain] else 1)
+        sent[chain] = start[task] + us[task]
+        until = max(until, sent[chain])
+    return bubble

@@ -39,6 +39,7 @@ def varied(problem: Problem, change: Change) -> Problem:
         with_faster_link(problem.cluster, change.link),
         _codec(problem.codec, change),
         problem.constraints,
+        tuple((pattern, _codec(codec, change)) for pattern, codec in problem.others),
     )
 
 

@@ -95,7 +95,7 @@ def by_hand(problem: Problem, numel: int) -> list[tuple[float, bool, int]]:
 @pytest.mark.parametrize("gbps", [1.0, 100.0])
 def test_secopa_takes_the_least_of_its_formulas(numel: int, gbps: float) -> None:
     problem = problem_of((numel, 0.0), gbps=gbps)
-    chosen = secopa(problem, numel)
+    chosen = secopa(problem, numel, problem.codec)
     rows = by_hand(problem, numel)
     assert chosen.us == pytest.approx(min(rows)[0])
     assert any((chosen.compressed, chosen.partitions) == row[1:] and row[0] == pytest.approx(chosen.us) for row in rows)
@@ -103,14 +103,15 @@ def test_secopa_takes_the_least_of_its_formulas(numel: int, gbps: float) -> None
 
 def test_secopa_compresses_large_tensors_on_slow_links_and_never_on_one_node() -> None:
     slow = problem_of((1 << 22, 0.0), gbps=1.0)
-    assert secopa(slow, 1 << 22).compressed
-    assert not secopa(slow, 64).compressed
-    assert not secopa(problem_of((1 << 22, 0.0), nodes=1), 1 << 22).compressed
+    assert secopa(slow, 1 << 22, slow.codec).compressed
+    assert not secopa(slow, 64, slow.codec).compressed
+    alone = problem_of((1 << 22, 0.0), nodes=1)
+    assert not secopa(alone, 1 << 22, alone.codec).compressed
 
 
 def test_hipress_cuts_what_it_compresses_as_secopa_says_or_not_at_all_if_fused() -> None:
     problem = problem_of((1 << 24, 0.0), (64, 5.0), gbps=1.0)
-    large = secopa(problem, 1 << 24)
+    large = secopa(problem, 1 << 24, problem.codec)
     assert large.partitions > 1
     found = hipress(problem)
     assert [(bucket.option, bucket.parts) for bucket in found.buckets] == [(GPU_OVER_NODES, large.partitions), (HIERARCHICAL, 1)]

@@ -103,6 +103,20 @@ def test_a_plans_step_is_predicted_lane_by_lane(job: Path) -> None:
     assert "backward hides 0% of communication" in psgc(*simulating(job)).stdout
 
 
+def test_the_next_forward_is_added_where_the_profile_has_one(job: Path, refuses: Refuses) -> None:
+    refuses(*simulating(job, "--forward"), said="it has no forward_us; measure one with psgc profile, or leave out --forward")
+    profile = {"version": 1, "model": "table", "forward_us": 6000, "tensors": [
+        {"name": name, "numel": numel, "ready_us": ready}
+        for name, numel, ready in (("last.weight", 4000000, 0), ("last.bias", 1000, 1000), ("first.weight", 1000000, 9000))
+    ]}  # fmt: skip
+    (job / "profile.json").write_text(json.dumps(profile))
+    arguments = ("simulate", "--profile", str(job / "profile.json"), "--cluster", str(job / "two.toml"), "--plan", str(job / "plan.json"))
+    found = json.loads(psgc(*arguments, "--forward", "--json").stdout)
+    assert found["iteration_ms"]["barrier"] == pytest.approx(found["step_ms"] + 6)
+    assert found["iteration_ms"]["overlapped"] == pytest.approx(found["step_ms"] + 6)  # one bucket: all layers wait for it
+    assert "with the next forward" in psgc(*arguments, "--forward").stdout
+
+
 def test_a_plan_of_several_codecs_is_simulated_with_each_ones_times_or_with_one_for_all(job: Path) -> None:
     encoded = {"option": ["comp@gpu", "flat.all_gather.c", "decomp@gpu"], "parts": 1}
     buckets = (
@@ -117,6 +131,18 @@ def test_a_plan_of_several_codecs_is_simulated_with_each_ones_times_or_with_one_
 
     onebit, topk = sent_ms("--codec", "onebit"), sent_ms("--codec", "topk")
     assert sent_ms() == pytest.approx(onebit * 4001 / 5001 + topk * 1000 / 5001, rel=0.01)
+
+
+def test_a_plan_encodes_tensors_of_some_names_with_codecs_of_their_own(job: Path) -> None:
+    (job / "ruled.toml").write_text('most_encodes = 1\n[codecs]\n"*.bias" = "none"\n"first.*" = "topk"\n')
+    report = job / "plan.html"
+    arguments = ("--codec", "onebit", "--constraints", str(job / "ruled.toml"), "--report", str(report), "--json")
+    found = json.loads(psgc(*planning(job, *arguments)).stdout)
+    codecs = {name: bucket["codec"].partition(":")[0] for bucket in found["buckets"] for name in bucket["tensors"]}
+    assert codecs == {"last.weight": "onebit", "last.bias": "none", "first.weight": "topk"}
+    assert found["lower_bound_ms"] <= found["step_ms"] <= min(found["prediction"]["methods"].values())
+    assert "onebit and topk" in found["prediction"]["verdict"].replace(":k=0.01", "")
+    assert report.read_text().count("bytes an element") == 2
 
 
 def test_what_a_simulation_cannot_take_is_one_line_and_status_2(job: Path, refuses: Refuses) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,12 +10,13 @@ from hypothesis import given, settings
 
 from psgc.plan import espresso as module
 from psgc.plan.baselines import GATHERED, HIERARCHICAL, tensor_by_tensor, with_option
+from psgc.plan.costs import CodecCosts
 from psgc.plan.espresso import espresso
 from psgc.plan.methods import METHODS
 from psgc.plan.options import Constraints, Option, is_uncompressed
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem, simulate
-from tests.plan.jobs import bucket_of, problem_of, problems
+from tests.plan.jobs import CURVE, bucket_of, problem_of, problems
 from tests.plan.test_trial import plain_bubble
 
 FLAT = Constraints(hierarchical=False)
@@ -26,8 +28,9 @@ def with_options(problem: Problem, options: list[Option]) -> list[PlannedBucket]
 
 
 def plain_algorithm_1(problem: Problem) -> list[Option]:
-    """Algorithm 1 as the paper writes it, with a whole simulation for every option."""
+    """Algorithm 1 as the paper writes it, with a whole simulation for every option that a tensor's codec has."""
     tensors, tree = problem.profile.tensors, [option for option in problem.options if "@cpu" not in " ".join(option)]
+    codecs = [problem.codecs[number] for number in problem.codec_numbers.values()]
     start = HIERARCHICAL if HIERARCHICAL in tree else next(filter(is_uncompressed, tree))
     chosen = [start] * len(tensors)
 
@@ -41,7 +44,7 @@ def plain_algorithm_1(problem: Problem) -> list[Option]:
     left = remove(sorted(range(len(tensors)), key=lambda index: (-tensors[index].numel, -index)))
     while left:
         index = left.pop(0)
-        best = min(tree, key=lambda option: step(index, option))
+        best = min((option for option in tree if problem.takes(option, codecs[index])), key=lambda option: step(index, option))
         if step(index, best) < step(index, chosen[index]):
             chosen[index] = best
         left = remove(left)
@@ -52,6 +55,14 @@ def plain_algorithm_1(problem: Problem) -> list[Option]:
 @given(problems(most=5, constraints=Constraints(devices=("gpu",), hierarchical=False)))
 def test_algorithm_1_is_the_papers(problem: Problem) -> None:
     assert [bucket.option for bucket in espresso(problem).buckets] == plain_algorithm_1(problem)
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems(most=5, constraints=Constraints(devices=("gpu",), hierarchical=False)))
+def test_algorithm_1_is_the_papers_where_tensors_have_codecs_of_their_own(problem: Problem) -> None:
+    others = (("t1", CodecCosts("none", 4.0, {})), ("t[24]", CodecCosts("bytes", 1.0, {"gpu": CURVE})))
+    several = replace(problem, others=others)
+    assert [bucket.option for bucket in espresso(several).buckets] == plain_algorithm_1(several)
 
 
 def test_algorithm_1_is_the_papers_over_the_hierarchical_options() -> None:
@@ -87,15 +98,15 @@ def test_a_tensor_that_is_sent_before_a_bubble_is_left_alone() -> None:
 
 def all_gathered(problem: Problem) -> module.Job:
     """As if Algorithm 1 had compressed every tensor on GPUs, by one option."""
-    job = module._job(problem, tensor_by_tensor(problem))
-    gathered = job.trials.table.options.index(GATHERED)
+    job = module._job(problem, tensor_by_tensor(problem), None)
+    gathered = job.options.index(GATHERED)
     for unit in job.units:
         job.take(unit, gathered)
     return job
 
 
 def on_cpu(job: module.Job) -> list[bool]:
-    return [any("@cpu" in action for action in job.trials.table.options[job.option(unit)]) for unit in job.units]
+    return [any("@cpu" in action for action in job.options[job.option(unit)]) for unit in job.units]
 
 
 def test_of_a_group_those_ready_first_go_to_the_cpu_as_many_as_make_the_shortest_step() -> None:

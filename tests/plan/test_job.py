@@ -96,13 +96,32 @@ def test_a_plans_codec_is_that_of_the_first_bucket_it_encodes_and_all_of_them_ca
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("c.toml", 'most_encodes = 1\ndevices = ["gpu"]\nflat = false\nruntime = true\n'),
-        ("c.json", '{"most_encodes": 1, "devices": ["gpu"], "flat": false, "runtime": true}'),
+        ("c.toml", 'most_encodes = 1\ndevices = ["gpu"]\nflat = false\nruntime = true\n[codecs]\n"*.bias" = "none"\n"fc?" = "onebit"\n'),
+        (
+            "c.json",
+            '{"most_encodes": 1, "devices": ["gpu"], "flat": false, "runtime": true, "codecs": {"*.bias": "none", "fc?": "onebit"}}',
+        ),
     ],
 )
 def test_constraints_are_read_from_toml_and_json(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    assert load_constraints(str(tmp_path / name)) == Constraints(("gpu",), 1, flat=False, hierarchical=True, servers=True, runtime=True)
+    codecs = (("*.bias", "none"), ("fc?", "onebit"))
+    assert load_constraints(str(tmp_path / name)) == Constraints(
+        ("gpu",), 1, flat=False, hierarchical=True, servers=True, runtime=True, codecs=codecs
+    )
+
+
+def test_tensors_take_the_codec_of_the_first_pattern_that_their_name_matches() -> None:
+    constraints = Constraints(codecs=(("*.bias", "none"), ("features.*", "efsignsgd"), ("*.0.*", "dgc")))
+    problem = load_job("vgg16", "espresso-pcie", "randomk", constraints).problem
+    own = {name: problem.codecs[number].name.partition(":")[0] for name, number in problem.codec_numbers.items()}
+    assert [own[f"{name}"] for name in ("features.0.bias", "features.0.weight", "classifier.0.weight", "classifier.3.weight")] == [
+        "none", "efsignsgd", "dgc", "randomk",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match=r"constraints: codecs: 'embedding\*' is the name of no tensor of vgg16; its tensors are "):
+        load_job("vgg16", "espresso-pcie", None, Constraints(codecs=(("embedding*", "none"),)))
+    with pytest.raises(UsageError, match="codec int8: the profile has no times for it"):
+        load_job("vgg16", "espresso-pcie", None, Constraints(codecs=(("*", "int8"),)))
 
 
 @pytest.mark.parametrize(
@@ -115,8 +134,9 @@ def test_constraints_are_read_from_toml_and_json(tmp_path: Path, name: str, text
         ({"devices": "gpu"}, "field devices is 'gpu'"),
         ({"flat": "no"}, "field flat is 'no', expected true or false"),
         ({"runtime": 1}, "field runtime is 1, expected true or false"),
-        ({"codec": {"*": "int8"}}, "field codec: a plan has one codec"),
-        ({"codecs": {"*.bias": "none"}}, "field codecs: a plan has one codec"),
+        ({"codec": "int8"}, r"field codec: choose one for all tensors with --codec, or for those of some names under \[codecs\]"),
+        ({"codecs": "int8"}, "field codecs is 'int8', expected codecs by patterns of tensors' names"),
+        ({"codecs": {"*.bias": 8}}, r"field codecs is \{'\*.bias': 8\}, expected codecs"),
         ([], "expected an object"),
     ],
 )

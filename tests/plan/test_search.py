@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -10,11 +11,12 @@ import pytest
 
 from psgc.codecs import BLOCK
 from psgc.codecs.codec import MAX_PART
-from psgc.plan.bound import lower_bounds
-from psgc.plan.bucketing import Bucketing, each_alone, every_fusion, fused, of_runs
+from psgc.plan.bound import _beaten, lower_bounds
+from psgc.plan.bucketing import Bucketing, Tensors, bucketing, each_alone, every_fusion, fused
 from psgc.plan.cluster import Cluster, Link
+from psgc.plan.costs import walk
 from psgc.plan.methods import METHODS
-from psgc.plan.options import CARRIED, Constraints, constrained
+from psgc.plan.options import CARRIED, Constraints, constrained, encodes
 from psgc.plan.plan import Plan, PlannedBucket, read_plan
 from psgc.plan.problem import Problem, codec_costs, simulate
 from psgc.plan.profile import V100_CODECS, Profile, TensorProfile
@@ -43,27 +45,40 @@ def random_job(seed: int, most_tensors: int, constraints: Constraints = FEW) -> 
     return Problem(profile, cluster, codec_costs(codec, profile, cluster.gpus), constraints)
 
 
-def buckets_of(problem: Problem, bucketing: Bucketing, options: tuple[tuple[str, ...], ...]) -> list[PlannedBucket]:
+def of_several_codecs(problem: Problem) -> Problem:
+    """The problem with another codec for every second tensor, and none for every fourth."""
+    other = codec_costs("dgc" if problem.codec.name != "dgc" else "onebit", problem.profile, problem.cluster.gpus)
+    return replace(problem, others=(("t*[37]", codec_costs("none", problem.profile)), ("t*[13579]", other)))
+
+
+def buckets_of(problem: Problem, made: Bucketing, options: tuple[tuple[str, ...], ...]) -> list[PlannedBucket]:
     names = [tensor.name for tensor in problem.profile.tensors]
-    runs = [tuple(names[a:b]) for a, b in zip(bucketing.first[:-1], bucketing.first[1:], strict=True)]
     return [
-        PlannedBucket(run, int(numel), int(parts), -index, problem.codec.name, option)
-        for index, (run, numel, parts, option) in enumerate(zip(runs, bucketing.numel, bucketing.parts, options, strict=True))
-    ]
+        PlannedBucket(
+            tuple(names[place] for place in np.nonzero(made.of == index)[0]), int(numel), int(parts), -index,
+            problem.codecs[codec].name if encodes(option) else "none", option,
+        )
+        for index, (numel, parts, codec, option) in enumerate(zip(made.numel, made.parts, made.codec, options, strict=True))
+    ]  # fmt: skip
+
+
+def every_choice(problem: Problem, made: Bucketing) -> Iterator[float]:
+    """The step of every choice of options that these buckets can have."""
+    can = [[option for option in problem.options if problem.takes(option, problem.codecs[codec])] for codec in made.codec]
+    for chosen in product(*can):
+        yield simulate(problem, buckets_of(problem, made, chosen)).step_us
 
 
 def optimum(problem: Problem) -> float:
     """The best step of every fusion, whole or in two parts, with every choice of options."""
-    return min(
-        simulate(problem, buckets_of(problem, bucketing, chosen)).step_us
-        for bucketing in every_fusion(problem.profile.tensors, (1, 2))
-        for chosen in product(problem.options, repeat=len(bucketing.parts))
-    )
+    return min(step for made in every_fusion(problem.tensors, (1, 2)) for step in every_choice(problem, made))
 
 
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_it_is_within_a_hundredth_of_the_best_there_is_and_the_bound_is_below(seed: int) -> None:
+def test_it_is_within_a_hundredth_of_the_best_there_is_and_the_bound_is_below(seed: int, several: bool) -> None:
     problem = random_job(seed, 3)
+    problem = of_several_codecs(problem) if several else problem
     found, best = search(problem), optimum(problem)
     assert found.step_us <= best * 1.01
     bounds = lower_bounds(problem, found.buckets, found.step_us)
@@ -71,23 +86,24 @@ def test_it_is_within_a_hundredth_of_the_best_there_is_and_the_bound_is_below(se
     assert bounds.given_us <= found.step_us * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_bound_given_the_buckets_is_below_every_choice_of_options_for_them(seed: int) -> None:
+def test_the_bound_given_the_buckets_is_below_every_choice_of_options_for_them(seed: int, several: bool) -> None:
     problem = random_job(100 + seed, 3)
-    bucketing = fused(problem.profile.tensors, problem.profile.numel / 3, 0.5)
-    steps = [
-        simulate(problem, buckets_of(problem, bucketing, chosen)).step_us
-        for chosen in product(problem.options, repeat=len(bucketing.parts))
-    ]
-    some = buckets_of(problem, bucketing, (problem.options[0],) * len(bucketing.parts))
+    problem = of_several_codecs(problem) if several else problem
+    made = fused(problem.tensors, problem.profile.numel / 3, 0.5)
+    steps = list(every_choice(problem, made))
+    some = buckets_of(problem, made, (problem.options[0],) * len(made.parts))
     bound = lower_bounds(problem, some, simulate(problem, some).step_us).given_us
     assert bound <= min(steps) * (1 + 1e-9)
     assert bound >= min(steps) * 0.5  # a bound of nothing would be one, too
 
 
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_plan_takes_as_long_as_it_says_and_is_a_plan(seed: int) -> None:
+def test_the_plan_takes_as_long_as_it_says_and_is_a_plan(seed: int, several: bool) -> None:
     problem = random_job(200 + seed, 30, Constraints())
+    problem = of_several_codecs(problem) if several else problem
     found = search(problem)
     assert simulate(problem, found.buckets).step_us == pytest.approx(found.step_us, rel=1e-9)
     plan = Plan("m", "c", found.buckets)
@@ -95,11 +111,22 @@ def test_the_plan_takes_as_long_as_it_says_and_is_a_plan(seed: int) -> None:
     assert found.options_considered == len(problem.options)
 
 
-def losses(seeds: range) -> list[tuple[int, str, float]]:
+@pytest.mark.parametrize("seed", range(5))
+def test_a_bucket_holds_tensors_of_one_codec_and_is_encoded_with_it_if_at_all(seed: int) -> None:
+    problem = of_several_codecs(random_job(200 + seed, 30, Constraints()))
+    for method in METHODS.values():
+        for bucket in method(problem).buckets:
+            (own,) = {problem.codec_numbers[name] for name in bucket.tensors}
+            assert bucket.codec == (problem.codecs[own].name if encodes(bucket.option) else "none")
+            assert problem.codecs[own].name != "none" or not encodes(bucket.option)
+
+
+def losses(seeds: range, several: bool = False) -> list[tuple[int, str, float]]:
     """Jobs for which a method that psgc should beat finds a shorter step: seed, method and how much longer ours is."""
     found = []
     for seed in seeds:
         problem = random_job(seed, 12, Constraints())
+        problem = of_several_codecs(problem) if several else problem
         ours = METHODS["psgc"](problem).step_us
         ratios = {name: ours / method(problem).step_us for name, method in METHODS.items() if name != "psgc"}
         found += [(seed, name, ratio) for name, ratio in ratios.items() if ratio > 1 + 1e-9]
@@ -108,6 +135,10 @@ def losses(seeds: range) -> list[tuple[int, str, float]]:
 
 def test_it_is_no_worse_than_any_other_method_on_random_jobs() -> None:
     assert losses(range(40)) == []
+
+
+def test_it_is_no_worse_than_any_other_method_on_random_jobs_of_several_codecs() -> None:
+    assert losses(range(20), several=True) == []
 
 
 @pytest.mark.long
@@ -135,43 +166,90 @@ def test_a_plan_that_is_to_be_run_has_options_and_cuts_that_a_job_has(seed: int)
 
 
 def test_parts_are_cut_at_blocks_and_none_is_larger_than_a_part_may_be() -> None:
-    tensors = [TensorProfile(f"t{index}", numel, 0.0) for index, numel in enumerate((1, BLOCK, BLOCK + 1, 3 * MAX_PART))]
-    assert of_runs(tensors, range(5), [8] * 4).at_blocks().parts.tolist() == [1, 1, 2, 8]
-    assert of_runs(tensors, range(5), [1] * 4).at_blocks().parts.tolist() == [1, 1, 1, 3]
+    tensors = Tensors(np.array([1.0, BLOCK, BLOCK + 1, 3 * MAX_PART]), np.zeros(4), np.zeros(4, np.int64))
+    assert bucketing(tensors, range(4), [8] * 4).at_blocks().parts.tolist() == [1, 1, 2, 8]
+    assert bucketing(tensors, range(4), [1] * 4).at_blocks().parts.tolist() == [1, 1, 1, 3]
 
 
-def test_fusing_keeps_every_tensor_once_and_in_order() -> None:
-    tensors = random_job(11, 30).profile.tensors
-    total = sum(tensor.numel for tensor in tensors)
-    for made in (fused(tensors, total / 8, 0.5), each_alone(tensors, total / 8), *every_fusion(tensors[:4], (1, 3))):
-        count = len(tensors) if made.first[-1] > 4 else min(4, len(tensors))
-        assert made.first[0] == 0
-        assert made.first[-1] == count
-        assert (np.diff(made.first) > 0).all()
-        assert made.numel.tolist() == [sum(t.numel for t in tensors[a:b]) for a, b in zip(made.first[:-1], made.first[1:], strict=True)]
-        assert made.ready_us.tolist() == [tensors[b - 1].ready_us for b in made.first[1:]]
+@pytest.mark.parametrize("several", [False, True])
+def test_fusing_keeps_every_tensor_once_in_order_and_with_its_codec(several: bool) -> None:
+    job = random_job(11, 30)
+    tensors = (of_several_codecs(job) if several else job).tensors
+    total, few = float(tensors.numel.sum()), Tensors(*(column[:4] for column in tensors))
+    for job, made in (
+        *((tensors, one) for one in (fused(tensors, total / 8, 0.5), each_alone(tensors, total / 8))),
+        *((few, one) for one in every_fusion(few, (1, 3))),
+    ):
+        runs = [np.nonzero(made.of == bucket)[0] for bucket in range(len(made.parts))]
+        assert sorted(place for run in runs for place in run) == list(range(len(job.numel)))
+        assert made.last.tolist() == [run[-1] for run in runs]
+        assert (np.diff(made.last) > 0).all()
+        assert made.numel.tolist() == [job.numel[run].sum() for run in runs]
+        assert made.ready_us.tolist() == [job.ready_us[run[-1]] for run in runs]
+        assert [[codec] for codec in made.codec] == [sorted(set(job.codec[run])) for run in runs]
+        for run in runs:  # nothing of the same codec is left out in between
+            between = np.arange(run[0], run[-1] + 1)
+            assert run.tolist() == between[job.codec[between] == job.codec[run[0]]].tolist()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_every_fusion_is_tried_once(several: bool) -> None:
+    job = random_job(12, 30)
+    tensors = Tensors(*(column[:5] for column in (of_several_codecs(job) if several else job).tensors))
+    made = [tuple(one.of.tolist()) for one in every_fusion(tensors, (1,))]
+    assert len(set(made)) == len(made) == 1 << sum(count - 1 for count in np.unique(tensors.codec, return_counts=True)[1])
 
 
 def test_the_shortest_way_is_the_cheapest_of_all_options() -> None:
     problem = random_job(3, 3, Constraints())
     space = Space(problem)
     prices = np.random.default_rng(0).uniform(size=6)
-    costs = np.tensordot(prices, space.loads(space.times(np.array([1e6]))), (0, 0))
-    ((cost,), *_), ((way, *_),) = space.shortest(costs)
+    costs = np.tensordot(prices, space.loads(space.times(np.array([1e6]), np.array([0]))), (0, 0))
+    ((cost,),), ((way,),) = space.shortest(costs)
     atoms = {atom: number for number, atom in enumerate(space.graph.atoms)}
-    from psgc.plan.costs import walk
-
     assert cost == pytest.approx(min(sum(costs[atoms[atom], 0] for atom in walk(option)[0]) for option in problem.options))
-    assert space.option(way) in problem.options
+    assert cost == pytest.approx(sum(costs[atoms[atom], 0] for atom in walk(space.graph.options[way])[0]))
 
 
-def test_a_descent_goes_on_from_the_run_so_far_as_if_it_had_begun_anew() -> None:
+def test_the_next_cheapest_options_cost_more_one_after_the_other_and_are_what_their_numbers_say() -> None:
+    space = Space(random_job(3, 3, Constraints()))
+    costs = np.random.default_rng(1).uniform(1, 2, (len(space.graph.atoms), 5))
+    found, ways = space.shortest(costs, 4)
+    every = np.sort([costs[[atom for atom in row if atom >= 0]].sum(axis=0) for row in space.graph.rows], axis=0)
+    assert found == pytest.approx(every[:4])
+    for column, numbers in enumerate(ways):
+        rows = space.graph.rows[numbers]
+        assert [costs[row[row >= 0], column].sum() for row in rows] == pytest.approx(found[:, column])
+
+
+def test_an_options_number_and_atoms_are_its_own() -> None:
+    space = Space(random_job(3, 3, Constraints()))
+    found = space.graph
+    assert sorted(found.options) == sorted(random_job(3, 3, Constraints()).options)
+    assert [found.number[option] for option in found.options] == list(range(len(found.options)))
+    for option, row in zip(found.options, found.rows, strict=True):
+        assert tuple(found.atoms[atom].action for atom in row if atom >= 0) == option
+
+
+def test_a_table_of_times_has_the_costs_of_every_task_and_codec() -> None:
+    problem = of_several_codecs(random_job(4, 3, Constraints()))
+    space, sizes = Space(problem), np.array([1.0, 500.0, 3e4, 1e6, 4e8, 7e9])
+    for number, codec in enumerate(problem.codecs):
+        times = space.times(sizes, np.full(len(sizes), number))
+        for row, task in zip(times, space.distinct, strict=True):
+            own = task[number]
+            assert row == pytest.approx(codec.all_us(own, sizes) if codec.has(own) else np.zeros(len(sizes)), rel=1e-12)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_descent_goes_on_from_the_run_so_far_as_if_it_had_begun_anew(several: bool) -> None:
     problem = random_job(5, 20, Constraints())
+    problem = of_several_codecs(problem) if several else problem
     made = Search(problem, Space(problem))
-    bucketing = fused(problem.profile.tensors, problem.profile.numel / 6, 0.5)
-    chosen = made.choose(bucketing)
-    options = tuple(made.space.option(way) for way in chosen.ways)
-    assert simulate(problem, buckets_of(problem, bucketing, options)).step_us == pytest.approx(chosen.step_us, rel=1e-12)
+    buckets = fused(problem.tensors, problem.profile.numel / 6, 0.5)
+    chosen = made.choose(buckets)
+    options = tuple(made.space.graph.options[way] for way in chosen.ways)
+    assert simulate(problem, buckets_of(problem, buckets, options)).step_us == pytest.approx(chosen.step_us, rel=1e-12)
 
 
 def test_nothing_is_encoded_that_gains_nothing() -> None:
@@ -183,3 +261,14 @@ def test_nothing_is_encoded_that_gains_nothing() -> None:
     )
     found = search(problem)
     assert {bucket.codec for bucket in found.buckets[:-1]} == {"none"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_options_that_are_beaten_are_those_that_are_nowhere_less_than_another(seed: int) -> None:
+    costs = np.random.default_rng(seed).integers(0, 4, (60, 3)).astype(float)
+    costs = costs[costs.sum(axis=1).argsort(kind="stable")]
+    beaten = np.empty(len(costs), bool)
+    _beaten(costs, beaten)
+    for place, row in enumerate(costs):
+        others = [other for at, other in enumerate(costs) if (other <= row).all() and ((other < row).any() or at < place)]
+        assert beaten[place] == bool(others)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from psgc.plan.baselines import with_option
 from psgc.plan.costs import BOTH_WAYS, INTRA, RECEIVE
-from psgc.plan.options import Constraints
+from psgc.plan.options import Constraints, Option
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem, Simulated, simulate
+from psgc.plan.space import Space
 from psgc.plan.trial import Trials, option_table
 from tests.plan.jobs import bucket_of, problems
 
@@ -20,13 +21,17 @@ FEW = Constraints(most_encodes=1, flat=False)
 SEEN = settings(max_examples=25, deadline=None)
 
 
+def options_tried(problem: Problem, buckets: list[PlannedBucket]) -> list[Option]:
+    return sorted({bucket.option for bucket in buckets} | set(problem.options[::29]))
+
+
 def trials_of(problem: Problem, buckets: list[PlannedBucket]) -> Trials:
     """The same job, a chain for each part, in the buckets' order."""
-    options = sorted({bucket.option for bucket in buckets} | set(problem.options[::29]))
+    space, options = Space(problem), options_tried(problem, buckets)
     sizes = sorted({bucket.numel / bucket.parts for bucket in buckets})
     parts = [bucket.parts for bucket in buckets]
     return Trials(
-        option_table(problem, options, sizes),
+        option_table(space, np.array([space.graph.number[option] for option in options]), [(size, 0) for size in sizes]),
         np.repeat([problem.ready_us[bucket.tensors[-1]] for bucket in buckets], parts),
         np.repeat([sizes.index(bucket.numel / bucket.parts) for bucket in buckets], parts),
         np.repeat([options.index(bucket.option) for bucket in buckets], parts),
@@ -57,12 +62,13 @@ def test_the_best_option_is_the_first_of_those_with_the_shortest_step(job: tuple
     chosen = data.draw(st.integers(0, len(buckets) - 1))
     low = sum(bucket.parts for bucket in buckets[:chosen])
     before, step = trials.option.copy(), trials.step()
-    candidates = np.arange(len(trials.table.options))
+    options = options_tried(problem, buckets)
+    candidates = np.arange(len(options))
     best, shortest = trials.best(low, low + buckets[chosen].parts, candidates, step)
     np.testing.assert_array_equal(trials.option, before)
 
     steps = []
-    for option in trials.table.options:
+    for option in options:
         other = with_option(buckets[chosen], option, problem)
         steps.append(simulate(problem, [*buckets[:chosen], other, *buckets[chosen + 1 :]]).step_us)
     assert shortest == min(*steps, step)

@@ -1,0 +1,69 @@
+"""Cost curves as kernels read them: all points of several curves, one after the other.
+
+Owns the same reading of a curve as ``profile.CostCurve``, which is its definition, for many tasks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numba import types
+
+from psgc.codecs.kernel import helper, kernel
+from psgc.plan.profile import F64
+from psgc.plan.timeline import Ints
+
+Points = tuple[tuple[float, ...], tuple[float, ...]]  # numbers of elements, and microseconds
+_IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
+_IN_I64_2D: Final = types.Array(types.int64, 2, "C", readonly=True)
+_IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
+_IN_F64_2D: Final = types.Array(types.float64, 2, "C", readonly=True)
+_OUT_F64_2D: Final = types.Array(types.float64, 2, "C")
+
+
+class Curves(NamedTuple):
+    """Curve i has the points first[i] to first[i + 1]."""
+
+    first: Ints
+    numel: F64
+    us: F64
+
+
+def curves_of(points: Iterable[Points]) -> Curves:
+    every = list(points)
+    first = np.cumsum([0, *(len(numel) for numel, _ in every)], dtype=np.int64)
+    numel, us = (np.array([value for curve in every for value in curve[column]], np.float64) for column in (0, 1))
+    return Curves(first, numel, us)
+
+
+@helper
+def _at(first: Any, last: Any, numel: Any, us: Any, elements: Any) -> Any:
+    """One curve at a number of elements: straight between points; before the first as there, behind the last as between the last two."""
+    if last - first == 1:
+        return us[first] * max(1.0, elements / numel[first])
+    if elements <= numel[first]:
+        return us[first]
+    point = first + 1
+    while point < last - 1 and numel[point] < elements:
+        point += 1
+    slope = (us[point] - us[point - 1]) / (numel[point] - numel[point - 1])
+    if elements <= numel[point]:
+        return us[point - 1] + slope * (elements - numel[point - 1])
+    return us[point] + max(slope, 0.0) * (elements - numel[point])
+
+
+@kernel(types.void(_IN_F64, _IN_F64_2D, _IN_I64_2D, _IN_F64, _IN_I64, _IN_F64, _IN_F64, _IN_F64, _IN_I64, _OUT_F64_2D))
+def task_times(
+    fixed: Any, slope: Any, curve: Any, share: Any, first: Any, numel: Any, us: Any, sizes: Any, codec: Any, out: Any
+) -> None:  # fmt: skip
+    """out: microseconds of tasks (rows) for parts of these sizes and codecs (columns). fixed: of each task; slope: an element's, by codec;
+    curve: the number of its curve by codec, -1 for none; share: of the part's elements, how many it is for; then ``Curves``."""
+    for task in range(fixed.size):
+        for column in range(sizes.size):
+            took = fixed[task] + slope[task, codec[column]] * sizes[column]
+            own = curve[task, codec[column]]
+            if own >= 0:
+                took += _at(first[own], first[own + 1], numel, us, share[task] * sizes[column])
+            out[task, column] = took

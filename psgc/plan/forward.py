@@ -1,0 +1,45 @@
+"""The next iteration's forward after a simulated step: when every gradient is synchronized, or layer by layer as soon as each one is.
+
+Owns what a runtime without a barrier between iterations could gain at most (Peng et al., SOSP 2019, ByteScheduler): layers compute in the
+reverse order of their gradients' readiness, each when its own bucket and the layer before it are done. A layer's forward takes its share of
+backward, as far as readiness shows it. What is still decoded on the GPU then does not delay forward here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from psgc.errors import UsageError
+from psgc.plan.lanes import BACKWARD, spans
+from psgc.plan.plan import PlannedBucket
+from psgc.plan.problem import Problem, Simulated
+
+
+class Iteration(NamedTuple):
+    """Microseconds from the first gradient's readiness to the end of the next forward. barrier_us: if it begins when all is synchronized, as
+    ``psgc.torch`` does; overlapped_us: if each layer begins when its own gradients are."""
+
+    barrier_us: float
+    overlapped_us: float
+
+
+def with_forward(problem: Problem, buckets: Sequence[PlannedBucket], simulated: Simulated) -> Iteration:
+    """The iteration of a simulated plan. Raises UsageError for profiles without ``forward_us``."""
+    profile = problem.profile
+    if profile.forward_us is None:
+        raise UsageError(f"profile {profile.model}: it has no forward_us; measure one with psgc profile, or leave out --forward")
+    done, now = [0.0] * len(buckets), 0.0
+    for span in spans(simulated):
+        if span.lane == BACKWARD:
+            now = max(now, span.end_us)
+        else:
+            done[span.bucket] = max(done[span.bucket], span.end_us)
+    bucket_of = {name: number for number, bucket in enumerate(buckets) for name in bucket.tensors}
+    ready = np.array([tensor.ready_us for tensor in profile.tensors])
+    share = np.diff(ready, prepend=0.0) / ready[-1] if ready[-1] else np.full(len(ready), 1 / len(ready))
+    for tensor, forward in zip(reversed(profile.tensors), (share[::-1] * profile.forward_us).tolist(), strict=True):
+        now = max(now, done[bucket_of[tensor.name]]) + forward
+    return Iteration(simulated.step_us + profile.forward_us, now)
