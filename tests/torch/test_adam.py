@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import psgc.torch as psgc
-from psgc.errors import CodecError, UsageError
+from psgc.errors import UsageError
 from tests.torch.small_models import batch, linear, seeded, weights
 
 OPTIONS = {"lr": 0.05, "betas": (0.8, 0.9), "weight_decay": 0.1}
@@ -466,30 +466,6 @@ def test_nan_reaches_every_rank_as_under_adamw(ranks: Any, make: Any) -> None:
         return bool(model.weight.isnan().all())
 
     assert ranks.run(2, work) == [True, True]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lr": -1.0}, "OneBitAdam: lr is -1.0"),
-        ({"betas": (0.9, 1.0)}, r"OneBitAdam: betas\[1\] is 1.0"),
-        ({"warmup_steps": 0}, "OneBitAdam: warmup_steps is 0, expected a whole number of at least 1"),
-        ({"backward_passes_per_step": 0}, "backward_passes_per_step is 0"),
-    ],
-)
-def test_options_out_of_range_are_refused(ranks: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        ranks.run(1, lambda _: onebit(linear().named_parameters(), **options))
-
-
-def test_two_parameters_of_one_name_are_refused(ranks: Any) -> None:
-    with pytest.raises(UsageError, match="two parameters are named 'weight'"):
-        ranks.run(1, lambda _: onebit([*linear().named_parameters(), *linear().named_parameters()]))
-
-
-def test_a_codec_that_cannot_carry_a_parameter_names_it(ranks: Any) -> None:
-    with pytest.raises(CodecError, match="parameter 'weight': codec onebit carries"):
-        ranks.run(1, lambda _: onebit(linear().double().named_parameters()))
 
 
 def test_sparse_gradients_are_refused(ranks: Any) -> None:
