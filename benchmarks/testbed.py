@@ -342,21 +342,22 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, between any two hosts")
     parser.add_argument("--loss", type=float, default=0.0, help="probability that a packet is lost")
     parser.add_argument("--job", action="store_true", help="CMD is a psgc worker; bring up its job")
-    parser.add_argument("--servers", type=int, default=1, help="of the job")
+    parser.add_argument("--servers", type=int, help="of the job; default: 1")
     parser.add_argument("--per-host", type=int, default=1, help="processes of CMD on a host")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="what to run")
     options = parser.parse_args()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if not command or options.per_host < 1 or options.servers < 1:
-        parser.error("expected a command after --, and --per-host and --servers of at least 1")
+    servers = 1 if options.servers is None else options.servers
     try:
+        if not command or options.per_host < 1 or servers < 1:
+            raise WrongTestbed("expected a command after --, and --per-host and --servers of at least 1")
+        if options.servers is not None and not options.job:
+            raise WrongTestbed(f"--servers {servers} without --job: nothing but a psgc job has servers; give both or neither")
         with Testbed(options.hosts, options.gbps, delay_ms=options.delay_ms, loss=options.loss) as testbed:
             for note in testbed.notes:
                 print(f"testbed: {note}", file=sys.stderr)
             members = (
-                psgc_job(testbed, command, options.per_host, options.servers)
-                if options.job
-                else everywhere(testbed, command, options.per_host)
+                psgc_job(testbed, command, options.per_host, servers) if options.job else everywhere(testbed, command, options.per_host)
             )
             status = run_members(testbed, members)
     except TestbedError as error:

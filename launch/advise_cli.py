@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from psgc.errors import UsageError
-from psgc.launch.tables import print_table
+from psgc.launch.tables import print_table, progress
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 OPTIMIZERS = ("adam", "sgd")
@@ -40,8 +40,9 @@ def advise(
 
     Example: psgc advise --model llama-8b --gpu h100 --nodes 8 --link 100
     """
-    from psgc.plan import advise as advising
-    from psgc.plan.estimates import cluster_of, known_memory_gbps
+    with progress(as_json):
+        from psgc.plan import advise as advising
+        from psgc.plan.estimates import cluster_of, known_memory_gbps
 
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"advise: --optimizer {optimizer!r}: there are {', '.join(OPTIMIZERS)}")

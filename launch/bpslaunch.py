@@ -35,6 +35,8 @@ def main() -> None:
 def launch(command: list[str], env: Mapping[str, str]) -> int:
     """Run this machine's role to its end. Wrong usage is one line on stderr and status 2."""
     try:
+        if command and command[0].startswith("-"):
+            raise UsageError(f"no such option {command[0]}; all but the command comes from the environment: see psgc-launch --help")
         role = _role(env)
         full = {**env, "DMLC_ROLE": role}
         if role == "scheduler":
@@ -51,7 +53,7 @@ def _role(env: Mapping[str, str]) -> str:
     """The role, once everything it needs is there."""
     role = env.get("DMLC_ROLE", "").strip().lower()
     if role not in ("worker", "server", "scheduler"):
-        raise ConfigError(f"DMLC_ROLE={env.get('DMLC_ROLE', '')!r}: expected worker, server or scheduler")
+        raise ConfigError(f"DMLC_ROLE={env.get('DMLC_ROLE', '')!r}: expected worker, server or scheduler; see psgc-launch --help")
     config = Config.from_env({k: v for k, v in env.items() if k not in ("DMLC_ROLE", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK")}, role=role)
     alone = role == "worker" and config.nodes == local_size(env) == 1 and not config.force_distributed and env.get("DMLC_NUM_WORKER")
     required = () if alone else REQUIRED + (("DMLC_WORKER_ID",) if role == "worker" else ())

@@ -11,6 +11,7 @@ import typer
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch import advise_cli, plan_cli, planning, profile_cli, whatif_cli
 from psgc.launch.tables import print_table, progress
+from psgc.launch.usage import WRONG_USAGE, refuse_beside, told
 
 app = typer.Typer(
     name="psgc", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -29,8 +30,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 
 def main() -> None:
     """Entry point of ``psgc``. A user's mistake is one line on stderr and status 2, a failed job status 1."""
+    program = typer.main.get_command(app)
     try:
-        app(standalone_mode=True)
+        sys.exit(program(prog_name="psgc", standalone_mode=False))
+    except WRONG_USAGE as error:
+        print(told(error, program, sys.argv[1:]), file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:  # how some versions of click tell of Ctrl-C
+        sys.exit(130)
     except (UsageError, ConfigError, CodecError) as error:
         _refuse(error, 2)
     except PsgcError as error:
@@ -92,6 +99,8 @@ def codecs(
 
     Example: psgc codecs
     """
+    if as_json and markdown:
+        raise UsageError("codecs: --json and --markdown are two ways to print them; give one")
     from psgc.codecs.catalogue import catalogue
     from psgc.launch.codecsdoc import advice_table, codec_table, render_codecs
 
@@ -107,6 +116,7 @@ def codecs(
 
 @bench.command()
 def kernels(
+    context: typer.Context,
     sizes: Annotated[str, typer.Option(help="Elements, one size after the other.")] = "64K,1M,16M",
     numel: Annotated[int | None, typer.Option(help="Elements: one size, in place of --sizes.")] = None,
     codec: Annotated[list[str] | None, typer.Option(help="Codec; give it several times for several. Default: all.")] = None,
@@ -118,10 +128,13 @@ def kernels(
 
     Example: psgc bench kernels --sizes 64K,1M --codec onebit
     """
-    from psgc.codecs import registered_codecs, registered_schemes
-    from psgc.launch.baselines import IMPLEMENTATIONS
-    from psgc.launch.bench_kernels import bench_kernels, read_sizes, timed_subject
-    from psgc.launch.bench_tables import bytes_text, ratio_table, time_table
+    if numel is not None:
+        refuse_beside(context, ("sizes",), f"--numel {numel} is the one size; give one of them")
+    with progress(as_json):
+        from psgc.codecs import registered_codecs, registered_schemes
+        from psgc.launch.baselines import IMPLEMENTATIONS
+        from psgc.launch.bench_kernels import bench_kernels, read_sizes, timed_subject
+        from psgc.launch.bench_tables import bytes_text, ratio_table, time_table
 
     elements = read_sizes(sizes) if numel is None else [numel]
     chosen = [timed_subject(text).canonical for text in codec or (*registered_codecs(), *registered_schemes())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,17 +42,17 @@ def plan(
 
     Example: psgc plan --profile bert-base --cluster espresso-nvlink --codec onebit --report plan.html -o plan.json
     """
-    from dataclasses import replace
-
-    from psgc.plan.assessment import assess, document
-    from psgc.plan.constraints import ALL, load_constraints
-    from psgc.plan.job import load_job
-
     check_place(report, "--report")
     check_place(out, "-o")
-    allowed = load_constraints(constraints) if constraints else ALL
-    job = load_job(profile, cluster, codec, replace(allowed, runtime=True) if runnable else allowed)
     with progress(as_json) as tell:
+        from psgc.plan.assessment import assess, document
+        from psgc.plan.constraints import ALL, load_constraints
+        from psgc.plan.job import load_job
+
+        allowed = load_constraints(constraints) if constraints else ALL
+        if codec is not None and (not allowed.devices or allowed.most_encodes == 0):
+            raise UsageError(f"plan: --codec {codec}, but constraints {constraints} rule out all encoding; leave one of them out")
+        job = load_job(profile, cluster, codec, replace(allowed, runtime=True) if runnable else allowed)
         tell(f"planning {job.problem.profile.model} by {method}")
         assessed = assess(job, method, compare=not as_json or report is not None)
         text = json.dumps(document(assessed))
@@ -82,14 +83,14 @@ def simulate(
 
     Example: psgc simulate --profile bert-base --cluster espresso-nvlink --plan plan.json --trace step.json
     """
-    from psgc.plan.forward import with_forward
-    from psgc.plan.job import codec_of, load_job, recoded
-    from psgc.plan.lanes import busy_us, overlap, spans
-    from psgc.plan.plan import load_plan
-    from psgc.plan.problem import simulate as simulate_plan
-    from psgc.plan.trace import trace as trace_of
-
     check_place(trace, "--trace")
+    with progress(as_json):
+        from psgc.plan.forward import with_forward
+        from psgc.plan.job import codec_of, load_job, recoded
+        from psgc.plan.lanes import busy_us, overlap, spans
+        from psgc.plan.plan import load_plan
+        from psgc.plan.problem import simulate as simulate_plan
+        from psgc.plan.trace import trace as trace_of
     planned = load_plan(plan)
     job = load_job(profile, cluster, codec or codec_of(planned.buckets))
     buckets = recoded(planned.buckets, job.problem.codec.name) if codec else planned.buckets

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psgc.errors import UsageError
-from psgc.launch.tables import print_table
+from psgc.launch.tables import print_table, progress
+from psgc.launch.usage import refuse_beside
 from psgc.plan.cluster import Link, read_link
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def profile(
+    context: typer.Context,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="CMD", help="With --script: what every worker runs.", show_default=False)
     ] = None,
@@ -56,16 +58,25 @@ def profile(
         raise UsageError("profile: --script without a command; for example: psgc profile --script -- python train.py")
     if command and not script:
         raise UsageError(f"profile: unexpected {command[0]!r}; to profile a job write --script -- before its command")
+    if model is None:
+        refuse_beside(context, ("gpu",), "only with --model, whose times are computed; others are measured here")
+    if not script:
+        refuse_beside(context, ("iterations",), "only with --script")
+    if not script and cluster_out is None:
+        refuse_beside(context, ("workers", "servers"), "only with --script or --cluster-out")
+    if not links:
+        refuse_beside(context, ("transport",), "only with --links")
     if codecs and not time_codecs:
         raise UsageError(f"profile: --codecs {codecs} and --no-codecs: leave one of them out")
-    from psgc.launch.profiling import Request, cluster_of, measure
-    from psgc.plan.observed import unsteady
+    with progress(as_json):
+        from psgc.launch.profiling import Request, cluster_of, measure
+        from psgc.plan.observed import unsteady
 
-    request = Request(
-        model, gpu, tuple(command or ()), workers, servers, iterations,
-        _codec_list(codecs) if time_codecs and (codecs or model or script) else (),
-        transport if links else None, join, _given_link(inter_gbps, inter_latency_us),
-    )  # fmt: skip
+        request = Request(
+            model, gpu, tuple(command or ()), workers, servers, iterations,
+            _codec_list(codecs) if time_codecs and (codecs or model or script) else (),
+            transport if links else None, join, _given_link(inter_gbps, inter_latency_us),
+        )  # fmt: skip
     _check_outputs(request, output, cluster_out)
     found = measure(request, bar=not as_json)
     for warning in unsteady(found):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,23 +16,25 @@ from psgc.errors import JobFailed
 from psgc.plan.profile import Profile, load_profile
 
 POLL_S: Final = 0.1
+LEAVING_S: Final = 5.0  # a script that has not ended by itself so long after its profile was written does not want to
 PATIENCE_S: Final = 30.0  # the launcher ends its job within less, and takes what is left with it
 
 
 def profile_job(command: Sequence[str], workers: int, servers: int, iterations: int) -> Profile:
-    """Run ``command`` as ``psgc run`` would, and end it as soon as rank 0's profile is there. The job's output goes to stderr.
+    """Run ``command`` as ``psgc run`` would, until rank 0's profile is there. The job's output goes to stderr.
 
     Raises JobFailed where it ends without one.
     """
     with tempfile.TemporaryDirectory(prefix="psgc-profile-") as folder:
         path = Path(folder) / "profile.json"
-        env = {**os.environ, "PSGC_PROFILE": str(path), "PSGC_PROFILE_ITERATIONS": str(iterations)}
+        env = {**os.environ, "PSGC_PROFILE": str(path), "PSGC_PROFILE_ITERATIONS": str(iterations), "PSGC_PROFILE_ONLY": "1"}
         run = [sys.executable, "-m", "psgc.launch", "run", "--workers", str(workers), "--servers", str(servers), "--", *command]
         launcher = subprocess.Popen(run, env=env, stdout=sys.stderr)
         try:
             status = _wait_for(path, launcher)
             if status is None:
-                print("psgc profile: the profile is there, so the job is ended", file=sys.stderr)
+                print("psgc profile: the profile is there; the job ends", file=sys.stderr)
+                _leave(launcher)
         finally:
             _end(launcher)
         if not path.exists():
@@ -47,6 +50,11 @@ def _wait_for(path: Path, launcher: subprocess.Popen[bytes]) -> int | None:
         except subprocess.TimeoutExpired:
             continue
     return None
+
+
+def _leave(launcher: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        launcher.wait(LEAVING_S)
 
 
 def _end(launcher: subprocess.Popen[bytes]) -> None:

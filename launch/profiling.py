@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from psgc.errors import UsageError
+from psgc.launch.compiling import compilation_told
 from psgc.launch.profile_links import SIZES as LINK_SIZES
 from psgc.launch.profile_links import Trips, fit, measure_here, measure_joined
 from psgc.machine import machine
@@ -110,7 +111,8 @@ def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
         task = progress.add_task("", total=total)
-        yield lambda text: progress.update(task, advance=1, description=text)
+        with compilation_told(lambda text: progress.update(task, description=text)):
+            yield lambda text: progress.update(task, advance=1, description=text)
 
 
 def cluster_of(request: Request, found: Profile) -> Cluster:

@@ -26,7 +26,7 @@ def run_role(role: str) -> int:
             from psgc.server.loop import serve
         return serve(config)
     except PsgcError as error:
-        print(f"psgc {role}: {error}", file=sys.stderr)
+        print(f"psgc {role}: {str(error).removeprefix(f'{role}: ')}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
 
 

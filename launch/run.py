@@ -13,6 +13,7 @@ from typing import Final
 from psgc.config import Config
 from psgc.errors import PsgcError, UsageError
 from psgc.launch.supervisor import Supervisor
+from psgc.launch.tables import progress
 
 # Who is who in a job that this shell was set up for, or that this one is started from: wrong for this one.
 NOT_INHERITED: Final = {
@@ -33,7 +34,8 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
     files = _files(plan, layout_out)
     codec = codec or os.environ.get("PSGC_CODEC", "").strip()
     if codec:
-        from psgc.codecs import parse_scheme
+        with progress(False):
+            from psgc.codecs import parse_scheme
 
         codec = parse_scheme(codec).canonical
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, Supervisor("psgc run", prefix) as supervisor:
@@ -89,7 +91,8 @@ def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
     files = {"PSGC_PLAN": plan, "PSGC_LAYOUT_OUT": layout_out}
     named = {name: path or os.environ.get(name, "").strip() for name, path in files.items()}
     if named["PSGC_PLAN"]:
-        from psgc.plan.runtime import load_runnable
+        with progress(False):
+            from psgc.plan.runtime import load_runnable
 
         load_runnable(named["PSGC_PLAN"])
     if named["PSGC_LAYOUT_OUT"] and not os.path.isdir(os.path.dirname(os.path.abspath(named["PSGC_LAYOUT_OUT"]))):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from psgc.launch.compiling import compilation_told
+
 
 def print_table(header: list[str], rows: list[list[str]], title: str | None = None) -> None:
     """As wide as the terminal lets it be."""
@@ -21,8 +23,18 @@ def print_table(header: list[str], rows: list[list[str]], title: str | None = No
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """What is being done, on a terminal's stderr while it is done; nothing elsewhere."""
+    """What is being done, on a terminal's stderr while it is done; nothing elsewhere. Kernels that are compiled meanwhile come between."""
     from rich.console import Console
 
-    with Console(stderr=True, quiet=quiet).status("") as status:
-        yield status.update
+    console, doing = Console(stderr=True, quiet=quiet), ""
+    if quiet or not console.is_terminal:
+        yield lambda text: None
+        return
+
+    def tell(text: str) -> None:
+        nonlocal doing
+        doing = text
+        status.update(text)
+
+    with console.status("") as status, compilation_told(lambda text: status.update(text or doing)):
+        yield tell

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from psgc.errors import UsageError
-from psgc.launch.tables import print_table
+from psgc.launch.tables import print_table, progress
+from psgc.launch.usage import refuse_beside
 
 if TYPE_CHECKING:
     from psgc.plan.verdict import Times
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 PEERS = {"fp32": 4.0, "bf16": 2.0}  # bytes an element
+# Which flags say something to which of the three that answer.
+OF_TIMELINE = ("cluster", "codec", "gpu", "over")
+OF_CLOSED = ("model", "method", "gpus", "bandwidth", "backward_ms", "encode_ms", "grad_mib", "rank", "k", "ratio", "alpha_us")
+OF_BOTH = ("measured_ms", "plot")
+OF_METHODS = {"rank": "powersgd", "k": "mstopk", "ratio": "sync_compressed"}
 
 
 def register(app: typer.Typer) -> None:
@@ -26,6 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 def whatif(
+    context: typer.Context,
     cases: Annotated[Path | None, typer.Option(help="A JSON file of questions; see docs/plans.md.")] = None,
     profile: Annotated[str | None, typer.Option(help="Ask the timeline: a profile, or a well-known model's name.")] = None,
     cluster: Annotated[str | None, typer.Option(help="The timeline's cluster: a TOML file or a name.")] = None,
@@ -53,20 +60,19 @@ def whatif(
     """
     from psgc.launch.planning import check_place
 
+    _check_flags(context, cases is not None, profile is not None, method)
     check_place(plot, "whatif: --plot")
     if measured_ms is not None and not 0 < measured_ms < math.inf:
         raise UsageError(f"whatif: --measured-ms {measured_ms:g}: expected the milliseconds of an iteration without compression, above 0")
     if cases is not None:
         _answer_cases(cases, as_json)
     elif profile is not None:
-        if model is not None or backward_ms is not None:
-            raise UsageError("whatif: --profile asks the timeline, --model and --backward-ms the closed model; give one")
-        _answer(_on_timeline(profile, cluster, codec, gpu, measured_ms, over), plot, as_json)
+        with progress(as_json):
+            times = _on_timeline(profile, cluster, codec, gpu, measured_ms, over)
+        _answer(times, plot, as_json)
     else:
         from psgc.plan.closed import ClosedTimes, Question
 
-        if cluster is not None:
-            raise UsageError("whatif: --cluster goes with --profile, whose timeline it is; the closed model takes --gpus and --bandwidth")
         if not 0 < k <= 1:
             raise UsageError(f"whatif: --k {k:g}: expected the share of elements that top-k sends, above 0 and at most 1")
         if model is not None and grad_mib is not None:
@@ -75,6 +81,18 @@ def whatif(
             raise UsageError("whatif: --backward-ms is missing: how long backward takes on one GPU; or give --profile and --cluster")
         question = Question(model, grad_mib, method, gpus, bandwidth, backward_ms, encode_ms, rank, k, ratio, alpha_us, measured_ms)
         _answer(ClosedTimes(question), plot, as_json)
+
+
+def _check_flags(context: typer.Context, cases: bool, profile: bool, method: str) -> None:
+    """Raise UsageError for a flag that would be ignored."""
+    if cases:
+        refuse_beside(context, ("profile", *OF_TIMELINE, *OF_CLOSED, *OF_BOTH), "the questions in --cases have inputs of their own")
+    elif profile:
+        refuse_beside(context, OF_CLOSED, "for the closed model, but --profile asks the timeline; leave one of them out")
+    else:
+        refuse_beside(context, OF_TIMELINE, "only with --profile, for its timeline; the closed model takes --gpus and --bandwidth")
+        others = {name: owner for name, owner in OF_METHODS.items() if owner != method}
+        refuse_beside(context, others, f"not for --method {method}; {', '.join(f'--{n} is for {o}' for n, o in others.items())}")
 
 
 def _on_timeline(profile: str, cluster: str | None, codec: str, gpu: str | None, measured_ms: float | None, over: str) -> Times:

@@ -103,6 +103,7 @@ VARIABLES: Final = (
         "rank 0 writes to this file when gradients become ready; until then they leave only when backward is over",
     ),
     Variable("PSGC_PROFILE_ITERATIONS", "profile_iterations", _integer(3), "w", "iterations that PSGC_PROFILE observes, after a warm-up"),
+    Variable("PSGC_PROFILE_ONLY", "profile_only", _switch, "w", "1: with PSGC_PROFILE, every rank leaves the job once it has been observed"),
     Variable("PSGC_CPU_THREADS", "cpu_threads", _integer(1), "w", "encode and decode threads", ("BYTEPS_THREADPOOL_SIZE",)),
     Variable("PSGC_SERVER_THREADS", "server_threads", _integer(1), "s", "summation threads", ("BYTEPS_SERVER_ENGINE_THREAD",)),
     Variable("PSGC_WINDOW_BYTES", "window_bytes", _integer(1), "s", "payload bytes of a plan that a server has room for at once"),
@@ -151,6 +152,7 @@ class Config:
     seed: int = 0
     profile: str = ""
     profile_iterations: int = 20
+    profile_only: bool = False
     cpu_threads: int = 0  # 0: from the cores and the local size
     server_threads: int = 0
     window_bytes: int = 1 << 30

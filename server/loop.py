@@ -25,7 +25,7 @@ from psgc.mailbox import Mailbox
 from psgc.server.engine import Engine, KeyWork
 from psgc.server.state import Commit, Effect, Fault, Fold, Send, ServerState, specs_of
 from psgc.server.store import KeyShape, Store
-from psgc.transport.dealer import Dealer, message_of
+from psgc.transport.dealer import Dealer
 from psgc.transport.host import host_id, local_address_for, pid_started
 from psgc.transport.keeper_wire import send_segment
 from psgc.transport.memfd import LocalLink, LocalListener
@@ -112,13 +112,7 @@ class Server:
         self._hear_workers(ready)
 
     def _hear_workers(self, ready: Set[Any]) -> None:
-        while (received := self._router.receive()) is not None:
-            identity, frames = received
-            try:
-                header, payload = message_of(frames)
-            except RemoteProtocolError as error:
-                logger.warning("message dropped peer=%r reason=%s", identity, error)
-                continue
+        for identity, header, payload in self._router.receive():
             self._receive(identity, header, payload)
         if self._listener is not None and self._listener.fileno() in ready:
             while (link := self._listener.accept()) is not None:

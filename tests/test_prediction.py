@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,22 +12,13 @@ from psgc.plan.cluster import Link
 from psgc.plan.costs import GPU
 from psgc.plan.plan import Plan, PlannedBucket
 from psgc.plan.profile import CostCurve, Profile, TensorProfile
+from tests.benchmark_scripts import load
 
-SOURCE = Path(__file__).parent.parent / "benchmarks" / "prediction.py"
 PLAIN = ("flat.push", "flat.pull")
 ENCODED = ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu")
 
 
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("prediction", SOURCE)
-    assert spec is not None and spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    sys.modules["prediction"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-prediction = load()
+prediction = load("prediction")
 # one microsecond for every 1000 elements of anything; a message takes 100 us, and 40 us of cores
 CURVE = CostCurve((1000.0, 2000.0), (1.0, 2.0), (1.0, 2.0))
 DEVICES = {"cpu": CURVE, "server": CURVE}

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "benchmarks" / "quality.py"
+from tests.benchmark_scripts import load
 
 
 @pytest.fixture
 def quality(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module, with a training whose loss is least at a rate of 0.001 and grows with the seed; ``calls`` has its flags."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    spec = importlib.util.spec_from_file_location("quality", SOURCE)
-    assert spec is not None and spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "quality", module)
-    spec.loader.exec_module(module)
+    module = load("quality")
     module.calls = []
 
     def train(script: str, flags: dict[str, Any], record: Path, progressed: Any) -> dict[str, Any]:

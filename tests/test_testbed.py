@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -13,7 +12,9 @@ from typing import Any
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "benchmarks" / "testbed.py"
+from tests.benchmark_scripts import FOLDER, load
+
+SOURCE = FOLDER / "testbed.py"
 
 # Host 0 takes in what host 1 sends, and answers when it has it all; prints seconds from the first byte sent to the answer.
 TAKE = """
@@ -36,16 +37,7 @@ with socket.create_connection((sys.argv[1], 5000)) as peer:
 """
 
 
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("testbed", SOURCE)
-    assert spec is not None and spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    sys.modules["testbed"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-testbed = load()
+testbed = load("testbed")
 LACKING = testbed.why_not()
 needs_hosts = pytest.mark.skipif(bool(LACKING), reason=f"no testbed here: {LACKING}")
 
@@ -200,11 +192,17 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
         testbed.Testbed(**wrong)
 
 
-def test_wrong_usage_ends_with_2_and_one_line() -> None:
-    done = subprocess.run(
-        [sys.executable, str(SOURCE), "--hosts", "0", "--", "true"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stderr) == (2, "testbed: --hosts 0: expected 1 to 64\n")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--hosts", "0"), "--hosts 0: expected 1 to 64"),
+        (("--per-host", "0"), "expected a command after --, and --per-host and --servers of at least 1"),
+        (("--servers", "1"), "--servers 1 without --job: nothing but a psgc job has servers; give both or neither"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_one_line(words: tuple[str, ...], said: str) -> None:
+    done = subprocess.run([sys.executable, str(SOURCE), *words, "--", "true"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, f"testbed: {said}\n")
 
 
 def test_hosts_get_cores_of_their_own_where_there_are_enough() -> None:

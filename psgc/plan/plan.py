@@ -158,13 +158,14 @@ def _check_once(buckets: Sequence[PlannedBucket], source: str) -> None:
 
 
 def check_fits(plan: Plan, numel_by_name: Mapping[str, int], whose: str) -> None:
-    """Raise UsageError, naming the first tensor that differs, unless the plan is for exactly these tensors. whose: the model's, in words."""
-    other = f"; the plan is for another model ({plan.model or 'unnamed'}): make one for {whose}"
+    """Raise UsageError, naming the first tensor that differs, unless the plan is for exactly these tensors. whose: they are, in words."""
+    model = f" ({plan.model})" if plan.model else ""
+    other = f"; the plan is for another model{model} or another version of it: make one with psgc plan, from a profile of this one"
     planned = {name for bucket in plan.buckets for name in bucket.tensors}
     for bucket in plan.buckets:
         for name in bucket.tensors:
             if name not in numel_by_name:
-                raise UsageError(f"plan: tensor {name!r} is none of {whose}{other}")
+                raise UsageError(f"plan: it has a tensor {name!r}, {whose} has none such{other}")
         size = sum(numel_by_name[name] for name in bucket.tensors)
         if size != bucket.numel:
             raise UsageError(f"plan: the bucket of {bucket.tensors[0]!r} has {bucket.numel} elements, in {whose} it has {size}{other}")

@@ -175,9 +175,7 @@ def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
     as they stand.
 
     Raises UsageError for buckets of another model, codecs that the profile has no times for, and parts that do not add up."""
-    check_fits(
-        Plan(problem.profile.model, problem.cluster.name, tuple(buckets)), problem.numel, f"model {problem.profile.model or 'given'}"
-    )
+    check_fits(Plan("", problem.cluster.name, tuple(buckets)), problem.numel, f"the profile of {problem.profile.model or 'the model'}")
     ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
     order = sorted(range(len(buckets)), key=lambda index: (ready[index], -buckets[index].priority, index))
     chains: list[list[tuple[int, float]]] = []

@@ -10,11 +10,10 @@ from typing import Any
 import zmq
 
 from psgc.config import Config
-from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.errors import PsgcError
 from psgc.mailbox import Mailbox
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.membership import Membership
-from psgc.transport.dealer import message_of
 from psgc.transport.host import host_id, process_alive
 from psgc.transport.router import Router
 from psgc.wire.frames import pack_header
@@ -81,15 +80,11 @@ class _Loop:
         self._apply(self._state.abort(f"the scheduler was ended by {why}", time.monotonic()))
 
     def _hear(self) -> None:
-        while self._end is None and (received := self._router.receive()) is not None:
-            identity, frames = received
-            try:
-                header, payload = message_of(frames)
-            except RemoteProtocolError as error:
-                logger.warning("message dropped peer=%r reason=%s", identity, error)
-                continue
+        for identity, header, payload in self._router.receive():
             body = b"" if payload is None else payload.tobytes()
             self._apply(self._state.receive(identity, header, body, time.monotonic()))
+            if self._end is not None:
+                return
 
     def _apply(self, actions: list[Action]) -> None:
         for action in actions:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -168,7 +169,8 @@ def _profile(recorder: Recorder, warm_up: int, numel: Mapping[str, int], model: 
 
 
 class JobObserver:
-    """Observes an exchange for WARM_UP iterations and those asked for; then rank 0 writes the profile, and buckets leave early again.
+    """Observes an exchange for WARM_UP iterations and those asked for; then rank 0 writes the profile, and buckets leave early again, or
+    with PSGC_PROFILE_ONLY the script exits: every rank after the same step, so that none is missed by another.
 
     sample: any of its parameters. Raises ConfigError where PSGC_PROFILE is no place for a file.
     """
@@ -190,6 +192,8 @@ class JobObserver:
         if self._exchange.session.rank == 0:
             numel = {spec.name: spec.numel for spec in self._exchange.specs if spec.numel}
             write_whole(Path(config.profile), _profile(self._recorder, WARM_UP, numel, "", self._hardware))
+        if config.profile_only:
+            sys.exit(0)
 
 
 def write_whole(path: Path, profile: Profile) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import zmq
 
-from psgc.errors import PsgcError
-from psgc.transport.dealer import COPY_BELOW_BYTES, MAX_MESSAGE_BYTES, set_common_options
+from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.transport.dealer import COPY_BELOW_BYTES, MAX_MESSAGE_BYTES, message_of, set_common_options
 from psgc.transport.watch import has_message
+from psgc.wire.frames import Header
+
+logger = logging.getLogger(__name__)
 
 
 class Router:
@@ -50,12 +55,16 @@ class Router:
             raise
         return True
 
-    def receive(self) -> tuple[bytes, list[Any]] | None:
-        """The next message: sender's identity, and frames that own their bytes. None if there is none."""
-        if not has_message(self.socket):
-            return None
-        identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        return identity.bytes, frames
+    def receive(self) -> Iterator[tuple[bytes, Header, Any]]:
+        """All messages that have come: sender's identity, header, and payload, which owns its bytes. What is no message is logged and left."""
+        while has_message(self.socket):
+            identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            try:
+                header, payload = message_of(frames)
+            except RemoteProtocolError as error:
+                logger.warning("message dropped peer=%r reason=%s", identity.bytes, error)
+                continue
+            yield identity.bytes, header, payload
 
     def close(self, linger_ms: int = 0) -> None:
         self.socket.close(linger_ms)

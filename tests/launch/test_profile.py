@@ -46,6 +46,7 @@ def test_a_job_of_two_workers_is_profiled_and_ended(tmp_path: Path) -> None:
     assert profile.forward_us is not None and profile.forward_us > 0
     assert set(profile.spread) >= {"backward_us", "forward_us"}
     assert profile.curve("none", "server") is not None
+    assert not [line for line in done.stderr.splitlines() if line.startswith("psgc run:") or " E " in line], "everybody left in order"
 
 
 def test_a_job_that_ends_too_soon_is_a_failure_that_says_so() -> None:
@@ -102,6 +103,10 @@ def test_a_computed_profile_has_given_links_in_its_cluster(tmp_path: Path) -> No
         (("--script", "--model", "vgg16", "--", "python"), "give one of them"),
         (("--script", "--iterations", "2", "--", sys.executable), "expected at least 1, 1 and 3"),
         (("--links", "--transport", "pigeon"), "--transport pigeon: expected auto, tcp or shm"),
+        (("--links", "--gpu", "v100"), "--gpu: only with --model"),
+        (("--model", "vgg16", "--iterations", "30"), "--iterations: only with --script"),
+        (("--model", "vgg16", "--workers", "2"), "--workers: only with --script or --cluster-out"),
+        (("--model", "vgg16", "--transport", "tcp"), "--transport: only with --links"),
         (("--model", "vgg16", "--join"), "--join says where --links measures"),
         (("--links", "--join"), "a worker needs DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"),
         (("--links", "-o", "x.json"), "-o writes a model's profile"),

@@ -54,14 +54,17 @@ def test_wrong_usage_is_one_line_and_status_2() -> None:
         (("advise", "--nodes", "2", "--link", "1", "--model", "gpt2", "--gpu", "1e300"), "unknown GPU '1e300'"),
         (("advise", "--nodes", "2", "--link", "1", "--model", "gpt2", "--gpu", "t4", "--optimizer", "lion"), "there are adam, sgd"),
         (("whatif", "--profile", "gpt2"), "--cluster is missing"),
-        (("whatif", "--model", "gpt2", "--backward-ms", "1", "--cluster", "espresso-pcie"), "--cluster goes with --profile"),
+        (("whatif", "--model", "gpt2", "--backward-ms", "1", "--cluster", "espresso-pcie"), "--cluster: only with --profile"),
         (("whatif", "--model", "gpt2", "--backward-ms", "1", "--grad-mib", "4"), "both say how large"),
         (("whatif", "--model", "gpt2", "--backward-ms", "1", "--measured-ms", "nan"), "--measured-ms nan"),
         (("whatif", "--model", "gpt2", "--backward-ms", "1", "--method", "mstopk", "--k", "2"), "--k 2: expected"),
         (("whatif", "--model", "gpt2", "--backward-ms", "1", "--plot", "nowhere/out.png"), "--plot nowhere/out.png: No such file"),
         (("whatif", "--profile", "gpt2", "--cluster", "moon"), "cluster 'moon' is neither a file nor one of"),
         (("whatif", "--profile", "gpt2", "--cluster", "espresso-pcie", "--over", "fp8"), "there are fp32, bf16"),
-        (("whatif", "--profile", "gpt2", "--model", "gpt2"), "give one"),
+        (("whatif", "--profile", "gpt2", "--model", "gpt2"), "--model: for the closed model, but --profile asks the timeline"),
+        (("whatif", "--profile", "gpt2", "--method", "powersgd", "--gpus", "64"), "whatif: --method and --gpus: for the closed model"),
+        (("whatif", "--cases", "x.json", "--gpus", "64", "--plot", "x.png"), "--gpus and --plot: the questions in --cases have inputs of"),
+        (("whatif", "--model", "gpt2", "--backward-ms", "1", "--k", "0.1"), "--k: not for --method powersgd; --k is for mstopk"),
     ):
         done = psgc(*arguments)
         assert done.returncode == 2, arguments

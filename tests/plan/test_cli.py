@@ -149,7 +149,10 @@ def test_what_a_simulation_cannot_take_is_one_line_and_status_2(job: Path, refus
     everything = ["last.weight", "last.bias", "first.weight"]
     encoded = ["comp@gpu", "flat.all_gather.c", "decomp@gpu"]
     plans = {
-        "other": ({"tensors": ["decoder.weight"]}, "tensor 'decoder.weight' is none of model table"),
+        "other": (
+            {"tensors": ["decoder.weight"]},
+            "it has a tensor 'decoder.weight', the profile of table has none such; the plan is for another model",
+        ),
         "cyclic": ({"tensors": everything, "option": ["flat.all_reduce"] * 2}, "'flat.all_reduce' cannot stand after flat.all_reduce"),
         "unknown": ({"tensors": everything, "option": ["flat.sum"]}, "unknown action 'flat.sum'"),
         "nameless": ({"tensors": everything, "option": encoded}, "is encoded, but its codec is none"),
@@ -199,6 +202,7 @@ def test_a_plan_to_run_is_refused_to_methods_that_cannot_make_one_and_to_cluster
 
 def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path, refuses: Refuses) -> None:
     (job / "c.toml").write_text("most_encoded = 1\n")
+    (job / "gpus.toml").write_text("devices = []\n")
     (job / "negative.csv").write_text(TABLE.replace("1000,50", "-1000,50"))
     (job / "linkless.toml").write_text("nodes = 2\ngpus_per_node = 1\nintra = {gbps = 100, latency_us = 5}\n")
     for arguments, words in (
@@ -208,5 +212,6 @@ def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path, refus
         (("--profile", str(job / "negative.csv")), "numel of 'last.bias' is -1000"),
         (("--cluster", str(job / "linkless.toml")), "field inter is missing"),
         (("-o", str(job / "nowhere" / "plan.json"), "--method", "fp32"), "No such file"),
+        (("--codec", "int8", "--constraints", str(job / "gpus.toml")), "gpus.toml rule out all encoding; leave one of them out"),
     ):
         refuses(*planning(job, *arguments, "--json"), said=words)

@@ -154,7 +154,7 @@ def test_a_bucket_that_cannot_be_run_is_refused(change: dict[str, Any], said: st
 @pytest.mark.parametrize(
     ("change", "tensors", "said"),
     [
-        ({}, TWO[:1], "tensor 'b' is none of this model"),
+        ({}, TWO[:1], "it has a tensor 'b', this model has none such"),
         ({}, (*TWO, TensorSpec("c", (1,), "float32")), "no bucket has tensor 'c' of this model"),
         ({}, (replace(TWO[0], shape=(8999,)), TWO[1]), "the bucket of 'b' has 9003 elements, in this model it has 9002"),
         ({}, (TWO[0], replace(TWO[1], group=1)), "tensor 'a' is of parameter group 0, but shares a bucket of the plan with 'b' of 1"),

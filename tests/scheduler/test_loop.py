@@ -135,13 +135,25 @@ def test_who_announces_too_much_is_cut_off_and_the_others_are_served(context: zm
     greedy, modest = (Peer(context, router.port, name) for name in ("greedy", "modest"))
     greedy.dealer.socket.send(bytes(1001))
     assert greedy.dealer.monitor.poll(PATIENCE_MS)
-    modest.dealer.socket.send(bytes(1000))
+    modest.dealer.send(Header(Kind.HEARTBEAT, payload_bytes=1000), bytes(1000))
     assert router.socket.poll(PATIENCE_MS)
-    received = router.receive()
-    assert received is not None
-    assert received[0] == b"modest"
-    assert router.receive() is None
+    assert [(identity, header.kind, len(payload)) for identity, header, payload in router.receive()] == [(b"modest", Kind.HEARTBEAT, 1000)]
     for each in (greedy.dealer, modest.dealer, router):
+        each.close()
+
+
+def test_what_is_no_message_is_left_out_and_named(context: zmq.Context[Any], caplog: pytest.LogCaptureFixture) -> None:
+    router = Router(context, "tcp://127.0.0.1:*", dead_s=15)
+    peer = Peer(context, router.port, "stranger")
+    peer.dealer.socket.send(b"GET / HTTP/1.1")
+    peer.dealer.send(Header(Kind.HEARTBEAT))
+    heard: list[Kind] = []
+    while not heard:
+        assert router.socket.poll(PATIENCE_MS)
+        heard += [Kind(header.kind) for _, header, _ in router.receive()]
+    assert heard == [Kind.HEARTBEAT]
+    assert "message dropped peer=b'stranger' reason=" in caplog.text
+    for each in (peer.dealer, router):
         each.close()
 
 

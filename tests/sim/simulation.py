@@ -13,9 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from sim_members import SimScheduler, SimServer, SimWorker, Ticket, WrongError, check
+from sim_members import SimScheduler, SimServer, WrongError, check
 from sim_network import Clock, Network, Weather
 from sim_oracle import Chances, Oracle
+from sim_worker import SimWorker, Ticket
 
 from psgc.codecs import parse_scheme
 from psgc.layout import Declaration, Layout, TensorSpec, part_numel

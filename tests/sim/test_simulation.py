@@ -10,8 +10,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from sim_members import SimWorker, Ticket, WrongError
+from sim_members import WrongError
 from sim_oracle import Chances
+from sim_worker import SimWorker, Ticket
 from simulation import Scenario, World, quiet, simulate
 
 from psgc.scheduler.rendezvous import Barriers, Name

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +11,9 @@ import torch
 from torch import nn
 
 import psgc.torch as psgc
-from psgc.errors import CodecError, UsageError
+from psgc.errors import UsageError
+from tests.torch.small_models import batch, linear, seeded, weights
 
-ONE_AT_A_TIME = threading.Lock()
 OPTIONS = {"lr": 0.05, "betas": (0.8, 0.9), "weight_decay": 0.1}
 
 
@@ -31,22 +29,6 @@ def zero_one(params: Any, **options: Any) -> psgc.ZeroOneAdam:
 BOTH = pytest.mark.parametrize("make", [onebit, zero_one])
 
 
-def seeded(make: Callable[[], nn.Module], seed: int = 0) -> Any:
-    """The same model on every rank: ranks are threads, and torch's generator is theirs in common."""
-    with ONE_AT_A_TIME:
-        torch.manual_seed(seed)
-        return make()
-
-
-def linear(width: int = 3, seed: int = 0) -> nn.Linear:
-    model: nn.Linear = seeded(lambda: nn.Linear(width, 2), seed)
-    return model
-
-
-def batch(rank: int, step: int, width: int = 3) -> torch.Tensor:
-    return torch.randn(4, width, generator=torch.Generator().manual_seed(100 * step + rank))
-
-
 def train(model: nn.Module, optimizer: Any, rank: int, steps: range) -> list[float]:
     """The weights after these steps."""
     for step in steps:
@@ -54,10 +36,6 @@ def train(model: nn.Module, optimizer: Any, rank: int, steps: range) -> list[flo
         model(batch(rank, step)).square().mean().backward()
         optimizer.step()
     return weights(model)
-
-
-def weights(model: nn.Module) -> list[float]:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
 
 
 def trained(make: Any, steps: int, **options: Any) -> Callable[[int], list[float]]:
@@ -490,30 +468,6 @@ def test_nan_reaches_every_rank_as_under_adamw(ranks: Any, make: Any) -> None:
     assert ranks.run(2, work) == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lr": -1.0}, "OneBitAdam: lr is -1.0"),
-        ({"betas": (0.9, 1.0)}, r"OneBitAdam: betas\[1\] is 1.0"),
-        ({"warmup_steps": 0}, "OneBitAdam: warmup_steps is 0, expected a whole number of at least 1"),
-        ({"backward_passes_per_step": 0}, "backward_passes_per_step is 0"),
-    ],
-)
-def test_options_out_of_range_are_refused(ranks: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        ranks.run(1, lambda _: onebit(linear().named_parameters(), **options))
-
-
-def test_two_parameters_of_one_name_are_refused(ranks: Any) -> None:
-    with pytest.raises(UsageError, match="two parameters are named 'weight'"):
-        ranks.run(1, lambda _: onebit([*linear().named_parameters(), *linear().named_parameters()]))
-
-
-def test_a_codec_that_cannot_carry_a_parameter_names_it(ranks: Any) -> None:
-    with pytest.raises(CodecError, match="parameter 'weight': codec onebit carries"):
-        ranks.run(1, lambda _: onebit(linear().double().named_parameters()))
-
-
 def test_sparse_gradients_are_refused(ranks: Any) -> None:
     def work(rank: int) -> None:
         model = nn.Embedding(5, 2)
@@ -526,28 +480,3 @@ def test_sparse_gradients_are_refused(ranks: Any) -> None:
 
     with pytest.raises(UsageError, match="sparse=False"):
         ranks.run(1, work)
-
-
-@pytest.fixture
-def run(make_job: Callable[..., Any]) -> Callable[..., dict[str, float]]:
-    """Runs tests/jobs/adam.py with two workers and 1-bit both ways; its figures by case. The ranks' digests must agree."""
-
-    def work(*cases: str) -> dict[str, float]:
-        job = make_job(env={"PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "16384"})
-        workers = job.whole(*cases, job="adam.py")
-        assert set(job.end().values()) == {0}, job.text()
-        said = [re.findall(r"^([\w-]+) (\w{64}) (\S+)$", worker.text, re.MULTILINE) for worker in workers]
-        assert said[0] == said[1] and len(said[0]) == len(cases)
-        return {case: float(figure) for case, _, figure in said[0]}
-
-    return work
-
-
-def test_over_a_real_job_with_one_bit_both_reach_what_adamw_reaches(run: Callable[..., dict[str, float]]) -> None:
-    loss = run("onebit", "zero-one", "adamw")
-    assert max(loss["onebit"], loss["zero-one"]) < 1.1 * loss["adamw"]
-
-
-def test_over_a_real_job_a_token_first_seen_after_the_warm_up_is_not_thrown_far(run: Callable[..., dict[str, float]]) -> None:
-    """Sent as bare momentum, its row would reach thousands."""
-    assert run("late-token")["late-token"] < 4.5

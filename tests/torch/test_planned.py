@@ -100,7 +100,10 @@ def test_a_tensor_that_no_rank_used_gets_zeros_if_its_bucket_travels_and_stays_a
             planned((("0.weight",), 0), (("0.bias", "1.weight"), 0)),
             "no bucket has tensor '1.bias' of this model; .*another model .two layers",
         ),
-        (planned((tuple(MODEL), 0), (("head.weight",), 0), **{"head.weight": 5}), "tensor 'head.weight' is none of this model"),
+        (
+            planned((tuple(MODEL), 0), (("head.weight",), 0), **{"head.weight": 5}),
+            "it has a tensor 'head.weight', this model has none such",
+        ),
         (planned((tuple(MODEL), 0), **{"1.bias": 3}), "the bucket of '0.weight' has 27 elements, in this model it has 26"),
         (planned((tuple(MODEL), 0), codec="onebitt"), r"buckets\[0\] \(of '0.weight'\): unknown codec 'onebitt'"),
     ],

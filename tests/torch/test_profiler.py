@@ -148,3 +148,25 @@ def test_in_a_job_rank_0_writes_the_profile_and_buckets_wait_for_synchronize_unt
     assert_profile(load_profile(str(path)))
     assert early == [False] * (WARM_UP + iterations + 1) + [True] * 2
     assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_where_nothing_but_the_profile_is_wanted_every_rank_exits_after_the_same_step(ranks: Any, tmp_path: Path) -> None:
+    path, iterations, steps = tmp_path / "profile.json", 3, [0, 0]
+    codes: list[Any] = [None, None]
+
+    def work(rank: int) -> None:
+        model = Net()
+        optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        while True:
+            optimizer.zero_grad()
+            model(torch.ones(2, 8)).square().mean().backward()
+            steps[rank] += 1
+            try:
+                optimizer.step()
+            except SystemExit as ended:
+                codes[rank] = ended.code
+                return
+
+    ranks.run(2, work, profile=str(path), profile_iterations=iterations, profile_only=True)
+    assert_profile(load_profile(str(path)))
+    assert (steps, codes) == ([WARM_UP + iterations + 1] * 2, [0, 0])

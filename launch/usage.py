@@ -1,0 +1,91 @@
+"""Flags that cannot be taken, told in one line: whose they are, what came, what was expected or meant, where help is.
+
+Owns the words. Knows of the command line only what its commands say of themselves: which verbs and flags there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from typing import Any, Final
+
+import typer
+
+from psgc.errors import UsageError
+
+# click's UsageError. typer imports the package click or, in newer versions, brings a copy: only its own names lead to the right one.
+WRONG_USAGE: Final[Any] = typer.BadParameter.__mro__[1]
+Command = Any  # of click
+
+
+def told(error: Any, program: Command, words: Sequence[str]) -> str:
+    """The line for a ``WRONG_USAGE`` of ``program``'s command line, ``words``; the help where a verb was left out."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return str(error.format_message())
+    path, command, rest = _asked(program, words)
+    fault = _fault(error, command, rest)
+    return f"{path}: {fault}{'' if fault.endswith('?') else ';'} see {path} --help"
+
+
+def typed(context: typer.Context) -> dict[str, str]:
+    """The flags that a verb was given, by their parameters' names; without those that have their defaults."""
+    given = {name: context.get_parameter_source(name) for name in context.params}
+    return {
+        one.name: one.opts[-1] for one in context.command.params
+        if one.name in given and getattr(given[one.name], "name", "") == "COMMANDLINE"
+    }  # fmt: skip
+
+
+def refuse_beside(context: typer.Context, names: Collection[str], why: str) -> None:
+    """Raise UsageError if the verb was given any of these parameters, which it would have to ignore."""
+    flags = [flag for name, flag in typed(context).items() if name in names]
+    if flags:
+        raise UsageError(f"{context.command_path.partition(' ')[2]}: {' and '.join(flags)}: {why}")
+
+
+def _asked(program: Command, words: Sequence[str]) -> tuple[str, Command, Sequence[str]]:
+    """The verb that the words begin with, as it is typed and as a command, and the other words."""
+    path, command = str(program.name), program
+    while words and words[0] in _verbs(command):
+        path, command, words = f"{path} {words[0]}", _verbs(command)[words[0]], words[1:]
+    return path, command, words
+
+
+def _verbs(command: Command) -> dict[str, Command]:
+    return getattr(command, "commands", {})
+
+
+def _fault(error: Any, command: Command, words: Sequence[str]) -> str:
+    kind = type(error).__name__
+    if kind == "NoSuchOption":
+        flags = [flag for one in command.params for flag in (*one.opts, *one.secondary_opts)]
+        return f"no such option {error.option_name}{_meant(error.option_name, flags)}"
+    if _verbs(command) and words:
+        return f"no such verb {words[0]}{_meant(words[0], list(_verbs(command))) or '; there are ' + ', '.join(_verbs(command))}"
+    if kind == "MissingParameter":
+        return f"{error.param.opts[-1]} is missing: {(error.param.help or '').rstrip('.')}"
+    if kind == "BadParameter" and (expected := _expected(error.message)):
+        return f"{_typed(words, error.param.opts)}: expected {expected}"
+    text = str(error.format_message()).rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _meant(word: str, known: list[str]) -> str:
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _expected(message: str) -> str:
+    """What was expected in place of something that is none."""
+    if "integer" in message:
+        return "a whole number"
+    return "a number" if "number" in message or "float" in message else ""
+
+
+def _typed(words: Sequence[str], flags: Sequence[str]) -> str:
+    """A flag and its value as they were typed; of several the last counts."""
+    for index in range(len(words) - 1, -1, -1):
+        flag, equals, value = words[index].partition("=")
+        if flag in flags:
+            return f"{flag} {value if equals else next(iter(words[index + 1 :]), '')}"
+    return flags[-1]

@@ -1,0 +1,158 @@
+"""Who is let into a job, with which rank, and what is said while members are awaited."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from psgc import __version__
+from psgc.wire.frames import Kind
+from psgc.wire.messages import ErrorCode, Topology
+from tests.scheduler.talk import (
+    REGISTER_S,
+    SILENCE_S,
+    Job,
+    aborted,
+    complete,
+    logged,
+    refused,
+    register,
+    sent,
+)
+
+
+def test_ranks_are_the_prefix_sum_of_local_sizes_whatever_order_they_come_in() -> None:
+    job = Job(nodes=3, servers=1)
+    sizes = [2, 1, 3]
+    places = [(node, local) for node, size in enumerate(sizes) for local in range(size)]
+    job.join("s0", register("server"))
+    for node, local in reversed(places):
+        actions = job.join(f"w{node}.{local}", register(node=node, local_rank=local, local_size=sizes[node]))
+    topologies = {peer: Topology.from_body(body) for peer, body in sent(actions, Kind.TOPOLOGY).items()}
+    assert {peer: t.rank for peer, t in topologies.items() if peer != "s0"} == {f"w{n}.{i}": rank for rank, (n, i) in enumerate(places)}
+    assert topologies["s0"] == replace(topologies["w0.0"], rank=0)
+    assert topologies["s0"].node_sizes == (2, 1, 3)
+    assert topologies["s0"].size == 6
+    assert topologies["s0"].epoch == 1
+    assert topologies["s0"].workers[2] == "1.0@host1"
+
+
+def test_servers_keep_the_numbers_they_came_with_and_others_fill_the_gaps_in_order() -> None:
+    job = Job(nodes=1, servers=3)
+    job.join("a", register("server", 0))
+    job.join("b", register("server", 1, index=0))
+    job.join("c", register("server", 2))
+    topologies = sent(job.join("w", register()), Kind.TOPOLOGY)
+    assert {peer: topologies[peer]["rank"] for peer in "abc"} == {"a": 1, "b": 0, "c": 2}
+    assert [s["address"] for s in topologies["w"]["servers"]] == ["tcp://host1:9", "tcp://host0:9", "tcp://host2:9"]
+
+
+def test_nobody_is_admitted_before_everyone_is_there() -> None:
+    job = Job()
+    assert job.join("w0", register(node=0)) == []
+    assert job.join("w1", register(node=1)) == []
+    assert len(sent(job.join("s0", register("server")), Kind.TOPOLOGY)) == 3
+
+
+def test_a_registration_said_again_is_answered_again_and_changes_nothing() -> None:
+    job = Job()
+    assert job.join("w0", register(node=0)) == []
+    assert job.join("w0", register(node=0)) == []
+    job.join("w1", register(node=1))
+    first = sent(job.join("s0", register("server")), Kind.TOPOLOGY)
+    again = job.join("w1", register(node=1))
+    assert sent(again, Kind.TOPOLOGY) == {"w1": first["w1"]}
+
+
+def test_a_process_with_two_names_is_one_member_and_is_answered_at_the_newest() -> None:
+    job = Job()
+    job.join("w0-before", register(node=0))
+    job.join("w0", register(node=0))
+    job.join("w1", register(node=1))
+    assert set(sent(job.join("s0", register("server")), Kind.TOPOLOGY)) == {"w0", "w1", "s0"}
+    assert set(sent(job.join("w1-before", register(node=1)), Kind.TOPOLOGY)) == {"w1-before"}
+    assert set(sent(job.say("w1", Kind.HEARTBEAT), Kind.HEARTBEAT)) == {"w1"}
+    job.say("w0", Kind.BARRIER, step=1)
+    assert set(sent(job.say("w1-before", Kind.BARRIER, step=1), Kind.BARRIER)) == {"w0", "w1-before"}
+    assert job.say("w1", Kind.BARRIER, step=2) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"nodes": 3}, ["DMLC_NUM_WORKER=3", "the scheduler has 2"]),
+        ({"servers": 4}, ["DMLC_NUM_SERVER=4", "the scheduler has 1"]),
+        ({"version": "0.0"}, ["psgc 0.0", __version__]),
+        ({"node": 0}, ["DMLC_WORKER_ID=0", "pid 1000 on host0", "pid 1010 on host1", "number the nodes 0 to 1"]),
+        ({"node": 0, "local_rank": 1, "local_size": 2}, ["BYTEPS_LOCAL_SIZE=1", "has 2", "pid 1000 on host0"]),
+        ({"node": 2}, ["DMLC_WORKER_ID=2", "0 to 1"]),
+        ({"local_rank": 1}, ["BYTEPS_LOCAL_RANK=1", "BYTEPS_LOCAL_SIZE=1"]),
+        ({"role": "server", "index": 1}, ["DMLC_SERVER_ID=1", "servers are numbered 0 to 0"]),
+        ({"role": "server", "index": 0}, ["two servers have DMLC_SERVER_ID=0", "pid 2000 on host0", "pid 1010 on host1"]),
+        ({"role": "server"}, ["one server too many", "DMLC_NUM_SERVER=1"]),
+    ],
+)
+def test_a_member_that_does_not_fit_ends_the_job_naming_it_and_the_remedy(wrong: dict[str, Any], words: list[str]) -> None:
+    job = Job()
+    job.join("s0", register("server", index=0))
+    job.join("w0", register(node=0))
+    actions = job.say("x", Kind.REGISTER, replace(register(node=1), **wrong))
+    text = aborted(actions)
+    assert set(sent(actions, Kind.ABORT)) == {"s0", "w0", "x"}
+    for word in words:
+        assert word in text, text
+
+
+def test_a_wrong_token_is_refused_and_ends_nothing() -> None:
+    job = Job(nodes=1)
+    text = refused(job.join("x", register(token="guess")), ErrorCode.BAD_TOKEN)
+    assert "pid 1000 on host0" in text
+    assert "PSGC_TOKEN" in text
+    job.join("s0", register("server"))
+    assert len(sent(job.join("w0", register()), Kind.TOPOLOGY)) == 2, "the place is still free"
+
+
+def test_a_message_of_another_job_is_refused_and_ends_nothing() -> None:
+    job = complete()
+    assert "job 78" in refused(job.say("x", Kind.REGISTER, register(), job=78), ErrorCode.WRONG_JOB)
+    assert job.tick() == []
+
+
+def test_who_comes_when_everyone_is_there_is_refused_and_ends_nothing() -> None:
+    job = complete()
+    text = refused(job.join("late", register(node=1, pid=5)), ErrorCode.NOT_ADMITTED)
+    assert "pid 1010 on host1" in text
+    assert "pid 5 on host1" in text
+    assert job.tick() == []
+
+
+def test_who_is_missing_is_named_and_named_again_and_the_waiting_are_told() -> None:
+    job = Job(nodes=3, servers=2)
+    job.join("s0", register("server"))
+    job.join("w0", register(node=0, local_size=2))
+    assert job.tick(SILENCE_S - 0.1) == []
+    for _ in range(3):
+        actions = job.tick(SILENCE_S)
+        for text in [logged(actions), *(body["text"] for body in sent(actions, Kind.HEARTBEAT).values())]:
+            for word in ["local rank 1 of node 0", "DMLC_WORKER_ID=1", "DMLC_WORKER_ID=2", "1 of 2 server(s)", "pid 1000 on host0"]:
+                assert word in text
+        assert set(sent(actions, Kind.HEARTBEAT)) == {"s0", "w0"}
+        assert job.tick(1) == []
+
+
+def test_registration_gives_up_naming_who_never_came() -> None:
+    job = Job()
+    job.join("w0", register(node=0))
+    text = aborted(job.tick(REGISTER_S + 1))
+    assert "DMLC_WORKER_ID=1" in text
+    assert "PSGC_REGISTER_TIMEOUT_S" in text
+
+
+def test_a_member_that_dies_while_others_are_awaited_ends_the_job() -> None:
+    job = Job()
+    job.join("w0", register(node=0))
+    job.join("w1", register(node=1))
+    job.dead.add(1010)
+    assert "pid 1010 on host1) died" in aborted(job.tick(1))

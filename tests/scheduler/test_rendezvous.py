@@ -1,0 +1,149 @@
+"""What workers meet at: barriers, and the declarations that become layouts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from psgc.layout import Declaration, Layout, TensorSpec
+from psgc.scheduler.actions import Send
+from psgc.wire.frames import Kind
+from psgc.wire.messages import Notice
+from tests.scheduler.talk import (
+    SILENCE_S,
+    STEP_S,
+    aborted,
+    complete,
+    declaration,
+    logged,
+    sent,
+)
+
+# barriers
+
+
+def test_a_barrier_opens_for_all_when_the_last_has_come() -> None:
+    job = complete(nodes=3)
+    assert job.say("w0", Kind.BARRIER, step=1) == []
+    assert job.say("w2", Kind.BARRIER, step=1) == []
+    assert job.say("w0", Kind.BARRIER, step=1) == [], "said twice, counted once"
+    opened = sent(job.say("w1", Kind.BARRIER, step=1), Kind.BARRIER)
+    assert set(opened) == {"w0", "w1", "w2"}
+    assert {header.step for header in opened.values()} == {1}
+
+
+def test_an_open_barrier_answers_again_to_who_asks_again() -> None:
+    job = complete()
+    job.say("w0", Kind.BARRIER, step=1)
+    job.say("w1", Kind.BARRIER, step=1)
+    assert set(sent(job.say("w0", Kind.BARRIER, step=1), Kind.BARRIER)) == {"w0"}
+    assert job.say("w0", Kind.BARRIER, step=2) == []
+
+
+@pytest.mark.parametrize("what", ["barrier 1", "the declaration of 'model'"])
+def test_what_is_awaited_is_named_and_fails_at_its_limit(what: str) -> None:
+    job = complete(nodes=3)
+    for peer in ("w0", "w2"):
+        if what == "barrier 1":
+            job.say(peer, Kind.BARRIER, step=1)
+        else:
+            job.say(peer, Kind.DECLARE, declaration().to_json(), plan=1)
+    named = 0
+    while job.now - 100 <= STEP_S:
+        job.hear_everyone()
+        actions = job.tick(1)
+        if logged(actions) and not sent(actions, Kind.ABORT):
+            named += 1
+            assert f"{what} has awaited rank(s) 1 for" in logged(actions)
+            assert set(sent(actions, Kind.HEARTBEAT)) == {"w0", "w1", "w2"}
+    assert named == STEP_S / SILENCE_S
+    assert f"{what} has awaited rank(s) 1" in aborted(actions)
+    assert "PSGC_STEP_TIMEOUT_S" in aborted(actions)
+
+
+# declarations
+
+
+def test_a_layout_goes_to_the_servers_first_and_to_workers_when_all_servers_are_ready() -> None:
+    job = complete(nodes=2, servers=2)
+    assert job.say("w1", Kind.DECLARE, declaration().to_json(), plan=5) == []
+    keys = job.say("w0", Kind.DECLARE, declaration().to_json(), plan=9)
+    assert set(sent(keys, Kind.KEYS)) == {"s0", "s1"}
+    assert {a.header.plan for a in keys if isinstance(a, Send)} == {1}
+    assert job.say("s1", Kind.KEYS_READY, plan=1) == []
+    assert job.say("s1", Kind.KEYS_READY, plan=1) == [], "one server's word counts once"
+    layouts = job.say("s0", Kind.KEYS_READY, plan=1)
+    assert {a.peer: (a.header.plan, a.header.key) for a in layouts if isinstance(a, Send)} == {b"w0": (9, 1), b"w1": (5, 1)}
+    assert sent(layouts, Kind.LAYOUT)["w0"] == sent(keys, Kind.KEYS)["s0"]
+    assert job.say("s0", Kind.KEYS_READY, plan=1) == []
+    assert job.say("s0", Kind.KEYS_READY, plan=3) == [], "a layout that never was"
+
+
+def test_a_declaration_said_again_counts_once_and_is_answered_again() -> None:
+    job = complete()
+    body = declaration().to_json()
+    for _ in range(2):
+        assert job.say("w0", Kind.DECLARE, body, plan=1) == []
+    assert len(sent(job.say("w1", Kind.DECLARE, body, plan=1), Kind.KEYS)) == 1
+    assert job.say("w1", Kind.DECLARE, body, plan=1) == [], "the server is not ready yet"
+    job.say("s0", Kind.KEYS_READY, plan=1)
+    assert set(sent(job.say("w1", Kind.DECLARE, body, plan=4), Kind.LAYOUT)) == {"w1"}
+
+
+def test_names_declared_in_different_orders_meet_and_are_numbered_as_they_complete() -> None:
+    job = complete()
+    job.say("w0", Kind.DECLARE, declaration("a").to_json(), plan=1)
+    job.say("w0", Kind.DECLARE, declaration("b").to_json(), plan=2)
+    first = job.say("w1", Kind.DECLARE, declaration("b").to_json(), plan=1)
+    second = job.say("w1", Kind.DECLARE, declaration("a").to_json(), plan=2)
+    assert sent(first, Kind.KEYS)["s0"]["name"] == "b"
+    assert sent(second, Kind.KEYS)["s0"]["name"] == "a"
+    assert [a.header.plan for a in first + second if isinstance(a, Send)] == [1, 2]
+
+
+def test_a_plan_is_laid_out_in_rank_0s_order_apart_from_tensors_that_some_rank_did_not_use() -> None:
+    tensors = tuple(TensorSpec(f"t{i}", (10,), "float32") for i in range(4))
+    ranks = [Declaration("m", "plan", tensors, "none", True, order=(3, 2, 1, 0), used=used) for used in [(0, 1, 2, 3), (0, 1, 3)]]
+    job = complete()
+    job.say("w1", Kind.DECLARE, replace(ranks[1], order=()).to_json())
+    keys = sent(job.say("w0", Kind.DECLARE, ranks[0].to_json()), Kind.KEYS)
+    layout = Layout.from_json(json.dumps(keys["s0"]))
+    assert sorted(bucket.tensors for bucket in layout.buckets) == [(2,), (3, 1, 0)]
+
+
+def test_ranks_that_differ_end_the_job_as_soon_as_two_do_naming_tensor_and_ranks() -> None:
+    job = complete(nodes=4)
+    job.say("w3", Kind.DECLARE, declaration(numel=10).to_json())
+    text = aborted(job.say("w1", Kind.DECLARE, declaration(numel=11).to_json()))
+    assert text.startswith("'model': shape of tensor 'layer.weight' on rank 1 is (11,), on rank 3 it is (10,)")
+
+
+def test_a_codec_that_cannot_be_had_ends_the_job_with_its_own_words() -> None:
+    job = complete(nodes=1)
+    assert "no-such-codec" in aborted(job.say("w0", Kind.DECLARE, replace(declaration(), codec="no-such-codec").to_json()))
+
+
+def test_a_server_that_is_not_ready_is_named_told_again_and_awaited_only_so_long() -> None:
+    job = complete(nodes=1, servers=2)
+    job.say("w0", Kind.DECLARE, declaration().to_json())
+    job.say("s0", Kind.KEYS_READY, plan=1)
+    told = 0
+    while job.now - 100 <= STEP_S:
+        job.hear_everyone()
+        actions = job.tick(1)
+        assert "s0" not in sent(actions, Kind.KEYS)
+        if sent(actions, Kind.KEYS):
+            told += 1
+            assert "the layout of 'model' has awaited server(s) 1 for" in logged(actions)
+    assert told == STEP_S / SILENCE_S
+    assert "awaited server(s) 1" in aborted(actions)
+
+
+def test_a_servers_error_about_a_layout_ends_the_job() -> None:
+    job = complete(nodes=1)
+    job.say("w0", Kind.DECLARE, declaration().to_json())
+    text = aborted(job.say("s0", Kind.ERROR, Notice(1, "no memory for layout 1"), plan=1))
+    assert "server 0 (pid 2000 on host0)" in text
+    assert "no memory for layout 1" in text
