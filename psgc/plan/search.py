@@ -202,7 +202,8 @@ class Search:
         return self.choose(buckets, self.best.ways[self.best.bucketing.of[buckets.last]])
 
     def refine(self) -> None:
-        """Try the model in ever more parts, as long as more are better and there is anything to gain; at last its buckets uncut."""
+        """Try the model in ever more parts, as long as more are better and there is anything to gain; then in a number between the last two,
+        and its buckets uncut."""
         count, before = float(COARSEST), np.inf
         most = MOST_PARTS if len(self.problem.profile.tensors) > SMALL_JOB else MOST_PARTS // 3
         while (found := self.of_parts(count)).step_us < before * (1 - NOTHING):
@@ -211,6 +212,8 @@ class Search:
             if found.bucketing.parts.sum() > most:
                 break
             count, before = count * 2, found.step_us
+        if len(self.problem.profile.tensors) > SMALL_JOB:
+            self.of_parts(count * 3 / 4)
         assert self.best is not None
         self.among(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)), self.best.ways)
 
