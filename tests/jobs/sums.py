@@ -142,22 +142,13 @@ class Shared:
         return aggregate
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--codec", default="none")
-    parser.add_argument("--dtypes", default="float32")
-    parser.add_argument("--sum", action="store_true", help="the sum, not the mean")
-    parser.add_argument("--delay-ms", type=float, default=0.0, help="each worker sleeps up to so long before a step")
-    options = parser.parse_args()
-    session = ClusterSession.open(Config.from_env())
-    chaos = random.Random(session.rank)
+def compare(session: ClusterSession, codec: str, options: argparse.Namespace, chaos: random.Random) -> int:
+    """Run the steps with one codec; how many results were wrong."""
     names = [(index, numel, dtype) for dtype in options.dtypes.split(",") for index, numel in enumerate(SIZES)]
-    buffers, models = {}, {}
-    for index, numel, dtype in names:
-        buffers[index, dtype] = ArrayBuffer(numel, parse_scheme(options.codec, Setting(dtype)).array_dtype)
-        model = Shared if options.codec.startswith("shared") else Compressed
-        models[index] = model(options.codec, index, numel, session.size, not options.sum)
+    mean = not options.sum
+    buffers = {(index, dtype): ArrayBuffer(numel, parse_scheme(codec, Setting(dtype)).array_dtype) for index, numel, dtype in names}
+    model = Shared if codec.startswith("shared") else Compressed
+    models = {index: model(codec, index, numel, session.size, mean) for index, numel, _ in names}
     wrong = 0
     for step in range(1, options.steps + 1):
         order = list(names)
@@ -167,21 +158,40 @@ def main() -> int:
         tickets = []
         for index, numel, dtype in order:
             buffers[index, dtype].array[:] = gradient(step, session.rank, index, numel, dtype)
-            spec = TensorSpec(f"t{index}.{dtype}", (numel,), dtype)
-            declaration = Declaration(spec.name, "adhoc", (spec,), options.codec, not options.sum)
+            spec = TensorSpec(f"{codec}.t{index}.{dtype}", (numel,), dtype)
+            declaration = Declaration(spec.name, "adhoc", (spec,), codec, mean)
             tickets.append(session.submit_named(declaration, buffers[index, dtype]))
         session.wait(tickets)
         for index, numel, dtype in names:
-            got = buffers[index, dtype].array
-            if options.codec == "none":
-                want = plain(step, index, numel, dtype, session.size, not options.sum)
-            else:
-                want = models[index].step(step)
-            if got.tobytes() != want.tobytes():
-                wrong += 1
-                bad = int((got.view(np.uint8) != want.view(np.uint8)).argmax()) // got.itemsize
-                print(f"WRONG step {step} tensor {index} {dtype} element {bad}: got {got[bad]}, want {want[bad]}", file=sys.stderr)
-    print(f"rank {session.rank}: {options.steps} steps, {wrong} wrong, {session.statistics()}")
+            want = plain(step, index, numel, dtype, session.size, mean) if codec == "none" else models[index].step(step)
+            wrong += differ(buffers[index, dtype].array, want, f"{codec} step {step} tensor {index} {dtype}")
+    return wrong
+
+
+def differ(got: Any, want: Any, what: str) -> bool:
+    """Whether a result is not to the bit what it should be; if so, it is said."""
+    if got.tobytes() == want.tobytes():
+        return False
+    bad = int((got.view(np.uint8) != want.view(np.uint8)).argmax()) // got.itemsize
+    print(f"WRONG {what} element {bad}: got {got[bad]}, want {want[bad]}", file=sys.stderr)
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--codec", nargs="+", default=["none"], help="several are run one after the other")
+    parser.add_argument("--dtypes", default="float32")
+    parser.add_argument("--sum", action="store_true", help="the sum, not the mean")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="each worker sleeps up to so long before a step")
+    options = parser.parse_args()
+    session = ClusterSession.open(Config.from_env())
+    chaos = random.Random(session.rank)
+    wrong = 0
+    for codec in options.codec:
+        found = compare(session, codec, options, chaos)
+        print(f"rank {session.rank}: {codec}: {options.steps} steps, {found} wrong, {session.statistics()}", flush=True)
+        wrong += found
     session.close()
     return 1 if wrong else 0
 
