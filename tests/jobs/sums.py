@@ -12,32 +12,16 @@ import time
 from typing import Any
 
 import numpy as np
+from array_buffer import ArrayBuffer
 
 from psgc.codecs import Codec, Setting, Stream, parse_pair, parse_scheme
 from psgc.codecs.codec import DTYPES
-from psgc.codecs.shared import define_step
 from psgc.config import Config
 from psgc.layout import Declaration, TensorSpec
 from psgc.worker.cluster import ClusterSession
 
 SIZES = (1, 7, 63, 4097, 70001)
 SERVER_RANK = 0xFFFFFFFF
-
-
-class ArrayBuffer:
-    """A bucket that is one flat array."""
-
-    def __init__(self, numel: int, dtype: Any) -> None:
-        self.array = np.zeros(numel, dtype)
-        self.skipped = False
-
-    def load(self) -> Any:
-        return self.array
-
-    waits = False
-
-    def store(self, skipped: bool) -> None:
-        self.skipped = skipped
 
 
 def gradient(step: int, rank: int, tensor: int, numel: int, dtype: str) -> Any:
@@ -137,6 +121,8 @@ class Shared:
     def step(self, step: int) -> Any:
         grads = [gradient(step, rank, self.tensor, self.numel, "float32") for rank in self.ranks]
         streams = [Stream(0, step, rank, 0) for rank in self.ranks]
+        from psgc.codecs.shared import define_step  # loads kernels that other codecs do without
+
         aggregate, kept = define_step(grads, self.residuals, 1.0, streams, self.divisor)
         self.residuals = kept or None
         return aggregate

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.plan.commands import psgc
+
 VERBS = ((), ("run",), ("doctor",), ("codecs",), ("bench",), ("bench", "kernels"), ("bench", "pushpull"))
 
 
