@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import secrets
 import signal
 import socket
@@ -18,13 +17,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.codecs import lawful
+
 settings.register_profile("psgc", deadline=None)  # a loaded machine is no failure
 settings.load_profile("psgc")
 for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_signal) is signal.SIG_IGN:  # `make test &` or nohup: launchers under test would leave these ignored, too
         signal.signal(_signal, _handler)
 JOBS = Path(__file__).parent / "jobs"
-LAWS = Path(__file__).parent / "codecs" / "test_laws.py"
 LIMITS = {  # low, so that a failure shows within seconds; what is asserted is what is said, never how long it took
     "PSGC_HEARTBEAT_S": "0.3",
     "PSGC_SILENCE_S": "1",
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before several processes run tests, as many as there are cores share the kernels' compilation: on a fresh machine each would else
     do all of it for itself."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        codecs, cores = runpy.run_path(str(LAWS))["CODECS"], os.cpu_count() or 1
+        codecs, cores = lawful.CODECS, os.cpu_count() or 1
         warm = "import sys; from psgc.codecs import parse_codec; [parse_codec(text).warm() for text in sys.argv[1:]]"
         shares = [subprocess.Popen([sys.executable, "-c", warm, *codecs[first::cores]]) for first in range(cores)]
         statuses = [share.wait() for share in shares]
