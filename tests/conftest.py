@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,19 @@ class Job:
 @pytest.fixture
 def make_job() -> Iterator[Callable[..., Job]]:
     """Builds Jobs; whatever is left of them is killed at the test's end, and it is an error if something could not be."""
+    with making_jobs() as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_shared_job() -> Iterator[Callable[..., Job]]:
+    """The same for a job that several of a file's tests look at."""
+    with making_jobs() as make:
+        yield make
+
+
+@contextmanager
+def making_jobs() -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def make(**fields: Any) -> Job:

@@ -96,15 +96,24 @@ def digests(job: Any, folder: Path, hows: str, *codecs: str) -> dict[tuple[str, 
     return {(how, codec): digest for how, codec, digest in said}
 
 
-def test_a_restarted_job_goes_on_bit_for_bit(make_job: Callable[..., Any], tmp_path: Path) -> None:
-    whole = digests(make_job(), tmp_path, "save", *RESTARTED)
-    again = digests(make_job(), tmp_path, "load,forget", *RESTARTED)
+@pytest.fixture(scope="module")
+def saved(make_shared_job: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[str, ...], str]]:
+    """The folder in which a job of two workers saved its state half-way, and the digests of its weights at the end."""
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, digests(make_shared_job(), folder, "save", *RESTARTED)
+
+
+def test_a_restarted_job_goes_on_bit_for_bit(make_job: Callable[..., Any], saved: tuple[Path, dict[tuple[str, ...], str]]) -> None:
+    folder, whole = saved
+    again = digests(make_job(), folder, "load,forget", *RESTARTED)
     for codec in RESTARTED:
         assert again["load", codec] == whole["save", codec], codec
         assert again["forget", codec] != whole["save", codec], f"{codec}: the residuals are part of the state"
 
 
-def test_residuals_of_two_ranks_go_to_another_number_of_workers(make_job: Callable[..., Any], tmp_path: Path) -> None:
-    digests(make_job(), tmp_path, "save", "onebit/bf16")
-    for workers in (1, 3):
-        digests(make_job(nodes=workers), tmp_path, "load", "onebit/bf16")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_residuals_of_two_ranks_go_to_another_number_of_workers(
+    make_job: Callable[..., Any], workers: int, saved: tuple[Path, dict[tuple[str, ...], str]]
+) -> None:
+    """What they go on to is the same on every one of them."""
+    assert digests(make_job(nodes=workers), saved[0], "load", "onebit/bf16")

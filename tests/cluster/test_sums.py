@@ -23,7 +23,7 @@ def test_600_back_to_back_steps_of_two_workers_are_right_to_the_bit(make_job: Ca
     exact(make_job(nodes=2, servers=1), transport, "--steps", "600")
 
 
-@pytest.mark.parametrize(("workers", "servers", "transport"), [(1, 1, "tcp"), (3, 2, "shm"), (5, 2, "tcp")])  # the long set has all
+@pytest.mark.parametrize(("workers", "servers", "transport"), [(1, 1, "shm"), (5, 2, "tcp")])  # the long set has all
 def test_every_dtype_is_right_to_the_bit(make_job: Callable[..., Any], workers: int, servers: int, transport: str) -> None:
     exact(make_job(nodes=workers, servers=servers), transport, "--steps", "15", "--dtypes", ALL_DTYPES)
 

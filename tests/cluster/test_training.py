@@ -20,17 +20,23 @@ def run_job(*command: str, **env: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def train(script: str, codec: str, out: Path, steps: int, **env: str) -> dict[str, object]:
-    run_job(str(EXAMPLES / script), "--steps", str(steps), "--codec", codec, "--out", str(out), **env)
+def train(script: str, out: Path, flags: tuple[str, ...], **env: str) -> dict[str, object]:
+    run_job(str(EXAMPLES / script), *flags, "--out", str(out), **env)
     record: dict[str, object] = json.loads(out.read_text())
     return record
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("script", "codec", "steps"), [("train_digits.py", "topk:k=0.01", 12), ("train_gpt.py", "int8", 4)])
-def test_the_same_seed_gives_the_same_losses_on_any_transport(script: str, codec: str, steps: int, tmp_path: Path) -> None:
-    first = train(script, codec, tmp_path / "first.json", steps, PSGC_TRANSPORT="shm")
-    again = train(script, codec, tmp_path / "again.json", steps, PSGC_TRANSPORT="tcp")
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        ("train_digits.py", ("--codec", "topk:k=0.01", "--steps", "12")),
+        ("train_gpt.py", ("--codec", "int8", "--steps", "4", "--layers", "1", "--context", "64")),
+    ],
+)
+def test_the_same_seed_gives_the_same_losses_on_any_transport(script: str, flags: tuple[str, ...], tmp_path: Path) -> None:
+    first = train(script, tmp_path / "first.json", flags, PSGC_TRANSPORT="shm")
+    again = train(script, tmp_path / "again.json", flags, PSGC_TRANSPORT="tcp")
     for key in ("losses", "final_train_loss", "final_val_loss", "val_accuracy"):
         assert first[key] == again[key], key
     assert first["wire_bytes_per_step_per_worker"] == again["wire_bytes_per_step_per_worker"], "whatever the transport"

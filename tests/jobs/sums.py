@@ -30,10 +30,10 @@ def gradient(step: int, rank: int, tensor: int, numel: int, dtype: str) -> Any:
     if dtype == "bool":
         return rng.random(numel) < 0.3
     if dtype == "bfloat16":
-        return (rng.standard_normal(numel).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return (rng.standard_normal(numel, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     kind = np.dtype(DTYPES[dtype])
     if kind.kind == "f":
-        return rng.standard_normal(numel).astype(kind)
+        return rng.standard_normal(numel, np.float64 if dtype == "float64" else np.float32).astype(kind, copy=False)
     info = np.iinfo(kind)
     return rng.integers(info.min, info.max, numel, kind, endpoint=True)
 
