@@ -13,7 +13,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not long"
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not long"
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -m long --timeout 7200

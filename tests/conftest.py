@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import secrets
 import signal
 import socket
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.codecs import lawful
+
 settings.register_profile("psgc", deadline=None)  # a loaded machine is no failure
 settings.load_profile("psgc")
 for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_signal) is signal.SIG_IGN:  # `make test &` or nohup: launchers under test would leave these ignored, too
         signal.signal(_signal, _handler)
 JOBS = Path(__file__).parent / "jobs"
-LAWS = Path(__file__).parent / "codecs" / "test_laws.py"
 LIMITS = {  # low, so that a failure shows within seconds; what is asserted is what is said, never how long it took
     "PSGC_HEARTBEAT_S": "0.3",
     "PSGC_SILENCE_S": "1",
@@ -32,14 +33,14 @@ LIMITS = {  # low, so that a failure shows within seconds; what is asserted is w
     "PSGC_STEP_TIMEOUT_S": "50",
     "PSGC_ABORT_GRACE_S": "3",
 }
-HANG_S = 60.0  # a process that has not ended by then hangs
+HANG_S = 100.0  # a process that has not ended by then hangs; a loaded machine takes half of that for the longest job
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before several processes run tests, as many as there are cores share the kernels' compilation: on a fresh machine each would else
     do all of it for itself."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        codecs, cores = runpy.run_path(str(LAWS))["CODECS"], os.cpu_count() or 1
+        codecs, cores = lawful.CODECS, os.cpu_count() or 1
         warm = "import sys; from psgc.codecs import parse_codec; [parse_codec(text).warm() for text in sys.argv[1:]]"
         shares = [subprocess.Popen([sys.executable, "-c", warm, *codecs[first::cores]]) for first in range(cores)]
         statuses = [share.wait() for share in shares]
@@ -143,6 +144,19 @@ class Job:
 @pytest.fixture
 def make_job() -> Iterator[Callable[..., Job]]:
     """Builds Jobs; whatever is left of them is killed at the test's end, and it is an error if something could not be."""
+    with making_jobs() as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_shared_job() -> Iterator[Callable[..., Job]]:
+    """The same for a job that several of a file's tests look at."""
+    with making_jobs() as make:
+        yield make
+
+
+@contextmanager
+def making_jobs() -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def make(**fields: Any) -> Job:

@@ -4,32 +4,46 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.plan.commands import psgc
+
+Doctor = Callable[..., tuple[int, dict[str, Any]]]
 
 
-def doctor(**env: str) -> tuple[int, dict[str, object]]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "PSGC_", "BYTEPS_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "psgc.launch", "doctor", "--json"], env={**clean, **env}, capture_output=True, text=True, check=False
-    )
-    return done.returncode, json.loads(done.stdout)
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch) -> Doctor:
+    """Its status and report under these settings and no others."""
+
+    def examine(**env: str) -> tuple[int, dict[str, Any]]:
+        for name in os.environ:
+            if name.startswith(("DMLC_", "PSGC_", "BYTEPS_")):
+                monkeypatch.delenv(name)
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        done = psgc("doctor", "--json")
+        return done.returncode, json.loads(done.stdout)
+
+    return examine
 
 
-def test_this_machine_is_fit() -> None:
+def test_this_machine_is_fit(doctor: Doctor) -> None:
     status, report = doctor()
     assert (status, report["ok"]) == (0, True), report
 
 
-def test_a_wrong_setting_is_named_with_its_remedy() -> None:
+def test_a_wrong_setting_is_named_with_its_remedy(doctor: Doctor) -> None:
     status, report = doctor(PSGC_PART_BYTES="many")
-    wrong = [check for check in report["checks"] if not check["ok"]]  # type: ignore[attr-defined]
+    wrong = [check for check in report["checks"] if not check["ok"]]
     assert status == 1
     assert [check["name"] for check in wrong if "PSGC_PART_BYTES" in check["found"]], wrong
     assert all(check["remedy"] for check in wrong)
 
 
-def test_an_unreachable_scheduler_is_said() -> None:
+def test_an_unreachable_scheduler_is_said(doctor: Doctor) -> None:
     status, report = doctor(DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT="1")
     assert status == 1
-    assert [c["name"] for c in report["checks"] if not c["ok"]] == ["scheduler"]  # type: ignore[attr-defined]
+    assert [c["name"] for c in report["checks"] if not c["ok"]] == ["scheduler"]

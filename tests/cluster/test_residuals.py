@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,29 +84,36 @@ def test_a_step_that_the_trainer_dropped_is_given_back_before_saving() -> None:
     np.testing.assert_array_equal(np.concatenate([m.residual for m in work.remembered(dropped=True).values()]), grad)
 
 
-@pytest.mark.parametrize("codec", ["onebit/bf16", "topk:k=0.05,momentum=dgc/bf16", "int4:residual=int8/bf16"])
-def test_a_restarted_job_goes_on_bit_for_bit(make_job: Callable[..., Any], codec: str, tmp_path: Path) -> None:
-    def run(*arguments: str) -> set[str]:
-        job = make_job(env={"PSGC_CODEC": codec})
-        workers = job.whole(str(tmp_path), *arguments, job="restart.py")
-        statuses = job.end()
-        assert set(statuses.values()) == {0}, job.text()
-        return {worker.last_line for worker in workers}
+RESTARTED = ("onebit/bf16", "topk:k=0.05,momentum=dgc/bf16", "int4:residual=int8/bf16")
 
-    (whole,) = run("save")
-    (again,) = run("load")
-    assert whole.startswith("weights ")
-    assert again == whole
-    (forgetful,) = run("forget")
-    assert forgetful != whole, "the residuals are part of the state"
+
+def digests(job: Any, folder: Path, hows: str, *codecs: str) -> dict[tuple[str, ...], str]:
+    """Run tests/jobs/restart.py; of how and codec the digest of the weights that all workers ended with."""
+    workers = job.whole(str(folder), hows, *codecs, job="restart.py")
+    assert set(job.end().values()) == {0}, job.text()
+    (said,) = {tuple(re.findall(r"^weights (\w+) (\S+) (\w{64})$", worker.text, re.MULTILINE)) for worker in workers}
+    assert len(said) == len(hows.split(",")) * len(codecs), job.text()
+    return {(how, codec): digest for how, codec, digest in said}
+
+
+@pytest.fixture(scope="module")
+def saved(make_shared_job: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[str, ...], str]]:
+    """The folder in which a job of two workers saved its state half-way, and the digests of its weights at the end."""
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, digests(make_shared_job(), folder, "save", *RESTARTED)
+
+
+def test_a_restarted_job_goes_on_bit_for_bit(make_job: Callable[..., Any], saved: tuple[Path, dict[tuple[str, ...], str]]) -> None:
+    folder, whole = saved
+    again = digests(make_job(), folder, "load,forget", *RESTARTED)
+    for codec in RESTARTED:
+        assert again["load", codec] == whole["save", codec], codec
+        assert again["forget", codec] != whole["save", codec], f"{codec}: the residuals are part of the state"
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_residuals_of_two_ranks_go_to_another_number_of_workers(make_job: Callable[..., Any], workers: int, tmp_path: Path) -> None:
-    job = make_job(env={"PSGC_CODEC": "onebit/bf16"})
-    job.whole(str(tmp_path), "save", job="restart.py")
-    assert set(job.end().values()) == {0}, job.text()
-    other = make_job(nodes=workers, env={"PSGC_CODEC": "onebit/bf16"})
-    processes = other.whole(str(tmp_path), "load", job="restart.py")
-    assert set(other.end().values()) == {0}, other.text()
-    assert len({process.last_line for process in processes}) == 1
+def test_residuals_of_two_ranks_go_to_another_number_of_workers(
+    make_job: Callable[..., Any], workers: int, saved: tuple[Path, dict[tuple[str, ...], str]]
+) -> None:
+    """What they go on to is the same on every one of them."""
+    assert digests(make_job(nodes=workers), saved[0], "load", "onebit/bf16")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +30,11 @@ def installed(install: Install, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ins
         return folders[-1]
 
     yield put
+    forget(*folders)
+
+
+def forget(*folders: Path) -> None:
+    """What was imported from these folders is imported anew."""
     load_codec.cache_clear()
     for name, module in list(sys.modules.items()):
         if any(Path(getattr(module, "__file__", None) or "/").is_relative_to(folder) for folder in folders):
@@ -112,17 +116,19 @@ def test_other_code_under_a_name_is_refused(installed: Install) -> None:
         parse_codec("bf16@0123456789ab")
 
 
-def test_the_digest_covers_the_folder_of_a_package_and_the_file_of_a_module(install: Install) -> None:
-    def digest(folder: Path, module: str) -> str:
-        program = (
-            f"from psgc.codecs import parse_codec; import sys; sys.path.insert(0, {str(folder)!r}); print(parse_codec('mine').canonical)"
-        )
-        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+def test_the_digest_covers_the_folder_of_a_package_and_the_file_of_a_module(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(folder: Path) -> str:
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(folder))
+            forget()
+            canonical = parse_codec("mine").canonical
+        forget(folder)
+        return canonical
 
     files = {"pack/__init__.py": "", "pack/mine_codec.py": CAST, "pack/helper.py": "x = 1", "mine_codec.py": CAST, "other.py": "y = 1"}
     changed = {**files, "pack/helper.py": "x = 2", "other.py": "y = 2"}
     for module, same in (("pack.mine_codec", False), ("mine_codec", True)):
-        first, second, third = (digest(install("tools", "2.5", {"mine": f"{module}:Mine"}, f), module) for f in (files, files, changed))
+        first, second, third = (digest(install("tools", "2.5", {"mine": f"{module}:Mine"}, f)) for f in (files, files, changed))
         assert first == second
         assert (first == third) == same
 
@@ -132,12 +138,12 @@ def with_path(job: Any, folder: Path) -> Any:
     return job
 
 
-@pytest.mark.parametrize("codec", ["threshold", "levels3/none", "threshold:tau=0.5/levels3:ef=1", "halves/relay"])
-def test_a_job_runs_it_by_its_name(make_job: Callable[..., Any], kit_package: Path, codec: str) -> None:
+def test_a_job_runs_them_by_their_names(make_job: Callable[..., Any], kit_package: Path) -> None:
+    codecs = ("threshold", "levels3/none", "threshold:tau=0.5/levels3:ef=1", "halves/relay")
     job = with_path(make_job(nodes=2, servers=1), kit_package)
-    workers = job.whole("--steps", "8", "--codec", codec)
+    workers = job.whole("--steps", "8", "--codec", *codecs)
     assert set(job.end().values()) == {0}, job.text()
-    assert all(" 0 wrong" in worker.text for worker in workers), job.text()
+    assert all(worker.text.count(" 0 wrong") == len(codecs) for worker in workers), job.text()
 
 
 @pytest.mark.parametrize("member", ["scheduler", "server", "worker"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -14,17 +13,9 @@ from hypothesis.extra import numpy as hnp
 from psgc.codecs.codec import BLOCK, Array, Bytes, Codec, Stream, parse_codec, registered_codecs
 from psgc.codecs.definitions import define_commit, define_decode, define_encode, define_finish, define_fold
 from psgc.errors import PayloadError
+from tests.codecs.lawful import CODECS
 
 SIZES = [1, 7, 8, 9, 63, 255, 256, 257, 4095, 4096, 4097, 70001]
-CODECS = os.environ.get("LAWS_FOR", "").split() or [  # texts of codecs under development can take the place of psgc's own
-    "none", "bf16", "fp16", "int8", "int8:ef=0", "onebit", "onebit:ef=0", "topk", "topk:k=0.3", "topk:k=5", "topk:ef=0,k=0.1",
-    "int4", "int4:ef=0", "fp8", "fp8:ef=0", "fp8:format=e5m2", "ternary", "dithering", "dithering:k=1,normalize=l2", "dithering:ef=1,k=100",
-    "int4:rotate=1", "int4:ef=0,rotate=1", "int8:rotate=1",
-    "topk:select=sampled", "topk:k=0.3,select=sampled", "topk:select=mstopk", "topk:k=0.9,select=mstopk", "graddrop:ef=0",
-    "blocktopk", "blocktopk:block=100,k=0.3", "randomk", "randomk:k=0.3", "randomk:k=5,ef=0",
-    "dithering:partition=natural", "dithering:k=1,partition=natural", "dithering:k=127,normalize=l2,partition=natural",
-    "dithering:ef=1,k=4,partition=natural", "dithering:ef=1,k=20,partition=natural", "tbq", "tbq:tau=0.7", "majority", "onebit:ef=0,scale=unit",
-]  # fmt: skip
 SIGNS_ALONE = ("majority", "onebit:ef=0,scale=unit")  # they have no zero
 LOSSY = [text for text in CODECS if parse_codec(text).flags_nonfinite]
 FEEDBACK = [text for text in CODECS if parse_codec(text).feedback]

@@ -1,6 +1,7 @@
-"""A worker that trains, saves in the middle, and goes on; or loads what was saved and goes on from there; prints the weights' digest.
+"""A worker that trains, saves in the middle, and goes on; or loads what was saved and goes on from there; prints the weights' digests.
 
-Arguments: the folder, and save, load, or forget (load all but the residuals).
+Arguments: the folder; save, load, or forget (load all but the residuals), or several of them with commas; the codecs, each of which trains
+a model of its own.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ def data(step: int) -> torch.Tensor:
     return torch.randn(16, 32, generator=torch.Generator().manual_seed(100 * psgc.rank() + step))
 
 
-def main() -> None:
-    folder, how = Path(sys.argv[1]), sys.argv[2]
-    torch.set_num_threads(1)
-    psgc.init()
+def train(folder: Path, how: str, codec: str) -> str:
+    """Digest of the weights at the end."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 400), nn.ReLU(), nn.Linear(400, 50))
-    optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters())
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer: Any = psgc.DistributedOptimizer(sgd, model.named_parameters(), compression=codec)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
     first = 0
     if how != "save":
@@ -51,8 +51,18 @@ def main() -> None:
         optimizer.step()
         schedule.step()
     flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    psgc.init()
+    for codec in sys.argv[3:]:
+        folder = Path(sys.argv[1]) / codec.replace("/", " ")
+        folder.mkdir(exist_ok=True)
+        for how in sys.argv[2].split(","):
+            print(f"weights {how} {codec} {train(folder, how, codec)}", flush=True)
     psgc.shutdown()
-    print(f"weights {hashlib.sha256(flat.numpy().tobytes()).hexdigest()}", flush=True)
 
 
 if __name__ == "__main__":

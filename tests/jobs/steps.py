@@ -9,7 +9,7 @@ import sys
 import time
 
 import numpy as np
-from sums import ArrayBuffer
+from array_buffer import ArrayBuffer
 
 from psgc.config import Config
 from psgc.errors import PsgcError

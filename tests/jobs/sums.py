@@ -12,10 +12,10 @@ import time
 from typing import Any
 
 import numpy as np
+from array_buffer import ArrayBuffer
 
 from psgc.codecs import Codec, Setting, Stream, parse_pair, parse_scheme
 from psgc.codecs.codec import DTYPES
-from psgc.codecs.shared import define_step
 from psgc.config import Config
 from psgc.layout import Declaration, TensorSpec
 from psgc.worker.cluster import ClusterSession
@@ -24,32 +24,16 @@ SIZES = (1, 7, 63, 4097, 70001)
 SERVER_RANK = 0xFFFFFFFF
 
 
-class ArrayBuffer:
-    """A bucket that is one flat array."""
-
-    def __init__(self, numel: int, dtype: Any) -> None:
-        self.array = np.zeros(numel, dtype)
-        self.skipped = False
-
-    def load(self) -> Any:
-        return self.array
-
-    waits = False
-
-    def store(self, skipped: bool) -> None:
-        self.skipped = skipped
-
-
 def gradient(step: int, rank: int, tensor: int, numel: int, dtype: str) -> Any:
     """What ``rank`` contributes: different at every step, rank and tensor."""
     rng = np.random.default_rng([step, rank, tensor])
     if dtype == "bool":
         return rng.random(numel) < 0.3
     if dtype == "bfloat16":
-        return (rng.standard_normal(numel).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return (rng.standard_normal(numel, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     kind = np.dtype(DTYPES[dtype])
     if kind.kind == "f":
-        return rng.standard_normal(numel).astype(kind)
+        return rng.standard_normal(numel, np.float64 if dtype == "float64" else np.float32).astype(kind, copy=False)
     info = np.iinfo(kind)
     return rng.integers(info.min, info.max, numel, kind, endpoint=True)
 
@@ -137,27 +121,20 @@ class Shared:
     def step(self, step: int) -> Any:
         grads = [gradient(step, rank, self.tensor, self.numel, "float32") for rank in self.ranks]
         streams = [Stream(0, step, rank, 0) for rank in self.ranks]
+        from psgc.codecs.shared import define_step  # loads kernels that other codecs do without
+
         aggregate, kept = define_step(grads, self.residuals, 1.0, streams, self.divisor)
         self.residuals = kept or None
         return aggregate
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--codec", default="none")
-    parser.add_argument("--dtypes", default="float32")
-    parser.add_argument("--sum", action="store_true", help="the sum, not the mean")
-    parser.add_argument("--delay-ms", type=float, default=0.0, help="each worker sleeps up to so long before a step")
-    options = parser.parse_args()
-    session = ClusterSession.open(Config.from_env())
-    chaos = random.Random(session.rank)
+def compare(session: ClusterSession, codec: str, options: argparse.Namespace, chaos: random.Random) -> int:
+    """Run the steps with one codec; how many results were wrong."""
     names = [(index, numel, dtype) for dtype in options.dtypes.split(",") for index, numel in enumerate(SIZES)]
-    buffers, models = {}, {}
-    for index, numel, dtype in names:
-        buffers[index, dtype] = ArrayBuffer(numel, parse_scheme(options.codec, Setting(dtype)).array_dtype)
-        model = Shared if options.codec.startswith("shared") else Compressed
-        models[index] = model(options.codec, index, numel, session.size, not options.sum)
+    mean = not options.sum
+    buffers = {(index, dtype): ArrayBuffer(numel, parse_scheme(codec, Setting(dtype)).array_dtype) for index, numel, dtype in names}
+    model = Shared if codec.startswith("shared") else Compressed
+    models = {index: model(codec, index, numel, session.size, mean) for index, numel, _ in names}
     wrong = 0
     for step in range(1, options.steps + 1):
         order = list(names)
@@ -167,21 +144,40 @@ def main() -> int:
         tickets = []
         for index, numel, dtype in order:
             buffers[index, dtype].array[:] = gradient(step, session.rank, index, numel, dtype)
-            spec = TensorSpec(f"t{index}.{dtype}", (numel,), dtype)
-            declaration = Declaration(spec.name, "adhoc", (spec,), options.codec, not options.sum)
+            spec = TensorSpec(f"{codec}.t{index}.{dtype}", (numel,), dtype)
+            declaration = Declaration(spec.name, "adhoc", (spec,), codec, mean)
             tickets.append(session.submit_named(declaration, buffers[index, dtype]))
         session.wait(tickets)
         for index, numel, dtype in names:
-            got = buffers[index, dtype].array
-            if options.codec == "none":
-                want = plain(step, index, numel, dtype, session.size, not options.sum)
-            else:
-                want = models[index].step(step)
-            if got.tobytes() != want.tobytes():
-                wrong += 1
-                bad = int((got.view(np.uint8) != want.view(np.uint8)).argmax()) // got.itemsize
-                print(f"WRONG step {step} tensor {index} {dtype} element {bad}: got {got[bad]}, want {want[bad]}", file=sys.stderr)
-    print(f"rank {session.rank}: {options.steps} steps, {wrong} wrong, {session.statistics()}")
+            want = plain(step, index, numel, dtype, session.size, mean) if codec == "none" else models[index].step(step)
+            wrong += differ(buffers[index, dtype].array, want, f"{codec} step {step} tensor {index} {dtype}")
+    return wrong
+
+
+def differ(got: Any, want: Any, what: str) -> bool:
+    """Whether a result is not to the bit what it should be; if so, it is said."""
+    if got.tobytes() == want.tobytes():
+        return False
+    bad = int((got.view(np.uint8) != want.view(np.uint8)).argmax()) // got.itemsize
+    print(f"WRONG {what} element {bad}: got {got[bad]}, want {want[bad]}", file=sys.stderr)
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--codec", nargs="+", default=["none"], help="several are run one after the other")
+    parser.add_argument("--dtypes", default="float32")
+    parser.add_argument("--sum", action="store_true", help="the sum, not the mean")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="each worker sleeps up to so long before a step")
+    options = parser.parse_args()
+    session = ClusterSession.open(Config.from_env())
+    chaos = random.Random(session.rank)
+    wrong = 0
+    for codec in options.codec:
+        found = compare(session, codec, options, chaos)
+        print(f"rank {session.rank}: {codec}: {options.steps} steps, {found} wrong, {session.statistics()}", flush=True)
+        wrong += found
     session.close()
     return 1 if wrong else 0
 

@@ -14,6 +14,7 @@ import pytest
 
 JOBS = Path(__file__).parent.parent / "jobs"
 MARK = "PSGC_TEST_FAULT"
+SETTINGS = ("DMLC_", "PSGC_", "BYTEPS_")
 HANG_S = 90.0  # a process that has not ended by then hangs
 SUPERVISED = """
 import os, sys
@@ -31,7 +32,7 @@ class Launched:
 
     def __init__(self) -> None:
         self.mark = f"{MARK}={os.urandom(8).hex()}".encode()
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "PSGC_", "BYTEPS_"))}
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
         limits = {"PSGC_HEARTBEAT_S": "0.3", "PSGC_SILENCE_S": "1", "PSGC_ABORT_GRACE_S": "2"}
         name, _, value = self.mark.decode().partition("=")
         self.env = {**clean, **limits, name: value}
@@ -85,6 +86,14 @@ class Launched:
                 except OSError:
                     continue
         return found
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a command in this process: none of the shell's settings."""
+    for name in os.environ:
+        if name.startswith(SETTINGS):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture

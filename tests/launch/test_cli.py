@@ -14,10 +14,10 @@ VERBS = ((), ("run",), ("doctor",), ("codecs",), ("bench",), ("bench", "kernels"
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_help_shows_an_example(launched: Any, verb: tuple[str, ...]) -> None:
-    status, out, err = launched.end(launched.psgc(*verb, "--help"))
-    assert (status, err) == (0, "")
-    assert f"Example: psgc {' '.join(verb)}" in " ".join(out.split())
+def test_help_shows_an_example(verb: tuple[str, ...]) -> None:
+    done = psgc(*verb, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Example: psgc {' '.join(verb)}" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from psgc.plan.options import CARRIED
 from psgc.plan.plan import load_plan
+from tests.plan.commands import psgc
 
 JOBS = Path(__file__).parents[1] / "jobs"
 READY_US = {"2.weight": (4000, 0.0), "0.weight": (32000, 900.0), "0.bias": (4000, 1000.0)}  # of the job "tiny": elements, and when
@@ -27,9 +28,8 @@ def test_a_plan_that_is_to_be_run_is_run_as_it_stands(launched: Any, tmp_path: P
     profile, cluster, plan, used = (tmp_path / name for name in ("profile.json", "cluster.toml", "plan.json", "used.json"))
     profile.write_text(json.dumps(PROFILE))
     cluster.write_text(CLUSTER)
-    planning = ("plan", "--profile", str(profile), "--cluster", str(cluster), "--runnable", "-o", str(plan), "--json")
-    status, _, err = launched.end(launched.psgc(*planning))
-    assert status == 0, err
+    planning = psgc("plan", "--profile", str(profile), "--cluster", str(cluster), "--runnable", "-o", str(plan), "--json")
+    assert planning.returncode == 0, planning.stderr
     planned = load_plan(str(plan))
     assert {bucket.option for bucket in planned.buckets} <= set(CARRIED)
     assert {bucket.codec for bucket in planned.buckets} == {"int8"}, "over so slow a link all is worth encoding"

@@ -20,13 +20,15 @@ from psgc.launch.profile_curves import USUAL, curve_codecs, measure_curves
 from psgc.launch.profile_links import MOST_GBPS, SIZES, TOGETHER, Trips, fit
 from psgc.plan.cluster import load_cluster
 from psgc.plan.profile import CostCurve, Spread, load_profile
+from tests.plan.commands import psgc
 
 JOB = Path(__file__).parents[1] / "jobs" / "tiny.py"
 HANG_S = 240.0  # a busy machine may take long to start processes
 FREE = CostCurve((1.0, 2.0), (0.0, 0.0), (0.0, 0.0))
 
 
-def psgc(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def profile(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which measures nothing else's threads and memory."""
     command = [sys.executable, "-m", "psgc.launch", "profile", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env}, timeout=HANG_S)
 
@@ -34,30 +36,30 @@ def psgc(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_a_job_of_two_workers_is_profiled_and_ended(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     endless = "1000000000"
-    done = psgc(
+    done = profile(
         "--script", "--iterations", "4", "--codecs", "none", "-o", str(path), "--json", "--", sys.executable, str(JOB), endless
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    profile = load_profile(str(path))
-    assert json.loads(done.stdout) == profile.to_json()
-    assert profile.model == "tiny"
-    assert {tensor.name: tensor.numel for tensor in profile.tensors} == runpy.run_path(str(JOB))["NUMEL"]
-    assert profile.tensors[0].name == "2.weight"
-    assert profile.forward_us is not None and profile.forward_us > 0
-    assert set(profile.spread) >= {"backward_us", "forward_us"}
-    assert profile.curve("none", "server") is not None
+    found = load_profile(str(path))
+    assert json.loads(done.stdout) == found.to_json()
+    assert found.model == "tiny"
+    assert {tensor.name: tensor.numel for tensor in found.tensors} == runpy.run_path(str(JOB))["NUMEL"]
+    assert found.tensors[0].name == "2.weight"
+    assert found.forward_us is not None and found.forward_us > 0
+    assert set(found.spread) >= {"backward_us", "forward_us"}
+    assert found.curve("none", "server") is not None
     assert not [line for line in done.stderr.splitlines() if line.startswith("psgc run:") or " E " in line], "everybody left in order"
 
 
 def test_a_job_that_ends_too_soon_is_a_failure_that_says_so() -> None:
-    done = psgc("--script", "--no-codecs", "--workers", "1", "--", sys.executable, str(JOB), "8")
+    done = profile("--script", "--no-codecs", "--workers", "1", "--", sys.executable, str(JOB), "8")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("psgc: profile: the job ended before its profile was there: it takes about 26 steps")
 
 
 def test_links_are_measured_and_become_a_cluster(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
-    done = psgc("--links", "--cluster-out", str(path), "--workers", "3", "--json", OMP_NUM_THREADS="1")
+    done = profile("--links", "--cluster-out", str(path), "--workers", "3", "--json", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     cluster = load_cluster(str(path))
@@ -82,7 +84,7 @@ def test_a_link_to_a_server_elsewhere_is_measured_from_within_its_job(make_job: 
 def test_a_computed_profile_has_given_links_in_its_cluster(tmp_path: Path) -> None:
     path, cluster = tmp_path / "vgg.json", tmp_path / "cluster.toml"
     done = psgc(
-        "--model", "vgg16", "--no-codecs", "-o", str(path), "--inter-gbps", "1", "--inter-latency-us", "50", "--cluster-out", str(cluster)
+        "profile", "--model", "vgg16", "--no-codecs", "-o", str(path), "--inter-gbps", "1", "--inter-latency-us", "50", "--cluster-out", str(cluster)
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "computed" in done.stdout

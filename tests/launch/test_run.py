@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.plan.commands import psgc
+
 STEPS = (sys.executable, str(Path(__file__).parent.parent / "jobs" / "steps.py"), "--steps")
 
 
@@ -66,11 +68,16 @@ def test_a_command_that_does_not_use_psgc_ends_all_the_same(launched: Any) -> No
         (("bench", "kernels", "--device", "abacus"), {}, "got 'abacus'"),
     ],
 )
-def test_wrong_usage_is_one_line_and_status_2(launched: Any, arguments: tuple[str, ...], env: dict[str, str], said: str) -> None:
-    status, out, err = launched.end(launched.psgc(*arguments, **env))
-    assert status == 2
-    assert said in err
-    assert (len(err.strip().splitlines()), out) == (1, "")
+@pytest.mark.usefixtures("clean_environment")
+def test_wrong_usage_is_one_line_and_status_2(
+    arguments: tuple[str, ...], env: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    done = psgc(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert (len(done.stderr.strip().splitlines()), done.stdout) == (1, "")
 
 
 def plan_file(path: Path, *option: str) -> str:
@@ -79,18 +86,20 @@ def plan_file(path: Path, *option: str) -> str:
     return str(path)
 
 
-def test_a_plan_that_cannot_be_carried_is_refused_before_anything_starts(launched: Any, tmp_path: Path) -> None:
-    plan = plan_file(tmp_path / "plan.json", "flat.all_reduce")
-    status, out, err = launched.end(launched.psgc("run", "--plan", plan, "--", *STEPS, "1"))
-    assert (status, out) == (2, "")
-    assert re.fullmatch(r"psgc: .*buckets\[0\] \(of 'w'\): action 'flat.all_reduce', which the executor does not carry yet; .*\n", err)
+@pytest.mark.usefixtures("clean_environment")
+def test_a_plan_that_cannot_be_carried_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = psgc("run", "--plan", plan_file(tmp_path / "plan.json", "flat.all_reduce"), "--", *STEPS, "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    wanted = r"psgc: .*buckets\[0\] \(of 'w'\): action 'flat.all_reduce', which the executor does not carry yet; .*\n"
+    assert re.fullmatch(wanted, done.stderr)
 
 
-def test_a_plan_and_a_codec_from_the_environment_exclude_each_other(launched: Any, tmp_path: Path) -> None:
-    plan = plan_file(tmp_path / "plan.json", "flat.push", "flat.pull")
-    status, out, err = launched.end(launched.psgc("run", "--plan", plan, "--", *STEPS, "1", PSGC_CODEC="int8"))
-    assert (status, out) == (2, "")
-    assert "names each bucket's codec, but PSGC_CODEC=int8 is set, too" in err
+@pytest.mark.usefixtures("clean_environment")
+def test_a_plan_and_a_codec_from_the_environment_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSGC_CODEC", "int8")
+    done = psgc("run", "--plan", plan_file(tmp_path / "plan.json", "flat.push", "flat.pull"), "--", *STEPS, "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "names each bucket's codec, but PSGC_CODEC=int8 is set, too" in done.stderr
 
 
 def test_workers_are_told_the_plans_and_the_layouts_file_wherever_they_go(launched: Any, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -54,19 +57,54 @@ def test_a_forked_child_does_not_own_the_session(monkeypatch: pytest.MonkeyPatch
     assert psgc.current_session() is session
 
 
-def script(text: str, **env: str) -> subprocess.CompletedProcess[str]:
-    code = f"import psgc.torch as psgc\npsgc.init()\n{text}"
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False)
+# A process that has imported torch, which takes seconds, forks a child for each script: what the child does not catch ends it as it
+# would end any script.
+FORKER = """
+import json, os, sys
+import psgc.torch as psgc
+for line in sys.stdin:
+    text, env, out, err = json.loads(line)
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(env)
+    psgc.init()
+    exec(text)
+    break
+"""
+Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_an_uncaught_psgc_error_is_one_line_and_status_1() -> None:
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
+    """Runs a script that has imported psgc and called init, with no environment but the one given."""
+    folder, numbers = tmp_path_factory.mktemp("scripts"), itertools.count()
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKER]  # newer Pythons warn of forks beside other threads
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forker:
+        assert forker.stdin is not None and forker.stdout is not None
+
+        def run(text: str, **env: str) -> subprocess.CompletedProcess[str]:
+            out, err = (folder / f"{next(numbers)}" for _ in range(2))
+            print(json.dumps([text, env, str(out), str(err)]), file=forker.stdin, flush=True)
+            status = forker.stdout.readline()
+            return subprocess.CompletedProcess(text, int(status), out.read_text(), err.read_text())
+
+        yield run
+        forker.stdin.close()
+        assert forker.wait(60) == 0
+
+
+def test_an_uncaught_psgc_error_is_one_line_and_status_1(script: Script) -> None:
     done = script("psgc.synchronize(99)")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("psgc: push_pull handle 99 is unknown")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_other_errors_keep_their_traceback() -> None:
+def test_other_errors_keep_their_traceback(script: Script) -> None:
     done = script("raise ValueError('lost')")
     assert done.returncode == 1
     assert "Traceback" in done.stderr and done.stderr.splitlines()[-1] == "ValueError: lost"
@@ -77,7 +115,7 @@ def test_other_errors_keep_their_traceback() -> None:
     ("psgc_errors.UsageError('no')", "rank 0 ended with no"),
     ("psgc_errors.JobFailed('rank 1 is dead')", None),
 ])  # fmt: skip
-def test_the_other_ranks_are_told_what_killed_this_one_unless_they_told_it(raised: str, told: str | None) -> None:
+def test_the_other_ranks_are_told_what_killed_this_one_unless_they_told_it(script: Script, raised: str, told: str | None) -> None:
     done = script(
         "import psgc.errors as psgc_errors\n"
         "psgc.current_session().fail = lambda text: print('told:', text)\n"
@@ -86,18 +124,18 @@ def test_the_other_ranks_are_told_what_killed_this_one_unless_they_told_it(raise
     assert done.stdout == ("" if told is None else f"told: {told}\n")
 
 
-def test_a_wrong_setting_is_one_line() -> None:
+def test_a_wrong_setting_is_one_line(script: Script) -> None:
     done = script("", DMLC_NUM_WORKER="many")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("psgc: DMLC_NUM_WORKER='many' is wrong")
 
 
-def test_a_setting_that_is_unknown_is_a_warning() -> None:
+def test_a_setting_that_is_unknown_is_a_warning(script: Script) -> None:
     done = script("", PSGC_CODEX="int8")
     assert done.returncode == 0 and "PSGC_CODEX is set but unknown" in done.stderr
 
 
-def test_settings_are_logged_where_asked_without_the_token() -> None:
+def test_settings_are_logged_where_asked_without_the_token(script: Script) -> None:
     done = script("", PSGC_LOG_LEVEL="info", PSGC_TOKEN="secret")
     assert "part_bytes=4194304" in done.stderr and "secret" not in done.stderr
 

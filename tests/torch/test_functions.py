@@ -210,13 +210,12 @@ psgc.shutdown()
 """
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_a_job_runs_the_pages_functions_in_relay_mode(make_job: Callable[..., Any], tmp_path: Path, transport: str) -> None:
+def test_a_job_runs_the_pages_functions_in_relay_mode(make_job: Callable[..., Any], tmp_path: Path) -> None:
     found = re.search(r"```python\n# train\.py\n(.*?)```", MANUAL.read_text(), re.DOTALL)
     assert found is not None
     script = tmp_path / "train.py"
     script.write_text(found[1] + JOB)
-    job = make_job(nodes=2, servers=1, env={"PYTHONPATH": str(Path(__file__).parents[2]), "PSGC_TRANSPORT": transport})
+    job = make_job(nodes=2, servers=1, env={"PYTHONPATH": str(Path(__file__).parents[2])})
     workers = job.whole(job=str(script))
     assert set(job.end().values()) == {0}, job.text()
     assert all("right True" in worker.text for worker in workers), job.text()

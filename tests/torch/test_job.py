@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)  # the job is the first test's set-up
 CODECS = ("none", "bf16", "int8", "onebit", "topk:k=0.01", "onebit/int8")
 CASES = [f"{codec}+{how}" for codec in CODECS for how in ("plain", "branches", "amp")]
 
@@ -20,7 +21,7 @@ def digests() -> dict[str, list[str]]:
     env = {**os.environ, "PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "100000"}
     command = [sys.executable, "-m", "psgc.launch", "run", "--workers", "2", "--servers", "2", "--",
                sys.executable, str(Path(__file__).parent / "job_train.py"), *CASES]  # fmt: skip
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return {case: re.findall(rf"(?<!\S){re.escape(case)} (\w+)", done.stdout) for case in CASES}
 
