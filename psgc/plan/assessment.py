@@ -13,6 +13,7 @@ from typing import Any, Final
 from psgc.errors import UsageError
 from psgc.plan.bound import Bounds, lower_bounds
 from psgc.plan.cluster import Cluster
+from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
 from psgc.plan.job import Job
 from psgc.plan.lanes import busy_us, overlap, spans
@@ -33,12 +34,14 @@ RUNS: Final = 3
 # A search that takes longer is not timed again: what else the machine does matters less to it.
 LONG_US: Final = 1e5
 WARM_UP_TENSORS: Final = 8
+WORTH_TELLING: Final = 10.0  # times a bound, below which it says something
+PATIENCE_S: Final = 5.0  # with Espresso, which takes minutes for thousands of tensors
 
 
 @dataclass(frozen=True)
 class Assessment:
     """plain: the best plan found without compression; best: the best with it allowed; encoded: the plan that ``gain`` and ``margin`` compare
-    with ``plain``: the best one, or, where that encodes nothing, its buckets encoded all the same; rivals: other methods' plans by name, or
+    with ``plain``: the one that the search found, or, where that encodes nothing, its buckets encoded all the same; rivals: other methods' plans by name, or
     why there is none."""
 
     job: Job
@@ -70,12 +73,12 @@ def assess(job: Job, method: str, *, compare: bool) -> Assessment:
     problem = job.problem
     found, plain = _found_warm(method, problem), _found_warm(BEST, _without_compression(problem))
     _check_carried(method, found, problem)
-    if method == BEST:
-        found = _unless_for_nothing(found, plain)
+    sought = found if method == BEST else find(BEST, problem)
+    best = _unless_for_nothing(sought, plain)
+    found = best if method == BEST else found
     others = METHODS if compare else (BASELINE,)
     rivals = {name: _rival(name, problem) for name in others if name != method}
-    best = found if method == BEST else _unless_for_nothing(find(BEST, problem), plain)
-    encoded = best.buckets if _encodes(best.buckets) else all_encoded(problem, best.buckets)
+    encoded = sought.buckets if _encodes(sought.buckets) else all_encoded(problem, sought.buckets)
     gain, margin = (0.0, 0.0) if encoded is None else _gain_and_margin(problem, encoded, plain.buckets)
     return Assessment(
         job, method, found, simulate(problem, found.buckets), plain, best, encoded, gain, margin, rivals,
@@ -111,7 +114,7 @@ def _unless_for_nothing(found: Found, plain: Found) -> Found:
 
 def _rival(name: str, problem: Problem) -> Found | str:
     try:
-        return find(name, replace(problem))
+        return espresso(problem, patience_s=PATIENCE_S) if name == "espresso" else find(name, replace(problem))
     except UsageError as error:  # this codec or cluster is none for this method
         return str(error)
 
@@ -160,6 +163,8 @@ def verdict(assessed: Assessment) -> str:
 def _compression_verdict(assessed: Assessment) -> str:
     if assessed.encoded is None:
         return f"compression is ruled out: {ms(assessed.plain.step_us)} ms without it"
+    if not assessed.plain.step_us:
+        return "do not compress: a step takes no time without it"
     gain, margin, codec = assessed.gain, assessed.margin, codec_names(assessed.problem)
     step = simulate(assessed.problem, assessed.encoded).step_us
     said = f"with {codec} the step takes {longer(-gain)}, +-{percent(margin)}: {ms(step)} ms in place of {ms(assessed.plain.step_us)} uncompressed"
@@ -197,5 +202,6 @@ def from_best(assessed: Assessment) -> str:
     """How far the plan can be from the best there is, in words."""
     words = []
     for bound, space in ((assessed.bounds.given_us, "with these buckets"), (assessed.bounds.any_us, "with any buckets")):
-        words.append(f"at most {percent(assessed.found.step_us / bound - 1)} from the best {space}" if bound > 0 else f"no bound {space}")
+        told = assessed.found.step_us < bound * WORTH_TELLING
+        words.append(f"at most {percent(assessed.found.step_us / bound - 1)} from the best {space}" if told else f"no bound {space}")
     return "; ".join(words)

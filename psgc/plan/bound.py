@@ -14,16 +14,14 @@ and the dual prices say which of all others would help (column generation). By w
 all options, whatever the solver's tolerance. An option whose price alone lifts the bound over a step that is known to be possible is ruled
 out, which raises heads and tails; at last options are made whole again (a mixed-integer programme of those that are left, within a time limit).
 
-**Over all bucketings.** Each tensor pays for its elements what they cost in the largest of buckets, and no latency; runs of tensors are
-taken together as ready as their first. Mixtures of options then stand for fusing and cutting in every way.
+**Over all bucketings.** Each tensor pays for its elements what they cost in the largest of buckets, and no latency but for the last one's; runs of
+tensors are taken together as ready as their first. Mixtures of options then stand for fusing and cutting in every way.
 
 Owns the argument and its programmes; knows nothing of how plans are found.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,16 +32,17 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.kernel import kernel
-from psgc.errors import ConfigError
 from psgc.plan.bucketing import Bucketing, bucketing
 from psgc.plan.costs import GPU, RESOURCES
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
+from psgc.plan.solver import quiet, solver
 from psgc.plan.space import Space, holds
 
 ROUNDS: Final = 3
 GROUPS: Final = 40  # of tensors, in the bound over all bucketings
+PATIENCE_S: Final = 0.9  # for all of it, as far as programmes can be ended
 WHOLE_S: Final = 0.4  # for making options whole
 MOST_WHOLE: Final = 4000  # columns
 CLOSE: Final = 1e-4
@@ -62,10 +61,10 @@ class Bounds:
 def lower_bounds(problem: Problem, buckets: Sequence[PlannedBucket], step_us: float) -> Bounds:
     """Bounds for a plan that takes ``step_us`` with these buckets."""
     begun = time.perf_counter()
-    space = Space(problem)
-    any_us = over_all_bucketings(problem, space)
-    given_us = max(any_us, given_buckets(problem, space, bucketing_of(problem, buckets), step_us))
-    return Bounds(min(given_us, step_us), any_us, (time.perf_counter() - begun) * 1e3)
+    space, until = Space(problem), begun + PATIENCE_S
+    any_us = over_all_bucketings(problem, space, until)
+    given_us = max(any_us, given_buckets(problem, space, bucketing_of(problem, buckets), step_us, until))
+    return Bounds(given_us, any_us, (time.perf_counter() - begun) * 1e3)
 
 
 def bucketing_of(problem: Problem, buckets: Sequence[PlannedBucket]) -> Bucketing:
@@ -193,31 +192,24 @@ def _of_buckets(found: Features, buckets: Bucketing, features: int) -> Iterator[
         yield Row(float(buckets.ready_us[b]), weights)
 
 
-def given_buckets(problem: Problem, space: Space, buckets: Bucketing, step_us: float) -> float:
-    """The bound over every choice of options for these buckets; ``step_us`` where none is better."""
+def given_buckets(problem: Problem, space: Space, buckets: Bucketing, step_us: float, until: float = np.inf) -> float:
+    """The bound over every choice of options for these buckets; about ``step_us`` where none is better. until: on the clock, when what has
+    been found by then is enough."""
     found = features(space, buckets)
     allowed = _allowed(space)[:, buckets.codec]
     best = 0.0
     for _ in range(ROUNDS):
         made = programme(found, buckets, problem.profile.backward_us, allowed)
-        relaxed = _relaxed(made, allowed)
+        relaxed = _relaxed(made, allowed, until)
         best = max(best, relaxed.bound)
-        if best >= step_us * (1 - CLOSE):
+        if best >= step_us * (1 - CLOSE) or time.perf_counter() > until:
             return best
         left = allowed & (relaxed.bound + relaxed.reduced <= step_us + _SLACK)
         if left.sum() == allowed.sum():
             break
         allowed = left
-    return max(best, _whole(programme(found, buckets, problem.profile.backward_us, allowed), allowed, step_us))
-
-
-@functools.cache
-def solver() -> Any:
-    """scipy.optimize, which is not typed throughout. Raises ConfigError where it is missing."""
-    try:
-        return importlib.import_module("scipy.optimize")
-    except ImportError:
-        raise ConfigError("bounds need scipy; install psgc[plan]") from None
+    made = programme(found, buckets, problem.profile.backward_us, allowed)
+    return max(best, _whole(made, allowed, step_us, min(WHOLE_S, until - time.perf_counter())))
 
 
 class Relaxed(NamedTuple):
@@ -227,8 +219,8 @@ class Relaxed(NamedTuple):
     reduced: F64
 
 
-def _relaxed(made: Programme, allowed: NDArray[np.bool_]) -> Relaxed:
-    """The least T with options mixed."""
+def _relaxed(made: Programme, allowed: NDArray[np.bool_], until: float = np.inf) -> Relaxed:
+    """The least T with options mixed, or what has been proved of it ``until`` then."""
     buckets = np.arange(allowed.shape[1])
     weights = np.full(len(made.constants), 1 / len(made.constants))
     used = np.zeros(allowed.shape, bool)
@@ -240,34 +232,36 @@ def _relaxed(made: Programme, allowed: NDArray[np.bool_]) -> Relaxed:
         if bound > best.bound:
             best = Relaxed(bound, prices - least)
         cheapest = prices.argmin(axis=0)
-        if used[cheapest, buckets].all():
+        if used[cheapest, buckets].all() or time.perf_counter() > until:
             return best
         used[cheapest, buckets] = True
         option, bucket = np.nonzero(used)
         columns = made.columns(option, bucket)
         objective = np.zeros(columns.shape[1])
         objective[-1] = 1.0
-        solved = solver().linprog(objective, columns, -made.constants, made.one_each(bucket), np.ones(len(buckets)), method="highs")
+        with quiet():
+            solved = solver().linprog(objective, columns, -made.constants, made.one_each(bucket), np.ones(len(buckets)), method="highs")
         if solved.status or solved.fun - best.bound <= CLOSE * solved.fun:
             return best
         weights = np.maximum(-solved.ineqlin.marginals, 0.0)
         weights /= weights.sum()
 
 
-def _whole(made: Programme, allowed: NDArray[np.bool_], step_us: float) -> float:
+def _whole(made: Programme, allowed: NDArray[np.bool_], step_us: float, seconds: float) -> float:
     """The bound with one option for each bucket, of those that are left, as far as it is found in time."""
     option, bucket = _undominated(made, allowed)
-    if len(option) > MOST_WHOLE:
+    if len(option) > MOST_WHOLE or seconds <= 0:
         return 0.0
     columns = made.columns(option, bucket)
     objective = np.zeros(columns.shape[1])
     objective[-1] = 1.0
     optimize, shorter_us = solver(), step_us * (1 - CLOSE)
-    solved = optimize.milp(
-        objective, integrality=1 - objective, bounds=optimize.Bounds(0, np.append(np.ones(len(option)), shorter_us)),
-        constraints=[optimize.LinearConstraint(columns, ub=-made.constants), optimize.LinearConstraint(made.one_each(bucket), 1, 1)],
-        options={"time_limit": WHOLE_S, "mip_rel_gap": CLOSE},
-    )  # fmt: skip
+    with quiet():
+        solved = optimize.milp(
+            objective, integrality=1 - objective, bounds=optimize.Bounds(0, np.append(np.ones(len(option)), shorter_us)),
+            constraints=[optimize.LinearConstraint(columns, ub=-made.constants), optimize.LinearConstraint(made.one_each(bucket), 1, 1)],
+            options={"time_limit": seconds, "mip_rel_gap": CLOSE},
+        )  # fmt: skip
     if solved.status == 2:  # no step is so much shorter than the one that is known
         return shorter_us
     bound = solved.mip_dual_bound
@@ -305,8 +299,8 @@ def _beaten(costs: Any, beaten: Any) -> None:
                     break
 
 
-def over_all_bucketings(problem: Problem, space: Space) -> float:
-    """The bound over every way of fusing, cutting and choosing."""
+def over_all_bucketings(problem: Problem, space: Space, until: float = np.inf) -> float:
+    """The bound over every way of fusing, cutting and choosing. until: as for ``given_buckets``."""
     tensors = problem.tensors
     sizes = tensors.numel
     group = np.minimum((np.cumsum(sizes) - sizes) * GROUPS // sizes.sum(), GROUPS - 1).astype(np.int64)
@@ -326,4 +320,7 @@ def over_all_bucketings(problem: Problem, space: Space) -> float:
             weights.append(np.zeros_like(weights[0]))
             weights[-1][one, j:] = 1.0
     made = Programme(np.array(constants), np.array(weights), loads[:, :, codec] * numel)
-    return _relaxed(made, _allowed(space)[:, codec]).bound
+    allowed = _allowed(space)
+    # whatever bucket the last tensor is in, it sends its messages when backward is done
+    latency = np.append(space.fixed_us, 0.0)[sequences].sum(axis=1)[allowed[:, tensors.codec[-1]]].min()
+    return max(_relaxed(made, allowed[:, codec], until).bound, problem.profile.backward_us + float(latency))

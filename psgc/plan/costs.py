@@ -97,10 +97,15 @@ class CodecCosts:
     def knows(self, device: str) -> bool:
         return device in self.curves
 
+    @property
+    def served(self) -> bool:
+        """Whether there are times of a server's."""
+        return "server" in self.curves or "cpu" in self.curves
+
     def has(self, task: Task) -> bool:
         """Whether there are times for it."""
         device = task.curve.partition(".")[0]
-        return not task.curve or device.startswith(RAW) or device in self.curves or (device == "server" and "cpu" in self.curves)
+        return not task.curve or device.startswith(RAW) or (self.served if device == "server" else device in self.curves)
 
     def task_us(self, task: Task, numel: float) -> float:
         """Microseconds of one task for ``numel`` elements of a bucket."""
@@ -227,7 +232,7 @@ def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec:
     back = codec.bytes_per_element if codec.pull_bytes_per_element is None else codec.pull_bytes_per_element
     size = share * ((codec.bytes_per_element if push else back) if held.encoded else FLOAT_BYTES)
     travel = Task(action, SEND if push else RECEIVE, latency, size * max(worker, server))
-    copies = not held.encoded and bool(codec.raw)
+    copies = not held.encoded and "cpu" in codec.raw
     raw = "" if held.encoded else RAW
     if push:
         payloads = float(senders * cluster.nodes)

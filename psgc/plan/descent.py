@@ -43,6 +43,13 @@ def _set_all(bucket: Any, end: Any, option: Any, chain: Any, kind: Any, first: A
 
 
 @helper
+def _set_each(choice: Any, chain: Any, kind: Any, first: Any, length: Any, begins: Any, last: Any) -> None:
+    """Give every bucket the option that is chosen for it."""
+    for bucket in range(choice.size):
+        _set(bucket, choice[bucket], chain, kind, first, length, begins, last)
+
+
+@helper
 def _loads(chain: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, load: Any) -> None:
     """How long each bucket (row) would hold each resource under each option."""
     load[:] = 0.0
@@ -97,8 +104,7 @@ def descend(
         alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]
     best, trials, improved = np.inf, 0, True
     for row in range(starts.shape[0]):
-        for bucket in range(buckets):
-            _set(bucket, starts[row, bucket], chain, kind, first, length, begins, last)
+        _set_each(starts[row], chain, kind, first, length, begins, last)
         begin(begins, state, available, nexts)
         step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, best, start, backward)
         trials += 1
@@ -106,8 +112,7 @@ def descend(
         if worth < best:
             best = worth
             choice[:] = starts[row]
-    for bucket in range(buckets):
-        _set(bucket, choice[bucket], chain, kind, first, length, begins, last)
+    _set_each(choice, chain, kind, first, length, begins, last)
     while improved and trials < budget:
         improved = False
         for tail in (True, False):
@@ -156,8 +161,7 @@ def simplify(ready: Any, chain: Any, kind: Any, first: Any, length: Any, resourc
     begins, last, alike = np.empty(chains, np.int64), np.empty(chains, np.int64), np.arange(1, chains + 1)
     state, available, nexts = np.empty(STATE), np.empty(chains), np.empty(chains, np.int64)
     start, backward = np.empty(us.size), np.empty(chains)
-    for bucket in range(buckets):
-        _set(bucket, choice[bucket], chain, kind, first, length, begins, last)
+    _set_each(choice, chain, kind, first, length, begins, last)
     begin(begins, state, available, nexts)
     best = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, np.inf, start, backward)
     for bucket in range(buckets):

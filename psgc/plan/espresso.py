@@ -32,18 +32,20 @@ from psgc.plan.options import Constraints, Option, constrained, is_uncompressed
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem
 from psgc.plan.space import Space
-from psgc.plan.trial import Trials, option_table
+from psgc.plan.trial import Trials
 
 MOST_ENUMERATED: Final = 10_000
 Ints = NDArray[np.int64]
 
 
-def espresso(problem: Problem, buckets: Sequence[PlannedBucket] | None = None, *, space: Space | None = None) -> Found:
+def espresso(
+    problem: Problem, buckets: Sequence[PlannedBucket] | None = None, *, space: Space | None = None, patience_s: float = np.inf
+) -> Found:  # fmt: skip
     """Espresso's plan. Options over servers are not in its tree. With ``buckets`` it chooses their options alone. space: the problem's, if
-    there is one already. Raises UsageError if the constraints leave no option."""
+    there is one already. Raises UsageError if the constraints leave no option, or after ``patience_s``."""
     begun = time.perf_counter()
     given = tensor_by_tensor(problem) if buckets is None else tuple(buckets)
-    job = _job(problem, given, space)
+    job = _job(problem, given, space, begun + patience_s)
     choose_on_gpu(job)
     offload(job)
     options = job.options
@@ -73,12 +75,18 @@ class Ways(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """options: by the trials' numbers; units: in order of readiness; ways: by codec."""
+    """options: by the trials' numbers; units: in order of readiness; ways: by codec; until_s: when whoever asked has enough."""
 
     options: tuple[Option, ...]
     trials: Trials
     units: tuple[Unit, ...]
     ways: tuple[Ways, ...]
+    until_s: float = np.inf
+
+    def go_on(self) -> None:
+        """Raise UsageError if it is time to give up."""
+        if time.perf_counter() > self.until_s:
+            raise UsageError(f"method espresso: not waited for with {len(self.units)} tensors; psgc plan --method espresso does")
 
     def option(self, unit: Unit) -> int:
         return int(self.trials.option[unit.low])
@@ -94,7 +102,7 @@ class Job:
         return not is_uncompressed(self.options[self.option(unit)])
 
 
-def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None) -> Job:
+def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None = None, until_s: float = np.inf) -> Job:
     options, ways = _options(problem.allowed)
     space = space or Space(problem)
     numbers = np.array([space.graph.number[option] for option in options])
@@ -111,12 +119,12 @@ def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None
         options.index(HIERARCHICAL) if HIERARCHICAL in options else next(i for i, option in enumerate(options) if is_uncompressed(option))
     )
     trials = Trials(
-        option_table(space, numbers, kinds),
+        space.table(numbers, np.array([size for size, _ in kinds]), np.array([codec for _, codec in kinds])),
         np.repeat([ready[unit.index] for unit in units], parts),
         np.repeat([kinds.index(unit.kind) for unit in units], parts),
         np.full(low, start, np.int64),
     )
-    return Job(options, trials, tuple(units), tuple(_left(ways, takes) for takes in space.fits(numbers)))
+    return Job(options, trials, tuple(units), tuple(_left(ways, takes) for takes in space.fits(numbers)), until_s)
 
 
 def _left(ways: Ways, takes: NDArray[np.bool_]) -> Ways:
@@ -148,6 +156,7 @@ def choose_on_gpu(job: Job) -> None:
     step = job.trials.step()
     left = _remove(job, sorted(job.units, key=lambda unit: (-unit.numel, -unit.low)))
     while left:
+        job.go_on()
         unit, *left = left
         best, shorter = job.trials.best(unit.low, unit.high, job.ways[unit.kind[1]].on_gpu, step)
         if best >= 0:
@@ -190,6 +199,7 @@ class Offloading:
     def _enumerated(self, most: Sequence[int]) -> tuple[int, ...]:
         best, step = tuple(0 for _ in most), self.job.trials.step()
         for counts in product(*(range(size + 1) for size in most)):
+            self.job.go_on()
             self._set(counts)
             if (shorter := self.job.trials.step(step)) < step:
                 best, step = counts, shorter
@@ -200,6 +210,7 @@ class Offloading:
         while unchanged < len(most):
             before = best[group]
             for count in range(most[group] + 1):
+                self.job.go_on()
                 self._set([*best[:group], count, *best[group + 1 :]])
                 if (shorter := self.job.trials.step(step)) < step:
                     best[group], step = count, shorter

@@ -88,16 +88,24 @@ class Problem:
         return tuple(self.codecs[number] for number in numbers if self.codecs[number].name != UNCOMPRESSED)
 
     def codec_of(self, bucket: PlannedBucket) -> CodecCosts:
-        """What the bucket would be encoded with: its first tensor's."""
-        return self.codecs[self.codec_numbers[bucket.tensors[0]]]
+        """What the bucket would be encoded with: its tensors' codec, ``none`` if they have several."""
+        numbers = {self.codec_numbers[name] for name in bucket.tensors}
+        return self.codecs[numbers.pop()] if len(numbers) == 1 else self.without
+
+    @cached_property
+    def without(self) -> CodecCosts:
+        """The costs of encoding nothing."""
+        return codec_costs(UNCOMPRESSED, self.profile)
 
     def devices(self, codec: CodecCosts) -> tuple[str, ...]:
         """Those that may encode and decode with it: that the user leaves, and the codec has times for."""
         return tuple(device for device in self.constraints.encoders if codec.knows(device))
 
     def takes(self, option: Option, codec: CodecCosts) -> bool:
-        """Whether an option that is allowed is so for buckets of this codec."""
-        return options.devices_of(option) <= set(self.devices(codec))
+        """Whether an option that is allowed is so for buckets of this codec: it has times for it everywhere."""
+        return options.devices_of(option) <= set(self.devices(codec)) and (
+            codec.served or not any(".push.c" in action for action in option)
+        )
 
     @cached_property
     def allowed(self) -> Constraints:
@@ -115,8 +123,10 @@ class Problem:
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
-        """Those allowed."""
+        """Those allowed, and that some codec has times for."""
         found = options.constrained(self.allowed)
+        if self.allowed.servers and not any(codec.served for codec in self.codecs):
+            found = tuple(option for option in found if any(self.takes(option, codec) for codec in self.codecs))
         if not found and self.constraints.runtime and not self.cluster.servers:
             raise UsageError(
                 f"cluster {self.cluster.name} has no servers, but jobs push to servers; give it some, or leave out runtime = true"

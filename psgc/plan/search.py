@@ -25,7 +25,7 @@ from psgc.plan.options import encodes
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
-from psgc.plan.space import Space
+from psgc.plan.space import Space, WayTable
 from psgc.plan.timeline import Ints
 
 MIXTURES: Final = 48  # of prices, for each size
@@ -160,7 +160,7 @@ class Search:
         choice = np.zeros(len(buckets.parts), np.int64)
         trials = work // len(ready)
         step, _, _ = descend(
-            ready, chain, until, kinds.of, fits, *self.tables(ways, kinds), places(ways, starts), self.order(buckets), choice, trials
+            ready, chain, until, kinds.of, fits, *self.table(ways, kinds), places(ways, starts), self.order(buckets), choice, trials
         )
         made = Chosen(step, buckets, ways[choice])
         if self.best is None or made.step_us < self.best.step_us:
@@ -173,14 +173,11 @@ class Search:
             return np.argsort(-buckets.numel, kind="stable")
         return np.arange(len(buckets.parts))[::-1].copy()
 
-    def tables(self, ways: Ints, kinds: Kinds) -> tuple[Ints, Ints, Ints, F64]:
-        """The ways' tasks for parts of each kind, one after the other: where each way's begin (kinds, ways), -1 where parts of this kind
-        cannot have it, how many they are, and their resources and times."""
-        length, flat = self.space.sequences(ways)
-        us = np.ascontiguousarray(self.space.times(kinds.sizes, kinds.codec)[flat].T).ravel()
-        first = (np.cumsum(length) - length)[None, :] + np.arange(len(kinds.sizes))[:, None] * len(flat)
-        first[~self.space.fits(ways)[kinds.codec]] = -1
-        return first, length, np.tile(self.space.resources[flat], len(kinds.sizes)), us
+    def table(self, ways: Ints, kinds: Kinds) -> WayTable:
+        """The ways' tasks for parts of each kind, with -1 where those of a way that parts of this kind cannot have would begin."""
+        made = self.space.table(ways, kinds.sizes, kinds.codec)
+        made.first[~self.space.fits(ways)[kinds.codec]] = -1
+        return made
 
     def simplify(self) -> None:
         """Encode nothing that gains nothing."""
@@ -188,7 +185,7 @@ class Search:
         plain, buckets = self.space.graph.plain, self.best.bucketing
         ways, kinds = once(np.concatenate([plain, self.best.ways])), kinds_of(buckets)
         choice = places(ways, self.best.ways)
-        step = simplify(*_chains(buckets), kinds.of, *self.tables(ways, kinds), len(plain), choice)
+        step = simplify(*_chains(buckets), kinds.of, *self.table(ways, kinds), len(plain), choice)
         self.best = Chosen(step, buckets, ways[choice])
 
     def of_parts(self, count: float) -> Chosen:

@@ -9,9 +9,9 @@ and ``bound``'s business.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numba import types
@@ -166,6 +166,16 @@ def holds(resources: Ints) -> NDArray[np.bool_]:
 Priced = tuple[Task, ...]  # one task as each codec has it; they differ in what an element costs
 
 
+class WayTable(NamedTuple):
+    """Some ways' tasks for parts of several kinds, one after the other. first: where they begin in ``resource`` and ``us`` [kind, way];
+    length: how many they are, by way."""
+
+    first: Ints
+    length: Ints
+    resource: Ints
+    us: F64
+
+
 class Space:
     """A problem's options, priced. A way is an option's number. may_take: by codec, the atoms that buckets of it can have. Raises
     UsageError for constraints that leave no option."""
@@ -176,15 +186,14 @@ class Space:
         self.graph = graph(problem.allowed)
         self.distinct: list[Priced] = []
         numbered = self._number(problem)
-        self._of_atom = np.full((len(numbered) + 1, max(map(len, numbered))), -1, np.int64)  # the last is that of no atom
+        self._of_atom = np.full((len(numbered) + 1, max(1, *map(len, numbered))), -1, np.int64)  # the last is that of no atom
         for row, numbers in zip(self._of_atom, numbered, strict=False):
             row[: len(numbers)] = numbers
-        takes = np.array([[device in problem.devices(codec) for device in DEVICES] for codec in self.codecs])
-        self.may_take = ~(~takes @ self.graph.devices.T)
+        self.may_take = self._may_take(problem)
         self.resources = np.array([task[0].resource for task in self.distinct], np.int64)
-        self._fixed = np.array([task[0].fixed_us for task in self.distinct])
-        self._slope = np.array([[each.per_element_us for each in task] for task in self.distinct])
-        self._share = np.array([task[0].share * task[0].times for task in self.distinct])
+        self.fixed_us = np.array([task[0].fixed_us for task in self.distinct], np.float64)
+        self._slope = self._by_codec(lambda codec, task: task.per_element_us)
+        self._share = np.array([task[0].share * task[0].times for task in self.distinct], np.float64)
         self._curve, self._curves = _curves(self.distinct, self.codecs)
         counts = np.zeros((len(numbered), len(self.distinct)))
         for count, numbers in zip(counts, numbered, strict=True):
@@ -207,9 +216,21 @@ class Space:
             found.append(numbers)
         return found
 
+    def _may_take(self, problem: Problem) -> NDArray[np.bool_]:
+        """By codec, the atoms on devices that are left to it, of which it has times for every task."""
+        takes = np.array([[device in problem.devices(codec) for device in DEVICES] for codec in self.codecs])
+        has = np.append(self._by_codec(lambda codec, task: codec.has(task)), np.ones((1, len(self.codecs))), axis=0).astype(bool)
+        every: NDArray[np.bool_] = np.logical_and.reduce(has[self._of_atom[:-1]], axis=1).T
+        return ~(~takes @ self.graph.devices.T) & every
+
+    def _by_codec(self, value: Callable[[CodecCosts, Task], float]) -> F64:
+        """A figure of each distinct task (rows) for each codec (columns)."""
+        rows = [[value(codec, each) for codec, each in zip(self.codecs, task, strict=True)] for task in self.distinct]
+        return np.array(rows, np.float64).reshape(len(rows), len(self.codecs))
+
     def rows(self, ways: Ints) -> Ints:
         """The ways' tasks, a row each, as numbers of ``distinct``, with -1 between and after them."""
-        return self._of_atom[self.graph.rows[ways]].reshape(len(ways), -1)
+        return self._of_atom[self.graph.rows[ways]].reshape(len(ways), self.graph.rows.shape[1] * self._of_atom.shape[1])
 
     def sequences(self, ways: Ints) -> tuple[Ints, Ints]:
         """How many tasks each way has, and all of them, one way's after the other's, as numbers of ``distinct``."""
@@ -217,21 +238,23 @@ class Space:
         some = rows >= 0
         return some.sum(axis=1), rows[some]
 
+    def table(self, ways: Ints, sizes: F64, codec: Ints) -> WayTable:
+        """The ways' tasks for parts of these sizes and codecs."""
+        length, tasks = self.sequences(ways)
+        first = (np.cumsum(length) - length)[None, :] + np.arange(len(sizes))[:, None] * len(tasks)
+        us = np.ascontiguousarray(self.times(sizes, codec)[tasks].T).ravel()
+        return WayTable(first, length, np.tile(self.resources[tasks], len(sizes)), us)
+
     def times(self, numel: F64, codec: Ints) -> F64:
         """Microseconds of each distinct task (rows) for parts of these numbers of elements and codecs (columns). Tasks that a codec cannot
         have take none; whoever chooses asks ``may_take``."""
         times = np.empty((len(self.distinct), len(numel)))
-        task_times(self._fixed, self._slope, self._curve, self._share, *self._curves, numel, codec, times)
+        task_times(self.fixed_us, self._slope, self._curve, self._share, *self._curves, numel, codec, times)
         return times
 
     def least_us_per_element(self) -> F64:
         """What an element costs at least in each distinct task (rows), in buckets however large, by codec (columns)."""
-        return np.array(
-            [
-                [costs.least_us_per_element(each) if costs.has(each) else 0.0 for each, costs in zip(task, self.codecs, strict=True)]
-                for task in self.distinct
-            ]
-        )
+        return self._by_codec(lambda codec, task: codec.least_us_per_element(task) if codec.has(task) else 0.0)
 
     def fits(self, ways: Ints) -> NDArray[np.bool_]:
         """Which codecs' (rows) buckets can have which of the ways (columns)."""

@@ -1,12 +1,10 @@
 """What a step takes if one bucket takes another option: the timeline again, from where that bucket is ready, given up once it cannot be better.
 
-Owns a table of what each option's tasks take for each kind of part, and how many options are tried one after the other. The timeline's rule is
-``timeline``'s. Knows nothing of which options are worth a trial.
+Owns how many options are tried one after the other. The timeline's rule is ``timeline``'s. Knows nothing of which options are worth a trial.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +14,7 @@ from numba import types
 from psgc.codecs.kernel import I64, helper, kernel
 from psgc.plan.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND
 from psgc.plan.profile import F64
-from psgc.plan.space import Space
+from psgc.plan.space import WayTable
 from psgc.plan.timeline import STATE, Chains, Ints, begin, resume, run
 
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
@@ -28,30 +26,10 @@ _RATHER: Final = 1 - 1e-9  # sums of remaining work are rounded otherwise than t
 
 
 @dataclass(frozen=True, slots=True)
-class OptionTable:
-    """Every option's tasks for parts of every kind, one after the other. first: where they begin in ``resource`` and ``us`` [kind, option];
-    length: how many they are, by option."""
-
-    first: Ints
-    length: Ints
-    resource: Ints
-    us: F64
-
-
-def option_table(space: Space, ways: Ints, kinds: Sequence[tuple[float, int]]) -> OptionTable:
-    """The table of these ways for parts of these sizes, in elements, and codecs."""
-    sizes, codecs = (np.array(column) for column in zip(*kinds, strict=True))
-    length, tasks = space.sequences(ways)
-    first = (np.cumsum(length) - length)[None, :] + np.arange(len(kinds))[:, None] * len(tasks)
-    us = np.ascontiguousarray(space.times(sizes, codecs)[tasks].T).ravel()
-    return OptionTable(first, length, np.tile(space.resources[tasks], len(kinds)), us)
-
-
-@dataclass(frozen=True, slots=True)
 class Trials:
     """Chains in order of readiness, each with a kind and an option of the table by number. ``option`` is changed by who tries."""
 
-    table: OptionTable
+    table: WayTable
     ready_us: F64
     kind: Ints
     option: Ints

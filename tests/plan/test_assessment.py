@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from psgc.errors import UsageError
+from psgc.plan import assessment, bound
 from psgc.plan.assessment import LEAST_MARGIN, Assessment, assess, document, from_best, verdict
 from psgc.plan.cluster import Cluster, Link
 from psgc.plan.job import Job
@@ -16,7 +20,8 @@ from psgc.plan.options import Constraints, encodes
 from psgc.plan.plan import check_fits, read_plan
 from psgc.plan.problem import Problem, codec_costs, simulate
 from psgc.plan.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.reasons import reasons, sentence
+from psgc.plan.reasons import quickest, reasons, sentence
+from psgc.plan.solver import solver
 
 # 16 MB of gradients, 30 ms of backward; the CPU encodes and decodes 1 MB in a millisecond
 CURVE = CostCurve((1.0, 1 << 18), (10.0, 1000.0), (10.0, 1000.0))
@@ -122,3 +127,61 @@ def test_nothing_is_encoded_for_nothing() -> None:
     free = replace(found.problem, codec=replace(found.problem.codec, bytes_per_element=4.0, pull_bytes_per_element=4.0))
     same = assess(Job(free, ()), "psgc", compare=False)  # as many bytes as without, and the CPU's time besides
     assert not any(encodes(bucket.option) for bucket in same.found.buckets)
+
+
+def test_what_a_user_leaves_unencoded_is_not_encoded_for_the_verdict_either() -> None:
+    profile = replace(PROFILE, tensors=tuple(TensorProfile(f"layer{index}", 1000 << (5 * (index % 2)), 10.0 * index) for index in range(8)))
+    cluster = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(5, 500))
+    others = (("layer*[02468]", codec_costs("none", profile)),)
+    problem = Problem(profile, cluster, codec_costs("onebit", profile, 2), Constraints(most_encodes=1), others)
+    found = assess(Job(problem, ()), "psgc", compare=False)
+    assert found.encoded is not None
+    for bucket in found.encoded:
+        assert not encodes(bucket.option) or not any(name in ("layer0", "layer2", "layer4", "layer6") for name in bucket.tensors)
+    mixed = [bucket for bucket in found.plain.buckets if len({problem.codec_numbers[name] for name in bucket.tensors}) > 1]
+    assert mixed
+    for bucket in mixed:
+        assert quickest(problem, [option for option in problem.options if encodes(option)], [bucket]) == [None]
+
+
+@pytest.mark.parametrize("devices", [("gpu", "cpu"), ()])
+@pytest.mark.parametrize("servers", [0, 1])
+def test_one_gpu_alone_has_nothing_to_send(devices: tuple[str, ...], servers: int) -> None:
+    cluster = Cluster("alone", 1, 1, Link(100, 1), Link(10, 1), servers)
+    for most_encodes in (None, 0):
+        problem = Problem(PROFILE, cluster, codec_costs("onebit", PROFILE), Constraints(devices, most_encodes, servers=servers > 0))
+        found = assess(Job(problem, ()), "psgc", compare=True)
+        assert found.found.step_us == pytest.approx(PROFILE.backward_us)
+        assert found.bounds.given_us == pytest.approx(PROFILE.backward_us)
+
+
+def test_where_a_step_takes_no_time_there_is_nothing_to_compress() -> None:
+    profile = replace(PROFILE, tensors=(TensorProfile("only", 1000, 0.0),))
+    problem = Problem(profile, Cluster("alone", 1, 1, Link(100, 1), Link(10, 1)), codec_costs("onebit", profile))
+    found = assess(Job(problem, ()), "psgc", compare=False)
+    assert verdict(found) == "do not compress: a step takes no time without it"
+    assert "no bound with these buckets" in from_best(found)
+
+
+def test_other_methods_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assessment, "PATIENCE_S", 0.0)
+    found = assessed(1, compare=True)
+    assert found.rivals["espresso"] == "method espresso: not waited for with 4 tensors; psgc plan --method espresso does"
+
+
+def test_what_a_solver_says_past_python_is_not_heard(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    real = solver()
+
+    def talking(name: str) -> Any:
+        def solve(*arguments: Any, **named: Any) -> Any:
+            os.write(1, b"HighsMipSolverData")
+            return getattr(real, name)(*arguments, **named)
+
+        return solve
+
+    names = {name: getattr(real, name) for name in ("Bounds", "LinearConstraint")}
+    monkeypatch.setattr(bound, "solver", lambda: SimpleNamespace(**names, linprog=talking("linprog"), milp=talking("milp")))
+    print("a document")
+    assert assessed(1).bounds.given_us > 0
+    print("and its end")
+    assert capfd.readouterr().out == "a document\nand its end\n"

@@ -117,3 +117,8 @@ def test_what_is_not_encoded_is_copied_where_the_profile_has_times_for_it() -> N
     made = tasks(("flat.push", "flat.pull"), CLUSTER, raw)
     assert [task.resource for task in made] == [CPU, SEND, SERVER, SERVER, RECEIVE, CPU]
     assert raw.task_us(made[2], 10.0) == pytest.approx(10 / 2 * 8)
+
+
+def test_without_times_of_the_workers_own_copies_no_copies_are_counted() -> None:
+    alone = CodecCosts("half", PAYLOAD, CODEC.curves, raw={"server": CostCurve((1.0,), (1.0,), (1.0,))})
+    assert tasks(("flat.push", "flat.pull"), CLUSTER, alone) == tasks(("flat.push", "flat.pull"), CLUSTER, CODEC)

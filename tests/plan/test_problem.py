@@ -83,7 +83,7 @@ def test_buckets_that_cannot_be_priced_are_refused(change: dict[str, Any], said:
 
 
 def test_buckets_of_another_model_are_refused() -> None:
-    with pytest.raises(UsageError, match="no bucket has tensor 'a' of model tiny"):
+    with pytest.raises(UsageError, match="no bucket has tensor 'a' of the profile of tiny"):
         simulate(problem(), [bucket("b", numel=100)])
 
 

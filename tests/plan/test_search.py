@@ -11,7 +11,7 @@ import pytest
 
 from psgc.codecs import BLOCK
 from psgc.codecs.codec import MAX_PART
-from psgc.plan.bound import _beaten, lower_bounds
+from psgc.plan.bound import _beaten, bucketing_of, given_buckets, lower_bounds, over_all_bucketings
 from psgc.plan.bucketing import Bucketing, Tensors, bucketing, each_alone, every_fusion, fused
 from psgc.plan.cluster import Cluster, Link
 from psgc.plan.costs import walk
@@ -272,3 +272,29 @@ def test_options_that_are_beaten_are_those_that_are_nowhere_less_than_another(se
     for place, row in enumerate(costs):
         others = [other for at, other in enumerate(costs) if (other <= row).all() and ((other < row).any() or at < place)]
         assert beaten[place] == bool(others)
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_no_plan_of_any_method_is_below_the_bound_of_all(seed: int, several: bool) -> None:
+    problem = random_job(400 + seed, 20, Constraints(servers=True))
+    problem = replace(problem, cluster=replace(problem.cluster, servers=seed % 3))
+    problem = of_several_codecs(problem) if several else problem
+    ours = search(problem)
+    given = given_buckets(problem, Space(problem), bucketing_of(problem, ours.buckets), 2 * ours.step_us)
+    for method in METHODS.values():
+        found = method(problem)
+        assert over_all_bucketings(problem, Space(problem)) <= found.step_us * (1 + 1e-9)
+    assert given <= ours.step_us * (1 + 1e-9)
+
+
+def test_a_codec_without_a_servers_times_is_not_pushed_to_servers() -> None:
+    problem = random_job(7, 10, Constraints(servers=True))
+    on_gpu = replace(problem.codec, curves={"gpu": problem.codec.curves["gpu"]})
+    problem = replace(problem, codec=on_gpu, cluster=replace(problem.cluster, servers=8, inter=Link(1.0, 5.0)))
+    assert not any("flat.push.c" in option for option in problem.options)
+    found = search(problem)
+    assert simulate(problem, found.buckets).step_us == pytest.approx(found.step_us)
+    both = replace(problem, others=(("t1", random_job(7, 10).codec),))
+    assert any("flat.push.c" in option for option in both.options)
+    assert all(both.takes(bucket.option, both.codec_of(bucket)) for bucket in search(both).buckets)

@@ -14,7 +14,7 @@ from psgc.plan.options import Constraints, Option
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem, Simulated, simulate
 from psgc.plan.space import Space
-from psgc.plan.trial import Trials, option_table
+from psgc.plan.trial import Trials
 from tests.plan.jobs import bucket_of, problems
 
 FEW = Constraints(most_encodes=1, flat=False)
@@ -31,7 +31,7 @@ def trials_of(problem: Problem, buckets: list[PlannedBucket]) -> Trials:
     sizes = sorted({bucket.numel / bucket.parts for bucket in buckets})
     parts = [bucket.parts for bucket in buckets]
     return Trials(
-        option_table(space, np.array([space.graph.number[option] for option in options]), [(size, 0) for size in sizes]),
+        space.table(np.array([space.graph.number[option] for option in options]), np.array(sizes), np.zeros(len(sizes), np.int64)),
         np.repeat([problem.ready_us[bucket.tensors[-1]] for bucket in buckets], parts),
         np.repeat([sizes.index(bucket.numel / bucket.parts) for bucket in buckets], parts),
         np.repeat([options.index(bucket.option) for bucket in buckets], parts),

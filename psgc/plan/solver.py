@@ -1,0 +1,39 @@
+"""scipy's HiGHS: linear and mixed-integer programmes, without a word on standard output.
+
+Owns how the solver is got at, and kept quiet. Knows nothing of what is solved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from psgc.errors import ConfigError
+
+
+@functools.cache
+def solver() -> Any:
+    """scipy.optimize, which is not typed throughout. Raises ConfigError where it is missing."""
+    try:
+        return importlib.import_module("scipy.optimize")
+    except ImportError:
+        raise ConfigError("bounds need scipy; install psgc[plan]") from None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """HiGHS writes some of its debugging past Python, to the process' standard output, which may be a JSON document's."""
+    sys.stdout.flush()
+    kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nothing)
