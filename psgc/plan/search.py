@@ -31,7 +31,7 @@ from psgc.plan.timeline import Ints
 MIXTURES: Final = 48  # of prices, for each size
 FEW_TENSORS: Final = 6  # so many are fused in every way
 SMALL_JOB: Final = 12  # of so many tensors all get their turn
-FOLLOWED_TENSORS: Final = 24  # for so many what Espresso would do is a start, too
+FOLLOWED_TENSORS: Final = 24  # for so many what other systems would do is a start, too
 TAPER: Final = 0.25  # of what is still to come, what a bucket may hold
 SOME_TENSORS: Final = 64  # so many are also tried each by itself
 MOST_TRIALS: Final = 400  # timelines for one bucketing
@@ -218,15 +218,18 @@ class Search:
         """Try every tensor by itself, from what the best so far has for it."""
         self.go_on(each_alone(self.problem.tensors))
 
-    def published(self) -> None:
-        """Try what other systems would do, and what can be made of Espresso's plan. Constraints may have left their options out."""
+    def followed(self) -> None:
+        """Try what other systems than Espresso would do. Constraints may have left their options out."""
         tensors, number = self.problem.tensors, self.space.graph.number
         for choices in tensors_choices(self.problem):
             if all(choice.option in number for choice in choices):
                 ways = np.array([number[choice.option] for choice in choices])
                 self.among(bucketing(tensors, np.arange(len(ways)), [choice.parts for choice in choices]), ways, work=0)
-        buckets = espresso(self.problem, space=self.space).buckets
-        self.choose(each_alone(tensors), np.array([number[bucket.option] for bucket in buckets]))
+
+    def espresso(self) -> None:
+        """Try what can be made of Espresso's plan."""
+        ways = [self.space.graph.number[bucket.option] for bucket in espresso(self.problem, space=self.space).buckets]
+        self.choose(each_alone(self.problem.tensors), np.array(ways))
 
     def recut_largest(self) -> None:
         """Cut the largest buckets of the best one otherwise, each as long as that is better."""
@@ -254,10 +257,14 @@ def search(problem: Problem) -> Found:
     if count <= FEW_TENSORS:
         for buckets in every_fusion(problem.tensors, (1, 2, 4)):
             made.choose(buckets)
-    if count <= FOLLOWED_TENSORS and len(made.space.graph.plain) and not problem.constraints.runtime:
-        made.published()
+    plain, every = len(made.space.graph.plain), len(made.space.graph.options)
+    if count <= FOLLOWED_TENSORS and plain and not problem.constraints.runtime:
+        made.followed()
+        made.espresso()
     elif count <= SOME_TENSORS:
         made.alone()
+    if plain == every and count > FOLLOWED_TENSORS:  # where there is so little to choose from, there is time for it
+        made.followed()
     made.recut_largest()
     made.simplify()
     assert made.best is not None

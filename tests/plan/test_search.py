@@ -137,6 +137,12 @@ def test_it_is_no_worse_than_any_other_method_on_random_jobs() -> None:
     assert losses(range(40)) == []
 
 
+@pytest.mark.parametrize("seed", [19, 32, 53, 55, 58, 70, 91])
+def test_without_compression_it_is_no_worse_than_bytepss_plan_however_many_tensors_there_are(seed: int) -> None:
+    problem = random_job(seed, 100, Constraints(devices=()))
+    assert search(problem).step_us <= METHODS["fp32"](problem).step_us * (1 + 1e-9)
+
+
 def test_it_is_no_worse_than_any_other_method_on_random_jobs_of_several_codecs() -> None:
     assert losses(range(20), several=True) == []
 
