@@ -16,7 +16,7 @@ from psgc.errors import JobFailed
 from psgc.plan.profile import Profile, load_profile
 
 POLL_S: Final = 0.1
-LEAVING_S: Final = 5.0  # a script that has not ended by itself so long after its profile was written does not want to
+LEAVING_S: Final = 20.0  # a script that has not ended by itself so long after its profile was written does not want to
 PATIENCE_S: Final = 30.0  # the launcher ends its job within less, and takes what is left with it
 
 
