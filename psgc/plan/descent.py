@@ -164,10 +164,14 @@ def simplify(ready: Any, chain: Any, kind: Any, first: Any, length: Any, resourc
     _set_each(choice, chain, kind, first, length, begins, last)
     begin(begins, state, available, nexts)
     best = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, np.inf, start, backward)
+    load, total = np.empty((buckets, length.size, len(RESOURCES))), np.empty(len(RESOURCES))
+    _loads(chain, kind, first, length, resource, us, load)
     for bucket in range(buckets):
         for option in range(simple):
             if choice[bucket] < simple:
                 break
+            if _hopeless(bucket, bucket + 1, option, choice, kind, first, load, ready, chain, best, total):
+                continue
             _set(bucket, option, chain, kind, first, length, begins, last)
             begin(begins, state, available, nexts)
             step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, best, start, backward)

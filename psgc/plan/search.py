@@ -37,6 +37,7 @@ SOME_TENSORS: Final = 64  # so many are also tried each by itself
 MOST_TRIALS: Final = 400  # timelines for one bucketing
 WORK: Final = 3_500  # and those times their chains
 COARSE: Final = 2  # sizes are alike within a factor of four
+LATENCY_ALONE: Final = 10  # and all up to this power of two
 MOST_PARTS: Final = 48  # beyond that nothing finer is tried
 NOTHING: Final = 2e-3  # what is not worth looking for, of a step
 COARSEST: Final = 8  # parts of a model
@@ -128,7 +129,7 @@ class Search:
 
     def candidates(self, kinds: Kinds) -> list[Fitting]:
         """What is worth trying for parts of each of these kinds."""
-        sizes = (COARSE * np.round(np.log2(kinds.sizes) / COARSE)).astype(np.int64).tolist()
+        sizes = np.maximum(COARSE * np.round(np.log2(kinds.sizes) / COARSE), LATENCY_ALONE).astype(np.int64).tolist()
         coarse = list(zip(kinds.codec.tolist(), sizes, strict=True))
         self.fit(dict.fromkeys(coarse))
         return [self.fitting[kind] for kind in coarse]
@@ -199,8 +200,8 @@ class Search:
         return self.choose(buckets, self.best.ways[self.best.bucketing.of[buckets.last]])
 
     def refine(self) -> None:
-        """Try the model in ever more parts, as long as more are better and there is anything to gain; then in a number between the last two,
-        and its buckets uncut."""
+        """Try the model in ever more parts, as long as more are better and there is anything to gain; then, with many tensors, in a number
+        between the last two, and its buckets uncut."""
         count, before = float(COARSEST), np.inf
         most = MOST_PARTS if len(self.problem.profile.tensors) > SMALL_JOB else MOST_PARTS // 3
         while (found := self.of_parts(count)).step_us < before * (1 - NOTHING):
@@ -209,7 +210,7 @@ class Search:
             if found.bucketing.parts.sum() > most:
                 break
             count, before = count * 2, found.step_us
-        if len(self.problem.profile.tensors) > SMALL_JOB:
+        if len(self.problem.profile.tensors) > SOME_TENSORS:
             self.of_parts(count * 3 / 4)
         assert self.best is not None
         self.among(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)), self.best.ways)

@@ -190,6 +190,7 @@ class Space:
         for row, numbers in zip(self._of_atom, numbered, strict=False):
             row[: len(numbers)] = numbers
         self.may_take = self._may_take(problem)
+        self._all_fit = bool(self.may_take.all())
         self.resources = np.array([task[0].resource for task in self.distinct], np.int64)
         self.fixed_us = np.array([task[0].fixed_us for task in self.distinct], np.float64)
         self._slope = self._by_codec(lambda codec, task: task.per_element_us)
@@ -258,6 +259,8 @@ class Space:
 
     def fits(self, ways: Ints) -> NDArray[np.bool_]:
         """Which codecs' (rows) buckets can have which of the ways (columns)."""
+        if self._all_fit:
+            return np.ones((len(self.codecs), len(ways)), bool)
         may_take = np.append(self.may_take, np.ones((len(self.codecs), 1), bool), axis=1)
         fits: NDArray[np.bool_] = np.logical_and.reduce(may_take[:, self.graph.rows[ways]], axis=2)
         return fits
