@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from psgc.plan.candidates import BF16, CORNERS, NOMINAL, Candidate, candidates, considered
 from psgc.plan.cluster import Cluster
-from psgc.plan.estimates import EFFICIENCY, with_estimates
+from psgc.plan.estimates import estimates_notes, with_estimates
 from psgc.plan.profile import Profile
 from psgc.plan.regimes import exposure, needed_ratio
 
@@ -61,9 +61,7 @@ def advise(
     """The advice. memory_gbps: of the GPU, to estimate codec times by that the profile has not; adam: whether the optimizer is Adam-like;
     codecs: those to look at, if not the usual ones."""
     asked = tuple(codecs) or considered(profile)
-    estimated: frozenset[str] = frozenset()
-    if memory_gbps is not None:
-        profile, estimated = with_estimates(profile, memory_gbps, asked)
+    profile, estimated = with_estimates(profile, memory_gbps, asked)
     known = [name for name in asked if codecs or name in profile.codecs]
     found = candidates(profile, cluster, known, estimated, adam=adam)
     none, bf16, local = found[0], found[1], found[-1]
@@ -148,11 +146,7 @@ def _notes(
     notes = [f"ready times: {profile.source or 'as in the profile'}", f"links: {cluster.source}"]
     if profile.forward_us is None:
         notes.append("the profile has no forward time: gains are of backward and synchronization")
-    if estimated:
-        notes.append(
-            f"codec times of {', '.join(sorted(estimated))} are estimates: bytes moved at {EFFICIENCY:.0%} of the {memory_gbps:g} GB/s "
-            f"of the GPU's memory; margins allow for half as much again"
-        )
+    notes += [f"{note}; margins allow for half as much again" for note in estimates_notes(estimated, memory_gbps)]
     missing = [name for name in asked if name not in known]
     if missing:
         notes.append(
