@@ -15,7 +15,8 @@ from psgc.plan.candidates import BF16, CORNERS, NOMINAL, Candidate, candidates, 
 from psgc.plan.cluster import Cluster
 from psgc.plan.estimates import estimates_notes, with_estimates
 from psgc.plan.profile import Profile
-from psgc.plan.regimes import exposure, needed_ratio
+from psgc.plan.regimes import all_reduce_us, exposure, needed_ratio
+from psgc.plan.wording import ms
 
 # The share of an iteration that a rung must save: bf16 gives up next to nothing; a codec costs work to tune and watch; local steps are
 # another optimizer, with learning rates of its own.
@@ -97,9 +98,11 @@ def _why(profile: Profile, cluster: Cluster, found: Sequence[Candidate], carried
 def _hides(profile: Profile, cluster: Cluster) -> str:
     if cluster.nodes == 1:
         return "There is one node, and nothing goes between nodes"
-    ratio, backward = needed_ratio(profile, cluster), profile.backward_us / 1e3
-    times = exposure(profile, cluster)
-    text = f"A bf16 all-reduce takes {_number(times)} times as long as backward ({times * backward:,.0f} ms against {backward:,.0f} ms)"
+    reduce, backward = all_reduce_us(profile, cluster), profile.backward_us
+    if not backward:
+        return f"All gradients are ready at once: a bf16 all-reduce takes {ms(reduce)} ms, and there is no backward to hide it behind"
+    ratio, times = needed_ratio(profile, cluster), exposure(profile, cluster)
+    text = f"A bf16 all-reduce takes {_number(times)} times as long as backward ({ms(reduce)} ms against {ms(backward)} ms)"
     if ratio == 1:
         return f"{text} and hides behind it"
     return f"{text}: {f'{_number(ratio)} times fewer bytes would hide' if math.isfinite(ratio) else 'no ratio would hide its latency'}"
