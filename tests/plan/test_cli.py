@@ -187,6 +187,29 @@ def test_a_plan_for_people_is_tables_a_verdict_and_a_page(job: Path) -> None:
     assert (job / "page.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize(
+    ("rules", "flags", "line"),
+    [
+        ("flat = false\nmost_encodes = 1\n", ["--codec", "onebit"], " under these constraints: byteps-compress, hipress"),
+        ("devices = []\n", [], ", since encoding is ruled out: byteps-compress, hitopkcomm, hipress"),
+        ("most_encodes = 0\n", [], ", since encoding is ruled out: byteps-compress, hitopkcomm, hipress"),
+        ("", ["--codec", "none"], ", since encoding is ruled out: byteps-compress, hitopkcomm, hipress"),
+    ],
+)
+def test_why_methods_are_missing_from_the_table_is_one_line(job: Path, rules: str, flags: list[str], line: str) -> None:
+    (job / "c.toml").write_text(rules)
+    lines = psgc(*planning(job, *flags, "--constraints", str(job / "c.toml"))).stdout.splitlines()
+    table = max(number for number, text in enumerate(lines) if text.startswith("└"))
+    assert lines[table + 1] == f"not comparable{line}"
+    assert lines[table + 2].startswith(("note: ", "chosen in"))
+
+
+def test_a_plan_to_run_is_compared_with_no_method_that_needs_more(job: Path) -> None:
+    (job / "two.toml").write_text("servers = 1\n" + CLUSTER)
+    shown = psgc(*planning(job, "--runnable", "--codec", "onebit")).stdout
+    assert "not comparable under these constraints: espresso, byteps-compress, hitopkcomm, hipress\n" in shown
+
+
 def test_on_a_fast_network_the_advice_is_not_to_compress(job: Path) -> None:
     (job / "two.toml").write_text(CLUSTER.replace("gbps = 1,", "gbps = 400,"))
     assert json.loads(psgc(*planning(job, "--json")).stdout)["prediction"]["verdict"].startswith("do not compress")
