@@ -23,7 +23,7 @@ def incomparable(problem: Problem, rivals: Mapping[str, Found | str]) -> list[st
     reasons: dict[str, list[str]] = {}
     for name, why in rivals.items():
         if not isinstance(why, Found):
-            reasons.setdefault(_reason(problem, why), []).append(name)
+            reasons.setdefault(_reason(problem, why.removeprefix(f"method {name}: ")), []).append(name)
     return [_line(why, ", ".join(names)) for why, names in reasons.items()]
 
 
