@@ -7,7 +7,7 @@ from typing import Final
 
 from psgc.launch.tables import print_table
 from psgc.plan.assessment import Assessment, from_best, verdict
-from psgc.plan.found import Found
+from psgc.plan.incomparable import incomparable
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.wording import SHORT, elements, longer, ms, option_text, tensors_text
 
@@ -52,6 +52,5 @@ def _print_methods(assessed: Assessment) -> None:
     for name, us in sorted(assessed.steps_us.items(), key=lambda item: item[1]):
         rows.append([name, ms(us), "" if name == assessed.method or not us else longer(step / us - 1)])
     print_table(["plan by", "step, ms", "this plan takes"], rows)
-    for name, why in assessed.rivals.items():
-        if not isinstance(why, Found):
-            print(f"{name}: {why}")
+    for line in incomparable(assessed.problem, assessed.rivals):
+        print(line)

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from psgc.errors import UsageError
 from psgc.launch.tables import print_table, progress
 
+if TYPE_CHECKING:
+    from psgc.plan.options import Constraints
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 ProfileText = Annotated[str, typer.Option("--profile", help="Profile: JSON, CSV with name, numel and ready_us, or a model's name.")]
 ClusterText = Annotated[str, typer.Option("--cluster", help="Cluster: TOML, or the name of a ready-made one.")]
+
+GpuText = Annotated[
+    str | None, typer.Option("--gpu", help="The GPU of a model's name: v100, t4, a10g, a100, h100, h200, or what it achieves in TFLOP/s.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -29,6 +36,7 @@ def plan(
     codec: Annotated[
         str | None, typer.Option(help="What buckets are encoded with; default: the mildest that the profile has times for.")
     ] = None,
+    gpu: GpuText = None,
     method: Annotated[str, typer.Option(help="psgc, or another system's: espresso, hipress, hitopkcomm, byteps-compress, fp32.")] = "psgc",
     constraints: Annotated[str | None, typer.Option(help="TOML or JSON file of what is ruled out; see docs/plans.md.")] = None,
     runnable: Annotated[
@@ -44,15 +52,16 @@ def plan(
     """
     check_place(report, "--report")
     check_place(out, "-o")
+    _check_gpu("plan", profile, gpu)
     with progress(as_json) as tell:
         from psgc.plan.assessment import assess, document
         from psgc.plan.constraints import ALL, load_constraints
         from psgc.plan.job import load_job
 
         allowed = load_constraints(constraints) if constraints else ALL
-        if codec is not None and (not allowed.devices or allowed.most_encodes == 0):
-            raise UsageError(f"plan: --codec {codec}, but constraints {constraints} rule out all encoding; leave one of them out")
-        job = load_job(profile, cluster, codec, replace(allowed, runtime=True) if runnable else allowed)
+        allowed = replace(allowed, runtime=True) if runnable else allowed
+        _check_encodes(codec, allowed, f"constraints {constraints}")
+        job = load_job(profile, cluster, codec, allowed, gpu=gpu)
         tell(f"planning {job.problem.profile.model} by {method}")
         assessed = assess(job, method, compare=not as_json or report is not None)
         text = json.dumps(document(assessed))
@@ -75,6 +84,7 @@ def simulate(
     cluster: ClusterText,
     plan: Annotated[str, typer.Option(help="The plan, as psgc plan -o writes it.")],
     codec: Annotated[str | None, typer.Option(help="Encode with this codec, in place of each bucket's own.")] = None,
+    gpu: GpuText = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline for ui.perfetto.dev.")] = None,
     forward: Annotated[bool, typer.Option("--forward", help="And the next forward, after the step and overlapped with it.")] = False,
     as_json: Json = False,
@@ -84,6 +94,7 @@ def simulate(
     Example: psgc simulate --profile bert-base --cluster espresso-nvlink --plan plan.json --trace step.json
     """
     check_place(trace, "--trace")
+    _check_gpu("simulate", profile, gpu)
     with progress(as_json):
         from psgc.plan.forward import with_forward
         from psgc.plan.job import codec_of, load_job, recoded
@@ -92,7 +103,8 @@ def simulate(
         from psgc.plan.problem import simulate as simulate_plan
         from psgc.plan.trace import trace as trace_of
     planned = load_plan(plan)
-    job = load_job(profile, cluster, codec or codec_of(planned.buckets))
+    own = () if codec else {bucket.codec for bucket in planned.buckets}
+    job = load_job(profile, cluster, codec or codec_of(planned.buckets), gpu=gpu, beside=own)
     buckets = recoded(planned.buckets, job.problem.codec.name) if codec else planned.buckets
     found = simulate_plan(job.problem, buckets)
     work = spans(found)
@@ -119,6 +131,23 @@ def _print_step(answer: dict[str, Any], notes: tuple[str, ...]) -> None:
     if "iteration_ms" in answer:
         barrier, overlapped = answer["iteration_ms"]["barrier"], answer["iteration_ms"]["overlapped"]
         print(f"with the next forward {barrier:.3f} ms; {overlapped:.3f} if each layer began as soon as its gradients are there")
+
+
+def _check_gpu(verb: str, profile: str, gpu: str | None) -> None:
+    """Raise UsageError for a GPU beside measured times."""
+    if gpu is not None and Path(profile).is_file():
+        raise UsageError(f"{verb}: --gpu {gpu}: {profile} is a file, whose times are its own GPU's; --gpu goes with a model's name")
+
+
+def _check_encodes(codec: str | None, allowed: Constraints, source: str) -> None:
+    """Raise UsageError for a codec that nothing could be encoded with."""
+    from psgc.plan.job import may_encode
+    from psgc.plan.plan import UNCOMPRESSED
+
+    if codec in (None, UNCOMPRESSED) or may_encode(allowed):
+        return
+    to_run = ' for a plan to run, which encodes on "cpu" alone' if allowed.runtime and allowed.devices else ""
+    raise UsageError(f"plan: --codec {codec}, but {source} rule out all encoding{to_run}; leave one of them out")
 
 
 def check_place(path: Path | None, flag: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,8 +69,8 @@ def whatif(
         _answer_cases(cases, as_json)
     elif profile is not None:
         with progress(as_json):
-            times = _on_timeline(profile, cluster, codec, gpu, measured_ms, over)
-        _answer(times, plot, as_json)
+            times, notes = _on_timeline(profile, cluster, codec, gpu, measured_ms, over)
+        _answer(times, plot, as_json, notes)
     else:
         from psgc.plan.closed import ClosedTimes, Question
 
@@ -95,31 +96,26 @@ def _check_flags(context: typer.Context, cases: bool, profile: bool, method: str
         refuse_beside(context, others, f"not for --method {method}; {', '.join(f'--{n} is for {o}' for n, o in others.items())}")
 
 
-def _on_timeline(profile: str, cluster: str | None, codec: str, gpu: str | None, measured_ms: float | None, over: str) -> Times:
+def _on_timeline(
+    profile: str, cluster: str | None, codec: str, gpu: str | None, measured_ms: float | None, over: str
+) -> tuple[Times, tuple[str, ...]]:
     from psgc.plan.candidates import ESTIMATED, MEASURED
-    from psgc.plan.cluster import load_cluster
-    from psgc.plan.estimates import known_memory_gbps, with_estimates
-    from psgc.plan.options import Constraints
-    from psgc.plan.problem import Problem, codec_costs
-    from psgc.plan.profile import load_profile
+    from psgc.plan.job import load_job
     from psgc.plan.timed import TimelineTimes
 
     if over not in PEERS:
         raise UsageError(f"whatif: --over {over!r}: there are {', '.join(PEERS)}")
     if cluster is None:
         raise UsageError("whatif: --cluster is missing: a TOML file, or the name of a ready-made cluster")
-    where = load_cluster(cluster)
-    measured = load_profile(profile, gpu or "v100")
-    memory = known_memory_gbps(gpu or measured.hardware)
-    timed, estimated = (measured, frozenset()) if memory is None else with_estimates(measured, memory, [codec])
-    problem = Problem(timed, where, codec_costs(codec, timed, where.gpus), Constraints(servers=True))
-    return TimelineTimes(problem, ESTIMATED if estimated else MEASURED, measured_ms, PEERS[over])
+    job = load_job(profile, cluster, codec, gpu=gpu)
+    return TimelineTimes(job.problem, ESTIMATED if job.estimated else MEASURED, measured_ms, PEERS[over]), job.notes
 
 
-def _answer(times: Times, plot: Path | None, as_json: bool) -> None:
+def _answer(times: Times, plot: Path | None, as_json: bool, notes: Sequence[str] = ()) -> None:
+    """notes: what was assumed."""
     from psgc.plan.verdict import verdict
 
-    found = verdict(times)
+    found = {**verdict(times), "notes": list(notes)}
     if plot is not None:
         from psgc.plan.pictures import picture
 
@@ -135,6 +131,8 @@ def _answer(times: Times, plot: Path | None, as_json: bool) -> None:
         if (one["codec_factor"] == 1) != (one["payload_factor"] == 1)
     ]
     print_table(["", ""], rows)
+    for note in notes:
+        print(f"note: {note}")
     for warning in found["warnings"]:
         print(f"warning: {warning}")
     print(found["verdict"])

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from psgc.plan.candidates import BF16, CORNERS, NOMINAL, Candidate, candidates, considered
 from psgc.plan.cluster import Cluster
-from psgc.plan.estimates import EFFICIENCY, with_estimates
+from psgc.plan.estimates import estimates_notes, with_estimates
 from psgc.plan.profile import Profile
-from psgc.plan.regimes import exposure, needed_ratio
+from psgc.plan.regimes import all_reduce_us, exposure, needed_ratio
+from psgc.plan.wording import ms
 
 # The share of an iteration that a rung must save: bf16 gives up next to nothing; a codec costs work to tune and watch; local steps are
 # another optimizer, with learning rates of its own.
@@ -61,9 +62,7 @@ def advise(
     """The advice. memory_gbps: of the GPU, to estimate codec times by that the profile has not; adam: whether the optimizer is Adam-like;
     codecs: those to look at, if not the usual ones."""
     asked = tuple(codecs) or considered(profile)
-    estimated: frozenset[str] = frozenset()
-    if memory_gbps is not None:
-        profile, estimated = with_estimates(profile, memory_gbps, asked)
+    profile, estimated = with_estimates(profile, memory_gbps, asked)
     known = [name for name in asked if codecs or name in profile.codecs]
     found = candidates(profile, cluster, known, estimated, adam=adam)
     none, bf16, local = found[0], found[1], found[-1]
@@ -99,9 +98,11 @@ def _why(profile: Profile, cluster: Cluster, found: Sequence[Candidate], carried
 def _hides(profile: Profile, cluster: Cluster) -> str:
     if cluster.nodes == 1:
         return "There is one node, and nothing goes between nodes"
-    ratio, backward = needed_ratio(profile, cluster), profile.backward_us / 1e3
-    times = exposure(profile, cluster)
-    text = f"A bf16 all-reduce takes {_number(times)} times as long as backward ({times * backward:,.0f} ms against {backward:,.0f} ms)"
+    reduce, backward = all_reduce_us(profile, cluster), profile.backward_us
+    if not backward:
+        return f"All gradients are ready at once: a bf16 all-reduce takes {ms(reduce)} ms, and there is no backward to hide it behind"
+    ratio, times = needed_ratio(profile, cluster), exposure(profile, cluster)
+    text = f"A bf16 all-reduce takes {_number(times)} times as long as backward ({ms(reduce)} ms against {ms(backward)} ms)"
     if ratio == 1:
         return f"{text} and hides behind it"
     return f"{text}: {f'{_number(ratio)} times fewer bytes would hide' if math.isfinite(ratio) else 'no ratio would hide its latency'}"
@@ -148,11 +149,7 @@ def _notes(
     notes = [f"ready times: {profile.source or 'as in the profile'}", f"links: {cluster.source}"]
     if profile.forward_us is None:
         notes.append("the profile has no forward time: gains are of backward and synchronization")
-    if estimated:
-        notes.append(
-            f"codec times of {', '.join(sorted(estimated))} are estimates: bytes moved at {EFFICIENCY:.0%} of the {memory_gbps:g} GB/s "
-            f"of the GPU's memory; margins allow for half as much again"
-        )
+    notes += [f"{note}; margins allow for half as much again" for note in estimates_notes(estimated, memory_gbps)]
     missing = [name for name in asked if name not in known]
     if missing:
         notes.append(

@@ -6,7 +6,7 @@ launch with what it waits for. Owns the bytes, and the bandwidths of GPUs and be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -42,12 +42,23 @@ def cluster_of(
     return read_cluster(document, f"{nodes}x{gpus_per_node}-{gbps:g}g", "advise")
 
 
-def with_estimates(profile: Profile, memory_gbps: float, names: Iterable[str]) -> tuple[Profile, frozenset[str]]:
+def with_estimates(profile: Profile, memory_gbps: float | None, names: Iterable[str]) -> tuple[Profile, frozenset[str]]:
     """The profile with estimated times, on a GPU with that memory, for codecs that it has none of on any device; and which those are. A
-    codec of which nothing is known stays as it was."""
+    codec of which nothing is known stays as it was, as all do on a GPU of which nothing is."""
+    if memory_gbps is None:
+        return profile, frozenset()
     missing = {name for name in names if not {name, _bare(name)} & profile.codecs.keys() and _bare(name) in _PAYLOADS}
     curves = {_bare(name): {"gpu": estimate(_bare(name), memory_gbps)} for name in sorted(missing)}
     return replace(profile, codecs={**profile.codecs, **curves}), frozenset(missing)
+
+
+def estimates_notes(names: Collection[str], memory_gbps: float | None) -> list[str]:
+    """A line that says which codecs' times are estimates, and what they rest on; none if none are."""
+    if not names or memory_gbps is None:
+        return []
+    return [
+        f"codec times of {', '.join(sorted(names))} are estimates: bytes moved at {EFFICIENCY:.0%} of the {memory_gbps:g} GB/s of the GPU's memory"
+    ]
 
 
 def estimate(name: str, memory_gbps: float) -> CostCurve:

@@ -1,6 +1,6 @@
 """A planning job from what a user names: profile, cluster, codec and constraints become one problem, and notes on what was assumed.
 
-Owns what holds where the user says nothing: which codec, and which codec times. Files' shapes are their own modules' business.
+Owns what holds where the user says nothing: which GPU, which codec, and which codec times. Files' shapes are their own modules' business.
 """
 
 from __future__ import annotations
@@ -8,45 +8,90 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from psgc.errors import UsageError
 from psgc.plan.cluster import Cluster, load_cluster
 from psgc.plan.constraints import ALL
 from psgc.plan.costs import CodecCosts
+from psgc.plan.estimates import estimates_notes, known_memory_gbps, with_estimates
 from psgc.plan.options import Constraints, encodes
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import PUBLISHED_BYTES, Problem, codec_costs
 from psgc.plan.profile import V100_CODECS, Profile, load_profile
 
+# What a well-known model's times are computed for where no GPU is named.
+DEFAULT_GPU: Final = "v100"
 # The codec of a plan for which none is chosen is the first of these that the profile has times for: those that train as without them under
 # every optimiser first, then those that need error feedback, and what only the published times of V100 know last.
 PREFERRED: Final = ("int8", "bf16", "fp16", "int4", "onebit", "topk", "randomk", "efsignsgd", "dgc")
 
 
 class Job(NamedTuple):
-    """A problem, and what was assumed in posing it, a line each."""
+    """A problem, and what was assumed in posing it, a line each. estimated: those of its codecs whose times are estimates."""
 
     problem: Problem
     notes: tuple[str, ...]
+    estimated: frozenset[str] = frozenset()
 
 
-def load_job(profile_text: str, cluster_text: str, codec: str | None = None, constraints: Constraints = ALL) -> Job:
-    """The job of these files or names. Raises UsageError or CodecError saying what is wrong with which."""
-    profile, notes = _with_codec_times(load_profile(profile_text))
-    cluster = load_cluster(cluster_text)
-    if not constraints.encoders:
+def load_job(
+    profile_text: str, cluster_text: str, codec: str | None = None, constraints: Constraints = ALL, *,
+    gpu: str | None = None, beside: Iterable[str] = (),
+) -> Job:  # fmt: skip
+    """The job of these files or names. gpu: what a well-known model's times are computed for, and codec times that the profile has not are
+    estimated for; beside: other codecs, of a plan's buckets. Raises UsageError or CodecError saying what is wrong with which."""
+    profile, cluster = load_profile(profile_text, gpu or DEFAULT_GPU), load_cluster(cluster_text)
+    notes = [] if Path(profile_text).is_file() else [_computed_note(profile, gpu)]
+    if _all_match(profile, constraints) and codec is None:
+        codec = UNCOMPRESSED  # there is no tensor that would take another
+    named = {*(name for _, name in constraints.codecs), *beside}
+    if not may_encode(constraints) or {codec, *named} == {UNCOMPRESSED}:
         return Job(Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), constraints), tuple(notes))
+    memory = known_memory_gbps(gpu or profile.hardware) if "gpu" in constraints.encoders else None
+    profile, estimated = with_estimates(profile, memory, named | _candidates(codec, profile))
+    if not profile.codecs:
+        profile = replace(profile, codecs=V100_CODECS)
+        notes.append("codec times are the published ones of V100 and its host, since the profile has none")
     if codec is None:
         codec = default_codec(profile, constraints.encoders)
-        notes.append(f"codec {codec}, since none was chosen: the first that the profile has times for of {', '.join(PREFERRED)}")
+        notes.append(f"codec {codec}, since none was chosen: the first that there are times for of {', '.join(PREFERRED)}")
+    estimated &= {*named, codec}
+    notes += estimates_notes(estimated, memory)
     costs = _costs(codec, profile, cluster, constraints)
     others = tuple((pattern, _costs(name, profile, cluster, constraints)) for pattern, name in constraints.codecs)
-    for pattern, _ in others:
-        if not any(fnmatchcase(tensor.name, pattern) for tensor in profile.tensors):
+    return Job(Problem(profile, cluster, costs, constraints, others), tuple(notes), estimated)
+
+
+def may_encode(constraints: Constraints) -> bool:
+    """Whether the constraints leave any encoding at all."""
+    return bool(constraints.encoders) and constraints.most_encodes != 0
+
+
+def _computed_note(profile: Profile, gpu: str | None) -> str:
+    published = ", with the published codec times of V100 and its host" if profile.codecs else ""
+    another = "" if gpu else "; --gpu chooses another"
+    return f"profile {profile.model}: computed for {profile.hardware}: {profile.source.removeprefix('computed: ')}{published}{another}"
+
+
+def _all_match(profile: Profile, constraints: Constraints) -> bool:
+    """Whether every tensor has a codec of its own. Raises UsageError for a pattern that is the name of none."""
+    names, matched = {tensor.name for tensor in profile.tensors}, set[str]()
+    for pattern, _ in constraints.codecs:
+        found = {name for name in names if fnmatchcase(name, pattern)}
+        if not found:
             few = ", ".join(tensor.name for tensor in profile.tensors[:3])
             raise UsageError(f"constraints: codecs: {pattern!r} is the name of no tensor of {profile.model}; its tensors are {few}, ...")
-    return Job(Problem(profile, cluster, costs, constraints, others), tuple(notes))
+        matched |= found
+    return matched == names
+
+
+def _candidates(codec: str | None, profile: Profile) -> frozenset[str]:
+    """What a job may be planned with: the codec; where none was chosen one that the profile has times for, or, if it has none, any."""
+    if codec is not None:
+        return frozenset({codec})
+    return frozenset() if profile.codecs else frozenset(PREFERRED)
 
 
 def _costs(codec: str, profile: Profile, cluster: Cluster, constraints: Constraints) -> CodecCosts:
@@ -70,13 +115,6 @@ def _check_runs(codec: str) -> None:
 
     if parse_scheme(codec).whole:
         raise UsageError(f"codec {codec}: it does not cut tensors, and a plan that can be run may cut any; choose another of psgc codecs")
-
-
-def _with_codec_times(profile: Profile) -> tuple[Profile, list[str]]:
-    if profile.codecs:
-        return profile, []
-    note = "codec times are the published ones of V100 and its host, since the profile has none"
-    return replace(profile, codecs=V100_CODECS), [note]
 
 
 def default_codec(profile: Profile, devices: Sequence[str]) -> str:

@@ -47,10 +47,12 @@ def needed_ratio(profile: Profile, cluster: Cluster, bytes_per_element: float = 
     return math.inf if budget <= latency else max(1.0, sending / (budget - latency))
 
 
+def all_reduce_us(profile: Profile, cluster: Cluster, bytes_per_element: float = BF16_BYTES) -> float:
+    """What an all-reduce of all of the gradient takes on the links between nodes, in one piece."""
+    nodes, link = cluster.nodes, cluster.inter
+    return 2 * (nodes - 1) * (bytes_per_element * profile.numel / nodes * link.us_per_byte + link.latency_us)
+
+
 def exposure(profile: Profile, cluster: Cluster, bytes_per_element: float = BF16_BYTES) -> float:
-    """How many times as long as backward an all-reduce of all of the gradient takes on the links between nodes, in one piece."""
-    nodes = cluster.nodes
-    us = (
-        2 * (nodes - 1) / nodes * bytes_per_element * profile.numel * cluster.inter.us_per_byte + 2 * (nodes - 1) * cluster.inter.latency_us
-    )
-    return us / profile.backward_us if profile.backward_us else math.inf
+    """How many times as long as backward that all-reduce takes."""
+    return all_reduce_us(profile, cluster, bytes_per_element) / profile.backward_us if profile.backward_us else math.inf

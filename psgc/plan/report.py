@@ -14,7 +14,7 @@ from psgc.plan.assessment import Assessment, from_best, verdict
 from psgc.plan.cluster import Link
 from psgc.plan.costs import CodecCosts
 from psgc.plan.drawing import colour, strips
-from psgc.plan.found import Found
+from psgc.plan.incomparable import incomparable
 from psgc.plan.lanes import overlap, spans
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import simulate
@@ -88,7 +88,7 @@ def _methods(assessed: Assessment) -> str:
         f'<td class="number">{ms(us)} ms</td><td class="number">{_gain(name, assessed.method, step, us)}</td></tr>'
         for name, us in sorted(assessed.steps_us.items(), key=lambda item: item[1])
     )
-    missing = "".join(f"<p>{escape(name)}: {escape(why)}</p>" for name, why in assessed.rivals.items() if not isinstance(why, Found))
+    missing = "".join(f"<p>{escape(line)}</p>" for line in incomparable(assessed.problem, assessed.rivals))
     head = '<tr><th>plan by</th><th class="number">step</th><th class="number">this plan takes</th></tr>'
     return f"<h2>Beside other methods</h2><table><thead>{head}</thead><tbody>{rows}</tbody></table>{missing}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -75,6 +76,17 @@ def test_one_node_has_no_link_to_save() -> None:
     found = advice(1, nodes=1)
     assert "nothing goes between nodes" in found["why"]
     assert found["verdict"] in ("none", "bf16")
+
+
+def test_gradients_that_are_all_ready_at_once_have_no_backward_to_hide_behind() -> None:
+    at_once = replace(LLAMA, tensors=tuple(replace(tensor, ready_us=0.0) for tensor in LLAMA.tensors))
+    where = cluster_of("h100", 8, 8, 25.0, 20.0)
+    found = advise(at_once, where, memory_gbps=3350.0)
+    assert found["why"].startswith(
+        "All gradients are ready at once: a bf16 all-reduce takes 8,994 ms, and there is no backward to hide it behind. "
+    )
+    assert found["needed_ratio_over_bf16"] is None
+    assert not {"inf", "nan"} & set(re.findall(r"\w+", found["why"]))
 
 
 def test_estimates_are_labelled_and_measured_times_used() -> None:

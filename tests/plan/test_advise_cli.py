@@ -41,6 +41,25 @@ def test_the_timeline_is_asked_with_a_profile_and_a_cluster(tmp_path: Path) -> N
     assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_timeline_assumes_what_a_plan_does_and_says_so(tmp_path: Path) -> None:
+    table = tmp_path / "tiny.csv"
+    table.write_text("name,numel,ready_us\nb,1000000,0\na,5000000,3000\n")
+    for arguments, notes in (
+        (("--profile", str(table), "--codec", "onebit"), ["codec times are the published ones of V100 and its host, since the profile has none"]),
+        (("--profile", str(table), "--codec", "int8", "--gpu", "t4"), ["codec times of int8 are estimates: bytes moved at 70% of the 300 GB/s"]),
+        (("--profile", "lstm", "--gpu", "h100"), ["profile lstm: computed for h100", "codec times of int8 are estimates"]),
+    ):  # fmt: skip
+        done = psgc("whatif", "--cluster", "espresso-pcie", *arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout)["notes"]
+        assert len(said) == len(notes)
+        assert all(note.startswith(start) for note, start in zip(said, notes, strict=True))
+    assert (
+        "note: codec times are the published"
+        in psgc("whatif", "--cluster", "espresso-pcie", "--profile", str(table), "--codec", "onebit").stdout
+    )
+
+
 def test_wrong_usage_is_one_line_and_status_2() -> None:
     for arguments, words in (
         (("advise", "--nodes", "2", "--link", "1"), "give --model or --profile"),

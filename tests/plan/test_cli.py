@@ -187,9 +187,57 @@ def test_a_plan_for_people_is_tables_a_verdict_and_a_page(job: Path) -> None:
     assert (job / "page.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize(
+    ("rules", "flags", "line"),
+    [
+        ("flat = false\nmost_encodes = 1\n", ["--codec", "onebit"], " under these constraints: byteps-compress, hipress"),
+        ("devices = []\n", [], ", since encoding is ruled out: byteps-compress, hitopkcomm, hipress"),
+        ("most_encodes = 0\n", [], ", since encoding is ruled out: byteps-compress, hitopkcomm, hipress"),
+        ("", ["--codec", "none"], ", since encoding is ruled out: byteps-compress, hitopkcomm, hipress"),
+    ],
+)
+def test_why_methods_are_missing_from_the_table_is_one_line(job: Path, rules: str, flags: list[str], line: str) -> None:
+    (job / "c.toml").write_text(rules)
+    lines = psgc(*planning(job, *flags, "--constraints", str(job / "c.toml"))).stdout.splitlines()
+    table = max(number for number, text in enumerate(lines) if text.startswith("└"))
+    assert lines[table + 1] == f"not comparable{line}"
+    assert lines[table + 2].startswith(("note: ", "chosen in"))
+
+
+def test_a_plan_to_run_is_compared_with_no_method_that_needs_more(job: Path) -> None:
+    (job / "two.toml").write_text("servers = 1\n" + CLUSTER)
+    shown = psgc(*planning(job, "--runnable", "--codec", "onebit")).stdout
+    assert "not comparable under these constraints: espresso, byteps-compress, hitopkcomm, hipress\n" in shown
+
+
 def test_on_a_fast_network_the_advice_is_not_to_compress(job: Path) -> None:
     (job / "two.toml").write_text(CLUSTER.replace("gbps = 1,", "gbps = 400,"))
     assert json.loads(psgc(*planning(job, "--json")).stdout)["prediction"]["verdict"].startswith("do not compress")
+
+
+def test_a_well_known_model_is_planned_and_simulated_for_the_gpu_that_is_named(job: Path, refuses: Refuses) -> None:
+    model = ("--profile", "lstm", "--cluster", "espresso-pcie", "--gpu", "h100", "--json")
+    plan = job / "lstm.json"
+    found = json.loads(psgc("plan", *model, "--codec", "int8", "-o", str(plan)).stdout)
+    assert all(any(words in note for note in found["prediction"]["notes"]) for words in ("computed for h100", "int8 are estimates"))
+    step_ms = json.loads(psgc("simulate", *model, "--plan", str(plan)).stdout)["step_ms"]
+    assert step_ms == pytest.approx(found["step_ms"])
+    document = json.loads(plan.read_text())
+    mixed = [bucket | {"codec": "int4"} if bucket["codec"] == "int8" else bucket for bucket in document["buckets"][:1]]
+    plan.write_text(json.dumps(document | {"buckets": mixed + document["buckets"][1:]}))
+    assert json.loads(psgc("simulate", *model, "--plan", str(plan)).stdout)["step_ms"] != pytest.approx(step_ms, rel=1e-6)
+    for arguments in (planning(job), simulating(job)):
+        refuses(*arguments, "--gpu", "h100", said="table.csv is a file, whose times are its own GPU's; --gpu goes with a model's name")
+
+
+def test_a_codec_that_a_plan_to_run_could_not_encode_with_is_refused(job: Path, refuses: Refuses) -> None:
+    (job / "two.toml").write_text("servers = 1\n" + CLUSTER)
+    (job / "gpu.toml").write_text('devices = ["gpu"]\n')
+    (job / "run.toml").write_text('devices = ["gpu"]\nruntime = true\n')
+    for rules, flags in (("gpu.toml", ["--runnable"]), ("run.toml", [])):
+        said = f'constraints {job / rules} rule out all encoding for a plan to run, which encodes on "cpu" alone; leave one of them out'
+        refuses(*planning(job, "--codec", "onebit", "--constraints", str(job / rules), *flags), said=said)
+    assert psgc(*planning(job, "--codec", "none", "--constraints", str(job / "run.toml"), "--json")).returncode == 0
 
 
 def test_a_plan_to_run_is_refused_to_methods_that_cannot_make_one_and_to_clusters_without_servers(job: Path, refuses: Refuses) -> None:

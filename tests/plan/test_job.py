@@ -10,6 +10,7 @@ import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.constraints import ALL, load_constraints, read_constraints
+from psgc.plan.estimates import estimate
 from psgc.plan.job import codec_of, default_codec, load_job, recoded
 from psgc.plan.options import CARRIED, Constraints, encodes
 from psgc.plan.plan import PlannedBucket
@@ -29,10 +30,56 @@ def test_a_codec_that_trains_as_without_it_is_chosen_first() -> None:
 
 def test_a_chosen_codec_is_taken_and_what_was_assumed_is_noted() -> None:
     job = load_job("vgg16", "espresso-nvlink", "efsignsgd")
-    assert (job.problem.codec.name, job.notes) == ("efsignsgd", ())
+    assert job.problem.codec.name == "efsignsgd"
+    assert not any("since none was chosen" in note for note in job.notes)
     default = load_job("vgg16", "espresso-nvlink")
     assert default.problem.codec.name.startswith("onebit")
     assert any("codec onebit, since none was chosen" in note for note in default.notes)
+
+
+def test_a_well_known_models_times_are_of_the_gpu_that_is_named_and_said_to_be() -> None:
+    on_v100, on_h100, by_figure = (load_job("vgg16", "espresso-nvlink", "none", gpu=gpu) for gpu in (None, "h100", "300"))
+    assert on_v100.problem.profile.backward_us == pytest.approx(on_h100.problem.profile.backward_us * 400 / 11)
+    assert on_v100.notes == (
+        "profile vgg16: computed for v100: 32 images a GPU at 11 TFLOP/s achieved, with the published codec times of V100 and its host; "
+        "--gpu chooses another",
+    )
+    assert on_h100.notes == ("profile vgg16: computed for h100: 32 images a GPU at 400 TFLOP/s achieved",)
+    assert by_figure.notes == ("profile vgg16: computed for 300: 32 images a GPU at 300 TFLOP/s achieved",)
+    with pytest.raises(UsageError, match="unknown GPU 'abacus'"):
+        load_job("vgg16", "espresso-nvlink", gpu="abacus")
+
+
+def test_codec_times_that_a_known_gpu_lacks_are_estimates_and_said_to_be() -> None:
+    asked = load_job("vgg16", "espresso-nvlink", "int8")
+    assert asked.problem.profile.codecs["int8"] == {"gpu": estimate("int8", 900.0)}
+    assert asked.estimated == {"int8"}
+    assert asked.notes[-1] == "codec times of int8 are estimates: bytes moved at 70% of the 900 GB/s of the GPU's memory"
+    default = load_job("vgg16", "espresso-nvlink", gpu="h100")
+    assert (default.problem.codec.name, default.estimated) == ("int8", {"int8"})
+    assert any("codec times of int8 are estimates: bytes moved at 70% of the 3350 GB/s" in note for note in default.notes)
+    own = load_job("vgg16", "espresso-nvlink", "int8", Constraints(codecs=(("*.bias", "onebit"),)), gpu="h100", beside=["topk"])
+    assert own.estimated == {"int8", "onebit", "topk"}
+    published = load_job("vgg16", "espresso-nvlink", "onebit")
+    assert not published.estimated
+    assert published.problem.codec.knows("cpu")
+
+
+def test_where_gpus_may_not_encode_or_are_unknown_nothing_is_estimated() -> None:
+    for constraints, gpu in ((Constraints(devices=("cpu",)), "h100"), (ALL, "300")):
+        job = load_job("vgg16", "espresso-nvlink", None, constraints, gpu=gpu)
+        assert (job.problem.codec.name, job.estimated) == ("onebit", frozenset())
+        assert any("codec times are the published ones of V100 and its host" in note for note in job.notes)
+    with pytest.raises(UsageError, match="codec int8: the profile has no times for it"):
+        load_job("vgg16", "espresso-nvlink", "int8", Constraints(devices=("cpu",)))
+
+
+def test_no_codec_is_chosen_for_tensors_that_all_have_one_of_their_own() -> None:
+    biases = (("*.bias", "none"),)
+    for codecs, chosen in ((biases, True), ((*biases, ("*.weight", "efsignsgd")), False), ((("*", "none"),), False)):
+        job = load_job("vgg16", "espresso-pcie", None, Constraints(codecs=codecs))
+        assert any("since none was chosen" in note for note in job.notes) is chosen
+        assert ("onebit" in {codec.name for codec in job.problem.used}) is chosen
 
 
 def test_a_table_of_tensors_takes_published_codec_times_and_says_so(tmp_path: Path) -> None:
@@ -42,9 +89,10 @@ def test_a_table_of_tensors_takes_published_codec_times_and_says_so(tmp_path: Pa
     assert any("published ones of V100" in note for note in job.notes)
 
 
-@pytest.mark.parametrize(("codec", "constraints"), [("none", ALL), (None, Constraints(devices=()))])
+@pytest.mark.parametrize(("codec", "constraints"), [("none", ALL), (None, Constraints(devices=())), (None, Constraints(most_encodes=0))])
 def test_without_compression_options_are_the_uncompressed_ones(codec: str | None, constraints: Constraints) -> None:
-    problem = load_job("vgg16", "espresso-pcie", codec, constraints).problem
+    problem, notes = load_job("vgg16", "espresso-pcie", codec, constraints)[:2]
+    assert len(notes) == 1  # nothing is said of codecs
     assert len(problem.options) == 9
     assert not any(map(encodes, problem.options))
 
@@ -120,8 +168,14 @@ def test_tensors_take_the_codec_of_the_first_pattern_that_their_name_matches() -
     ]  # fmt: skip
     with pytest.raises(UsageError, match=r"constraints: codecs: 'embedding\*' is the name of no tensor of vgg16; its tensors are "):
         load_job("vgg16", "espresso-pcie", None, Constraints(codecs=(("embedding*", "none"),)))
-    with pytest.raises(UsageError, match="codec int8: the profile has no times for it"):
-        load_job("vgg16", "espresso-pcie", None, Constraints(codecs=(("*", "int8"),)))
+    with pytest.raises(UsageError, match="codec shared: the profile has no times for it"):
+        load_job("vgg16", "espresso-pcie", None, Constraints(codecs=(("*", "shared"),)))
+
+
+@pytest.mark.parametrize("ruled_out", [{"devices": ()}, {"most_encodes": 0}])
+def test_a_pattern_that_no_tensor_matches_is_refused_though_nothing_may_be_encoded(ruled_out: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"'embedding\*' is the name of no tensor of vgg16"):
+        load_job("vgg16", "espresso-pcie", None, Constraints(codecs=(("embedding*", "onebit"),), **ruled_out))
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,10 @@ def test_the_page_answers_what_a_reader_asks() -> None:
         assert words in text, words
 
 
+def test_methods_that_miss_for_one_reason_are_told_in_one_line() -> None:
+    assert "<p>hitopkcomm, hipress: codec onebit: the profile has no times for it on gpu; measure them with psgc profile</p>" in page()
+
+
 def test_pieces_of_work_have_tooltips() -> None:
     assert re.search(r"<rect [^>]*><title>\d+: layer[^<]*, comp@cpu[^<]* to [^<]* ms</title></rect>", page())
 
