@@ -52,5 +52,5 @@ def _print_methods(assessed: Assessment) -> None:
     for name, us in sorted(assessed.steps_us.items(), key=lambda item: item[1]):
         rows.append([name, ms(us), "" if name == assessed.method or not us else longer(step / us - 1)])
     print_table(["plan by", "step, ms", "this plan takes"], rows)
-    for line in incomparable(assessed.problem, assessed.rivals):
+    for line in incomparable(assessed.rivals):
         print(line)

@@ -9,21 +9,22 @@ from collections.abc import Mapping
 from typing import Final
 
 from psgc.plan.found import Found
-from psgc.plan.job import may_encode
-from psgc.plan.problem import Problem
+from psgc.plan.plan import UNCOMPRESSED
 
 # In the reason of every method that could answer if less were ruled out.
 CONSTRAINED: Final = "the constraints"
+# How that of a method begins which must encode, where a job has nothing to do it with.
+NOTHING_ENCODES: Final = f"codec {UNCOMPRESSED}: "
 UNDER_CONSTRAINTS: Final = " under these constraints"
 WITHOUT_ENCODING: Final = ", since encoding is ruled out"
 
 
-def incomparable(problem: Problem, rivals: Mapping[str, Found | str]) -> list[str]:
+def incomparable(rivals: Mapping[str, Found | str]) -> list[str]:
     """The lines. rivals: by name, the methods' plans, or why there is none."""
     reasons: dict[str, list[str]] = {}
     for name, why in rivals.items():
         if not isinstance(why, Found):
-            reasons.setdefault(_reason(problem, why.removeprefix(f"method {name}: ")), []).append(name)
+            reasons.setdefault(_reason(why.removeprefix(f"method {name}: ")), []).append(name)
     return [_line(why, ", ".join(names)) for why, names in reasons.items()]
 
 
@@ -31,9 +32,7 @@ def _line(why: str, names: str) -> str:
     return f"not comparable{why}: {names}" if why in (UNDER_CONSTRAINTS, WITHOUT_ENCODING) else f"{names}: {why}"
 
 
-def _reason(problem: Problem, why: str) -> str:
+def _reason(why: str) -> str:
     if CONSTRAINED in why:
         return UNDER_CONSTRAINTS
-    if not problem.used or not may_encode(problem.constraints):
-        return WITHOUT_ENCODING
-    return why
+    return WITHOUT_ENCODING if why.startswith(NOTHING_ENCODES) else why

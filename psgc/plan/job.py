@@ -44,8 +44,8 @@ def load_job(
     estimated for; beside: other codecs, of a plan's buckets. Raises UsageError or CodecError saying what is wrong with which."""
     profile, cluster = load_profile(profile_text, gpu or DEFAULT_GPU), load_cluster(cluster_text)
     notes = [] if Path(profile_text).is_file() else [_computed_note(profile, gpu)]
-    if _all_match(profile, constraints) and codec is None:
-        codec = UNCOMPRESSED  # there is no tensor that would take another
+    if _all_match(profile, constraints) and codec is None:  # no tensor takes this one, and none need be chosen
+        codec = next((name for _, name in constraints.codecs if name != UNCOMPRESSED), UNCOMPRESSED)
     named = {*(name for _, name in constraints.codecs), *beside}
     if not may_encode(constraints) or {codec, *named} == {UNCOMPRESSED}:
         return Job(Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), constraints), tuple(notes))

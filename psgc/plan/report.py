@@ -88,7 +88,7 @@ def _methods(assessed: Assessment) -> str:
         f'<td class="number">{ms(us)} ms</td><td class="number">{_gain(name, assessed.method, step, us)}</td></tr>'
         for name, us in sorted(assessed.steps_us.items(), key=lambda item: item[1])
     )
-    missing = "".join(f"<p>{escape(line)}</p>" for line in incomparable(assessed.problem, assessed.rivals))
+    missing = "".join(f"<p>{escape(line)}</p>" for line in incomparable(assessed.rivals))
     head = '<tr><th>plan by</th><th class="number">step</th><th class="number">this plan takes</th></tr>'
     return f"<h2>Beside other methods</h2><table><thead>{head}</thead><tbody>{rows}</tbody></table>{missing}"
 

@@ -193,6 +193,7 @@ def test_a_plan_for_people_is_tables_a_verdict_and_a_page(job: Path) -> None:
         ("flat = false\nmost_encodes = 1\n", ["--codec", "onebit"], " under these constraints: byteps-compress, hipress"),
         ("devices = []\n", [], ", since encoding is ruled out: byteps-compress, hitopkcomm, hipress"),
         ("most_encodes = 0\n", [], ", since encoding is ruled out: byteps-compress, hitopkcomm, hipress"),
+        ('[codecs]\n"*" = "none"\n', [], ", since encoding is ruled out: byteps-compress, hitopkcomm, hipress"),
         ("", ["--codec", "none"], ", since encoding is ruled out: byteps-compress, hitopkcomm, hipress"),
     ],
 )

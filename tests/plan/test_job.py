@@ -80,6 +80,10 @@ def test_no_codec_is_chosen_for_tensors_that_all_have_one_of_their_own() -> None
         job = load_job("vgg16", "espresso-pcie", None, Constraints(codecs=codecs))
         assert any("since none was chosen" in note for note in job.notes) is chosen
         assert ("onebit" in {codec.name for codec in job.problem.used}) is chosen
+    own = load_job("vgg16", "espresso-pcie", None, Constraints(codecs=(("*.bias", "none"), ("*", "int8")))).problem
+    assert [codec.name for codec in own.used] == ["int8"]
+    with pytest.raises(UsageError, match="codec int8: the profile has no times for it on cpu"):
+        own.codec.device("cpu")  # what is missing is said of a codec that the job has
 
 
 def test_a_table_of_tensors_takes_published_codec_times_and_says_so(tmp_path: Path) -> None:
