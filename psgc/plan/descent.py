@@ -81,9 +81,9 @@ def _hopeless(
     return ready[-1] + total[GPU] > best
 
 
-@kernel(_RESULT(_F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _I64_2D, _I64, _I64, I64))
+@kernel(_RESULT(_F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _F64, _I64_2D, _I64, _I64, I64))
 def descend(
-    ready: Any, chain: Any, until: Any, kind: Any, fits: Any, first: Any, length: Any, resource: Any, us: Any, starts: Any, order: Any, choice: Any,
+    ready: Any, chain: Any, until: Any, kind: Any, fits: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, starts: Any, order: Any, choice: Any,
     budget: Any,
 ) -> Any:  # fmt: skip
     """Find each bucket's option, ``choice``, from the best of ``starts`` (rows). Returns the step, what was minimised, and how many timelines
@@ -91,7 +91,7 @@ def descend(
 
     ready: of each chain; chain: where each bucket's chains begin, and their number; until: of each bucket, the first chain that is ready when
     it is; kind: of each bucket, its row of ``fits``, which has what options (columns) are worth trying, and of ``first``, which has where their
-    tasks begin in ``resource`` and ``us``, -1 where buckets of this kind cannot have the option.
+    tasks begin in ``resource``, ``us`` and ``rest``, -1 where buckets of this kind cannot have the option.
     """
     buckets, options, chains = kind.size, length.size, ready.size
     begins, last, alike = np.empty(chains, np.int64), np.empty(chains, np.int64), np.empty(chains, np.int64)
@@ -106,7 +106,7 @@ def descend(
     for row in range(starts.shape[0]):
         _set_each(starts[row], chain, kind, first, length, begins, last)
         begin(begins, state, available, nexts)
-        step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, best, start, backward)
+        step = resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, chains, best, start, backward)
         trials += 1
         worth = step + SMALL * available.mean() if step < best else np.inf
         if worth < best:
@@ -122,7 +122,7 @@ def descend(
                 if stale:  # the run of what is chosen now, kept where each bucket is about to be computed
                     begin(begins, state, available, nexts)
                     for one in range(buckets):
-                        resume(ready, begins, last, alike, resource, us, state, available, nexts, until[one], np.inf, start, backward)
+                        resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, until[one], np.inf, start, backward)
                         kept_state[one], kept_available[one], kept_nexts[one] = state, available, nexts
                     stale = False
                 end = buckets if tail else bucket + 1
@@ -137,7 +137,7 @@ def descend(
                     _set_all(bucket, end, option, chain, kind, first, length, begins, last)
                     state[:], available[:], nexts[:] = kept_state[bucket], kept_available[bucket], kept_nexts[bucket]
                     nexts[chain[bucket] :] = begins[chain[bucket] :]
-                    step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, best, start, backward)
+                    step = resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, chains, best, start, backward)
                     trials += 1
                     worth = step + SMALL * available.mean() if step < best else np.inf
                     if worth < best * (1 - 1e-12):
@@ -150,12 +150,13 @@ def descend(
                 if trials >= budget:
                     break
     begin(begins, state, available, nexts)
-    step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, np.inf, start, backward)
+    step = resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, chains, np.inf, start, backward)
     return step, best, trials
 
 
-@kernel(types.float64(_F64, _I64, _I64, _I64_2D, _I64, _I64, _F64, I64, _I64))
-def simplify(ready: Any, chain: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, simple: Any, choice: Any) -> Any:
+@kernel(types.float64(_F64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _F64, I64, _I64))
+def simplify(ready: Any, chain: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, simple: Any, choice: Any
+) -> Any:  # fmt: skip
     """Give buckets one of the first ``simple`` options in place of their ``choice``, wherever the step gets no longer by it. Returns the step."""
     buckets, chains = kind.size, ready.size
     begins, last, alike = np.empty(chains, np.int64), np.empty(chains, np.int64), np.arange(1, chains + 1)
@@ -163,7 +164,7 @@ def simplify(ready: Any, chain: Any, kind: Any, first: Any, length: Any, resourc
     start, backward = np.empty(us.size), np.empty(chains)
     _set_each(choice, chain, kind, first, length, begins, last)
     begin(begins, state, available, nexts)
-    best = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, np.inf, start, backward)
+    best = resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, chains, np.inf, start, backward)
     load, total = np.empty((buckets, length.size, len(RESOURCES))), np.empty(len(RESOURCES))
     _loads(chain, kind, first, length, resource, us, load)
     for bucket in range(buckets):
@@ -174,7 +175,7 @@ def simplify(ready: Any, chain: Any, kind: Any, first: Any, length: Any, resourc
                 continue
             _set(bucket, option, chain, kind, first, length, begins, last)
             begin(begins, state, available, nexts)
-            step = resume(ready, begins, last, alike, resource, us, state, available, nexts, chains, best, start, backward)
+            step = resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, chains, best, start, backward)
             if step <= best:
                 best, choice[bucket] = step, option
         _set(bucket, choice[bucket], chain, kind, first, length, begins, last)

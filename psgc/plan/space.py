@@ -168,12 +168,13 @@ Priced = tuple[Task, ...]  # one task as each codec has it; they differ in what 
 
 class WayTable(NamedTuple):
     """Some ways' tasks for parts of several kinds, one after the other. first: where they begin in ``resource`` and ``us`` [kind, way];
-    length: how many they are, by way."""
+    length: how many they are, by way; rest: what a task and those that follow it in its way take."""
 
     first: Ints
     length: Ints
     resource: Ints
     us: F64
+    rest: F64
 
 
 class Space:
@@ -243,8 +244,10 @@ class Space:
         """The ways' tasks for parts of these sizes and codecs."""
         length, tasks = self.sequences(ways)
         first = (np.cumsum(length) - length)[None, :] + np.arange(len(sizes))[:, None] * len(tasks)
-        us = np.ascontiguousarray(self.times(sizes, codec)[tasks].T).ravel()
-        return WayTable(first, length, np.tile(self.resources[tasks], len(sizes)), us)
+        us = np.ascontiguousarray(self.times(sizes, codec)[tasks].T)
+        done = np.cumsum(us, axis=1)
+        rest = np.repeat(done[:, np.cumsum(length) - 1], length, axis=1) - done + us
+        return WayTable(first, length, np.tile(self.resources[tasks], len(sizes)), us.ravel(), rest.ravel())
 
     def times(self, numel: F64, codec: Ints) -> F64:
         """Microseconds of each distinct task (rows) for parts of these numbers of elements and codecs (columns). Tasks that a codec cannot

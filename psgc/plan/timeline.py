@@ -32,6 +32,7 @@ _BACKWARD: Final = len(RESOURCES)
 _STEP: Final = _BACKWARD + 1
 _COMPUTED: Final = _STEP + 1
 STATE: Final = _COMPUTED + 1
+SURELY: Final = 1 - 1e-9  # sums are rounded otherwise than in a run
 
 
 class Chains(NamedTuple):
@@ -107,13 +108,15 @@ def begin(first: Any, state: Any, available: Any, nexts: Any) -> None:
 
 @helper
 def resume(
-    ready: Any, begins: Any, last: Any, alike: Any, resource: Any, us: Any, state: Any, available: Any, nexts: Any, until: Any, limit: Any,
-    start: Any, backward: Any,
+    ready: Any, begins: Any, last: Any, alike: Any, resource: Any, us: Any, rest: Any, state: Any, available: Any, nexts: Any, until: Any,
+    limit: Any, start: Any, backward: Any,
 ) -> Any:  # fmt: skip
-    """Run on until backward would compute bucket ``until``, the step is longer than ``limit``, or to the end. Returns the step so far.
+    """Run on until backward would compute bucket ``until``, the step is longer than ``limit`` or will be, or to the end. Returns the step so
+    far, or what it will be at least.
 
     state: when each resource is free, then backward, then the step, and how many buckets are computed. begins, last: of each bucket's tasks.
-    alike: behind the buckets that follow this one with the same readiness and the same tasks; none of them can begin before it.
+    rest: what each task and those that follow it in its bucket take. alike: behind the buckets that follow this one with the same
+    readiness and the same tasks; none of them can begin before it.
     """
     count, computed, step = ready.size, int(state[_COMPUTED]), state[_STEP]
     low = 0
@@ -148,6 +151,9 @@ def resume(
             break
         else:
             task = nexts[chosen]
+            if (when + rest[task]) * SURELY > limit:
+                step = when + rest[task]
+                break
             start[task], nexts[chosen] = when, task + 1
             end = when + us[task]
             available[chosen] = end
@@ -173,7 +179,7 @@ def _run(ready: Any, first: Any, resource: Any, us: Any, start: Any, backward: A
             same = same and resource[tasks + task] == resource[others + task] and us[tasks + task] == us[others + task]
         if same:
             alike[bucket] = alike[bucket + 1]
-    return resume(ready, first[:-1], first[1:], alike, resource, us, state, available, nexts, ready.size, np.inf, start, backward)
+    return resume(ready, first[:-1], first[1:], alike, resource, us, us, state, available, nexts, ready.size, np.inf, start, backward)
 
 
 def run(chains: Chains) -> Timeline:

@@ -60,8 +60,7 @@ class Trials:
         return Chains(self.ready_us, first, table.resource[tasks], table.us[tasks])
 
     def _job(self) -> tuple[Any, ...]:
-        table = self.table
-        return self.ready_us, self.kind, self.option, table.first, table.length, table.resource, table.us
+        return self.ready_us, self.kind, self.option, *self.table
 
 
 @helper
@@ -86,24 +85,35 @@ def _add(load: Any, begins: Any, last: Any, times: Any, resource: Any, us: Any) 
             load[resource[task]] += times * us[task]
 
 
-_JOB: Final = (_IN_F64, _IN_I64, _IN_I64, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64)
+_JOB: Final = (_IN_F64, _IN_I64, _IN_I64, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64, _IN_F64)
 
 
 @kernel(types.float64(*_JOB, types.float64))
-def _step(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, below: Any) -> Any:
+def _step(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, below: Any) -> Any:
     n = ready.size
     begins, last, alike = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
     state, available, nexts, start, backward = np.empty(STATE), np.empty(n), np.empty(n, np.int64), np.empty(us.size), np.empty(n)
     _set(ready, kind, option, first, length, begins, last, alike)
     begin(begins, state, available, nexts)
     limit = np.nextafter(below, 0.0)
-    step = resume(ready, begins, last, alike, resource, us, state, available, nexts, n, limit, start, backward)
+    step = resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, n, limit, start, backward)
     return step if step < below else np.inf
 
 
 @kernel(_numba.Tuple((I64, types.float64))(*_JOB, I64, I64, _IN_I64, types.float64))
 def _best(
-    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, low: Any, high: Any, candidates: Any, best: Any
+    ready: Any,
+    kind: Any,
+    option: Any,
+    first: Any,
+    length: Any,
+    resource: Any,
+    us: Any,
+    rest: Any,
+    low: Any,
+    high: Any,
+    candidates: Any,
+    best: Any,
 ) -> Any:
     n = ready.size
     begins, last, alike = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
@@ -116,7 +126,7 @@ def _best(
     while until > 0 and ready[until - 1] == ready[low]:
         until -= 1
     begin(begins, state, available, nexts)
-    resume(ready, begins, last, alike, resource, us, state, available, nexts, until, np.inf, start, backward)
+    resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, until, np.inf, start, backward)
     kept_state, kept_available, kept_nexts = state.copy(), available.copy(), nexts.copy()
     # what each resource has before it from when it is next free
     busy = np.empty(len(RESOURCES))
@@ -136,7 +146,7 @@ def _best(
         state[:], available[:], nexts[:] = kept_state, kept_available, kept_nexts
         nexts[low:high] = begins[low]
         limit = np.nextafter(best, 0.0)
-        step = resume(ready, begins, last, alike, resource, us, state, available, nexts, n, limit, start, backward)
+        step = resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, n, limit, start, backward)
         if step < best:
             chosen, best = candidate, step
     return chosen, best
