@@ -245,8 +245,8 @@ class Space:
         length, tasks = self.sequences(ways)
         first = (np.cumsum(length) - length)[None, :] + np.arange(len(sizes))[:, None] * len(tasks)
         us = np.ascontiguousarray(self.times(sizes, codec)[tasks].T)
-        done = np.cumsum(us, axis=1)
-        rest = np.repeat(done[:, np.cumsum(length) - 1], length, axis=1) - done + us
+        before = np.cumsum(np.append(np.zeros((len(sizes), 1)), us, axis=1), axis=1)
+        rest = np.repeat(before[:, np.cumsum(length)], length, axis=1) - before[:, :-1]
         return WayTable(first, length, np.tile(self.resources[tasks], len(sizes)), us.ravel(), rest.ravel())
 
     def times(self, numel: F64, codec: Ints) -> F64:
