@@ -200,8 +200,8 @@ class Search:
         return self.choose(buckets, self.best.ways[self.best.bucketing.of[buckets.last]])
 
     def refine(self) -> None:
-        """Try the model in ever more parts, as long as more are better and there is anything to gain; then, with many tensors, in a number
-        between the last two, and its buckets uncut."""
+        """Try the model in ever more parts, as long as more are better and there is anything to gain; then, where few parts
+        are best of many tensors, in a number between the last two, and its buckets uncut."""
         count, before = float(COARSEST), np.inf
         most = MOST_PARTS if len(self.problem.profile.tensors) > SMALL_JOB else MOST_PARTS // 3
         while (found := self.of_parts(count)).step_us < before * (1 - NOTHING):
@@ -210,7 +210,7 @@ class Search:
             if found.bucketing.parts.sum() > most:
                 break
             count, before = count * 2, found.step_us
-        if len(self.problem.profile.tensors) > SOME_TENSORS:
+        if len(self.problem.profile.tensors) > SOME_TENSORS and count <= 2 * COARSEST:
             self.of_parts(count * 3 / 4)
         assert self.best is not None
         self.among(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)), self.best.ways)
