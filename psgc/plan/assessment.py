@@ -53,7 +53,7 @@ class Assessment:
     encoded: tuple[PlannedBucket, ...] | None
     gain: float
     margin: float
-    rivals: Mapping[str, Found | str]
+    rivals: Mapping[str, Found | UsageError]
     bounds: Bounds
 
     @property
@@ -112,11 +112,11 @@ def _unless_for_nothing(found: Found, plain: Found) -> Found:
     return replace(plain, select_us=found.select_us + plain.select_us, options_considered=found.options_considered)
 
 
-def _rival(name: str, problem: Problem) -> Found | str:
+def _rival(name: str, problem: Problem) -> Found | UsageError:
     try:
         return espresso(problem, patience_s=PATIENCE_S) if name == "espresso" else find(name, replace(problem))
     except UsageError as error:  # this codec or cluster is none for this method
-        return str(error)
+        return error
 
 
 def _without_compression(problem: Problem) -> Problem:

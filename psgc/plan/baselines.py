@@ -21,7 +21,7 @@ import numpy as np
 
 from psgc.errors import UsageError
 from psgc.plan.costs import CodecCosts
-from psgc.plan.found import Found
+from psgc.plan.found import UNDER_CONSTRAINTS, WITHOUT_ENCODING, Found, RuledOut
 from psgc.plan.options import Option, devices_of, is_uncompressed
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem, simulate
@@ -204,13 +204,14 @@ def _can_take(bucket: PlannedBucket, option: Option, problem: Problem) -> bool:
 
 def _require(method: str, option: Option, problem: Problem) -> None:
     """Raise UsageError unless a method may take the one option that it has for some tensor."""
+    way = f"method {method}: it compresses by {' '.join(option)} alone"
+    if not problem.used:
+        raise RuledOut(f"{way}, and encoding is ruled out; choose another method", WITHOUT_ENCODING)
     for device in devices_of(option):
         if not any(codec.knows(device) for codec in problem.codecs):
             problem.codec.device(device)
     if not problem.constraints.allows(option):
-        raise UsageError(
-            f"method {method}: it compresses by {' '.join(option)} alone, which the constraints rule out; choose another method"
-        )
+        raise RuledOut(f"{way}, which the constraints rule out; choose another method", UNDER_CONSTRAINTS)
 
 
 def _found(system: Callable[[Problem], Choose], problem: Problem, buckets: Buckets | None, options: int) -> Found:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from psgc.errors import UsageError
 from psgc.plan.baselines import HIERARCHICAL, tensor_by_tensor, with_option
-from psgc.plan.found import Found
+from psgc.plan.found import UNDER_CONSTRAINTS, Found, RuledOut
 from psgc.plan.options import Constraints, Option, constrained, is_uncompressed
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem
@@ -137,8 +137,9 @@ def _options(allowed_by: Constraints) -> tuple[tuple[Option, ...], Ways]:
     """The options on GPUs alone, uncompressed ones with them, and then their counterparts on the CPU; and which are which."""
     tree = [option for option in constrained(allowed_by) if not any(".push" in action for action in option)]
     if not tree:
-        raise UsageError(
-            "method espresso: its tree has no options over servers, and the constraints leave no others; choose another method"
+        raise RuledOut(
+            "method espresso: its tree has no options over servers, and the constraints leave no others; choose another method",
+            UNDER_CONSTRAINTS,
         )
     gpu = [option for option in tree if not any("@cpu" in action for action in option)]
     allowed, number = set(tree), {option: index for index, option in enumerate(gpu)}

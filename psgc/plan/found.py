@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+from psgc.errors import UsageError
 from psgc.plan.plan import PlannedBucket
 
 
@@ -16,3 +18,15 @@ class Found:
     step_us: float
     select_us: float
     options_considered: int
+
+
+UNDER_CONSTRAINTS: Final = " under these constraints"
+WITHOUT_ENCODING: Final = ", since encoding is ruled out"
+
+
+class RuledOut(UsageError):
+    """The user has ruled out what a method cannot do without. by: one of the two above, which go on from what is not possible."""
+
+    def __init__(self, text: str, by: str) -> None:
+        super().__init__(text)
+        self.by = by
