@@ -13,11 +13,16 @@ from psgc.plan.found import Found, RuledOut
 
 def incomparable(rivals: Mapping[str, Found | UsageError]) -> list[str]:
     """The lines. rivals: by name, the methods' plans, or why there is none."""
-    ruled_out: dict[str, list[str]] = {}
-    told = []
+    lines: dict[str, list[str]] = {}
     for name, why in rivals.items():
-        if isinstance(why, RuledOut):
-            ruled_out.setdefault(why.by, []).append(name)
-        elif isinstance(why, UsageError):
-            told.append(f"{name}: {str(why).removeprefix(f'method {name}: ')}")
-    return [*(f"not comparable{by}: {', '.join(names)}" for by, names in ruled_out.items()), *told]
+        if isinstance(why, UsageError):
+            lines.setdefault(_line(name, why), []).append(name)
+    return [line.format(", ".join(names)) for line, names in lines.items()]
+
+
+def _line(name: str, why: UsageError) -> str:
+    """With a place for the methods' names."""
+    if isinstance(why, RuledOut):
+        return f"not comparable{why.by}: {{}}"
+    text = str(why).removeprefix(f"method {name}: ").replace("{", "{{").replace("}", "}}")
+    return f"{{}}: {text}"
