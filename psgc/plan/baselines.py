@@ -138,7 +138,7 @@ def _hipress(problem: Problem, *, fused: bool = False) -> Choose:
         if not _can_take(bucket, GPU_OVER_NODES, problem):
             return Choice(HIERARCHICAL)
         compressed, partitions, _ = predicted(bucket.numel, problem.codec_numbers[bucket.tensors[0]])
-        return Choice(GPU_OVER_NODES, 1 if fused else partitions) if compressed else Choice(HIERARCHICAL)
+        return Choice(GPU_OVER_NODES, 1 if fused else min(partitions, bucket.numel)) if compressed else Choice(HIERARCHICAL)
 
     return choose
 

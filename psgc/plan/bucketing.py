@@ -37,7 +37,8 @@ class Tensors(NamedTuple):
 
 @dataclass(frozen=True)
 class Bucketing:
-    """Buckets in order of readiness. of: each tensor's; parts: into how many each is cut; codec: the number of each one's."""
+    """Buckets in order of readiness. of: each tensor's; parts: into how many each is cut, of an element at least; codec: the number of
+    each one's."""
 
     of: Ints
     parts: Ints
@@ -50,10 +51,13 @@ class Bucketing:
         """Each bucket's last tensor, with which it is ready."""
         return _last(self.of, len(self.parts))
 
+    def cut(self, parts: Ints | F64) -> Bucketing:
+        """The same buckets in so many parts each, or as many as a bucket has elements."""
+        return replace(self, parts=np.minimum(parts, self.numel).astype(np.int64))
+
     def at_blocks(self) -> Bucketing:
         """Cut as a job can: parts end at multiples of BLOCK elements, so a bucket has at most as many as blocks, and none over MAX_PART."""
-        parts = np.clip(self.parts, np.ceil(self.numel / MAX_PART), np.ceil(self.numel / BLOCK))
-        return replace(self, parts=parts.astype(np.int64))
+        return self.cut(np.clip(self.parts, np.ceil(self.numel / MAX_PART), np.ceil(self.numel / BLOCK)))
 
 
 def _last(of: Ints, buckets: int) -> Ints:
@@ -67,7 +71,8 @@ def bucketing(tensors: Tensors, of: Sequence[int] | Ints, parts: Sequence[int] |
     numbers = np.asarray(of, np.int64)
     last = _last(numbers, len(parts))
     numel: F64 = np.bincount(numbers, tensors.numel).astype(np.float64)
-    return Bucketing(numbers, np.asarray(parts, np.int64), numel, tensors.ready_us[last], tensors.codec[last])
+    uncut = np.ones(len(parts), np.int64)
+    return Bucketing(numbers, uncut, numel, tensors.ready_us[last], tensors.codec[last]).cut(np.asarray(parts))
 
 
 def fused(tensors: Tensors, part: float, taper: float) -> Bucketing:

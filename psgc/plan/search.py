@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -213,7 +213,7 @@ class Search:
         if len(self.problem.profile.tensors) > SOME_TENSORS and count <= 2 * COARSEST:
             self.of_parts(count * 3 / 4)
         assert self.best is not None
-        self.among(replace(self.best.bucketing, parts=np.ones_like(self.best.bucketing.parts)), self.best.ways)
+        self.among(self.best.bucketing.cut(np.ones_like(self.best.bucketing.parts)), self.best.ways)
 
     def alone(self) -> None:
         """Try every tensor by itself, from what the best so far has for it."""
@@ -241,7 +241,7 @@ class Search:
                 parts = before.parts.copy()
                 parts[bucket] = min(max(1, round(parts[bucket] * times)), MOST_PARTS)
                 if parts[bucket] != before.parts[bucket]:
-                    self.among(replace(before, parts=parts), self.best.ways)
+                    self.among(before.cut(parts), self.best.ways)
 
 
 def _chains(buckets: Bucketing) -> tuple[F64, Ints]:

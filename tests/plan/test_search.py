@@ -22,6 +22,7 @@ from psgc.plan.problem import Problem, codec_costs, simulate
 from psgc.plan.profile import V100_CODECS, Profile, TensorProfile
 from psgc.plan.search import Search, search
 from psgc.plan.space import Space
+from tests.plan.jobs import problem_of
 
 SLOW = Cluster("slow", nodes=4, gpus_per_node=2, intra=Link(100, 10), inter=Link(10, 20))
 FEW = Constraints(("gpu",), most_encodes=1, flat=True, hierarchical=False)
@@ -169,6 +170,14 @@ def test_a_plan_that_is_to_be_run_has_options_and_cuts_that_a_job_has(seed: int)
     assert {bucket.option for bucket in found.buckets} <= set(CARRIED)
     assert all(bucket.parts <= -(-bucket.numel // BLOCK) for bucket in found.buckets)
     assert simulate(problem, found.buckets).step_us == pytest.approx(found.step_us, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_part_is_less_than_an_element(name: str) -> None:
+    for numels in ((1, 1), (1, 3, 2), (2, 100)):
+        problem = problem_of(*((numel, 5.0 * index) for index, numel in enumerate(numels)), nodes=8, gbps=1e-6)
+        buckets = METHODS[name](problem).buckets
+        assert read_plan(Plan("made", "made", buckets).to_json(), "made").buckets == buckets
 
 
 def test_parts_are_cut_at_blocks_and_none_is_larger_than_a_part_may_be() -> None:
