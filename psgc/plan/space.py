@@ -28,6 +28,10 @@ from psgc.plan.timeline import Ints
 
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _IN_F64_2D: Final = types.Array(types.float64, 2, "C", readonly=True)
+_IN_I64_2D: Final = types.Array(types.int64, 2, "C", readonly=True)
+_OUT_F64: Final = types.Array(types.float64, 1, "C")
+_OUT_I64: Final = types.Array(types.int64, 1, "C")
+_OUT_I64_2D: Final = types.Array(types.int64, 2, "C")
 _OUT_F64_3D: Final = types.Array(types.float64, 3, "C")
 _OUT_I64_3D: Final = types.Array(types.int64, 3, "C")
 
@@ -137,6 +141,26 @@ def _shortest(first: Any, atom: Any, behind: Any, cost: Any, value: Any, chosen:
                     _keep_less(value[rank, node], chosen[rank, node], through, step)
 
 
+@kernel(types.void(_IN_I64_2D, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64_2D, _OUT_I64_2D, _OUT_I64, _OUT_I64, _OUT_F64, _OUT_F64))
+def _table(rows: Any, of_atom: Any, ways: Any, held: Any, times: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any) -> None:
+    """Fill a ``WayTable``. rows: every way's atoms; of_atom: every atom's tasks; held: each task's resource; times: of tasks (rows), by kind
+    (columns)."""
+    end = 0
+    for kind in range(times.shape[1]):
+        for way in range(ways.size):
+            begin = end
+            for atom in rows[ways[way]]:
+                for task in of_atom[atom]:
+                    if task >= 0:
+                        resource[end], us[end] = held[task], times[task, kind]
+                        end += 1
+            first[kind, way], length[way] = begin, end - begin
+            left = 0.0
+            for place in range(end - 1, begin - 1, -1):
+                left += us[place]
+                rest[place] = left
+
+
 @kernel(
     types.void(
         _IN_I64, _IN_I64, types.Array(types.float64, 3, "C", readonly=True), types.Array(types.int64, 3, "C", readonly=True),
@@ -190,6 +214,7 @@ class Space:
         self._of_atom = np.full((len(numbered) + 1, max(1, *map(len, numbered))), -1, np.int64)  # the last is that of no atom
         for row, numbers in zip(self._of_atom, numbered, strict=False):
             row[: len(numbers)] = numbers
+        self._count_of_atom = (self._of_atom >= 0).sum(axis=1)
         self.may_take = self._may_take(problem)
         self._all_fit = bool(self.may_take.all())
         self.resources = np.array([task[0].resource for task in self.distinct], np.int64)
@@ -234,20 +259,13 @@ class Space:
         """The ways' tasks, a row each, as numbers of ``distinct``, with -1 between and after them."""
         return self._of_atom[self.graph.rows[ways]].reshape(len(ways), self.graph.rows.shape[1] * self._of_atom.shape[1])
 
-    def sequences(self, ways: Ints) -> tuple[Ints, Ints]:
-        """How many tasks each way has, and all of them, one way's after the other's, as numbers of ``distinct``."""
-        rows = self.rows(ways)
-        some = rows >= 0
-        return some.sum(axis=1), rows[some]
-
     def table(self, ways: Ints, sizes: F64, codec: Ints) -> WayTable:
         """The ways' tasks for parts of these sizes and codecs."""
-        length, tasks = self.sequences(ways)
-        first = (np.cumsum(length) - length)[None, :] + np.arange(len(sizes))[:, None] * len(tasks)
-        us = np.ascontiguousarray(self.times(sizes, codec)[tasks].T)
-        before = np.cumsum(np.append(np.zeros((len(sizes), 1)), us, axis=1), axis=1)
-        rest = np.repeat(before[:, np.cumsum(length)], length, axis=1) - before[:, :-1]
-        return WayTable(first, length, np.tile(self.resources[tasks], len(sizes)), us.ravel(), rest.ravel())
+        count = len(sizes) * int(self._count_of_atom[self.graph.rows[ways]].sum())
+        first, length = np.empty((len(sizes), len(ways)), np.int64), np.empty(len(ways), np.int64)
+        table = WayTable(first, length, np.empty(count, np.int64), np.empty(count), np.empty(count))
+        _table(self.graph.rows, self._of_atom, ways, self.resources, self.times(sizes, codec), *table)
+        return table
 
     def times(self, numel: F64, codec: Ints) -> F64:
         """Microseconds of each distinct task (rows) for parts of these numbers of elements and codecs (columns). Tasks that a codec cannot
