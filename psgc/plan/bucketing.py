@@ -23,6 +23,7 @@ from psgc.plan.timeline import Ints
 
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
+_OUT_I64: Final = types.Array(types.int64, 1, "C")
 MOST_PARTS: Final = 64
 FINEST: Final = 256  # the smallest bucket, of a part
 
@@ -66,6 +67,45 @@ def _last(of: Ints, buckets: int) -> Ints:
     return last
 
 
+class Kinds(NamedTuple):
+    """The kinds of parts that there are, by size. sizes: of each, in elements; codec: of each, its number; of: each bucket's kind."""
+
+    sizes: F64
+    codec: Ints
+    of: Ints
+
+
+@kernel(I64(_IN_F64, _IN_I64, _OUT_I64, _OUT_I64))
+def _kinds(size: Any, codec: Any, first: Any, of: Any) -> Any:
+    """first: of each kind, the first bucket. Returns how many there are."""
+    kinds = 0
+    for bucket in range(size.size):
+        place, end = 0, kinds
+        while place < end:
+            middle = (place + end) // 2
+            other = first[middle]
+            if size[other] < size[bucket] or (size[other] == size[bucket] and codec[other] < codec[bucket]):
+                place = middle + 1
+            else:
+                end = middle
+        if place == kinds or size[first[place]] != size[bucket] or codec[first[place]] != codec[bucket]:
+            for later in range(kinds, place, -1):
+                first[later] = first[later - 1]
+            for before in range(bucket):
+                of[before] += 1 if of[before] >= place else 0
+            first[place] = bucket
+            kinds += 1
+        of[bucket] = place
+    return kinds
+
+
+def kinds_of(made: Bucketing) -> Kinds:
+    """Each size with each codec once. Compiled, as is all that the search does between its timelines."""
+    size, first, of = made.numel / made.parts, np.empty(len(made.parts), np.int64), np.empty(len(made.parts), np.int64)
+    first = first[: _kinds(size, made.codec, first, of)]
+    return Kinds(size[first], made.codec[first], of)
+
+
 def bucketing(tensors: Tensors, of: Sequence[int] | Ints, parts: Sequence[int] | Ints | F64) -> Bucketing:
     """The bucketing in which each tensor is ``of`` this bucket; buckets are numbered by their last tensors."""
     numbers = np.asarray(of, np.int64)
@@ -83,7 +123,34 @@ def fused(tensors: Tensors, part: float, taper: float) -> Bucketing:
     return bucketing(tensors, of, np.clip(np.round(sizes / part), 1, MOST_PARTS))
 
 
-@kernel(I64(_IN_F64, _IN_I64, types.float64, types.float64, types.Array(types.int64, 1, "C")))
+class Parts(NamedTuple):
+    """All buckets' parts. ready_us: when each is ready; first: where each bucket's begin, and their number; together: the first part that is
+    ready when each bucket is."""
+
+    ready_us: F64
+    first: Ints
+    together: Ints
+
+
+@kernel(types.void(_IN_F64, _IN_I64, types.Array(types.float64, 1, "C"), _OUT_I64, _OUT_I64))
+def _parts(ready: Any, parts: Any, part_ready: Any, first: Any, together: Any) -> None:
+    first[0] = 0
+    for bucket in range(ready.size):
+        same = bucket > 0 and ready[bucket] == ready[bucket - 1]
+        together[bucket] = together[bucket - 1] if same else first[bucket]
+        first[bucket + 1] = first[bucket] + parts[bucket]
+        part_ready[first[bucket] : first[bucket + 1]] = ready[bucket]
+
+
+def parts_of(made: Bucketing) -> Parts:
+    """In order of readiness."""
+    count = len(made.parts)
+    found = Parts(np.empty(int(made.parts.sum())), np.empty(count + 1, np.int64), np.empty(count, np.int64))
+    _parts(made.ready_us, made.parts, *found)
+    return found
+
+
+@kernel(I64(_IN_F64, _IN_I64, types.float64, types.float64, _OUT_I64))
 def _fuse(numel: Any, codec: Any, part: Any, taper: Any, of: Any) -> Any:
     """of: each tensor's bucket, in the order in which they are closed; returns how many there are."""
     codecs, left, buckets = codec.max() + 1, numel.sum(), 0

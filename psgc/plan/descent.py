@@ -154,29 +154,36 @@ def descend(
     return step, best, trials
 
 
-@kernel(types.float64(_F64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _F64, I64, _I64))
-def simplify(ready: Any, chain: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, simple: Any, choice: Any
+@kernel(types.float64(_F64, _I64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _F64, I64, _I64))
+def simplify(ready: Any, chain: Any, until: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, simple: Any, choice: Any
 ) -> Any:  # fmt: skip
     """Give buckets one of the first ``simple`` options in place of their ``choice``, wherever the step gets no longer by it. Returns the step."""
     buckets, chains = kind.size, ready.size
     begins, last, alike = np.empty(chains, np.int64), np.empty(chains, np.int64), np.arange(1, chains + 1)
     state, available, nexts = np.empty(STATE), np.empty(chains), np.empty(chains, np.int64)
     start, backward = np.empty(us.size), np.empty(chains)
+    kept_state, kept_available, kept_nexts = np.empty(STATE), np.empty(chains), np.empty(chains, np.int64)
+    load, total = np.empty((buckets, length.size, len(RESOURCES))), np.empty(len(RESOURCES))
+    _loads(chain, kind, first, length, resource, us, load)
     _set_each(choice, chain, kind, first, length, begins, last)
     begin(begins, state, available, nexts)
     best = resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, chains, np.inf, start, backward)
-    load, total = np.empty((buckets, length.size, len(RESOURCES))), np.empty(len(RESOURCES))
-    _loads(chain, kind, first, length, resource, us, load)
+    begin(begins, kept_state, kept_available, kept_nexts)
     for bucket in range(buckets):
+        resume(
+            ready, begins, last, alike, resource, us, rest, kept_state, kept_available, kept_nexts, until[bucket], np.inf, start, backward
+        )
         for option in range(simple):
             if choice[bucket] < simple:
                 break
             if _hopeless(bucket, bucket + 1, option, choice, kind, first, load, ready, chain, best, total):
                 continue
             _set(bucket, option, chain, kind, first, length, begins, last)
-            begin(begins, state, available, nexts)
+            state[:], available[:], nexts[:] = kept_state, kept_available, kept_nexts
+            nexts[chain[bucket] :] = begins[chain[bucket] :]
             step = resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, chains, best, start, backward)
             if step <= best:
                 best, choice[bucket] = step, option
         _set(bucket, choice[bucket], chain, kind, first, length, begins, last)
+        kept_nexts[chain[bucket] :] = begins[chain[bucket] :]
     return best

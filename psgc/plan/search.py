@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.plan.baselines import tensors_choices
-from psgc.plan.bucketing import Bucketing, bucketing, each_alone, every_fusion, fused
+from psgc.plan.bucketing import Bucketing, Kinds, bucketing, each_alone, every_fusion, fused, kinds_of, parts_of
 from psgc.plan.descent import descend, simplify
 from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
-from psgc.plan.options import encodes
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
@@ -59,22 +58,6 @@ def mixtures(resources: int) -> F64:
     return np.concatenate([alone, np.ones((1, resources)), spread]).T.copy()
 
 
-class Kinds(NamedTuple):
-    """The kinds of parts that there are. sizes: of each, in elements; codec: of each, its number; of: each bucket's kind."""
-
-    sizes: F64
-    codec: Ints
-    of: Ints
-
-
-def kinds_of(made: Bucketing) -> Kinds:
-    """Each size with each codec once."""
-    every = list(zip((made.numel / made.parts).tolist(), made.codec.tolist(), strict=True))
-    numbers = {kind: number for number, kind in enumerate(sorted(set(every)))}
-    sizes, codec = (np.array(column) for column in zip(*numbers, strict=True))
-    return Kinds(sizes, codec, np.array([numbers[kind] for kind in every]))
-
-
 class Fitting(NamedTuple):
     """What is worth trying for parts of a kind. cheapest: the cheapest way at each mixture of prices; ways: those and the next ones, each
     once; known: of all options, which these are."""
@@ -82,17 +65,6 @@ class Fitting(NamedTuple):
     cheapest: Ints
     ways: Ints
     known: NDArray[np.bool_]
-
-
-def once(ways: Ints) -> Ints:
-    """Each of them once, in the order in which they first stand there."""
-    return ways[np.sort(np.unique(ways, return_index=True)[1])]
-
-
-def places(all_ways: Ints, ways: Ints) -> Ints:
-    """Where each of the ways stands among all."""
-    order = np.argsort(all_ways)
-    return order[np.searchsorted(all_ways, ways, sorter=order)]
 
 
 @dataclass
@@ -122,7 +94,7 @@ class Search:
             costs[~self.space.may_take[codec].T] = np.inf
             found = self.space.shortest(costs.reshape(len(costs), -1), self.ranks)[1]
             for kind, ways in zip(wanted, found.reshape(len(wanted), -1, self.ranks), strict=True):
-                every = once(ways[ways >= 0])
+                every = self.space.once(ways[ways >= 0])
                 known = np.zeros(len(self.space.graph.options), bool)
                 known[every] = True
                 self.fitting[kind] = Fitting(ways[:, 0], every, known)
@@ -139,7 +111,7 @@ class Search:
         buckets = self.cut(buckets)
         kinds = kinds_of(buckets)
         fitting = self.candidates(kinds)
-        ways = once(np.concatenate([one.ways for one in fitting] + ([] if start is None else [start])))
+        ways = self.space.once(np.concatenate([one.ways for one in fitting] + ([] if start is None else [start])))
         fits = np.array([one.known[ways] for one in fitting])
         starts = np.array([one.cheapest for one in fitting]).T[:, kinds.of] if start is None else start[None]
         return self.descend(buckets, ways, kinds, fits, starts, min(WORK, MOST_TRIALS * int(buckets.parts.sum())))
@@ -147,7 +119,7 @@ class Search:
     def among(self, buckets: Bucketing, start: Ints, work: int = WORK // 4) -> Chosen:
         """The best choice for these buckets that is found from ``start`` among the ways that it has; ``start`` itself if ``work`` is 0."""
         buckets = self.cut(buckets)
-        ways, kinds = once(start), kinds_of(buckets)
+        ways, kinds = self.space.once(start), kinds_of(buckets)
         return self.descend(buckets, ways, kinds, self.space.fits(ways)[kinds.codec], start[None], work)
 
     def cut(self, buckets: Bucketing) -> Bucketing:
@@ -156,13 +128,10 @@ class Search:
 
     def descend(self, buckets: Bucketing, ways: Ints, kinds: Kinds, fits: NDArray[np.bool_], starts: Ints, work: int) -> Chosen:
         """Choose among ``ways``; fits: as ``descent`` takes it; starts: rows of ways; work: timelines, times their chains."""
-        ready, chain = _chains(buckets)
-        until = np.searchsorted(ready, buckets.ready_us)
+        parts, table, order = parts_of(buckets), self.table(ways, kinds), self.order(buckets)
         choice = np.zeros(len(buckets.parts), np.int64)
-        trials = work // len(ready)
-        step, _, _ = descend(
-            ready, chain, until, kinds.of, fits, *self.table(ways, kinds), places(ways, starts), self.order(buckets), choice, trials
-        )
+        trials = work // len(parts.ready_us)
+        step, _, _ = descend(*parts, kinds.of, fits, *table, self.space.places(ways, starts), order, choice, trials)
         made = Chosen(step, buckets, ways[choice])
         if self.best is None or made.step_us < self.best.step_us:
             self.best = made
@@ -184,9 +153,9 @@ class Search:
         """Encode nothing that gains nothing."""
         assert self.best is not None
         plain, buckets = self.space.graph.plain, self.best.bucketing
-        ways, kinds = once(np.concatenate([plain, self.best.ways])), kinds_of(buckets)
-        choice = places(ways, self.best.ways)
-        step = simplify(*_chains(buckets), kinds.of, *self.table(ways, kinds), len(plain), choice)
+        ways, kinds = self.space.once(np.concatenate([plain, self.best.ways])), kinds_of(buckets)
+        choice = self.space.places(ways, self.best.ways)
+        step = simplify(*parts_of(buckets), kinds.of, *self.table(ways, kinds), len(plain), choice)
         self.best = Chosen(step, buckets, ways[choice])
 
     def of_parts(self, count: float) -> Chosen:
@@ -244,11 +213,6 @@ class Search:
                     self.among(before.cut(parts), self.best.ways)
 
 
-def _chains(buckets: Bucketing) -> tuple[F64, Ints]:
-    """When each part is ready, and where each bucket's parts begin, and their number."""
-    return np.repeat(buckets.ready_us, buckets.parts), np.concatenate([np.zeros(1, np.int64), np.cumsum(buckets.parts)])
-
-
 def search(problem: Problem) -> Found:
     """The plan that psgc would run. Its choice is among all options that the constraints leave."""
     begun = time.perf_counter()
@@ -277,10 +241,9 @@ def planned(problem: Problem, space: Space, chosen: Chosen) -> tuple[PlannedBuck
     """The choice as a plan's buckets."""
     names, found = np.array([tensor.name for tensor in problem.profile.tensors], object), chosen.bucketing
     members = np.split(names[np.argsort(found.of, kind="stable")], np.cumsum(np.bincount(found.of))[:-1])
-    buckets = []
-    for number, way in enumerate(chosen.ways):
-        option = space.graph.options[way]
-        codec = space.codecs[found.codec[number]].name if encodes(option) else UNCOMPRESSED
-        numel, parts = int(found.numel[number]), int(found.parts[number])
-        buckets.append(PlannedBucket(tuple(members[number]), numel, parts, -number, codec, option))
-    return tuple(buckets)
+    plain, codecs = set(space.graph.plain.tolist()), [codec.name for codec in space.codecs]
+    columns = (members, chosen.ways.tolist(), found.codec.tolist(), found.numel.tolist(), found.parts.tolist())
+    return tuple(
+        PlannedBucket(tuple(tensors), int(numel), parts, -number, UNCOMPRESSED if way in plain else codecs[codec], space.graph.options[way])
+        for number, (tensors, way, codec, numel, parts) in enumerate(zip(*columns, strict=True))
+    )

@@ -17,7 +17,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from psgc.codecs.kernel import helper, kernel
+from psgc.codecs.kernel import I64, helper, kernel
 from psgc.plan import options
 from psgc.plan.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, Atom, CodecCosts, Task, price, walk
 from psgc.plan.curves import Curves, curves_of, task_times
@@ -141,6 +141,17 @@ def _shortest(first: Any, atom: Any, behind: Any, cost: Any, value: Any, chosen:
                     _keep_less(value[rank, node], chosen[rank, node], through, step)
 
 
+@kernel(I64(_IN_I64, I64, _OUT_I64))
+def _once(numbers: Any, below: Any, found: Any) -> Any:
+    seen, count = np.zeros(below, np.bool_), 0
+    for number in numbers:
+        if not seen[number]:
+            seen[number] = True
+            found[count] = number
+            count += 1
+    return count
+
+
 @kernel(types.void(_IN_I64_2D, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64_2D, _OUT_I64_2D, _OUT_I64, _OUT_I64, _OUT_F64, _OUT_F64))
 def _table(rows: Any, of_atom: Any, ways: Any, held: Any, times: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any) -> None:
     """Fill a ``WayTable``. rows: every way's atoms; of_atom: every atom's tasks; held: each task's resource; times: of tasks (rows), by kind
@@ -254,6 +265,17 @@ class Space:
         """A figure of each distinct task (rows) for each codec (columns)."""
         rows = [[value(codec, each) for codec, each in zip(self.codecs, task, strict=True)] for task in self.distinct]
         return np.array(rows, np.float64).reshape(len(rows), len(self.codecs))
+
+    def once(self, ways: Ints) -> Ints:
+        """Each of the ways once, in the order in which they first stand there."""
+        found = np.empty(len(ways), np.int64)
+        return found[: _once(ways, len(self.graph.options), found)]
+
+    def places(self, among: Ints, ways: Ints) -> Ints:
+        """Where each of the ways stands ``among`` others, of which each is there once."""
+        place = np.empty(len(self.graph.options), np.int64)
+        place[among] = np.arange(len(among))
+        return place.take(ways)  # row after row, whatever the order of ``ways``
 
     def rows(self, ways: Ints) -> Ints:
         """The ways' tasks, a row each, as numbers of ``distinct``, with -1 between and after them."""
