@@ -145,12 +145,13 @@ def _hipress(problem: Problem, *, fused: bool = False) -> Choose:
 
 def tensors_choices(problem: Problem) -> Iterator[list[Choice]]:
     """What each of these systems does with each tensor, but for those that may not do what they do."""
+    buckets = tensor_by_tensor(problem)
     for system in (_fp32, _byteps_compress, _hitopkcomm, _hipress):
         try:
             choose = system(problem)
         except UsageError:
             continue
-        yield [choose(bucket) for bucket in tensor_by_tensor(problem)]
+        yield [choose(bucket) for bucket in buckets]
 
 
 class Predicted(NamedTuple):

@@ -31,7 +31,7 @@ from psgc.plan.found import UNDER_CONSTRAINTS, Found, RuledOut
 from psgc.plan.options import Constraints, Option, constrained, is_uncompressed
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem
-from psgc.plan.space import Space
+from psgc.plan.space import Space, graph
 from psgc.plan.trial import Trials
 
 MOST_ENUMERATED: Final = 10_000
@@ -57,9 +57,10 @@ def espresso(
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A bucket among the chains: which of those given, its parts' kind, and their chains, from ``low`` to before ``high``."""
+    """A bucket among the chains: which of those given, its turn, its parts' kind, and their chains, from ``low`` to before ``high``."""
 
     index: int
+    turn: int
     numel: int
     kind: tuple[float, int]  # size, and the codec's number
     low: int
@@ -67,20 +68,25 @@ class Unit:
 
 
 class Ways(NamedTuple):
-    """on_gpu: the options of Algorithm 1, by number; on_cpu: each option's counterpart, itself if it has none."""
+    """numbers: the options', among all of the space's; on_gpu: those of Algorithm 1, by their places there; on_cpu: each one's counterpart,
+    itself if it has none; encode: which encode at all."""
 
+    numbers: Ints
     on_gpu: Ints
     on_cpu: Ints
+    encode: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """options: by the trials' numbers; units: in order of readiness; ways: by codec; until_s: when whoever asked has enough."""
+    """options: by the trials' numbers; units: in order of readiness; low: where the chains of each begin; ways: by codec; until_s: when whoever
+    asked has enough."""
 
     options: tuple[Option, ...]
     trials: Trials
     units: tuple[Unit, ...]
     ways: tuple[Ways, ...]
+    low: Ints
     until_s: float = np.inf
 
     def go_on(self) -> None:
@@ -99,19 +105,20 @@ class Job:
         self.trials.option[unit.low : unit.high] = option
 
     def is_compressed(self, unit: Unit) -> bool:
-        return not is_uncompressed(self.options[self.option(unit)])
+        return bool(self.ways[0].encode[self.option(unit)])
 
 
 def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None = None, until_s: float = np.inf) -> Job:
     options, ways = _options(problem.allowed)
     space = space or Space(problem)
-    numbers = np.array([space.graph.number[option] for option in options])
+    numbers = ways.numbers
     ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
-    units, low = [], 0
+    units: list[Unit] = []
+    low = 0
     for index in sorted(range(len(buckets)), key=lambda index: (ready[index], -buckets[index].priority, index)):
         bucket = buckets[index]
         kind = (bucket.numel / bucket.parts, problem.codec_numbers[bucket.tensors[0]])
-        units.append(Unit(index, bucket.numel, kind, low, low + bucket.parts))
+        units.append(Unit(index, len(units), bucket.numel, kind, low, low + bucket.parts))
         low += bucket.parts
     kinds = sorted({unit.kind for unit in units})
     parts = [unit.high - unit.low for unit in units]
@@ -124,12 +131,14 @@ def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None
         np.repeat([kinds.index(unit.kind) for unit in units], parts),
         np.full(low, start, np.int64),
     )
-    return Job(options, trials, tuple(units), tuple(_left(ways, takes) for takes in space.fits(numbers)), until_s)
+    left = tuple(_left(ways, takes) for takes in space.fits(numbers))
+    return Job(options, trials, tuple(units), left, np.array([unit.low for unit in units]), until_s)
 
 
 def _left(ways: Ways, takes: NDArray[np.bool_]) -> Ways:
     """What is left of the ways for a codec that takes some options."""
-    return Ways(ways.on_gpu[takes[ways.on_gpu]], np.where(takes[ways.on_cpu], ways.on_cpu, np.arange(len(takes))))
+    on_cpu = np.where(takes[ways.on_cpu], ways.on_cpu, np.arange(len(takes)))
+    return ways._replace(on_gpu=ways.on_gpu[takes[ways.on_gpu]], on_cpu=on_cpu)
 
 
 @functools.cache
@@ -148,7 +157,9 @@ def _options(allowed_by: Constraints) -> tuple[tuple[Option, ...], Ways]:
         other = tuple(action.replace("@gpu", "@cpu") for action in option)
         counterparts.append(number.setdefault(other, len(number)) if other in allowed else number[option])
     on_cpu = [*counterparts, *range(len(gpu), len(number))]
-    return tuple(number), Ways(np.arange(len(gpu)), np.array(on_cpu, np.int64))
+    numbers = np.array([graph(allowed_by).number[option] for option in number])
+    encode = np.array([not is_uncompressed(option) for option in number])
+    return tuple(number), Ways(numbers, np.arange(len(gpu)), np.array(on_cpu, np.int64), encode)
 
 
 def choose_on_gpu(job: Job) -> None:
@@ -169,7 +180,8 @@ def choose_on_gpu(job: Job) -> None:
 def _remove(job: Job, units: Iterable[Unit]) -> list[Unit]:
     """Remove(): without those that are uncompressed and sent before a bubble."""
     bubble, sent = job.trials.last_bubble()
-    return [unit for unit in units if job.is_compressed(unit) or sent[unit.low : unit.high].max() > bubble]
+    after = np.maximum.reduceat(sent, job.low) > bubble
+    return [unit for unit in units if after[unit.turn] or job.is_compressed(unit)]
 
 
 def offload(job: Job) -> None:

@@ -69,12 +69,14 @@ class Constraints:
         )
 
 
+@functools.cache
 def encodes(option: Option) -> int:
     """How often the option encodes."""
     return sum(action.startswith("comp@") for action in option)
 
 
-def devices_of(option: Iterable[str]) -> frozenset[str]:
+@functools.cache
+def devices_of(option: Option) -> frozenset[str]:
     """Those that encode or decode in it."""
     return frozenset(action.partition("@")[2] for action in option if "@" in action)
 

@@ -9,7 +9,7 @@ and ``bound``'s business.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from psgc.codecs.kernel import I64, helper, kernel
 from psgc.plan import options
 from psgc.plan.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, Atom, CodecCosts, Task, price, walk
-from psgc.plan.curves import Curves, curves_of, task_times
+from psgc.plan.curves import Curves, Points, curves_of, task_times
 from psgc.plan.options import DEVICES, Constraints, Option
 from psgc.plan.problem import Problem
 from psgc.plan.profile import F64
@@ -222,23 +222,22 @@ class Space:
         self.graph = graph(problem.allowed)
         self.distinct: list[Priced] = []
         numbered = self._number(problem)
-        self._of_atom = np.full((len(numbered) + 1, max(1, *map(len, numbered))), -1, np.int64)  # the last is that of no atom
-        for row, numbers in zip(self._of_atom, numbered, strict=False):
-            row[: len(numbers)] = numbers
+        most = max(1, *map(len, numbered))
+        self._of_atom = np.array(
+            [[*numbers, *[-1] * (most - len(numbers))] for numbers in (*numbered, [])], np.int64
+        )  # the last: of no atom
         self._count_of_atom = (self._of_atom >= 0).sum(axis=1)
-        self.may_take = self._may_take(problem)
-        self._all_fit = bool(self.may_take.all())
         self.resources = np.array([task[0].resource for task in self.distinct], np.int64)
         self.fixed_us = np.array([task[0].fixed_us for task in self.distinct], np.float64)
-        self._slope = self._by_codec(lambda codec, task: task.per_element_us)
+        self._slope = np.array([[each.per_element_us for each in task] for task in self.distinct]).reshape(-1, len(self.codecs))
         self._share = np.array([task[0].share * task[0].times for task in self.distinct], np.float64)
         self._curve, self._curves = _curves(self.distinct, self.codecs)
-        counts = np.zeros((len(numbered), len(self.distinct)))
-        for count, numbers in zip(counts, numbered, strict=True):
-            for number in numbers:
-                count[number] += 1
+        self.may_take = self._may_take(problem)
+        self._all_fit = bool(self.may_take.all())
+        counts = np.zeros((len(numbered) + 1, len(self.distinct) + 1))
+        np.add.at(counts, (np.arange(len(counts))[:, None], self._of_atom), 1)
         # how often each atom has each task on each resource
-        self.uses = counts * holds(self.resources)[:, None, :]
+        self.uses = counts[:-1, :-1] * holds(self.resources)[:, None, :]
 
     def _number(self, problem: Problem) -> list[list[int]]:
         """Of each atom, its tasks as numbers of ``distinct``: equal work is the same whatever its action is called."""
@@ -246,8 +245,8 @@ class Space:
         found = []
         for atom in self.graph.atoms:
             numbers = []
-            for task in zip(*(price(atom, problem.cluster, codec) for codec in self.codecs), strict=True):
-                number = place.setdefault((*task[0][1:], *(each.per_element_us for each in task[1:])), len(place))
+            for task in zip(*[price(atom, problem.cluster, codec) for codec in self.codecs], strict=True):
+                number = place.setdefault(task[0][1:] + tuple([each.per_element_us for each in task[1:]]), len(place))
                 if number == len(self.distinct):
                     self.distinct.append(task)
                 numbers.append(number)
@@ -257,14 +256,11 @@ class Space:
     def _may_take(self, problem: Problem) -> NDArray[np.bool_]:
         """By codec, the atoms on devices that are left to it, of which it has times for every task."""
         takes = np.array([[device in problem.devices(codec) for device in DEVICES] for codec in self.codecs])
-        has = np.append(self._by_codec(lambda codec, task: codec.has(task)), np.ones((1, len(self.codecs))), axis=0).astype(bool)
+        has = self._curve >= 0
+        has[[not task[0].curve for task in self.distinct]] = True
+        has = np.append(has, np.ones((1, len(self.codecs)), bool), axis=0)
         every: NDArray[np.bool_] = np.logical_and.reduce(has[self._of_atom[:-1]], axis=1).T
         return ~(~takes @ self.graph.devices.T) & every
-
-    def _by_codec(self, value: Callable[[CodecCosts, Task], float]) -> F64:
-        """A figure of each distinct task (rows) for each codec (columns)."""
-        rows = [[value(codec, each) for codec, each in zip(self.codecs, task, strict=True)] for task in self.distinct]
-        return np.array(rows, np.float64).reshape(len(rows), len(self.codecs))
 
     def once(self, ways: Ints) -> Ints:
         """Each of the ways once, in the order in which they first stand there."""
@@ -298,7 +294,11 @@ class Space:
 
     def least_us_per_element(self) -> F64:
         """What an element costs at least in each distinct task (rows), in buckets however large, by codec (columns)."""
-        return self._by_codec(lambda codec, task: codec.least_us_per_element(task) if codec.has(task) else 0.0)
+        rows = [
+            [codec.least_us_per_element(each) if codec.has(each) else 0.0 for codec, each in zip(self.codecs, task, strict=True)]
+            for task in self.distinct
+        ]
+        return np.array(rows).reshape(len(rows), len(self.codecs))
 
     def fits(self, ways: Ints) -> NDArray[np.bool_]:
         """Which codecs' (rows) buckets can have which of the ways (columns)."""
@@ -327,8 +327,15 @@ def _curves(tasks: Sequence[Priced], codecs: Sequence[CodecCosts]) -> tuple[Ints
     """The number of each task's curve (rows) by codec (columns), -1 for none, and the curves."""
     numbers: dict[tuple[str, int], int] = {}
     found = np.full((len(tasks), len(codecs)), -1, np.int64)
+    points: list[Points] = []
     for row, task in enumerate(tasks):
-        for column, (each, codec) in enumerate(zip(task, codecs, strict=True)):
-            if each.curve and codec.has(each):
-                found[row, column] = numbers.setdefault((each.curve, column), len(numbers))
-    return found, curves_of(codecs[column].points(name) for name, column in numbers)
+        for column, each in enumerate(task):
+            if not each.curve:
+                continue
+            key = each.curve, column
+            if key not in numbers:
+                known = codecs[column].has(each)
+                numbers[key] = len(points) if known else -1
+                points += [codecs[column].points(each.curve)] if known else []
+            found[row, column] = numbers[key]
+    return found, curves_of(points)

@@ -15,7 +15,7 @@ from psgc.codecs.kernel import I64, helper, kernel
 from psgc.plan.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND
 from psgc.plan.profile import F64
 from psgc.plan.space import WayTable
-from psgc.plan.timeline import STATE, Chains, Ints, begin, resume, run
+from psgc.plan.timeline import STATE, Ints, begin, resume
 
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
@@ -47,17 +47,8 @@ class Trials:
     def last_bubble(self) -> tuple[float, F64]:
         """When the last bubble began: nothing was being sent, in whole or in part, before something was again. And when each chain was last
         sent. Both in us, 0 for never."""
-        chains, sent = self.chains(), np.zeros(len(self.ready_us))
-        bubble = _last_bubble(chains.first, chains.resource, chains.us, run(chains).start_us, sent)
-        return float(bubble), sent
-
-    def chains(self) -> Chains:
-        """What the timeline is to run."""
-        table = self.table
-        length = table.length[self.option]
-        first = np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])
-        tasks = np.repeat(table.first[self.kind, self.option] - first[:-1], length) + np.arange(first[-1])
-        return Chains(self.ready_us, first, table.resource[tasks], table.us[tasks])
+        sent = np.zeros(len(self.ready_us))
+        return float(_last_bubble(*self._job(), sent)), sent
 
     def _job(self) -> tuple[Any, ...]:
         return self.ready_us, self.kind, self.option, *self.table
@@ -72,6 +63,11 @@ def _set(ready: Any, kind: Any, option: Any, first: Any, length: Any, begins: An
         alike[chain] = chain + 1
         if chain + 1 < ready.size and ready[chain] == ready[chain + 1] and begins[chain] == begins[chain + 1]:
             alike[chain] = alike[chain + 1]
+
+
+@helper
+def _sends(resource: Any) -> Any:
+    return resource == BOTH_WAYS or INTRA <= resource <= RECEIVE
 
 
 @helper
@@ -152,23 +148,36 @@ def _best(
     return chosen, best
 
 
-@kernel(types.float64(_IN_I64, _IN_I64, _IN_F64, _IN_F64, _OUT_F64))
-def _last_bubble(first: Any, resource: Any, us: Any, start: Any, sent: Any) -> Any:
-    """Go through what is sent, by when it begins. ``sent`` is when each chain was last sent."""
-    owner, left = np.empty(start.size, np.int64), np.zeros(sent.size, np.int64)
-    for chain in range(sent.size):
-        for task in range(first[chain], first[chain + 1]):
-            owner[task] = chain
-            left[chain] += 1 if resource[task] == BOTH_WAYS or INTRA <= resource[task] <= RECEIVE else 0
+@kernel(types.float64(*_JOB, _OUT_F64))
+def _last_bubble(
+    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, sent: Any
+) -> Any:  # fmt: skip
+    """Run it all, each chain with tasks of its own, and go through what is sent, by when it begins. ``sent`` is when each chain was last sent."""
+    n = ready.size
+    begins, last, alike = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+    _set(ready, kind, option, first, length, begins, last, alike)
+    count = (last - begins).sum()
+    owner, own_resource, own_us, start = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count), np.empty(count)
+    state, available, nexts, backward = np.empty(STATE), np.empty(n), np.empty(n, np.int64), np.empty(n)
+    end, left = 0, np.zeros(n, np.int64)
+    for chain in range(n):
+        begin_at, begins[chain] = begins[chain], end
+        for task in range(begin_at, last[chain]):
+            owner[end], own_resource[end], own_us[end] = chain, resource[task], us[task]
+            left[chain] += 1 if _sends(resource[task]) else 0
+            end += 1
+        last[chain] = end
+    begin(begins, state, available, nexts)
+    resume(ready, begins, last, alike, own_resource, own_us, own_us, state, available, nexts, n, np.inf, start, backward)
     bubble, until, in_part = 0.0, 0.0, 0
     for task in np.argsort(start):
         chain = owner[task]
-        if resource[task] != BOTH_WAYS and not INTRA <= resource[task] <= RECEIVE:
+        if not _sends(own_resource[task]):
             continue
         if start[task] > until and in_part == 0:
             bubble = until
         left[chain] -= 1
         in_part += (0 if sent[chain] else 1) - (0 if left[chain] else 1)
-        sent[chain] = start[task] + us[task]
+        sent[chain] = start[task] + own_us[task]
         until = max(until, sent[chain])
     return bubble
