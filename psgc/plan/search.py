@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.plan.baselines import tensors_choices
+from psgc.plan.bucketing import MOST_PARTS as MOST_PARTS_OF_A_BUCKET
 from psgc.plan.bucketing import Bucketing, Kinds, bucketing, each_alone, every_fusion, fused, kinds_of, parts_of
 from psgc.plan.descent import descend, simplify
 from psgc.plan.espresso import espresso
@@ -158,6 +159,21 @@ class Search:
         step = simplify(*parts_of(buckets), kinds.of, *self.table(ways, kinds), len(plain), choice)
         self.best = Chosen(step, buckets, ways[choice])
 
+    @functools.cached_property
+    def least_us(self) -> float:
+        """What no step is below: backward, and then the quickest way of the least part of what is ready last."""
+        tensors = self.problem.tensors
+        last = np.flatnonzero(tensors.ready_us == tensors.ready_us[-1])
+        times = self.space.times(tensors.numel[last] / MOST_PARTS_OF_A_BUCKET, tensors.codec[last])
+        costs = self.space.loads(times).max(axis=0)
+        costs[~self.space.may_take[tensors.codec[last]].T] = np.inf
+        return float(tensors.ready_us[-1] + self.space.shortest(costs)[0].min())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to gain."""
+        return self.best is not None and self.best.step_us <= self.least_us * (1 + NOTHING)
+
     def of_parts(self, count: float) -> Chosen:
         """The best choice with the model in about so many parts, beginning with that of the best bucketing so far."""
         return self.go_on(fused(self.problem.tensors, self.problem.profile.numel / count, TAPER))
@@ -174,7 +190,7 @@ class Search:
         count, before = float(COARSEST), np.inf
         most = MOST_PARTS if len(self.problem.profile.tensors) > SMALL_JOB else MOST_PARTS // 3
         while (found := self.of_parts(count)).step_us < before * (1 - NOTHING):
-            if found.step_us <= self.problem.profile.backward_us * (1 + NOTHING):
+            if self.is_done:
                 return
             if found.bucketing.parts.sum() > most:
                 break
@@ -226,11 +242,12 @@ def search(problem: Problem) -> Found:
     if count <= FOLLOWED_TENSORS and plain and not problem.constraints.runtime:
         made.followed()
         made.espresso()
-    elif count <= SOME_TENSORS:
+    elif count <= SOME_TENSORS and not made.is_done:
         made.alone()
     if plain == every and count > FOLLOWED_TENSORS:  # where there is so little to choose from, there is time for it
         made.followed()
-    made.recut_largest()
+    if not made.is_done:
+        made.recut_largest()
     made.simplify()
     assert made.best is not None
     chosen = planned(problem, made.space, made.best)
