@@ -102,7 +102,7 @@ def descend(
     _loads(chain, kind, first, length, resource, us, load)
     for bucket in range(buckets):
         alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]
-    best, trials, improved = np.inf, 0, True
+    best, best_step, trials, improved = np.inf, np.inf, 0, True
     for row in range(starts.shape[0]):
         _set_each(starts[row], chain, kind, first, length, begins, last)
         begin(begins, state, available, nexts)
@@ -110,7 +110,7 @@ def descend(
         trials += 1
         worth = step + SMALL * available.mean() if step < best else np.inf
         if worth < best:
-            best = worth
+            best, best_step = worth, step
             choice[:] = starts[row]
     _set_each(choice, chain, kind, first, length, begins, last)
     while improved and trials < budget:
@@ -141,7 +141,7 @@ def descend(
                     trials += 1
                     worth = step + SMALL * available.mean() if step < best else np.inf
                     if worth < best * (1 - 1e-12):
-                        best, chosen, improved = worth, option, True
+                        best, best_step, chosen, improved = worth, step, option, True
                 for one in range(bucket, end):
                     if chosen >= 0 and first[kind[one], chosen] >= 0:
                         choice[one] = chosen
@@ -149,9 +149,7 @@ def descend(
                 stale = chosen >= 0 and not tail
                 if trials >= budget:
                     break
-    begin(begins, state, available, nexts)
-    step = resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, chains, np.inf, start, backward)
-    return step, best, trials
+    return best_step, best, trials
 
 
 @kernel(types.float64(_F64, _I64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _F64, I64, _I64))

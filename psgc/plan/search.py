@@ -40,6 +40,7 @@ COARSE: Final = 2  # sizes are alike within a factor of four
 LATENCY_ALONE: Final = 10  # and all up to this power of two
 MOST_PARTS: Final = 48  # beyond that nothing finer is tried
 NOTHING: Final = 2e-3  # what is not worth looking for, of a step
+LITTLE: Final = 1e-2  # what is not worth going on for in finer parts
 COARSEST: Final = 8  # parts of a model
 
 
@@ -189,7 +190,7 @@ class Search:
         are best of many tensors, in a number between the last two, and its buckets uncut."""
         count, before = float(COARSEST), np.inf
         most = MOST_PARTS if len(self.problem.profile.tensors) > SMALL_JOB else MOST_PARTS // 3
-        while (found := self.of_parts(count)).step_us < before * (1 - NOTHING):
+        while (found := self.of_parts(count)).step_us < before * (1 - LITTLE):
             if self.is_done:
                 return
             if found.bucketing.parts.sum() > most:
