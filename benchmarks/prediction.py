@@ -1,10 +1,11 @@
 """Step times that the planner's model predicts, beside those of real jobs on the testbed, for the layouts that psgc runs by default.
 
-    python benchmarks/prediction.py [--profile PROFILE] [--links 0.1,1,unlimited] [--codecs none,bf16,int8,onebit] [--json]
+    python benchmarks/prediction.py [--profile PROFILE] [--afresh] [--links 0.1,1,unlimited] [--codecs none,bf16,int8,onebit] [--json]
 
 Takes a profile of the demo's GPT with ``psgc profile`` (as many workers at once as the jobs have, so that they share this machine as there),
 then, for each link and codec, runs ``examples/train_gpt.py`` over hosts and simulates the layout that this job says it used. Nothing is
-fitted to what is then measured. Settings such as PSGC_PART_BYTES are the jobs', too. Needs root, as the testbed does.
+fitted to what is then measured. ``--afresh`` times the model's computation again before each job, by the same command: for a machine whose speed
+changes from minute to minute. Settings such as PSGC_PART_BYTES are the jobs', too. Needs root, as the testbed does.
 
 Where hosts share this machine's cores, so do backward, codecs, server and TCP; ``SharedCores`` owns what the planner's model of real hosts
 does not have to know of that.
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -95,10 +96,19 @@ class PredictionError(Exception):
 
 
 def take_profile(path: Path, workers: int, codecs: Sequence[str]) -> None:
-    """Have psgc measure the model's gradients, the codecs and what messages cost."""
-    names = ",".join(dict.fromkeys([UNCOMPRESSED, *codecs]))
-    flags = ["--script", "--workers", str(workers), "--codecs", names, "--links", "--transport", "tcp", "-o", str(path)]
+    """Have psgc measure the model's gradients; and, if there are codecs, what they and messages cost."""
+    costs = ["--codecs", ",".join(dict.fromkeys([UNCOMPRESSED, *codecs])), "--links", "--transport", "tcp"] if codecs else ["--no-codecs"]
+    flags = ["--script", "--workers", str(workers), *costs, "-o", str(path)]
     call([sys.executable, "-m", "psgc.launch", "profile", *flags, "--", sys.executable, str(SCRIPT), "--steps", "1000"], {})
+
+
+def timed_again(profile: Profile, workers: int) -> Profile:
+    """The same, with the model's times of now."""
+    with tempfile.TemporaryDirectory(prefix="psgc-prediction-") as folder:
+        path = Path(folder) / "profile.json"
+        take_profile(path, workers, [])
+        now = load_profile(str(path))
+    return replace(profile, tensors=now.tensors, forward_us=now.forward_us)
 
 
 def problem_for(gbps: float | None, codec: str, workers: int, profile: Profile, cores: int) -> Problem:
@@ -223,7 +233,10 @@ def run(options: argparse.Namespace) -> tuple[list[Row], Profile]:
     rows = []
     for gbps in map(read_link, options.links.split(",")):
         for codec in codecs:
-            jobs = [row(gbps, codec, options.workers, profile) for _ in range(options.repeats)]
+            jobs = []
+            for _ in range(options.repeats):
+                now = timed_again(profile, options.workers) if options.afresh else profile
+                jobs.append(row(gbps, codec, options.workers, now))
             rows.append(min(jobs, key=lambda job: job.others))
             print(
                 f"{rows[-1].link} {codec}: predicted {rows[-1].predicted_ms:.0f}, measured {rows[-1].measured_ms:.0f} ms", file=sys.stderr
@@ -234,6 +247,7 @@ def run(options: argparse.Namespace) -> tuple[list[Row], Profile]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", type=Path, help="as psgc profile --script --links wrote it; default: take one")
+    parser.add_argument("--afresh", action="store_true", help="time the model's computation again before each job")
     parser.add_argument("--links", default=f"0.1,1,{UNLIMITED}", help="Gbit/s of every host's link, each way")
     parser.add_argument("--codecs", default="none,bf16,int8,onebit")
     parser.add_argument("--workers", type=int, default=2)

@@ -20,7 +20,7 @@ from psgc.plan.options import CARRIED, Constraints, constrained, encodes
 from psgc.plan.plan import Plan, PlannedBucket, read_plan
 from psgc.plan.problem import Problem, codec_costs, simulate
 from psgc.plan.profile import V100_CODECS, Profile, TensorProfile
-from psgc.plan.search import Search, search
+from psgc.plan.search import NOTHING, Search, search
 from psgc.plan.space import Space
 from tests.plan.jobs import problem_of
 
@@ -301,6 +301,20 @@ def test_no_plan_of_any_method_is_below_the_bound_of_all(seed: int, several: boo
         found = method(problem)
         assert over_all_bucketings(problem, Space(problem)) <= found.step_us * (1 + 1e-9)
     assert given <= ours.step_us * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_no_plan_is_below_what_the_search_takes_for_the_least(several: bool) -> None:
+    """Else it would end too early."""
+    ended = 0
+    for seed in range(40):
+        job = random_job(600 + seed, 8, FEW)
+        problem = of_several_codecs(job) if several else job
+        made = Search(problem, Space(problem))
+        step = search(problem).step_us
+        assert made.least_us <= step * (1 + 1e-9)
+        ended += step <= made.least_us * (1 + NOTHING)
+    assert 0 < ended < 40
 
 
 def test_a_codec_without_a_servers_times_is_not_pushed_to_servers() -> None:
