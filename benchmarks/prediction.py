@@ -4,8 +4,8 @@
 
 Takes a profile of the demo's GPT with ``psgc profile`` (as many workers at once as the jobs have, so that they share this machine as there),
 then, for each link and codec, runs ``examples/train_gpt.py`` over hosts and simulates the layout that this job says it used. Nothing is
-fitted to what is then measured. ``--afresh`` times the model's computation again before each job, by the same command: for a machine whose speed
-changes from minute to minute. Settings such as PSGC_PART_BYTES are the jobs', too. Needs root, as the testbed does.
+fitted to what is then measured. ``--afresh`` times the model's computation again before and after each job, by the same command, and takes the mean:
+for a machine whose speed changes from minute to minute. Settings such as PSGC_PART_BYTES are the jobs', too. Needs root, as the testbed does.
 
 Where hosts share this machine's cores, so do backward, codecs, server and TCP; ``SharedCores`` owns what the planner's model of real hosts
 does not have to know of that.
@@ -49,7 +49,8 @@ RUN_S: Final = 20.0  # a job trains about so long
 @dataclass(frozen=True, slots=True)
 class Row:
     """One job. Times of a whole iteration, in milliseconds. error: of the prediction, as a share of what was measured; others: the
-    share of this machine's cores that processes other than the job's took meanwhile, which the prediction knows nothing of."""
+    share of this machine's cores that processes other than the job's took meanwhile, which the prediction knows nothing of; drift: with
+    ``--afresh``, how much longer the model's computation took after the job than before it, or before it than after it."""
 
     link: str
     codec: str
@@ -59,6 +60,7 @@ class Row:
     iterations: int
     error: float
     others: float
+    drift: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,31 @@ def timed_again(profile: Profile, workers: int) -> Profile:
     return replace(profile, tensors=now.tensors, forward_us=now.forward_us)
 
 
+class Timer:
+    """Times the model's computation before and after each job."""
+
+    def __init__(self, profile: Profile, workers: int) -> None:
+        self._profile, self._workers = profile, workers
+        self._last = timed_again(profile, workers)
+
+    def around(self) -> tuple[Profile, float]:
+        """The profile with the mean of the times before and after what has been done since it was last timed, and the drift."""
+        before, self._last = self._last, timed_again(self._profile, self._workers)
+        return mean_of(before, self._last), drift_of(before, self._last)
+
+
+def mean_of(one: Profile, other: Profile) -> Profile:
+    ready_us = {tensor.name: tensor.ready_us for tensor in other.tensors}
+    tensors = (replace(tensor, ready_us=(tensor.ready_us + ready_us[tensor.name]) / 2) for tensor in one.tensors)
+    forward_us = ((one.forward_us or 0.0) + (other.forward_us or 0.0)) / 2
+    return replace(one, tensors=tuple(sorted(tensors, key=lambda tensor: tensor.ready_us)), forward_us=forward_us)
+
+
+def drift_of(one: Profile, other: Profile) -> float:
+    times = sorted((profile.forward_us or 0.0) + profile.backward_us for profile in (one, other))
+    return times[1] / times[0] - 1
+
+
 def problem_for(gbps: float | None, codec: str, workers: int, profile: Profile, cores: int) -> Problem:
     """The testbed's job: a worker a host, one server, all links alike. Without a limit what TCP on this machine does is one."""
     loopback = profile.links["loopback"]
@@ -145,15 +172,18 @@ def steps_for(gbps: float | None, workers: int, profile: Profile) -> int:
     return WARM_UP + 1 + max(LEAST_STEPS, min(MOST_STEPS, round(RUN_S / iteration_s)))
 
 
-def row(gbps: float | None, codec: str, workers: int, profile: Profile) -> Row:
+def row(gbps: float | None, codec: str, workers: int, profile: Profile, timer: Timer | None = None) -> Row:
     """Measure one job, and predict it."""
+    drift = 0.0
     with tempfile.TemporaryDirectory(prefix="psgc-prediction-") as folder:
         before = busy_s()
         times, layout = measure_ms(gbps, codec, workers, steps_for(gbps, workers, profile), Path(folder))
         others = others_share(before, busy_s())
+        if timer is not None:
+            profile, drift = timer.around()
         predicted = predict_ms(problem_for(gbps, codec, workers, profile, len(os.sched_getaffinity(0))), layout)
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
-    return Row(link_text(gbps), codec, predicted, median, high - low, len(times), predicted / median - 1, others)
+    return Row(link_text(gbps), codec, predicted, median, high - low, len(times), predicted / median - 1, others, drift)
 
 
 class Busy(NamedTuple):
@@ -209,17 +239,19 @@ def tell(rows: Sequence[Row], profile: Profile) -> None:
             str(r.iterations),
             f"{r.error:+.1%}",
             f"{r.others:.0%}",
+            f"{r.drift:.0%}",
         ]
         for r in rows
     ]
     print_table(
-        ["link", "codec", "predicted ms", "measured ms", "iqr ms", "iterations", "error", "others"],
+        ["link", "codec", "predicted ms", "measured ms", "iqr ms", "iterations", "error", "others", "drift"],
         body,
         title=profile.hardware or machine(),
     )
     found = summary(rows)
     print(
-        f"error: median {found['median_error']:.1%}, worst {found['worst_error']:.1%}; others: what else ran on this machine, of its cores"
+        f"error: median {found['median_error']:.1%}, worst {found['worst_error']:.1%}; others: what else ran on this machine, of its cores; "
+        "drift: how far the model's own times before and after the job were apart, with --afresh"
     )
 
 
@@ -230,14 +262,12 @@ def run(options: argparse.Namespace) -> tuple[list[Row], Profile]:
         if options.profile is None:
             take_profile(path, options.workers, codecs)
         profile = load_profile(str(path))
+    timer = Timer(profile, options.workers) if options.afresh else None
     rows = []
     for gbps in map(read_link, options.links.split(",")):
         for codec in codecs:
-            jobs = []
-            for _ in range(options.repeats):
-                now = timed_again(profile, options.workers) if options.afresh else profile
-                jobs.append(row(gbps, codec, options.workers, now))
-            rows.append(min(jobs, key=lambda job: job.others))
+            jobs = [row(gbps, codec, options.workers, profile, timer) for _ in range(options.repeats)]
+            rows.append(min(jobs, key=lambda job: job.drift if timer else job.others))
             print(
                 f"{rows[-1].link} {codec}: predicted {rows[-1].predicted_ms:.0f}, measured {rows[-1].measured_ms:.0f} ms", file=sys.stderr
             )
@@ -247,11 +277,16 @@ def run(options: argparse.Namespace) -> tuple[list[Row], Profile]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", type=Path, help="as psgc profile --script --links wrote it; default: take one")
-    parser.add_argument("--afresh", action="store_true", help="time the model's computation again before each job")
+    parser.add_argument("--afresh", action="store_true", help="time the model's computation again before and after each job")
     parser.add_argument("--links", default=f"0.1,1,{UNLIMITED}", help="Gbit/s of every host's link, each way")
     parser.add_argument("--codecs", default="none,bf16,int8,onebit")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=1, help="jobs of each kind; the one beside which least else ran counts")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=1,
+        help="jobs of each kind; the one beside which least else ran counts, with --afresh the one with the least drift",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     options = parser.parse_args()
     try:

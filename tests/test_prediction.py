@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,16 @@ def test_slow_links_get_fewer_iterations_but_never_too_few() -> None:
     assert steps[0] == prediction.LEAST_STEPS
     assert steps == sorted(steps)
     assert steps[-1] == prediction.MOST_STEPS
+
+
+def test_times_before_and_after_a_job_count_by_half_each_whatever_their_order() -> None:
+    first, second = TensorProfile("late", 1_000_000, 0.0), TensorProfile("early", 1_000_000, 10_000.0)
+    after = replace(PROFILE, tensors=(replace(second, ready_us=2_000.0), replace(first, ready_us=18_000.0)), forward_us=7_000.0)
+    mean = prediction.mean_of(PROFILE, after)
+    assert [(tensor.name, tensor.ready_us) for tensor in mean.tensors] == [("early", 6_000.0), ("late", 9_000.0)]
+    assert mean.forward_us == 6_000.0
+    assert mean.codecs == PROFILE.codecs
+    assert prediction.drift_of(PROFILE, after) == prediction.drift_of(after, PROFILE) == pytest.approx((18 + 7) / (10 + 5) - 1)
 
 
 def test_the_summary_has_the_size_of_errors_whatever_their_sign() -> None:
