@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.plan.baselines import tensors_choices
-from psgc.plan.bucketing import MOST_PARTS as MOST_PARTS_OF_A_BUCKET
-from psgc.plan.bucketing import Bucketing, Kinds, bucketing, each_alone, every_fusion, fused, kinds_of, parts_of
+from psgc.plan.bucketing import MOST_PARTS, Bucketing, Kinds, bucketing, each_alone, every_fusion, fused, kinds_of, parts_of
 from psgc.plan.descent import descend, simplify
 from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
@@ -38,7 +37,7 @@ MOST_TRIALS: Final = 400  # timelines for one bucketing
 WORK: Final = 3_500  # and those times their chains
 COARSE: Final = 2  # sizes are alike within a factor of four
 LATENCY_ALONE: Final = 10  # and all up to this power of two
-MOST_PARTS: Final = 48  # beyond that nothing finer is tried
+ENOUGH_PARTS: Final = 48  # beyond that nothing finer is tried
 NOTHING: Final = 2e-3  # what is not worth looking for, of a step
 LITTLE: Final = 1e-2  # what is not worth going on for in finer parts
 COARSEST: Final = 8  # parts of a model
@@ -165,7 +164,7 @@ class Search:
         """What no step is below: backward, and then the quickest way of the least part of what is ready last."""
         tensors = self.problem.tensors
         last = np.flatnonzero(tensors.ready_us == tensors.ready_us[-1])
-        times = self.space.times(tensors.numel[last] / MOST_PARTS_OF_A_BUCKET, tensors.codec[last])
+        times = self.space.times(tensors.numel[last] / MOST_PARTS, tensors.codec[last])
         costs = self.space.loads(times).max(axis=0)
         costs[~self.space.may_take[tensors.codec[last]].T] = np.inf
         return float(tensors.ready_us[-1] + self.space.shortest(costs)[0].min())
@@ -189,7 +188,7 @@ class Search:
         """Try the model in ever more parts, as long as more are better and there is anything to gain; then, where few parts
         are best of many tensors, in a number between the last two, and its buckets uncut."""
         count, before = float(COARSEST), np.inf
-        most = MOST_PARTS if len(self.problem.profile.tensors) > SMALL_JOB else MOST_PARTS // 3
+        most = ENOUGH_PARTS if len(self.problem.profile.tensors) > SMALL_JOB else ENOUGH_PARTS // 3
         while (found := self.of_parts(count)).step_us < before * (1 - LITTLE):
             if self.is_done:
                 return
@@ -225,7 +224,7 @@ class Search:
             for times in (2.0, 0.5):
                 before = self.best.bucketing
                 parts = before.parts.copy()
-                parts[bucket] = min(max(1, round(parts[bucket] * times)), MOST_PARTS)
+                parts[bucket] = min(max(1, round(parts[bucket] * times)), ENOUGH_PARTS)
                 if parts[bucket] != before.parts[bucket]:
                     self.among(before.cut(parts), self.best.ways)
 
