@@ -13,16 +13,15 @@ from psgc.plan.found import Found, RuledOut
 
 def incomparable(rivals: Mapping[str, Found | UsageError]) -> list[str]:
     """The lines. rivals: by name, the methods' plans, or why there is none."""
-    lines: dict[str, list[str]] = {}
+    lines: dict[tuple[str, str], list[str]] = {}
     for name, why in rivals.items():
         if isinstance(why, UsageError):
-            lines.setdefault(_line(name, why), []).append(name)
-    return [line.format(", ".join(names)) for line, names in lines.items()]
+            lines.setdefault(_around(name, why), []).append(name)
+    return [f"{before}{', '.join(names)}{after}" for (before, after), names in lines.items()]
 
 
-def _line(name: str, why: UsageError) -> str:
-    """With a place for the methods' names."""
+def _around(name: str, why: UsageError) -> tuple[str, str]:
+    """What stands before and after the methods' names."""
     if isinstance(why, RuledOut):
-        return f"not comparable{why.by}: {{}}"
-    text = str(why).removeprefix(f"method {name}: ").replace("{", "{{").replace("}", "}}")
-    return f"{{}}: {text}"
+        return f"not comparable{why.by}: ", ""
+    return "", f": {str(why).removeprefix(f'method {name}: ')}"

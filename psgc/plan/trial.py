@@ -15,14 +15,13 @@ from psgc.codecs.kernel import I64, helper, kernel
 from psgc.plan.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND
 from psgc.plan.profile import F64
 from psgc.plan.space import WayTable
-from psgc.plan.timeline import STATE, Ints, begin, resume
+from psgc.plan.timeline import STATE, SURELY, Ints, begin, resume
 
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _IN_I64_2D: Final = types.Array(types.int64, 2, "C", readonly=True)
 _OUT_F64: Final = types.Array(types.float64, 1, "C")
 _numba: Any = types  # untyped
-_RATHER: Final = 1 - 1e-9  # sums of remaining work are rounded otherwise than the timeline's
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +97,8 @@ def _step(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource:
 
 @kernel(_numba.Tuple((I64, types.float64))(*_JOB, I64, I64, _IN_I64, types.float64))
 def _best(
-    ready: Any,
-    kind: Any,
-    option: Any,
-    first: Any,
-    length: Any,
-    resource: Any,
-    us: Any,
-    rest: Any,
-    low: Any,
-    high: Any,
-    candidates: Any,
-    best: Any,
-) -> Any:
+    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, low: Any, high: Any, candidates: Any, best: Any
+) -> Any:  # fmt: skip
     n = ready.size
     begins, last, alike = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
     state, available, nexts, start, backward = np.empty(STATE), np.empty(n), np.empty(n, np.int64), np.empty(us.size), np.empty(n)
@@ -137,7 +125,7 @@ def _best(
         last[low:high] = begins[low] + length[candidate]
         load[:] = busy
         _add(load, begins[low], last[low], float(high - low), resource, us)
-        if load.max() * _RATHER >= best:
+        if load.max() * SURELY >= best:
             continue
         state[:], available[:], nexts[:] = kept_state, kept_available, kept_nexts
         nexts[low:high] = begins[low]
