@@ -12,7 +12,7 @@ import pytest
 from psgc.codecs import BLOCK
 from psgc.codecs.codec import MAX_PART
 from psgc.plan.bound import _beaten, bucketing_of, given_buckets, lower_bounds, over_all_bucketings
-from psgc.plan.bucketing import Bucketing, Tensors, bucketing, each_alone, every_fusion, fused
+from psgc.plan.bucketing import Bucketing, Tensors, bucketing, each_alone, every_fusion, fused, kinds_of, parts_of
 from psgc.plan.cluster import Cluster, Link
 from psgc.plan.costs import walk
 from psgc.plan.methods import METHODS
@@ -184,6 +184,29 @@ def test_parts_are_cut_at_blocks_and_none_is_larger_than_a_part_may_be() -> None
     tensors = Tensors(np.array([1.0, BLOCK, BLOCK + 1, 3 * MAX_PART]), np.zeros(4), np.zeros(4, np.int64))
     assert bucketing(tensors, range(4), [8] * 4).at_blocks().parts.tolist() == [1, 1, 2, 8]
     assert bucketing(tensors, range(4), [1] * 4).at_blocks().parts.tolist() == [1, 1, 1, 3]
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_kinds_and_parts_are_what_their_definitions_say(seed: int, several: bool) -> None:
+    job = random_job(700 + seed, 60)
+    problem = of_several_codecs(job) if several else job
+    few_sizes = Tensors(problem.tensors.numel.round(-5) + 64, problem.tensors.ready_us, problem.tensors.codec)
+    for made in (fused(few_sizes, few_sizes.numel.sum() / 12, 0.5), each_alone(few_sizes, few_sizes.numel.max() / 3)):
+        each = list(zip((made.numel / made.parts).tolist(), made.codec.tolist(), strict=True))
+        kinds = kinds_of(made)
+        assert list(zip(kinds.sizes.tolist(), kinds.codec.tolist(), strict=True)) == sorted(set(each))
+        assert kinds.of.tolist() == [sorted(set(each)).index(kind) for kind in each]
+        parts = parts_of(made)
+        assert parts.ready_us.tolist() == np.repeat(made.ready_us, made.parts).tolist()
+        assert parts.first.tolist() == [0, *np.cumsum(made.parts).tolist()]
+        assert parts.together.tolist() == [parts.ready_us.tolist().index(ready) for ready in made.ready_us]
+
+
+def test_ways_once_stand_in_the_order_in_which_they_first_stood_and_have_their_places() -> None:
+    space, ways = Space(random_job(1, 3, Constraints())), np.random.default_rng(1).integers(0, 300, 1000)
+    assert space.once(ways).tolist() == list(dict.fromkeys(ways.tolist()))
+    assert space.once(ways)[space.places(space.once(ways), ways)].tolist() == ways.tolist()
 
 
 @pytest.mark.parametrize("several", [False, True])
