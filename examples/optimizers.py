@@ -1,4 +1,4 @@
-"""The optimizers that both trainings offer, by the name of their --optimizer flag."""
+"""The optimizers and learning-rate schedules that trainings offer, by the names of their --optimizer and --schedule flags."""
 
 from __future__ import annotations
 
@@ -6,12 +6,31 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 import psgc.torch as psgc
 
-OPTIMIZERS = ("sgd", "adamw", "onebit-adam", "zero-one-adam")
+OPTIMIZERS = ("sgd", "adamw", "lion", "onebit-adam", "zero-one-adam")
+SCHEDULES = ("linear", "cosine", "warm-restarts", "one-cycle")
 BETAS = (0.9, 0.95)
 VARIANCE_WARM_UP = 3  # a third of the steps; the papers take a fifth or less of trainings so long that the loss is flat by then
+
+
+class Lion(torch.optim.Optimizer):
+    """Steps by the sign of a momentum (Chen et al. 2023, Algorithm 2, without weight decay); stands for optimizers that psgc has never seen."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    momentum = self.state[parameter].setdefault("exp_avg", torch.zeros_like(parameter))
+                    parameter.add_(momentum.lerp(parameter.grad, 1 - beta1).sign_(), alpha=-group["lr"])
+                    momentum.lerp_(parameter.grad, 1 - beta2)
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float, codec: str, steps: int) -> Any:
@@ -25,9 +44,22 @@ def make_optimizer(name: str, model: nn.Module, lr: float, codec: str, steps: in
     plain: torch.optim.Optimizer
     if name == "adamw":
         plain = torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS)
+    elif name == "lion":
+        plain = Lion(model.parameters(), lr=lr)
     else:
         plain = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     return psgc.DistributedOptimizer(plain, named, compression=codec)
+
+
+def make_schedule(name: str, optimizer: Any, lr: float, steps: int) -> lr_scheduler.LRScheduler:
+    """A learning rate of ``lr`` at most over ``steps`` steps."""
+    if name == "cosine":
+        return lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    if name == "warm-restarts":
+        return lr_scheduler.CosineAnnealingWarmRestarts(optimizer, max(1, steps // 4))
+    if name == "one-cycle":
+        return lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps + 1)
+    return lr_scheduler.LambdaLR(optimizer, lambda step: max(0.05, 1 - step / steps))
 
 
 def end_training(optimizer: Any) -> None:

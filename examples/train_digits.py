@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from optimizers import OPTIMIZERS, end_training, make_optimizer
+from optimizers import OPTIMIZERS, SCHEDULES, end_training, make_optimizer, make_schedule
 from reporting import Report
 from sklearn.datasets import load_digits
 from torch import nn
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="images a rank and step")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
+    parser.add_argument("--schedule", choices=SCHEDULES, default="linear", help="of the learning rate")
     parser.add_argument("--codec", default=None, help="push/pull codec; default PSGC_CODEC, else none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="where rank 0 writes its JSON record")
@@ -54,7 +55,7 @@ def main() -> None:
     psgc.broadcast_parameters(model.state_dict(), root_rank=0)
     codec = options.codec or psgc.current_session().config.codec
     optimizer = make_optimizer(options.optimizer, model, options.lr, codec, options.steps)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.05, 1 - step / options.steps))
+    schedule = make_schedule(options.schedule, optimizer, options.lr, options.steps)
     images, labels, val_images, val_labels = load()
     generator = torch.Generator().manual_seed(options.seed * 1000 + psgc.rank())
     report = Report("digits", codec, options.steps, options.out)

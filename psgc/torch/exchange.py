@@ -35,21 +35,23 @@ Outcome = Literal["applied", "delivered", "dropped"]
 
 @dataclass(frozen=True, slots=True)
 class StepFlags:
-    """What every submission of one step says, the same on all ranks. rates: learning rate of each parameter group."""
+    """What every submission of one step says, the same on all ranks. rates: learning rate of each parameter group, or nothing where
+    residuals do not follow it."""
 
     previous_skipped: bool
     loss_scale: float
     rates: tuple[float, ...]
 
     def rescale(self, last: StepFlags | None, group: int) -> float:
-        """The residual's unit of step ``last`` over that of this one: residuals are scaled gradients, and what they are worth to
-        the parameters is their product with the learning rate."""
-        if last is None or group >= len(last.rates):
+        """The residual's unit of step ``last`` over that of this one: residuals are scaled gradients and, for SGD without momentum on
+        request, are worth their product with the learning rate to the parameters."""
+        if last is None:
             return 1.0
         factor = self.loss_scale / last.loss_scale
-        before, now = last.rates[group], self.rates[group]
-        if before and now:
-            factor *= before / now
+        if group < min(len(last.rates), len(self.rates)):
+            before, now = last.rates[group], self.rates[group]
+            if before and now:
+                factor *= before / now
         return max(-MAX_RESCALE, min(factor, MAX_RESCALE))
 
 
@@ -67,8 +69,8 @@ class Observer(Protocol):
 
 
 class GradientExchange:
-    """See the module's text. rates: reads the parameter groups' learning rates as they are now. plan: of exactly these gradients; then
-    ``codec`` is none.
+    """See the module's text. rates: reads the parameter groups' learning rates as they are now; None: residuals do not follow them.
+    plan: of exactly these gradients; then ``codec`` is none.
 
     outcome: what became of the last step: "applied" by step(), still "delivered" in p.grad, or "dropped" (the loss scaler skipped it or
     zero_grad threw it away), which the next step's flag tells the servers, so that it goes back into the residual.
@@ -77,7 +79,8 @@ class GradientExchange:
     """
 
     def __init__(
-        self, session: Session, name: str, codec: str, passes: int, rates: Callable[[], tuple[float, ...]], plan: Plan | None = None
+        self, session: Session, name: str, codec: str, passes: int,
+        rates: Callable[[], tuple[float, ...]] | None = None, plan: Plan | None = None,
     ) -> None:  # fmt: skip
         self.session, self.name, self.codec, self.passes = session, name, codec, passes
         self._plan = plan
@@ -86,7 +89,7 @@ class GradientExchange:
         self.paused = False
         self.observer: Observer | None = None
         self.residuals = Residuals(session)
-        self._rates = rates
+        self._rates = rates or (lambda: ())
         self._loss_scale: Callable[[], float] = lambda: 1.0
         self._gradients: list[Gradient] = []
         self._known: set[int] = set()  # ids of the watched parameters, which _gradients keeps alive

@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -22,6 +22,7 @@ from psgc.torch import amp, api, residuals
 from psgc.torch.broadcast import refuse_lbfgs
 from psgc.torch.buffers import dtype_name
 from psgc.torch.exchange import GradientExchange, StepFlags
+from psgc.torch.linearity import CodecAdvice, learning_rates
 from psgc.torch.planned import configured_plan
 from psgc.torch.profiler import JobObserver
 from psgc.torch.push_pull import codec_text
@@ -29,15 +30,12 @@ from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
-# With these a codec that sends few values a step loses quality, feedback or not: the second moment sees the spikes.
-ADAPTIVE: Final = {"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "Adafactor", "RMSprop", "SparseAdam"}
-COARSE: Final = ("onebit", "topk")
 _created: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None, compression: str | None = None,
-    backward_passes_per_step: int = 1,
+    backward_passes_per_step: int = 1, residuals_follow_lr: bool = False,
 ) -> Optimizer:  # fmt: skip
     """Make ``optimizer`` average its gradients over all workers before each step. Returns the same object, now of a subclass of its
     class: schedulers and scalers that know it go on working.
@@ -46,13 +44,15 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     compression:      codec text (``Compression.int8``, ``"topk:k=0.01"``, ``"onebit/int8"``); None: PSGC_CODEC, else uncompressed, or as
                       PSGC_PLAN's plan says of each bucket; the plan must be of exactly this optimizer's parameters.
     backward_passes_per_step: backwards that add up to one step. Their sum is averaged over ranks, not over passes: divide the loss.
+    residuals_follow_lr: multiply what error feedback keeps by the last step's learning rate over this one's, so that it moves parameters
+                      as far as it would have in its own step. Only for SGD without momentum.
 
     Gradients leave during backward. So between backward() and step() leave them alone, or call ``optimizer.synchronize()`` first:
         loss.backward(); optimizer.synchronize(); clip_grad_norm_(...); optimizer.step()
     step() sends nothing twice. A parameter unused on this rank counts as zeros and still gets the others' mean; one that no rank used
     keeps its p.grad as it is, unless it shares a bucket with used ones: then it gets zeros.
-    Raises UsageError for LBFGS, unnamed or doubly named parameters, dtypes that psgc does not carry and plans that cannot be run;
-    CodecError.
+    Raises UsageError for LBFGS, residuals_follow_lr with momentum, unnamed or doubly named parameters, dtypes that psgc does not carry
+    and plans that cannot be run; CodecError.
     """
     refuse_lbfgs(optimizer, "DistributedOptimizer")
     if isinstance(optimizer, Distributed):
@@ -63,12 +63,15 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     plan = configured_plan(session.config, compression)
     names = _names(optimizer, named_parameters)
     canonical = _check_codec(optimizer, names, codec)
-    _warn_of_coarse(optimizer, [canonical] if plan is None else sorted({bucket.codec for bucket in plan.buckets}))
+    rates = learning_rates(optimizer) if residuals_follow_lr else None
+    advice = CodecAdvice([canonical] if plan is None else sorted({bucket.codec for bucket in plan.buckets}))
+    advice.look(optimizer)
     kind = type(optimizer)
     own_step = optimizer.__dict__.pop("step", None)
     optimizer.__class__ = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     distributed = cast("Distributed", optimizer)
-    distributed._psgc_join(session, names, canonical, backward_passes_per_step, plan)
+    distributed._psgc_join(session, names, canonical, backward_passes_per_step, plan, rates)
+    distributed._psgc_advice = advice
     distributed._psgc_watch()
     if hasattr(own_step, "_wrapped_by_lr_sched"):
         _satisfy_scheduler(distributed)
@@ -81,16 +84,18 @@ class Distributed(torch.optim.Optimizer):
     _psgc_exchange: GradientExchange
     _psgc_names: dict[torch.Tensor, str]
     _psgc_synchronizes: bool
+    _psgc_advice: CodecAdvice | None = None
 
     def _psgc_join(
-        self, session: Session, names: dict[torch.Tensor, str], codec: str, passes: int, plan: Plan | None = None
+        self, session: Session, names: dict[torch.Tensor, str], codec: str, passes: int, plan: Plan | None = None,
+        rates: Callable[[], tuple[float, ...]] | None = None,
     ) -> None:  # fmt: skip
         """Become one of the session's optimizers. names: of parameters; those without one are called param.GROUP.INDEX."""
         amp.install()
         number = next(_created.setdefault(session, itertools.count()))
         self._psgc_names = names
         self._psgc_synchronizes = True
-        self._psgc_exchange = GradientExchange(session, f"optimizer{number}", codec, passes, _rates_of(self), plan)
+        self._psgc_exchange = GradientExchange(session, f"optimizer{number}", codec, passes, rates, plan)
         if session.config.profile and number == 0:
             self._psgc_exchange.observer = JobObserver(self._psgc_exchange, next(_parameters(self))[2])
 
@@ -106,6 +111,8 @@ class Distributed(torch.optim.Optimizer):
         elif not exchange.synchronized:
             raise UsageError("step() inside skip_synchronize(), but gradients were not synchronized since; call synchronize() first")
         result = self._psgc_apply()
+        if self._psgc_advice is not None:
+            self._psgc_advice.look(self)
         # A fused optimizer under a loss scaler is always called and looks for itself whether to apply.
         overflow = getattr(self, "found_inf", None)
         exchange.end_step(applied=overflow is None or not overflow.item())
@@ -161,8 +168,7 @@ class Distributed(torch.optim.Optimizer):
         exchange = self._psgc_exchange
         rank, size = exchange.session.rank, exchange.session.size
         checked = residuals.check_states(states, rank, size)
-        loss_scale, rates = residuals.units_of(checked[0])
-        exchange.units = StepFlags(False, loss_scale, rates)
+        exchange.units = StepFlags(False, *residuals.units_of(checked[0]))
         for kind, of in self._psgc_residuals().items():
             of.restore(residuals.share_of(checked, kind, rank, size))
 
@@ -192,24 +198,6 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, to
 
 def spec_of(parameter: torch.Tensor, name: str, group: int) -> TensorSpec:
     return TensorSpec(name, tuple(parameter.shape), dtype_name(parameter, f"parameter {name!r}"), group)
-
-
-def _rates_of(optimizer: torch.optim.Optimizer) -> Callable[[], tuple[float, ...]]:
-    """Reads how far parameters move for a gradient of one; by weak reference, for the optimizer owns the reader.
-
-    That is the learning rate, but one for an adaptive optimizer: it divides by what gradients were before, so a residual that grew as
-    the rate falls would not move parameters as far as it should have, but drown the gradients that it is added to.
-    """
-    reference = weakref.ref(optimizer)
-
-    def rates() -> tuple[float, ...]:
-        found = reference()
-        if found is None:
-            return ()
-        adaptive = is_adaptive(found)
-        return tuple(1.0 if adaptive else float(group.get("lr", 0.0)) for group in found.param_groups)
-
-    return rates
 
 
 def check_passes(passes: int) -> None:
@@ -249,21 +237,6 @@ def _check_codec(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str
     for parameter, name in names.items():
         check_carries(codec, parameter, name)
     return canonical
-
-
-def _warn_of_coarse(optimizer: torch.optim.Optimizer, codecs: Iterable[str]) -> None:
-    coarse = [codec for codec in codecs if any(part.partition(":")[0] in COARSE for part in codec.split("/"))]
-    if coarse and is_adaptive(optimizer):
-        logger.warning(
-            "codec %s with %s: 1-bit and top-k codecs cost quality under Adam-like optimizers; bf16 or int8 do not, "
-            "SGD with momentum takes any codec, and psgc.torch.OneBitAdam is made for 1-bit",
-            ", ".join(coarse), type(optimizer).__name__,
-        )  # fmt: skip
-
-
-def is_adaptive(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it divides by a measure of earlier gradients."""
-    return any(kind.__name__ in ADAPTIVE for kind in type(optimizer).__mro__)
 
 
 def check_carries(codec: str, parameter: torch.Tensor, name: str) -> None:

@@ -360,11 +360,12 @@ def test_a_dropped_step_is_told_with_every_submission_of_the_next(ranks: Any) ->
     assert [s.previous_skipped for s in ranks.steps] == [False, False, False, False, True, True, False, False]
 
 
-def test_residuals_are_rescaled_with_the_learning_rate_of_their_group(ranks: Any) -> None:
+def test_on_request_residuals_are_rescaled_with_the_learning_rate_of_their_group(ranks: Any) -> None:
     def train(rank: int) -> None:
         model = nn.ModuleList([linear(0), linear(1)])
         groups = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 1.0}]
-        optimizer = psgc.DistributedOptimizer(torch.optim.SGD(groups, lr=0.5), model.named_parameters())
+        plain = torch.optim.SGD(groups, lr=0.5)
+        optimizer = psgc.DistributedOptimizer(plain, model.named_parameters(), residuals_follow_lr=True)
         for rates in ((0.5, 1.0), (0.25, 1.0), (0.25, 0.0), (0.5, 4.0), (0.5, 8.0)):
             optimizer.zero_grad()
             for group, rate in zip(optimizer.param_groups, rates, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import warnings
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import CodecError, UsageError
-from psgc.torch import optimizer as optimizer_module
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -157,18 +155,6 @@ def test_lossy_codecs_refuse_double_precision_by_name() -> None:
 def test_unknown_codecs_are_refused() -> None:
     with pytest.raises(CodecError, match="unknown codec 'zip'"):
         psgc.DistributedOptimizer(torch.optim.SGD(model_of(3, 2).parameters()), compression="zip")
-
-
-@pytest.mark.parametrize(("kind", "codec", "warns"), [
-    (torch.optim.AdamW, "onebit", True), (torch.optim.Adam, "int8/onebit", True), (torch.optim.Adam, "int8", False),
-    (torch.optim.SGD, "onebit", False),
-])  # fmt: skip
-def test_coarse_codecs_under_adaptive_optimizers_are_advised_against(
-    kind: Any, codec: str, warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger=optimizer_module.logger.name):
-        psgc.DistributedOptimizer(kind(model_of(3, 2).parameters()), compression=codec)
-    assert ("bf16 or int8" in caplog.text) == warns
 
 
 def test_parameters_without_names_are_called_by_group_and_index() -> None:

@@ -86,31 +86,17 @@ def test_what_is_loaded_waits_for_the_layout_and_comes_out_again(ranks: Ranks) -
     ranks.run(2, work)
 
 
-def test_the_first_step_after_loading_knows_the_units_of_the_saved(ranks: Ranks) -> None:
+@pytest.mark.parametrize(("follows", "first"), [(True, 2.0), (False, 1.0)])
+def test_the_first_step_after_loading_knows_the_units_of_the_saved(ranks: Ranks, follows: bool, first: float) -> None:
     def work(rank: int) -> None:
         weight = torch.nn.Parameter(torch.zeros(3))
-        optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD([weight], lr=0.05), [("w", weight)])
+        optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD([weight], lr=0.05), [("w", weight)], residuals_follow_lr=follows)
         optimizer.load_residual_state_dict(state(rank, 2, 1.0))  # saved at a rate of 0.1
         train(optimizer, 2)
         submissions = api.current_session().submissions  # type: ignore[attr-defined]
-        assert [s.rescale for s in submissions] == [2.0, 1.0]
+        assert [s.rescale for s in submissions] == [first, 1.0]
 
     ranks.run(2, work)
-
-
-@pytest.mark.parametrize(("kind", "rescales"), [(torch.optim.SGD, [1.0, 2.0, 2.0]), (torch.optim.AdamW, [1.0, 1.0, 1.0])])
-def test_the_residuals_unit_follows_the_rate_only_where_steps_are_linear_in_gradients(
-    ranks: Ranks, kind: Any, rescales: list[float]
-) -> None:
-    def work(rank: int) -> None:
-        weight = torch.nn.Parameter(torch.zeros(3))
-        optimizer: Any = psgc.DistributedOptimizer(kind([weight], lr=0.4), [("w", weight)])
-        for _ in range(3):
-            train(optimizer, 1)
-            optimizer.param_groups[0]["lr"] /= 2
-
-    ranks.run(2, work)
-    assert [submission.rescale for submission in ranks.steps] == rescales
 
 
 def test_another_models_residual_and_the_middle_of_a_step_are_refused(ranks: Ranks) -> None:

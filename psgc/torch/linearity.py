@@ -1,0 +1,88 @@
+"""Whether an optimizer's step is linear in the gradient, and what follows from it: which codecs suit it, and whether residuals may follow
+its learning rate.
+
+Error feedback sends late what a codec left out. A step of SGD is a sum over gradients, so that late parts add up to the same; an optimizer
+that divides by a measure of earlier gradients (Adam) or takes their sign (Lion) sees the late parts as spikes. Which optimizers do
+anything of the kind cannot be told from a class's name; so only ``torch.optim.SGD``, and subclasses that keep no more than its
+momentum, count as linear.
+
+Even then residuals stay as they are when the learning rate changes. With momentum the parameters' movement is a sum over many
+steps' rates, and a residual scaled by rate_before / rate_now grows without bound where a rate falls far and rises again (warm restarts,
+OneCycle): the factor is right for plain SGD alone, and there it is an option.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import torch
+
+from psgc.errors import UsageError
+
+logger = logging.getLogger(__name__)
+# Beyond two standard deviations of uncompressed training under AdamW: docs/quality.md, whose table a test holds this against.
+COARSE: Final = frozenset({"onebit", "topk", "graddrop", "blocktopk", "randomk", "tbq", "majority"})
+COARSE_TEXTS: Final = frozenset({"powersgd"})  # canonical texts: of these codecs other parameters are within
+
+
+def is_linear(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is torch's SGD, or a subclass that (so far) keeps nothing but SGD's momentum."""
+    if not isinstance(optimizer, torch.optim.SGD):
+        return False
+    return all(set(state) <= {"momentum_buffer"} for state in optimizer.state.values())
+
+
+def coarse_codecs(codecs: Iterable[str]) -> list[str]:
+    """Those of the canonical texts that cost quality where steps are not linear in the gradient."""
+    return [codec for codec in codecs if any(_is_coarse(side) for side in codec.split("/"))]
+
+
+def _is_coarse(codec: str) -> bool:
+    return codec in COARSE_TEXTS or codec.partition(":")[0] in COARSE
+
+
+class CodecAdvice:
+    """Warns once of codecs that do not suit an optimizer: when it is wrapped, or after its first steps, which show what it keeps."""
+
+    LOOKS: Final = 2  # state appears in the first step that has gradients
+
+    def __init__(self, codecs: Iterable[str]) -> None:
+        self._coarse = coarse_codecs(codecs)
+        self._looks = 1 + self.LOOKS if self._coarse else 0
+
+    def look(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._looks:
+            return
+        self._looks -= 1
+        if not is_linear(optimizer):
+            self._looks = 0
+            logger.warning(
+                "codec %s with %s: a codec this coarse costs quality under optimizers that are not linear in the gradient, as Adam and "
+                "Lion; bf16 or int8 do not, SGD with momentum takes any codec, and psgc.torch.OneBitAdam is made for 1-bit",
+                ", ".join(self._coarse), type(optimizer).__name__,
+            )  # fmt: skip
+
+
+def learning_rates(optimizer: torch.optim.Optimizer) -> Callable[[], tuple[float, ...]]:
+    """Reads the learning rate of each parameter group, which residuals then follow; by weak reference, for the optimizer owns the reader.
+
+    Raises UsageError, now and at each reading, unless the optimizer is SGD without momentum.
+    """
+    reference = weakref.ref(optimizer)
+
+    def rates() -> tuple[float, ...]:
+        found = reference()
+        if found is None:
+            return ()
+        if not is_linear(found) or any(group.get("momentum") for group in found.param_groups):
+            raise UsageError(
+                f"residuals_follow_lr is for SGD without momentum, but this is {type(found).__name__}"
+                f"{' with momentum' if is_linear(found) else ''}; leave it out: residuals then stay as they are when the rate changes"
+            )
+        return tuple(float(group["lr"]) for group in found.param_groups)
+
+    rates()
+    return rates
