@@ -17,14 +17,16 @@ Vector = npt.NDArray[np.float64]
 Gradient = Callable[[Vector], Vector]
 
 
-def descend(codecs: str, gradients: Sequence[Gradient], start: Vector, rates: Sequence[float]) -> list[Vector]:
-    """Where gradient descent passes, a worker for each gradient, with residuals rescaled as the learning rate changes."""
-    pair, x = parse_pair(codecs), start.copy()
+def descend(
+    codecs: str, gradients: Sequence[Gradient], start: Vector, rates: Sequence[float], momentum: float = 0.0, follow: bool = True
+) -> list[Vector]:
+    """Where gradient descent passes, a worker for each gradient. follow: residuals are rescaled as the learning rate changes."""
+    pair, x, velocity = parse_pair(codecs), start.copy(), np.zeros_like(start)
     numel, passed = x.size, [start]
     residuals = [np.zeros(numel, np.float32) if pair.push.feedback else None for _ in gradients]
     kept = np.zeros(numel, np.float32) if pair.pull.feedback else None
     for step, rate in enumerate(rates):
-        rescale = rates[step - 1] / rate if step else 1.0
+        rescale = rates[step - 1] / rate if step and follow else 1.0
         grads = [gradient(x).astype(np.float32) for gradient in gradients]
         pushed = []
         for rank, (grad, residual) in enumerate(zip(grads, residuals, strict=True)):
@@ -37,7 +39,8 @@ def descend(codecs: str, gradients: Sequence[Gradient], start: Vector, rates: Se
                 pair.push.commit(payload, numel, 0, numel, grad, residual, rescale)
         update = np.empty(numel, np.float32)
         pair.pull.decode(answer, numel, 0, numel, update)
-        x = x - rate * update.astype(np.float64)
+        velocity = momentum * velocity + update
+        x = x - rate * velocity
         passed.append(x)
     return passed
 
@@ -91,6 +94,27 @@ def test_signs_without_feedback_never_leave_the_line_they_start_on(codecs: str) 
     passed = descend(codecs, [kinks], np.ones(2), RATES)
     assert all(x.sum() == 2 for x in passed)
     assert height(passed[-1]) >= 1
+
+
+def slope(x: Vector, rank: int) -> Vector:
+    """Of a quadratic whose curvatures lie apart by a factor of 10, seen through noise that is each rank's own."""
+    noise = np.random.default_rng([rank, int(abs(x[0]) * 1e9) % 2**32]).standard_normal(x.size)
+    return np.geomspace(0.03, 0.3, x.size) * x + 0.1 * noise
+
+
+# Cosine annealing with warm restarts, four times from 0.02 down to 2e-8.
+RESTARTS = [0.02 * (0.5 + 0.5 * float(np.cos(np.pi * t / 100))) + 2e-8 for t in range(100)] * 4
+NOISY: list[Gradient] = [lambda x, rank=rank: slope(x, rank) for rank in range(2)]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("codecs", ["onebit", "topk:k=0.05", "topk:k=0.05/none"])
+def test_with_momentum_warm_restarts_throw_far_what_has_residuals_that_follow_the_rate_and_nothing_else(codecs: str) -> None:
+    def distances(codec: str, follow: bool) -> list[float]:
+        return [float(np.linalg.norm(x)) for x in descend(codec, NOISY, np.full(400, 3.0), RESTARTS, 0.9, follow)]
+
+    plain, stays, follows = distances("none", False), distances(codecs, False), distances(codecs, True)
+    assert stays[-1] < 1.1 * plain[-1] and max(stays) == plain[0]
+    assert not max(follows) < 1.5 * plain[0]
 
 
 @pytest.mark.parametrize("codecs", ["onebit/none", "onebit", "none"])
