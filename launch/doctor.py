@@ -158,6 +158,7 @@ def _kernels() -> Finding:
 def _scheduler() -> Finding:
     config = Config.from_env()
     if not config.root_host:
+        config.require_alone()
         return True, "none named: this process would be a job of one"
     with socket.create_connection((config.root_host, config.root_port), timeout=2):
         return True, f"{config.root_host}:{config.root_port} accepts connections"

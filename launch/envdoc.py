@@ -11,8 +11,9 @@ HEAD = """# Settings
 Made by `python -m psgc.launch.envdoc > docs/env.md` from the table in `psgc/config.py`, which is the only place that reads them.
 
 `psgc run` sets those that say who is who; with `psgc-launch` set them yourself, the same on every machine but for `DMLC_ROLE`,
-`DMLC_WORKER_ID` and `DMLC_SERVER_ID`. A name that is set but unknown, or known and without effect, is a warning at start. Roles: w
-worker, s server, c scheduler.
+`DMLC_WORKER_ID` and `DMLC_SERVER_ID`. A name that is set but unknown, or known and without effect, is a warning at start; it says which
+name was probably meant. A misspelt one of those that say who is who (`DMLC_PS_ROOT_URL`) is refused unless the right one is set, too: the
+job would be another one. Roles: w worker, s server, c scheduler.
 
 | variable | also read as | roles | default | meaning |
 |---|---|---|---|---|
@@ -26,7 +27,11 @@ LAUNCHER = """
 """
 TAIL = """
 Under `torchrun` without `DMLC_*`: `GROUP_RANK`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `WORLD_SIZE` and `MASTER_ADDR` are used; give
-`DMLC_PS_ROOT_PORT` and `DMLC_NUM_SERVER`. With no scheduler named at all, a process is a job of one: nothing is sent.
+`DMLC_PS_ROOT_PORT` and `DMLC_NUM_SERVER`.
+
+With no scheduler named at all, or with `DMLC_NUM_WORKER=1` and one local rank, a process is a job of one: nothing is sent. Where the
+environment speaks of more (`DMLC_NUM_WORKER` or `WORLD_SIZE` above 1, several local ranks, `BYTEPS_FORCE_DISTRIBUTED`) but has no address, or
+has an address but no `DMLC_NUM_WORKER`, `init()` refuses rather than training alone.
 
 ## BytePS's settings without effect here
 

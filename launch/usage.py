@@ -6,12 +6,12 @@ Owns the words. Knows of the command line only what its commands say of themselv
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 from typing import Any, Final
 
 import typer
 
 from psgc.errors import UsageError
+from psgc.spelling import did_you_mean
 
 # click's UsageError. typer imports the package click or, in newer versions, brings a copy: only its own names lead to the right one.
 WRONG_USAGE: Final[Any] = typer.BadParameter.__mro__[1]
@@ -59,20 +59,15 @@ def _fault(error: Any, command: Command, words: Sequence[str]) -> str:
     kind = type(error).__name__
     if kind == "NoSuchOption":
         flags = [flag for one in command.params for flag in (*one.opts, *one.secondary_opts)]
-        return f"no such option {error.option_name}{_meant(error.option_name, flags)}"
+        return f"no such option {error.option_name}{did_you_mean(error.option_name, flags)}"
     if _verbs(command) and words:
-        return f"no such verb {words[0]}{_meant(words[0], list(_verbs(command))) or '; there are ' + ', '.join(_verbs(command))}"
+        return f"no such verb {words[0]}{did_you_mean(words[0], list(_verbs(command))) or '; there are ' + ', '.join(_verbs(command))}"
     if kind == "MissingParameter":
         return f"{error.param.opts[-1]} is missing: {(error.param.help or '').rstrip('.')}"
     if kind == "BadParameter" and (expected := _expected(error.message)):
         return f"{_typed(words, error.param.opts)}: expected {expected}"
     text = str(error.format_message()).rstrip(".")
     return text[:1].lower() + text[1:]
-
-
-def _meant(word: str, known: list[str]) -> str:
-    close = get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _expected(message: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from psgc.errors import ConfigError
+from psgc.spelling import did_you_mean, nearest
 
 Role = Literal["worker", "server", "scheduler"]
 
@@ -48,7 +49,7 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         value = text.strip().lower()
         if value not in choices:
-            raise ValueError("one of " + ", ".join(choices))
+            raise ValueError(did_you_mean(value, choices))
         return value
 
     parse.__doc__ = "one of " + ", ".join(choices)
@@ -168,6 +169,7 @@ class Config:
     scheduler_fd: int = -1
     keeper_fd: int = -1
     notes: tuple[str, ...] = ()  # warnings about names that are unknown, or without effect here
+    lonely: str = ""  # why a worker that is alone by these settings was hardly meant to be
 
     def __post_init__(self) -> None:
         if self.node >= self.nodes:
@@ -201,8 +203,14 @@ class Config:
                 values[variable.field] = _parse(variable, name, env[name])
         values.update(overrides)
         _from_torchrun(env, values)
+        _refuse_mistyped(env)
         role = values.get("role", "worker")
-        return cls(**values, notes=tuple(_notes(env, role)))
+        return cls(**values, notes=tuple(_notes(env, role)), lonely=_lonely(env, values))
+
+    def require_alone(self) -> None:
+        """Raise ConfigError if the environment speaks of other members of the job, without whom each worker would train alone."""
+        if self.lonely:
+            raise ConfigError(self.lonely)
 
     def require_cluster(self) -> None:
         """Raise ConfigError unless this process knows how to find the scheduler and how many members to expect."""
@@ -218,8 +226,9 @@ class Config:
 def _parse(variable: Variable, name: str, text: str) -> Any:
     try:
         return variable.parse(text)
-    except (ValueError, KeyError):
-        raise ConfigError(f"{name}={text!r} is wrong: expected {variable.parse.__doc__} ({variable.meaning})") from None
+    except (ValueError, KeyError) as error:
+        meant = str(error) if str(error).startswith(";") else ""
+        raise ConfigError(f"{name}={text!r} is wrong: expected {variable.parse.__doc__} ({variable.meaning}){meant}") from None
 
 
 def _from_torchrun(env: Mapping[str, str], values: dict[str, Any]) -> None:
@@ -230,6 +239,30 @@ def _from_torchrun(env: Mapping[str, str], values: dict[str, Any]) -> None:
     if world % local:
         raise ConfigError(f"WORLD_SIZE={world} is no multiple of LOCAL_WORLD_SIZE={local}; set DMLC_NUM_WORKER and DMLC_WORKER_ID")
     values["nodes"] = world // local
+
+
+def _lonely(env: Mapping[str, str], values: Mapping[str, Any]) -> str:
+    """What is missing where the environment speaks of other members, and yet the worker would be alone; else nothing."""
+
+    def told(*names: str) -> str:
+        return next((f"{name}={env[name].strip()}" for name in names if env.get(name, "").strip()), "")
+
+    forced = bool(values.get("force_distributed"))
+    if values.get("root_host"):
+        address = "" if forced or told("DMLC_NUM_WORKER", "WORLD_SIZE") or values.get("local_size", 1) > 1 else told("DMLC_PS_ROOT_URI")
+        return address and (
+            f"{address} names a scheduler, but DMLC_NUM_WORKER is missing: this worker would train alone; set DMLC_NUM_WORKER to the number "
+            f"of worker machines, or unset DMLC_PS_ROOT_URI"
+        )
+    asking = (
+        (told("DMLC_NUM_WORKER", "WORLD_SIZE") if values.get("nodes", 1) > 1 else "")
+        or (told("BYTEPS_LOCAL_SIZE", "LOCAL_WORLD_SIZE") if values.get("local_size", 1) > 1 else "")
+        or (told("BYTEPS_FORCE_DISTRIBUTED") if forced else "")
+    )
+    return asking and (
+        f"{asking} is set, but DMLC_PS_ROOT_URI, the address of the job's scheduler, is missing: this worker would train alone; set "
+        f"DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, or start the job with `psgc run`, or unset {asking.partition('=')[0]}"
+    )
 
 
 # BytePS's settings that psgc accepts and does nothing with, and why.
@@ -253,12 +286,26 @@ WITHOUT_EFFECT: Final = {
     "BYTEPS_SOCKET_PATH": "psgc leaves no socket files",
     "BYTEPS_SERVER_ENABLE_SCHEDULE": "the server sums in the plan's order",
     "BYTEPS_SERVER_ENGINE_BLOCKING": "the server never sums in its network thread",
+    "BYTEPS_SERVER_DEBUG": "use PSGC_LOG_LEVEL",
+    "BYTEPS_DEBUG_SAMPLE_TENSOR": "use PSGC_LOG_LEVEL",
+    "BYTEPS_GLOBAL_RANK": "ranks follow from DMLC_WORKER_ID and BYTEPS_LOCAL_RANK",
+    "BYTEPS_FORCE_JOINT_MODE": "a server is a process of its own",
+    "BYTEPS_JOB_ID": "use PSGC_JOB",
+    "BYTEPS_STALENESS": "psgc is synchronous",
     "BYTEPS_LOG_HIDE_TIME": "set the format with Python's logging",
     "BYTEPS_TRACE_ON": "no trace is written",
+    "BYTEPS_TRACE_DIR": "no trace is written",
+    "BYTEPS_TRACE_START_STEP": "no trace is written",
+    "BYTEPS_TRACE_END_STEP": "no trace is written",
     "BYTEPS_TELEMETRY_ON": "no telemetry is kept",
     "DMLC_ENABLE_RDMA": "psgc speaks TCP and shared memory",
     "DMLC_ENABLE_UCX": "psgc speaks TCP and shared memory",
     "DMLC_INTERFACE": "use DMLC_NODE_HOST",
+    "DMLC_GROUP_SIZE": "a server is one member",
+    "DMLC_LOCAL": "shared memory is chosen by itself: PSGC_TRANSPORT",
+    "DMLC_NUM_PORTS": "a server listens on one port",
+    "DMLC_RANK": "ranks follow from DMLC_WORKER_ID and BYTEPS_LOCAL_RANK",
+    "DMLC_USE_KUBERNETES": "nothing has to be known of Kubernetes",
     "PS_HEARTBEAT_INTERVAL": "use PSGC_HEARTBEAT_S",
     "PS_HEARTBEAT_TIMEOUT": "use PSGC_DEAD_S",
     "PS_RESEND": "psgc always replays what was lost",
@@ -272,15 +319,47 @@ LAUNCHER_VARIABLES: Final = {
 }
 
 
-def _notes(env: Mapping[str, str], role: str) -> list[str]:
-    known = {name: v for v in VARIABLES for name in (v.name, *v.aliases)}
-    letter = {"worker": "w", "server": "s", "scheduler": "c"}[role]
-    notes = []
+# Who is who: a misspelt one of these is refused, for without it the job would be another one.
+MEMBERSHIP: Final = {
+    "DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK",
+    "BYTEPS_LOCAL_SIZE", "BYTEPS_FORCE_DISTRIBUTED",
+}  # fmt: skip
+PREFIXES: Final = ("PSGC", "BYTEPS", "DMLC")
+NEAR: Final = 0.69  # difflib's ratio: DMLC_PS_ROOT_HOST is near to DMLC_PS_ROOT_URI, no name that BytePS or ps-lite has is near to another
+
+
+def _known() -> dict[str, str]:
+    """Every name that is honoured under one of psgc's prefixes, by what follows the prefix."""
+    names = [name for v in VARIABLES if not v.field.endswith("_fd") for name in (v.name, *v.aliases)]
+    return {name.partition("_")[2]: name for name in reversed((*names, *LAUNCHER_VARIABLES)) if name.partition("_")[0] in PREFIXES}
+
+
+def _unknown(env: Mapping[str, str]) -> dict[str, str]:
+    """Names that are set, and nothing reads, each with the one that was meant ("" if none is near): of those that are not set, if any."""
+    honoured = {name for v in VARIABLES for name in (v.name, *v.aliases)} | LAUNCHER_VARIABLES.keys() | WITHOUT_EFFECT.keys()
+    unknown, known = {}, _known()
+    missing = {end: name for end, name in known.items() if not env.get(name, "").strip()}
     for name in sorted(env):
-        if name in WITHOUT_EFFECT:
-            notes.append(f"{name} is set but has no effect: {WITHOUT_EFFECT[name]}")
-        elif name.startswith(("PSGC_", "BYTEPS_", "DMLC_")) and name not in known and name not in LAUNCHER_VARIABLES:
-            notes.append(f"{name} is set but unknown; see docs/env.md for the names psgc honours")
-        elif name.startswith("PSGC_") and name in known and letter not in known[name].roles and not known[name].field.endswith("_fd"):
-            continue  # `psgc run` gives every process the same environment: no news
+        prefix, _, end = name.partition("_")
+        if name in honoured or not end:
+            continue
+        if prefix in PREFIXES:
+            meant = nearest(end, known, 0.9) or nearest(end, missing, NEAR) or nearest(end, known, NEAR)
+            unknown[name] = known.get(meant, "")
+        elif end in missing and sorted(prefix) in [sorted(p) for p in PREFIXES]:  # DLMC_NUM_WORKER
+            unknown[name] = known[end]
+    return unknown
+
+
+def _refuse_mistyped(env: Mapping[str, str]) -> None:
+    for name, meant in _unknown(env).items():
+        if meant in MEMBERSHIP and not env.get(meant, "").strip():
+            raise ConfigError(f"{name}={env[name]} is set, but psgc knows no such name; did you mean {meant}? Else unset it")
+
+
+def _notes(env: Mapping[str, str], role: str) -> list[str]:
+    """Warnings. A known name without effect on this role is no news: `psgc run` gives every process the same environment."""
+    notes = [f"{name} is set but has no effect: {why}" for name, why in sorted(WITHOUT_EFFECT.items()) if name in env]
+    for name, meant in _unknown(env).items():
+        notes.append(f"{name} is set but unknown; " + (f"did you mean {meant}?" if meant else "see docs/env.md for the names psgc honours"))
     return notes

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from psgc.config import VARIABLES, Config
+from psgc.config import VARIABLES, WITHOUT_EFFECT, Config
 from psgc.errors import ConfigError
 from psgc.launch.envdoc import render
+from psgc.worker.connect import open_session
 
 CLUSTER = {"DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000", "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"}
 
@@ -60,12 +61,68 @@ def test_torchrun_is_understood() -> None:
         ("PSGC_HEARTBEAT_S", "-1", "seconds above 0"),
         ("PSGC_TRANSPORT", "rdma", "one of auto, tcp, shm"),
         ("DMLC_ROLE", "boss", "one of worker, server, scheduler"),
+        ("DMLC_ROLE", "wroker", "did you mean worker?"),
+        ("PSGC_LOG_LEVEL", "warn", "did you mean warning?"),
     ],
 )
 def test_a_wrong_value_is_said_with_what_was_expected(name: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=name) as error:
         Config.from_env({**CLUSTER, name: value})
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "forced", [{"BYTEPS_FORCE_DISTRIBUTED": "1"}, {"BYTEPS_LOCAL_SIZE": "2"}, {"WORLD_SIZE": "2"}, {"DMLC_NUM_WORKER": "2"}]
+)
+def test_one_of_several_workers_does_not_train_alone_for_want_of_an_address(forced: dict[str, str]) -> None:
+    name, value = next(iter(forced.items()))
+    with pytest.raises(ConfigError, match=f"{name}={value} is set, but DMLC_PS_ROOT_URI, .* is missing: .*; set .* or unset {name}$"):
+        open_session(Config.from_env(forced))
+
+
+def test_an_address_without_a_number_of_nodes_is_refused_too() -> None:
+    with pytest.raises(ConfigError, match=r"DMLC_PS_ROOT_URI=10\.0\.0\.1 names a scheduler, but DMLC_NUM_WORKER is missing"):
+        open_session(Config.from_env({"DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000"}))
+
+
+@pytest.mark.parametrize("env", [
+    {},
+    {"DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0", "DMLC_ROLE": "worker"},
+    {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "1234"},  # BytePS's tutorial
+    {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+    {"DMLC_NUM_WORKER": "1", "WORLD_SIZE": "2"},  # DMLC_* counts first
+])  # fmt: skip
+def test_a_job_of_one_is_none_to_be_refused(env: dict[str, str]) -> None:
+    assert open_session(Config.from_env(env)).size == 1
+
+
+@pytest.mark.parametrize(("name", "meant"), [
+    ("DMLC_PS_ROOT_URL", "DMLC_PS_ROOT_URI"), ("DMLC_NUM_WORKERS", "DMLC_NUM_WORKER"), ("DLMC_NUM_WORKER", "DMLC_NUM_WORKER"),
+    ("PSGC_NUM_WORKER", "DMLC_NUM_WORKER"), ("DMLC_WORKERID", "DMLC_WORKER_ID"), ("BYTEPS_LOCALSIZE", "BYTEPS_LOCAL_SIZE"),
+])  # fmt: skip
+def test_a_misspelt_name_that_would_make_another_job_is_refused_unless_the_right_one_is_set(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}=3 is set, but psgc knows no such name; did you mean {meant}\\? Else unset it$"):
+        Config.from_env({name: "3"})
+    assert any(name in note for note in Config.from_env({"DMLC_NUM_WORKER": "2", name: "3", meant: "1"}).notes) or name.startswith("DLMC")
+
+
+def test_with_the_port_set_a_misspelt_host_is_the_uri() -> None:
+    with pytest.raises(ConfigError, match="did you mean DMLC_PS_ROOT_URI"):
+        Config.from_env({"DMLC_PS_ROOT_HOST": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000"})
+
+
+def test_other_misspelt_names_are_noted_with_what_was_meant() -> None:
+    notes = Config.from_env({"PSGC_CODEX": "int8", "PSGC_PARTBYTES": "1", "BYTEPS_SOMETHING": "1"}).notes
+    assert notes == (
+        "BYTEPS_SOMETHING is set but unknown; see docs/env.md for the names psgc honours",
+        "PSGC_CODEX is set but unknown; did you mean PSGC_CODEC?",
+        "PSGC_PARTBYTES is set but unknown; did you mean PSGC_PART_BYTES?",
+    )
+
+
+def test_no_name_that_byteps_or_ps_lite_has_is_taken_for_a_misspelt_one() -> None:
+    others = dict.fromkeys([*WITHOUT_EFFECT, "DMLC_TRACKER_URI", "DMLC_TRACKER_PORT", "DMLC_JOB_CLUSTER", "DMLC_NUM_ATTEMPT"], "1")
+    assert not [note for note in Config.from_env(others).notes if "did you mean" in note]
 
 
 def test_names_without_effect_and_unknown_names_are_noted() -> None:

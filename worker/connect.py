@@ -10,6 +10,7 @@ from psgc.worker.solo import SoloSession
 def open_session(config: Config) -> Session:
     """Join the job that ``config`` names, or be alone. Raises ConfigError, or JobFailed saying who is missing."""
     if config.solo:
+        config.require_alone()
         return SoloSession(config)
     from psgc.worker.cluster import ClusterSession
 
