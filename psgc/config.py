@@ -116,6 +116,7 @@ VARIABLES: Final = (
     Variable("PSGC_STEP_TIMEOUT_S", "step_timeout_s", _seconds, "wsc", "a stalled step, barrier or declaration fails after so many seconds"),
     Variable("PSGC_ABORT_GRACE_S", "abort_grace_s", _seconds, "w", "a failed job's process that has not ended by itself is ended after so many seconds"),
     Variable("PSGC_SWITCH_INTERVAL", "switch_interval_s", _seconds, "w", "Python's thread switch interval in the trainer, seconds"),
+    Variable("PSGC_LOG_STEPS", "log_steps", _integer(0), "w", "at log level info, steps from one line on step time and waiting to the next; 0: none"),
     Variable("PSGC_LOG_LEVEL", "log_level", _one_of("debug", "info", "warning", "error"), "wsc", "least severity logged", ("BYTEPS_LOG_LEVEL",)),
     Variable("PSGC_SCHEDULER_FD", "scheduler_fd", _integer(0), "c", "set by `psgc run`: the scheduler's listening socket"),
     Variable("PSGC_KEEPER_FD", "keeper_fd", _integer(0), "s", "set by the launcher: socket over which the server's memory is kept"),
@@ -165,6 +166,7 @@ class Config:
     step_timeout_s: float = 600.0
     abort_grace_s: float = 5.0
     switch_interval_s: float = 0.0005  # the interpreter's 5 ms would cost the network thread 10 ms a trip beside a busy main thread
+    log_steps: int = 100
     log_level: str = "warning"
     scheduler_fd: int = -1
     keeper_fd: int = -1

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from psgc.errors import LocalProtocolError, RemoteProtocolError
-from psgc.layout import Layout, key_text
+from psgc.layout import ITEM_BYTES, Layout, key_text
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, decode_body
 
@@ -91,6 +91,8 @@ class PartState:
     priority: int
     codec: int
     name: str
+    of_gradients: bool  # of an optimizer's layout
+    plain_bytes: int  # what a step of its slice would carry both ways uncompressed; in later rounds 0
     step: int = 0
     phase: Phase = Phase.IDLE
     skip: bool = False
@@ -133,6 +135,8 @@ class Client:
     servers: list[_Server] = field(init=False)
     resent: int = 0
     probes: int = 0
+    gradient_bytes: int = 0  # payloads of optimizers' layouts, both ways, of steps whose results have come
+    uncompressed_bytes: int = 0  # and what these steps would have carried uncompressed
     _sequence: int = 0
     _outstanding: set[int] = field(default_factory=set)
 
@@ -148,6 +152,7 @@ class Client:
             self.parts[part.key] = PartState(
                 part.key, part.server, layout.id, part.round, after.key if after is not None and after.round else 0, part.position,
                 layout.parts_on_server[part.server], bucket.priority, push_codec_ids[part.key], name,
+                layout.kind == "plan", 0 if part.round else 2 * part.numel * ITEM_BYTES[bucket.dtype],
             )  # fmt: skip
 
     def submit(self, key: int, now: float, *, skip: bool = False, previous_skipped: bool = False, rescale: float = 1.0) -> list[Action]:
@@ -329,8 +334,14 @@ class Client:
             return []
         self._return_credit(part)
         part.phase = Phase.DECODING
+        self._count(part, header)
         own = not part.skip and not part.flags & Flag.NONFINITE
         return [Decode(part.key, part.step, header.flags, payload, own), *self._pump(part.server, now)]
+
+    def _count(self, part: PartState, header: Header) -> None:
+        if part.of_gradients and not header.flags & Flag.SKIPPED:
+            self.gradient_bytes += part.payload_bytes + header.payload_bytes
+            self.uncompressed_bytes += part.plain_bytes
 
     def _error(self, server: int, header: Header, payload: Any, now: float) -> list[Action]:
         notice = decode_body(Notice, payload if payload is not None else b"")

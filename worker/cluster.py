@@ -99,6 +99,10 @@ class ClusterSession(Session):
         if self._closed:
             raise UsageError("psgc has been shut down; call init() again first")
 
+    @property
+    def failed(self) -> bool:
+        return self._network.error is not None
+
     def fail(self, text: str) -> None:
         if not self._closed:
             self._network.fault(text)
@@ -119,9 +123,16 @@ class ClusterSession(Session):
                 work.remember(memories)
 
     def statistics(self) -> dict[str, int]:
-        client = self._network.client
+        client, waiting = self._network.client, self._network.waiting
         assert client is not None
-        return {"wire_bytes": sum(link.wire_bytes for link in self._network.links), "resent": client.resent, "probes": client.probes}
+        return {
+            "wire_bytes": sum(link.wire_bytes for link in self._network.links), "resent": client.resent, "probes": client.probes,
+            "gradient_bytes": client.gradient_bytes, "uncompressed_bytes": client.uncompressed_bytes,
+            "slowest_rank": waiting.slowest_rank, "least_waited_ms": waiting.least_ms, "most_waited_ms": waiting.most_ms,
+        }  # fmt: skip
+
+    def note_waited(self, seconds: float) -> None:
+        self._network.waiting.own_s += seconds
 
     def close(self) -> None:
         if self._closed:

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import zmq
@@ -29,10 +30,21 @@ from psgc.wire.messages import Notice, Register, Topology, decode_body, decode_j
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class Waiting:
+    """How long ranks have waited for results of steps, in all: this rank, and as the scheduler last said of all."""
+
+    own_s: float = 0.0
+    slowest_rank: int = -1  # the one that waited least; -1: not known
+    least_ms: int = 0
+    most_ms: int = 0
+
+
 class Owner(Protocol):
     """What the coordinator tells the network thread."""
 
     layouts: dict[str, Layout]
+    waiting: Waiting
 
     def joined(self, topology: Topology) -> None: ...
     def laid_out(self, layout: Layout) -> None: ...
@@ -129,7 +141,7 @@ class Coordinator:
         config = self._config
         if now - self._beat >= config.heartbeat_s and self._rank is not None:
             self._beat = now
-            self._send(Kind.HEARTBEAT)
+            self._send(Kind.HEARTBEAT, step=int(1e3 * self._owner.waiting.own_s))
         if now - self._repeat >= config.silence_s:
             self._repeat = now
             self._say_again()
@@ -193,6 +205,9 @@ class Coordinator:
         elif header.kind == Kind.HEARTBEAT and body:
             logger.warning("scheduler: %s", decode_body(Notice, body).text)
             self._named = time.monotonic()
+        elif header.kind == Kind.HEARTBEAT and header.step:
+            waiting = self._owner.waiting
+            waiting.slowest_rank, waiting.least_ms, waiting.most_ms = header.plan, header.key, header.step
 
     def _laid_out(self, header: Header, body: bytes) -> None:
         declared = next((d for d in self._declared.values() if d.request == header.plan), None)

@@ -31,7 +31,7 @@ from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Hello, Topology, encode_body
 from psgc.worker.bucket import BucketWork, make_slots
 from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Transmit
-from psgc.worker.coordinator import Coordinator
+from psgc.worker.coordinator import Coordinator, Waiting
 from psgc.worker.links import ServerLink, connect_server
 from psgc.worker.session import BucketBuffer
 from psgc.worker.tickets import StepTicket, TicketBoard
@@ -76,6 +76,7 @@ class Network(threading.Thread):
         self.layouts: dict[str, Layout] = {}
         self.links: list[ServerLink] = []
         self.client: Client | None = None
+        self.waiting = Waiting()
         self._buckets: dict[tuple[int, int], _Running] = {}
         self._by_key: dict[int, _Running] = {}
         self._segments: list[Segment] = []

@@ -82,6 +82,11 @@ class Session(ABC):
     def check(self) -> None:
         """Raise the error that ended the job, if one has."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the job has ended by an error."""
+        return False
+
     @abstractmethod
     def fail(self, text: str) -> None:
         """Tell the whole job that this rank has met an error it cannot go on from; every rank's next call raises ``text``."""
@@ -101,7 +106,12 @@ class Session(ABC):
 
     @abstractmethod
     def statistics(self) -> dict[str, int]:
-        """Counters: steps, payload_bytes, wire_bytes (both ways, headers included), resent, probes."""
+        """Counters: wire_bytes (both ways, headers included), resent, probes; gradient_bytes, the payloads of optimizers' steps both ways,
+        and uncompressed_bytes, what those steps would have carried uncompressed; least_waited_ms, of slowest_rank (-1: not known), and
+        most_waited_ms: what ranks had told of their waiting (``note_waited``) about a second ago."""
+
+    def note_waited(self, seconds: float) -> None:  # noqa: B027 - a process that is alone tells nobody
+        """This rank has waited for a step's results: tell the job, which finds out who is waited for."""
 
     @abstractmethod
     def close(self) -> None:

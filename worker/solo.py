@@ -41,7 +41,6 @@ class SoloSession(Session):
         self._declared: dict[str, tuple[Declaration, Layout]] = {}
         self._error: JobFailed | None = None
         self._closed = False
-        self._steps = 0
 
     def declare(self, declaration: Declaration) -> Layout:
         self.check()
@@ -64,8 +63,6 @@ class SoloSession(Session):
         array = buffer.load()
         if self.config.nonfinite == "raise" and not skip:
             self._refuse_nonfinite(layout, bucket, array)
-        with self._lock:
-            self._steps += 1
         buffer.store(skip)
         return DoneTicket()
 
@@ -84,6 +81,10 @@ class SoloSession(Session):
         if self._closed:
             raise UsageError("psgc has been shut down; call init() again first")
 
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
     def fail(self, text: str) -> None:
         self._error = JobFailed(text)
 
@@ -97,7 +98,7 @@ class SoloSession(Session):
         """Nothing is left over where nothing is encoded."""
 
     def statistics(self) -> dict[str, int]:
-        return {"steps": self._steps, "payload_bytes": 0, "wire_bytes": 0, "resent": 0, "probes": 0}
+        return {"wire_bytes": 0, "resent": 0, "probes": 0, "gradient_bytes": 0, "uncompressed_bytes": 0}
 
     def close(self) -> None:
         self._closed = True

@@ -131,7 +131,8 @@ class Membership:
         kind = Kind(header.kind)
         if kind is Kind.HEARTBEAT:
             log = [Log(logging.WARNING, decode_body(Notice, body).text)] if body else []
-            return [*log, self._send(member.peer, Kind.HEARTBEAT)]
+            member.waited_ms = header.step
+            return [*log, self._answer_heartbeat(member)]
         if kind is Kind.FAULT:
             return self.abort(decode_body(Notice, body).text or f"{member.label} reported a fault and did not say which", now)
         if self.barriers is None or self.declarations is None:
@@ -148,6 +149,14 @@ class Membership:
             name = self.declarations.server_ready(member.rank, header.plan)
             return [] if name is None else [self._layout(m, name) for m in self.roster.workers() if not m.left]
         raise RemoteProtocolError(f"a {member.register.role} does not send {kind.name} to the scheduler", ErrorCode.UNKNOWN_KIND)
+
+    def _answer_heartbeat(self, member: Member) -> Send:
+        """A worker hears who waited least for steps (all others waited for that rank), how long that was, and the longest."""
+        if member.register.role != "worker" or self.barriers is None:
+            return self._send(member.peer, Kind.HEARTBEAT)
+        workers = self.roster.workers()
+        least, most = min(workers, key=lambda m: m.waited_ms), max(m.waited_ms for m in workers)
+        return self._send(member.peer, Kind.HEARTBEAT, plan=least.rank, key=least.waited_ms, step=most)
 
     def _declare(self, member: Member, header: Header, body: bytes, now: float) -> list[Action]:
         assert self.declarations is not None

@@ -21,6 +21,7 @@ class Member:
     named: float = 0.0
     rank: int = -1
     left: bool = False
+    waited_ms: int = 0  # a worker's own count of what it waited for steps' results
 
     @property
     def label(self) -> str:

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError, UsageError
+from psgc.torch import run_report
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
 
@@ -50,6 +51,8 @@ def shutdown() -> None:
     if is_initialized():
         session, _session = current_session(), None
         session.close()
+        if not session.failed:
+            run_report.tell_end(session)
 
 
 def is_initialized() -> bool:
@@ -93,6 +96,8 @@ def _set_up_logging(config: Config) -> None:
     """Obey PSGC_LOG_LEVEL; write to stderr only where the script has set up no logging."""
     root = logging.getLogger("psgc")
     root.setLevel(config.log_level.upper())
+    heard = config.log_level != "error"  # what a run tells of itself is no warning, and heard where warnings are
+    run_report.run_logger.setLevel(logging.INFO if heard else logging.ERROR)
     if not root.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

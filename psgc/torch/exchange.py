@@ -25,6 +25,7 @@ from psgc.plan.runtime import planned_buckets
 from psgc.torch.gradients import Gradient, GradientBucket
 from psgc.torch.planned import write_layout
 from psgc.torch.residuals import Residuals
+from psgc.torch.run_report import report_of
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ class GradientExchange:
             for bucket in self._buckets:
                 if bucket.ticket is None:
                     self._submit(bucket)
-        self.session.wait([bucket.ticket for bucket in self._buckets if bucket.ticket is not None])
+        report_of(self.session).wait(self.name, [bucket.ticket for bucket in self._buckets if bucket.ticket is not None])
         with self._lock:
             self._deliver()
         if self.observer is not None:
@@ -256,6 +257,7 @@ class GradientExchange:
         layout = self.session.declare(declaration)
         if config.layout_out and self.session.rank == 0:
             self._write_layout(config.layout_out, layout)
+        report_of(self.session).laid_out(layout)
         self.residuals.add(layout)
         self._buckets += [GradientBucket.of(layout, bucket, fresh) for bucket in layout.buckets]
         self._declared = len(self._gradients)

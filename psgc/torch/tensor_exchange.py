@@ -11,6 +11,7 @@ import torch
 
 from psgc.layout import Declaration
 from psgc.torch.buffers import TensorsBuffer, staging_dtype
+from psgc.torch.run_report import report_of
 from psgc.worker.session import Session
 
 
@@ -20,6 +21,8 @@ class TensorExchange:
     def __init__(self, session: Session, declaration: Declaration) -> None:
         self._session = session
         self.layout = session.declare(declaration)
+        if self.layout.kind == "plan":
+            report_of(session).laid_out(self.layout)
         tensors = self.layout.tensors
         self._buffers = [
             TensorsBuffer([tensors[i].shape for i in bucket.tensors], staging_dtype(bucket.codec, bucket.dtype))
@@ -38,6 +41,9 @@ class TensorExchange:
             buffer.bind(members)
             tickets.append(self._session.submit(self.layout, bucket.index, buffer, skip=skip))
             bound += members
-        self._session.wait(tickets)
+        if self.layout.kind == "plan":  # of an optimizer: one of its steps
+            report_of(self._session).wait(self.layout.name, tickets)
+        else:
+            self._session.wait(tickets)
         for member in bound:
             torch.autograd.graph.increment_version(member)  # it was written behind autograd's back

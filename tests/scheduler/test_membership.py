@@ -46,6 +46,15 @@ def test_a_dead_process_is_found_at_the_next_tick() -> None:
     assert set(sent(actions, Kind.ABORT)) == {"w0", "w1", "s0"}
 
 
+def test_workers_hear_which_rank_waits_least_for_steps() -> None:
+    job = complete(nodes=3)
+    for peer, waited_ms in (("w0", 900), ("w1", 40), ("w2", 700)):
+        answer = sent(job.say(peer, Kind.HEARTBEAT, step=waited_ms), Kind.HEARTBEAT)[peer]
+    assert (answer.plan, answer.key, answer.step) == (1, 40, 900)
+    answer = sent(job.say("s0", Kind.HEARTBEAT), Kind.HEARTBEAT)["s0"]
+    assert (answer.plan, answer.key, answer.step) == (0, 0, 0), "servers wait for nobody"
+
+
 def test_silence_is_named_and_after_longer_silence_counts_as_death() -> None:
     job = complete()
     named = 0

@@ -1,0 +1,182 @@
+"""What a run tells of itself: a line when gradients get a layout, one every PSGC_LOG_STEPS steps, a summary at the end.
+
+Owns the figures of this rank's steps and the words. Must not know gradients: whoever synchronises them waits through ``RunReport.wait``.
+The lines of rank 0's start and summary go to the logger ``psgc.run``, which is heard at the default log level, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Final
+
+from psgc.layout import Layout
+from psgc.worker.session import Session, Ticket
+
+logger = logging.getLogger(__name__)
+run_logger = logging.getLogger("psgc.run")
+RECENT_STEPS: Final = 4096  # the median step time is of so many: a run of any length takes the same memory
+# Ranks whose waiting differs by less were about equally fast: the least that is worth a name.
+CLEAR_S: Final = 0.5
+CLEAR_SHARE: Final = 0.02
+
+
+class _Steps:
+    """Steps of one optimizer. The first settles layouts and may compile kernels: its time is no step's time."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.waited_s = 0.0
+        self.began = self.last = 0.0
+        self.durations: deque[float] = deque(maxlen=RECENT_STEPS)
+
+    def over(self, now: float, waited_s: float) -> None:
+        self.count += 1
+        if self.count == 1:
+            self.began = now
+        else:
+            self.durations.append(now - self.last)
+            self.waited_s += waited_s
+        self.last = now
+
+
+class RunReport:
+    """Of one session: what its optimizers' steps took and carried."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = weakref.proxy(session)
+        self._steps: dict[str, _Steps] = {}  # by optimizer
+        self._every = session.config.log_steps
+
+    def laid_out(self, layout: Layout) -> None:
+        """An optimizer's tensors have buckets: say how they travel."""
+        if self._session.rank == 0 and not self._session.config.solo and layout.buckets:
+            run_logger.info("%s", described(layout))
+
+    def wait(self, name: str, tickets: Iterable[Ticket]) -> None:
+        """Wait for the last buckets of a step of the layout ``name``. Raises what the session's ``wait`` raises."""
+        began = time.monotonic()
+        self._session.wait(tickets)
+        now = time.monotonic()
+        steps = self._steps.setdefault(name.partition(".")[0], _Steps())
+        steps.over(now, now - began)
+        if steps.count > 1:
+            self._session.note_waited(now - began)
+        if self._every and steps.count % self._every == 0:
+            recent = list(steps.durations)[-self._every :]
+            logger.info(
+                "%s step=%d step_ms=%.1f waited_s=%.1f of_s=%.1f", name, steps.count, 1e3 * statistics.median(recent or [0.0]),
+                steps.waited_s, now - steps.began,
+            )  # fmt: skip
+
+    def summary(self) -> str:
+        """The whole run in a line or two; empty where nothing was synchronised."""
+        if not self._steps or self._session.config.solo:
+            return ""
+        first = max(self._steps.values(), key=lambda steps: steps.count)
+        parts = [_count(first.count, "step") + (f" of {len(self._steps)} optimizers" if len(self._steps) > 1 else "")]
+        if first.durations:
+            parts[0] += f", {_duration(statistics.median(first.durations))} each (median)"
+        counted = self._session.statistics()
+        if carried := self._carried(counted.get("gradient_bytes", 0), counted.get("uncompressed_bytes", 0)):
+            parts.append(carried)
+        elapsed = max(steps.last for steps in self._steps.values()) - min(steps.began for steps in self._steps.values())
+        if elapsed > 0:
+            parts.append(self._waited(sum(steps.waited_s for steps in self._steps.values()), elapsed, counted))
+        return "; ".join(parts)
+
+    @staticmethod
+    def _carried(gradient: int, plain: int) -> str:
+        if not plain:
+            return ""
+        saved = 1 - gradient / plain
+        if saved <= 0:
+            return f"gradients took {amount(gradient)}, nothing saved"
+        return f"gradients took {amount(gradient)} instead of {amount(plain)} uncompressed (saved {_percent(saved)})"
+
+    def _waited(self, waited_s: float, elapsed_s: float, counted: dict[str, int]) -> str:
+        """Who was waited for is told by what all ranks waited: the rank that waited least was the last to come, and what it waited
+        all the same was network and servers."""
+        text = f"rank {self._session.rank} waited {_duration(waited_s)} of {_duration(elapsed_s)} for gradients"
+        slowest = counted.get("slowest_rank", -1)
+        least_s, most_s = counted.get("least_waited_ms", 0) / 1e3, counted.get("most_waited_ms", 0) / 1e3
+        clear_s = max(CLEAR_S, CLEAR_SHARE * elapsed_s)
+        if slowest < 0:
+            return text
+        if most_s - least_s < clear_s:
+            return f"{text}: network and servers; no rank was much slower than the others"
+        if slowest == self._session.rank:
+            return f"{text}: network and servers; it was the slowest rank, others waited for it, up to {_duration(most_s - least_s)}"
+        for_rank = max(0.0, waited_s - least_s)
+        if for_rank < clear_s:
+            return f"{text}: network and servers; rank {slowest} was no faster, others waited for both"
+        rest = _duration(waited_s - for_rank)
+        return f"{text}: {_duration(for_rank)} for slower ranks (rank {slowest} was the slowest), {rest} for network and servers"
+
+
+_reports: weakref.WeakKeyDictionary[Session, RunReport] = weakref.WeakKeyDictionary()
+
+
+def report_of(session: Session) -> RunReport:
+    """The session's report, made when first asked for."""
+    report = _reports.get(session)
+    if report is None:
+        report = _reports[session] = RunReport(session)
+    return report
+
+
+def tell_end(session: Session) -> None:
+    """Rank 0 sums up a run that has ended well."""
+    report = _reports.get(session)
+    if report is not None and session.rank == 0 and (text := report.summary()):
+        run_logger.info("%s", text)
+
+
+def described(layout: Layout) -> str:
+    """Codecs, buckets, and what a step carries both ways, at most, against fp32 and bf16."""
+    codecs = Counter(bucket.codec for bucket in layout.buckets)
+    several = len(codecs) > 1
+    by = ", ".join(f"{codec} ({_count(n, 'bucket')})" if several else codec for codec, n in codecs.most_common())
+    numel = sum(tensor.numel for tensor in layout.tensors)
+    carried = 0
+    for bucket, part in layout.parts():
+        round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
+        carried += round_.pair.push.payload_bound(round_.numel) + round_.pair.pull.payload_bound(round_.numel)
+    return (
+        f"{layout.name}: {_count(len(layout.tensors), 'tensor')} ({_count(numel, 'element')}) in {_count(len(layout.buckets), 'bucket')}, "
+        f"codec {by}; each worker sends and receives {amount(carried)} a step, {_times(8 * numel / carried)} fp32, "
+        f"{_times(4 * numel / carried)} bf16"
+    )
+
+
+def amount(nbytes: float) -> str:
+    """Bytes, to three digits."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if nbytes < 999.5:
+            return f"{nbytes:.0f} bytes" if unit == "bytes" else f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:,.3g} TB"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}x less than" if ratio >= 1.05 else "as much as" if ratio > 0.95 else f"{1 / ratio:.1f}x as much as"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1e-3:
+        return "under 1 ms"
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share > 0.985 else f"{100 * share:.0f} %"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
