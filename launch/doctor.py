@@ -136,10 +136,10 @@ def _loopback() -> Finding:
 
 
 def _kernel_cache() -> Finding:
-    from psgc.codecs import kernel
+    from psgc.codecs.kernel_cache import cache_folder
 
-    folder = kernel._cache_folder(kernel.__file__)
-    return folder is not None, str(folder.parent if folder else "no folder can be written")
+    folder = cache_folder()
+    return folder is not None, str(folder or "no folder can be written")
 
 
 def _kernels() -> Finding:

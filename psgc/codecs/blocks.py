@@ -51,9 +51,8 @@ class BlockKernels(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A layout's helpers (see the module's text). tag: names them in the kernel cache; different helpers, different tag."""
+    """A layout's helpers (see the module's text)."""
 
-    tag: str
     write: Callable[..., Any]
     read: Callable[..., Any]
     fold_four: Callable[..., Any] | None = None
@@ -116,9 +115,8 @@ def block_kernels(format_: BlockFormat) -> BlockKernels:
     write, read = format_.write, format_.read
     take_away = format_.take_away or _left_by_reading(read)
     add_up = _adder(format_)
-    compiled = functools.partial(kernel, tag=format_.tag, encloses=(write, read, take_away, add_up))
 
-    @compiled(BOOL(IN_F32, IN_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES))
+    @kernel(BOOL(IN_F32, IN_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES))
     def encode(grad: Any, residual: Any, rescale: Any, settings: Any, index: Any, before: Any, between: Any, out: Any) -> bool:
         p, finite = np.empty(BLOCK, np.float32), True
         for start in range(0, grad.size, BLOCK):
@@ -128,7 +126,7 @@ def block_kernels(format_: BlockFormat) -> BlockKernels:
             finite &= write(block, out, grad.size, start, settings, np.uint32(index + np.uint32(start)), before, between)
         return finite
 
-    @compiled(BOOL(IN_F32, I64, I64, SCALAR_F32, IN_F32, OUT_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES))
+    @kernel(BOOL(IN_F32, I64, I64, SCALAR_F32, IN_F32, OUT_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES))
     def finish(
         acc: Any, numel: Any, lo: Any, divisor: Any, residual: Any, residual_out: Any, rescale: Any, settings: Any,
         index: Any, before: Any, between: Any, out: Any,
@@ -143,12 +141,12 @@ def block_kernels(format_: BlockFormat) -> BlockKernels:
                 take_away(out, numel, lo + start, settings, block, kept)
         return finite
 
-    @compiled(types.void(IN_BYTES, I64, I64, IN_F32, OUT_F32))
+    @kernel(types.void(IN_BYTES, I64, I64, IN_F32, OUT_F32))
     def decode(payload: Any, numel: Any, lo: Any, settings: Any, out: Any) -> None:
         for start in range(0, out.size, BLOCK):
             read(payload, numel, lo + start, settings, out[start : start + BLOCK])
 
-    @compiled(types.void(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, I64, IN_F32, OUT_F32, BOOL))
+    @kernel(types.void(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, I64, IN_F32, OUT_F32, BOOL))
     def fold(
         a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, numel: Any, lo: Any, settings: Any, acc: Any,
         fresh: Any,
@@ -163,7 +161,7 @@ def block_kernels(format_: BlockFormat) -> BlockKernels:
                 for i in range(block.size):
                     block[i] += total[i]
 
-    @compiled(types.void(IN_BYTES, I64, I64, IN_F32, IN_F32, OUT_F32, SCALAR_F32))
+    @kernel(types.void(IN_BYTES, I64, I64, IN_F32, IN_F32, OUT_F32, SCALAR_F32))
     def commit(payload: Any, numel: Any, lo: Any, settings: Any, grad: Any, residual: Any, rescale: Any) -> None:
         p = np.empty(BLOCK, np.float32)
         for start in range(0, grad.size, BLOCK):
@@ -180,7 +178,7 @@ def serving_kernel(format_: BlockFormat) -> Any:
     """Fold and finish of a whole part in one pass, with sums that stay in cache."""
     write, take_away, add_up = format_.write, format_.take_away or _left_by_reading(format_.read), _adder(format_)
 
-    @functools.partial(kernel, tag=format_.tag, encloses=(write, take_away, add_up))(
+    @kernel(
         BOOL(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, SCALAR_F32, IN_F32, OUT_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES)
     )  # fmt: skip
     def serve(

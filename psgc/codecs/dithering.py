@@ -83,9 +83,8 @@ class NaturalDitheringCodec(DitheringCodec):
 
     @property
     def block_format(self) -> BlockFormat:
-        random = not self.feedback
-        tag = f"natural-{self.bits}-{self.norm}-{'random' if random else 'nearest'}"
-        return grouped_format(tag, self.bits, self.group, self.norm, *planar_codes(self.bits, level_of(random), power_of))
+        codes = planar_codes(self.bits, level_of(not self.feedback), power_of)
+        return grouped_format(self.bits, self.group, self.norm, *codes)
 
     def contraction(self, numel: int) -> float | None:
         return nearest_contraction(self._k, min(numel, self.group)) if self.feedback else None

@@ -137,9 +137,8 @@ class Fp8Codec(GroupedCodec):
 
     @property
     def block_format(self) -> BlockFormat:
-        random = not self.feedback
-        tag = f"fp8-{self._format}-{'random' if random else 'nearest'}"
-        return grouped_format(tag, self.bits, self.group, self.norm, *_codes(self._format, random), _words(self._format))
+        codes = _codes(self._format, random=not self.feedback)
+        return grouped_format(self.bits, self.group, self.norm, *codes, _words(self._format))
 
     def define_codes(self, scaled: F32, random: F32 | None) -> Array:
         table = define_table(self._format)

@@ -128,7 +128,7 @@ def top_bits(p: Any) -> Any:
 
 @functools.cache
 def grouped_format(
-    tag: str, bits: int, group: int, norm: Norm, write_codes: Callable[..., Any], read_codes: Callable[..., Any],
+    bits: int, group: int, norm: Norm, write_codes: Callable[..., Any], read_codes: Callable[..., Any],
     words: CodeWords | None = None,
 ) -> BlockFormat:  # fmt: skip
     """The block format of these codes.
@@ -167,7 +167,7 @@ def grouped_format(
             write_codes(values, top_code / length, codes, scratch, settings, np.uint32(index + np.uint32(low)), before, between)
         return most < INFINITY_BITS
 
-    return BlockFormat(tag, write, *group_readers(bits, group, read_codes, words))
+    return BlockFormat(write, *group_readers(bits, group, read_codes, words))
 
 
 class GroupReaders(NamedTuple):
@@ -380,9 +380,8 @@ class GroupedCodec(BlockCodec):
 
     @property
     def block_format(self) -> BlockFormat:
-        random = not self.feedback
-        tag = f"integers-{self.bits}-{self.group}-{self.norm}-{'random' if random else 'nearest'}"
-        return grouped_format(tag, self.bits, self.group, self.norm, *integer_codes(self.bits, random), CodeWords(self.bits))
+        codes = integer_codes(self.bits, random=not self.feedback)
+        return grouped_format(self.bits, self.group, self.norm, *codes, CodeWords(self.bits))
 
     def contraction(self, numel: int) -> float | None:
         return rounding_contraction(self.top_code / self.least_code, min(numel, self.group)) if self.feedback else None

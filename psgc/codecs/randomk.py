@@ -121,7 +121,7 @@ def _read(payload: Any, numel: Any, start: Any, settings: Any, out: Any) -> None
     _scatter(payload, numel, start, out, False)
 
 
-_FORMAT: Final = BlockFormat("randomk", _write, _read)
+_FORMAT: Final = BlockFormat(_write, _read)
 
 
 class _Kernels(NamedTuple):

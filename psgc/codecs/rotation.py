@@ -118,7 +118,7 @@ def rotated_format(inner: BlockFormat) -> BlockFormat:
             for i in range(GROUP):
                 target[i] *= SIGNS[low + i]
 
-    return BlockFormat(f"rotated-{inner.tag}", write, read)
+    return BlockFormat(write, read)
 
 
 class RotatedCodec(GroupedCodec):

@@ -80,7 +80,7 @@ def _read(payload: Any, numel: Any, start: Any, settings: Any, out: Any) -> None
         out[i] = _sign(signs, i)
 
 
-_FORMAT: Final = BlockFormat("signs", _write, _read)
+_FORMAT: Final = BlockFormat(_write, _read)
 
 
 @helper

@@ -161,4 +161,4 @@ class TbqCodec(GroupedCodec):
         return np.array(scales, np.float32).tobytes() + b"".join(packed)
 
 
-_FORMAT: Final = BlockFormat("tbq", _write, *group_readers(_BITS, GROUP, _READ_CODES, CodeWords(_BITS)))
+_FORMAT: Final = BlockFormat(_write, *group_readers(_BITS, GROUP, _READ_CODES, CodeWords(_BITS)))

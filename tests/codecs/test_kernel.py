@@ -81,14 +81,6 @@ def test_processes_that_start_together_on_a_cold_cache_all_get_right_kernels(tmp
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")} == stored, "a warm start compiled again"
 
 
-def test_other_sources_have_another_cache_folder(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    for comment in ("", "# changed\n"):
-        out, err = start(tmp_path, cache, comment).communicate(timeout=100)
-        assert out.strip() == DOUBLED, err
-    assert len(list(cache.iterdir())) == 2
-
-
 def test_a_folder_that_cannot_be_written_costs_the_cache_but_not_the_run(tmp_path: Path) -> None:
     blocked = tmp_path / "a-file"
     blocked.write_text("")
@@ -108,7 +100,7 @@ def multiplier(factor):
         {"x = x / factor * factor; " * 99}  # too long for LLVM to write out at both calls
         return x * factor
 
-    @kernel(SCALAR_F32(SCALAR_F32), tag=f"times-{{factor}}", encloses=(times,))
+    @kernel(SCALAR_F32(SCALAR_F32))
     def run(x):
         return times(x) + times(x + x)
 

@@ -1,0 +1,129 @@
+"""Where compiled kernels are kept between processes: a file each, named by everything that its machine code follows from.
+
+Owns the folders and the files. Numba's own cache looks only at the file that a kernel stands in, and rewrites data files in place; so a
+changed helper in another file, a second CPU type on a shared disk or a process started amid an upgrade can load wrong code. Here nothing is
+ever replaced by something different, and processes may fill a folder together. Files that no state of the sources needs any more can be deleted.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numba
+import numba.core.caching
+import numba.core.compiler
+import numba.core.serialize
+import numba.misc.appdirs
+
+from psgc.codecs.fingerprint import VERSIONS, UnseenError, fingerprint
+
+logger = logging.getLogger(__name__)
+_numba: Any = numba  # untyped
+
+_CHECK: Final = 32  # bytes of the digest before a file's content
+_COMPILER: Final = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX", "USING_SVML", "DEBUGINFO_DEFAULT")
+
+
+class KernelCache(_numba.core.caching._Cache):  # type: ignore[misc]
+    """One kernel's files, one a signature and processor; what Numba's dispatcher asks for instead of its own cache."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        self._name = f"{function.__module__}.{function.__qualname__}"
+        self._digest = hashlib.sha256(f"{VERSIONS} {self._name} {sorted(options.items())}".encode())
+        self._digest.update(repr([getattr(_numba.config, setting, None) for setting in _COMPILER]).encode())
+        self._digest.update(fingerprint(function).encode())
+
+    @property
+    def cache_path(self) -> str:
+        return str(cache_folder())
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled function, or None."""
+        target_context.refresh()
+        name = self._file(sig, target_context)
+        for folder in _candidates():
+            try:
+                data = (folder / name).read_bytes()
+            except OSError:
+                continue
+            content = data[_CHECK:]
+            if hashlib.sha256(content).digest() == data[:_CHECK]:
+                return _numba.core.compiler.CompileResult._rebuild(target_context, *pickle.loads(content))
+            logger.warning("kernel cache: %s is damaged and is made again", folder / name)
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep a compiled function, if there is a folder."""
+        folder = cache_folder()
+        if folder is None or data.library.has_dynamic_globals:
+            return
+        content = _numba.core.serialize.dumps(data._reduce())
+        path = folder / self._file(sig, data.target_context)
+        part = path.with_suffix(f".{secrets.token_hex(8)}")
+        try:
+            part.write_bytes(hashlib.sha256(content).digest() + content)
+            part.replace(path)
+        except OSError as error:  # a full disk, say: this process has its kernel
+            part.unlink(missing_ok=True)
+            logger.warning("kernel cache: %s cannot be written: %s", path, error)
+
+    def _file(self, sig: Any, target_context: Any) -> str:
+        digest = self._digest.copy()
+        digest.update(repr((str(sig), target_context.codegen().magic_tuple())).encode())
+        readable = re.sub(r"[^\w.]", "", self._name.replace(".<locals>", ""))
+        return f"{readable[-80:]}-{digest.hexdigest()[:32]}.nbc"
+
+    def enable(self) -> None:
+        """Always on."""
+
+    def disable(self) -> None:
+        """Always on."""
+
+    def flush(self) -> None:
+        """Nothing that is kept is ever wrong."""
+
+
+def cache_of(function: Callable[..., Any], options: dict[str, Any]) -> KernelCache | None:
+    """The cache of a kernel, or None where its machine code follows from something that cannot be told."""
+    try:
+        return KernelCache(function, options)
+    except UnseenError as error:
+        logger.warning("kernel %s is compiled at each start, for what it is made from cannot be told: %s", function.__qualname__, error)
+        return None
+
+
+def _candidates() -> tuple[Path, ...]:
+    """Folders that kernels are looked for in, the one that they are best kept in first."""
+    beside = Path(_numba.config.CACHE_DIR or Path(__file__).parent / "__pycache__")
+    return beside / "psgc-kernels", Path(_numba.misc.appdirs.AppDirs("psgc", appauthor=False).user_cache_dir) / "psgc-kernels"
+
+
+@functools.cache
+def cache_folder() -> Path | None:
+    """Folder that new kernels are kept in, or None where none can be written."""
+    for folder in _candidates():
+        if _writable(folder):
+            return folder
+    logger.warning("kernel cache off: no folder can be written, so kernels are compiled at each start; set NUMBA_CACHE_DIR")
+    return None
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f"probe-{os.getpid()}-{threading.get_ident()}"
+        probe.touch()
+        probe.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
