@@ -10,13 +10,16 @@ from typing import Any, Final
 
 import llvmlite.ir
 import numba.core.cgutils
+import numba.core.registry
 import numba.np.arrayobj
+import numpy as np
 from numba import types
 
 from psgc.codecs.kernel import helper, primitive
 
 ir: Any = llvmlite.ir  # untyped
 cgutils: Any = numba.core.cgutils  # untyped
+targets: Any = numba.core.registry  # untyped
 arrays: Any = numba.np.arrayobj  # untyped
 _FLOAT: Final = ir.FloatType()
 _HALF: Final = ir.HalfType()
@@ -64,10 +67,51 @@ def _convert(result: Any, argument: Any, generate: Any) -> Any:
 
 bits_of_f32 = _convert(types.uint32, types.float32, lambda b, x: b.bitcast(x, ir.IntType(32)))
 f32_of_bits = _convert(types.float32, types.uint32, lambda b, x: b.bitcast(x, _FLOAT))
-f16_of_f32 = _convert(types.int16, types.float32, lambda b, x: b.bitcast(b.fptrunc(x, _HALF), ir.IntType(16)))
-f32_of_f16 = _convert(types.float32, types.int16, lambda b, x: b.fpext(b.bitcast(x, _HALF), _FLOAT))
 trailing_zeros = _convert(types.int64, types.uint64, lambda b, x: b.cttz(x, ir.Constant(_BIT, 1)))  # x is not 0
 leading_zeros = _convert(types.int32, types.uint32, lambda b, x: b.ctlz(x, ir.Constant(_BIT, 0)))  # 32 for 0
+
+_narrow_f16 = _convert(types.int16, types.float32, lambda b, x: b.bitcast(b.fptrunc(x, _HALF), ir.IntType(16)))
+_widen_f16 = _convert(types.float32, types.int16, lambda b, x: b.fpext(b.bitcast(x, _HALF), _FLOAT))
+
+
+@helper
+def narrow_f16_by_integers(x: Any) -> Any:
+    """The bits of float16 for a float32, rounded to nearest even, where the processor has no instruction for it."""
+    bits = bits_of_f32(x)
+    sign, size = (bits >> np.uint32(16)) & np.uint32(0x8000), bits & np.uint32(0x7FFFFFFF)
+    if size >= np.uint32(0x47800000):  # 65536 and more, infinity, NaN
+        half = np.uint32(0x7E00) if size > np.uint32(0x7F800000) else np.uint32(0x7C00)
+    elif size < np.uint32(0x38800000):  # below 2**-14 float16 has steps of 2**-24, as float32 has from 0.5 on
+        half = bits_of_f32(f32_of_bits(size) + np.float32(0.5)) - np.uint32(0x3F000000)
+    else:  # the exponent is less by 112; a carry of the mantissa, too, belongs there
+        half = (size - np.uint32(112 << 23) + np.uint32(0xFFF) + ((size >> np.uint32(13)) & np.uint32(1))) >> np.uint32(13)
+    return np.int16(np.uint16(half | sign))
+
+
+@helper
+def widen_f16_by_integers(half: Any) -> Any:
+    """The float32 that bits of float16 stand for, likewise; a NaN becomes a quiet one."""
+    bits = np.uint32(np.uint16(half))
+    sign, size = (bits & np.uint32(0x8000)) << np.uint32(16), bits & np.uint32(0x7FFF)
+    moved = size << np.uint32(13)
+    if size > np.uint32(0x7C00):
+        moved |= np.uint32(0x7FC00000)
+    elif size == np.uint32(0x7C00):
+        moved = np.uint32(0x7F800000)
+    elif size < np.uint32(0x0400):
+        moved = bits_of_f32(f32_of_bits(moved + np.uint32(113 << 23)) - np.float32(2.0**-14))
+    else:
+        moved += np.uint32(112 << 23)
+    return f32_of_bits(moved | sign)
+
+
+def converts_f16(triple: str, features: str) -> bool:
+    """Whether such a processor converts to and from float16. LLVM else calls a function of the compiler's library, which Numba has not."""
+    return not triple.startswith(("x86_64", "i686")) or "+f16c" in features.split(",")
+
+
+_triple, _, _features = targets.cpu_target.target_context.codegen().magic_tuple()
+f16_of_f32, f32_of_f16 = (_narrow_f16, _widen_f16) if converts_f16(_triple, _features) else (narrow_f16_by_integers, widen_f16_by_integers)
 
 
 def pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, pointee: Any) -> Any:

@@ -118,6 +118,22 @@ def test_a_case_that_is_well_formed_is_answered() -> None:
     assert run_cases({"cases": [changed(CASE, "expect.value", 60)]})["failed"] == 1
 
 
+def test_quantities_of_two_scenarios_are_as_they_are_named() -> None:
+    slow = {"method": "sync", "t_backward_ms": 100, "grad_bytes": 400_000_000, "gpus": 8, "bw_gbps": 1}
+    fast = slow | {"bw_gbps": 100}
+
+    def value(quantity: str, inputs: dict[str, Any]) -> float:
+        case = {"id": "X4", "quantity": quantity, "expect": {"op": "gt", "value": 0}, "inputs": inputs}
+        return float(run_cases({"cases": [case]})["cases"][0]["value"])
+
+    t_slow, t_fast = value("time_ms", {"run": slow}), value("time_ms", {"run": fast})
+    assert t_slow > 5 * t_fast
+    assert value("ratio_a_over_b", {"a": slow, "b": fast}) == pytest.approx(t_slow / t_fast)
+    assert value("ratio_a_over_b", {"a": fast, "b": slow}) == pytest.approx(t_fast / t_slow)
+    assert value("speedup", {"sync": slow, "method": fast}) == pytest.approx(t_slow / t_fast)
+    assert value("reduction_pct", {"sync": slow, "method": fast}) == pytest.approx(100 * (1 - t_fast / t_slow))
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [

@@ -7,6 +7,7 @@ change, the id has to. ``python tests/golden/codecs/regenerate.py --yes`` writes
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,10 +41,10 @@ def golden_input(salt: int) -> npt.NDArray[np.float32]:
     return values
 
 
-def golden_payloads() -> dict[str, bytes]:
+def golden_payloads(codecs: Sequence[str] = CODECS) -> dict[str, bytes]:
     """File name to bytes: what a worker pushes, and what a server answers to three workers."""
     made = {}
-    for text in CODECS:
+    for text in codecs:
         codec = parse_codec(text)
         residual = golden_input(90) if codec.feedback else None
         pushes = []
