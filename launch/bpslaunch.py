@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from psgc.config import Config
 from psgc.errors import ConfigError, PsgcError, UsageError
+from psgc.launch import ranks
 from psgc.launch.role import run_role
 from psgc.launch.supervisor import Supervisor
 
@@ -54,7 +55,9 @@ def _role(env: Mapping[str, str]) -> str:
     role = env.get("DMLC_ROLE", "").strip().lower()
     if role not in ("worker", "server", "scheduler"):
         raise ConfigError(f"DMLC_ROLE={env.get('DMLC_ROLE', '')!r}: expected worker, server or scheduler; see psgc-launch --help")
-    config = Config.from_env({k: v for k, v in env.items() if k not in ("DMLC_ROLE", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK")}, role=role)
+    config = Config.from_env(
+        {k: v for k, v in env.items() if k not in ("DMLC_ROLE", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK", "LOCAL_RANK")}, role=role
+    )
     alone = role == "worker" and config.nodes == local_size(env) == 1 and not config.force_distributed and env.get("DMLC_NUM_WORKER")
     required = () if alone else REQUIRED + (("DMLC_WORKER_ID",) if role == "worker" else ())
     missing = [name for name in required if not env.get(name, "").strip()]
@@ -78,12 +81,30 @@ def _run_workers(command: list[str], env: Mapping[str, str]) -> int:
     cores = visible_cores(env, size)
     if env.get("BYTEPS_ENABLE_GDB", "0").strip() not in ("", "0"):
         command = [*GDB, *command]
+    places = _places(env, size)
     with Supervisor("psgc-launch", prefix=size > 1) as supervisor:
         for local_rank in range(size):
-            own = {**env, "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1"}
+            own = {
+                **env, **places[local_rank], "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1",
+            }  # fmt: skip
             Config.from_env(own)
             _start(supervisor, f"worker {local_rank}", command, own, cores=cores[local_rank])
         return supervisor.run()
+
+
+def _places(env: Mapping[str, str], size: int) -> list[dict[str, str]]:
+    """torch.distributed's variables of each local rank. What the user has set stays, but for the ranks of several processes."""
+    config = Config.from_env({**env, "BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": str(size)})
+    node, nodes = config.node, config.nodes
+    sizes, meeting_place = ranks.node_sizes(env, nodes, node, size), ranks.agreed_meeting_place(env)
+    if node == 0 and nodes > 1 and not ranks.is_ours(meeting_place["MASTER_ADDR"]):
+        print(
+            f"psgc-launch: MASTER_ADDR is {meeting_place['MASTER_ADDR']}, not an address of this machine, which has rank 0: a script that "
+            f"uses torch.distributed will not start; set MASTER_ADDR to an address of this machine on every one",
+            file=sys.stderr,
+        )  # fmt: skip
+    told = {name: env[name] for name in ranks.NAMES if env.get(name, "").strip() and (size == 1 or name not in ("RANK", "LOCAL_RANK"))}
+    return [{**meeting_place, **ranks.place(sizes, node, local_rank), **told} for local_rank in range(size)]
 
 
 def _start(

@@ -12,13 +12,14 @@ from typing import Final
 
 from psgc.config import Config
 from psgc.errors import PsgcError, UsageError
+from psgc.launch import ranks
 from psgc.launch.supervisor import Supervisor
 from psgc.launch.tables import progress
 
 # Who is who in a job that this shell was set up for, or that this one is started from: wrong for this one.
 NOT_INHERITED: Final = {
     "DMLC_ROLE", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
-    "PSGC_SCHEDULER_FD", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+    "PSGC_SCHEDULER_FD", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", *ranks.NAMES, *ranks.MASTER, *ranks.TORCHRUNS,
 }  # fmt: skip
 
 
@@ -64,15 +65,15 @@ def _start_services(supervisor: Supervisor, env: Mapping[str, str], listener: so
 
 def _start_workers(supervisor: Supervisor, env: Mapping[str, str], command: Sequence[str], workers: int, nodes: int) -> None:
     """Workers are spread over the nodes; sizes may differ by one."""
-    for node in range(nodes):
-        local_size = workers // nodes + (node < workers % nodes)
+    sizes = [workers // nodes + (node < workers % nodes) for node in range(nodes)]
+    meeting_place = ranks.meeting_place(os.environ)
+    for node, local_size in enumerate(sizes):
         for local_rank in range(local_size):
             worker = {
-                **env, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node), "BYTEPS_LOCAL_RANK": str(local_rank),
-                "BYTEPS_LOCAL_SIZE": str(local_size),
+                **env, **meeting_place, **ranks.place(sizes, node, local_rank), "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node),
+                "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(local_size),
             }  # fmt: skip
-            rank = sum(not child.service for child in supervisor.children)
-            supervisor.start(f"worker {rank}", command, worker)
+            supervisor.start(f"worker {worker['RANK']}", command, worker)
 
 
 def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> None:

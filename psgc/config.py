@@ -170,6 +170,7 @@ class Config:
     log_level: str = "warning"
     scheduler_fd: int = -1
     keeper_fd: int = -1
+    world_size: int = 0  # torch.distributed's processes, as the environment has them; 0: it says nothing
     notes: tuple[str, ...] = ()  # warnings about names that are unknown, or without effect here
     lonely: str = ""  # why a worker that is alone by these settings was hardly meant to be
 
@@ -206,6 +207,7 @@ class Config:
         values.update(overrides)
         _from_torchrun(env, values)
         _refuse_mistyped(env)
+        values.setdefault("world_size", int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdigit() else 0)
         role = values.get("role", "worker")
         return cls(**values, notes=tuple(_notes(env, role)), lonely=_lonely(env, values))
 
@@ -317,6 +319,8 @@ WITHOUT_EFFECT: Final = {
 LAUNCHER_VARIABLES: Final = {
     "BYTEPS_VISIBLE_CPU_CORES": "cores that each local rank stays on, as in `0,2-3:4-7`; default: all of them",
     "BYTEPS_ENABLE_GDB": "1: each worker runs under gdb, which prints a backtrace if it crashes",
+    "PSGC_MASTER_PORT": "port that the job's torch.distributed meets at; default: the one after DMLC_PS_ROOT_PORT",
+    "PSGC_NODE_SIZES": "workers on each node, as in `4,4,2`; needed for torch.distributed's ranks where nodes differ in size",
     "PSGC_TEST_FAULT": "nothing; marks the processes of psgc's own tests",
 }
 

@@ -4,6 +4,7 @@ from psgc.torch.adam import OneBitAdam, ZeroOneAdam
 from psgc.torch.api import barrier, current_session, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from psgc.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from psgc.torch.compression import Compression
+from psgc.torch.ddp import ddp_hook
 from psgc.torch.functions import register_functions
 from psgc.torch.optimizer import DistributedOptimizer
 from psgc.torch.profiler import profile_model
@@ -27,6 +28,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "current_session",
+    "ddp_hook",
     "declare",
     "init",
     "is_initialized",

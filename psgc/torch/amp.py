@@ -1,4 +1,4 @@
-"""torch's loss scaler and DistributedOptimizer: gradients are averaged before they are unscaled, and a skipped step is told.
+"""torch's loss scaler, DistributedOptimizer and models under ddp_hook: gradients are averaged before they are unscaled, and a skipped step is told.
 
 Owns the two methods of ``torch.amp.GradScaler`` that it replaces, for every scaler, once; other optimizers pass through unchanged.
 """
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from psgc.torch.ddp_exchange import exchanges_of
 
 _unscale = torch.amp.GradScaler.unscale_
 _step = torch.amp.GradScaler.step
@@ -34,7 +36,14 @@ def unscale_(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> No
 @functools.wraps(_step)
 def step(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
     _synchronize(self, optimizer)
+    wrapped = exchanges_of(optimizer)
+    for each in wrapped:
+        each.scale_with(_reader(weakref.ref(self)))
     result = _step(self, optimizer, *args, **kwargs)
+    if wrapped and self.is_enabled():
+        overflow = any(found.item() for found in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+        for each in wrapped:
+            each.end_step(applied=not overflow)
     exchange = getattr(optimizer, "_psgc_exchange", None)
     if exchange is not None and exchange.outcome == "delivered":
         exchange.end_step(applied=False)  # the scaler found an overflow and did not call the optimizer

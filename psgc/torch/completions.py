@@ -1,0 +1,58 @@
+"""torch futures for tickets: one thread waits for a session's tickets and completes the futures that others wait for.
+
+The thread sleeps in the kernel, without the GIL, so that backward goes on beside it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from psgc.errors import PsgcError
+from psgc.worker.session import Session, Ticket
+
+
+class Completion:
+    """A tensor to come. ``future`` is what torch waits for: it gives ``tensor``, or raises the error that ended the job."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._source: torch.futures.Future[PsgcError | None] = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else None)
+        self._tensor = tensor
+        self.future: torch.futures.Future[torch.Tensor] = self._source.then(self._give)
+
+    def complete(self, error: PsgcError | None = None) -> None:
+        self._source.set_result(error)
+
+    def _give(self, source: torch.futures.Future[PsgcError | None]) -> torch.Tensor:
+        # An exception raised here, and only here, reaches a future's waiters in C++, with its text.
+        error = source.value()
+        if error is not None:
+            raise error
+        return self._tensor
+
+
+class Completer(threading.Thread):
+    """See the module's text. Ends with the process."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(name="psgc-completions", daemon=True)
+        self._session = session
+        self._queue: queue.SimpleQueue[tuple[Sequence[Ticket], Completion]] = queue.SimpleQueue()
+        self.start()
+
+    def complete_after(self, tickets: Sequence[Ticket], completion: Completion) -> None:
+        """Complete it once all tickets are done, and the completions before it have been."""
+        self._queue.put((tickets, completion))
+
+    def run(self) -> None:
+        while True:
+            tickets, completion = self._queue.get()
+            error = None
+            try:
+                self._session.wait(tickets)
+            except PsgcError as fault:
+                error = fault
+            completion.complete(error)

@@ -1,0 +1,193 @@
+"""``ddp_hook``: models that torch's DistributedDataParallel (DDP) wraps, by the user or by a library, with psgc in place of the all-reduce.
+
+Owns the hook that DDP calls, its registration and its checks; what happens to gradients is ``ddp_exchange``'s business. DDP goes on using its
+process group for all that is no gradient: the first parameters, buffers, which parameters were used.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from psgc.errors import ConfigError, UsageError
+from psgc.plan.plan import Plan
+from psgc.plan.runtime import load_runnable
+from psgc.torch import amp, api, wrappers
+from psgc.torch.completions import Completer, Completion
+from psgc.torch.ddp_exchange import Arrival, DdpExchange
+from psgc.torch.optimizer import check_carries
+from psgc.torch.planned import configured_plan
+from psgc.torch.push_pull import codec_text
+from psgc.worker.session import Session
+
+logger = logging.getLogger(__name__)
+START: Final = "start every worker of the script with `psgc run` or psgc-launch"
+_numbers: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDictionary()
+
+
+def ddp_hook(codec_or_plan: str | os.PathLike[str] | Plan | None = None) -> DdpHook:
+    """A communication hook with which DistributedDataParallel averages gradients through psgc. Joins the job if this process has not.
+
+        model = DistributedDataParallel(model)
+        model.register_comm_hook(None, psgc.ddp_hook("int8"))
+
+    Where a library wraps the model, one line before it does: ``psgc.ddp_hook("int8").install()``.
+
+    codec_or_plan: codec text (``"int8"``, ``"topk:k=0.01"``, ``"onebit/int8"``), or a plan or its file (``"plan.json"``), which must be of
+                   exactly the model's parameters; None: PSGC_PLAN, else PSGC_CODEC, else uncompressed.
+    Raises CodecError for an unknown codec; UsageError for a plan that cannot be run; ConfigError where torch.distributed's ranks, as the
+    environment has them, are not those of psgc's job.
+    """
+    return DdpHook(codec_or_plan)
+
+
+class DdpHook:
+    """See ``ddp_hook``. One hook may serve several models."""
+
+    # DDP and libraries look at these, as at a function's; DDP refuses annotations that it did not expect.
+    __signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("state", "bucket")])
+
+    def __init__(self, codec_or_plan: str | os.PathLike[str] | Plan | None = None) -> None:
+        self.__name__ = self.__qualname__ = "psgc.torch.ddp_hook"
+        codec, self._plan = _checked(codec_or_plan)
+        api.init()
+        self._session = api.current_session()
+        _check_world(self._session)
+        if codec is None and self._plan is None:
+            self._plan = configured_plan(self._session.config, None)
+        self._codec = codec_text(codec if codec is not None else "none" if self._plan else self._session.config.codec, "float32")
+        if self._session.config.profile:
+            raise UsageError("PSGC_PROFILE times DistributedOptimizer, not DDP; profile the script with the optimizer wrapped instead")
+        amp.install()
+        wrappers.watch()
+        self._completer = Completer(self._session)
+        self._exchanges: list[DdpExchange] = []
+        self._found: dict[int, DdpExchange] = {}  # by the id of a bucket's first parameter, while no other model is wrapped
+        self._made = 0
+        self._lock = threading.Lock()  # models on two devices may run backward in two threads
+
+    def install(self) -> DdpHook:
+        """Have every DistributedDataParallel that is constructed from now on in this process use this hook, in place of any installed
+        before. Returns the hook."""
+        before = wrappers.all_wrappers()
+        if before:
+            logger.warning(
+                "ddp_hook().install() comes after DistributedDataParallel has wrapped %s: its gradients do not go through psgc; install before",
+                ", ".join(type(wrapper.module).__name__ for wrapper in before),
+            )  # fmt: skip
+        wrappers.do_with_new(self._register)
+        return self
+
+    def statistics(self) -> dict[str, int]:
+        """Counters: steps, and gradient_bytes that DDP has handed over, as they were in memory. ``current_session().statistics()`` has what
+        travelled."""
+        return {
+            "steps": sum(exchange.steps for exchange in self._exchanges),
+            "gradient_bytes": sum(exchange.gradient_bytes for exchange in self._exchanges),
+        }
+
+    def __call__(self, state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """What DDP calls during backward. The future completes when the bucket's memory holds the mean over all ranks."""
+        if isinstance(bucket, tuple):
+            raise UsageError("psgc's hook needs DDP's own reducer; set torch._dynamo.config.optimize_ddp to \"ddp_optimizer\"")
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        exchange = self._exchange_of(parameters)
+        if buffer.layout != torch.strided:
+            raise UsageError("DDP hands over a sparse gradient; psgc carries dense gradients: use sparse=False in the embedding")
+        completion = Completion(buffer)
+        gradients = [laid_out(gradient, p) for gradient, p in zip(bucket.gradients(), parameters, strict=True)]
+        exchange.take(Arrival(parameters, gradients, completion, bucket.is_last()))
+        return completion.future
+
+    def _register(self, wrapper: DistributedDataParallel) -> None:
+        _check_group(wrapper, self._session)
+        if wrapper.mixed_precision is not None:
+            raise UsageError("DistributedDataParallel(mixed_precision=...) has a hook of its own; use torch.autocast for mixed precision")
+        wrapper.register_comm_hook(None, self)
+
+    def _exchange_of(self, parameters: Sequence[torch.Tensor]) -> DdpExchange:
+        with self._lock:
+            if self._made != wrappers.made():  # a model may have been wrapped again, with other parameters
+                self._made = wrappers.made()
+                self._found.clear()
+            found = self._found.get(id(parameters[0]))
+            if found is None:
+                found = self._found[id(parameters[0])] = self._find(parameters)
+            return found
+
+    def _find(self, parameters: Sequence[torch.Tensor]) -> DdpExchange:
+        wrapper = wrappers.wrapper_of(parameters)
+        if wrapper is None:
+            raise UsageError("psgc's hook was called for parameters that no DistributedDataParallel reduces; register it on the wrapper")
+        _check_group(wrapper, self._session)
+        if getattr(wrapper, "skip_all_reduce_unused_params", False):
+            raise UsageError("psgc needs all of DDP's buckets in every step: leave skip_all_reduce_unused_params out")
+        names = {p: name for name, p in wrappers.reduced(wrapper).items()}
+        for exchange in self._exchanges:
+            if exchange.is_of(names):
+                return exchange
+        for p, name in names.items():
+            check_carries(self._codec, p, name)
+        number = next(_numbers.setdefault(self._session, itertools.count()))
+        exchange = DdpExchange(self._session, number, self._codec, self._plan, names, self._completer)
+        self._exchanges.append(exchange)
+        return exchange
+
+
+def laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The gradient's elements in the parameter's order. DDP keeps those of a dense parameter in its order in memory, whatever that is
+    (channels_last), but shows them as if they were contiguous."""
+    if parameter.is_contiguous() or not _is_dense(parameter):
+        return gradient
+    return gradient.as_strided(parameter.size(), parameter.stride(), gradient.storage_offset())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a piece of memory, each once."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return True
+
+
+def _checked(given: str | os.PathLike[str] | Plan | None) -> tuple[str | None, Plan | None]:
+    """The codec or the plan that was given."""
+    if isinstance(given, Plan):
+        return None, given
+    if isinstance(given, os.PathLike) or (isinstance(given, str) and given.endswith(".json")):
+        return None, load_runnable(os.fspath(given))
+    if given is not None:
+        codec_text(given, "float32")
+    return given, None
+
+
+def _check_world(session: Session) -> None:
+    """Raise ConfigError where the script would see another number of processes than psgc."""
+    world = session.config.world_size
+    if world and world != session.size:
+        remedy = START if session.size == 1 else "where nodes differ in size, set PSGC_NODE_SIZES on every machine"
+        raise ConfigError(
+            f"WORLD_SIZE={world}, but psgc's job has {session.size} worker(s), of which this is rank {session.rank}; {remedy}"
+        )
+
+
+def _check_group(wrapper: DistributedDataParallel, session: Session) -> None:
+    """Raise UsageError unless DDP averages over the workers of the job."""
+    size = wrapper.process_group.size()
+    if size != session.size:
+        raise UsageError(
+            f"DistributedDataParallel averages over {size} process(es), but psgc's job has {session.size} worker(s); psgc averages over the "
+            f"whole job: {START}, and leave process_group and device_mesh out"
+        )

@@ -1,0 +1,227 @@
+"""The gradients of one model that torch's DistributedDataParallel (DDP) has wrapped, on their way through the job.
+
+Owns the layout, and the way from DDP's buckets into psgc's. DDP hands over one flat bucket after the other, in an order that is the same on
+all ranks, and makes new buckets after the first step. So psgc's layout is of the tensors, declared once, when the first backward has brought
+all of them; from then on a bucket of psgc's leaves with the last of DDP's buckets that it has a tensor in. What error feedback keeps stays
+with its tensor whatever DDP does with its buckets.
+
+What a step is worth (loss scale, dropped or applied) ``amp`` tells.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.layout import Bucket, Declaration, Layout, TensorSpec
+from psgc.plan.plan import Plan
+from psgc.plan.runtime import planned_buckets
+from psgc.torch.buffers import TensorsBuffer, dtype_name, staging_dtype
+from psgc.torch.completions import Completer, Completion
+from psgc.torch.planned import write_layout
+from psgc.torch.residuals import Residuals
+from psgc.worker.session import Session, Ticket
+
+logger = logging.getLogger(__name__)
+MAX_RESCALE: Final = 1e30  # the header carries a float32
+_exchanges: weakref.WeakSet[DdpExchange] = weakref.WeakSet()
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """One of DDP's buckets in one step. gradients: each parameter's, as DDP has laid them out in the bucket's memory."""
+
+    parameters: Sequence[torch.Tensor]
+    gradients: Sequence[torch.Tensor]
+    completion: Completion
+    last: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Bucket:
+    """One bucket of the layout. gradients: of this step, so far; takes_part: whether any of them does."""
+
+    index: int
+    tensors: tuple[int, ...]
+    buffer: TensorsBuffer
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    takes_part: bool = False
+    ticket: Ticket | None = None
+
+    @classmethod
+    def of(cls, layout: Layout, bucket: Bucket) -> _Bucket:
+        shapes = [layout.tensors[i].shape for i in bucket.tensors]
+        return cls(bucket.index, bucket.tensors, TensorsBuffer(shapes, staging_dtype(bucket.codec, bucket.dtype)))
+
+    def reset(self) -> None:
+        self.gradients, self.takes_part, self.ticket = {}, False, None
+
+
+class DdpExchange:
+    """See the module's text. names: of parameters, for messages and plans, in the model's order. plan: of exactly these parameters; then
+    ``codec`` is none."""
+
+    def __init__(
+        self, session: Session, number: int, codec: str, plan: Plan | None, names: Mapping[torch.Tensor, str], completer: Completer
+    ) -> None:  # fmt: skip
+        self.session, self.name, self.codec, self._plan = session, f"ddp{number}", codec, plan
+        self.residuals = Residuals(session)
+        self.steps = self.gradient_bytes = 0
+        self._completer = completer
+        self._names = list(names.values())
+        self._parameters = [weakref.ref(parameter) for parameter in names]  # the model may be gone before the job is
+        self._indices = {id(parameter): index for index, parameter in enumerate(names)}
+        self._layout: Layout | None = None
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[int, _Bucket] = {}
+        self._held: list[Arrival] = []  # of the first step, until there is a layout
+        self._open: list[tuple[Arrival, list[_Bucket]]] = []  # in order: not handed over yet, and the buckets that each waits for
+        self._begun = False
+        self._loss_scale: Callable[[], float] = lambda: 1.0
+        self._last_scale = 1.0
+        self._applied = self._dropped = False  # what became of the last step, where a loss scaler has told
+        self._previous_skipped, self._rescale = False, 1.0
+        _exchanges.add(self)
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        index = self._indices.get(id(parameter))
+        return index is not None and self._parameters[index]() is parameter
+
+    def is_of(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether these are exactly its parameters."""
+        given = list(parameters)
+        return len(given) == len(self._parameters) and all(map(self.knows, given))
+
+    def take(self, arrival: Arrival) -> None:
+        """DDP's next bucket. Returns once what is complete of psgc's buckets is on its way. Raises UsageError for gradients that psgc cannot
+        carry."""
+        if not self._begun:
+            self._begin()
+        self.gradient_bytes += sum(gradient.numel() * gradient.element_size() for gradient in arrival.gradients)
+        self._held.append(arrival)
+        if self._layout is None and arrival.last:
+            self._declare()
+        if self._layout is not None:
+            held, self._held = self._held, []
+            for each in held:
+                self._place(each)
+        if arrival.last:
+            self._finish()
+
+    def scale_with(self, loss_scale: Callable[[], float]) -> None:
+        """A loss scaler is about to have the last step's result applied or dropped: it was multiplied by ``loss_scale()``, as the coming
+        ones will be."""
+        self._loss_scale, self._last_scale = loss_scale, loss_scale()
+
+    def end_step(self, applied: bool) -> None:
+        """A loss scaler has let an optimizer apply the last result, or not. Of several optimizers one that applies counts."""
+        self._applied, self._dropped = self._applied or applied, self._dropped or not applied
+
+    def _begin(self) -> None:
+        """The first bucket of a step fixes what all its submissions say, the same on all ranks."""
+        self.session.check()
+        now = self._loss_scale()
+        self._previous_skipped = self._dropped and not self._applied
+        self._rescale = max(-MAX_RESCALE, min(now / self._last_scale, MAX_RESCALE)) if self._last_scale else 1.0
+        self._last_scale = now
+        self._applied = self._dropped = False
+        self._begun = True
+
+    def _declare(self) -> None:
+        """All gradients are there: declare them, in the order in which they came, and wait until every rank has."""
+        specs: dict[int, TensorSpec] = {}
+        used = []
+        for arrival in self._held:
+            for parameter, gradient in zip(arrival.parameters, arrival.gradients, strict=True):
+                index = self._index(parameter)
+                name = self._names[index]
+                specs[index] = TensorSpec(name, tuple(gradient.shape), dtype_name(gradient, f"gradient of {name!r}"))
+                if takes_part(parameter, gradient):
+                    used.append(index)
+        missing = [name for index, name in enumerate(self._names) if index not in specs]
+        if missing:
+            raise UsageError(
+                f"DDP did not reduce the gradient of {missing[0]!r} in the first step; freeze parameters before DDP wraps the model"
+            )
+        config, tensors = self.session.config, tuple(specs[index] for index in range(len(self._names)))
+        declaration = Declaration(
+            name=self.name, kind="plan", tensors=tensors, codec=self.codec, mean=True, order=tuple(specs), used=tuple(sorted(used)),
+            part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
+            buckets=planned_buckets(self._plan, tensors) if self._plan is not None else (),
+        )  # fmt: skip
+        self._layout = self.session.declare(declaration)
+        if config.layout_out and self.session.rank == 0 and self.name == "ddp0":
+            write_layout(config.layout_out, self._layout)
+        self.residuals.add(self._layout)
+        self._buckets = [_Bucket.of(self._layout, bucket) for bucket in self._layout.buckets]
+        self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.tensors}
+
+    def _index(self, parameter: torch.Tensor) -> int:
+        if not self.knows(parameter):
+            raise UsageError(
+                f"{self.name}: DDP reduces a parameter of shape {list(parameter.shape)} that was not there in the first step; "
+                f"wrap the model again after parameters were added"
+            )
+        return self._indices[id(parameter)]
+
+    def _place(self, arrival: Arrival) -> None:
+        """Its gradients go into their buckets; what is then complete leaves."""
+        touched: dict[int, _Bucket] = {}
+        for parameter, gradient in zip(arrival.parameters, arrival.gradients, strict=True):
+            index = self._index(parameter)
+            bucket = self._bucket_of.get(index)
+            if bucket is None:
+                continue  # a tensor without elements is in none
+            if index in bucket.gradients:
+                raise UsageError(f"DDP reduced the gradient of {self._names[index]!r} twice in a step: did a backward end with an error?")
+            bucket.gradients[index] = gradient
+            bucket.takes_part = bucket.takes_part or takes_part(parameter, gradient)
+            touched[bucket.index] = bucket
+        for bucket in touched.values():
+            if len(bucket.gradients) == len(bucket.tensors):
+                self._submit(bucket)
+        self._open.append((arrival, list(touched.values())))
+        self._hand_over()
+
+    def _submit(self, bucket: _Bucket) -> None:
+        assert self._layout is not None
+        bucket.buffer.bind([bucket.gradients[index] for index in bucket.tensors])
+        bucket.ticket = self.session.submit(
+            self._layout, bucket.index, bucket.buffer, skip=not bucket.takes_part, previous_skipped=self._previous_skipped,
+            rescale=self._rescale,
+        )  # fmt: skip
+
+    def _hand_over(self) -> None:
+        """DDP's buckets of which everything has left, in their order, are completed when it comes back."""
+        while self._open and all(bucket.ticket is not None for bucket in self._open[0][1]):
+            arrival, buckets = self._open.pop(0)
+            self._completer.complete_after([bucket.ticket for bucket in buckets if bucket.ticket is not None], arrival.completion)
+
+    def _finish(self) -> None:
+        """DDP has no more buckets in this step. Raises UsageError where one of psgc's is not complete, which would wait for ever."""
+        for bucket in self._buckets:
+            if bucket.ticket is None:
+                absent = next(self._names[index] for index in bucket.tensors if index not in bucket.gradients)
+                raise UsageError(f"DDP did not reduce the gradient of {absent!r} in this step, as it did in the first; psgc cannot go on")
+            bucket.reset()
+        self.steps += 1
+        self._begun = False
+
+
+def takes_part(parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
+    """Whether this rank has a gradient: for a parameter that it did not use, DDP's bucket has zeros while p.grad is not there."""
+    return parameter.grad is not None or bool(gradient.any())
+
+
+def exchanges_of(optimizer: torch.optim.Optimizer) -> list[DdpExchange]:
+    """Those that carry gradients of the optimizer's parameters."""
+    return [
+        exchange for exchange in _exchanges
+        if any(exchange.knows(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    ]  # fmt: skip

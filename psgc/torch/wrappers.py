@@ -1,0 +1,91 @@
+"""Which models of this process torch's DistributedDataParallel has wrapped, and what is done with those that it wraps from now on.
+
+Owns the one method of DistributedDataParallel that it replaces, its constructor, once. Knows nothing of psgc's sessions and gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+_construct = DistributedDataParallel.__init__
+
+
+@dataclass
+class _Known:
+    """What this module knows of the process. made: how many wrappers it has seen; then: what is done with new ones."""
+
+    wrappers: list[weakref.ref[DistributedDataParallel]] = field(default_factory=list)  # oldest first
+    watching: bool = False
+    made: int = 0
+    then: Callable[[DistributedDataParallel], None] | None = None
+
+
+_known = _Known()
+
+
+def watch() -> None:
+    """Know every wrapper from now on, and those that there are already. Again: does nothing."""
+    if not _known.watching:
+        _known.watching = True
+        _find()
+        DistributedDataParallel.__init__ = constructed  # type: ignore[method-assign]
+
+
+def do_with_new(then: Callable[[DistributedDataParallel], None] | None) -> None:
+    """Call ``then`` with every wrapper once it has been constructed, in place of what was called before. None: nothing is."""
+    watch()
+    _known.then = then
+
+
+@functools.wraps(_construct)
+def constructed(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+    _construct(self, *args, **kwargs)
+    _add(self)
+    if _known.then is not None:
+        _known.then(self)
+
+
+def made() -> int:
+    """How many wrappers ``watch`` has known. While it stays the same, nothing has been wrapped."""
+    return _known.made
+
+
+def all_wrappers() -> list[DistributedDataParallel]:
+    """Those that are still there, oldest first."""
+    return [wrapper for reference in _known.wrappers if (wrapper := reference()) is not None]
+
+
+def wrapper_of(parameters: Iterable[torch.Tensor]) -> DistributedDataParallel | None:
+    """The newest wrapper that reduces these parameters' gradients."""
+    watch()
+    wanted = {id(parameter) for parameter in parameters}
+    holders = [wrapper for wrapper in all_wrappers() if wanted <= {id(p) for p in reduced(wrapper).values()}]
+    return holders[-1] if holders else None
+
+
+def reduced(wrapper: DistributedDataParallel) -> dict[str, torch.Tensor]:
+    """Parameters whose gradients the wrapper reduces, by their names in the wrapped module, in the wrapper's order."""
+    ignored = wrapper.parameters_to_ignore
+    return {name: p for name, p in wrapper.module.named_parameters() if p.requires_grad and name not in ignored}
+
+
+def _find() -> None:
+    """Wrappers from before. They need a process group, so most programs need no search."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for thing in gc.get_objects():
+            if issubclass(type(thing), DistributedDataParallel):
+                _add(thing)
+
+
+def _add(wrapper: DistributedDataParallel) -> None:
+    _known.wrappers = [reference for reference in _known.wrappers if reference() is not None]
+    _known.wrappers.append(weakref.ref(wrapper))
+    _known.made += 1
