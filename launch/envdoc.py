@@ -38,13 +38,13 @@ own names, above.
 | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | this worker's number on its node, and workers there |
 | `GROUP_RANK` | the node's number |
 | `MASTER_ADDR` | `psgc run`: 127.0.0.1; `psgc-launch`: the scheduler's address |
-| `MASTER_PORT` | `psgc run`: a free port; `psgc-launch`: `PSGC_MASTER_PORT`, else `DMLC_PS_ROOT_PORT` + 1 |
+| `MASTER_PORT` | `psgc run`: a free port; `psgc-launch`: `DMLC_PS_ROOT_PORT` + 1 |
 
 With `psgc-launch`, what you have set yourself stays, but for `RANK` and `LOCAL_RANK` where it starts several workers; with `psgc run`
 `MASTER_ADDR` and `MASTER_PORT` stay, unless the shell is a worker of another job (`RANK` is set). Rank 0 listens at `MASTER_ADDR`: where the
 scheduler runs on another machine than node 0, set `MASTER_ADDR` to node 0's address on every machine. A node cannot see how many
 workers others have: it takes it to be as many as it has itself. Where that is wrong, set `PSGC_NODE_SIZES` to the same on every
-machine (`psgc.torch.ddp_hook` checks that the ranks are psgc's).
+machine; `psgc.torch.ddp_hook` refuses a `WORLD_SIZE` that is not the job's.
 
 Under `torchrun` without `DMLC_*`: `GROUP_RANK`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `WORLD_SIZE` and `MASTER_ADDR` are used; give
 `DMLC_PS_ROOT_PORT` and `DMLC_NUM_SERVER`.

@@ -73,24 +73,16 @@ def node_sizes(env: Mapping[str, str], nodes: int, node: int, local_size: int) -
 
 
 def agreed_meeting_place(env: Mapping[str, str]) -> dict[str, str]:
-    """Where the workers of a job on several machines meet, the same on each: at the scheduler's address, PSGC_MASTER_PORT, else the port
-    after the scheduler's. What the user has set comes first. Raises ConfigError for a port that is none."""
-    root, port = env.get("DMLC_PS_ROOT_URI", "").strip(), _port(env)
-    return {"MASTER_ADDR": root or "127.0.0.1", "MASTER_PORT": port or str(free_port()), **_told(env)}
+    """Where the workers of a job on several machines meet, the same on each: at the scheduler's address, on the port after its port. What
+    the user has set comes first."""
+    address, port = env.get("DMLC_PS_ROOT_URI", "").strip(), env.get("DMLC_PS_ROOT_PORT", "").strip()
+    # Without a scheduler, or with one on the last port there is, no port follows.
+    next_port = int(port) + 1 if port.isdigit() and int(port) < 65535 else free_port()
+    return {"MASTER_ADDR": address or "127.0.0.1", "MASTER_PORT": str(next_port), **_told(env)}
 
 
 def _told(env: Mapping[str, str]) -> dict[str, str]:
     return {name: env[name] for name in MASTER if env.get(name, "").strip()}
-
-
-def _port(env: Mapping[str, str]) -> str:
-    text, root = env.get("PSGC_MASTER_PORT", "").strip(), env.get("DMLC_PS_ROOT_PORT", "").strip()
-    if not text:
-        # Without a scheduler, or with one on the last port there is, no port follows.
-        return str(int(root) + 1) if root.isdigit() and int(root) < 65535 else ""
-    if not text.isdigit() or not 0 < int(text) < 65536:
-        raise ConfigError(f"PSGC_MASTER_PORT={text!r}: expected a port, from 1 to 65535")
-    return text
 
 
 def is_ours(host: str) -> bool:

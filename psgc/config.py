@@ -319,7 +319,6 @@ WITHOUT_EFFECT: Final = {
 LAUNCHER_VARIABLES: Final = {
     "BYTEPS_VISIBLE_CPU_CORES": "cores that each local rank stays on, as in `0,2-3:4-7`; default: all of them",
     "BYTEPS_ENABLE_GDB": "1: each worker runs under gdb, which prints a backtrace if it crashes",
-    "PSGC_MASTER_PORT": "port that the job's torch.distributed meets at; default: the one after DMLC_PS_ROOT_PORT",
     "PSGC_NODE_SIZES": "workers on each node, as in `4,4,2`; needed for torch.distributed's ranks where nodes differ in size",
     "PSGC_TEST_FAULT": "nothing; marks the processes of psgc's own tests",
 }

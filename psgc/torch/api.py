@@ -111,6 +111,7 @@ def _prepare_for_the_end() -> None:
     previous = sys.excepthook
 
     def on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        error = _behind(error)
         _tell_the_others(error)
         if isinstance(error, PsgcError):
             sys.stderr.write(f"psgc: {_one_line(error)}\n")
@@ -118,6 +119,17 @@ def _prepare_for_the_end() -> None:
             previous(kind, error, trace)
 
     sys.excepthook = on_uncaught
+
+
+def _behind(error: BaseException) -> BaseException:
+    """The job's failure, where another error only passes it on: C++ (DDP) raises a RuntimeError with the text of what its hook met."""
+    if is_initialized() and isinstance(error, RuntimeError):
+        try:
+            current_session().check()
+        except JobFailed as failure:
+            if str(failure) in str(error):
+                return failure
+    return error
 
 
 def _tell_the_others(error: BaseException) -> None:

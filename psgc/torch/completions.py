@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -40,19 +40,21 @@ class Completer(threading.Thread):
     def __init__(self, session: Session) -> None:
         super().__init__(name="psgc-completions", daemon=True)
         self._session = session
-        self._queue: queue.SimpleQueue[tuple[Sequence[Ticket], Completion]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Sequence[Ticket], Completion, Callable[[], None]]] = queue.SimpleQueue()
         self.start()
 
-    def complete_after(self, tickets: Sequence[Ticket], completion: Completion) -> None:
-        """Complete it once all tickets are done, and the completions before it have been."""
-        self._queue.put((tickets, completion))
+    def complete_after(self, tickets: Sequence[Ticket], completion: Completion, then: Callable[[], None] = lambda: None) -> None:
+        """Complete it once all tickets are done, and the completions before it have been; call ``then`` just before, unless the job fails."""
+        self._queue.put((tickets, completion, then))
 
     def run(self) -> None:
         while True:
-            tickets, completion = self._queue.get()
+            tickets, completion, then = self._queue.get()
             error = None
             try:
                 self._session.wait(tickets)
+                then()
             except PsgcError as fault:
                 error = fault
             completion.complete(error)
+            del tickets, completion, then  # a bucket's memory is DDP's: not to be held until the next one comes

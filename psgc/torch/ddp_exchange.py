@@ -10,7 +10,8 @@ What a step is worth (loss scale, dropped or applied) ``amp`` tells.
 
 from __future__ import annotations
 
-import logging
+import functools
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,9 +27,9 @@ from psgc.torch.buffers import TensorsBuffer, dtype_name, staging_dtype
 from psgc.torch.completions import Completer, Completion
 from psgc.torch.planned import write_layout
 from psgc.torch.residuals import Residuals
+from psgc.torch.run_report import report_of
 from psgc.worker.session import Session, Ticket
 
-logger = logging.getLogger(__name__)
 MAX_RESCALE: Final = 1e30  # the header carries a float32
 _exchanges: weakref.WeakSet[DdpExchange] = weakref.WeakSet()
 
@@ -158,6 +159,7 @@ class DdpExchange:
         self._layout = self.session.declare(declaration)
         if config.layout_out and self.session.rank == 0 and self.name == "ddp0":
             write_layout(config.layout_out, self._layout)
+        report_of(self.session).laid_out(self._layout)
         self.residuals.add(self._layout)
         self._buckets = [_Bucket.of(self._layout, bucket) for bucket in self._layout.buckets]
         self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.tensors}
@@ -201,7 +203,13 @@ class DdpExchange:
         """DDP's buckets of which everything has left, in their order, are completed when it comes back."""
         while self._open and all(bucket.ticket is not None for bucket in self._open[0][1]):
             arrival, buckets = self._open.pop(0)
-            self._completer.complete_after([bucket.ticket for bucket in buckets if bucket.ticket is not None], arrival.completion)
+            tickets = [bucket.ticket for bucket in buckets if bucket.ticket is not None]
+            then = functools.partial(self._over, time.monotonic()) if arrival.last else _nothing
+            self._completer.complete_after(tickets, arrival.completion, then)
+
+    def _over(self, left: float) -> None:
+        """The last bucket is back. left: when it was handed over; from then on the trainer has waited."""
+        report_of(self.session).over(self.name, time.monotonic() - left)
 
     def _finish(self) -> None:
         """DDP has no more buckets in this step. Raises UsageError where one of psgc's is not complete, which would wait for ever."""
@@ -212,6 +220,10 @@ class DdpExchange:
             bucket.reset()
         self.steps += 1
         self._begun = False
+
+
+def _nothing() -> None:
+    """For a bucket that is not the step's last."""
 
 
 def takes_part(parameter: torch.Tensor, gradient: torch.Tensor) -> bool:

@@ -26,6 +26,7 @@ from psgc.torch.linearity import CodecAdvice, learning_rates
 from psgc.torch.planned import configured_plan
 from psgc.torch.profiler import JobObserver
 from psgc.torch.push_pull import codec_text
+from psgc.torch.refusals import refuse_foreign
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     codec = compression if compression is not None else session.config.codec
     plan = configured_plan(session.config, compression)
     names = _names(optimizer, named_parameters)
+    refuse_foreign(optimizer, names)
     canonical = _check_codec(optimizer, names, codec)
     rates = learning_rates(optimizer) if residuals_follow_lr else None
     advice = CodecAdvice([canonical] if plan is None else sorted({bucket.codec for bucket in plan.buckets}))
@@ -182,7 +184,8 @@ class Distributed(torch.optim.Optimizer):
         self._psgc_watch()
 
     def _psgc_watch(self) -> None:
-        """Follow parameters that are new, or require a gradient only now."""
+        """Follow parameters that are new, or require a gradient only now. Raises UsageError for those that something else averages."""
+        refuse_foreign(self, self._psgc_names)
         self._psgc_exchange.watch(
             (parameter, spec_of(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group))
             for group, index, parameter in _parameters(self)

@@ -61,11 +61,15 @@ class RunReport:
         """Wait for the last buckets of a step of the layout ``name``. Raises what the session's ``wait`` raises."""
         began = time.monotonic()
         self._session.wait(tickets)
+        self.over(name, time.monotonic() - began)
+
+    def over(self, name: str, waited_s: float) -> None:
+        """A step of the layout ``name`` has just been synchronised, after the trainer had waited for so long."""
         now = time.monotonic()
         steps = self._steps.setdefault(name.partition(".")[0], _Steps())
-        steps.over(now, now - began)
+        steps.over(now, waited_s)
         if steps.count > 1:
-            self._session.note_waited(now - began)
+            self._session.note_waited(waited_s)
         if self._every and steps.count % self._every == 0:
             recent = list(steps.durations)[-self._every :]
             logger.info(

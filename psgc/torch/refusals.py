@@ -1,0 +1,61 @@
+"""Parameters that DistributedOptimizer must leave alone, because something else synchronises them or holds only a piece of each.
+
+Owns the lines that say so and name the way that works. A model may be wrapped after its optimizer: ask again before each synchronisation.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.torch import wrappers
+
+WITH_DDP: Final = (
+    "DistributedDataParallel averages it already; use the optimizer as it is and psgc under DDP, with "
+    "model.register_comm_hook(None, psgc.torch.ddp_hook(codec)), or leave DistributedDataParallel out"
+)
+SHARDED: Final = (
+    "psgc averages whole gradients and does not work with sharded parameters; leave FSDP out, or wrap the model in "
+    "DistributedDataParallel with psgc.torch.ddp_hook"
+)
+
+
+# optimizer -> how many wrappers there had been, and how many parameters it had, when all was last found in order
+_checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+
+
+def refuse_foreign(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
+    """Raise UsageError, naming the first parameter of the optimizer that DDP reduces, or that FSDP or a DTensor holds in pieces. Costs
+    nothing while no model has been wrapped and no parameter added since the last time."""
+    wrappers.watch()
+    state = wrappers.made(), sum(len(group["params"]) for group in optimizer.param_groups)
+    if _checked.get(optimizer) == state:
+        return
+    reduced = {id(p) for wrapper in wrappers.all_wrappers() for p in wrappers.reduced(wrapper).values()}
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            name = names.get(parameter, f"param.{number}.{index}")
+            if id(parameter) in reduced:
+                raise UsageError(f"parameter {name!r}: {WITH_DDP}")
+            if what := _sharded(parameter):
+                raise UsageError(f"parameter {name!r} is {what}: {SHARDED}")
+    _checked[optimizer] = state
+
+
+def _sharded(parameter: torch.Tensor) -> str:
+    """What holds only a piece of it, or nothing. Looks only at modules that somebody has imported: a tensor cannot be theirs else."""
+    for module, name, what in (
+        ("torch.distributed.tensor", "DTensor", "a DTensor"),
+        ("torch.distributed._tensor", "DTensor", "a DTensor"),
+        ("torch.distributed.fsdp._flat_param", "FlatParameter", "FSDP's FlatParameter"),
+    ):
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(parameter, kind):
+            return what
+    # With use_orig_params FSDP leaves plain parameters, which it marks.
+    return "part of FSDP's FlatParameter" if getattr(parameter, "_fsdp_flattened", False) else ""
