@@ -12,6 +12,7 @@ from psgc.errors import ConfigError, PsgcError, UsageError
 from psgc.launch import ranks
 from psgc.launch.role import run_role
 from psgc.launch.supervisor import Supervisor
+from psgc.transport.voice import own_outlet
 
 REQUIRED = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 GDB = ("gdb", "-ex", "run", "-ex", "bt", "-batch", "--args")
@@ -39,7 +40,7 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
         if command and command[0].startswith("-"):
             raise UsageError(f"no such option {command[0]}; all but the command comes from the environment: see psgc-launch --help")
         role = _role(env)
-        full = {**env, "DMLC_ROLE": role}
+        full = {"PSGC_OUTLET": own_outlet(), **env, "DMLC_ROLE": role}
         if role == "scheduler":
             return run_role("scheduler")
         if role == "server":

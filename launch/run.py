@@ -15,6 +15,7 @@ from psgc.errors import PsgcError, UsageError
 from psgc.launch import ranks
 from psgc.launch.supervisor import Supervisor
 from psgc.launch.tables import progress
+from psgc.transport.voice import own_outlet
 
 # Who is who in a job that this shell was set up for, or that this one is started from: wrong for this one.
 NOT_INHERITED: Final = {
@@ -111,6 +112,7 @@ def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str) -> d
         BYTEPS_FORCE_DISTRIBUTED="1", PSGC_JOB=str(secrets.randbits(62) | 1), PSGC_TOKEN=secrets.token_hex(16), PYTHONUNBUFFERED="1",
     )  # fmt: skip
     env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
+    env.setdefault("PSGC_OUTLET", own_outlet())
     env.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads beside servers cost scheduler slices of milliseconds
     if codec:
         env["PSGC_CODEC"] = codec

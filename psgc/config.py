@@ -110,7 +110,7 @@ VARIABLES: Final = (
     Variable("PSGC_WINDOW_BYTES", "window_bytes", _integer(1), "s", "payload bytes of a plan that a server has room for at once"),
     Variable("PSGC_TRANSPORT", "transport", _one_of("auto", "tcp", "shm"), "ws", "auto: shared memory on one host, else TCP"),
     Variable("PSGC_HEARTBEAT_S", "heartbeat_s", _seconds, "wsc", "seconds between heartbeats"),
-    Variable("PSGC_SILENCE_S", "silence_s", _seconds, "wsc", "after so many seconds what is awaited is named, and again as often"),
+    Variable("PSGC_SILENCE_S", "silence_s", _seconds, "wsc", "after so many seconds what is awaited is named; then ever more rarely, up to a minute apart"),
     Variable("PSGC_DEAD_S", "dead_s", _seconds, "wsc", "a silent member on another host is dead after so many seconds"),
     Variable("PSGC_REGISTER_TIMEOUT_S", "register_timeout_s", _seconds, "wsc", "registration gives up after so many seconds"),
     Variable("PSGC_STEP_TIMEOUT_S", "step_timeout_s", _seconds, "wsc", "a stalled step, barrier or declaration fails after so many seconds"),
@@ -118,6 +118,7 @@ VARIABLES: Final = (
     Variable("PSGC_SWITCH_INTERVAL", "switch_interval_s", _seconds, "w", "Python's thread switch interval in the trainer, seconds"),
     Variable("PSGC_LOG_STEPS", "log_steps", _integer(0), "w", "at log level info, steps from one line on step time and waiting to the next; 0: none"),
     Variable("PSGC_LOG_LEVEL", "log_level", _one_of("debug", "info", "warning", "error"), "wsc", "least severity logged", ("BYTEPS_LOG_LEVEL",)),
+    Variable("PSGC_OUTLET", "outlet", _text, "wsc", "set by launchers: where their processes' lines end up, so that one of these speaks for all"),
     Variable("PSGC_SCHEDULER_FD", "scheduler_fd", _integer(0), "c", "set by `psgc run`: the scheduler's listening socket"),
     Variable("PSGC_KEEPER_FD", "keeper_fd", _integer(0), "s", "set by the launcher: socket over which the server's memory is kept"),
 )  # fmt: skip
@@ -168,6 +169,7 @@ class Config:
     switch_interval_s: float = 0.0005  # the interpreter's 5 ms would cost the network thread 10 ms a trip beside a busy main thread
     log_steps: int = 100
     log_level: str = "warning"
+    outlet: str = ""
     scheduler_fd: int = -1
     keeper_fd: int = -1
     world_size: int = 0  # torch.distributed's processes, as the environment has them; 0: it says nothing

@@ -22,6 +22,7 @@ from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import Layout
 from psgc.mailbox import Mailbox
+from psgc.reminder import Reminder
 from psgc.server.engine import Engine, KeyWork
 from psgc.server.state import Commit, Effect, Fault, Fold, Send, ServerState, specs_of
 from psgc.server.store import KeyShape, Store
@@ -30,6 +31,7 @@ from psgc.transport.host import host_id, local_address_for, pid_started
 from psgc.transport.keeper_wire import send_segment
 from psgc.transport.memfd import LocalLink, LocalListener
 from psgc.transport.router import Router
+from psgc.transport.voice import ADMISSION, AWAITED, Voice
 from psgc.transport.watch import Pollable, Watch
 from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind, pack_header
 from psgc.wire.messages import Notice, Register, Topology, decode_body, decode_json, encode_body
@@ -74,7 +76,9 @@ class Server:
         self._keeper = socket.socket(fileno=config.keeper_fd) if config.keeper_fd >= 0 else None
         self._status: int | None = None
         self._reason = ""
-        self._began = self._heard = self._named = time.monotonic()
+        self._began = self._heard = time.monotonic()
+        self._named = Reminder(self._began)
+        self._voice = Voice.of(config)
         self._scheduler_up, self._down_since = False, time.monotonic()
         self._early: list[tuple[Hashable, Header, Any]] = []  # workers may learn the topology before this server does
 
@@ -223,7 +227,7 @@ class Server:
         elif header.kind == Kind.BYE:
             self._tell_scheduler(Kind.BYE)
             self._end(0, "")
-        elif header.kind == Kind.HEARTBEAT and body:
+        elif header.kind == Kind.HEARTBEAT and body and self._voice.speaks(AWAITED):
             logger.warning("scheduler: %s", decode_body(Notice, body).text)
 
     def _admitted(self, topology: Topology) -> None:
@@ -282,7 +286,7 @@ class Server:
             self._await_admission(now)
             return
         texts, faults = self._state.tick(now)
-        for text in texts:
+        for text in texts if self._voice.speaks(AWAITED) else ():
             logger.warning("%s", text)
         for fault in faults:
             self._fault(fault)
@@ -301,10 +305,12 @@ class Server:
         talks = now - self._heard <= 2 * config.silence_s  # then it gives up itself, and can say who is missing
         if now - self._began > config.register_timeout_s and not talks:
             self._end(1, f"server: gave up after {now - self._began:.0f} s of waiting for the scheduler at {config.root_endpoint}")
-        elif now - self._named >= config.silence_s:
-            self._named = now
-            what = "the other members to register" if self._scheduler_up else "the scheduler to answer: is it started, at this address?"
-            logger.warning("waiting for %s scheduler=%s for=%.0fs", what, config.root_endpoint, now - self._began)
+        elif self._scheduler_up and now - self._heard < config.silence_s + 2 * config.heartbeat_s:
+            return  # the scheduler has said who is missing, or will soon
+        elif self._named.due(now, config.silence_s) and self._voice.speaks(ADMISSION):
+            logger.warning(
+                "waiting for the scheduler at %s to answer, for %.0f s so far; is it started?", config.root_endpoint, now - self._began
+            )
 
     def _index(self) -> str:
         return "?" if self._state is None else str(self._state.index)
@@ -319,6 +325,7 @@ class Server:
             self._listener.close()
         for link in self._links.values():
             link.close()
+        self._voice.close()
         self._scheduler.close(linger_ms=500)
         self._router.close(linger_ms=500)
         self._context.destroy(linger=500)

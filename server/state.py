@@ -5,12 +5,13 @@ Pure: no sockets, clocks, threads or numbers; ``now`` is passed in. The loop (``
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Layout
+from psgc.reminder import LONGEST_S, Reminder
 from psgc.server.step import Action, Commit, Fold, KeySpec, KeyState, Reply
 from psgc.server.window import Window
 from psgc.wire.frames import SERVER_SENDER, Header, Kind
@@ -42,7 +43,6 @@ class _Key:
     state: KeyState
     part: int  # its position among the layout's parts on this server
     since: float = 0.0  # when the step under way got its first contribution
-    named: float = 0.0  # when what it awaits was last named
 
 
 @dataclass(slots=True)
@@ -63,6 +63,7 @@ class ServerState:
     windows: dict[int, Window] = field(default_factory=dict)
     active: set[int] = field(default_factory=set)  # keys whose step under way has a contribution
     departed: set[int] = field(default_factory=set)  # ranks that have left the job in order
+    named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # of ranks that were awaited, until that is a while ago
 
     def register(self, layout: Layout, specs: list[KeySpec], costs: list[int]) -> list[Effect]:
         """Serve the parts of ``layout`` that are on this server, given in the plan's order with the room that each needs.
@@ -103,8 +104,9 @@ class ServerState:
             del self.peers[rank]
 
     def tick(self, now: float) -> tuple[list[str], list[Fault]]:
-        """What has been awaited for long (for the log and the scheduler), and what has been awaited too long."""
-        texts, faults = [], []
+        """What has been awaited for long (for the log and the scheduler), one line for the same ranks, and what for too long."""
+        late: dict[tuple[int, ...], list[_Key]] = {}
+        faults = []
         for key in sorted(self.active):
             entry = self.keys[key]
             missing = entry.state.awaited()
@@ -118,17 +120,28 @@ class ServerState:
                         f"every rank must run the same number of steps"
                     )
                 )
-            if not missing or now - entry.named < self.silence_s:
+            if not missing or age < self.silence_s:
                 continue
-            entry.named = now
-            who = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
-            text = f"step {entry.state.step} of {entry.state.spec.describe()} has awaited rank(s) {who} for {age:.0f} s"
-            texts.append(text)
+            late.setdefault(tuple(missing), []).append(entry)
             if age >= self.step_timeout_s:
-                faults.append(
-                    Fault(f"server {self.index}: {text}, more than the limit of {self.step_timeout_s:.0f} s (PSGC_STEP_TIMEOUT_S)")
-                )
-        return texts, faults
+                text = f"{self._awaits(entry, missing, now)}, more than the limit of {self.step_timeout_s:.0f} s (PSGC_STEP_TIMEOUT_S)"
+                faults.append(Fault(f"server {self.index}: {text}"))
+        return list(self._name(late, now)), faults
+
+    def _name(self, late: Mapping[tuple[int, ...], list[_Key]], now: float) -> Iterator[str]:
+        """A line for each set of ranks that is due. A rank that is late again and again is named ever more rarely."""
+        for missing in [ranks for ranks, reminder in self.named.items() if now - reminder.since > 2 * LONGEST_S]:
+            del self.named[missing]
+        for missing, entries in late.items():
+            first = min(entries, key=lambda entry: entry.since)
+            if self.named.setdefault(missing, Reminder(first.since)).due(now, self.silence_s):
+                more = f" (and {len(entries) - 1} more keys)" if len(entries) > 1 else ""
+                yield self._awaits(first, missing, now, more)
+
+    @staticmethod
+    def _awaits(entry: _Key, missing: Sequence[int], now: float, more: str = "") -> str:
+        who = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+        return f"step {entry.state.step} of {entry.state.spec.describe()}{more} has awaited rank(s) {who} for {now - entry.since:.0f} s"
 
     def _hello(self, peer: Hashable, payload: Any) -> list[Effect]:
         hello = decode_body(Hello, payload if payload is not None else b"")
@@ -158,7 +171,7 @@ class ServerState:
                 f"step {header.step} of {entry.state.spec.describe()} is outside the window", ErrorCode.OUTSIDE_WINDOW
             )
         if not entry.state.contributions:
-            entry.since = entry.named = now
+            entry.since = now
         return self._effects(entry, entry.state.contribute(rank, header, payload), now)
 
     def _effects(self, entry: _Key, actions: list[Action], now: float) -> list[Effect]:

@@ -12,12 +12,15 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from psgc.errors import LocalProtocolError, RemoteProtocolError
 from psgc.layout import ITEM_BYTES, Layout, key_text
+from psgc.reminder import LONGEST_S, Reminder
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, decode_body
+
+NAMED_BY_SERVER_S: Final = 2.5  # a server looks once a heartbeat, and the scheduler passes its word on
 
 
 class Phase(Enum):
@@ -91,8 +94,8 @@ class PartState:
     priority: int
     codec: int
     name: str
-    of_gradients: bool  # of an optimizer's layout
-    plain_bytes: int  # what a step of its slice would carry both ways uncompressed; in later rounds 0
+    of_gradients: bool = False  # of an optimizer's layout
+    plain_bytes: int = 0  # what a step of its slice would carry both ways uncompressed; in later rounds 0
     step: int = 0
     phase: Phase = Phase.IDLE
     skip: bool = False
@@ -116,7 +119,7 @@ class _Server:
     parts_in_flight: int = 0
     queue: list[tuple[int, int, int]] = field(default_factory=list)  # heap of (-priority, sequence, key)
     windows: dict[int, int] = field(default_factory=dict)  # layout -> limit
-    named: float = 0.0
+    named: Reminder | None = None  # of what has been awaited from it, until that is a while ago
 
 
 @dataclass(slots=True)
@@ -227,8 +230,9 @@ class Client:
             actions.append(self._again(part) if part.phase is Phase.SENT else self._ask(part))
         return actions + self._pump(server, now)
 
-    def tick(self, now: float) -> tuple[list[Action], list[str]]:
-        """Ask after parts that nothing has happened to, and for windows; name what has been awaited for long."""
+    def tick(self, now: float, told: float = float("-inf")) -> tuple[list[Action], list[str]]:
+        """Ask after parts that nothing has happened to, and for windows; name what has been awaited for long. told: when the servers, through
+        the scheduler, last named what they await themselves."""
         actions: list[Action] = []
         for server, state in enumerate(self.servers):
             if not state.up:
@@ -240,7 +244,7 @@ class Client:
                     actions.append(self._ask(part))
             if not unanswered and self._held_up(state, now):
                 actions.append(Greet(server))
-        return actions, self._name_awaited(now)
+        return actions, self._name_awaited(now, told)
 
     def _held_up(self, state: _Server, now: float) -> bool:
         """Whether parts have waited long for a window that has not grown: the word of it may be lost, and HELLO has it said again."""
@@ -255,12 +259,15 @@ class Client:
             if part.server == server and part.phase in (Phase.SENT, Phase.ACKED):
                 yield part
 
-    def _name_awaited(self, now: float) -> list[str]:
+    def _name_awaited(self, now: float, told: float) -> list[str]:
         texts = []
         for server, state in enumerate(self.servers):
-            late = [p for k in self._outstanding if (p := self.parts[k]).server == server and now - p.began >= self.silence_s]
-            if late and now - state.named >= self.silence_s:
-                state.named = now
+            late = [p for k in self._outstanding if (p := self.parts[k]).server == server and self._is_late(p, now, told)]
+            if state.named is not None and now - state.named.since > 2 * LONGEST_S:
+                state.named = None
+            if late:
+                state.named = state.named or Reminder(min(p.began for p in late))
+            if late and state.named is not None and state.named.due(now, self.silence_s):
                 first = min(late, key=lambda p: p.began)
                 more = f" and {len(late) - 1} more" if len(late) > 1 else ""
                 link = "" if state.up else "; its connection is down"
@@ -269,6 +276,12 @@ class Client:
                     f"(key {key_text(first.key)}{more}) is {first.phase.value}{link}"
                 )
         return texts
+
+    def _is_late(self, part: PartState, now: float, told: float) -> bool:
+        """A part that a server has accepted waits for other ranks, mostly: the server says so itself, and is given the time to."""
+        if part.phase is Phase.ACKED and self.servers[part.server].up:
+            return now - part.began >= self.silence_s + NAMED_BY_SERVER_S and now - told > self.silence_s + LONGEST_S
+        return now - part.began >= self.silence_s
 
     def _enqueue(self, part: PartState) -> None:
         self._sequence += 1

@@ -21,8 +21,10 @@ from psgc import __version__
 from psgc.config import Config
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, Layout
+from psgc.reminder import Reminder
 from psgc.transport.dealer import Dealer
 from psgc.transport.host import host_id, pid_started
+from psgc.transport.voice import ADMISSION, AWAITED, Voice
 from psgc.transport.watch import Pollable
 from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Notice, Register, Topology, decode_body, decode_json, encode_body
@@ -67,7 +69,9 @@ class Coordinator:
         self._dealer = Dealer(context, config.root_endpoint, b"worker-%s-%d" % (os.urandom(6).hex().encode(), os.getpid()), config.dead_s)
         self._up = False
         self._down_since = time.monotonic()
-        self._heard = self._named = time.monotonic()
+        self._heard = time.monotonic()
+        self.told = float("-inf")  # when the scheduler last said what is awaited
+        self.voice = Voice.of(config)
         self._beat = self._repeat = 0.0
         self._rank: int | None = None
         self._epoch = 0
@@ -75,6 +79,7 @@ class Coordinator:
         self._declared: dict[str, _Declared] = {}
         self._barriers: dict[int, threading.Event] = {}
         self._began = time.monotonic()
+        self._named = Reminder(self._began)
         self.left = False
         self._leaving = False
 
@@ -164,13 +169,14 @@ class Coordinator:
         talks = now - self._heard <= 2 * self._config.silence_s  # then it gives up itself, and can say who is missing
         if waited > self._config.register_timeout_s and not talks:
             self._owner.failed(f"gave up after {waited:.0f} s of waiting for {self._awaited()}")
-        elif now - max(self._named, self._began) >= self._config.silence_s:
-            self._named = now
+        elif self._up and now - self._heard < self._config.silence_s + 2 * self._config.heartbeat_s:
+            return  # the scheduler has said who is missing, or will soon
+        elif self._named.due(now, self._config.silence_s) and self.voice.speaks(ADMISSION):
             logger.warning("waiting for %s for %.0f s", self._awaited(), waited)
 
     def _awaited(self) -> str:
         if self._up:
-            return "the other members to register with the scheduler"
+            return f"the scheduler at {self._config.root_endpoint}, which has said nothing for {time.monotonic() - self._heard:.0f} s"
         return (
             f"the scheduler at {self._config.root_endpoint}: nothing answers there; is it started, and are "
             f"DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT the same everywhere?"
@@ -203,8 +209,9 @@ class Coordinator:
         elif header.kind == Kind.BYE:
             self.left = True
         elif header.kind == Kind.HEARTBEAT and body:
-            logger.warning("scheduler: %s", decode_body(Notice, body).text)
-            self._named = time.monotonic()
+            self.told = time.monotonic()
+            if self.voice.speaks(AWAITED):
+                logger.warning("scheduler: %s", decode_body(Notice, body).text)
         elif header.kind == Kind.HEARTBEAT and header.step:
             waiting = self._owner.waiting
             waiting.slowest_rank, waiting.least_ms, waiting.most_ms = header.plan, header.key, header.step
@@ -225,4 +232,5 @@ class Coordinator:
         self._dealer.send(header, body)
 
     def close(self) -> None:
+        self.voice.close()
         self._dealer.close(linger_ms=500)

@@ -26,6 +26,7 @@ from psgc.mailbox import Mailbox
 from psgc.pool import Pool
 from psgc.transport.host import host_id
 from psgc.transport.memfd import Segment
+from psgc.transport.voice import PARTS
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Hello, Topology, encode_body
@@ -206,9 +207,9 @@ class Network(threading.Thread):
     def _tick(self, now: float) -> None:
         self._coordinator.tick(now)
         if self.client is not None and self.error is None:
-            actions, texts = self.client.tick(now)
+            actions, texts = self.client.tick(now, self._coordinator.told)
             self._apply(actions)
-            for text in texts:
+            for text in texts if texts and self._coordinator.voice.speaks(PARTS) else ():
                 logger.warning("%s", text)
         if self._closing_since is not None and (self._coordinator.left or now - self._closing_since > self.config.silence_s):
             self._end = True

@@ -16,6 +16,7 @@ from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.membership import Membership
 from psgc.transport.host import host_id, process_alive
 from psgc.transport.router import Router
+from psgc.transport.voice import AWAITED, Voice
 from psgc.wire.frames import pack_header
 from psgc.wire.messages import MAX_CONTROL_BYTES, Register
 
@@ -53,6 +54,8 @@ class _Loop:
         self.mailbox = Mailbox()
         self._config, self._router = config, router
         self._end: End | None = None
+        self._voice = Voice.of(config)
+        self._voice.speaks(AWAITED)  # members whose lines end up where these do leave it to the scheduler to name what is awaited
         self._state = Membership(
             config.nodes, config.servers, config.job, config.token, time.monotonic(), _alive, config.silence_s, config.dead_s,
             config.register_timeout_s, config.step_timeout_s,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration
+from psgc.reminder import Reminder
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name
 from psgc.scheduler.roster import EPOCH, Member, Roster
@@ -38,13 +39,15 @@ class Membership:
     roster: Roster = field(init=False)
     barriers: Barriers | None = None  # this and declarations: once everyone is there
     declarations: Declarations | None = None
-    _named: float = field(init=False)
+    _named: Reminder = field(init=False)  # of who has not registered
+    _told: float = field(init=False)  # when those who have were last told that this is so
+    _stalled: float = float("-inf")  # when a stalled step was last named
     _failed: tuple[float, str] | None = None
     _over: float | None = None  # since when all workers have left in order
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.nodes, self.servers)
-        self._named = self.began
+        self._named, self._told = Reminder(self.began), self.began
 
     def receive(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
         """One message. Whatever is wrong with it becomes an ERROR reply; the job goes on."""
@@ -105,7 +108,7 @@ class Membership:
         known = self.roster.returns(peer, register, now)
         if known is not None:
             return [self._topology(known)] if self.barriers is not None else []
-        member = Member(peer, register, now, named=now)
+        member = Member(peer, register, now)
         conflict = self.roster.conflict(member)
         if self.barriers is not None:
             raise RemoteProtocolError(f"everyone is already there: {conflict or member.label}", ErrorCode.NOT_ADMITTED)
@@ -118,7 +121,7 @@ class Membership:
         workers = self.roster.number()
         self.barriers, self.declarations = Barriers(workers), Declarations(workers, self.servers)
         for member in self.roster:
-            member.heard = member.named = now
+            member.heard, member.named = now, None
         text = f"everyone is there: {workers} workers, {self.servers} servers"
         return [Log(logging.INFO, text), *map(self._topology, self.roster)]
 
@@ -130,9 +133,9 @@ class Membership:
     def _said(self, member: Member, header: Header, body: bytes, now: float) -> list[Action]:
         kind = Kind(header.kind)
         if kind is Kind.HEARTBEAT:
-            log = [Log(logging.WARNING, decode_body(Notice, body).text)] if body else []
+            stalled = self._name_stall(decode_body(Notice, body).text, now) if body else []
             member.waited_ms = header.step
-            return [*log, self._answer_heartbeat(member)]
+            return [*stalled, self._answer_heartbeat(member)]
         if kind is Kind.FAULT:
             return self.abort(decode_body(Notice, body).text or f"{member.label} reported a fault and did not say which", now)
         if self.barriers is None or self.declarations is None:
@@ -149,6 +152,17 @@ class Membership:
             name = self.declarations.server_ready(member.rank, header.plan)
             return [] if name is None else [self._layout(m, name) for m in self.roster.workers() if not m.left]
         raise RemoteProtocolError(f"a {member.register.role} does not send {kind.name} to the scheduler", ErrorCode.UNKNOWN_KIND)
+
+    def _name_stall(self, text: str, now: float) -> list[Action]:
+        """A server says which ranks a step awaits; other servers have steps that await the same ranks, and need not be heard, too."""
+        if now - self._stalled < self.silence_s / 2:
+            return []
+        self._stalled = now
+        return [Log(logging.WARNING, text), *self._tell_workers(text)]
+
+    def _tell_workers(self, text: str) -> list[Send]:
+        body = encode_body(Notice(0, text))
+        return [self._send(m.peer, Kind.HEARTBEAT, body) for m in self.roster.workers() if not m.left]
 
     def _answer_heartbeat(self, member: Member) -> Send:
         """A worker hears who waited least for steps (all others waited for that rank), how long that was, and the longest."""
@@ -221,11 +235,12 @@ class Membership:
         text = f"waiting for {', '.join(self.roster.missing())} to register, for {waited:.0f} s so far; here: {self._here()}"
         if waited > self.register_timeout_s:
             return self.abort(f"gave up {text}; start the missing ones, or raise PSGC_REGISTER_TIMEOUT_S", now)
-        if now - self._named < self.silence_s:
+        if now - self._told < self.silence_s:
             return []
-        self._named = now
-        body = encode_body(Notice(0, text))
-        return [Log(logging.WARNING, text), *(self._send(m.peer, Kind.HEARTBEAT, body) for m in self.roster)]
+        self._told = now  # with text or without: who hears nothing takes the scheduler for gone
+        named = self._named.due(now, self.silence_s)
+        body = encode_body(Notice(0, text)) if named else b""
+        return [*([Log(logging.WARNING, text)] if named else []), *(self._send(m.peer, Kind.HEARTBEAT, body) for m in self.roster)]
 
     def _here(self) -> str:
         labels = [m.label for m in self.roster]
@@ -239,8 +254,10 @@ class Membership:
             late = self._await(gathering, now)
             if self._failed is not None:
                 return actions + late
-            if late:  # said again, for it may have been lost
-                actions += [*late, *self._keys(name, (m for m in self.roster.server_members() if m.rank in gathering.missing))]
+            actions += late
+            if now - gathering.asked >= self.silence_s:  # asked again, for it may have been lost
+                gathering.asked = now
+                actions += self._keys(name, (m for m in self.roster.server_members() if m.rank in gathering.missing))
         return actions
 
     def _await(self, gathering: Gathering, now: float) -> list[Action]:
@@ -248,12 +265,9 @@ class Membership:
         text = f"{gathering.what} has awaited {gathering.awaited} for {waited:.0f} s"
         if waited > self.step_timeout_s:
             return self.abort(f"{text}, more than the limit of {self.step_timeout_s:.0f} s (PSGC_STEP_TIMEOUT_S)", now)
-        if now - gathering.named < self.silence_s:
+        if not gathering.named.due(now, self.silence_s):
             return []
-        gathering.named = now
-        body = encode_body(Notice(0, text))
-        waiting = (m for m in self.roster.workers() if not m.left)
-        return [Log(logging.WARNING, text), *(self._send(m.peer, Kind.HEARTBEAT, body) for m in waiting)]
+        return [Log(logging.WARNING, text), *self._tell_workers(text)]
 
     def _gatherings(self) -> list[Gathering]:
         """What some workers wait for others to come to."""
@@ -272,9 +286,12 @@ class Membership:
 
     def _silence(self, member: Member, now: float) -> Log | None:
         quiet = now - member.heard
-        if member.left or quiet < self.silence_s or now - member.named < self.silence_s:
+        if member.left or quiet < self.silence_s:
+            member.named = None
             return None
-        member.named = now
+        member.named = member.named or Reminder(member.heard)
+        if not member.named.due(now, self.silence_s):
+            return None
         return Log(logging.WARNING, f"{member.label} has said nothing for {quiet:.0f} s")
 
     def _abort_to(self, peer: bytes) -> Send:

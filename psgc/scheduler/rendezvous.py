@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from psgc.errors import UsageError
 from psgc.layout import MAX_LAYOUTS, Declaration, Layout, build_layout, compare, used_by_every_rank
+from psgc.reminder import Reminder
 
 
 @dataclass(slots=True)
@@ -21,10 +22,11 @@ class Gathering:
     since: float
     of_servers: bool = False
     came: set[int] = field(default_factory=set)
-    named: float = field(init=False)
+    named: Reminder = field(init=False)
+    asked: float = field(init=False)  # when the missing were last told what is wanted of them
 
     def __post_init__(self) -> None:
-        self.named = self.since
+        self.named, self.asked = Reminder(self.since), self.since
 
     @property
     def missing(self) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from psgc import __version__
+from psgc.reminder import Reminder
 from psgc.wire.messages import Register, ServerAddress, Topology
 
 EPOCH = 1
@@ -18,7 +19,7 @@ class Member:
     peer: bytes
     register: Register
     heard: float
-    named: float = 0.0
+    named: Reminder | None = None  # of its silence, since it was last heard
     rank: int = -1
     left: bool = False
     waited_ms: int = 0  # a worker's own count of what it waited for steps' results

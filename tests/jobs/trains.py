@@ -15,6 +15,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--slow-rank", type=int, default=-1, help="sleeps 50 ms in every step")
+    parser.add_argument("--stall-rank", type=int, default=-1, help="never comes to step 3")
     parser.add_argument("--fail-at", type=int, default=0, help="rank 0 raises an error in that step")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -25,6 +26,8 @@ def main() -> None:
     for step in range(1, options.steps + 1):
         if psgc.rank() == options.slow_rank:
             time.sleep(0.05)
+        if step == 3 and psgc.rank() == options.stall_rank:
+            time.sleep(1000)
         if step == options.fail_at and psgc.rank() == 0:
             raise ValueError("as the test wants it")
         optimizer.zero_grad()

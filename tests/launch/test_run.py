@@ -139,3 +139,15 @@ def test_nothing_outlives_a_killed_launcher(launched: Any) -> None:
     popen = launched.job("--nodes", "2", "--servers", "2")
     popen.kill()
     assert launched.end(popen)[0] == -signal.SIGKILL  # the fixture checks that nothing is left
+
+
+@pytest.mark.timeout(180)
+def test_what_is_awaited_is_said_by_one_process_of_a_job_and_ever_more_rarely(launched: Any) -> None:
+    trains = str(STEPS[1]).replace("steps.py", "trains.py")
+    env = {"PSGC_STEP_TIMEOUT_S": "16", "PSGC_SILENCE_S": "1"}
+    status, _, err = launched.end(launched.psgc("run", "--workers", "3", "--", sys.executable, trains, "--stall-rank", "1", **env))
+    assert status == 1
+    said = [line for line in err.splitlines() if "has awaited rank(s) 1 for" in line and "more than the limit" not in line]
+    assert all(line.startswith("[scheduler] ") for line in said), said
+    assert 3 <= len(said) <= 5, "after 1, 2, 4 and 8 seconds more"
+    assert "waiting for server" not in err, "the server has said so itself"

@@ -133,8 +133,13 @@ def test_who_is_missing_is_named_and_named_again_and_the_waiting_are_told() -> N
     job.join("s0", register("server"))
     job.join("w0", register(node=0, local_size=2))
     assert job.tick(SILENCE_S - 0.1) == []
-    for _ in range(3):
+    for again in range(3):
         actions = job.tick(SILENCE_S)
+        if again == 1:  # said after 5 s, and after 10 s more
+            assert (logged(actions), sent(actions, Kind.HEARTBEAT)["w0"].payload_bytes) == ("", 0), (
+                "who waits hears that the scheduler lives"
+            )
+            continue
         for text in [logged(actions), *(body["text"] for body in sent(actions, Kind.HEARTBEAT).values())]:
             for word in ["local rank 1 of node 0", "DMLC_WORKER_ID=1", "DMLC_WORKER_ID=2", "1 of 2 server(s)", "pid 1000 on host0"]:
                 assert word in text

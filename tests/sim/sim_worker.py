@@ -16,7 +16,7 @@ from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Hello, Notice, Topology, decode_body, encode_body
 from psgc.worker import client as worker_client
 from psgc.worker.client import Decode, Encode, Failed, Greet, Transmit
-from psgc.worker.coordinator import Coordinator
+from psgc.worker.coordinator import Coordinator, Waiting
 
 if TYPE_CHECKING:
     from simulation import World
@@ -50,6 +50,7 @@ class SimWorker:
         self.world, self.clock, self.rng = world, world.clock, world.rng
         self.node = node
         self.layouts: dict[str, Layout] = {}
+        self.waiting = Waiting()
         self.client: worker_client.Client | None = None
         self.links: list[Link] = []
         self.slots: dict[int, Any] = {}

@@ -15,8 +15,8 @@ from sim_network import Channel, Clock, Network, Weather
 from sim_oracle import Word, name_of_residual, name_of_result
 from simulation import World, quiet, simulate
 
-from psgc.layout import make_key
-from psgc.server.state import Send, ServerState
+from psgc.layout import Declaration, Layout, TensorSpec, build_layout, make_key
+from psgc.server.state import Send, ServerState, specs_of
 from psgc.server.step import Commit, Fold, KeySpec, KeyState, Reply
 from psgc.server.store import KeyShape, Store
 from psgc.server.window import OPEN, Window
@@ -153,6 +153,38 @@ def test_a_window_whose_word_was_lost_is_asked_for_again() -> None:
     (push,) = client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 3.0)
     assert isinstance(push, Transmit)
     assert push.header.kind == Kind.PUSH
+
+
+def test_a_part_that_the_server_has_is_named_by_the_server_and_any_other_by_the_worker() -> None:
+    client = a_client()
+    client.connected(0, 0.0)
+    client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
+    client.submit(0, 0.0)
+    assert client.tick(4.9)[1] == []
+    assert client.tick(5.0)[1] == ["waiting for server 0 for 5 s: step 1 of 't0' (key 0.0.0) is being encoded"]
+    client.encoded(0, 10, False, 5.0)
+    client.receive(0, from_server(Kind.ACK), None, 5.0)
+    times = [now for now in range(6, 80) if client.tick(float(now), told=7.0)[1]]
+    assert times == [73], "the server said at second 7 whom it awaits, and has been silent for long"
+
+
+def test_a_server_names_the_ranks_that_steps_await_in_one_line_and_again_ever_more_rarely() -> None:
+    server = ServerState(0, 2, 1, 1, "t", step_timeout_s=1000)
+    hello = b'{"token":"t","rank":0,"host":"h"}'
+    server.receive("w0", Header(Kind.HELLO, job=1, epoch=1, sender=0), hello, 0.0)
+    layout = a_layout()
+    server.register(layout, *specs_of(layout, 0, 2))
+    for part in layout.parts():
+        server.receive("w0", Header(Kind.SKIP, job=1, epoch=1, plan=1, key=part[1].key, step=1, sender=0), None, 0.0)
+    texts = {now: text for now in range(100) for text in server.tick(float(now))[0]}
+    assert list(texts) == [5, 15, 35, 75]
+    assert texts[15] == "step 1 of key 1.0.0 (a) (and 1 more keys) has awaited rank(s) 1 for 15 s"
+
+
+def a_layout() -> Layout:
+    tensors = (TensorSpec("a", (100,), "float32"), TensorSpec("b", (100,), "float32"))
+    declaration = Declaration("m", "plan", tensors, "none", True, order=(0, 1), used=(0, 1), fuse_bytes=0)
+    return build_layout(declaration, layout_id=1, servers=1, workers=2, used_by_all=frozenset((0, 1)))
 
 
 def test_a_result_that_overtakes_a_repeat_of_the_push_ends_the_step_and_later_words_on_it_change_nothing() -> None:

@@ -1,0 +1,66 @@
+"""Which of a job's processes on this machine says what all of them know, where their output comes to one place.
+
+An *outlet* is where a process's lines end up for people: its stderr, or under a launcher the launcher's. Of the processes with one outlet
+the first that has something to say on a topic takes a name in Linux's abstract socket namespace, and keeps it until it ends, however it
+ends; the others then stay silent on that topic. Where there are no such sockets, everybody speaks.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import socket
+from typing import Final
+
+from psgc.config import Config
+
+STDERR: Final = 2
+# Topics.
+AWAITED: Final = "awaited"  # what the scheduler and the servers know: which members and ranks are waited for
+ADMISSION: Final = "admission"  # that the scheduler does not answer
+PARTS: Final = "parts"  # what a worker knows of its own parts
+
+
+def own_outlet() -> str:
+    """Where this process's stderr goes: device and inode; empty if it is closed."""
+    try:
+        found = os.fstat(STDERR)
+    except OSError:
+        return ""
+    return f"{found.st_dev:x}:{found.st_ino:x}"
+
+
+class Voice:
+    """This process's right to speak. group: what the processes have in common that must not speak together (a job and its secret).
+    outlet: PSGC_OUTLET; without it this process's own."""
+
+    def __init__(self, group: str, outlet: str = "") -> None:
+        self._outlet = outlet or own_outlet()
+        self._name = hashlib.sha256(f"{os.getuid()} {self._outlet} {group}".encode()).hexdigest()[:32]
+        self._held: dict[str, int] = {}  # descriptors of the sockets that hold names, by topic
+
+    @classmethod
+    def of(cls, config: Config) -> Voice:
+        """Of a member of the job that ``config`` describes."""
+        return cls(f"{config.job} {config.root_endpoint} {config.token}", config.outlet)
+
+    def speaks(self, topic: str) -> bool:
+        """Whether this process is the one that speaks on ``topic`` here; asking takes the right if nobody has it."""
+        if topic in self._held or not self._outlet:
+            return True
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            name.bind(f"\0psgc-voice/{self._name}/{topic}")
+        except OSError as error:
+            name.close()
+            return error.errno != errno.EADDRINUSE
+        self._held[topic] = name.detach()
+        return True
+
+    def close(self) -> None:
+        while self._held:
+            os.close(self._held.popitem()[1])
+
+    def __del__(self) -> None:
+        self.close()

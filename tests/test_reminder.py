@@ -1,0 +1,38 @@
+"""What is awaited is named soon, then ever more rarely, and by one of the processes whose lines end up in one place."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from psgc.reminder import Reminder
+from psgc.transport.voice import AWAITED, PARTS, Voice, own_outlet
+
+
+@pytest.mark.parametrize(
+    ("first_s", "said"), [(5.0, [5, 15, 35, 75, 135, 195]), (1.0, [1, 3, 7, 15, 31, 63, 123, 183]), (100.0, [100, 200])]
+)
+def test_each_period_is_twice_the_last_up_to_a_minute(first_s: float, said: list[int]) -> None:
+    reminder = Reminder(0.0)
+    assert [now for now in range(240) if reminder.due(float(now), first_s)] == said
+
+
+def test_one_of_the_processes_of_an_outlet_speaks_until_it_ends() -> None:
+    group = f"test {os.getpid()}"
+    first, second = Voice(group, "terminal"), Voice(group, "terminal")
+    elsewhere, stranger = Voice(group, "file"), Voice("another job", "terminal")
+    assert [voice.speaks(AWAITED) for voice in (first, second, first, elsewhere, stranger)] == [True, False, True, True, True]
+    assert second.speaks(PARTS), "a topic of its own"
+    first.close()
+    assert second.speaks(AWAITED)
+    for voice in (second, elsewhere, stranger):
+        voice.close()
+
+
+def test_where_lines_end_up_is_the_launchers_to_say_and_else_this_process_knows() -> None:
+    assert own_outlet()
+    first, second = Voice(f"test {os.getpid()}"), Voice(f"test {os.getpid()}")
+    assert [first.speaks(PARTS), second.speaks(PARTS)] == [True, False]
+    first.close()
+    second.close()
