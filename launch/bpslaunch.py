@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from psgc.config import Config
-from psgc.errors import ConfigError, PsgcError, UsageError
+from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch import ranks
 from psgc.launch.role import run_role
 from psgc.launch.supervisor import Supervisor
+from psgc.launch.warming import prepare
 from psgc.transport.voice import own_outlet
 
 REQUIRED = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
@@ -48,7 +49,7 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
         return _run_workers(command, full)
     except PsgcError as error:
         print(f"psgc-launch: {error}", file=sys.stderr)
-        return 2 if isinstance(error, (ConfigError, UsageError)) else 1
+        return 2 if isinstance(error, (CodecError, ConfigError, UsageError)) else 1
 
 
 def _role(env: Mapping[str, str]) -> str:
@@ -69,6 +70,7 @@ def _role(env: Mapping[str, str]) -> str:
 
 def _run_server(env: Mapping[str, str]) -> int:
     """The server is a child, so that its memory is kept here should it die."""
+    prepare(_codecs(env))
     with Supervisor("psgc-launch", prefix=False) as supervisor:
         _start(supervisor, "server", [sys.executable, "-m", "psgc.launch.role", "server"], env, keep_memory=True)
         return supervisor.run()
@@ -83,6 +85,7 @@ def _run_workers(command: list[str], env: Mapping[str, str]) -> int:
     if env.get("BYTEPS_ENABLE_GDB", "0").strip() not in ("", "0"):
         command = [*GDB, *command]
     places = _places(env, size)
+    prepare(_codecs(env))
     with Supervisor("psgc-launch", prefix=size > 1) as supervisor:
         for local_rank in range(size):
             own = {
@@ -91,6 +94,10 @@ def _run_workers(command: list[str], env: Mapping[str, str]) -> int:
             Config.from_env(own)
             _start(supervisor, f"worker {local_rank}", command, own, cores=cores[local_rank])
         return supervisor.run()
+
+
+def _codecs(env: Mapping[str, str]) -> list[str]:
+    return [codec] if (codec := env.get("PSGC_CODEC", "").strip()) else []
 
 
 def _places(env: Mapping[str, str], size: int) -> list[dict[str, str]]:

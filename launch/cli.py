@@ -79,7 +79,8 @@ def doctor(as_json: Json = False) -> None:
     """
     from psgc.launch.doctor import examine
 
-    report = examine()
+    with progress(as_json):
+        report = examine()
     if as_json:
         print(json.dumps(report))
     else:
@@ -112,6 +113,31 @@ def codecs(
     else:
         print_table(*codec_table(entries))
         print_table(*advice_table(entries))
+
+
+@app.command()
+def warm(
+    codec: Annotated[list[str] | None, typer.Option(help="Codec; give it several times for several. Default: everything.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile kernels ahead of their first use, for this machine's processor.
+
+    Example: psgc warm --codec int8
+    """
+    from psgc.launch.warming import ALWAYS, everything
+    from psgc.launch.warming import warm as warm_kernels
+
+    done = warm_kernels([ALWAYS, *codec] if codec else everything(), quiet=as_json)
+    if as_json:
+        print(json.dumps(done))
+    else:
+        compiled = sum(one["compiled"] for one in done)
+        seconds = sum(one["seconds"] for one in done)
+        print(
+            f"{compiled} kernels compiled in {seconds:.0f} s"
+            if compiled
+            else f"all kernels of {len(done)} codec{'s' * (len(done) > 1)} were compiled before"
+        )
 
 
 @bench.command()

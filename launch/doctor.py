@@ -39,6 +39,7 @@ def _rows() -> list[tuple[str, Callable[[], Finding], str, str]]:
         ("shared memory", _shared_memory, "sealed memfds, passed between processes", "run on Linux 5 or newer; else PSGC_TRANSPORT=tcp"),
         ("loopback", _loopback, "a ZeroMQ message over TCP on this host", "check firewall rules for 127.0.0.1"),
         ("kernel cache", _kernel_cache, "a folder that can be written", "set NUMBA_CACHE_DIR to one; else every start compiles"),
+        ("compiled ahead", _warm, "or at first use, for some 10 s a codec", "psgc warm"),
         ("kernels", _kernels, "a compiled kernel gives its definition's bytes", "reinstall numba and llvmlite"),
         (
             "scheduler",
@@ -140,6 +141,14 @@ def _kernel_cache() -> Finding:
 
     folder = cache_folder()
     return folder is not None, str(folder or "no folder can be written")
+
+
+def _warm() -> Finding:
+    """Never wrong: what is not compiled yet will be."""
+    from psgc.launch.warming import everything, is_warm
+
+    cold = [text for text in everything() if not is_warm(text)]
+    return True, f"not yet: {', '.join(cold)}; `psgc warm` compiles them" if cold else "all codecs"
 
 
 def _kernels() -> Finding:

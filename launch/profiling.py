@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Final
 
+from psgc.compiling import Heard, told_by
 from psgc.errors import UsageError
-from psgc.launch.compiling import compilation_told
 from psgc.launch.profile_links import SIZES as LINK_SIZES
 from psgc.launch.profile_links import Trips, fit, measure_here, measure_joined
 from psgc.machine import machine
@@ -111,7 +111,7 @@ def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
         task = progress.add_task("", total=total)
-        with compilation_told(lambda text: progress.update(task, description=text)):
+        with told_by(Heard(lambda text: progress.update(task, description=text))):
             yield lambda text: progress.update(task, advance=1, description=text)
 
 

@@ -15,6 +15,7 @@ from psgc.errors import PsgcError, UsageError
 from psgc.launch import ranks
 from psgc.launch.supervisor import Supervisor
 from psgc.launch.tables import progress
+from psgc.launch.warming import prepare
 from psgc.transport.voice import own_outlet
 
 # Who is who in a job that this shell was set up for, or that this one is started from: wrong for this one.
@@ -36,10 +37,11 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
     files = _files(plan, layout_out)
     codec = codec or os.environ.get("PSGC_CODEC", "").strip()
     if codec:
-        with progress(False):
-            from psgc.codecs import parse_scheme
+        from psgc.codecs import parse_scheme
 
         codec = parse_scheme(codec).canonical
+    Config.from_env({**_job_env(1, workers, servers, nodes, codec), **files})  # what is wrong is said before kernels are compiled
+    prepare([codec] if codec else [])
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, Supervisor("psgc run", prefix) as supervisor:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
@@ -96,7 +98,7 @@ def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
         with progress(False):
             from psgc.plan.runtime import load_runnable
 
-        load_runnable(named["PSGC_PLAN"])
+        prepare(bucket.codec for bucket in load_runnable(named["PSGC_PLAN"]).buckets)
     if named["PSGC_LAYOUT_OUT"] and not os.path.isdir(os.path.dirname(os.path.abspath(named["PSGC_LAYOUT_OUT"]))):
         raise UsageError(f"run: --layout-out {named['PSGC_LAYOUT_OUT']}: no such directory")
     if os.path.isdir(named["PSGC_LAYOUT_OUT"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from psgc.launch.compiling import compilation_told
+from psgc.compiling import Heard, told_by
 
 
 def print_table(header: list[str], rows: list[list[str]], title: str | None = None) -> None:
@@ -23,11 +23,16 @@ def print_table(header: list[str], rows: list[list[str]], title: str | None = No
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """What is being done, on a terminal's stderr while it is done; nothing elsewhere. Kernels that are compiled meanwhile come between."""
+    """What is being done, on a terminal's stderr while it is done; nothing elsewhere. Kernels that are compiled meanwhile come between, and
+    are told of wherever stderr leads; but nothing is told where it shall be quiet."""
     from rich.console import Console
 
-    console, doing = Console(stderr=True, quiet=quiet), ""
-    if quiet or not console.is_terminal:
+    console, doing = Console(stderr=True), ""
+    if quiet:
+        with told_by(Heard(lambda text: None)):
+            yield lambda text: None
+        return
+    if not console.is_terminal:
         yield lambda text: None
         return
 
@@ -36,5 +41,5 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         doing = text
         status.update(text)
 
-    with console.status("") as status, compilation_told(lambda text: status.update(text or doing)):
+    with console.status("") as status, told_by(Heard(lambda text: status.update(text or doing))):
         yield tell

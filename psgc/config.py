@@ -124,6 +124,11 @@ VARIABLES: Final = (
 )  # fmt: skip
 
 
+def outlet() -> str:
+    """``Config.outlet``, for what happens before a process knows its configuration."""
+    return os.environ.get("PSGC_OUTLET", "").strip()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Everything one process was told. Built by ``from_env``; printed at start."""

@@ -14,6 +14,7 @@ from numba import types
 
 from psgc.codecs.fingerprint import UnseenError, fingerprint, implemented_by
 from psgc.codecs.kernel_cache import cache_of
+from psgc.compiling import compilation
 
 _numba: Any = numba  # untyped
 
@@ -79,7 +80,8 @@ def kernel(signature: Any) -> Callable[[Callable[..., Any]], Any]:
         cache = cache_of(function, SETTINGS)
         if cache is not None:
             dispatcher._cache = cache
-        dispatcher.compile(signature)
+        with compilation():
+            dispatcher.compile(signature)
         dispatcher.disable_compile()
         return dispatcher
 

@@ -10,7 +10,7 @@ import pytest
 from psgc.launch.bpslaunch import launch
 from tests.plan.commands import psgc
 
-VERBS = ((), ("run",), ("doctor",), ("codecs",), ("bench",), ("bench", "kernels"), ("bench", "pushpull"))
+VERBS = ((), ("run",), ("warm",), ("doctor",), ("codecs",), ("bench",), ("bench", "kernels"), ("bench", "pushpull"))
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

@@ -1,30 +1,104 @@
-"""What a user hears while kernels are compiled."""
+"""What a user hears while kernels are compiled, and compiling them ahead."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import numba
+import pytest
 
 from psgc.codecs.kernel import I64, kernel
-from psgc.launch.compiling import compilation_told
+from psgc.compiling import told_by
+from psgc.launch import warming
 
 SIGNATURE = I64(I64)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def begins(self) -> None:
+        self.words.append("begins")
+
+    def ends(self) -> None:
+        self.words.append("ends")
 
 
 def doubled(x: int) -> int:
     return 2 * x
 
 
-def test_compiling_is_told_when_it_begins_and_when_it_ends_but_not_for_each_helper() -> None:
-    told: list[str] = []
-    helper = numba.njit(lambda x: x + 1)
-    with compilation_told(told.append):
-        assert numba.njit(SIGNATURE)(lambda x: helper(x) * 2)(3) == 8
-    assert told == ["compiling kernels, once on this machine", ""]
+def test_a_kernel_is_told_of_once_with_its_helpers_and_not_when_it_comes_from_the_cache() -> None:
+    told, number = Told(), int.from_bytes(os.urandom(6), "little")  # one that no run before has compiled
+    inner = numba.njit(lambda x: x + number)
 
+    def fresh() -> Any:
+        return kernel(SIGNATURE)(lambda x: inner(x) * 2)
 
-def test_a_kernel_that_is_in_the_cache_is_loaded_in_silence() -> None:
-    told: list[str] = []
-    kernel(SIGNATURE)(doubled)
-    with compilation_told(told.append):
+    with told_by(told):
+        assert fresh()(3) == 2 * (3 + number)
+        assert told.words == ["begins", "ends"]
+        kernel(SIGNATURE)(doubled)
+        told.words.clear()
         assert kernel(SIGNATURE)(doubled)(3) == 6
-    assert not told
+        assert not told.words
+
+
+def test_what_a_training_script_compiles_for_itself_is_not_told_of() -> None:
+    told = Told()
+    with told_by(told):
+        assert numba.njit(SIGNATURE)(lambda x: x - 1)(3) == 2
+    assert not told.words
+
+
+def test_of_the_processes_of_a_terminal_one_says_that_kernels_are_compiled(tmp_path: Path) -> None:
+    """Two at once, on a machine that has compiled nothing; a kernel of this test's, for a codec's take long."""
+    code = (
+        "import sys, time; from psgc.codecs.kernel import I64, kernel\n"
+        "for n in range(3): kernel(I64(I64))(lambda x: x + n)\n"
+        "print('ready', flush=True); sys.stdin.read()"
+    )
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PSGC_OUTLET": f"test of {os.getpid()}"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for process in both:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    said = "".join(process.communicate("")[1] for process in both)
+    assert said == "compiling kernels, once on this machine: a few seconds for each codec; `psgc warm` does it ahead of a job\n"
+
+
+def test_warm_compiles_ahead_says_so_and_finds_it_done_the_next_time(launched: Any, tmp_path: Path) -> None:
+    cold = {"NUMBA_CACHE_DIR": str(tmp_path / "kernels"), "XDG_CACHE_HOME": str(tmp_path / "none")}
+    status, out, err = launched.end(launched.psgc("warm", "--codec", "none", "--json", **cold))
+    assert (status, err) == (0, "")
+    (done,) = json.loads(out)
+    assert (done["codec"], done["compiled"] > 5) == ("none", True)
+    status, out, err = launched.end(launched.psgc("warm", "--codec", "none", **cold))
+    assert (status, out, err) == (0, "all kernels of 1 codec were compiled before\n", "")
+    code = "import json, sys; from psgc.launch.warming import is_warm, prepare; prepare([]); print(is_warm('none'), 'numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **cold}, capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n", "a launcher sees it without loading the compiler"
+
+
+def test_a_codec_that_is_none_is_one_line(launched: Any) -> None:
+    status, out, err = launched.end(launched.psgc("warm", "--codec", "onebitt"))
+    assert (status, out) == (2, "")
+    assert re.fullmatch(r"psgc: unknown codec 'onebitt'.*\n", err)
+
+
+def test_another_processor_version_or_source_has_a_mark_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = {warming._mark("int8"), warming._mark("int4"), warming._mark("int8:rotate=1")}
+    monkeypatch.setattr(warming, "_state", lambda: "another")
+    assert len(marks | {warming._mark("int8")}) == 4

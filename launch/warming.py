@@ -1,0 +1,138 @@
+"""Kernels compiled ahead: ``psgc warm``, and what a launcher does before it starts a job on a machine that has not run one.
+
+Compiled kernels are kept by ``psgc.codecs.kernel_cache``. A mark beside them says that all of a codec's have been: it is named by everything
+that compiling anew could follow from, coarsely, so that a launcher can tell without loading the compiler. A mark that is missing costs a
+second; one that is wrong costs nothing but that the job's own processes compile, and say so.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import psgc
+from psgc.compiling import moving_bar, told_by
+
+ALWAYS: Final = "none"  # whatever a job's codec is, its parameters are broadcast by this one
+PLANNER: Final = "the planner"  # the search's own kernels
+_PLANNER_MODULES: Final = ("bound", "bucketing", "curves", "descent", "space", "timeline", "trial")
+_CODECS: Final = Path(psgc.__file__).parent / "codecs"
+
+
+def everything() -> list[str]:
+    """What ``warm`` takes, for all that this installation can compile."""
+    from psgc.codecs import registered_codecs, registered_schemes
+    from psgc.codecs.foreign import foreign_codecs
+
+    return [*registered_codecs(), *registered_schemes(), *foreign_codecs(), PLANNER]
+
+
+def is_warm(text: str) -> bool:
+    """Whether the codec's kernels have been compiled here, for this processor and these versions."""
+    return any((folder / _mark(text)).exists() for folder in _folders())
+
+
+def prepare(texts: Iterable[str]) -> None:
+    """Before a job: compile what these codecs need, in this one process and not in each of the job's, unless that has been done. Raises
+    CodecError."""
+    cold = [text for text in dict.fromkeys((ALWAYS, *texts)) if not is_warm(text)]
+    if cold and any(map(_can_be_made, _folders())):
+        for text in cold:
+            _load(text)
+
+
+def warm(texts: Iterable[str], quiet: bool) -> list[dict[str, Any]]:
+    """Compile or load the kernels of each; on a terminal with a bar. Returns for each how many were compiled, and the seconds it took.
+    Raises CodecError."""
+    wanted, done = list(dict.fromkeys(texts)), []
+    with _Bar(len(wanted), quiet or not sys.stderr.isatty()) as bar, told_by(bar):
+        for text in wanted:
+            before, began = bar.compiled, time.monotonic()
+            bar.next(text)
+            _load(text)
+            done.append({"codec": text, "compiled": bar.compiled - before, "seconds": round(time.monotonic() - began, 2)})
+    return done
+
+
+class _Bar:
+    """Counts the kernels that are compiled, and shows it where it is not hidden."""
+
+    def __init__(self, total: int, hidden: bool) -> None:
+        self.compiled = 0
+        self._bar = None if hidden else moving_bar("{task.completed} of {task.total}, {task.fields[kernels]} kernels")
+        self._task = None if self._bar is None else self._bar.add_task("", total=total, completed=-1, kernels=0)
+
+    def __enter__(self) -> _Bar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def next(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, description=f"compiling {text}")
+
+    def begins(self) -> None:
+        """Counted when it ends."""
+
+    def ends(self) -> None:
+        self.compiled += 1
+        if self._bar is not None:
+            self._bar.update(self._task, kernels=self.compiled)
+
+
+def _load(text: str) -> None:
+    """Compile or load, and leave the mark."""
+    if text == PLANNER:
+        for module in _PLANNER_MODULES:
+            import_module(f"psgc.plan.{module}")
+    else:
+        from psgc.codecs import Setting, parse_scheme
+
+        parse_scheme(text, Setting(shapes=((32, 32),))).warm()
+    from psgc.codecs.kernel_cache import cache_folder
+
+    folder = cache_folder()
+    if folder is not None:
+        with suppress(OSError):
+            (folder / _mark(text)).touch()
+
+
+def _folders() -> Iterator[Path]:
+    """Where kernels may be kept: as ``kernel_cache`` has it, without loading the compiler."""
+    yield Path(os.environ.get("NUMBA_CACHE_DIR") or _CODECS / "__pycache__") / "psgc-kernels"
+    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "psgc" / "psgc-kernels"
+
+
+def _can_be_made(folder: Path) -> bool:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return os.access(there, os.W_OK | os.X_OK)
+
+
+def _mark(text: str) -> str:
+    readable = re.sub(r"\W+", "-", text)[:40]
+    return f"warm-{readable}-{hashlib.sha256(f'{text} {_state()}'.encode()).hexdigest()[:16]}"
+
+
+@functools.cache
+def _state() -> str:
+    """What compiled kernels follow from, and more: sources by size and time, versions, the processor."""
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite", "numpy")]
+    stats = [(path.name, (found := path.stat()).st_size, found.st_mtime_ns) for path in sorted(_CODECS.rglob("*.py"))]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = {line for line in lines if line.split("\t")[0] in ("model name", "flags")}
+    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_"))
+    return repr((psgc.__version__, sys.hexversion, versions, stats, sorted(processor), settings))
