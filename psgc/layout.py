@@ -66,6 +66,8 @@ class Declaration:
     """What one rank declares under one name. order: indices of ``tensors`` in ready order; used: those that had a gradient; buckets: what
     a plan makes of the tensors; without any they are fused in ready order, up to ``fuse_bytes``, and cut at ``part_bytes``.
 
+    seed: of random streams; -1: the session's own. past_steps, turn: what makes the streams, warm-ups and servers of an earlier job's
+    layout go on: steps that its tensors have taken before, and the server that the first bucket begins on; -1: by the layout's id.
     Everything must agree between ranks but order and used (rank 0's order counts).
     """
 
@@ -81,6 +83,9 @@ class Declaration:
     fuse_bytes: int = 4 << 20
     min_compress_bytes: int = 64 << 10
     buckets: tuple[BucketSpec, ...] = ()
+    seed: int = -1
+    past_steps: int = 0
+    turn: int = -1
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,8 +100,9 @@ class Declaration:
             raise _malformed(f"kind {declaration.kind!r}")
         if not set(declaration.order).union(declaration.used).issubset(known) or len(set(declaration.order)) < len(declaration.order):
             raise _malformed(f"order or used names tensors that are not among the {len(tensors)}, or twice")
-        if min(declaration.part_bytes - 1, declaration.fuse_bytes, declaration.min_compress_bytes, declaration.root) < 0:
-            raise _malformed("a size or the root is negative")
+        sizes = (declaration.part_bytes - 1, declaration.fuse_bytes, declaration.min_compress_bytes, declaration.past_steps)
+        if min(*sizes, declaration.root) < 0:
+            raise _malformed("a size, a number of steps or the root is negative")
         planned = [i for bucket in buckets for i in bucket.tensors]
         if not set(planned).issubset(known) or len(set(planned)) < len(planned):
             raise _malformed(f"buckets name tensors that are not among the {len(tensors)}, or twice")
@@ -161,7 +167,8 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Layout:
-    """One declared set of tensors, fused and cut. Equal on every member: ``to_json`` is canonical."""
+    """One declared set of tensors, fused and cut. Equal on every member: ``to_json`` is canonical. seed, past_steps: of random streams and
+    warm-ups, whose step n is the layout's n-th step after ``past_steps``. turn: the server of the first part, modulo their number."""
 
     id: int
     name: str
@@ -171,11 +178,22 @@ class Layout:
     workers: int
     tensors: tuple[TensorSpec, ...]
     buckets: tuple[Bucket, ...]
+    seed: int = 0
+    past_steps: int = 0
+    turn: int = 0
 
     def scheme(self, bucket: Bucket) -> Scheme:
         """How the bucket's parts are synchronised."""
         shapes = tuple(self.tensors[i].shape for i in bucket.tensors)
         return parse_scheme(bucket.codec, Setting(bucket.dtype, self.workers, self.mean, shapes))
+
+    def places(self, bucket: Bucket) -> Iterator[tuple[str, slice]]:
+        """Where the elements of each of the bucket's tensors, by name, lie in it."""
+        offset = 0
+        for index in bucket.tensors:
+            tensor = self.tensors[index]
+            yield tensor.name, slice(offset, offset + tensor.numel)
+            offset += tensor.numel
 
     def parts(self) -> Iterator[tuple[Bucket, Part]]:
         return ((bucket, part) for bucket in self.buckets for part in bucket.parts)
@@ -249,6 +267,7 @@ def build_layout(
         specs = [_fused(declaration, members, number) for number, members in enumerate(_fuse(declaration, used_by_all))]
     buckets: list[Bucket] = []
     counts = [0] * servers
+    turn = layout_id if declaration.turn < 0 else declaration.turn  # layouts of one part each, too, are spread over the servers
     for index, spec in enumerate(specs):
         dtype = tensors[spec.tensors[0]].dtype
         numel = sum(tensors[i].numel for i in spec.tensors)
@@ -258,10 +277,12 @@ def build_layout(
             sizes = _cut(spec, numel, scheme, dtype, declaration.part_bytes)
         except CodecError as error:
             raise CodecError(f"tensor {tensors[spec.tensors[0]].name!r}: {error}") from None
-        # Layouts of one part each, too, are spread over the servers.
-        parts = _place(scheme, sizes, layout_id, index, layout_id + index, counts)
+        parts = _place(scheme, sizes, layout_id, index, turn + index, counts)
         buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts))
-    return Layout(layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, tuple(buckets))
+    return Layout(
+        layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, tuple(buckets),
+        max(declaration.seed, 0), declaration.past_steps, turn,
+    )  # fmt: skip
 
 
 def _fused(declaration: Declaration, members: tuple[int, ...], number: int) -> BucketSpec:
@@ -389,7 +410,7 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
         raise LayoutMismatch(
             f"{first.name!r}: tensor {extra!r} is on rank {rank} but not on rank {lacking}; build the same model everywhere"
         )
-    for attribute in ("kind", "codec", "mean", "root", "part_bytes", "fuse_bytes", "min_compress_bytes"):
+    for attribute in ("kind", "codec", "mean", "root", "part_bytes", "fuse_bytes", "min_compress_bytes", "seed", "past_steps", "turn"):
         if getattr(first, attribute) != getattr(other, attribute):
             raise differ(attribute, getattr(first, attribute), getattr(other, attribute))
     if first.buckets != other.buckets:

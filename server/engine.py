@@ -26,13 +26,15 @@ SERVER_RANK = 0xFFFFFFFF  # the server's place in random streams, apart from eve
 
 @dataclass(frozen=True, slots=True)
 class KeyWork:
-    """A key as the engine sees it. first: index in its bucket of its element 0."""
+    """A key as the engine sees it. first: index in its bucket of its element 0. seed, past_steps: of its layout's random streams."""
 
     spec: KeySpec
     pair: CodecPair
     bucket: int
     first: int
     broadcast: bool
+    seed: int = 0
+    past_steps: int = 0
 
 
 Done = Callable[[int, bool, int, bool, int], None]  # key, last, payload bytes, non-finite, slot
@@ -41,16 +43,30 @@ Done = Callable[[int, bool, int, bool, int], None]  # key, last, payload bytes, 
 class Engine:
     """``done`` is called from a pool thread with the outcome of each Fold; ``broken`` with what went wrong."""
 
-    def __init__(self, threads: int, done: Done, broken: Callable[[BaseException], None], seed: int = 0) -> None:
+    def __init__(self, threads: int, done: Done, broken: Callable[[BaseException], None]) -> None:
         self._pool = Pool("psgc-sum", threads, broken)
         self._done = done
-        self._seed = seed
         self._accumulators: dict[int, NDArray[Any]] = {}  # keys of more than one block of ranks, while their sum is under way
         self._relayed: dict[int, list[Bytes]] = {}  # keys whose payloads are forwarded, while more blocks of ranks are awaited
 
     def start(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
         """Queue a Fold. The state machine has at most one under way for a key."""
         self._pool.submit(0, self._run, fold, work, store)
+
+    @staticmethod
+    def lend(work: KeyWork, store: KeyStore, step: int, add_back: int) -> NDArray[np.float32]:
+        """The residual after ``step``, with the result in buffer ``add_back`` added, unless that is NO_SLOT. The residual itself stays."""
+        residuals = store.residuals()
+        assert residuals is not None
+        if add_back == NO_SLOT:
+            return residuals[0]
+        both, ready = store.lent(step)
+        if not ready:
+            numel, pull = work.spec.numel, work.pair.pull
+            both[:] = residuals[0]
+            for lo, hi in _slices(pull, pull, numel):
+                pull.fold([store.result(add_back)[: store.recorded_bytes(add_back)]], numel, lo, hi, both[lo:hi], False)
+        return both
 
     def load_codecs(self, layout: Layout, then: Callable[[], None]) -> None:
         """Queue the loading (at first use of a codec on a machine: the compiling) of a layout's kernels; ``then`` runs after it."""
@@ -125,7 +141,7 @@ class Engine:
         acc = None if fold.fresh else self._accumulators.pop(fold.key)
         out = store.result(fold.slot)
         residuals = store.residuals()
-        stream = Stream(self._seed, fold.step, SERVER_RANK, work.bucket, work.first)
+        stream = Stream(work.seed, work.past_steps + fold.step, SERVER_RANK, work.bucket, work.first)
         if fold.fresh:
             old, new = (None, None) if residuals is None else residuals
             if old is not None and fold.add_back != NO_SLOT:

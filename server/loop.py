@@ -24,7 +24,7 @@ from psgc.layout import Layout
 from psgc.mailbox import Mailbox
 from psgc.reminder import Reminder
 from psgc.server.engine import Engine, KeyWork
-from psgc.server.state import Commit, Effect, Fault, Fold, Send, ServerState, specs_of
+from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Send, SendResidual, ServerState, specs_of
 from psgc.server.store import KeyShape, Store
 from psgc.transport.dealer import Dealer
 from psgc.transport.host import host_id, local_address_for, pid_started
@@ -156,6 +156,10 @@ class Server:
                 self._engine.start(effect, self._works[effect.key], self._store.keys[effect.key])
             elif isinstance(effect, Commit):
                 self._store.keys[effect.key].commit(effect)
+            elif isinstance(effect, SendResidual):
+                self._send_residual(effect)
+            elif isinstance(effect, Restore):
+                self._restore(effect)
             else:
                 self._fault(effect)
 
@@ -176,6 +180,18 @@ class Server:
             frames.append(send.body)
         if not self._router.send(peer, frames):
             logger.info("peer is gone; it asks again when it is back peer=%r", peer)
+
+    def _send_residual(self, send: SendResidual) -> None:
+        key, first = send.header.key, send.header.contributors
+        values = self._engine.lend(self._works[key], self._store.keys[key], send.header.step, send.add_back)
+        body = values[first : first + send.header.payload_bytes // 4].tobytes()
+        self._send(Send(send.peer, send.header, body))
+
+    def _restore(self, restore: Restore) -> None:
+        try:
+            self._store.keys[restore.key].restore(restore.first, restore.payload)
+        except PsgcError as error:
+            self._fault(Fault(f"server {self._index()}: {self._works[restore.key].spec.describe()}: {error}"))
 
     def _from_pool(self, key: int, last: bool, payload_bytes: int, nonfinite: bool, slot: int) -> None:
         self.mailbox.put(self._folded, key, last, payload_bytes, nonfinite, slot)
@@ -262,7 +278,7 @@ class Server:
             if spec is None:
                 continue
             pair = layout.scheme(bucket).rounds(part.numel)[part.round].pair
-            self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None)
+            self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None, layout.seed, layout.past_steps)
             shapes.append(KeyShape(part.key, pair.pull.payload_bound(spec.numel), spec.numel if spec.pull_feedback else 0))
         segment = self._store.add_layout(layout.id, shapes)
         if segment is not None:

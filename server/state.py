@@ -12,7 +12,7 @@ from typing import Any
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Layout
 from psgc.reminder import LONGEST_S, Reminder
-from psgc.server.step import Action, Commit, Fold, KeySpec, KeyState, Reply
+from psgc.server.step import NO_SLOT, Action, Commit, Fold, KeySpec, KeyState, Lend, Reply, Restore
 from psgc.server.window import Window
 from psgc.wire.frames import SERVER_SENDER, Header, Kind
 from psgc.wire.messages import ErrorCode, Hello, Notice, decode_body, encode_body
@@ -35,7 +35,17 @@ class Fault:
     text: str
 
 
-Effect = Send | Fold | Commit | Fault
+@dataclass(frozen=True, slots=True)
+class SendResidual:
+    """Send ``header`` to one connection with elements of the key's residual, from ``header.contributors`` on. add_back: the result buffer
+    that is added to them first, or NO_SLOT; the residual itself stays as it is."""
+
+    peer: Hashable
+    header: Header
+    add_back: int = NO_SLOT
+
+
+Effect = Send | SendResidual | Fold | Commit | Restore | Fault
 
 
 @dataclass(slots=True)
@@ -163,6 +173,10 @@ class ServerState:
             raise RemoteProtocolError(f"key {header.key:#x} is not on server {self.index}", ErrorCode.UNKNOWN_KEY)
         if header.kind == Kind.PULL:
             return self._effects(entry, entry.state.pull(rank, header.step), now)
+        if header.kind == Kind.RESIDUAL:
+            return self._effects(entry, entry.state.residual(rank, header), now)
+        if header.kind == Kind.RESTORE:
+            return self._effects(entry, entry.state.restore(rank, header, payload), now)
         if header.kind not in (Kind.PUSH, Kind.SKIP):
             raise RemoteProtocolError(f"a worker does not send {Kind(header.kind).name} to a server", ErrorCode.UNKNOWN_KIND)
         window = self.windows[entry.state.spec.layout]
@@ -183,6 +197,10 @@ class ServerState:
                 if peer is not None:  # else it asks again when it is back
                     slot = action.result.slot if action.result is not None and action.result.payload_bytes else None
                     effects.append(Send(peer, self._stamp(action.header), b"", slot))
+            elif isinstance(action, Lend):
+                peer = self.peers.get(action.rank)
+                if peer is not None:
+                    effects.append(SendResidual(peer, self._stamp(action.header), action.add_back))
             else:
                 effects.append(action)
                 if isinstance(action, Commit):
@@ -228,4 +246,4 @@ def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], 
     return specs, costs
 
 
-__all__ = ["Commit", "Effect", "Fault", "Fold", "Send", "ServerState", "specs_of"]
+__all__ = ["Commit", "Effect", "Fault", "Fold", "Restore", "Send", "SendResidual", "ServerState", "specs_of"]

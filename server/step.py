@@ -8,16 +8,19 @@ contributed to ``step`` (so every worker has decoded it); a contribution is neve
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import key_text
 from psgc.wire.frames import Flag, Header, Kind
-from psgc.wire.messages import ErrorCode
+from psgc.wire.messages import RESIDUAL_NUMEL, ErrorCode
 
 FOLD_RANKS: Final = 8  # ranks folded in one pass; part of the published order of sums
 NO_SLOT: Final = -1
+_F32: Final = struct.Struct("<f")
+_MAX_RESCALE: Final = 3e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,26 @@ class Commit:
     residual: bool
 
 
-Action = Reply | Fold | Commit
+@dataclass(frozen=True, slots=True)
+class Lend:
+    """Send ``header`` to ``rank`` with elements of the residual, from ``header.contributors`` on; ``add_back`` as a Fold's. The residual
+    itself stays as it is."""
+
+    rank: int
+    header: Header
+    add_back: int = NO_SLOT
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Set elements of the key's residual, from ``first`` on."""
+
+    key: int
+    first: int
+    payload: Any
+
+
+Action = Reply | Fold | Commit | Lend | Restore
 
 
 @dataclass(slots=True)
@@ -115,7 +137,8 @@ class KeyState:
     folding: bool = False
     last_slot: int = NO_SLOT  # the newest result with a payload, and with it the newest residual
     add_back: bool = False
-    rescale: float = 1.0  # of the residual's unit, since the residual was last written
+    rescale: float = 1.0  # of the residual's unit, since the residual was last written; a binary32, as headers carry it
+    restored: dict[int, int] = field(default_factory=dict)  # first element -> rank, of what was restored before the first step
 
     def contribute(self, rank: int, header: Header, payload: Any) -> list[Action]:
         """A PUSH or SKIP for this key. Repeats are acknowledged and answered, never added. Raises RemoteProtocolError."""
@@ -147,6 +170,46 @@ class KeyState:
             return []  # an old question: its asker has since decoded the answer
         raise RemoteProtocolError(f"{self.spec.describe()}: no push of step {step} from worker {rank} has come", ErrorCode.PUSH_MISSING)
 
+    def residual(self, rank: int, header: Header) -> list[Action]:
+        """A RESIDUAL: some of what is kept after this rank's last step. Changes nothing. Raises RemoteProtocolError."""
+        numel = self._residual_elements(rank, header)
+        if header.step >= self.step:
+            raise RemoteProtocolError(
+                f"worker {rank}: asks after the residual after step {header.step} of {self.spec.describe()}, which is at step {self.step}",
+                ErrorCode.WRONG_STEP,
+            )
+        if header.step < self.step - 1 or rank in self.contributions:
+            return []  # an old question: its asker has gone on
+        owed = self.add_back or (bool(header.flags & Flag.PREVIOUS_SKIPPED) and self._last_had_payload)
+        answer = Header(
+            Kind.RESIDUAL, plan=self.spec.layout, key=self.spec.key, step=header.step, contributors=header.contributors,
+            rescale=self.rescale, payload_bytes=4 * numel,
+        )  # fmt: skip
+        return [Lend(rank, answer, self.last_slot if owed else NO_SLOT)]
+
+    def restore(self, rank: int, header: Header, payload: Any) -> list[Action]:
+        """A RESTORE: elements of the residual that the key begins with. Repeats are answered, never set again. Raises RemoteProtocolError."""
+        first, numel = header.contributors, header.payload_bytes // 4
+        most = self._residual_elements(rank, header)
+        answer = Reply(rank, Header(Kind.RESTORE, plan=self.spec.layout, key=self.spec.key, contributors=first))
+        if self.restored.get(first) == rank:
+            return [answer]
+        if not 1 <= numel <= most or header.payload_bytes % 4:
+            raise RemoteProtocolError(
+                f"worker {rank}: {header.payload_bytes} bytes for the residual of {self.spec.describe()} from element {first} on; expected "
+                f"1 to {most} elements of 4 bytes",
+                ErrorCode.BAD_PAYLOAD,
+            )
+        if self.step > 1 or self.contributions:
+            raise RemoteProtocolError(
+                f"worker {rank}: restores the residual of {self.spec.describe()} after its first step has begun; "
+                f"every rank restores before any of them pushes",
+                ErrorCode.WRONG_STEP,
+            )
+        self.restored[first] = rank
+        self.rescale = header.rescale
+        return [Restore(self.spec.key, first, payload), answer]
+
     def folded(self, last: bool, payload_bytes: int = 0, nonfinite: bool = False, slot: int = NO_SLOT) -> list[Action]:
         """The engine has carried out the Fold under way."""
         self.folding = False
@@ -163,6 +226,21 @@ class KeyState:
         if not self.contributions:
             return []
         return [rank for rank in range(self.spec.workers) if rank not in self.contributions]
+
+    def _residual_elements(self, rank: int, header: Header) -> int:
+        """How many elements one message may carry. Raises RemoteProtocolError where the key has none."""
+        first = header.contributors
+        if not self.spec.pull_feedback or first >= self.spec.numel:
+            raise RemoteProtocolError(
+                f"worker {rank}: residual of {self.spec.describe()} from element {first} on; it keeps "
+                f"{self.spec.numel if self.spec.pull_feedback else 'none'}",
+                ErrorCode.MALFORMED,
+            )
+        return min(RESIDUAL_NUMEL, self.spec.numel - first)
+
+    @property
+    def _last_had_payload(self) -> bool:
+        return self.result is not None and self.result.slot != NO_SLOT
 
     def _checked(self, rank: int, header: Header, payload: Any) -> Contribution:
         skipped, nonfinite = header.kind == Kind.SKIP, bool(header.flags & Flag.NONFINITE)
@@ -218,9 +296,10 @@ class KeyState:
     def _carry_forward(self) -> None:
         """Note what the ranks said of the last step; it takes effect at the next step that has a payload."""
         word = next(iter(self.contributions.values()))
-        if word.previous_skipped and self.spec.pull_feedback and self.result is not None and self.result.slot != NO_SLOT:
+        if word.previous_skipped and self.spec.pull_feedback and self._last_had_payload:
             self.add_back = True
-        self.rescale *= word.rescale
+        product = max(-_MAX_RESCALE, min(self.rescale * word.rescale, _MAX_RESCALE))
+        self.rescale = _F32.unpack(_F32.pack(product))[0]
 
     def _commit(self, result: Result) -> list[Action]:
         residual = result.slot != NO_SLOT and self.spec.pull_feedback

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from psgc.errors import PayloadError
 from psgc.server.step import Commit, Result
 from psgc.transport.memfd import Segment, aligned
 
@@ -49,6 +50,7 @@ class KeyStore:
         self._sequence = 0
         self._lengths = [0, 0]  # payload bytes in each result buffer
         self.residual_slot = 0
+        self._lent_step = -1
 
     @staticmethod
     def bytes_needed(shape: KeyShape) -> int:
@@ -68,6 +70,19 @@ class KeyStore:
         if not self._residuals:
             return None
         return self._residuals[self.residual_slot], self._residuals[1 - self.residual_slot]
+
+    def restore(self, first: int, payload: Any) -> None:
+        """Set elements of the residual, from ``first`` on, before the first step. Raises PayloadError for what is not finite."""
+        values = np.frombuffer(payload, np.float32)
+        if not np.isfinite(values).all():
+            raise PayloadError("a residual to be restored holds NaN or infinity")
+        self._residuals[self.residual_slot][first : first + values.size] = values
+
+    def lent(self, step: int) -> tuple[F32, bool]:
+        """Scratch for the residual after ``step`` with a result added back: the buffer that the next step writes. And whether the
+        scratch holds that already."""
+        ready, self._lent_step = self._lent_step == step, step
+        return self._residuals[1 - self.residual_slot], ready
 
     def commit(self, commit: Commit) -> None:
         """Make the outcome of a step the key's state."""

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs import Encoded, Stream, Way
-from psgc.errors import CodecError
+from psgc.errors import CodecError, UsageError
 from psgc.layout import Bucket, Layout, Part
 from psgc.transport.memfd import Segment, aligned
 from psgc.wire.frames import Flag
-from psgc.worker.residual import Residual, TensorMemory, make_residual
+from psgc.worker.owed import Owed
+from psgc.worker.residual import ExactResidual, Residual, TensorMemory, make_residual
 from psgc.worker.session import BucketBuffer
 
 Bytes = NDArray[np.uint8]
@@ -69,10 +70,10 @@ class _SliceWork:
 class BucketWork:
     """See the module's text. keeps_residual: whether the push codec leaves something for later, in gradient units."""
 
-    def __init__(self, layout: Layout, bucket: Bucket, slots: dict[int, Slot], rank: int, seed: int) -> None:
+    def __init__(self, layout: Layout, bucket: Bucket, slots: dict[int, Slot], rank: int) -> None:
         self.layout, self.bucket = layout, bucket
         self.scheme = layout.scheme(bucket)
-        self._rank, self._seed = rank, seed
+        self._rank = rank
         self.keeps_residual = self.scheme.feedback and layout.kind != "broadcast"
         self._slices: list[_SliceWork] = []
         self._by_key: dict[int, tuple[_SliceWork, int]] = {}
@@ -90,6 +91,7 @@ class BucketWork:
         self._buffer: BucketBuffer | None = None
         self._array: NDArray[Any] | None = None
         self._left = 0
+        self._owed: Owed | None = None
         self.step = 0
 
     def _way(self, part: Part) -> Way:
@@ -114,6 +116,8 @@ class BucketWork:
         """A step starts; the last one has been stored."""
         self._buffer, self._array, self._left = buffer, None, len(self._slices)
         self.step += 1
+        if self._owed is not None and not self._owed.begin(previous_skipped, rescale):
+            self._owed = None
         for work in self._slices:
             work.add_back = work.add_back or (self._adds_back and previous_skipped and work.committed)
             work.committed = work.poisoned = False
@@ -128,8 +132,10 @@ class BucketWork:
         lo, hi = work.offset, work.offset + work.numel
         if work.add_back:
             self._give_back(work)
+        if self._owed is not None and index == 0:
+            self._owed.add_to(array[lo:hi], lo)
         residual = None if work.residual is None else work.residual.load()
-        stream = Stream(self._seed, self.step, self._rank, self.bucket.index, lo)
+        stream = Stream(self.layout.seed, self.layout.past_steps + self.step, self._rank, self.bucket.index, lo)
         encoded = work.way.encode(index, array[lo:hi], residual, work.rescale, stream, work.slots[index].bytes)
         work.lengths[index] = encoded.payload_bytes
         return encoded
@@ -144,6 +150,8 @@ class BucketWork:
             if not flags & (Flag.NONFINITE | Flag.SKIPPED):
                 work.way.take(index, payload)
             return False
+        if self._owed is not None and flags & (Flag.NONFINITE | Flag.SKIPPED):
+            self._owed.unpaid(work.offset)
         if not flags & Flag.SKIPPED:
             target = self._loaded()[work.offset : work.offset + work.numel]
             if flags & Flag.NONFINITE:
@@ -179,51 +187,83 @@ class BucketWork:
     def remembered(self, dropped: bool = False) -> dict[str, TensorMemory]:
         """What is kept between steps, by tensor; none of its steps may be under way. dropped: the trainer did not apply the last result,
         which servers have not been told yet."""
-        if not self.keeps_residual:
-            return {}
-        residual, velocity = np.empty(self.bucket.numel, np.float32), np.zeros(self.bucket.numel, np.float32)
+        residual, velocity = np.zeros(self.bucket.numel, np.float32), np.zeros(self.bucket.numel, np.float32)
+        factors: dict[str, NDArray[np.float32]] = {}
         has_velocity = False
         for work in self._slices:
-            assert work.residual is not None
-            if work.add_back or (self._adds_back and dropped and work.committed):
-                self._give_back(work)
-                work.committed = False
             place = slice(work.offset, work.offset + work.numel)
-            residual[place] = work.residual.load() * np.float32(work.rescale)
+            if work.residual is not None:
+                if work.add_back or (self._adds_back and dropped and work.committed):
+                    self._give_back(work)
+                    work.committed = False
+                residual[place] = work.residual.load() * np.float32(work.rescale)
             state = work.way.state
             if state is not None:
                 velocity[place], has_velocity = state, True
-        return {
-            name: TensorMemory(residual[place].copy(), velocity[place].copy() if has_velocity else None)
-            for name, place in self._tensor_places()
+            factors |= {self._tensor_at(work.offset + first): values for first, values in work.way.factors.items()}
+        if self._owed is not None:
+            residual = self._owed.left(dropped)
+        has_residual = self.keeps_residual or self._owed is not None
+        memories = {
+            name: TensorMemory(
+                residual[place].copy() if has_residual else None, velocity[place].copy() if has_velocity else None, factors.get(name)
+            )
+            for name, place in self.tensor_places()
         }
+        return {name: memory for name, memory in memories.items() if any(values is not None for values in memory)}
 
     def remember(self, memories: Mapping[str, TensorMemory]) -> None:
-        """Go on from what was remembered of these tensors; of the bucket's others nothing is."""
-        if not self.keeps_residual:
-            return
+        """Go on from what was remembered of these tensors; of the bucket's others nothing is. A residual that the codec does not keep is
+        owed: the first gradient takes it along."""
         residual, velocity = np.zeros(self.bucket.numel, np.float32), np.zeros(self.bucket.numel, np.float32)
-        for name, place in self._tensor_places():
-            memory = memories.get(name)
-            if memory is not None:
+        factors: dict[int, NDArray[np.float32]] = {}
+        for name, place in self.tensor_places():
+            memory = memories.get(name, TensorMemory())
+            if memory.residual is not None:
                 residual[place] = memory.residual
-                if memory.velocity is not None:
-                    velocity[place] = memory.velocity
+            if memory.velocity is not None:
+                velocity[place] = memory.velocity
+            if memory.factors is not None:
+                factors[place.start] = memory.factors
+        self._owed = Owed(residual) if residual.any() and not self.keeps_residual else None
         for work in self._slices:
-            assert work.residual is not None
             place = slice(work.offset, work.offset + work.numel)
-            work.residual.keep(residual[place])
+            if work.residual is not None:
+                work.residual.keep(residual[place])
             work.rescale, work.committed, work.add_back = 1.0, False, False
             if work.way.state is not None:
                 work.way.restore(velocity[place])
+            end = work.offset + work.numel
+            work.way.restore_factors({first - work.offset: q for first, q in factors.items() if work.offset <= first < end})
 
-    def _tensor_places(self) -> Iterator[tuple[str, slice]]:
+    def exact(self) -> dict[int, ExactResidual]:
+        """By number of the slice, the residuals that ``remembered``, asked before, has rounded."""
+        rounded = self.scheme.residual_dtype != "float32"
+        return {
+            number: ExactResidual(work.rescale, work.residual.bytes.copy())
+            for number, work in enumerate(self._slices)
+            if work.residual is not None and (rounded or work.rescale != 1.0)
+        }
+
+    def set_exact(self, residuals: Mapping[int, ExactResidual]) -> None:
+        """Go on from another bucket's ``exact``, of the same slices, after ``remember``. Raises UsageError for other slices'."""
+        for number, exact in residuals.items():
+            work = self._slices[number] if number < len(self._slices) else None
+            if work is None or work.residual is None or work.residual.bytes.size != exact.bytes.size:
+                raise UsageError(f"the saved residual of slice {number} of {self.name} is another codec's; is it another job's state?")
+            work.residual.bytes[:] = exact.bytes
+            work.rescale = exact.rescale
+
+    def server_parts(self) -> list[Part]:
+        """Those that their server keeps a residual of, element by element."""
+        if self.layout.kind == "broadcast":
+            return []
+        rounds = ((part, self.scheme.rounds(part.numel)[part.round]) for part in self.bucket.parts)
+        return [part for part, round_ in rounds if round_.pair.pull.feedback and round_.numel == part.numel]
+
+    def tensor_places(self) -> Iterator[tuple[str, slice]]:
         """Where each tensor's elements lie in the bucket."""
-        offset = 0
-        for index in self.bucket.tensors:
-            tensor = self.layout.tensors[index]
-            yield tensor.name, slice(offset, offset + tensor.numel)
-            offset += tensor.numel
+        return self.layout.places(self.bucket)
 
     def first_nonfinite(self, key: int) -> str | None:
         """The tensor of the part's first NaN or infinity, or None."""
@@ -239,7 +279,7 @@ class BucketWork:
         return self._tensor_at(work.offset + int(bad.argmax())) if bad.any() else None
 
     def _tensor_at(self, element: int) -> str:
-        return next(name for name, place in self._tensor_places() if element < place.stop)
+        return next(name for name, place in self.tensor_places() if element < place.stop)
 
     def _loaded(self) -> NDArray[Any]:
         with self._lock:

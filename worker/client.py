@@ -19,6 +19,7 @@ from psgc.layout import ITEM_BYTES, Layout, key_text
 from psgc.reminder import LONGEST_S, Reminder
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, decode_body
+from psgc.worker.transfers import Transfer, Transfers
 
 NAMED_BY_SERVER_S: Final = 2.5  # a server looks once a heartbeat, and the scheduler passes its word on
 
@@ -42,11 +43,12 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Transmit:
-    """Send to a server; with the part's encoded payload if ``payload``."""
+    """Send to a server; with the part's encoded payload if ``payload``, or with a body of its own."""
 
     server: int
     header: Header
     payload: bool = False
+    body: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,14 @@ class Greet:
     server: int
 
 
-Action = Encode | Transmit | Decode | Failed | Greet
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """A server has answered: the residual's elements are in the transfer, or are set."""
+
+    transfer: Transfer
+
+
+Action = Encode | Transmit | Decode | Failed | Greet | Transferred
 
 
 @dataclass(slots=True)
@@ -120,6 +129,7 @@ class _Server:
     queue: list[tuple[int, int, int]] = field(default_factory=list)  # heap of (-priority, sequence, key)
     windows: dict[int, int] = field(default_factory=dict)  # layout -> limit
     named: Reminder | None = None  # of what has been awaited from it, until that is a while ago
+    transfers: Transfers = field(default_factory=Transfers)
 
 
 @dataclass(slots=True)
@@ -174,6 +184,14 @@ class Client:
         part.phase, part.payload_bytes = Phase.SENT, 0
         return [self._push(part)] if self.servers[part.server].up else []
 
+    def transfer(self, transfers: list[Transfer], now: float) -> list[Action]:
+        """Ask the servers after residuals, or set them; answered one by one with Transferred. Between the steps of their keys."""
+        actions: list[Action] = []
+        for server, state in enumerate(self.servers):
+            state.transfers.add([transfer for transfer in transfers if self.parts[transfer.key].server == server], now)
+            actions += self._say_transfers(server, now)
+        return actions
+
     def encoded(self, key: int, payload_bytes: int, nonfinite: bool, now: float) -> list[Action]:
         """The pool has encoded the part; a non-finite one travels without payload."""
         part = self.parts[key]
@@ -204,6 +222,9 @@ class Client:
             return self._acked(part, header.step, now)
         if header.kind == Kind.RESULT:
             return self._result(part, header, payload, now)
+        if header.kind in (Kind.RESIDUAL, Kind.RESTORE):
+            transfer = self.servers[server].transfers.answered(header, payload)
+            return [] if transfer is None else [Transferred(transfer), *self._say_transfers(server, now)]
         raise RemoteProtocolError(f"server {server}: a server does not send {Kind(header.kind).name} to a worker")
 
     def decoded(self, key: int, now: float) -> list[Action]:
@@ -228,7 +249,8 @@ class Client:
         for part in self._unanswered(server):
             part.since = now
             actions.append(self._again(part) if part.phase is Phase.SENT else self._ask(part))
-        return actions + self._pump(server, now)
+        actions += map(self._say, self.servers[server].transfers.again(now))
+        return [*actions, *self._say_transfers(server, now), *self._pump(server, now)]
 
     def tick(self, now: float, told: float = float("-inf")) -> tuple[list[Action], list[str]]:
         """Ask after parts that nothing has happened to, and for windows; name what has been awaited for long. told: when the servers, through
@@ -244,6 +266,7 @@ class Client:
                     actions.append(self._ask(part))
             if not unanswered and self._held_up(state, now):
                 actions.append(Greet(server))
+            actions += map(self._say, state.transfers.again(now, self.probe_s))
         return actions, self._name_awaited(now, told)
 
     def _held_up(self, state: _Server, now: float) -> bool:
@@ -262,6 +285,8 @@ class Client:
     def _name_awaited(self, now: float, told: float) -> list[str]:
         texts = []
         for server, state in enumerate(self.servers):
+            if (text := state.transfers.awaited(server, now, self.silence_s)) is not None:
+                texts.append(text if state.up else f"{text}; its connection is down")
             late = [p for k in self._outstanding if (p := self.parts[k]).server == server and self._is_late(p, now, told)]
             if state.named is not None and now - state.named.since > 2 * LONGEST_S:
                 state.named = None
@@ -282,6 +307,18 @@ class Client:
         if part.phase is Phase.ACKED and self.servers[part.server].up:
             return now - part.began >= self.silence_s + NAMED_BY_SERVER_S and now - told > self.silence_s + LONGEST_S
         return now - part.began >= self.silence_s
+
+    def _say_transfers(self, server: int, now: float) -> list[Action]:
+        state = self.servers[server]
+        return [self._say(transfer) for transfer in state.transfers.pump(now)] if state.up else []
+
+    def _say(self, transfer: Transfer) -> Transmit:
+        part, payload = self.parts[transfer.key], transfer.payload
+        header = Header(
+            transfer.kind, transfer.flags, self.job, self.epoch, part.layout, part.key, transfer.step, part.round, 0, self.rank,
+            transfer.first, transfer.rescale if payload is not None else 1.0, 0 if payload is None else len(payload),
+        )  # fmt: skip
+        return Transmit(part.server, header, body=payload)
 
     def _enqueue(self, part: PartState) -> None:
         self._sequence += 1

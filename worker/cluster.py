@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -14,10 +15,13 @@ from psgc.codecs import Setting, parse_scheme
 from psgc.config import Config
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, Layout, build_layout
+from psgc.worker.bucket import BucketWork
+from psgc.worker.memory import own_memory, questions, take_answers, take_up
 from psgc.worker.network import Network, Submission
-from psgc.worker.residual import TensorMemory
+from psgc.worker.residual import LayoutMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
 from psgc.worker.tickets import StepTicket, TicketBoard
+from psgc.worker.transfers import Transfer
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ class ClusterSession(Session):
         return session
 
     def declare(self, declaration: Declaration) -> Layout:
+        declaration = self._seeded(declaration)
         self._remember(declaration)
         known = self._network.layouts.get(declaration.name)
         if known is not None:
@@ -69,6 +74,7 @@ class ClusterSession(Session):
         return ticket
 
     def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False) -> Ticket:
+        declaration = self._seeded(declaration)
         self._remember(declaration)
         ticket = self._board.issue()
         submission = Submission(buffer, ticket, skip)
@@ -108,19 +114,34 @@ class ClusterSession(Session):
             self._network.fault(text)
 
     def residuals(self) -> dict[str, NDArray[Any]]:
-        memories = ((work.name, work.remembered()) for work in self._network.bucket_works())
-        return {name: np.concatenate([m.residual for m in memory.values()]) for name, memory in memories if memory}
+        kept = (work for work in self._network.bucket_works() if work.keeps_residual)
+        return {work.name: np.concatenate([m.residual for m in work.remembered().values() if m.residual is not None]) for work in kept}
 
-    def remembered(self, layout: Layout, dropped: bool) -> dict[str, TensorMemory]:
+    def remembered(self, layout: Layout, dropped: bool) -> LayoutMemory:
         self.check()
-        works = [work for work in self._network.bucket_works() if work.layout is layout]
-        return {name: memory for work in works for name, memory in work.remembered(dropped).items()}
+        works = self._works(layout)
+        memory = own_memory(layout, works, dropped)
+        mine = [work for work in works if work.bucket.index % self.size == self.rank]
+        answers = questions(mine, dropped)
+        self._transfer([transfer for asked in answers.values() for transfer in asked])
+        take_answers(memory, mine, answers)
+        return memory
 
-    def remember(self, layout: Layout, memories: Mapping[str, TensorMemory]) -> None:
+    def remember(self, layout: Layout, memory: LayoutMemory) -> None:
         self.check()
-        for work in self._network.bucket_works():
-            if work.layout is layout:
-                work.remember(memories)
+        works = self._works(layout)
+        self._transfer(take_up(memory, layout, works, self.size))
+        if any(work.server_parts() for work in works):
+            self.barrier()  # a push that overtook another rank's residual would make it too late
+
+    def _works(self, layout: Layout) -> list[BucketWork]:
+        return [work for work in self._network.bucket_works() if work.layout is layout]
+
+    def _transfer(self, transfers: list[Transfer]) -> None:
+        if transfers:
+            ticket = self._board.issue()
+            self._network.transfer(transfers, ticket)
+            self.wait([ticket])
 
     def statistics(self) -> dict[str, int]:
         client, waiting = self._network.client, self._network.waiting
@@ -145,6 +166,9 @@ class ClusterSession(Session):
         self._closed = True
         self._network.close()
         self._network.stopped.wait(self.config.silence_s + 5.0)
+
+    def _seeded(self, declaration: Declaration) -> Declaration:
+        return declaration if declaration.seed >= 0 else replace(declaration, seed=self.config.seed)
 
     def _remember(self, declaration: Declaration) -> None:
         """Check a declaration before it goes out: its codec, and that its name means what it meant before."""

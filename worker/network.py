@@ -31,11 +31,12 @@ from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Hello, Topology, encode_body
 from psgc.worker.bucket import BucketWork, make_slots
-from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Transmit
+from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Transferred, Transmit
 from psgc.worker.coordinator import Coordinator, Waiting
 from psgc.worker.links import ServerLink, connect_server
 from psgc.worker.session import BucketBuffer
 from psgc.worker.tickets import StepTicket, TicketBoard
+from psgc.worker.transfers import Transfer
 
 logger = logging.getLogger(__name__)
 TICK_S = 0.25
@@ -62,6 +63,14 @@ class _Running:
         self.work = work
         self.waiting: deque[Submission] = deque()
         self.current: Submission | None = None
+
+
+@dataclass(slots=True)
+class _Transferring:
+    """Transfers that one call waits for."""
+
+    ticket: StepTicket
+    left: int
 
 
 class Network(threading.Thread):
@@ -96,6 +105,10 @@ class Network(threading.Thread):
 
     def submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
         self.mailbox.put(self._submit, layout, bucket, submission)
+
+    def transfer(self, transfers: list[Transfer], ticket: StepTicket) -> None:
+        """Have residuals asked after or set; the ticket is done when all are answered."""
+        self.mailbox.put(self._transfer, transfers, ticket)
 
     def fault(self, text: str) -> None:
         """End the job: tell the scheduler, fail locally at once."""
@@ -134,7 +147,7 @@ class Network(threading.Thread):
             link.add_segment(layout.id, segment)
         works = {}
         for bucket in layout.buckets:
-            work = BucketWork(layout, bucket, slots, self.client.rank, self.config.seed)
+            work = BucketWork(layout, bucket, slots, self.client.rank)
             works[bucket.index] = work
             running = self._buckets[(layout.id, bucket.index)] = _Running(work)
             for part in bucket.parts:
@@ -218,7 +231,7 @@ class Network(threading.Thread):
         for action in actions:
             if isinstance(action, Transmit):
                 slot = self._by_key[action.header.key].work.slot(action.header.key) if action.payload else None
-                self.links[action.server].send(action.header, b"", slot)
+                self.links[action.server].send(action.header, b"" if action.body is None else action.body, slot)
             elif isinstance(action, Encode):
                 running = self._by_key[action.key]
                 self._work(ENCODE_PRIORITY + running.work.bucket.priority, self._encode, running, action.key)
@@ -226,6 +239,8 @@ class Network(threading.Thread):
                 self._work(DECODE_PRIORITY, self._decode, self._by_key[action.key], action)
             elif isinstance(action, Greet):
                 self._greet(action.server)
+            elif isinstance(action, Transferred):
+                self._transferred(action.transfer)
             elif isinstance(action, Failed):
                 self._fault(action.text)
 
@@ -270,6 +285,22 @@ class Network(threading.Thread):
                         part.key, now, skip=submission.skip, previous_skipped=submission.previous_skipped, rescale=submission.rescale
                     )
                 )
+
+    def _transfer(self, transfers: list[Transfer], ticket: StepTicket) -> None:
+        if self.error is not None or not transfers:
+            ticket.finish()
+            return
+        assert self.client is not None
+        left = _Transferring(ticket, len(transfers))
+        for transfer in transfers:
+            transfer.owner = left
+        self._apply(self.client.transfer(transfers, time.monotonic()))
+
+    @staticmethod
+    def _transferred(transfer: Transfer) -> None:
+        transfer.owner.left -= 1
+        if transfer.owner.left == 0:
+            transfer.owner.ticket.finish()
 
     # pool threads, or this one
 

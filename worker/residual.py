@@ -7,6 +7,7 @@ is kept as zeros where it does.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -15,18 +16,47 @@ from numpy.typing import NDArray
 from psgc.codecs import ResidualDtype, Stream, parse_codec
 
 F32 = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 _NOWHERE: Final = Stream(0, 0, 0, 0)  # rounding to nearest draws no numbers
 
 
 class TensorMemory(NamedTuple):
-    """What a rank remembers of one tensor between steps, float32 [numel], in gradient units of its last step. velocity: None without
-    momentum."""
+    """What a rank remembers of one tensor between steps, float32 [numel], in gradient units of its last step. residual: None where the
+    codec keeps none; velocity: without momentum. factors: flat, what all ranks keep alike (PowerSGD's Q), of any unit."""
 
-    residual: F32
-    velocity: F32 | None
+    residual: F32 | None = None
+    velocity: F32 | None = None
+    factors: F32 | None = None
+
+
+class ExactResidual(NamedTuple):
+    """A part's residual to the last bit, where a tensor's float32 would round it: its bytes as they are kept, and the factor that is
+    still to be multiplied."""
+
+    rescale: float
+    bytes: Bytes
+
+
+@dataclass(slots=True)
+class LayoutMemory:
+    """What a rank remembers of a layout.
+
+    tensors: its own, by name. servers: the servers' residuals by name, of the tensors that this rank answers for. exact: residuals that
+    these two have rounded, by place; they mean something in the very same layout only. steps: that the tensors have taken, those of
+    earlier jobs included.
+    """
+
+    tensors: dict[str, TensorMemory] = field(default_factory=dict)
+    servers: dict[str, F32] = field(default_factory=dict)
+    exact: dict[str, ExactResidual] = field(default_factory=dict)
+    steps: int = 0
 
 
 class Residual(Protocol):
+    @property
+    def bytes(self) -> Bytes:
+        """What is kept, to be read or written as it is."""
+
     def load(self) -> F32: ...
     def keep(self, values: F32) -> None: ...
 
@@ -34,6 +64,10 @@ class Residual(Protocol):
 class Float32Residual:
     def __init__(self, numel: int) -> None:
         self._values = np.zeros(numel, np.float32)
+
+    @property
+    def bytes(self) -> Bytes:
+        return self._values.view(np.uint8)
 
     def load(self) -> F32:
         return self._values
@@ -48,6 +82,10 @@ class Int8Residual:
         self._codec = parse_codec("int8")
         self._payload = np.zeros(self._codec.payload_bound(numel), np.uint8)  # scales of 0
         self._numel = numel
+
+    @property
+    def bytes(self) -> Bytes:
+        return self._payload
 
     def load(self) -> F32:
         values = np.empty(self._numel, np.float32)

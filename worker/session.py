@@ -6,14 +6,14 @@ Owns the interface only; `solo.py` and `cluster.py` implement it. Knows NumPy ar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from psgc.config import Config
 from psgc.layout import Declaration, Layout
-from psgc.worker.residual import TensorMemory
+from psgc.worker.residual import LayoutMemory
 
 
 class BucketBuffer(Protocol):
@@ -96,13 +96,14 @@ class Session(ABC):
         """A copy of this rank's residuals by "layout name/bucket index", float32, of buckets whose codec keeps one."""
 
     @abstractmethod
-    def remembered(self, layout: Layout, dropped: bool) -> dict[str, TensorMemory]:
-        """A copy of what this rank keeps between steps of the layout's tensors, by name; only those whose codec has feedback. None of its
-        steps may be under way. dropped: the trainer did not apply the last step's result, and no later submission has said so."""
+    def remembered(self, layout: Layout, dropped: bool) -> LayoutMemory:
+        """A copy of what is kept between steps of the layout's tensors: by this rank, and by the servers of the buckets it answers for (number
+        modulo size), as it is after this rank's last step. None of its steps may be under way. dropped: the trainer did not apply the
+        last step's result, and no later submission has said so."""
 
     @abstractmethod
-    def remember(self, layout: Layout, memories: Mapping[str, TensorMemory]) -> None:
-        """Go on from ``memories`` in place of all that is kept of the layout's tensors."""
+    def remember(self, layout: Layout, memory: LayoutMemory) -> None:
+        """Go on from ``memory``, before the layout's first step. Every rank must call it, each with what it answers for: on return all have."""
 
     @abstractmethod
     def statistics(self) -> dict[str, int]:

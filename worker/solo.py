@@ -7,7 +7,7 @@ Owns the same checks as a real job's session, so that a script that works alone 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from psgc.config import Config
 from psgc.errors import JobFailed, NonFiniteError, UsageError
 from psgc.layout import Declaration, Layout, build_layout
-from psgc.worker.residual import TensorMemory
+from psgc.worker.owed import Owed
+from psgc.worker.residual import LayoutMemory, TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
 
 
@@ -41,6 +42,8 @@ class SoloSession(Session):
         self._declared: dict[str, tuple[Declaration, Layout]] = {}
         self._error: JobFailed | None = None
         self._closed = False
+        self._taken: dict[tuple[str, int], int] = {}  # steps of each layout's buckets
+        self._owed: dict[tuple[str, int], Owed] = {}  # residuals of a larger job, which go with the first gradient
 
     def declare(self, declaration: Declaration) -> Layout:
         self.check()
@@ -63,6 +66,14 @@ class SoloSession(Session):
         array = buffer.load()
         if self.config.nonfinite == "raise" and not skip:
             self._refuse_nonfinite(layout, bucket, array)
+        at = layout.name, bucket
+        with self._lock:
+            self._taken[at] = self._taken.get(at, 0) + 1
+        owed = self._owed.get(at)
+        if owed is not None and not owed.begin(previous_skipped, rescale):
+            owed = self._owed.pop(at) and None
+        if owed is not None and not skip:
+            owed.add_to(array, 0)
         buffer.store(skip)
         return DoneTicket()
 
@@ -91,11 +102,27 @@ class SoloSession(Session):
     def residuals(self) -> dict[str, NDArray[Any]]:
         return {}
 
-    def remembered(self, layout: Layout, dropped: bool) -> dict[str, TensorMemory]:
-        return {}
+    def remembered(self, layout: Layout, dropped: bool) -> LayoutMemory:
+        memory = LayoutMemory(steps=layout.past_steps)
+        for bucket in layout.buckets:
+            memory.steps = layout.past_steps + self._taken.get((layout.name, bucket.index), 0)
+            owed = self._owed.get((layout.name, bucket.index))
+            if owed is not None:
+                left = owed.left(dropped)
+                memory.tensors |= {name: TensorMemory(left[place].copy()) for name, place in layout.places(bucket)}
+        return memory
 
-    def remember(self, layout: Layout, memories: Mapping[str, TensorMemory]) -> None:
-        """Nothing is left over where nothing is encoded."""
+    def remember(self, layout: Layout, memory: LayoutMemory) -> None:
+        """Nothing is left over where nothing is encoded: what a larger job has left is owed to the first step."""
+        for bucket in layout.buckets:
+            values = np.zeros(bucket.numel, np.float32)
+            for name, place in layout.places(bucket):
+                own = memory.tensors.get(name, TensorMemory()).residual
+                for more in (own, memory.servers.get(name)):
+                    if more is not None:
+                        values[place] += more
+            if values.any():
+                self._owed[layout.name, bucket.index] = Owed(values)
 
     def statistics(self) -> dict[str, int]:
         return {"wire_bytes": 0, "resent": 0, "probes": 0, "gradient_bytes": 0, "uncompressed_bytes": 0}

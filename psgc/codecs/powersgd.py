@@ -24,7 +24,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.codec import F32, FLOATS, Array, Bytes, CodecPair, Encoded, Stream, parse_codec
-from psgc.codecs.feedback import define_corrected
+from psgc.codecs.feedback import NO_RESIDUAL, define_corrected
 from psgc.codecs.kernel import kernel
 from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.codecs.random import define_uniform
@@ -234,6 +234,16 @@ class PowerSgdWay(Way):
         for cut in self._plain:
             residual[cut] += first[place : place + cut.stop - cut.start]
             place += cut.stop - cut.start
+
+    @property
+    def factors(self) -> dict[int, F32]:
+        q = self._q
+        return {} if q is None else {matrix.first: self._factor_q(q, matrix).reshape(-1).copy() for matrix in self._matrices}
+
+    def restore_factors(self, factors: Mapping[int, F32]) -> None:
+        found = [factors.get(matrix.first, NO_RESIDUAL) for matrix in self._matrices]
+        fits = all(values.size == self._rank * matrix.columns for values, matrix in zip(found, self._matrices, strict=True))
+        self._q = np.concatenate(found) if found and fits else None
 
     def _take_first(self, payload: Bytes) -> None:
         self.rounds[0].pair.pull.validate(payload, self.rounds[0].numel)

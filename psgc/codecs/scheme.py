@@ -97,6 +97,14 @@ class Way(ABC):
         """Go on from another way's ``state``."""
         raise NotImplementedError
 
+    @property
+    def factors(self) -> dict[int, F32]:
+        """What all ranks keep alike from step to step, flat, by the first element in the part of the tensor that it is of."""
+        return {}
+
+    def restore_factors(self, factors: Mapping[int, F32]) -> None:  # noqa: B027 - most ways have none
+        """Go on from another way's ``factors``; from none if there are not all of this one's."""
+
 
 class Scheme(ABC):
     """A scheme with its parameters. Immutable."""

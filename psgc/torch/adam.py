@@ -17,7 +17,7 @@ Sources: Tang et al. 2021 (1-bit Adam), Algorithm 1; Lu et al. 2022 (0/1 Adam), 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -181,21 +181,26 @@ class FrozenVarianceAdam(Distributed):
         specs = tuple(spec_of(parameter, self._name(parameter), numbers[id(group)]) for group, parameter in moving)
         if self._exchange is None or specs != self._momenta:
             self._momentum_residuals.replace()
-            self._exchange = self._declare(specs)
-            self._momentum_residuals.add(self._exchange.layout)
+            declaration = self._momentum_residuals.declaration(self._declaration(specs))
+            self._exchange = TensorExchange(self._session, declaration)
+            self._momentum_residuals.add(self._exchange.layout, declaration)
             self._momenta = specs
         self._exchange.run(outgoing)
 
-    def _declare(self, specs: tuple[TensorSpec, ...]) -> TensorExchange:
+    def _declaration(self, specs: tuple[TensorSpec, ...]) -> Declaration:
         self._exchanges += 1
         config = self._session.config
         everything = tuple(range(len(specs)))
-        declaration = Declaration(
+        return Declaration(
             name=f"{self._psgc_exchange.name}.momentum{self._exchanges}", kind="plan", tensors=specs, codec=self._codec, mean=True,
             order=everything, used=everything, part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes,
             min_compress_bytes=config.min_compress_bytes,
         )  # fmt: skip
-        return TensorExchange(self._session, declaration)
+
+    def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """As DistributedOptimizer's."""
+        super().load_residual_state_dict(states)
+        self._exchange = None
 
     def _psgc_residuals(self) -> dict[str, Residuals]:
         return super()._psgc_residuals() | {"momenta": self._momentum_residuals}

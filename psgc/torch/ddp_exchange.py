@@ -151,16 +151,17 @@ class DdpExchange:
                 f"DDP did not reduce the gradient of {missing[0]!r} in the first step; freeze parameters before DDP wraps the model"
             )
         config, tensors = self.session.config, tuple(specs[index] for index in range(len(self._names)))
-        declaration = Declaration(
+        default = Declaration(
             name=self.name, kind="plan", tensors=tensors, codec=self.codec, mean=True, order=tuple(specs), used=tuple(sorted(used)),
             part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
             buckets=planned_buckets(self._plan, tensors) if self._plan is not None else (),
         )  # fmt: skip
+        declaration = self.residuals.declaration(default)
         self._layout = self.session.declare(declaration)
         if config.layout_out and self.session.rank == 0 and self.name == "ddp0":
             write_layout(config.layout_out, self._layout)
         report_of(self.session).laid_out(self._layout)
-        self.residuals.add(self._layout)
+        self.residuals.add(self._layout, declaration)
         self._buckets = [_Bucket.of(self._layout, bucket) for bucket in self._layout.buckets]
         self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.tensors}
 

@@ -100,6 +100,7 @@ class GradientExchange:
         self._buckets: list[GradientBucket] = []
         self._flags: StepFlags | None = None
         self._last: StepFlags | None = None
+        self._known_units = False  # those of _last were loaded, or told by a scaler
         self._lock = threading.RLock()  # backward may run hooks in a thread for each device
 
     def watch(self, parameters: Iterable[tuple[torch.Tensor, TensorSpec]]) -> None:
@@ -206,7 +207,8 @@ class GradientExchange:
             self._loss_scale = loss_scale
             now = loss_scale()
             self._flags = None if self._flags is None else replace(self._flags, loss_scale=now)
-            self._last = None if self._last is None else replace(self._last, loss_scale=now)
+            if self._last is not None and not self._known_units:
+                self._last = replace(self._last, loss_scale=now)
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -220,10 +222,23 @@ class GradientExchange:
             raise UsageError("residuals are saved and loaded between two steps: after step(), before the next backward()")
         return self._last or StepFlags(False, self._loss_scale(), self._rates())
 
-    @units.setter
-    def units(self, flags: StepFlags) -> None:
+    @property
+    def dropped(self) -> bool:
+        """Whether the trainer did not apply the last step. Raises UsageError while it may still."""
+        if self.outcome == "delivered":
+            raise UsageError(
+                "residuals are saved between two steps: after step() (or zero_grad(), which drops it), before the next backward()"
+            )
+        return self.outcome == "dropped"
+
+    def go_on(self, units: StepFlags) -> None:
+        """Residuals of an earlier job, in these units, are taken up: layouts that there are already are given up for new ones, which are
+        declared at the next synchronization. Raises UsageError in the middle of a step."""
         _ = self.units
-        self._last = flags
+        self._last, self._known_units, self.outcome = units, True, "applied"
+        self._declared, self._buckets = 0, []
+        for gradient in self._gradients:
+            gradient.bucket = None
 
     def _begin(self) -> None:
         """The first thing that happens in a step fixes its flags: ranks whose buckets leave early or late say the same."""
@@ -246,27 +261,30 @@ class GradientExchange:
         if not fresh:
             return
         config, specs = self.session.config, tuple(gradient.spec for gradient in fresh)
-        self._layouts += 1
         hand_set = (i for i, g in enumerate(self._gradients) if i >= self._declared and g.seen is not None)
         order = tuple(i - self._declared for i in dict.fromkeys([*self._ready_order, *hand_set]))
-        declaration = Declaration(
-            name=self.name if self._layouts == 1 else f"{self.name}.{self._layouts}", kind="plan", tensors=specs,
-            codec=self.codec, mean=True, order=order, used=tuple(sorted(order)), part_bytes=config.part_bytes,
+        default = Declaration(
+            name=self.name, kind="plan", tensors=specs, codec=self.codec, mean=True, order=order, used=tuple(sorted(order)), part_bytes=config.part_bytes,
             fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, buckets=self._planned(specs),
         )  # fmt: skip
-        layout = self.session.declare(declaration)
-        if config.layout_out and self.session.rank == 0:
-            self._write_layout(config.layout_out, layout)
-        report_of(self.session).laid_out(layout)
-        self.residuals.add(layout)
-        self._buckets += [GradientBucket.of(layout, bucket, fresh) for bucket in layout.buckets]
+        for declaration, members in self.residuals.declarations(default, self._next_name):
+            layout = self.session.declare(declaration)
+            if config.layout_out and self.session.rank == 0:
+                self._write_layout(config.layout_out, layout)
+            report_of(self.session).laid_out(layout)
+            self.residuals.add(layout, declaration)
+            self._buckets += [GradientBucket.of(layout, bucket, [fresh[i] for i in members]) for bucket in layout.buckets]
         self._declared = len(self._gradients)
         self._ready_order.clear()
+
+    def _next_name(self) -> str:
+        self._layouts += 1
+        return self.name if self._layouts == 1 else f"{self.name}.{self._layouts}"
 
     def _planned(self, specs: tuple[TensorSpec, ...]) -> tuple[BucketSpec, ...]:
         if self._plan is None:
             return ()
-        if self._layouts > 1:
+        if self._declared:
             raise UsageError(
                 f"parameter {specs[0].name!r} was added after the first step, but the job runs a plan, which is of the parameters "
                 f"of the first step; add it before, or run without a plan"

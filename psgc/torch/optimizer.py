@@ -11,14 +11,14 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
 from psgc.errors import CodecError, UsageError
 from psgc.layout import TensorSpec
 from psgc.plan.plan import Plan
-from psgc.torch import amp, api, residuals
+from psgc.torch import amp, api, saved
 from psgc.torch.broadcast import refuse_lbfgs
 from psgc.torch.buffers import dtype_name
 from psgc.torch.exchange import GradientExchange, StepFlags
@@ -27,10 +27,12 @@ from psgc.torch.planned import configured_plan
 from psgc.torch.profiler import JobObserver
 from psgc.torch.push_pull import codec_text
 from psgc.torch.refusals import refuse_foreign
+from psgc.torch.residuals import Residuals, check_sizes
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+GRADIENTS: Final = "gradients"  # the kind of residuals that every optimizer has
 _created: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
@@ -154,29 +156,31 @@ class Distributed(torch.optim.Optimizer):
             self._psgc_exchange.note_zeros()
 
     def residual_state_dict(self) -> dict[str, Any]:
-        """What error feedback (and momentum before compression) keeps on this rank, by parameter name, to be saved with torch.save: a
-        file for each rank, beside the ``state_dict()`` that is the same on all. Call it between two steps."""
-        units, session = self._psgc_exchange.units, self._psgc_exchange.session
-        dropped = self._psgc_exchange.outcome == "dropped"
-        return {
-            "format": residuals.FORMAT, "rank": session.rank, "size": session.size, "loss_scale": units.loss_scale,
-            "rates": list(units.rates),
-            "memories": {kind: residuals.pack(of.collect(dropped)) for kind, of in self._psgc_residuals().items()},
-        }  # fmt: skip
+        """What codecs keep on this rank, and this rank's share of what they keep on the servers, by parameter name, to be saved with
+        torch.save: a file for each rank, beside the ``state_dict()`` that is the same on all. Call it between two steps, on every rank."""
+        exchange = self._psgc_exchange
+        units, session = exchange.units, exchange.session
+        kinds = {kind: of.collect(exchange.dropped and kind == GRADIENTS) for kind, of in self._psgc_residuals().items()}
+        header = {"format": saved.FORMAT, "rank": session.rank, "size": session.size, "loss_scale": units.loss_scale}
+        return {**header, "rates": list(units.rates), **saved.pack(kinds)}
 
     def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now.
-        Buckets, parts and servers may be others, too. Call it on every rank, between two steps. Raises UsageError for what does not fit."""
+        """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now. With
+        as many workers, the same codec and the same sizes of buckets and parts the job goes on bit for bit; else nothing is lost in the sum.
+        Call it on every rank, between two steps, after ``load_state_dict()``. Raises UsageError for what does not fit."""
         exchange = self._psgc_exchange
         rank, size = exchange.session.rank, exchange.session.size
-        checked = residuals.check_states(states, rank, size)
-        exchange.units = StepFlags(False, *residuals.units_of(checked[0]))
+        checked = saved.check_states(states, rank, size)
+        kinds = {kind: saved.share_of(checked, kind, rank, size) for kind in self._psgc_residuals()}
+        for kept in kinds.values():
+            check_sizes(exchange.specs, kept)
+        exchange.go_on(StepFlags(False, *saved.units_of(checked[0])))
         for kind, of in self._psgc_residuals().items():
-            of.restore(residuals.share_of(checked, kind, rank, size))
+            of.restore(kinds[kind])
 
-    def _psgc_residuals(self) -> dict[str, residuals.Residuals]:
+    def _psgc_residuals(self) -> dict[str, Residuals]:
         """By what it is that leaves something over."""
-        return {"gradients": self._psgc_exchange.residuals}
+        return {GRADIENTS: self._psgc_exchange.residuals}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. Every rank must add the same; the parameters are declared at the next synchronization."""

@@ -1,29 +1,70 @@
-"""What error feedback and momentum keep of an optimizer's tensors: saved by rank and tensor, loaded into whatever buckets and ranks there are.
+"""What codecs keep of an optimizer's tensors between steps: collected to be saved, and taken up again in whatever layout there is.
 
-Owns the saved form, and how the states of all ranks of one job become those of another: what the ranks together hold, as the mean they
-average, stays the same. Servers' residuals, left over from the mean itself, are not saved: they are one step's rounding.
-
-    saved     {"format": 1, "rank", "size", "loss_scale", "rates": [...], "memories": {kind: {name: {"residual", "velocity"?}}}}
-    loaded    from S ranks by rank r of W: W/S times the sum of those ranks' that fall to r (s mod W = r); where W > S the ranks that
-              share one (r mod S = s) split it evenly
+Owns one kind of tensors' layouts (the gradients, or an optimizer's momenta) and what has been loaded for layouts that are not declared
+yet. ``saved`` owns the form in which it is saved. A layout that was saved is declared as it was where that can be; then the job goes on
+bit for bit. Otherwise each tensor's share goes along into its new bucket, and what all ranks and servers hold together stays the same.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
-
-import numpy as np
-import torch
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from psgc.errors import UsageError
-from psgc.layout import Layout
-from psgc.worker.residual import TensorMemory
+from psgc.layout import Bucket, BucketSpec, Declaration, Layout, TensorSpec, build_layout, equal_parts
+from psgc.worker.residual import F32, ExactResidual, LayoutMemory, TensorMemory
 from psgc.worker.session import Session
 
-FORMAT: Final = 1
 Memories = dict[str, TensorMemory]
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class KeptLayout:
+    """A layout to be declared again. declaration: with its buckets, the steps taken, the seed and the first server; planned: whether
+    its buckets were a plan's; workers: how many there were; exact: as LayoutMemory's."""
+
+    declaration: Declaration
+    planned: bool
+    workers: int
+    exact: dict[str, ExactResidual] = field(default_factory=dict)
+
+    @property
+    def names(self) -> set[str]:
+        return {tensor.name for tensor in self.declaration.tensors}
+
+    def again(self, default: Declaration, workers: int) -> Declaration | None:
+        """Its declaration for the tensors of ``default`` that it has; None if today's settings ask for another layout of them."""
+        mine, found = self.declaration, {tensor.name: tensor for tensor in default.tensors}
+        same = (mine.kind, mine.codec, mine.mean, mine.part_bytes, mine.fuse_bytes, mine.min_compress_bytes) == (
+            default.kind, default.codec, default.mean, default.part_bytes, default.fuse_bytes, default.min_compress_bytes,
+        )  # fmt: skip
+        if not same or self.workers != workers or self.planned != bool(default.buckets):
+            return None
+        if any(found.get(tensor.name) != tensor for tensor in mine.tensors):
+            return None
+        if default.buckets and (len(found) != len(mine.tensors) or cuts(default, workers) != cuts(mine, workers)):
+            return None
+        return mine
+
+
+def cuts(declaration: Declaration, workers: int) -> list[tuple[object, ...]]:
+    """What decides a layout's bytes: each bucket's tensors by name, codec, and where its parts begin."""
+    layout = build_layout(declaration, layout_id=0, servers=1, workers=workers)
+    return [
+        (tuple(name for name, _ in layout.places(bucket)), bucket.codec, tuple((part.offset, part.numel) for part in bucket.parts))
+        for bucket in layout.buckets
+    ]
+
+
+@dataclass(slots=True)
+class Kept:
+    """What one rank saves of one kind. tensors, servers: by name, as LayoutMemory's."""
+
+    tensors: Memories = field(default_factory=dict)
+    servers: dict[str, F32] = field(default_factory=dict)
+    layouts: list[KeptLayout] = field(default_factory=list)
 
 
 class Residuals:
@@ -31,109 +72,110 @@ class Residuals:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._layouts: list[Layout] = []
-        self._pending: Memories = {}  # for tensors that are in no layout yet
+        self._layouts: list[tuple[Layout, Declaration, bool]] = []  # and whether the buckets are a plan's
+        self._waiting = Kept()  # for tensors that are in no layout yet
+        self._loading = False  # a state has been loaded, or a layout given up, on all ranks: they take it up together
 
-    def add(self, layout: Layout) -> None:
-        """The layout is new; tensors of it that something is remembered of go on from there."""
-        self._layouts.append(layout)
-        names = {tensor.name for tensor in layout.tensors}
-        mine = {name: memory for name, memory in self._pending.items() if name in names}
-        if mine:
-            _check_sizes(layout, mine)
-            self._session.remember(layout, mine)
-            self._pending = {name: memory for name, memory in self._pending.items() if name not in names}
+    def declarations(self, default: Declaration, name: Callable[[], str]) -> Iterator[tuple[Declaration, tuple[int, ...]]]:
+        """What to declare, one after the other, for the tensors of ``default``, each with its tensors' indices among them: layouts as
+        they were saved, and ``default`` for the tensors that are left. name: gives each a name of its own."""
+        indices = {tensor.name: index for index, tensor in enumerate(default.tensors)}
+        for kept in list(self._waiting.layouts):
+            again = kept.again(default, self._session.size)
+            if again is not None and kept.names <= indices.keys():
+                members = tuple(indices.pop(tensor.name) for tensor in again.tensors)
+                yield replace(again, name=name()), members
+        if len(indices) == len(default.tensors):
+            yield self._going_on(replace(default, name=name())), tuple(indices.values())
+        elif indices:
+            yield self._going_on(replace(_only(default, tuple(indices.values())), name=name())), tuple(indices.values())
 
-    def collect(self, dropped: bool) -> Memories:
+    def declaration(self, default: Declaration) -> Declaration:
+        """What to declare for exactly the tensors of ``default``, in this order."""
+        for kept in self._waiting.layouts:
+            again = kept.again(default, self._session.size)
+            if again is not None and again.tensors == default.tensors:
+                return replace(again, name=default.name)
+        return self._going_on(default)
+
+    def _going_on(self, default: Declaration) -> Declaration:
+        """A layout of its own, whose random streams and warm-ups go on all the same."""
+        saved = [kept.declaration for kept in self._waiting.layouts]
+        if not saved:
+            return default
+        return replace(default, seed=saved[0].seed, past_steps=max(declaration.past_steps for declaration in saved))
+
+    def add(self, layout: Layout, declaration: Declaration) -> None:
+        """The layout is new, and was declared so; tensors of it that something is remembered of go on from there."""
+        names, waiting = {tensor.name for tensor in layout.tensors}, self._waiting
+        same = next((kept for kept in waiting.layouts if replace(kept.declaration, name=declaration.name) == declaration), None)
+        self._layouts.append((layout, declaration, bool(declaration.buckets) if same is None else same.planned))
+        if not self._loading:
+            return
+        memory = LayoutMemory(_take(waiting.tensors, names), _take(waiting.servers, names))
+        check_sizes(layout.tensors, memory)
+        if same is not None:
+            memory.exact = same.exact
+        waiting.layouts = [kept for kept in waiting.layouts if not kept.names <= names]
+        self._session.remember(layout, memory)
+
+    def collect(self, dropped: bool) -> Kept:
         """What is kept now. dropped: the trainer did not apply the last step's result."""
-        memories = dict(self._pending)
-        for layout in self._layouts:
-            memories |= self._session.remembered(layout, dropped)
-        return memories
+        waiting = self._waiting
+        kept = Kept(dict(waiting.tensors), dict(waiting.servers), list(waiting.layouts))
+        for layout, declaration, planned in self._layouts:
+            memory = self._session.remembered(layout, dropped)
+            kept.tensors |= memory.tensors
+            kept.servers |= memory.servers
+            kept.layouts.append(KeptLayout(_declared(layout, declaration, memory.steps), planned, layout.workers, memory.exact))
+        return kept
 
-    def restore(self, memories: Memories) -> None:
-        """Go on from these; of tensors that are not in them nothing is remembered."""
-        self._pending = dict(memories)
-        layouts, self._layouts = self._layouts, []
-        for layout in layouts:
-            self._session.remember(layout, {})
-            self.add(layout)
+    def restore(self, kept: Kept) -> None:
+        """Go on from this; of tensors that are not in it nothing is remembered. Layouts that there are already are given up: their tensors
+        are declared anew. Every rank must call it."""
+        self._waiting, self._layouts, self._loading = kept, [], True
 
     def replace(self) -> None:
-        """The layouts are given up for one that follows; what they remember waits for it."""
-        self._pending, self._layouts = self.collect(dropped=False), []
+        """The layouts are given up for one that follows; what they remember waits for it. Every rank must call it."""
+        if self._layouts:
+            self.restore(self.collect(dropped=False))
 
 
-def _check_sizes(layout: Layout, memories: Memories) -> None:
-    for tensor in layout.tensors:
-        memory = memories.get(tensor.name)
-        if memory is not None and memory.residual.size != tensor.numel:
-            raise UsageError(
-                f"the saved residual of {tensor.name!r} has {memory.residual.size} elements, the tensor {tensor.numel}; "
-                f"is it another model's? leave load_residual_state_dict() out to begin with empty residuals"
-            )
+def _take(found: dict[str, Value], names: set[str]) -> dict[str, Value]:
+    return {name: found.pop(name) for name in list(found) if name in names}
 
 
-def pack(memories: Memories) -> dict[str, dict[str, torch.Tensor]]:
-    """The saved form of one kind."""
-    packed = {}
-    for name, memory in memories.items():
-        packed[name] = {"residual": torch.from_numpy(memory.residual)}
-        if memory.velocity is not None:
-            packed[name]["velocity"] = torch.from_numpy(memory.velocity)
-    return packed
+def _only(default: Declaration, indices: tuple[int, ...]) -> Declaration:
+    """The declaration of some of its tensors."""
+    places = {index: place for place, index in enumerate(indices)}
+    return replace(
+        default, tensors=tuple(default.tensors[i] for i in indices), order=tuple(places[i] for i in default.order if i in places),
+        used=tuple(places[i] for i in default.used if i in places),
+    )  # fmt: skip
 
 
-def check_states(states: Mapping[str, Any] | Sequence[Mapping[str, Any]], rank: int, size: int) -> list[Mapping[str, Any]]:
-    """The states in rank order. Raises UsageError unless they are one job's, and all that this rank needs are there."""
-    given = [states] if isinstance(states, Mapping) else list(states)
-    if not given or any(not isinstance(state, Mapping) or state.get("format") != FORMAT for state in given):
-        raise UsageError("load_residual_state_dict: expected what residual_state_dict() returned, of this rank or a list of all ranks'")
-    saved_size = given[0]["size"]
-    if any(state["size"] != saved_size for state in given):
-        raise UsageError("load_residual_state_dict: the states come from jobs of different sizes; pass those of one job")
-    ranks = [state["rank"] for state in given]
-    if saved_size == size and ranks == [rank]:
-        return given
-    if sorted(ranks) != list(range(saved_size)):
-        missing = ", ".join(map(str, sorted(set(range(saved_size)) - set(ranks)))) or "none"
-        raise UsageError(
-            f"load_residual_state_dict: this is rank {rank} of {size}, the states are of ranks {', '.join(map(str, ranks))} of {saved_size} "
-            f"(missing: {missing}); pass this rank's own, or a list of all ranks'"
-        )
-    return sorted(given, key=lambda state: int(state["rank"]))
+def _declared(layout: Layout, declaration: Declaration, steps: int) -> Declaration:
+    """What gets the same layout again: its buckets as they are, whatever order made them."""
+    everything = tuple(range(len(layout.tensors)))
+    return replace(
+        declaration, order=everything, used=everything, buckets=tuple(map(_bucket_spec, layout.buckets)), seed=layout.seed,
+        past_steps=steps, turn=layout.turn,
+    )  # fmt: skip
 
 
-def share_of(states: Sequence[Mapping[str, Any]], kind: str, rank: int, size: int) -> Memories:
-    """What rank ``rank`` of ``size`` takes of the states of a job's ranks."""
-    saved = int(states[0]["size"])
-    if len(states) == 1 and saved == size:
-        return _unpack(states[0], kind)
-    mine = states[rank::size] if saved >= size else [states[rank % saved]]
-    sharers = 1 if saved >= size else len(range(rank % saved, size, saved))
-    factor = np.float32(size / saved / sharers)
-    total: Memories = {}
-    for state in mine:
-        for name, memory in _unpack(state, kind).items():
-            before = total.get(name)
-            total[name] = memory if before is None else _sum(before, memory)
-    return {name: TensorMemory(m.residual * factor, None if m.velocity is None else m.velocity * factor) for name, m in total.items()}
+def _bucket_spec(bucket: Bucket) -> BucketSpec:
+    sizes = [part.numel for part in bucket.parts if part.round == 0]
+    equal = sizes == equal_parts(bucket.numel, len(sizes))
+    return BucketSpec(bucket.tensors, bucket.codec, bucket.priority, len(sizes), 0 if equal else sizes[0])
 
 
-def _sum(a: TensorMemory, b: TensorMemory) -> TensorMemory:
-    velocity = a.velocity if b.velocity is None else b.velocity if a.velocity is None else a.velocity + b.velocity
-    return TensorMemory(a.residual + b.residual, velocity)
-
-
-def _unpack(state: Mapping[str, Any], kind: str) -> Memories:
-    memories = {}
-    for name, parts in state["memories"].get(kind, {}).items():
-        arrays = {key: value.detach().cpu().to(torch.float32).reshape(-1).numpy() for key, value in parts.items()}
-        memories[name] = TensorMemory(arrays["residual"], arrays.get("velocity"))
-    return memories
-
-
-def units_of(state: Mapping[str, Any]) -> tuple[float, tuple[float, ...]]:
-    """Loss scale and learning rates of the last step before saving, in whose units residuals are."""
-    loss_scale, rates = float(state["loss_scale"]), tuple(map(float, state["rates"]))
-    return (loss_scale if math.isfinite(loss_scale) and loss_scale > 0 else 1.0), rates
+def check_sizes(tensors: Iterable[TensorSpec], memory: LayoutMemory | Kept) -> None:
+    """Raise UsageError, naming the tensor, for a memory of a tensor of another size."""
+    for tensor in tensors:
+        own = memory.tensors.get(tensor.name, TensorMemory())
+        for values in (own.residual, own.velocity, memory.servers.get(tensor.name)):
+            if values is not None and values.size != tensor.numel:
+                raise UsageError(
+                    f"the saved residual of {tensor.name!r} has {values.size} elements, the tensor {tensor.numel}; "
+                    f"is it another model's? leave load_residual_state_dict() out to begin with empty residuals"
+                )

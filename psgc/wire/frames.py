@@ -30,8 +30,8 @@ FIELDS: Final = (
     ("round", "H", "round within the step, for codecs that take several; else 0"),
     ("codec", "H", "codec id of the payload; 0 = none"),
     ("sender", "I", "worker: its rank; server: 0x8000_0000 + its index; scheduler: 0xffff_ffff"),
-    ("contributors", "I", "result: how many ranks contributed (skips not counted)"),
-    ("rescale", "f", "factor of the residual's unit against the last step's (learning rate, loss scale)"),
+    ("contributors", "I", "result: how many ranks contributed (skips not counted); RESIDUAL, RESTORE: the first element"),
+    ("rescale", "f", "factor of the residual's unit against the last step's (learning rate, loss scale); RESIDUAL, RESTORE: still to come"),
     ("payload_bytes", "Q", "length of the payload that follows the header"),
 )
 HEADER_STRUCT: Final = struct.Struct("<" + "".join(code for _, code, _ in FIELDS))
@@ -66,6 +66,8 @@ class Kind(IntEnum):
     ABORT = 18
     BYE = 19
     SEGMENT = 20
+    RESIDUAL = 21
+    RESTORE = 22
 
 
 class Flag(IntEnum):

@@ -36,7 +36,7 @@ def works(codec: str, fuse: int, part: int) -> list[BucketWork]:
     )
     layout: Layout = build_layout(declaration, layout_id=1, servers=1, workers=1, used_by_all=frozenset(everything))
     _, slots = make_slots(layout)
-    return [BucketWork(layout, bucket, slots, rank=0, seed=0) for bucket in layout.buckets]
+    return [BucketWork(layout, bucket, slots, rank=0) for bucket in layout.buckets]
 
 
 def step(work: BucketWork, seed: int) -> None:

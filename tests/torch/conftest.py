@@ -6,7 +6,7 @@ A step is worked on when its last rank submits it: until then no buffer is loade
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError
 from psgc.layout import Declaration, Layout, build_layout, compare, used_by_every_rank
 from psgc.torch import api
-from psgc.worker.residual import TensorMemory
+from psgc.worker.residual import LayoutMemory, TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
 
 WAIT_S = 30.0  # a rank that waits longer hangs
@@ -191,13 +191,15 @@ class FakeSession(Session):
     def residuals(self) -> dict[str, Any]:
         return {}
 
-    def remembered(self, layout: Layout, dropped: bool) -> dict[str, TensorMemory]:
-        return {tensor.name: self.memories[tensor.name] for tensor in layout.tensors if tensor.name in self.memories}
+    def remembered(self, layout: Layout, dropped: bool) -> LayoutMemory:
+        steps = max((count for (name, _), count in self.counts.items() if name == layout.name), default=0)
+        kept = {tensor.name: self.memories[tensor.name] for tensor in layout.tensors if tensor.name in self.memories}
+        return LayoutMemory(kept, steps=layout.past_steps + steps)
 
-    def remember(self, layout: Layout, memories: Mapping[str, TensorMemory]) -> None:
+    def remember(self, layout: Layout, memory: LayoutMemory) -> None:
         for tensor in layout.tensors:
             self.memories.pop(tensor.name, None)
-        self.memories |= memories
+        self.memories |= memory.tensors
 
     def statistics(self) -> dict[str, int]:
         return {"wire_bytes": 0}

@@ -11,7 +11,7 @@ import torch
 import psgc.torch as psgc
 from psgc.errors import UsageError
 from psgc.torch import api
-from psgc.torch.residuals import check_states, share_of
+from psgc.torch.saved import check_states, share_of
 from psgc.worker.residual import Int8Residual
 
 Ranks = Any  # the fixture ``ranks`` of conftest
@@ -30,16 +30,17 @@ def test_the_mean_over_all_ranks_stays(saved: int, size: int) -> None:
     states = [state(rank, saved, value, -value) for rank, value in enumerate(values)]
     shares = [share_of(check_states(states, rank, size), KIND, rank, size) for rank in range(size)]
     for field in ("residual", "velocity"):
-        total = sum(getattr(share["w"], field) for share in shares if share)
+        total = sum(getattr(share.tensors["w"], field) for share in shares if share.tensors)
         sign = 1 if field == "residual" else -1
         np.testing.assert_allclose(total / size, sign * sum(values) / saved, rtol=1e-6)
     if size > saved:
-        assert all(share for share in shares), "no rank is left without"
+        assert all(share.tensors for share in shares), "no rank is left without"
 
 
 def test_a_rank_takes_its_own_as_it_is() -> None:
     own = state(1, 2, 0.3)
-    (taken,) = share_of(check_states(own, 1, 2), KIND, 1, 2).values()
+    (taken,) = share_of(check_states(own, 1, 2), KIND, 1, 2).tensors.values()
+    assert taken.residual is not None
     assert taken.residual.tobytes() == np.full(3, 0.3, np.float32).tobytes()
     assert taken.velocity is None
 

@@ -1,0 +1,145 @@
+"""The saved form of what codecs keep: plain types and tensors, as torch.save and torch.load(weights_only=True) take them.
+
+    {"format": 2, "rank", "size", "loss_scale", "rates": [...],
+     "memories": {kind: {name: {"residual"?, "velocity"?, "factors"?}}},        this rank's own, flat, by tensor
+     "servers":  {kind: {name: residual}},                                      the servers', of the buckets this rank answers for
+     "layouts":  {kind: [{"declaration": {...}, "planned", "workers", "exact": {place: {"rescale", "bytes"}}}]}}
+
+Owns this form, the one before it (format 1: no "servers", no "layouts"), and how the states of all ranks of one job become those of
+another: what the ranks together hold, as the mean they average, stays the same.
+
+    loaded    from S ranks by rank r of W: W/S times the sum of those ranks' that fall to r (s mod W = r); where W > S the ranks that
+              share one (r mod S = s) split it evenly. The servers' residuals, which are of the mean itself, are taken as they are, by one rank.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from psgc.errors import PsgcError, UsageError
+from psgc.layout import Declaration
+from psgc.torch.residuals import Kept, KeptLayout, Memories
+from psgc.worker.residual import F32, ExactResidual, TensorMemory
+
+logger = logging.getLogger(__name__)
+FORMAT: Final = 2
+FORMATS: Final = (1, 2)
+State = Mapping[str, Any]
+
+
+def pack(kinds: Mapping[str, Kept]) -> dict[str, Any]:
+    """The saved form of what is kept of each kind."""
+    return {
+        "memories": {kind: {name: _packed(memory) for name, memory in kept.tensors.items()} for kind, kept in kinds.items()},
+        "servers": {kind: {name: torch.from_numpy(values) for name, values in kept.servers.items()} for kind, kept in kinds.items()},
+        "layouts": {kind: [_packed_layout(layout) for layout in kept.layouts] for kind, kept in kinds.items()},
+    }
+
+
+def _packed(memory: TensorMemory) -> dict[str, torch.Tensor]:
+    return {field: torch.from_numpy(values) for field, values in memory._asdict().items() if values is not None}
+
+
+def _packed_layout(kept: KeptLayout) -> dict[str, Any]:
+    exact = {place: {"rescale": each.rescale, "bytes": torch.from_numpy(each.bytes)} for place, each in kept.exact.items()}
+    return {"declaration": kept.declaration.to_json(), "planned": kept.planned, "workers": kept.workers, "exact": exact}
+
+
+def check_states(states: State | Sequence[State], rank: int, size: int) -> list[State]:
+    """The states in rank order. Raises UsageError unless they are one job's, and all that this rank needs are there."""
+    given = [states] if isinstance(states, Mapping) else list(states)
+    if not given or any(not isinstance(state, Mapping) or state.get("format") not in FORMATS for state in given):
+        raise UsageError("load_residual_state_dict: expected what residual_state_dict() returned, of this rank or a list of all ranks'")
+    saved_size = given[0]["size"]
+    if any(state["size"] != saved_size for state in given):
+        raise UsageError("load_residual_state_dict: the states come from jobs of different sizes; pass those of one job")
+    ranks = [state["rank"] for state in given]
+    if saved_size == size and ranks == [rank]:
+        return given
+    if sorted(ranks) != list(range(saved_size)):
+        missing = ", ".join(map(str, sorted(set(range(saved_size)) - set(ranks)))) or "none"
+        raise UsageError(
+            f"load_residual_state_dict: this is rank {rank} of {size}, the states are of ranks {', '.join(map(str, ranks))} of {saved_size} "
+            f"(missing: {missing}); pass this rank's own, or a list of all ranks'"
+        )
+    return sorted(given, key=lambda state: int(state["rank"]))
+
+
+def share_of(states: Sequence[State], kind: str, rank: int, size: int) -> Kept:
+    """What rank ``rank`` of ``size`` takes of the states of a job's ranks."""
+    saved = int(states[0]["size"])
+    layouts = _layouts(states[0], kind)
+    if saved == size:
+        own = states[0] if len(states) == 1 else states[rank]
+        return Kept(_memories(own, kind), _servers(own, kind), _layouts(own, kind))
+    mine = states[rank::size] if saved >= size else [states[rank % saved]]
+    sharers = 1 if saved >= size else len(range(rank % saved, size, saved))
+    factor = np.float32(size / saved / sharers)
+    total: Memories = {}
+    for state in mine:
+        for name, memory in _memories(state, kind).items():
+            total[name] = memory if name not in total else _sum(total[name], memory)
+    scaled = {
+        name: m._replace(residual=_times(m.residual, factor), velocity=_times(m.velocity, factor)) for name, m in total.items()
+    }  # fmt: skip
+    servers = {name: values for state in states[rank::size] for name, values in _servers(state, kind).items()}
+    return Kept(scaled, servers, [replace(layout, exact={}) for layout in layouts])
+
+
+def _times(values: F32 | None, factor: np.float32) -> F32 | None:
+    return None if values is None else values * factor
+
+
+def _sum(a: TensorMemory, b: TensorMemory) -> TensorMemory:
+    """Of two ranks; factors are the same on both."""
+    return TensorMemory(_plus(a.residual, b.residual), _plus(a.velocity, b.velocity), a.factors if a.factors is not None else b.factors)
+
+
+def _plus(a: F32 | None, b: F32 | None) -> F32 | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _memories(state: State, kind: str) -> Memories:
+    saved = state["memories"].get(kind, {})
+    return {name: TensorMemory(**{field: _array(values) for field, values in fields.items()}) for name, fields in saved.items()}
+
+
+def _servers(state: State, kind: str) -> dict[str, F32]:
+    return {name: _array(values) for name, values in state.get("servers", {}).get(kind, {}).items()}
+
+
+def _array(values: torch.Tensor) -> F32:
+    array: F32 = values.detach().cpu().to(torch.float32).reshape(-1).numpy()
+    if not np.isfinite(array).all():
+        raise UsageError(
+            "load_residual_state_dict: a saved residual holds NaN or infinity, and would poison every step; is the file whole?"
+        )
+    return array
+
+
+def _layouts(state: State, kind: str) -> list[KeptLayout]:
+    """Those that this version of psgc understands."""
+    layouts = []
+    for saved in state.get("layouts", {}).get(kind, []):
+        try:
+            declaration = Declaration.from_json(json.loads(json.dumps(saved["declaration"])))
+        except PsgcError as error:
+            logger.warning("a saved layout is of another version of psgc: residuals go on by tensor, not bit for bit (%s)", error)
+            continue
+        exact = {place: ExactResidual(float(each["rescale"]), each["bytes"].numpy()) for place, each in saved["exact"].items()}
+        layouts.append(KeptLayout(declaration, bool(saved["planned"]), int(saved["workers"]), exact))
+    return layouts
+
+
+def units_of(state: State) -> tuple[float, tuple[float, ...]]:
+    """Loss scale and learning rates of the last step before saving, in whose units residuals are."""
+    loss_scale, rates = float(state["loss_scale"]), tuple(map(float, state["rates"]))
+    return (loss_scale if math.isfinite(loss_scale) and loss_scale > 0 else 1.0), rates

@@ -1,0 +1,105 @@
+"""What one rank saves of a layout, and what it takes up again: its own residuals and its share of the servers'.
+
+Owns the way between tensors, which saved states are by, and the parts that servers keep. Numbers only: the session carries the messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from psgc.errors import PsgcError, UsageError
+from psgc.layout import Layout, Part, key_text
+from psgc.wire.frames import Flag
+from psgc.wire.messages import RESIDUAL_NUMEL
+from psgc.worker.bucket import BucketWork
+from psgc.worker.residual import F32, ExactResidual, LayoutMemory, TensorMemory
+from psgc.worker.transfers import Transfer
+
+
+def own_memory(layout: Layout, works: Iterable[BucketWork], dropped: bool) -> LayoutMemory:
+    """What this rank keeps itself. None of the layout's steps may be under way."""
+    memory = LayoutMemory(steps=layout.past_steps)
+    for work in works:
+        memory.tensors |= work.remembered(dropped)
+        memory.exact |= {f"worker {work.bucket.index}.{number}": exact for number, exact in work.exact().items()}
+        memory.steps = layout.past_steps + work.step
+    return memory
+
+
+def questions(works: Iterable[BucketWork], dropped: bool) -> dict[int, list[Transfer]]:
+    """What is asked of the servers about these buckets, by key."""
+    flags = Flag.PREVIOUS_SKIPPED if dropped else Flag.NONE
+    return {
+        part.key: [Transfer(part.key, first, work.step, flags) for first in range(0, part.numel, RESIDUAL_NUMEL)]
+        for work in works
+        for part in work.server_parts()
+    }
+
+
+def take_answers(memory: LayoutMemory, works: Iterable[BucketWork], answers: dict[int, list[Transfer]]) -> None:
+    """Add what the servers keep of these buckets to the memory. Raises PsgcError for answers that are too short."""
+    for work in works:
+        parts = work.server_parts()
+        if not parts:
+            continue
+        values = np.zeros(work.bucket.numel, np.float32)
+        for part in parts:
+            residual = np.concatenate([np.frombuffer(answer.answer or b"", np.float32) for answer in answers[part.key]])
+            if residual.size != part.numel:
+                raise PsgcError(f"server {part.server}: residual of key {key_text(part.key)} of {residual.size} elements, not {part.numel}")
+            rescale = answers[part.key][0].rescale
+            if rescale != 1.0:
+                memory.exact[_server_place(work, part)] = ExactResidual(rescale, residual.view(np.uint8))
+            values[part.offset : part.offset + part.numel] = residual * np.float32(rescale)
+        memory.servers |= {name: values[place].copy() for name, place in work.tensor_places()}
+
+
+def take_up(memory: LayoutMemory, layout: Layout, works: Sequence[BucketWork], size: int) -> list[Transfer]:
+    """Go on from ``memory``, before the layout's first step; what is to be set on the servers.
+
+    What servers kept of a tensor goes to the server's residual where there is one, else to this rank's own: ``size`` times as much where
+    the tensor's mean is taken, for there it counts one ``size``-th. Raises UsageError for a memory of other parts.
+    """
+    restores: list[Transfer] = []
+    factor = np.float32(size if layout.mean else 1)
+    for work in works:
+        if work.step:
+            raise UsageError(f"residuals of {layout.name!r} are taken up before its first step, not after step {work.step}")
+        tensors = {name: memory.tensors[name] for name, _ in work.tensor_places() if name in memory.tensors}
+        if work.server_parts():
+            restores += _restores(memory, work)
+        else:
+            for name, _ in work.tensor_places():
+                if name in memory.servers:
+                    own, more = tensors.get(name, TensorMemory()), memory.servers[name] * factor
+                    tensors[name] = own._replace(residual=more if own.residual is None else own.residual + more)
+        work.remember(tensors)
+        places = {f"worker {work.bucket.index}.{number}": number for number in range(len(work.bucket.parts))}
+        work.set_exact({places[place]: exact for place, exact in memory.exact.items() if place in places})
+    return restores
+
+
+def _restores(memory: LayoutMemory, work: BucketWork) -> Iterator[Transfer]:
+    tensors = [(place, memory.servers[name]) for name, place in work.tensor_places() if name in memory.servers]
+    for part in work.server_parts():
+        exact = memory.exact.get(_server_place(work, part))
+        if exact is not None:
+            yield from _pieces(part, 0, exact.bytes.view(np.float32), exact.rescale)
+            continue
+        for place, values in tensors:
+            lo, hi = max(place.start, part.offset), min(place.stop, part.offset + part.numel)
+            if lo < hi:
+                yield from _pieces(part, lo - part.offset, values[lo - place.start : hi - place.start], 1.0)
+
+
+def _pieces(part: Part, first: int, values: F32, rescale: float) -> Iterator[Transfer]:
+    if first + values.size > part.numel:
+        raise UsageError(f"the saved residual of key {key_text(part.key)} has {first + values.size} elements, the part {part.numel}")
+    for lo in range(0, values.size, RESIDUAL_NUMEL):
+        yield Transfer(part.key, first + lo, 0, payload=values[lo : lo + RESIDUAL_NUMEL].tobytes(), rescale=rescale)
+
+
+def _server_place(work: BucketWork, part: Part) -> str:
+    return f"server {work.bucket.index}.{work.bucket.parts.index(part)}"
