@@ -28,6 +28,7 @@ from psgc.torch import api
 from psgc.torch.optimizer import Distributed, check_carries, check_passes, spec_of
 from psgc.torch.push_pull import codec_text, push_pull_inplace
 from psgc.torch.residuals import Residuals
+from psgc.torch.saved import share_apart
 from psgc.torch.tensor_exchange import TensorExchange
 
 Parameters = Iterable[Any]  # parameters, (name, parameter) pairs, or groups: dicts whose "params" holds either
@@ -301,6 +302,33 @@ class ZeroOneAdam(FrozenVarianceAdam):
             moving = self._moving()
             if any("anchor" in self.state[parameter] for _, parameter in moving):
                 self._meet(moving, lambda index: self.state[moving[index][1]]["moved"])
+
+    def residual_state_dict(self) -> dict[str, Any]:
+        """As DistributedOptimizer's, and where the ranks' parameters and momenta differ, which ``state_dict()`` has of its own rank only."""
+        apart = {
+            self._name(parameter): {field: tensor.clone() for field, tensor in self._apart(parameter).items()}
+            for parameter in self._moved()
+        }
+        return super().residual_state_dict() | {"apart": apart}
+
+    @torch.no_grad()
+    def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """As DistributedOptimizer's; after the model's and the optimizer's own ``load_state_dict()``, which must be of the same step."""
+        moved = {self._name(parameter): parameter for parameter in self._moved()}
+        apart = share_apart(states, self._session.rank, self._session.size, {name: self._apart(p) for name, p in moved.items()})
+        super().load_residual_state_dict(states)
+        for name, values in apart.items():
+            for field, tensor in self._apart(moved[name]).items():
+                tensor.copy_(values[field])
+
+    def _moved(self) -> list[torch.Tensor]:
+        """The parameters that have taken local steps since ranks last met."""
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        return [parameter for parameter in parameters if "anchor" in self.state.get(parameter, {})]
+
+    def _apart(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        state = self.state[parameter]
+        return {"parameter": parameter.detach(), "exp_avg": state["exp_avg"], "moved": state["moved"]}
 
     def _averages_gradients(self, step: int) -> bool:
         if step >= self._warmup_steps:

@@ -3,7 +3,8 @@
     {"format": 2, "rank", "size", "loss_scale", "rates": [...],
      "memories": {kind: {name: {"residual"?, "velocity"?, "factors"?}}},        this rank's own, flat, by tensor
      "servers":  {kind: {name: residual}},                                      the servers', of the buckets this rank answers for
-     "layouts":  {kind: [{"declaration": {...}, "planned", "workers", "exact": {place: {"rescale", "bytes"}}}]}}
+     "layouts":  {kind: [{"declaration": {...}, "planned", "workers", "exact": {place: {"rescale", "bytes"}}}]},
+     "apart":    {name: {"parameter", "exp_avg", "moved"}}}                     ZeroOneAdam between two meetings: what differs between ranks
 
 Owns this form, the one before it (format 1: no "servers", no "layouts"), and how the states of all ranks of one job become those of
 another: what the ranks together hold, as the mean they average, stays the same.
@@ -143,3 +144,26 @@ def units_of(state: State) -> tuple[float, tuple[float, ...]]:
     """Loss scale and learning rates of the last step before saving, in whose units residuals are."""
     loss_scale, rates = float(state["loss_scale"]), tuple(map(float, state["rates"]))
     return (loss_scale if math.isfinite(loss_scale) and loss_scale > 0 else 1.0), rates
+
+
+def share_apart(
+    states: State | Sequence[State], rank: int, size: int, wanted: Mapping[str, Mapping[str, torch.Tensor]]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """What of ``wanted`` (by parameter and field) this rank takes up that ranks had each for themselves: its own, or all ranks' mean where
+    their number is another now. Raises UsageError where state_dict() and the states are of different steps."""
+    checked = check_states(states, rank, size)
+    if checked[0]["format"] == 1:
+        return {}
+    given = [state.get("apart", {}) for state in checked]
+    if any(apart.keys() != wanted.keys() for apart in given if apart or wanted):
+        raise UsageError(
+            "load_residual_state_dict: parameters had taken local steps in one of state_dict() and the residuals' state, but not in the "
+            "other; save both between the same two steps, and load the model's and the optimizer's state first"
+        )
+    own = given if len(given) == 1 else given[rank : rank + 1] if len(given) == size else given
+    return {
+        name: {
+            field: torch.stack([apart[name][field] for apart in own]).mean(0) if len(own) > 1 else own[0][name][field] for field in fields
+        }
+        for name, fields in wanted.items()
+    }

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from sim_network import TORN, Client, Host, Link, Ref, read
-from sim_oracle import name_of_residual, name_of_result
+from sim_oracle import name_of_residual, name_of_restored, name_of_result, restored_of
 
 from psgc import __version__
 from psgc.layout import Layout
 from psgc.scheduler.actions import End, Send
 from psgc.scheduler.membership import Membership
 from psgc.server import state as server_state
-from psgc.server.state import Commit, Effect, Fault, Fold, ServerState, specs_of
+from psgc.server.state import Commit, Effect, Fault, Fold, Restore, SendResidual, ServerState, specs_of
 from psgc.server.step import NO_SLOT, Result
 from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Register, Topology, decode_json, encode_body
@@ -170,6 +170,10 @@ class SimServer:
                 self._begin_fold(effect)
             elif isinstance(effect, Commit):
                 self._commit(effect)
+            elif isinstance(effect, SendResidual):
+                self._send_residual(effect)
+            elif isinstance(effect, Restore):
+                self.residuals[effect.key] = name_of_restored(effect.key, {*restored_of(self.residuals.get(effect.key)), effect.first})
             else:
                 assert isinstance(effect, Fault)
                 raise WrongError(f"server {self.index} ends the job: {effect.text}")
@@ -184,6 +188,12 @@ class SimServer:
             if send.result_slot is not None:
                 payload = Ref(self.slots, (header.key, send.result_slot))
         send.peer.reply(header, payload)  # type: ignore[attr-defined]
+
+    def _send_residual(self, send: SendResidual) -> None:
+        key = send.header.key
+        owed = None if send.add_back == NO_SLOT else self.slots[key, send.add_back]
+        check(owed != TORN, lambda: f"server {self.index}: {send} reads what is being written")
+        send.peer.reply(send.header, (self.residuals.get(key), None if owed is None else owed[:3]))  # type: ignore[attr-defined]
 
     def _commit(self, commit: Commit) -> None:
         result = commit.result

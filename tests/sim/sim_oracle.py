@@ -71,6 +71,16 @@ def name_of_residual(key: int, step: int) -> tuple[Any, ...]:
     return ("e", key, step)
 
 
+def name_of_restored(key: int, firsts: set[int]) -> tuple[Any, ...]:
+    """A residual that was set before the first step, from these elements on."""
+    return ("x", key, tuple(sorted(firsts)))
+
+
+def restored_of(residual: Any) -> tuple[int, ...]:
+    """From which elements on a residual has been set since it was last written as a whole."""
+    return residual[2] if residual is not None and residual[0] == "x" else ()
+
+
 class Oracle:
     """Words are drawn when they are first asked for, for all ranks at once."""
 
@@ -110,6 +120,26 @@ class Oracle:
             history.step += 1
             self._outcomes[key, history.step] = self._next(key, history)
         return self._outcomes[key, step]
+
+    def keeps_residual(self, key: int) -> bool:
+        return self._specs[key].pull_feedback
+
+    def numel(self, key: int) -> int:
+        return self._specs[key].numel
+
+    def restore(self, key: int, firsts: set[int], rescale: float) -> None:
+        """The key's residual is set before its first step."""
+        self._history[key] = _History(residual=name_of_restored(key, firsts), rescale=rescale)
+
+    def kept(self, key: int, step: int, dropped: bool) -> tuple[Any, float]:
+        """What a rank that is past ``step`` must hear of the server's residual: its name with what is added back to it, and the unit's
+        change that is still to come. dropped: the trainer did not apply that step."""
+        if step:
+            self.outcome(key, step)
+        history = self._history.setdefault(key, _History())
+        assert history.step == step, "nobody can be further than a rank that has not pushed"
+        owed = history.last_value if dropped and history.last_had_payload else history.owed
+        return (history.residual, owed), history.rescale
 
     def _broadcast(self, layout: Layout, parts: int) -> Word:
         return Word(frozenset(range(self.workers)) - {layout.root}, (frozenset(),) * parts, frozenset())

@@ -12,11 +12,12 @@ from sim_oracle import Outcome, payload_of
 
 from psgc.config import Config
 from psgc.layout import Declaration, Layout
-from psgc.wire.frames import Header, Kind
+from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import Hello, Notice, Topology, decode_body, encode_body
 from psgc.worker import client as worker_client
-from psgc.worker.client import Decode, Encode, Failed, Greet, Transmit
+from psgc.worker.client import Decode, Encode, Failed, Greet, Transferred, Transmit
 from psgc.worker.coordinator import Coordinator, Waiting
+from psgc.worker.transfers import Transfer
 
 if TYPE_CHECKING:
     from simulation import World
@@ -54,7 +55,7 @@ class SimWorker:
         self.client: worker_client.Client | None = None
         self.links: list[Link] = []
         self.slots: dict[int, Any] = {}
-        self.results = 0
+        self.results = self.residuals = 0
         self.ended = False
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._by_key: dict[int, _Bucket] = {}
@@ -143,6 +144,8 @@ class SimWorker:
             elif isinstance(action, Greet):
                 body = encode_body(Hello(self.world.token, self.node, "host"))
                 self.links[action.server].send(Header(Kind.HELLO, job=self.world.job, sender=self.node, payload_bytes=len(body)), body)
+            elif isinstance(action, Transferred):
+                self._transferred(action.transfer)
             elif isinstance(action, Failed):
                 self.failed(action.text)
 
@@ -151,7 +154,18 @@ class SimWorker:
         limit, server = self.client.credit_parts, self.client.servers[action.server]
         if limit > 0 and action.header.kind == Kind.PUSH:
             check(server.parts_in_flight <= limit, lambda: f"worker {self.node}: {server.parts_in_flight} parts in flight, credit {limit}")
-        self.links[action.server].send(action.header, Ref(self.slots, action.header.key) if action.payload else None)
+        self.links[action.server].send(action.header, Ref(self.slots, action.header.key) if action.payload else action.body)
+
+    def _transferred(self, transfer: Transfer) -> None:
+        if transfer.kind is Kind.RESIDUAL:
+            wanted = self.world.oracle.kept(transfer.key, transfer.step, bool(transfer.flags & Flag.PREVIOUS_SKIPPED))
+            got = (transfer.answer, transfer.rescale)
+            check(got == wanted, lambda: f"worker {self.node} hears that the residual of {transfer} is {got}, right is {wanted}")
+            self.residuals += 1
+        self.world.progress()
+        transfer.owner[0] -= 1
+        if transfer.owner[0] == 0:
+            transfer.owner[1].set()
 
     # pools
 
@@ -206,6 +220,19 @@ class SimWorker:
         """Declare at first use, then submit, without waiting in between."""
         ticket = Ticket(self)
         self.coordinator.declare(declaration, lambda layout: self._chain(self.submit(layout, 0), ticket))
+        return ticket
+
+    def transfer(self, transfers: list[Transfer]) -> Ticket:
+        """Residuals to and from their servers."""
+        assert self.client is not None
+        ticket = Ticket(self)
+        left = [len(transfers), ticket]
+        for transfer in transfers:
+            transfer.owner = left
+        if transfers:
+            self._apply(self.client.transfer(transfers, self.clock.now))
+        else:
+            ticket.done = True
         return ticket
 
     def barrier(self, number: int) -> Ticket:

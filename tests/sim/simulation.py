@@ -20,8 +20,10 @@ from sim_worker import SimWorker, Ticket
 
 from psgc.codecs import parse_scheme
 from psgc.layout import Declaration, Layout, TensorSpec, part_numel
+from psgc.wire.frames import Flag
 from psgc.wire.messages import ErrorCode
 from psgc.worker import coordinator
+from psgc.worker.transfers import Transfer
 
 STUCK_S = 60.0  # no part has come to its end for so long: nothing ever will
 PATIENCE_S = 600.0
@@ -45,6 +47,8 @@ class Scenario:
     local: float = 0.5  # share of links over shared memory
     hurry: float = 0.0  # share of steps whose results are not waited for before the next is submitted
     barriers: float = 0.0  # share of steps with a barrier after them
+    saves: float = 0.0  # share of steps after which a rank asks the servers for residuals
+    restores: bool = False  # servers' residuals are set before the first step
     work_s: float = 0.001
     cuts: int = 0
     cut_every_s: float = 0.02
@@ -82,6 +86,8 @@ class Scenario:
                 rng.choice((0.0002, 0.001, 0.01)), rng.choice((0.0, 0.02, 0.1)), sometimes(0.15), rng.choice((0.02, 0.3, 1.0))
             ),
             chances=Chances(sometimes(0.4), sometimes(0.2), sometimes(0.4), sometimes(0.4), sometimes(0.1)),
+            saves=sometimes(0.6),
+            restores=rng.random() < 0.4,
         )  # fmt: skip
 
 
@@ -139,6 +145,9 @@ class World:
         yield [worker.declare(self.model())]
         model, named = worker.layouts["model"], self.named()
         open_: list[Ticket] = []
+        if scenario.restores:
+            yield [worker.transfer(self.restored(worker, model))]
+            yield from self._barrier(worker, 1)
         for step in range(scenario.steps):
             jobs: list[Any] = [*(bucket.index for bucket in model.buckets), *named]
             rng.shuffle(jobs)
@@ -148,10 +157,38 @@ class World:
             if rng.random() >= scenario.hurry:
                 yield open_
                 open_ = []
+                if scenario.saves and rng.random() < scenario.saves:
+                    yield [worker.transfer(self.asked(worker, model))]
             if self._barrier_after[step]:
-                yield from self._barrier(worker, sum(self._barrier_after[: step + 1]))
+                yield from self._barrier(worker, scenario.restores + sum(self._barrier_after[: step + 1]))
         yield open_
         worker.leave()
+
+    def share(self, worker: SimWorker, model: Layout) -> Iterator[tuple[int, int]]:
+        """Keys of the buckets that a rank answers for, whose servers keep a residual, and first elements of their messages: a few."""
+        for bucket in model.buckets:
+            for part in bucket.parts if bucket.index % self.scenario.workers == worker.node else ():
+                if self.oracle.keeps_residual(part.key):
+                    firsts = {0, self.oracle.numel(part.key) - 1}
+                    yield from ((part.key, first) for first in sorted(firsts))
+
+    def asked(self, worker: SimWorker, model: Layout) -> list[Transfer]:
+        """What a rank says between two steps to save the servers' residuals; of the next step's word it knows what was dropped."""
+        assert worker.client is not None
+        transfers = []
+        for key, first in self.share(worker, model):
+            step = worker.client.parts[key].step
+            dropped = self.oracle.word(model, key >> 24 & 0xFFFFFF, step + 1).previous_skipped
+            transfers.append(Transfer(key, first, step, Flag.PREVIOUS_SKIPPED if dropped else Flag.NONE))
+        return transfers
+
+    def restored(self, worker: SimWorker, model: Layout) -> list[Transfer]:
+        """What it says before the first step to set them."""
+        share = list(self.share(worker, model))
+        rescale = self.scenario.seed % 3 or 1.0
+        for key in {key for key, _ in share}:
+            self.oracle.restore(key, {first for other, first in share if other == key}, rescale)
+        return [Transfer(key, first, 0, payload=b"4444", rescale=rescale) for key, first in share]
 
     def model(self) -> Declaration:
         codec = self.scenario.codec
@@ -196,6 +233,10 @@ class World:
             wanted = sum(len(list(layout.parts())) for layout in worker.layouts.values()) * scenario.steps
             client = worker.client
             assert client is not None
+            check(
+                not any(s.transfers.said or s.transfers.waiting for s in client.servers),
+                lambda w=worker: f"worker {w.node} waits for residuals",
+            )
             check(worker.results == wanted, lambda w=worker, n=wanted: f"worker {w.node} has decoded {w.results} results, not {n}")
             credit = [(server.in_flight, server.parts_in_flight) for server in client.servers]
             check(set(credit) == {(0, 0)}, lambda w=worker, c=credit: f"worker {w.node} never got credit back: {c}")

@@ -15,13 +15,18 @@ from sim_network import Channel, Clock, Network, Weather
 from sim_oracle import Word, name_of_residual, name_of_result
 from simulation import World, quiet, simulate
 
+from psgc.codecs import CodecPair, Stream, parse_codec
+from psgc.errors import PayloadError, RemoteProtocolError
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout, make_key
+from psgc.server.engine import Engine, KeyWork
 from psgc.server.state import Send, ServerState, specs_of
-from psgc.server.step import Commit, Fold, KeySpec, KeyState, Reply
+from psgc.server.step import NO_SLOT, Commit, Fold, KeySpec, KeyState, Lend, Reply, Restore, Result
 from psgc.server.store import KeyShape, Store
 from psgc.server.window import OPEN, Window
-from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
-from psgc.worker.client import Client, Greet, PartState, Phase, Transmit
+from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind, pack_header, unpack_header
+from psgc.wire.messages import RESIDUAL_NUMEL
+from psgc.worker.client import Client, Greet, PartState, Phase, Transferred, Transmit
+from psgc.worker.transfers import Transfer
 
 
 def breaking(when: Callable[[Header], bool]) -> Callable[[Any], World]:
@@ -130,6 +135,141 @@ def carry_out(effects: list[Any], store: Store, key: int) -> list[int]:
         elif effect.result is not None:
             sent.append(effect.header.step)
     return sent
+
+
+# residuals that are saved and restored
+
+KEY = make_key(1, 0, 0)
+NUMEL = RESIDUAL_NUMEL + 10
+
+
+def a_key(**fields: Any) -> KeyState:
+    return KeyState(KeySpec(KEY, NUMEL, 2, 0, 0, pull_feedback=True), **fields)
+
+
+def after(steps: int, *, previous_skipped: bool = False, rescale: float = 1.0) -> KeyState:
+    """A key that two ranks have taken some steps of; flags and rescale are of the last."""
+    state = a_key()
+    for step in range(1, steps + 1):
+        last = step == steps
+        flags = Flag.WANT_RESULT | (Flag.PREVIOUS_SKIPPED if last and previous_skipped else Flag.NONE)
+        push = Header(Kind.PUSH, flags, key=KEY, step=step, rescale=rescale if last else 1.0)
+        actions = [action for rank in range(2) for action in state.contribute(rank, push, b"payload")]
+        (fold,) = [action for action in actions if isinstance(action, Fold)]
+        state.folded(True, 8, False, fold.slot)
+    return state
+
+
+def question(step: int, first: int = 0, flags: int = Flag.NONE) -> Header:
+    return Header(Kind.RESIDUAL, flags, key=KEY, step=step, contributors=first)
+
+
+def restoring(first: int, numel: int = 10, rescale: float = 1.0) -> Header:
+    return Header(Kind.RESTORE, key=KEY, contributors=first, rescale=rescale, payload_bytes=4 * numel)
+
+
+def test_a_residual_is_told_after_the_ranks_own_last_step_and_to_nobody_who_has_gone_on() -> None:
+    state = after(3)
+    (lent,) = state.residual(0, question(3))
+    assert isinstance(lent, Lend)
+    assert (lent.add_back, lent.header.payload_bytes, lent.header.step) == (NO_SLOT, 4 * RESIDUAL_NUMEL, 3)
+    (rest,) = state.residual(0, question(3, RESIDUAL_NUMEL))
+    assert isinstance(rest, Lend)
+    assert rest.header.payload_bytes == 4 * 10
+    assert state.residual(0, question(2)) == [], "a question of before its last step"
+    state.contribute(0, Header(Kind.PUSH, key=KEY, step=4), b"payload")
+    assert state.residual(0, question(3)) == [], "it has pushed since: the question is an old one"
+    assert state.residual(1, question(3)), "the other has not"
+    for wrong, words in ((question(4), "is at step 4"), (question(3, NUMEL), "from element")):
+        with pytest.raises(RemoteProtocolError, match=words):
+            state.residual(1, wrong)
+    with pytest.raises(RemoteProtocolError, match="it keeps none"):
+        KeyState(KeySpec(KEY, NUMEL, 2, 0, 0)).residual(0, question(0))
+
+
+def test_what_the_trainer_did_not_apply_is_added_to_what_is_told_and_nothing_changes() -> None:
+    state = after(3)
+    (lent,) = state.residual(0, question(3, flags=Flag.PREVIOUS_SKIPPED))
+    assert isinstance(lent, Lend)
+    assert lent.add_back == state.last_slot
+    assert not state.add_back
+    (lent,) = state.residual(1, question(3))
+    assert isinstance(lent, Lend)
+    assert lent.add_back == NO_SLOT
+
+
+def test_what_waits_for_a_payload_is_told_to_the_last_bit() -> None:
+    """A step that was not applied, then one whose sum is not finite: the result still owed, and the unit's change, are in what is told."""
+    state = after(2)
+    for rank in range(2):
+        state.contribute(rank, Header(Kind.SKIP, Flag.PREVIOUS_SKIPPED, key=KEY, step=3, rescale=0.1), None)
+    (lent,) = state.residual(0, question(3))
+    assert isinstance(lent, Lend)
+    assert lent.add_back == state.last_slot
+    assert unpack_header(pack_header(lent.header)).rescale == state.rescale
+
+
+def test_a_restore_is_set_once_whenever_its_repeats_come() -> None:
+    state = a_key()
+    first = state.restore(0, restoring(0, RESIDUAL_NUMEL, rescale=0.5), b"elements")
+    assert [type(action) for action in first] == [Restore, Reply]
+    assert state.rescale == 0.5
+    assert [type(action) for action in state.restore(0, restoring(0, RESIDUAL_NUMEL), b"elements")] == [Reply]
+    assert [type(action) for action in state.restore(1, restoring(RESIDUAL_NUMEL), b"elements")] == [Restore, Reply]
+    state.contribute(0, Header(Kind.PUSH, key=KEY, step=1), b"payload")
+    assert [type(action) for action in state.restore(1, restoring(RESIDUAL_NUMEL), b"elements")] == [Reply], "its answer was lost"
+    with pytest.raises(RemoteProtocolError, match="after its first step has begun"):
+        state.restore(1, restoring(0, 5), b"elements")
+
+
+@pytest.mark.parametrize(("first", "numel"), [(0, 0), (0, RESIDUAL_NUMEL + 1), (NUMEL - 5, 6), (NUMEL, 1)])
+def test_a_restore_of_elements_that_are_not_there_is_refused(first: int, numel: int) -> None:
+    with pytest.raises(RemoteProtocolError):
+        a_key().restore(0, restoring(first, numel), b"elements")
+
+
+def test_a_lent_residual_is_the_residual_and_the_result_and_leaves_both() -> None:
+    codec = parse_codec("onebit")
+    store, numel = Store(), 5000
+    store.add_layout(1, [KeyShape(KEY, codec.payload_bound(numel), numel)])
+    keys, generator = store.keys[KEY], np.random.default_rng(0)
+    work = KeyWork(KeySpec(KEY, numel, 2, 0, 0, pull_feedback=True), CodecPair(codec, codec), 0, 0, False)
+    values, result = (generator.standard_normal(numel).astype(np.float32) for _ in range(2))
+    keys.restore(0, values[:4000].tobytes())
+    keys.restore(4000, values[4000:].tobytes())
+    np.testing.assert_array_equal(Engine.lend(work, keys, 0, NO_SLOT), values)
+    written = codec.encode(result, None, 1.0, Stream(0, 0, 0, 0), keys.result(1)).payload_bytes
+    keys.commit(Commit(KEY, Result(1, Flag.NONE, 2, 1, written), False))
+    decoded = np.empty(numel, np.float32)
+    codec.decode(keys.result(1)[:written], numel, 0, numel, decoded)
+    for _ in range(2):
+        np.testing.assert_array_equal(Engine.lend(work, keys, 1, 1), values + decoded)
+        np.testing.assert_array_equal(Engine.lend(work, keys, 1, NO_SLOT), values)
+    with pytest.raises(PayloadError, match="NaN"):
+        keys.restore(0, np.full(3, np.nan, np.float32).tobytes())
+    store.close()
+
+
+def test_a_worker_takes_only_the_answer_about_its_own_last_step_and_says_what_was_lost_again() -> None:
+    client = a_client()
+    client.connected(0, 0.0)
+    transfers = [Transfer(0, 0, step=7), Transfer(1, 0, step=7, payload=b"4444", rescale=0.5)]
+    said = [action for action in client.transfer(transfers, 0.0) if isinstance(action, Transmit)]
+    assert [(t.header.kind, t.header.step, t.body, t.header.rescale) for t in said] == [
+        (Kind.RESIDUAL, 7, None, 1.0), (Kind.RESTORE, 7, b"4444", 0.5),
+    ]  # fmt: skip
+    answer = Header(Kind.RESIDUAL, job=1, epoch=1, key=0, step=6, sender=SERVER_SENDER, rescale=2.0)
+    assert client.receive(0, answer, b"old", 1.0) == []
+    (done,) = client.receive(0, answer._replace(step=7), b"now", 1.0)
+    assert done == Transferred(transfers[0])
+    assert (transfers[0].answer, transfers[0].rescale) == (b"now", 2.0)
+    assert client.receive(0, answer._replace(step=7), b"now", 1.0) == [], "a repeat"
+    again = [action.header.kind for action in client.tick(3.0)[0] if isinstance(action, Transmit)]
+    assert again == [Kind.RESTORE]
+    client.disconnected(0)
+    assert [a.header.kind for a in client.connected(0, 4.0) if isinstance(a, Transmit)] == [Kind.RESTORE]
+    (text,) = client.tick(9.0)[1]
+    assert text.startswith("waiting for server 0 for 9 s: its residual of key 0.0.1")
 
 
 def a_client() -> Client:

@@ -17,10 +17,11 @@ from simulation import Scenario, World, quiet, simulate
 
 from psgc.scheduler.rendezvous import Barriers, Name
 from psgc.server.state import Commit
-from psgc.server.step import Fold, KeyState
+from psgc.server.step import NO_SLOT, Fold, KeyState
 from psgc.server.window import Window
 from psgc.wire.frames import Flag
 from psgc.worker.client import Client, Decode, Greet
+from psgc.worker.transfers import Transfers
 
 SAMPLE = 1500
 CHUNK = 100
@@ -66,6 +67,11 @@ def test_the_sample_contains_what_it_is_meant_to() -> None:
             assert worker.client is not None
             seen["a push was sent again"] += worker.client.resent
             seen["a result was asked for"] += worker.client.probes
+            seen["a residual was saved"] += worker.residuals
+        for server in world.servers:
+            seen["a residual was restored"] += (
+                sum(bool(entry.state.restored) for entry in server.state.keys.values()) if server.state else 0
+            )
         for word in world.oracle.words.values():
             seen["some ranks skipped"] += 0 < len(word.skipping) < world.scenario.workers
             seen["all ranks skipped"] += len(word.skipping) == world.scenario.workers
@@ -83,17 +89,20 @@ EXPECTED = [
     "a connection was cut", "a message was lost", "a message was repeated", "one key at a time", "one credit",
     "a push was sent again", "a step took two rounds",
     "a result was asked for", "some ranks skipped", "all ranks skipped", "a part was poisoned", "a sum was not finite",
-    "a step was not applied", "the residual changed its unit", "a result was added back",
+    "a residual was saved", "a residual was restored", "a step was not applied", "the residual changed its unit", "a result was added back",
 ]  # fmt: skip
 
 
 # broken rules: the simulation must see each
 
-BAD = replace(Scenario.drawn(0), workers=3, servers=1, parts=(2, 1), steps=4, names=0, broadcasts=0, local=0.5, hurry=0.0)
+BAD = replace(
+    Scenario.drawn(0), workers=3, servers=1, parts=(2, 1), steps=4, names=0, broadcasts=0, local=0.5, hurry=0.0, saves=0.0, restores=False
+)
 ROUGH = replace(
     BAD, chances=Chances(), cuts=8, cut_every_s=0.01, weather=replace(BAD.weather, delay_s=0.002, repeats=0.1, reconnect_s=0.02)
 )
 ODD = replace(BAD, codec="onebit", chances=Chances(0.2, 0.1, 0.5, 0.5, 0.1), window_bytes=1 << 30)
+SAVED = replace(ROUGH, codec="onebit", saves=1.0, restores=True, chances=Chances(0.0, 0.1, 0.5, 0.5, 0.1), window_bytes=1 << 30)
 Mutation = Callable[[], AbstractContextManager[Any]]
 
 
@@ -147,6 +156,13 @@ def _never_adds_back(carry: Any) -> Any:
     return wrong
 
 
+def _tells_what_is_new(residual: Any) -> Any:
+    def wrong(self: KeyState, rank: int, header: Any) -> Any:
+        return [replace(a, add_back=NO_SLOT) for a in residual(self, rank, header)]
+
+    return wrong
+
+
 def _forgets_units(commit: Any) -> Any:
     def wrong(self: KeyState, result: Any) -> Any:
         self.rescale = 1.0
@@ -189,6 +205,8 @@ MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
     "a result is sent before it is remembered": (BAD, _method(KeyState, "_commit", _sends_before_it_remembers)),
     "payloads are summed as they arrive": (BAD, _method(KeyState, "_advance", _order_of_arrival)),
     "a step that was not applied is not added back": (ODD, _method(KeyState, "_carry_forward", _never_adds_back)),
+    "what is not applied is left out of a saved residual": (SAVED, _method(KeyState, "residual", _tells_what_is_new)),
+    "residuals that were asked for are not asked for again": (SAVED, _method(Transfers, "again", lambda _: lambda *_: [])),
     "a change of unit is lost in a step without payload": (ODD, _method(KeyState, "_commit", _forgets_units)),
     "a skipper commits its residual": (ODD, _method(Client, "_result", _always_own)),
     "what was lost is not sent again": (ROUGH, _says_nothing_again),

@@ -49,6 +49,19 @@ SAMPLES = {
     "window": Header(Kind.WINDOW, plan=65535, step=1 << 62, sender=SERVER_SENDER),
     "topology": Header(Kind.TOPOLOGY, job=1, epoch=1, sender=SCHEDULER_SENDER, payload_bytes=300),
     "register": Header(Kind.REGISTER, job=2**64 - 1, payload_bytes=200),
+    "residual": Header(
+        Kind.RESIDUAL,
+        job=1,
+        epoch=1,
+        plan=2,
+        key=2 << 48,
+        step=12,
+        sender=SERVER_SENDER + 1,
+        contributors=16384,
+        rescale=0.5,
+        payload_bytes=65536,
+    ),
+    "restore": Header(Kind.RESTORE, job=1, epoch=1, plan=2, key=2 << 48, sender=1, contributors=32768, rescale=2.0, payload_bytes=12),
     "segment": Header(Kind.SEGMENT, key=4, payload_bytes=1 << 33),
 }
 RANGES = {"B": (0, 2**8 - 1), "H": (0, 2**16 - 1), "I": (0, 2**32 - 1), "Q": (0, 2**64 - 1)}
