@@ -5,18 +5,22 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LIBRARIES := $(VENV)/.integrations
 PINS := $(VENV)/constraints.txt
 
-.PHONY: demo test test-long lint clean
+.PHONY: demo test test-long test-integrations lint clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not long"
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not long and not integrations"
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -m long --timeout 7200
+
+test-integrations: $(LIBRARIES)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m integrations tests/integrations
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -29,6 +33,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	grep -v '^torch==' constraints.txt > $(PINS)
 	$(BIN)/python -m pip install --quiet -c $(PINS) "$(TORCH)"
 	$(BIN)/python -m pip install --quiet -c $(PINS) --no-build-isolation -e ".[demo,plan,dev]"
+	touch $@
+
+$(LIBRARIES): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c $(PINS) --no-build-isolation -e ".[integrations]"
 	touch $@
 
 clean:

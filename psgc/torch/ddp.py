@@ -31,6 +31,7 @@ from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 START: Final = "start every worker of the script with `psgc run` or psgc-launch"
+_served: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # wrappers that have a hook of psgc's
 _numbers: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
@@ -78,7 +79,7 @@ class DdpHook:
     def install(self) -> DdpHook:
         """Have every DistributedDataParallel that is constructed from now on in this process use this hook, in place of any installed
         before. Returns the hook."""
-        before = wrappers.all_wrappers()
+        before = [wrapper for wrapper in wrappers.all_wrappers() if wrapper not in _served]
         if before:
             logger.warning(
                 "ddp_hook().install() comes after DistributedDataParallel has wrapped %s: its gradients do not go through psgc; install before",
@@ -113,6 +114,7 @@ class DdpHook:
         if wrapper.mixed_precision is not None:
             raise UsageError("DistributedDataParallel(mixed_precision=...) has a hook of its own; use torch.autocast for mixed precision")
         wrapper.register_comm_hook(None, self)
+        _served.add(wrapper)
 
     def _exchange_of(self, parameters: Sequence[torch.Tensor]) -> DdpExchange:
         with self._lock:
@@ -129,6 +131,7 @@ class DdpHook:
         if wrapper is None:
             raise UsageError("psgc's hook was called for parameters that no DistributedDataParallel reduces; register it on the wrapper")
         _check_group(wrapper, self._session)
+        _served.add(wrapper)
         if getattr(wrapper, "skip_all_reduce_unused_params", False):
             raise UsageError("psgc needs all of DDP's buckets in every step: leave skip_all_reduce_unused_params out")
         names = {p: name for name, p in wrappers.reduced(wrapper).items()}
