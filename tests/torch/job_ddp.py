@@ -159,6 +159,21 @@ def scaled() -> dict[str, Any]:
     return {"digests": result}
 
 
+def joined() -> dict[str, Any]:
+    """Rank 1 runs out of batches first: DDP then hands over zeros for it."""
+    stock, mine, _ = twins(mlp, "none")
+    result = []
+    for model in (stock, mine):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with model.join():
+            for x in list(batches())[: STEPS - 2 * dist.get_rank()]:
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        result.append(digest(model))
+    return {"digests": result}
+
+
 def conserved() -> dict[str, Any]:
     """With onebit on the way up and nothing lost on the way down, what was delivered and what the ranks keep is all that they had."""
     torch.manual_seed(7)
@@ -194,6 +209,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "unused": lambda: compared(Branches, branching, find_unused_parameters=True),
     "channels_last": lambda: compared(lambda: Convolutions().to(memory_format=torch.channels_last), features=192),
     "scaled": scaled,
+    "joined": joined,
     "conserved": conserved,
     "int8": lambda: compared(mlp, codec="int8"),
     "powersgd": lambda: compared(mlp, accumulating, codec="powersgd:rank=2"),

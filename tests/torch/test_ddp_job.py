@@ -68,6 +68,7 @@ def test_what_onebit_does_not_send_stays_with_its_tensor_when_ddp_makes_new_buck
         assert of_rank["largest"] > 1e-4, "something is kept"
 
 
-def test_a_loss_scaler_that_grows_and_skips_changes_nothing(cases: dict[str, Case]) -> None:
-    for of_rank in cases["scaled"]:
+@pytest.mark.parametrize("name", ["scaled", "joined"])
+def test_a_loss_scaler_that_skips_and_a_rank_that_has_less_data_change_nothing(cases: dict[str, Case], name: str) -> None:
+    for of_rank in cases[name]:
         assert of_rank["digests"][0] == of_rank["digests"][1]
