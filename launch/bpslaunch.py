@@ -65,6 +65,9 @@ def _role(env: Mapping[str, str]) -> str:
     missing = [name for name in required if not env.get(name, "").strip()]
     if missing:
         raise ConfigError(f"{role}: missing {', '.join(missing)}; set them to the same job on every machine (docs/env.md)")
+    if role != "scheduler":  # which tells of them itself
+        for note in config.notes:
+            print(f"psgc-launch: {note}", file=sys.stderr)
     return role
 
 

@@ -108,13 +108,17 @@ class Child:
             self.keeper.close()
 
     def describe_end(self) -> str:
-        """Who ended and how; for one that said why, its last word."""
+        """Who ended and how; for one that said why, the error with its place, or its last line."""
         status = self.status or 0
         who = f"{self.name} (pid {self.pid})"
         if status < 0:
             return f"{who} was killed by {_signal_name(-status)}"
-        word = self.relays[self.popen.stderr].last_line if self.popen.stderr is not None else ""
-        return f"{who} ended with status {status}" + (f": {word}" if word else "")
+        assert self.popen.stderr is not None
+        words = self.relays[self.popen.stderr].words
+        if status == 1 and words.error:  # the status that Python gives to what nobody catches
+            return f"{who} ended with {words.error}"
+        said = words.line.removeprefix("psgc: ")
+        return f"{who} ended with status {status}" + (f": {said}" if said and status else "")
 
 
 def _signal_name(number: int) -> str:

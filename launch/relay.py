@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from typing import BinaryIO, Final
 
+from psgc.launch.last_words import LastWords
+
 COLOURS: Final = (36, 32, 33, 35, 34, 96, 92, 93)
 PROGRESS_S: Final = 1.0  # a progress bar redraws many times a second; one line a second says as much
 MAX_LINE_BYTES: Final = 1 << 20  # what never ends its line is passed on in pieces
-MAX_REMEMBERED: Final = 400
-_ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def coloured(label: str, index: int) -> str:
@@ -27,16 +26,11 @@ class Relay:
 
     def __init__(self, prefix: str | None, out: BinaryIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._prefix = None if prefix is None else prefix.encode() + b" "
-        self._out, self._clock = out, clock
+        self.out, self._clock = out, clock
         self._tail = b""
         self._progress_at = float("-inf")
-        self._last = b""
-
-    @property
-    def last_line(self) -> str:
-        """The last line that was not blank, without colours, cut to a few hundred characters."""
-        text = _ESCAPES.sub("", self._last.decode(errors="replace")).strip()
-        return text if len(text) <= MAX_REMEMBERED else text[:MAX_REMEMBERED] + " ..."
+        self.words = LastWords()
+        self.amid_line = False  # what was written last has no end of its line
 
     def feed(self, data: bytes) -> None:
         """Pass on what ``data`` completes. Raises BrokenPipeError when nobody reads the output."""
@@ -44,7 +38,7 @@ class Relay:
         if self._prefix is None:
             end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
             self._tail = text[end:]
-            self._remember(text[:end])
+            self.words.hear(text[:end].splitlines())
             self._write(text[:end])
         else:
             self._feed_lines(text)
@@ -55,13 +49,13 @@ class Relay:
         """Pass on a last line that has no end."""
         tail, self._tail = self._tail, b""
         if tail.strip(b"\r"):
-            self._remember(tail)
+            self.words.hear(tail.splitlines())
             self._write(tail if self._prefix is None else self._line(tail))
 
     def _feed_lines(self, text: bytes) -> None:
         *lines, tail = text.split(b"\n")
         for line in lines:
-            self._remember(line)
+            self.words.hear(line.splitlines())
         written = b"".join(self._line(line) for line in lines)
         overwritten, mark, rest = tail.rpartition(b"\r")
         if mark and rest:  # else the line may yet end: "\r\n"
@@ -76,16 +70,11 @@ class Relay:
         assert self._prefix is not None
         return self._prefix + _left_standing(line) + b"\n"
 
-    def _remember(self, text: bytes) -> None:
-        for line in reversed(text.splitlines()):
-            if line.strip():
-                self._last = line
-                return
-
     def _write(self, data: bytes) -> None:
         if data:
-            self._out.write(data)
-            self._out.flush()
+            self.out.write(data)
+            self.amid_line = not data.endswith((b"\n", b"\r"))
+            self.out.flush()
 
 
 def _left_standing(line: bytes) -> bytes:

@@ -17,8 +17,9 @@ def run_role(role: str) -> int:
     try:
         config = Config.from_env(role=role)
         set_up_logging(config.log_level)
-        for note in config.notes:
-            logger.warning("%s", note)
+        if not config.launcher:  # else it has told of them, once for all
+            for note in config.notes:
+                logger.warning("%s", note)
         logger.info("start %s", config)
         if role == "scheduler":
             from psgc.scheduler.loop import serve

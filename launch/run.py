@@ -46,7 +46,8 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         env = {**_job_env(listener.getsockname()[1], workers, servers, nodes, codec), **files}
-        Config.from_env(env)
+        for note in Config.from_env(env).notes:
+            print(f"psgc run: {note}", file=sys.stderr)
         try:
             _start_services(supervisor, env, listener, servers)
             _start_workers(supervisor, env, command, workers, nodes)

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import IO, Any, Final
 
+from psgc.launch.blame import Account, Blame
 from psgc.launch.child import Child, live_groups, script
 from psgc.launch.keeper import Keeper
 from psgc.launch.relay import Relay, coloured
+from psgc.launch.reports import Reports
 
 TURN_S: Final = 0.1  # how soon what nothing signals is seen: remains of a group that are gone, a step of the ladder
 DRAIN_S: Final = 1.0  # somebody outside the groups may hold an output pipe open; nobody waits for him longer
@@ -45,8 +47,10 @@ class Supervisor:
     def __init__(self, program: str, prefix: bool = True, patience: Patience = Patience()) -> None:
         self._program, self._prefix, self._patience = program, prefix, patience
         self.children: list[Child] = []
+        self.blame = Blame()
         self._selector = selectors.DefaultSelector()
-        self._cause = ""
+        self._failing = False  # a fault has come, and everyone is being ended
+        self._unread_output = False
         self._interrupt = 0
         self._pending: list[int] = []  # signals that came and are not handled yet
         self._ladder: list[tuple[float, int]] = []  # (when, signal) still to be sent to everyone left
@@ -57,6 +61,8 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._reports = Reports()
+        self._selector.register(self._reports.socket, selectors.EVENT_READ, self._reports)
         self._wake_before = signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         self._before = {n: signal.signal(n, self._note) for n in CAUGHT if signal.getsignal(n) is not signal.SIG_IGN}
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that it wakes the selector
@@ -77,6 +83,7 @@ class Supervisor:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._selector.close()
+        self._reports.close()
         os.close(self._wake_r)
         os.close(self._wake_w)
 
@@ -86,10 +93,11 @@ class Supervisor:
     ) -> Child:  # fmt: skip
         """Start one process in a session of its own. service: it ends by itself when all others have. Raises OSError."""
         child = Child.start(
-            name, command, env, (self._relay(name, sys.stdout), self._relay(name, sys.stderr)),
+            name, command, {**env, "PSGC_LAUNCHER": self._reports.address(len(self.children))}, (self._relay(name, sys.stdout), self._relay(name, sys.stderr)),
             service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores,
         )  # fmt: skip
         self.children.append(child)
+        self.blame.accounts.append(Account(name, service, scheduler=name == "scheduler"))
         self._tell_guardian("+", child)
         for pipe in child.relays:
             self._selector.register(pipe, selectors.EVENT_READ, (child, pipe))
@@ -98,19 +106,28 @@ class Supervisor:
         return child
 
     def run(self) -> int:
-        """Watch until nothing is left: 0, 1 after a fault, 128 + the signal that ended us. A failure's last line on stderr says why."""
+        """Watch until nothing is left: 0; after a fault the status of the process that was its cause (128 + its signal; 1 where it has none);
+        128 + the signal that ended us. A failure's last line on stderr says why, and nothing follows it."""
         while not all(child.gone for child in self.children) and time.monotonic() < self._hopeless_at:
             self._turn(TURN_S)
         deadline = time.monotonic() + DRAIN_S
         while any(isinstance(key.data, tuple) for key in self._selector.get_map().values()) and time.monotonic() < deadline:
             self._turn(TURN_S)
-        if self._cause:
-            self._say(self._cause)
-            return 1
+        for child in self.children:
+            child.close()
+        text, status = self._verdict()
+        if text:
+            self._say(text)
+        return status
+
+    def _verdict(self) -> tuple[str, int]:
+        """The last line, "" where there is none, and the status."""
+        found = self.blame.verdict()
+        if found is not None:
+            return found
         if self._interrupt:
-            self._say(f"ended by {signal.Signals(self._interrupt).name}")
-            return 128 + self._interrupt
-        return 0
+            return f"ended by {signal.Signals(self._interrupt).name}", 128 + self._interrupt
+        return ("nobody reads the output any more", 1) if self._unread_output else ("", 0)
 
     def _turn(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
@@ -119,6 +136,8 @@ class Supervisor:
             elif isinstance(key.data, Keeper):
                 if not key.data.receive():
                     self._selector.unregister(key.fileobj)
+            elif isinstance(key.data, Reports):
+                self._hear()
             else:
                 os.read(self._wake_r, 4096)
         while self._pending:
@@ -132,24 +151,42 @@ class Supervisor:
 
     # what happens to children
 
+    def _hear(self) -> None:
+        for report in self._reports.receive():
+            if not self._ending_them:
+                self.blame.hear(report)
+        self._end_if_failed()
+        if self.blame.never_formed and not any(c.running for c in self.children if not c.service):
+            self._end_within(0)
+
+    @property
+    def _ending_them(self) -> bool:
+        """We have told them to end: how they do and what they say of it is our doing."""
+        return self._insisted or bool(self._interrupt) or self._unread_output
+
     def _ended(self, child: Child) -> None:
+        self._hear()  # what it has told comes before its end
         for pipe in child.relays:
             if not pipe.closed:
                 self._read(child, pipe)  # its last words
         working = any(c.running for c in self.children if not c.service)
-        if child.status != 0 and not self._cause and not self._interrupt:
-            if working or not child.service:
-                self._fail(child.describe_end())
-            elif not self._insisted:
+        ours = self._ending_them
+        if child.service and not working and child.status != 0 and not self._failing:
+            if not ours:
                 self._say(f"after the workers had ended, {child.describe_end()}")
+        elif ours:
+            self.blame.end(self.children.index(child))
+        else:
+            self.blame.end(self.children.index(child), child.status or 0, child.describe_end())
+            self._end_if_failed()
         if not working:
-            self._end_within(self._patience.service_s)
+            self._end_within(0 if self.blame.never_formed else self._patience.service_s)
 
-    def _fail(self, cause: str) -> None:
-        self._cause = cause
-        if any(c.running for c in self.children):
-            self._say(f"{cause}; ending the others")
-        self._end_within(self._patience.grace_s)
+    def _end_if_failed(self) -> None:
+        """After the first fault everyone else ends. Where the job was never complete nobody has anything to save, or hears of it."""
+        if self.blame.failed and not self._failing:
+            self._failing = True
+            self._end_within(self._patience.grace_s if self.blame.formed else 0)
 
     def _bury_if_any(self) -> None:
         if any(not c.running and not c.gone for c in self.children):
@@ -172,8 +209,11 @@ class Supervisor:
 
     def _insist(self, number: int) -> None:
         left = [c.name for c in self.children if c.running]
-        if left and not (self._insisted or self._cause or self._interrupt):
-            self._say(f"the workers have ended; ending {', '.join(left)}, too, which did not see them leave (does the command use psgc?)")
+        if left and not (self._insisted or self._failing or self._unread_output or self._interrupt):
+            if self.blame.unused:
+                self._say("no worker has joined the job, so nothing was synchronised: does the command use psgc? (psgc.torch.init())")
+            else:
+                self._say(f"the workers have ended; ending {', '.join(left)}, too, which did not see them leave")
         self._insisted = True
         if number == signal.SIGKILL:
             self._hopeless_at = time.monotonic() + UNKILLABLE_S
@@ -233,8 +273,8 @@ class Supervisor:
                 out.flush()
             except BrokenPipeError:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-        if not self._cause and not self._interrupt:
-            self._cause = "nobody reads the output any more"
+        if not self._unread_output and not self._interrupt:
+            self._unread_output = self._failing = True
             self._signal_all(signal.SIGTERM)
             self._end_within(self._patience.grace_s)
 
@@ -244,10 +284,18 @@ class Supervisor:
             self._guardian.stdin.write(f"{sign}{child.pid}\n".encode())
             self._guardian.stdin.flush()
 
+    def _amid_line(self) -> bool:
+        """Whether a child has left our stderr, or the terminal, in the middle of a line."""
+        relays = [relay for child in self.children for relay in child.relays.values()]
+        left = [relay for relay in relays if relay.amid_line]
+        for relay in left:
+            relay.amid_line = False
+        return any(relay.out is sys.stderr.buffer or sys.stdout.isatty() for relay in left)
+
     def _say(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.flush()
-            sys.stderr.write(f"{self._program}: {text}\n")
+            sys.stderr.write(f"{chr(10) if self._amid_line() else ''}{self._program}: {text}\n")
             sys.stderr.flush()
 
 

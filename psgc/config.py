@@ -119,6 +119,7 @@ VARIABLES: Final = (
     Variable("PSGC_LOG_STEPS", "log_steps", _integer(0), "w", "at log level info, steps from one line on step time and waiting to the next; 0: none"),
     Variable("PSGC_LOG_LEVEL", "log_level", _one_of("debug", "info", "warning", "error"), "wsc", "least severity logged", ("BYTEPS_LOG_LEVEL",)),
     Variable("PSGC_OUTLET", "outlet", _text, "wsc", "set by launchers: where their processes' lines end up, so that one of these speaks for all"),
+    Variable("PSGC_LAUNCHER", "launcher", _text, "wsc", "set by the launcher: where a process tells it whether it has joined, and why it ended"),
     Variable("PSGC_SCHEDULER_FD", "scheduler_fd", _integer(0), "c", "set by `psgc run`: the scheduler's listening socket"),
     Variable("PSGC_KEEPER_FD", "keeper_fd", _integer(0), "s", "set by the launcher: socket over which the server's memory is kept"),
 )  # fmt: skip
@@ -175,6 +176,7 @@ class Config:
     log_steps: int = 100
     log_level: str = "warning"
     outlet: str = ""
+    launcher: str = ""
     scheduler_fd: int = -1
     keeper_fd: int = -1
     world_size: int = 0  # torch.distributed's processes, as the environment has them; 0: it says nothing
@@ -342,7 +344,7 @@ NEAR: Final = 0.69  # difflib's ratio: DMLC_PS_ROOT_HOST is near to DMLC_PS_ROOT
 
 def _known() -> dict[str, str]:
     """Every name that is honoured under one of psgc's prefixes, by what follows the prefix."""
-    names = [name for v in VARIABLES if not v.field.endswith("_fd") for name in (v.name, *v.aliases)]
+    names = [name for v in VARIABLES if not v.meaning.startswith("set by") for name in (v.name, *v.aliases)]
     return {name.partition("_")[2]: name for name in reversed((*names, *LAUNCHER_VARIABLES)) if name.partition("_")[0] in PREFIXES}
 
 

@@ -47,7 +47,12 @@ class RemoteProtocolError(ProtocolError):
 
 
 class JobFailed(PsgcError):
-    """The job has ended because of a fault somewhere; the text is the scheduler's reason."""
+    """The job has ended because of a fault somewhere; the text is the scheduler's reason.
+
+    told: the launcher of this process knows, and will print it.
+    """
+
+    told: bool = False
 
 
 class NonFiniteError(PsgcError):

@@ -23,6 +23,7 @@ from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import Layout
 from psgc.mailbox import Mailbox
 from psgc.reminder import Reminder
+from psgc.report import Launcher
 from psgc.server.engine import Engine, KeyWork
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Send, SendResidual, ServerState, specs_of
 from psgc.server.store import KeyShape, Store
@@ -74,16 +75,19 @@ class Server:
         self._engine = Engine(_threads(config), self._from_pool, self._broken)
         self._state: ServerState | None = None
         self._keeper = socket.socket(fileno=config.keeper_fd) if config.keeper_fd >= 0 else None
+        self._launcher = Launcher(config.launcher)
         self._status: int | None = None
         self._reason = ""
         self._began = self._heard = time.monotonic()
         self._named = Reminder(self._began)
         self._voice = Voice.of(config)
+        self._told = False  # the launcher knows why the job failed, and prints it
         self._scheduler_up, self._down_since = False, time.monotonic()
         self._early: list[tuple[Hashable, Header, Any]] = []  # workers may learn the topology before this server does
 
     def run(self) -> int:
         try:
+            self._launcher.tell("joining")
             self._register()
             next_tick = time.monotonic() + self.config.heartbeat_s
             while self._status is None:
@@ -95,7 +99,8 @@ class Server:
         finally:
             self._shut()
         if self._reason:
-            logger.log(logging.ERROR if self._status else logging.INFO, "%s", self._reason)
+            heard = self._status and not self._told
+            logger.log(logging.ERROR if heard else logging.INFO, "%s", self._reason)
         return self._status or 0
 
     def told_to_stop(self, why: str) -> None:
@@ -252,6 +257,7 @@ class Server:
             topology.rank, topology.size, config.job, topology.epoch, config.token, config.window_bytes,
             config.silence_s, config.step_timeout_s,
         )  # fmt: skip
+        self._launcher.tell("joined")
         logger.info("admitted server=%d workers=%d", topology.rank, topology.size)
         early, self._early = self._early, []
         for peer, header, payload in early:
@@ -334,6 +340,8 @@ class Server:
     def _end(self, status: int, reason: str) -> None:
         if self._status is None:
             self._status, self._reason = status, reason
+            if status:
+                self._told = self._launcher.tell("job failed", reason)
 
     def _shut(self) -> None:
         self._engine.close()

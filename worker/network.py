@@ -24,6 +24,7 @@ from psgc.errors import JobFailed, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration, Layout
 from psgc.mailbox import Mailbox
 from psgc.pool import Pool
+from psgc.report import Launcher
 from psgc.transport.host import host_id
 from psgc.transport.memfd import Segment
 from psgc.transport.voice import PARTS
@@ -40,6 +41,7 @@ from psgc.worker.transfers import Transfer
 
 logger = logging.getLogger(__name__)
 TICK_S = 0.25
+LOST_S = 0.5
 ENCODE_PRIORITY = 0
 HERE_NUMEL = 16384  # elements that a kernel is done with in about the time that another thread needs to wake up
 DECODE_PRIORITY = 1 << 40  # a result frees memory and the next step; a gradient only starts
@@ -93,7 +95,9 @@ class Network(threading.Thread):
         self._context: zmq.Context[Any] = zmq.Context()
         self._watch = Watch()
         self._coordinator = Coordinator(self._context, config, self)
+        self._launcher = Launcher(config.launcher)
         self._pool = Pool("psgc-codec", _pool_threads(config), self._broken)
+        self._lost: dict[int, float] = {}  # server -> since when its connection is down, until that is said
         self._closing_since: float | None = None
         self._end = False
 
@@ -136,6 +140,7 @@ class Network(threading.Thread):
             self.links.append(
                 connect_server(self._context, server, host=host_id(), transport=config.transport, identity=identity, dead_s=config.dead_s)
             )
+        self._launcher.tell("joined", rank=topology.rank)
         self.ready.set()
 
     def laid_out(self, layout: Layout) -> None:
@@ -159,13 +164,15 @@ class Network(threading.Thread):
         """The job has ended: release every waiter; if the process does not end by itself, end it."""
         if self.error is not None:
             return
-        self.error = JobFailed(text)
-        logger.error("job failed reason=%s", text)
+        error = JobFailed(text)
+        error.told = self._launcher.tell("job failed", text)
+        self.error = error
+        logger.log(logging.DEBUG if error.told else logging.ERROR, "job failed reason=%s", text)
         self.board.fail()
         self.ready.set()
         self._coordinator.release()
         if self._closing_since is None:
-            watchdog = threading.Timer(self.config.abort_grace_s, self._end_process, (text,))
+            watchdog = threading.Timer(self.config.abort_grace_s, self._end_process, (error,))
             watchdog.daemon = True
             watchdog.start()
 
@@ -173,6 +180,7 @@ class Network(threading.Thread):
 
     def run(self) -> None:
         try:
+            self._launcher.tell("joining")
             self._coordinator.register()
             next_tick = time.monotonic()
             while not self._end:
@@ -205,10 +213,10 @@ class Network(threading.Thread):
         assert client is not None
         for event in link.events(ready):
             if event == "up":
+                self._name_lost(server)
                 self._apply(client.connected(server, time.monotonic()))
             else:
-                if self._closing_since is None:
-                    logger.warning("connection to server %d lost; it is re-made, and what was in flight is sent again", server)
+                self._lost.setdefault(server, time.monotonic())
                 client.disconnected(server)
         try:
             for header, payload in link.receive(ready):
@@ -217,8 +225,15 @@ class Network(threading.Thread):
         except RemoteProtocolError as error:
             self._fault(f"rank {client.rank}: server {server}: {error}")
 
+    def _name_lost(self, server: int) -> None:
+        """A server that ends closes its connections a moment before the scheduler says that the job has."""
+        if self._lost.pop(server, None) is not None and self._closing_since is None and self.error is None:
+            logger.warning("connection to server %d lost; it is re-made, and what was in flight is sent again", server)
+
     def _tick(self, now: float) -> None:
         self._coordinator.tick(now)
+        for server in [server for server, since in self._lost.items() if now - since > LOST_S]:
+            self._name_lost(server)
         if self.client is not None and self.error is None:
             actions, texts = self.client.tick(now, self._coordinator.told)
             self._apply(actions)
@@ -377,10 +392,11 @@ class Network(threading.Thread):
             segment.close()
         self.stopped.set()
 
-    def _end_process(self, text: str) -> None:
+    def _end_process(self, error: JobFailed) -> None:
         if not self.stopped.is_set():
-            sys.stderr.write(f"psgc: {text}\n")
-            sys.stderr.flush()
+            if not error.told:
+                sys.stderr.write(f"psgc: {error}\n")
+                sys.stderr.flush()
             os._exit(1)
 
     def _rank_text(self) -> str:

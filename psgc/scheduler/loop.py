@@ -12,6 +12,7 @@ import zmq
 from psgc.config import Config
 from psgc.errors import PsgcError
 from psgc.mailbox import Mailbox
+from psgc.report import Launcher
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.membership import Membership
 from psgc.transport.host import host_id, process_alive
@@ -56,6 +57,8 @@ class _Loop:
         self._end: End | None = None
         self._voice = Voice.of(config)
         self._voice.speaks(AWAITED)  # members whose lines end up where these do leave it to the scheduler to name what is awaited
+        self._launcher = Launcher(config.launcher)
+        self._told = False  # the launcher knows why the job failed, and prints it
         self._state = Membership(
             config.nodes, config.servers, config.job, config.token, time.monotonic(), _alive, config.silence_s, config.dead_s,
             config.register_timeout_s, config.step_timeout_s,
@@ -63,6 +66,7 @@ class _Loop:
 
     def run(self) -> int:
         poller = zmq.Poller()
+        self._launcher.tell("joining")
         poller.register(self._router.socket, zmq.POLLIN)
         poller.register(self.mailbox.fileno(), zmq.POLLIN)
         next_tick = time.monotonic()
@@ -75,7 +79,7 @@ class _Loop:
             if now >= next_tick:
                 next_tick = now + self._config.heartbeat_s
                 self._apply(self._state.tick(now))
-        if self._end.reason:
+        if self._end.reason and not self._told:
             logger.error("job failed: %s", self._end.reason)
         return self._end.status
 
@@ -94,6 +98,8 @@ class _Loop:
             if isinstance(action, Send):
                 self._router.send(action.peer, [pack_header(action.header), *([action.body] if action.body else [])])
             elif isinstance(action, Log):
-                logger.log(action.level, "%s", action.text)
+                if action.level >= logging.ERROR and not self._told:
+                    self._told = self._launcher.tell("job failed", action.text)
+                logger.log(logging.DEBUG if self._told and action.level >= logging.ERROR else action.level, "%s", action.text)
             elif self._end is None:
                 self._end = action

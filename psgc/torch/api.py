@@ -10,11 +10,10 @@ import functools
 import logging
 import os
 import sys
-from types import TracebackType
 
 from psgc.config import Config
-from psgc.errors import JobFailed, PsgcError, UsageError
-from psgc.torch import run_report
+from psgc.errors import UsageError
+from psgc.torch import ending, run_report
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
 
@@ -39,8 +38,9 @@ def init(lazy: bool = True) -> None:
     config = Config.from_env()
     _set_up_logging(config)
     logger.info("configuration %s", config)
-    for note in config.notes:
-        logger.warning("%s", note)
+    if not config.launcher:  # else it has told of them, once for all
+        for note in config.notes:
+            logger.warning("%s", note)
     sys.setswitchinterval(config.switch_interval_s)
     _session, _owner_pid = open_session(config), os.getpid()
 
@@ -108,41 +108,4 @@ def _set_up_logging(config: Config) -> None:
 def _prepare_for_the_end() -> None:
     """Once a process."""
     atexit.register(shutdown)
-    previous = sys.excepthook
-
-    def on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        error = _behind(error)
-        _tell_the_others(error)
-        if isinstance(error, PsgcError):
-            sys.stderr.write(f"psgc: {_one_line(error)}\n")
-        else:
-            previous(kind, error, trace)
-
-    sys.excepthook = on_uncaught
-
-
-def _behind(error: BaseException) -> BaseException:
-    """The job's failure, where another error only passes it on: C++ (DDP) raises a RuntimeError with the text of what its hook met."""
-    if is_initialized() and isinstance(error, RuntimeError):
-        try:
-            current_session().check()
-        except JobFailed as failure:
-            if str(failure) in str(error):
-                return failure
-    return error
-
-
-def _tell_the_others(error: BaseException) -> None:
-    """This script is about to die: every other rank's next call shall say why. A failed job is no news to them."""
-    if not is_initialized() or isinstance(error, JobFailed):
-        return
-    session = current_session()
-    name = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
-    try:
-        session.fail(f"rank {session.rank} ended with {name}{_one_line(error)}")
-    except Exception as second:  # the first error is what must be seen
-        logger.warning("could not tell the other ranks: %s", second)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    sys.excepthook = ending.watch(lambda: _session if is_initialized() else None, sys.excepthook)

@@ -67,7 +67,7 @@ def test_a_worker_that_fails_fails_its_launcher(launched: Any) -> None:
     code = "raise ValueError('no such data set')"
     status, _, err = launched.end(launched.psgc_launch(sys.executable, "-c", code, **ALONE))
     assert status == 1
-    assert err.strip().splitlines()[-1].endswith("ended with status 1: ValueError: no such data set")
+    assert err.strip().splitlines()[-1].endswith("ended with ValueError: no such data set")
 
 
 def test_a_server_ends_on_sigterm_and_leaves_nothing(launched: Any) -> None:

@@ -71,9 +71,9 @@ def test_a_line_that_never_ends_is_passed_on_in_pieces() -> None:
 
 @pytest.mark.parametrize("prefix", ["[a]", None])
 def test_the_last_line_is_remembered_without_colours_and_blanks(prefix: str | None) -> None:
-    assert relayed([b"first\n\x1b[31mErr", b"or: x\x1b[0m\n\n  \n"], prefix)[1].last_line == "Error: x"
-    assert relayed([b"first\nno end"], prefix)[1].last_line == "no end"
-    assert len(relayed([b"y" * 10_000 + b"\n"], prefix)[1].last_line) < 500
+    assert relayed([b"first\n\x1b[31mErr", b"or: x\x1b[0m\n\n  \n"], prefix)[1].words.line == "Error: x"
+    assert relayed([b"first\nno end"], prefix)[1].words.line == "no end"
+    assert len(relayed([b"y" * 10_000 + b"\n"], prefix)[1].words.line) < 500
 
 
 def test_bytes_that_are_no_utf_8_pass() -> None:

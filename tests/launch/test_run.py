@@ -42,9 +42,30 @@ def test_workers_are_spread_over_the_nodes_and_told_who_they_are(launched: Any) 
 
 
 def test_a_command_that_does_not_use_psgc_ends_all_the_same(launched: Any) -> None:
-    status, out, err = launched.end(launched.psgc("run", "--", "echo", "hello"))
+    status, out, err = launched.end(launched.psgc("run", "--", "echo", "hello", PSGC_SILENCE_S="60"))
     assert (status, sorted(out.splitlines())) == (0, ["[worker 0] hello", "[worker 1] hello"])
-    assert "does the command use psgc?" in err
+    assert err == "psgc run: no worker has joined the job, so nothing was synchronised: does the command use psgc? (psgc.torch.init())\n"
+
+
+ENDS = str(Path(__file__).parent.parent / "jobs" / "ends.py")
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("import", 1, r"worker 1 \(pid \d+\) ended with ModuleNotFoundError: No module named 'no_such_module' \(tests/jobs/ends\.py:\d+\)"),
+        ("absent", 1, r"worker 1 ended with status 0 and never joined the job, which the other ranks wait for: .*init\(\)"),
+        ("exit", 3, r"worker 1 \(pid \d+\) ended with status 3"),
+        ("leave", 1, r"rank\(s\) 1 left the job, but barrier 1 awaits them: every rank must make the same calls"),
+    ],
+)
+def test_the_last_line_says_once_who_failed_and_where_and_the_status_is_kept(launched: Any, how: str, status: int, said: str) -> None:
+    popen = launched.psgc("run", "--", sys.executable, ENDS, how, PSGC_SILENCE_S="60", PSGC_REGISTER_TIMEOUT_S="10000")
+    ended, out, err = launched.end(popen)
+    *before, last = err.splitlines()
+    assert re.fullmatch(f"psgc run: {said}", last), err
+    assert (ended, out) == (status, "")
+    assert all(line.startswith("[worker 1]") for line in before), f"consequences on others are not told: {err}"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +133,7 @@ def test_workers_are_told_the_plans_and_the_layouts_file_wherever_they_go(launch
 
 def test_a_worker_killed_in_mid_step_is_named_by_its_signal(launched: Any) -> None:
     status, _, err = launched.end(launched.psgc("run", "--", *STEPS, "1000", "--die-at", "4"))
-    assert status == 1
+    assert status == 128 + signal.SIGKILL
     assert re.search(r"psgc run: worker \d \(pid \d+\) was killed by SIGKILL$", err.strip()), err
 
 
@@ -122,7 +143,7 @@ def test_a_scheduler_or_server_that_is_killed_ends_the_job_and_is_named(launched
     victim = next(pid for pid in launched.left() if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(f"role\0{member}\0".encode()))
     os.kill(victim, signal.SIGKILL)
     status, _, err = launched.end(popen)
-    assert status == 1
+    assert status == 128 + signal.SIGKILL
     assert re.search(rf"psgc run: {member}( 0)? \(pid {victim}\) was killed by SIGKILL$", err.strip()), err
 
 

@@ -40,6 +40,10 @@ def test_after_a_failure_nothing_is_summed_up(launched: Any) -> None:
     status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(JOB), "--steps", "5", "--fail-at", "3"))
     assert status == 1
     assert len(run_lines(err)) == 1, err
+    *before, last = err.splitlines()
+    assert re.fullmatch(r"psgc run: rank 0 ended with ValueError: as the test wants it \(tests/jobs/trains\.py:\d+\)", last), err
+    told = [line for line in before if "as the test wants it" in line]
+    assert told == ["[worker 0] ValueError: as the test wants it"], "its consequences on others are not told"
 
 
 def test_without_synchronisation_and_at_log_level_error_nothing_is_said(launched: Any) -> None:

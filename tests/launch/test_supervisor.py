@@ -34,24 +34,58 @@ def test_all_well_is_status_0_and_silence(launched: Any) -> None:
 
 def test_one_that_fails_ends_the_others_and_the_last_line_says_who_and_how(launched: Any) -> None:
     status, _, err = launched.end(launched.supervised(("a", SLEEP, False), ("b", "raise SystemExit(3)", False), grace_s=0.5))
-    assert status == 1
-    assert re.fullmatch(r"launcher: b \(pid \d+\) ended with status 3", last(err)), err
+    assert status == 3
+    assert re.fullmatch(r"launcher: b \(pid \d+\) ended with status 3\n", err), "said once, and nothing after it"
 
 
 def test_the_last_word_of_the_one_that_failed_is_part_of_the_reason(launched: Any) -> None:
     code = "import sys; print('loading', file=sys.stderr); raise RuntimeError('out of \\x1b[31mmemory\\x1b[0m')"
     status, _, err = launched.end(launched.supervised(("a", SLEEP, False), ("b", code, False), grace_s=0.5))
     assert status == 1
-    assert re.fullmatch(r"launcher: b \(pid \d+\) ended with status 1: RuntimeError: out of memory", last(err)), err
+    assert re.fullmatch(r"launcher: b \(pid \d+\) ended with RuntimeError: out of memory", last(err)), err
 
 
 def test_the_first_cause_stays_the_reason_when_others_fail_after_it(launched: Any) -> None:
     follower = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit('told to end')); time.sleep(1000)"
     first = "import os, signal, time; time.sleep(0.5); os.kill(os.getpid(), signal.SIGSEGV)"
     status, _, err = launched.end(launched.supervised(("follower", follower, False), ("first", first, False), grace_s=1))
-    assert status == 1
+    assert status == 128 + signal.SIGSEGV
     assert "[follower] told to end" in err
     assert re.fullmatch(r"launcher: first \(pid \d+\) was killed by SIGSEGV", last(err)), err
+
+
+TELLING = "import os, sys, time; from psgc.report import Launcher; tell = Launcher(os.environ['PSGC_LAUNCHER']).tell; "
+
+
+def test_consequences_that_end_first_are_not_taken_for_the_cause(launched: Any) -> None:
+    first = TELLING + "tell('joined', rank=0); time.sleep(1); tell('died', 'ValueError: bad (train.py:17)', 0); time.sleep(1); sys.exit(5)"
+    follower = TELLING + "tell('joined', rank=1); time.sleep(1.5); tell('job failed', 'rank 0 ended with ValueError'); sys.exit(1)"
+    status, _, err = launched.end(launched.supervised(("first", first, False), ("follower", follower, False)))
+    assert (status, err) == (5, "launcher: rank 0 ended with ValueError: bad (train.py:17)\n")
+
+
+def test_where_nobody_has_joined_the_others_are_not_waited_for(launched: Any) -> None:
+    waiting = TELLING + "tell('joining'); print('up', flush=True); time.sleep(1000)"
+    popen = launched.supervised(("b", waiting, False), ("a", "import time; time.sleep(2); 1 / 0", False), prefix=False, grace_s=1e6)
+    status, _, err = launched.end(popen)  # with the grace it would hang
+    assert status == 1
+    assert re.fullmatch(r"launcher: a \(pid \d+\) ended with ZeroDivisionError: division by zero", last(err)), err
+
+
+def test_the_last_line_is_a_line_of_its_own_and_what_has_no_end_comes_before_it(launched: Any) -> None:
+    code = "import sys; print('o', end=''); sys.stderr.write('e'); sys.exit(4)"
+    for prefix, said in ((False, "e\n"), (True, "[a] e\n")):
+        status, out, err = launched.end(launched.supervised(("a", code, False), prefix=prefix))
+        assert (status, out) == (4, "[a] o\n" if prefix else "o")
+        assert re.fullmatch(re.escape(said) + r"launcher: a \(pid \d+\) ended with status 4: e\n", err), err
+
+
+def test_reports_from_elsewhere_are_no_errors(launched: Any) -> None:
+    nonsense = (
+        "import os, socket; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); name = os.environ['PSGC_LAUNCHER'].rpartition(':')[0]\n"
+    )
+    nonsense += "for data in (b'', b'[]', b'{', b'\\xff', b'{\"child\": 0}', b'x' * 70000): s.sendto(data, chr(0) + name)"
+    assert launched.end(launched.supervised(("a", nonsense, False))) == (0, "", "")
 
 
 def test_services_may_end_by_themselves_once_the_others_have(launched: Any) -> None:

@@ -72,7 +72,7 @@ for line in sys.stdin:
     os.environ.clear()
     os.environ.update(env)
     psgc.init()
-    exec(text)
+    exec(compile(text, "train.py", "exec"))
     break
 """
 Script = Callable[..., subprocess.CompletedProcess[str]]
@@ -97,11 +97,21 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
         assert forker.wait(60) == 0
 
 
-def test_an_uncaught_psgc_error_is_one_line_and_status_1(script: Script) -> None:
-    done = script("psgc.synchronize(99)")
+def test_an_uncaught_psgc_error_shows_the_users_own_lines_and_status_1(script: Script) -> None:
+    done = script("import json\ndef main():\n  json.loads('1', object_hook=None, parse_int=lambda _: psgc.synchronize(99))\nmain()")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("psgc: push_pull handle 99 is unknown")
-    assert len(done.stderr.splitlines()) == 1
+    *trace, last = done.stderr.splitlines()
+    assert last.startswith("psgc: push_pull handle 99 is unknown") and last.endswith(" (train.py:3)")
+    assert trace == ["Traceback (most recent call last):", *(f'  File "train.py", line {n}, in {of}' for n, of in (
+        (4, "<module>"), (3, "main"), (3, "<lambda>")))]  # fmt: skip
+
+
+def test_a_job_that_failed_elsewhere_is_one_line_and_none_where_the_launcher_prints_it(script: Script) -> None:
+    failed = "from psgc.errors import JobFailed\nerror = JobFailed('rank 1 ended with ValueError')\n"
+    done = script(failed + "raise error")
+    assert (done.returncode, done.stderr) == (1, "psgc: rank 1 ended with ValueError\n")
+    done = script(failed + "error.told = True\nraise error")
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_other_errors_keep_their_traceback(script: Script) -> None:
@@ -111,9 +121,11 @@ def test_other_errors_keep_their_traceback(script: Script) -> None:
 
 
 @pytest.mark.parametrize(("raised", "told"), [
-    ("ValueError('lost\\n twice')", "rank 0 ended with ValueError: lost twice"),
-    ("psgc_errors.UsageError('no')", "rank 0 ended with no"),
+    ("ValueError('lost\\n twice')", "rank 0 ended with ValueError: lost twice (train.py:3)"),
+    ("KeyboardInterrupt", "rank 0 ended with KeyboardInterrupt (train.py:3)"),
+    ("psgc_errors.UsageError('no')", "rank 0 ended with UsageError: no (train.py:3)"),
     ("psgc_errors.JobFailed('rank 1 is dead')", None),
+    ("RuntimeError('my trainer') from psgc_errors.JobFailed('rank 1 is dead')", None),
 ])  # fmt: skip
 def test_the_other_ranks_are_told_what_killed_this_one_unless_they_told_it(script: Script, raised: str, told: str | None) -> None:
     done = script(
@@ -132,7 +144,7 @@ def test_a_wrong_setting_is_one_line(script: Script) -> None:
 
 def test_a_setting_that_is_unknown_is_a_warning(script: Script) -> None:
     done = script("", PSGC_CODEX="int8")
-    assert done.returncode == 0 and "PSGC_CODEX is set but unknown" in done.stderr
+    assert done.returncode == 0 and "PSGC_CODEX is set but unknown; did you mean PSGC_CODEC?" in done.stderr
 
 
 def test_settings_are_logged_where_asked_without_the_token(script: Script) -> None:

@@ -1,0 +1,69 @@
+"""What a process said last on stderr, to tell why it ended: its last line and, of a Python traceback, the error and the user's line.
+
+Knows how Python prints tracebacks. Is fed whole lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from psgc.place import place_of
+
+MAX_REMEMBERED: Final = 400  # characters of a line that are worth repeating
+MAX_FRAMES: Final = 2000  # deeper recursion is cut by Python itself
+NEAR_THE_END: Final = 20  # a traceback that more lines follow was not what ended the process
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_FRAME: Final = re.compile(r'\s+File "(.+)", line (\d+)')
+
+
+class LastWords:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        self._last = b""
+        self._frames: list[tuple[str, int]] = []
+        self._open = False  # inside a traceback
+        self._error = ""
+        self._since = 0  # lines since the error
+
+    def hear(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            if line.strip():
+                self._last = line
+                self._follow(line)
+
+    @property
+    def line(self) -> str:
+        """The last line that was not blank, without colours, cut to a few hundred characters."""
+        return _short(self._last.decode(errors="replace"))
+
+    @property
+    def error(self) -> str:
+        """ "ValueError: bad batch (train.py:17)" if a traceback was the last that was said, or nearly; else ""."""
+        if not self._error or self._since > NEAR_THE_END:
+            return ""
+        where = place_of(self._frames)
+        return self._error + (f" ({where})" if where else "")
+
+    def _follow(self, raw: bytes) -> None:
+        self._since += 1
+        inside = raw[:1] in b" \x1b"
+        if not self._open and not inside and not raw.startswith(b"Traceback"):
+            return  # of most lines nothing more has to be known
+        line = _ESCAPES.sub("", raw.decode(errors="replace"))
+        if line.startswith("Traceback (most recent call last)"):
+            self._open, self._frames = True, []
+        elif found := _FRAME.match(line):  # a syntax error of the script itself has no other line before it
+            if not self._open:
+                self._open, self._frames = True, []
+            if len(self._frames) < MAX_FRAMES:
+                self._frames.append((found[1], int(found[2])))
+        elif self._open and not line[:1].isspace():
+            self._open, self._error, self._since = False, _short(line), 0
+
+
+def _short(line: str) -> str:
+    text = _ESCAPES.sub("", line).strip()
+    return text if len(text) <= MAX_REMEMBERED else text[:MAX_REMEMBERED] + " ..."

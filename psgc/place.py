@@ -1,0 +1,44 @@
+"""Where in the user's own code something happened: the line that a traceback ends at once libraries are left out."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final
+
+_PSGC: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STANDARD_LIBRARY: Final = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_INSTALLED: Final = {"site-packages", "dist-packages"}
+
+
+def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
+    """Of a traceback, the frames of the user's own files; where there are none, those of other libraries."""
+    frames = [frame for frame in traceback.extract_tb(trace) if _is_file(frame.filename)]
+    return [frame for frame in frames if _is_users(frame.filename)] or frames
+
+
+def place(trace: TracebackType | None) -> str:
+    """ "train.py:17", the user's innermost line; "" where no file is involved."""
+    return place_of([(frame.filename, frame.lineno or 0) for frame in users_frames(trace)])
+
+
+def place_of(frames: Sequence[tuple[str, int]]) -> str:
+    """The same of (file, line) pairs, outermost first."""
+    files = [frame for frame in frames if _is_file(frame[0])]
+    users = [frame for frame in files if _is_users(frame[0])] or files
+    if not users:
+        return ""
+    path, line = users[-1]
+    here = os.path.relpath(path)
+    return f"{path if here.startswith('..') else here}:{line}"
+
+
+def _is_file(path: str) -> bool:
+    return not path.startswith("<") and not os.path.abspath(path).startswith(_PSGC)
+
+
+def _is_users(path: str) -> bool:
+    absolute = os.path.abspath(path)
+    return not absolute.startswith(_STANDARD_LIBRARY) and _INSTALLED.isdisjoint(absolute.split(os.sep))

@@ -1,0 +1,61 @@
+"""What a member of the job tells the launcher that started it: that it joins, has joined or left, and why it ended.
+
+Datagrams of JSON to an abstract Unix socket, whose name and the member's number there are in PSGC_LAUNCHER. Nothing depends on them but what
+is printed, by whom, and how soon a launcher gives up: one that has gone, or that lives in another network namespace, is no error.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict, dataclass
+from typing import Final, Literal, get_args
+
+Event = Literal["joining", "joined", "left", "died", "job failed"]
+EVENTS: Final = get_args(Event)
+MAX_TEXT: Final = 8000  # characters: a datagram holds 200 KB, a line that somebody reads less
+PATIENCE_S: Final = 0.5  # the launcher reads as fast as it can
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """child: the member's number at its launcher. text: what it "died" of, by its own fault, or why the "job failed". rank: -1: not known."""
+
+    child: int
+    event: Event
+    text: str = ""
+    rank: int = -1
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Report:
+        """Raises ValueError for anything that ``encode`` does not make."""
+        fields = json.loads(data)
+        if not isinstance(fields, dict) or set(fields) != set(cls.__slots__):
+            raise ValueError("no report")
+        report = cls(**fields)
+        if not (isinstance(report.child, int) and report.event in EVENTS and isinstance(report.text, str) and isinstance(report.rank, int)):
+            raise ValueError("no report")
+        return report
+
+
+class Launcher:
+    """Who started this process. address: PSGC_LAUNCHER; "" where nobody listens."""
+
+    def __init__(self, address: str) -> None:
+        self._name, _, number = address.rpartition(":")
+        self._child = int(number) if number.isdigit() else -1
+
+    def tell(self, event: Event, text: str = "", rank: int = -1) -> bool:
+        """Whether the launcher has been told; it then prints what has to be printed."""
+        if not self._name or self._child < 0:
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(PATIENCE_S)
+            try:
+                sock.sendto(Report(self._child, event, text[:MAX_TEXT], rank).encode(), f"\0{self._name}")
+            except OSError:
+                return False
+        return True
