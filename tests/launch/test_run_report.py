@@ -42,7 +42,7 @@ def test_after_a_failure_nothing_is_summed_up(launched: Any) -> None:
     assert len(run_lines(err)) == 1, err
     *before, last = err.splitlines()
     assert re.fullmatch(r"psgc run: rank 0 ended with ValueError: as the test wants it \(tests/jobs/trains\.py:\d+\)", last), err
-    told = [line for line in before if "as the test wants it" in line]
+    told = [line for line in before if ": as the test wants it" in line]
     assert told == ["[worker 0] ValueError: as the test wants it"], "its consequences on others are not told"
 
 
