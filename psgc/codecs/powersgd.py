@@ -7,17 +7,23 @@
 
 Owns what the elements mean; both rounds are sums of codec `none`. A tensor of shape (a, b, c, ...) is a matrix of a rows; one that would
 not become smaller, or has one dimension, is sent as it is. M = gradient + residual; what a worker has sent is P' Q_i^T with its own
-Q_i, and the mean of that over the workers is just what all of them decode. Q is kept for the next step (warm start); the first one is
-uniform in [-1, 1), by a stream that all ranks share. What every rank computes for itself and must agree on, P' and P' Q^T, is computed
-in a fixed order of operations; the two products with M are the rank's own and run on BLAS. Buckets are not cut.
-Source: Vogels, Karimireddy and Jaggi 2019 (PowerSGD), Algorithms 1 and 2.
+Q_i, and the mean of that over the workers is just what all of them decode. What every rank computes for itself and must agree on, P' and
+P' Q^T, is computed in a fixed order of operations (`orthonormal`); the two products with M are the rank's own and run on BLAS. Buckets are
+not cut.
+
+Round 0 takes the last step's Q (warm start), each column times the power of two that brings its largest magnitude to [0.5, 1): P' is the
+same for it, and P neither overflows nor vanishes before M does. A column of zeros (at first; where M was zero, or had a lower rank) or with
+a NaN or infinity (a sum that overflowed) would stay as it is for ever, since P = M Q and Q = M^T P'. It is drawn anew in each step in which
+it is such, uniform in [-1, 1), element i of Q by number i of the stream (seed, step, bucket) that all ranks share. All ranks have the same
+Q, so all draw alike.
+Source: Vogels, Karimireddy and Jaggi 2019 (PowerSGD), Algorithms 1 and 2; columns that are drawn anew are ours.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -26,6 +32,7 @@ from numba import types
 from psgc.codecs.codec import F32, FLOATS, Array, Bytes, CodecPair, Encoded, Stream, parse_codec
 from psgc.codecs.feedback import NO_RESIDUAL, define_corrected
 from psgc.codecs.kernel import kernel
+from psgc.codecs.orthonormal import F32_MATRIX, orthonormalise
 from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.codecs.random import define_uniform
 from psgc.codecs.scheme import Round, Scheme, Setting, Way, check_part
@@ -33,8 +40,6 @@ from psgc.errors import CodecError
 
 MOST_RANK: Final = 64
 SHARED_RANK: Final = 0xFFFFFFFE  # in random streams: no worker's and no server's
-_LEAST_NORM: Final = 1e-30  # a column shorter than this is zero: the matrix has a lower rank
-F32_MATRIX: Final = types.Array(types.float32, 2, "C")
 F32_READ: Final = types.Array(types.float32, 2, "C", readonly=True)
 
 
@@ -47,29 +52,6 @@ class Matrix:
     columns: int
     first_p: int
     first_q: int
-
-
-@kernel(types.void(F32_MATRIX))
-def orthonormalise(p: Any) -> None:
-    """Columns of p by modified Gram-Schmidt, in double precision; a column that depends on those before it becomes zero."""
-    rows, rank = p.shape
-    for k in range(rank):
-        before = 0.0
-        for i in range(rows):
-            before += np.float64(p[i, k]) * np.float64(p[i, k])
-        for j in range(k):
-            dot = 0.0
-            for i in range(rows):
-                dot += np.float64(p[i, j]) * np.float64(p[i, k])
-            for i in range(rows):
-                p[i, k] = np.float32(np.float64(p[i, k]) - dot * np.float64(p[i, j]))
-        square = 0.0
-        for i in range(rows):
-            square += np.float64(p[i, k]) * np.float64(p[i, k])
-        norm = np.sqrt(square)
-        factor = 1.0 / norm if norm > _LEAST_NORM and square > 1e-10 * before else 0.0
-        for i in range(rows):
-            p[i, k] = np.float32(np.float64(p[i, k]) * factor)
 
 
 @kernel(types.void(F32_READ, F32_READ, F32_MATRIX))
@@ -175,22 +157,31 @@ class PowerSgdScheme(Scheme):
 
 
 class PowerSgdWay(Way):
-    """Keeps the step's P' from round 0 on, and Q from step to step."""
+    """Keeps the step's P' from round 0 on, and Q from step to step: zeros before the first one, so that all of it is drawn."""
 
     def __init__(self, scheme: PowerSgdScheme, numel: int) -> None:
         self.rounds = scheme.rounds(numel)
         self._rank, self._numel = scheme.rank, numel
         self._matrices, self._plain, self._factors = scheme.split(numel)
         self._p = np.zeros(self.rounds[0].numel, np.float32)  # P' of each matrix, then the plain tensors' aggregate
-        self._q: F32 | None = None
+        self._q = np.zeros(scheme.rank * sum(matrix.columns for matrix in self._matrices), np.float32)
 
     def encode(self, index: int, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
-        p = define_corrected(grad, residual, rescale) if residual is not None else grad
         target = out[: 4 * self.rounds[index].numel].view(np.float32)
+        with np.errstate(all="ignore"):  # what overflows is found in the result, and whether BLAS warns of it depends on the CPU
+            finite = self._encode(index, define_corrected(grad, residual, rescale) if residual is not None else grad, stream, target)
+        if not finite:
+            target.fill(0)
+        return Encoded(4 * target.size, not finite)
+
+    def _encode(self, index: int, p: F32, stream: Stream, target: F32) -> bool:
+        """Write a round's elements; whether all that they were made of, and they, are finite. If not they mean nothing."""
+        if not np.isfinite(p if index == 0 else self._p[: self._factors]).all():
+            return False
         for matrix in self._matrices:
-            values = p[matrix.first : matrix.first + matrix.rows * matrix.columns].reshape(matrix.rows, matrix.columns)
+            values = self._of(p, matrix)
             if index == 0:
-                np.matmul(values, self._factor_q(self._started(stream), matrix), out=self._factor_p(target, matrix))
+                np.matmul(values, self._started(matrix, stream), out=self._factor_p(target, matrix))
             else:
                 np.matmul(values.T, self._factor_p(self._p, matrix), out=self._factor_q(target, matrix))
         if index == 0:
@@ -198,8 +189,7 @@ class PowerSgdWay(Way):
             for cut in self._plain:
                 target[place : place + cut.stop - cut.start] = p[cut]
                 place += cut.stop - cut.start
-        finite = bool(np.isfinite(target).all()) and (index > 0 or bool(np.isfinite(p).all()))
-        return Encoded(4 * target.size, not finite)
+        return bool(np.isfinite(target).all())
 
     def take(self, index: int, payload: Bytes) -> None:
         self._take_first(payload)
@@ -210,40 +200,40 @@ class PowerSgdWay(Way):
         else:
             last = self.rounds[1]
             last.pair.pull.validate(payload, last.numel)
-            self._q = payload.view(np.float32).copy()
-        if residual is not None:
-            residual *= np.float32(rescale)
-            residual += target
-            for matrix, product in self._products(sent[-1].view(np.float32)):
-                self._of(residual, matrix)[:] -= product
-            for cut in self._plain:
-                residual[cut] = 0
-        if self._q is not None:
-            for matrix, product in self._products(self._q):
-                self._of(target, matrix)[:] = product
+            self._q[:] = payload.view(np.float32)
+        with np.errstate(all="ignore"):
+            if residual is not None:
+                residual *= np.float32(rescale)
+                residual += target
+                for matrix, product in self._products(sent[-1].view(np.float32)):
+                    self._of(residual, matrix)[:] -= product
+                for cut in self._plain:
+                    residual[cut] = 0
+        for matrix, product in self._products(self._q):
+            self._of(target, matrix)[:] = product
         place = self._factors
         for cut in self._plain:
             target[cut] = self._p[place : place + cut.stop - cut.start]
             place += cut.stop - cut.start
 
     def add_back(self, sent: Sequence[Bytes], residual: F32) -> None:
-        if self._matrices:
-            for matrix, product in self._products(sent[1].view(np.float32)):
-                self._of(residual, matrix)[:] += product
         place, first = self._factors, sent[0].view(np.float32)
-        for cut in self._plain:
-            residual[cut] += first[place : place + cut.stop - cut.start]
-            place += cut.stop - cut.start
+        with np.errstate(all="ignore"):
+            if self._matrices:
+                for matrix, product in self._products(sent[1].view(np.float32)):
+                    self._of(residual, matrix)[:] += product
+            for cut in self._plain:
+                residual[cut] += first[place : place + cut.stop - cut.start]
+                place += cut.stop - cut.start
 
     @property
     def factors(self) -> dict[int, F32]:
-        q = self._q
-        return {} if q is None else {matrix.first: self._factor_q(q, matrix).reshape(-1).copy() for matrix in self._matrices}
+        return {matrix.first: self._factor_q(self._q, matrix).reshape(-1).copy() for matrix in self._matrices}
 
     def restore_factors(self, factors: Mapping[int, F32]) -> None:
-        found = [factors.get(matrix.first, NO_RESIDUAL) for matrix in self._matrices]
-        fits = all(values.size == self._rank * matrix.columns for values, matrix in zip(found, self._matrices, strict=True))
-        self._q = np.concatenate(found) if found and fits else None
+        for matrix in self._matrices:
+            values, q = factors.get(matrix.first, NO_RESIDUAL), self._factor_q(self._q, matrix)
+            q[:] = values.reshape(q.shape) if values.size == q.size else 0  # zeros are drawn
 
     def _take_first(self, payload: Bytes) -> None:
         self.rounds[0].pair.pull.validate(payload, self.rounds[0].numel)
@@ -251,11 +241,17 @@ class PowerSgdWay(Way):
         for matrix in self._matrices:
             orthonormalise(self._factor_p(self._p, matrix))
 
-    def _started(self, stream: Stream) -> F32:
-        if self._q is None:
-            shared = Stream(stream.seed, 0, SHARED_RANK, stream.bucket)
-            self._q = 2 * define_uniform(shared, 0, self.rounds[1].numel) - np.float32(1)
-        return self._q
+    def _started(self, matrix: Matrix, stream: Stream) -> F32:
+        """The Q that a step begins with: the last step's with its columns scaled, and drawn anew where there is none."""
+        q = self._factor_q(self._q, matrix)
+        top = np.abs(q).max(axis=0)
+        alive = (top > 0) & np.isfinite(top)
+        scaled = np.ldexp(q, -np.frexp(np.where(alive, top, 1))[1])
+        if alive.all():
+            return scaled
+        shared = replace(stream, rank=SHARED_RANK, first=0)
+        drawn = 2 * define_uniform(shared, matrix.first_q, q.size).reshape(q.shape) - np.float32(1)
+        return np.where(alive, scaled, drawn)
 
     def _products(self, q: F32) -> list[tuple[Matrix, F32]]:
         """P' Q^T of each matrix, for these Qs."""

@@ -103,7 +103,7 @@ class Way(ABC):
         return {}
 
     def restore_factors(self, factors: Mapping[int, F32]) -> None:  # noqa: B027 - most ways have none
-        """Go on from another way's ``factors``; from none if there are not all of this one's."""
+        """Go on from another way's ``factors``; from none where this one's are missing or of another size."""
 
 
 class Scheme(ABC):

@@ -7,68 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from psgc.codecs import Scheme, Setting, Stream, Way, parse_scheme
+from psgc.codecs import Setting, Stream, parse_scheme
 from psgc.codecs.codec import F32, Bytes
 from psgc.codecs.definitions import define_encode, define_fold
 from psgc.codecs.dithering import DitheringCodec
-from psgc.codecs.powersgd import PowerSgdScheme, define_product, orthonormalise
-from psgc.codecs.relay import RelayCodec, join_payloads, split_payloads
+from psgc.codecs.powersgd import PowerSgdScheme
+from psgc.codecs.relay import join_payloads, split_payloads
 from psgc.codecs.shared import define_step
 from psgc.errors import CodecError, PayloadError
+from tests.codecs.workers import RESCALE, Workers, conservation
 
 Values = Callable[..., F32]
-RESCALE = 0.3
 SHAPES = ((40, 30), (7,), (16, 3, 5, 5), (2, 2), (64, 64))
-
-
-class Workers:
-    """Some workers' ways through one part, and the server between them: what the protocol does, without it."""
-
-    def __init__(self, text: str, numel: int, workers: int, *, mean: bool = True, shapes: tuple[tuple[int, ...], ...] = ()) -> None:
-        self.scheme: Scheme = parse_scheme(text, Setting("float32", workers, mean, shapes))
-        self.numel, self.count, self.mean = numel, workers, mean
-        self.ways: list[Way] = [self.scheme.way(numel) for _ in range(workers)]
-        self.residuals = [np.zeros(numel, np.float32) if self.scheme.feedback else None for _ in range(workers)]
-        self.sent: list[list[Bytes]] = []
-        self.step = 0
-
-    def stream(self, rank: int) -> Stream:
-        return Stream(seed=3, step=self.step, rank=rank, bucket=1)
-
-    def synchronise(self, grads: list[F32]) -> list[F32]:
-        """One step; what each worker's gradient becomes."""
-        self.step += 1
-        self.sent = [[] for _ in self.ways]
-        targets = [grad.copy() for grad in grads]
-        rounds = self.scheme.rounds(self.numel)
-        for index, round_ in enumerate(rounds):
-            for rank, way in enumerate(self.ways):
-                out = np.zeros(round_.pair.push.payload_bound(round_.numel), np.uint8)
-                encoded = way.encode(index, targets[rank], self.residuals[rank], RESCALE, self.stream(rank), out)
-                assert not encoded.nonfinite
-                round_.pair.push.validate(out[: encoded.payload_bytes], round_.numel)
-                self.sent[rank].append(out[: encoded.payload_bytes])
-            answer = self.answer(index)
-            for rank, way in enumerate(self.ways):
-                if index < len(rounds) - 1:
-                    way.take(index, answer)
-                else:
-                    way.apply(answer, self.sent[rank], targets[rank], self.residuals[rank], RESCALE)
-        return targets
-
-    def answer(self, index: int) -> Bytes:
-        round_ = self.scheme.rounds(self.numel)[index]
-        push, pull = round_.pair.push, round_.pair.pull
-        payloads = [sent[index] for sent in self.sent]
-        out = np.zeros(pull.payload_bound(round_.numel), np.uint8)
-        if isinstance(pull, RelayCodec):
-            return out[: join_payloads(payloads, out)]
-        acc = np.zeros(round_.numel, push.acc_dtype)
-        for first in range(0, len(payloads), 8):
-            push.fold(payloads[first : first + 8], round_.numel, 0, round_.numel, acc, first == 0)
-        divisor = self.count if self.mean and round_.divides else 1
-        encoded = pull.finish(acc, round_.numel, 0, round_.numel, divisor, None, None, 1.0, self.stream(99), out)
-        return out[: encoded.payload_bytes]
 
 
 @pytest.mark.parametrize("text", ["shared", "shared:ef=0"])
@@ -109,13 +59,6 @@ def test_stochastic_shared_integers_are_unbiased(values: Values) -> None:
     step = max(np.abs(grad).max() for grad in grads) / 127
     # each draw errs by at most one step: Hoeffding over 256 elements at 1e-6
     assert np.abs(mean - np.mean(grads, axis=0)).max() < step * np.sqrt(np.log(2 * 256 / 1e-6) / steps)
-
-
-def conservation(job: Workers, grads: list[F32], before: list[F32], got: F32) -> float:
-    """Largest difference between mean of what came in, and what came out plus what was kept."""
-    came_in = np.mean([g.astype(np.float64) + np.float64(np.float32(RESCALE)) * r for g, r in zip(grads, before, strict=True)], axis=0)
-    kept = np.mean([r.astype(np.float64) for r in job.residuals if r is not None], axis=0)
-    return float(np.abs(came_in - got - kept).max())
 
 
 @pytest.mark.parametrize("text", ["shared", "powersgd:rank=2", "onebit/relay", "topk:k=0.1/relay", "int8/relay"])
@@ -165,46 +108,6 @@ def test_a_relayed_answer_that_is_none_is_refused(damage: Callable[[Bytes], Byte
     assert [part.size for part in split_payloads(answer, 2)] == [5, 7]
     with pytest.raises(PayloadError, match="relayed answer"):
         split_payloads(damage(answer), 2)
-
-
-def test_powersgd_reconstructs_a_matrix_of_its_rank_in_one_step_and_vectors_always(values: Values) -> None:
-    low = values("gauss", 60 * 2).reshape(60, 2) @ values("gauss", 50 * 2, seed=1).reshape(50, 2).T
-    vector = values("gauss", 9, seed=2)
-    grad = np.concatenate([low.reshape(-1), vector]).astype(np.float32)
-    job = Workers("powersgd:rank=3", grad.size, 2, shapes=((60, 50), (9,)))
-    got = job.synchronise([grad, grad])[0]
-    assert np.abs(got - grad).max() < 1e-4
-    assert got[-9:].tobytes() == vector.tobytes()
-
-
-def test_powersgd_with_warm_start_comes_close_to_the_best_approximation(values: Values) -> None:
-    rng = np.random.default_rng(0)
-    left, right = np.linalg.qr(rng.standard_normal((80, 60)))[0], np.linalg.qr(rng.standard_normal((60, 60)))[0]
-    matrix = (left * (0.7 ** np.arange(60))) @ right.T
-    job = Workers("powersgd:rank=4,ef=0", matrix.size, 1, shapes=(matrix.shape,))
-    grad = matrix.reshape(-1).astype(np.float32)
-    for _ in range(20):
-        got = job.synchronise([grad])[0]
-    best = np.linalg.norm(0.7 ** np.arange(4, 60))
-    assert np.linalg.norm(got - grad) < 1.01 * best
-
-
-@pytest.mark.parametrize("rows", [1, 5, 300])
-def test_orthonormalised_columns_are_orthonormal_or_zero(rows: int, values: Values) -> None:
-    p = values("gauss", rows * 4).reshape(rows, 4).copy()
-    p[:, 2] = p[:, 1]
-    orthonormalise(p)
-    gram = p.T @ p
-    assert np.abs(gram - np.diag(np.round(np.diag(gram)))).max() < 1e-5
-    assert not p[:, 2].any()
-
-
-def test_the_product_is_summed_in_order(values: Values) -> None:
-    job = Workers("powersgd:rank=3,ef=0", 40 * 30, 1, shapes=((40, 30),))
-    got = job.synchronise([values("gauss", 1200)])[0]
-    way = job.ways[0]
-    p = way._p.reshape(40, 3)  # type: ignore[attr-defined]
-    assert got.tobytes() == define_product(p, job.sent[0][1].view(np.float32).reshape(30, 3)).tobytes()
 
 
 @pytest.mark.parametrize(

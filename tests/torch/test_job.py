@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.timeout(300)  # the job is the first test's set-up
-CODECS = ("none", "bf16", "int8", "onebit", "topk:k=0.01", "onebit/int8")
+CODECS = ("none", "bf16", "int8", "onebit", "topk:k=0.01", "onebit/int8", "powersgd")
 CASES = [f"{codec}+{how}" for codec in CODECS for how in ("plain", "branches", "amp")]
 
 

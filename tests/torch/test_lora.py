@@ -1,0 +1,37 @@
+"""LoRA over a real job: A, whose first gradient is zero as B is, moves under PowerSGD as it does uncompressed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)  # the job is the first test's set-up
+OPTIMIZERS, CODECS = ("sgd", "adamw"), ("none", "powersgd")
+CASES = [f"{optimizer}+{codec}" for optimizer in OPTIMIZERS for codec in CODECS]
+MATRICES = ("0.a", "0.b", "2.a", "2.b")
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, list[list[str]]]:
+    """Of each case, what two workers printed: four distances and a digest."""
+    command = [sys.executable, "-m", "psgc.launch", "run", "--workers", "2", "--servers", "1", "--",
+               sys.executable, str(Path(__file__).parent / "job_lora.py"), *CASES]  # fmt: skip
+    done = subprocess.run(
+        command, env={**os.environ, "PSGC_MIN_COMPRESS_BYTES": "0"}, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {case: [line.split() for line in re.findall(rf"(?<!\S){re.escape(case)} (.+)", done.stdout)] for case in CASES}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_and_b_move_under_powersgd_as_uncompressed_to_5_percent(said: dict[str, list[list[str]]], optimizer: str) -> None:
+    (plain, _), (first, second) = said[f"{optimizer}+none"], said[f"{optimizer}+powersgd"]
+    assert plain[-1] != first[-1] == second[-1], "what travels is not the same, but ranks end with the same weights"
+    for name, wanted, got in zip(MATRICES, plain[:-1], first[:-1], strict=True):
+        assert float(wanted) > 0.5
+        assert float(got) == pytest.approx(float(wanted), rel=0.05), name
