@@ -87,6 +87,10 @@ VARIABLES: Final = (
     Variable("PSGC_CODEC", "codec", _text, "w", "codec of DistributedOptimizer where the script names none"),
     Variable("PSGC_PLAN", "plan", _text, "w", "file of the plan that DistributedOptimizer's gradients travel by, on each machine"),
     Variable("PSGC_LAYOUT_OUT", "layout_out", _text, "w", "rank 0 writes the layout of its first DistributedOptimizer to this file, as a plan"),
+    Variable(
+        "PSGC_LATE_SYNCHRONIZATION", "late_synchronization", _switch, "w",
+        "1: the mean gradients are there after step() or optimizer.synchronize(), not after backward",
+    ),
     Variable("PSGC_PART_BYTES", "part_bytes", _integer(4096), "w", "bytes of a tensor in one part", ("BYTEPS_PARTITION_BYTES",)),
     Variable("PSGC_FUSE_BYTES", "fuse_bytes", _integer(0), "w", "small tensors are fused into buckets of up to this many bytes"),
     Variable(
@@ -152,6 +156,7 @@ class Config:
     codec: str = "none"
     plan: str = ""
     layout_out: str = ""
+    late_synchronization: bool = False
     part_bytes: int = 4 << 20
     fuse_bytes: int = 4 << 20
     min_compress_bytes: int = 64 << 10

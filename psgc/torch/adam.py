@@ -226,10 +226,10 @@ class OneBitAdam(FrozenVarianceAdam):
     decoupled_weight_decay: True: AdamW's; False: L2 added to the gradient. The other arguments are AdamW's.
     backward_passes_per_step: as DistributedOptimizer's.
 
-    Used like AdamW: there is nothing to wrap. Options must be the same on every rank. To clip gradients, call ``synchronize()`` first:
-    during the warm-up it averages them, later it leaves them alone, and each rank clips its own. A parameter without a gradient in a
-    compressed step counts as zeros. Raises UsageError for a parameter whose first gradient comes after the warm-up; CodecError where a
-    codec cannot carry a parameter.
+    Used like AdamW: there is nothing to wrap. Options must be the same on every rank. During the warm-up backward returns with averaged
+    gradients (``synchronize()`` does so under PSGC_LATE_SYNCHRONIZATION); later gradients, and so clipping, are each rank's own. A
+    parameter without a gradient in a compressed step counts as zeros. Raises UsageError for a parameter whose first gradient comes after
+    the warm-up; CodecError where a codec cannot carry a parameter.
     """
 
     def __init__(

@@ -2,8 +2,9 @@
 
 Owns readiness, layouts and the step's flags; ``optimizer`` owns the front that users see. The first synchronization declares the layout, in
 the order in which gradients became ready; from then on a bucket is submitted from backward as soon as its last gradient is ready, and
-synchronize submits the rest. A gradient takes part if its hook ran, or if p.grad is there all the same (set by hand, or kept from an
-earlier step, as torch's own optimizers would apply it).
+synchronize submits the rest: at the end of the backward that completes the step, or late, when the trainer steps. A gradient takes part if
+its hook ran, or if p.grad is there all the same (set by hand). What an earlier synchronization left in p.grad all ranks have alike: it
+is set aside while something is added to it, and only that travels.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
 from psgc.plan.plan import Plan
 from psgc.plan.runtime import planned_buckets
+from psgc.torch import backward_end
+from psgc.torch.backward_end import BackwardEnd
+from psgc.torch.finishing import finish
 from psgc.torch.gradients import Gradient, GradientBucket
 from psgc.torch.planned import write_layout
 from psgc.torch.residuals import Residuals
@@ -31,6 +35,7 @@ from psgc.worker.session import Session
 logger = logging.getLogger(__name__)
 FIRST: Final = "optimizer0"  # the first optimizer of a session
 MAX_RESCALE: Final = 1e30  # the header carries a float32
+LOST: Final = "raised before it was over, so that gradients are incomplete; call optimizer.zero_grad()"
 Outcome = Literal["applied", "delivered", "dropped"]
 
 
@@ -76,18 +81,25 @@ class GradientExchange:
     outcome: what became of the last step: "applied" by step(), still "delivered" in p.grad, or "dropped" (the loss scaler skipped it or
     zero_grad threw it away), which the next step's flag tells the servers, so that it goes back into the residual.
     paused: gradients stay this rank's own, and synchronizing does nothing. It is changed between two steps, on all ranks alike.
+    late: gradients are delivered by ``synchronize`` only, not at the end of backward. held: backwards only accumulate for now.
+    refresh: has the owner watch parameters that are new.
     observer: who times this rank's steps; None between two steps ends it.
     """
 
     def __init__(
         self, session: Session, name: str, codec: str, passes: int,
-        rates: Callable[[], tuple[float, ...]] | None = None, plan: Plan | None = None,
+        rates: Callable[[], tuple[float, ...]] | None = None, plan: Plan | None = None, late: bool = False,
     ) -> None:  # fmt: skip
         self.session, self.name, self.codec, self.passes = session, name, codec, passes
         self._plan = plan
         self.outcome: Outcome = "applied"
         self.synchronized = False
         self.paused = False
+        self.late = late
+        if not late and not backward_end.AVAILABLE:
+            self._end_untold("queue_callback is missing")
+        self.held = False
+        self.refresh: Callable[[], None] = lambda: None
         self.observer: Observer | None = None
         self.residuals = Residuals(session)
         self._rates = rates or (lambda: ())
@@ -101,18 +113,42 @@ class GradientExchange:
         self._flags: StepFlags | None = None
         self._last: StepFlags | None = None
         self._known_units = False  # those of _last were loaded, or told by a scaler
+        self._end: BackwardEnd | None = None  # of the backward that hooks have run in last
+        self._backward = 0  # its number
+        self._backwards = 0  # those of this step that are over
+        self._told_of_drop = False
         self._lock = threading.RLock()  # backward may run hooks in a thread for each device
+
+    def follows(self, parameter: torch.Tensor) -> bool:
+        return id(parameter) in self._known
 
     def watch(self, parameters: Iterable[tuple[torch.Tensor, TensorSpec]]) -> None:
         """Follow these parameters' gradients, those that require one and are not followed yet."""
         with self._lock:
             for parameter, spec in parameters:
-                if parameter.requires_grad and id(parameter) not in self._known:
+                if parameter.requires_grad and not self.follows(parameter):
                     self._known.add(id(parameter))
+                    _followers[id(parameter)] = self
                     self._gradients.append(Gradient(parameter, spec))
-                    # By weak reference: parameters outlive their optimizer, whose hooks shall then do nothing.
-                    hook = functools.partial(_on_ready, weakref.ref(self), len(self._gradients) - 1)
-                    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                    self._follow(self._gradients[-1], len(self._gradients) - 1)
+                    self.synchronized = False
+
+    def _follow(self, gradient: Gradient, index: int) -> None:
+        # By weak reference: parameters outlive their optimizer, whose hooks shall then do nothing.
+        reference = weakref.ref(self)
+        gradient.parameter.register_post_accumulate_grad_hook(functools.partial(_on_ready, reference, index))  # type: ignore[no-untyped-call]
+        gradient.accumulator = torch.autograd.graph.get_gradient_edge(gradient.parameter).node
+        gradient.accumulator.register_prehook(functools.partial(_on_coming, reference, index))
+
+    def parameter(self, index: int) -> torch.Tensor:
+        return self._gradients[index].parameter
+
+    def coming(self, index: int) -> None:
+        """Backward is about to add to a gradient. Runs in autograd's thread."""
+        if not self.paused:
+            with self._lock:
+                self._enter()
+                self._gradients[index].set_aside()
 
     def ready(self, index: int) -> None:
         """Backward has added to a gradient. Runs in autograd's thread: counts, and enqueues the bucket that is complete."""
@@ -121,9 +157,14 @@ class GradientExchange:
         if grad is None or self.paused:  # None: another hook has taken it
             return
         with self._lock:
-            self._begin()
+            self._enter()
             gradient.look(grad)
-            gradient.passes += 1
+            if self.held:
+                return
+            if gradient.backward == self._backward and not self.late:
+                self._repeated(gradient)
+                return
+            gradient.passes, gradient.backward = gradient.passes + 1, self._backward
             if gradient.passes > self.passes:
                 raise UsageError(
                     f"gradient of {gradient.spec.name!r} was computed {gradient.passes} times before step(), but "
@@ -134,6 +175,36 @@ class GradientExchange:
             if gradient.passes == self.passes:
                 self._finished(gradient)
 
+    def _enter(self) -> None:
+        """A hook runs: of a new backward, maybe, whose end is then awaited."""
+        if not self.late:
+            if self._end is not None and self._end.lost:
+                self._give_up_lost()
+            if self._end is None or not self._end.ahead:
+                self._end = self._await_end()
+        self._begin()
+
+    def _await_end(self) -> BackwardEnd | None:
+        try:
+            return backward_end.await_end(self, finish)
+        except (AttributeError, RuntimeError, TypeError) as error:
+            self._end_untold(str(error))
+            return None
+
+    def _end_untold(self, reason: str) -> None:
+        self.late = True
+        backward_end.warn_once(reason)
+
+    def _repeated(self, gradient: Gradient) -> None:
+        """One backward adds to a gradient again: from now on its bucket leaves only when backward is over."""
+        gradient.repeats = True
+        if gradient.bucket is not None and gradient.bucket.ticket is not None:
+            raise UsageError(
+                f"gradient of {gradient.spec.name!r} was added to in several parts of one backward (reentrant checkpoints that share "
+                f"a parameter), in this step for the first time, when it was under way; checkpoint with use_reentrant=False, or run "
+                f"backward inside `with optimizer.no_sync():` and call optimizer.synchronize() after it"
+            )
+
     def _finished(self, gradient: Gradient) -> None:
         """Its last pass is done: the bucket that it completes may leave."""
         if self.observer is not None:
@@ -141,8 +212,23 @@ class GradientExchange:
         bucket = gradient.bucket
         if bucket is not None:
             bucket.waiting -= 1
-            if not bucket.waiting and self.observer is None:
+            if bucket.complete and self.observer is None:
                 self._submit(bucket)
+
+    def backward_over(self) -> bool:
+        """Count the backward that is over. True if it completes a step."""
+        with self._lock:
+            self._backward += 1
+            if self._flags is None or self.held:  # None: a hook has synchronized already
+                return False
+            self._backwards += 1
+            self.refresh()
+            return self._backwards >= self.passes
+
+    @property
+    def declared(self) -> bool:
+        """Whether all gradients are in a layout."""
+        return self._declared == len(self._gradients)
 
     def synchronize(self) -> None:
         """Send what has not left yet, wait, and leave every rank with the same p.grad. Does nothing if nothing happened since."""
@@ -152,16 +238,27 @@ class GradientExchange:
         if self.paused:
             self.synchronized = True
             return
+        if self._end is not None and self._end.lost:
+            raise UsageError(f"the last backward {LOST} before the next one")
+        self.send()
+        self.receive()
+
+    def send(self) -> None:
+        """Submit what has not left yet."""
         if self.observer is not None:
             self.observer.leaving()
         with self._lock:
             self._begin()
             for gradient in self._gradients:
-                gradient.look_again()
+                left = gradient.bucket is not None and gradient.bucket.ticket is not None
+                gradient.look_again(fixed=left or self.late)
             self._declare()
             for bucket in self._buckets:
                 if bucket.ticket is None:
                     self._submit(bucket)
+
+    def receive(self) -> None:
+        """Wait for what was submitted, and leave the means in p.grad."""
         report_of(self.session).wait(self.name, [bucket.ticket for bucket in self._buckets if bucket.ticket is not None])
         with self._lock:
             self._deliver()
@@ -171,18 +268,41 @@ class GradientExchange:
     def forget(self) -> None:
         """zero_grad is about to run: what has accumulated is dropped. Raises UsageError if some of it may be under way."""
         with self._lock:
-            for gradient in self._gradients:
-                if gradient.passes >= self.passes:
-                    raise UsageError(
-                        f"zero_grad() while the gradient of {gradient.spec.name!r} is under way; "
-                        f"call it after step() or synchronize(), or before backward()"
-                    )
+            lost = self._end is not None and self._end.lost
+            begun = [gradient for gradient in self._gradients if gradient.passes >= self.passes]
+            if begun and not lost:
+                raise UsageError(
+                    f"zero_grad() while the gradient of {begun[0].spec.name!r} is under way; "
+                    f"call it after step() or synchronize(), or before backward()"
+                )
+            if begun and self._buckets:
+                self._skip_the_rest()
             for gradient in self._gradients:
                 gradient.reset()
             for bucket in self._buckets:
                 bucket.reset()
-            self._flags = None
+            self._flags, self._end, self._backwards = None, None, 0
+            if self.outcome == "delivered":
+                self._drop()
             self.end_step(applied=False)
+
+    def _give_up_lost(self) -> None:
+        """The last backward raised, and now there is another one: its gradients must be gone by now. Raises UsageError if they are not."""
+        for gradient in self._gradients:
+            if gradient.seen is not None and gradient.parameter.grad is gradient.seen:
+                raise UsageError(f"the backward before this one {LOST} before the next one")
+        for gradient in self._gradients:
+            gradient.kept = None
+        self.forget()
+
+    def _skip_the_rest(self) -> None:
+        """A backward raised when a part of its gradients had left: the other ranks await the rest of the step."""
+        for bucket in self._buckets:
+            if bucket.ticket is None:
+                bucket.bind_nothing()
+                self._submit(bucket, bound=True)
+        self.session.wait([bucket.ticket for bucket in self._buckets if bucket.ticket is not None])
+        self._last, self.outcome = self._flags, "delivered"
 
     def note_zeros(self) -> None:
         """zero_grad has left zeros instead of None."""
@@ -193,11 +313,13 @@ class GradientExchange:
         """The trainer has applied the last result, or goes on without having done so."""
         if applied or self.outcome == "delivered":
             self.outcome = "applied" if applied else "dropped"
+        for gradient in self._gradients:
+            gradient.note_step()
         self.synchronized = False
 
     def set_passes(self, passes: int) -> None:
         """Change how many backwards make a step. Raises UsageError between a backward and its step."""
-        if any(gradient.passes for gradient in self._gradients):
+        if self._backwards or any(gradient.passes for gradient in self._gradients):
             raise UsageError("set_backward_passes_per_step() between backward() and step(); call it after step()")
         self.passes = passes
 
@@ -244,11 +366,26 @@ class GradientExchange:
         """The first thing that happens in a step fixes its flags: ranks whose buckets leave early or late say the same."""
         self.synchronized = False
         if self._flags is None:
+            if self.outcome == "delivered" and not any(gradient.keeps_mean for gradient in self._gradients):
+                self._drop()  # without a word: by module.zero_grad(), or p.grad = None
             self._flags = StepFlags(self.outcome == "dropped", self._loss_scale(), self._rates())
 
-    def _submit(self, bucket: GradientBucket) -> None:
+    def _drop(self) -> None:
+        """The trainer has thrown away what was synchronized. Error feedback takes it for a step put off."""
+        self.outcome = "dropped"
+        codecs = sorted({bucket.bucket.codec for bucket in self._buckets if bucket.feedback})
+        if codecs and not self._told_of_drop:
+            self._told_of_drop = True
+            logger.warning(
+                "%s: averaged gradients were thrown away before step(); under error feedback (codec %s) they return to the residuals and "
+                "reach the parameters in later steps. A backward that is not meant for this optimizer (a GAN's generator step goes "
+                "through the discriminator, too) belongs inside `with optimizer.no_sync():`", self.name, ", ".join(codecs),
+            )  # fmt: skip
+
+    def _submit(self, bucket: GradientBucket, bound: bool = False) -> None:
         assert self._flags is not None
-        bucket.bind()
+        if not bound:
+            bucket.bind()
         rescale = self._flags.rescale(self._last, bucket.group)
         bucket.ticket = self.session.submit(
             bucket.layout, bucket.bucket.index, bucket.buffer, skip=bucket.skip, previous_skipped=self._flags.previous_skipped,
@@ -303,11 +440,21 @@ class GradientExchange:
             bucket.deliver()
         for gradient in self._gradients:
             gradient.reset()
-        self._last, self._flags = self._flags, None
+        self._last, self._flags, self._backwards = self._flags, None, 0
         self.outcome, self.synchronized = "delivered", True
+
+
+# Who follows a parameter, by its id: the last who came. A script that makes its optimizer anew may still hold the old one somewhere.
+_followers: weakref.WeakValueDictionary[int, GradientExchange] = weakref.WeakValueDictionary()
 
 
 def _on_ready(exchange: weakref.ref[GradientExchange], index: int, parameter: torch.Tensor) -> None:
     found = exchange()
-    if found is not None:
+    if found is not None and _followers.get(id(parameter), found) is found:
         found.ready(index)
+
+
+def _on_coming(exchange: weakref.ref[GradientExchange], index: int, gradients: object) -> None:
+    found = exchange()
+    if found is not None and _followers.get(id(found.parameter(index)), found) is found:
+        found.coming(index)

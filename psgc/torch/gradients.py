@@ -7,9 +7,12 @@ Owns what is known of one gradient (did its hook run, is it still what the hook 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
+from psgc.codecs import Setting, parse_scheme
 from psgc.errors import UsageError
 from psgc.layout import Bucket, Layout, TensorSpec
 from psgc.torch.buffers import TensorsBuffer, staging_dtype
@@ -20,18 +23,27 @@ from psgc.worker.session import Ticket
 class Gradient:
     """One parameter, and what is known of its gradient since the last synchronization.
 
-    passes: backwards that have added to it. seen, version: p.grad when it was last looked at; None while it takes no part.
-    zero, zero_version: p.grad as zero_grad(set_to_none=False) left it.
+    passes: backwards that have added to it, ``backward`` the last of them. repeats: one backward has added to it several times.
+    seen, version: p.grad when it was last looked at; None while it takes no part.
+    zero, zero_version: p.grad as zero_grad(set_to_none=False) left it. mean, mean_version: as the last synchronization, or the step on it, did.
+    kept: a mean that p.grad made room for, to be added to the next one.
+    accumulator: the node that adds to it, which a hook before it keeps alive.
     """
 
     parameter: torch.Tensor
     spec: TensorSpec
     passes: int = 0
+    backward: int = -1
+    repeats: bool = False
     seen: torch.Tensor | None = None
     version: int = 0
     zero: torch.Tensor | None = None
     zero_version: int = 0
+    mean: TensorWeakRef | None = None
+    mean_version: int = 0
+    kept: torch.Tensor | None = None
     bucket: GradientBucket | None = None
+    accumulator: Any = None
 
     def look(self, grad: torch.Tensor) -> None:
         """This gradient takes part in the coming step. Raises UsageError for one that psgc cannot carry."""
@@ -44,25 +56,70 @@ class Gradient:
             )
         self.seen, self.version, self.zero = grad, grad._version, None
 
-    def look_again(self) -> None:
-        """Before the step leaves: take p.grad along if it holds anything, and see that nobody has changed what the hook saw."""
+    def look_again(self, fixed: bool) -> None:
+        """Before the step leaves: take p.grad along if it holds anything of this rank's own. fixed: it may be under way, if a hook has seen
+        it; then see that nobody has changed it."""
         grad = self.parameter.grad
-        if not self.passes:
-            if grad is not None and not (grad is self.zero and grad._version == self.zero_version):
-                self.look(grad)
-        elif grad is not self.seen or grad is None or grad._version != self.version:
-            raise UsageError(
-                f"gradient of {self.spec.name!r} was changed between backward and its synchronization, when it may be under way; "
-                f"call optimizer.synchronize() before changing gradients (clipping, for instance)"
-            )
+        if fixed and self.passes:
+            if grad is None or grad is not self.seen or grad._version != self.version:
+                raise UsageError(
+                    f"gradient of {self.spec.name!r} was changed between backward and its synchronization, when it may be under way; "
+                    f"change gradients (clipping, for instance) after backward() has returned, under late synchronization after "
+                    f"optimizer.synchronize()"
+                )
+        elif grad is None or (grad is self.zero and grad._version == self.zero_version) or self.set_aside():
+            self.seen = None
+        else:
+            self.look(grad)
 
     def note_zero(self) -> None:
         """zero_grad has filled p.grad with zeros: until it changes it takes no part."""
         self.zero = self.parameter.grad
         self.zero_version = 0 if self.zero is None else self.zero._version
 
+    def note_mean(self) -> None:
+        """p.grad is the same on all ranks. Weakly held: a gradient that the trainer lets go is gone."""
+        grad = self.parameter.grad
+        self.mean = None if grad is None else TensorWeakRef(grad)
+        self.mean_version = 0 if grad is None else grad._version
+
+    def note_step(self) -> None:
+        """The step on the mean is done: what the trainer has changed before (clipped) is the same on all ranks, too."""
+        if self.still_mean:
+            self.note_mean()
+
+    @property
+    def still_mean(self) -> bool:
+        """Whether p.grad is the tensor of the last mean, changed or not."""
+        return self.mean is not None and self.parameter.grad is not None and self.parameter.grad is self.mean()
+
+    @property
+    def keeps_mean(self) -> bool:
+        """Whether p.grad has the last mean in it, as it was or changed (clipped, for instance), but not zeroed."""
+        grad = self.parameter.grad
+        return grad is not None and self.still_mean and (grad._version == self.mean_version or bool(grad.any()))
+
+    def set_aside(self) -> bool:
+        """Have p.grad hold only what is added to it from now on, if it is the last mean, unchanged, which all ranks have already."""
+        grad = self.parameter.grad
+        if grad is None or not self.still_mean or grad._version != self.mean_version:
+            return False
+        self.kept, self.parameter.grad, self.mean = grad, None, None
+        return True
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """p.grad is what was set aside and what has come since, together."""
+        kept, self.kept, grad = self.kept, None, self.parameter.grad
+        if kept is not None and grad is not None:
+            self.parameter.grad = kept + grad if kept.requires_grad else kept.add_(grad)
+        elif kept is not None:
+            self.parameter.grad = kept
+            self.note_mean()
+
     def reset(self) -> None:
-        self.passes, self.seen = 0, None
+        self.passes, self.backward, self.seen = 0, -1, None
+        self.put_back()
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +132,11 @@ class GradientBucket:
     buffer: TensorsBuffer
     waiting: int
     ticket: Ticket | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether backward will add nothing more to it, as far as one can know before it is over."""
+        return not self.waiting and not any(gradient.repeats for gradient in self.gradients)
 
     @classmethod
     def of(cls, layout: Layout, bucket: Bucket, declared: list[Gradient]) -> GradientBucket:
@@ -92,6 +154,11 @@ class GradientBucket:
         return self.gradients[0].spec.group
 
     @property
+    def feedback(self) -> bool:
+        """Whether a worker keeps what its codec does not send."""
+        return parse_scheme(self.bucket.codec, Setting(self.bucket.dtype)).feedback
+
+    @property
     def skip(self) -> bool:
         """No gradient of this rank takes part."""
         return all(gradient.seen is None for gradient in self.gradients)
@@ -101,6 +168,12 @@ class GradientBucket:
         parameters = [gradient.parameter for gradient in self.gradients]
         self.buffer.bind([parameter.grad for parameter in parameters], parameters)
 
+    def bind_nothing(self) -> None:
+        """For a step whose result nobody wants: this rank skips it."""
+        for gradient in self.gradients:
+            gradient.seen = None
+        self.buffer.bind([None] * len(self.gradients), [gradient.parameter for gradient in self.gradients])
+
     def deliver(self) -> None:
         """The step is done: gradients that did not exist get made, unless every rank skipped or the parameter was frozen."""
         if not self.buffer.skipped:
@@ -108,6 +181,8 @@ class GradientBucket:
                 gradient.zero = None
                 if made is not None and gradient.parameter.requires_grad:
                     gradient.parameter.grad = made
+                gradient.put_back()
+                gradient.note_mean()
         self.reset()
 
     def reset(self) -> None:

@@ -38,7 +38,7 @@ _created: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDic
 
 def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None, compression: str | None = None,
-    backward_passes_per_step: int = 1, residuals_follow_lr: bool = False,
+    backward_passes_per_step: int = 1, residuals_follow_lr: bool = False, late_synchronization: bool | None = None,
 ) -> Optimizer:  # fmt: skip
     """Make ``optimizer`` average its gradients over all workers before each step. Returns the same object, now of a subclass of its
     class: schedulers and scalers that know it go on working.
@@ -50,7 +50,12 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     residuals_follow_lr: multiply what error feedback keeps by the last step's learning rate over this one's, so that it moves parameters
                       as far as it would have in its own step. Only for SGD without momentum.
 
-    Gradients leave during backward. So between backward() and step() leave them alone, or call ``optimizer.synchronize()`` first:
+    late_synchronization: True: means are in p.grad not after backward but after ``optimizer.synchronize()``, which step() calls; what runs
+                      between the two runs beside the communication. None: PSGC_LATE_SYNCHRONIZATION, else False.
+
+    Gradients leave during backward, and the backward that completes the step returns with the mean over all ranks in p.grad, to be
+    clipped or looked at. A further backward before step() adds the mean of what it has added. All ranks must run the same number of
+    backwards a step; one that has none takes part in step(). Under late synchronization leave p.grad alone until it is synchronized:
         loss.backward(); optimizer.synchronize(); clip_grad_norm_(...); optimizer.step()
     step() sends nothing twice. A parameter unused on this rank counts as zeros and still gets the others' mean; one that no rank used
     keeps its p.grad as it is, unless it shares a bucket with used ones: then it gets zeros.
@@ -74,7 +79,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     own_step = optimizer.__dict__.pop("step", None)
     optimizer.__class__ = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     distributed = cast("Distributed", optimizer)
-    distributed._psgc_join(session, names, canonical, backward_passes_per_step, plan, rates)
+    distributed._psgc_join(session, names, canonical, backward_passes_per_step, plan, rates, late_synchronization)
     distributed._psgc_advice = advice
     distributed._psgc_watch()
     if hasattr(own_step, "_wrapped_by_lr_sched"):
@@ -92,14 +97,16 @@ class Distributed(torch.optim.Optimizer):
 
     def _psgc_join(
         self, session: Session, names: dict[torch.Tensor, str], codec: str, passes: int, plan: Plan | None = None,
-        rates: Callable[[], tuple[float, ...]] | None = None,
+        rates: Callable[[], tuple[float, ...]] | None = None, late: bool | None = None,
     ) -> None:  # fmt: skip
         """Become one of the session's optimizers. names: of parameters; those without one are called param.GROUP.INDEX."""
+        late = session.config.late_synchronization if late is None else late
         amp.install()
         number = next(_created.setdefault(session, itertools.count()))
         self._psgc_names = names
         self._psgc_synchronizes = True
-        self._psgc_exchange = GradientExchange(session, f"optimizer{number}", codec, passes, rates, plan)
+        self._psgc_exchange = GradientExchange(session, f"optimizer{number}", codec, passes, rates, plan, late)
+        self._psgc_exchange.refresh = _watcher(self)
         if session.config.profile and number == 0:
             self._psgc_exchange.observer = JobObserver(self._psgc_exchange, next(_parameters(self))[2])
 
@@ -130,9 +137,21 @@ class Distributed(torch.optim.Optimizer):
         return super().step()
 
     def synchronize(self) -> None:
-        """Wait until every p.grad holds the mean over all ranks. Again without a backward in between: does nothing."""
+        """Wait until every p.grad holds the mean over all ranks. Where it does already, as after backward, does nothing.
+
+        Raises UsageError after a backward that raised: zero_grad() is then to be called first."""
         self._psgc_watch()
         self._psgc_exchange.synchronize()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backwards add to this rank's own p.grad and nothing is sent. The next backward outside sends the sum, or step() does;
+        zero_grad() throws it away. Every rank must do the same."""
+        before, self._psgc_exchange.held = self._psgc_exchange.held, True
+        try:
+            yield
+        finally:
+            self._psgc_exchange.held = before
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -149,7 +168,8 @@ class Distributed(torch.optim.Optimizer):
         self._psgc_exchange.set_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. Raises UsageError while gradients are under way. After synchronize() it means that the step is skipped."""
+        """As torch's. Raises UsageError while gradients are under way. When they are synchronized, and step() did not follow, it means
+        that the step is skipped."""
         self._psgc_exchange.forget()
         super().zero_grad(set_to_none)
         if not set_to_none:
@@ -193,7 +213,20 @@ class Distributed(torch.optim.Optimizer):
         self._psgc_exchange.watch(
             (parameter, spec_of(parameter, self._psgc_names.get(parameter, f"param.{group}.{index}"), group))
             for group, index, parameter in _parameters(self)
+            if not self._psgc_exchange.follows(parameter)
         )
+
+
+def _watcher(optimizer: Distributed) -> Callable[[], None]:
+    """Has the optimizer watch its new parameters; by weak reference, for it owns the watcher."""
+    reference = weakref.ref(optimizer)
+
+    def watch() -> None:
+        found = reference()
+        if found is not None:
+            found._psgc_watch()
+
+    return watch
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]:

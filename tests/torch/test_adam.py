@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -408,17 +409,34 @@ def test_schedulers_closures_hooks_and_passes_work_as_with_adamw(ranks: Any, mak
     assert first[0] == second[0] and first[1] == 9 and first[2] > 0
 
 
+def test_backward_returns_with_the_mean_in_the_warm_up_and_with_each_ranks_own_gradient_after_it(ranks: Any) -> None:
+    def work(rank: int) -> list[float]:
+        model = linear()
+        optimizer = onebit(model.named_parameters(), lr=0.0)
+        seen = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.full((1, 3), rank + 1.0)).sum().backward()
+            seen.append(model.weight.grad[0, 0].item())
+            optimizer.step()
+        return seen
+
+    assert ranks.run(2, work) == [[1.5] * 3 + [1.0] * 2, [1.5] * 3 + [2.0] * 2]
+
+
+@pytest.mark.parametrize("explicit", [True, False])
 @BOTH
-def test_clipping_after_synchronize_works_in_every_phase(ranks: Any, make: Any) -> None:
+def test_clipping_works_in_every_phase_after_synchronize_or_without(ranks: Any, make: Any, explicit: bool) -> None:
     def work(rank: int) -> list[float]:
         model = linear()
         optimizer = make(model.named_parameters())
         for step in range(8):
             optimizer.zero_grad()
             (100 * model(batch(rank, step))).square().mean().backward()
-            optimizer.synchronize()
+            if explicit:
+                optimizer.synchronize()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            with optimizer.skip_synchronize():
+            with optimizer.skip_synchronize() if explicit else nullcontext():
                 optimizer.step()
         if make is zero_one:
             optimizer.synchronize_parameters()

@@ -248,7 +248,8 @@ def test_wrapped_models_are_refused_by_distributed_optimizer_also_when_wrapped_l
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     wrapper = DistributedDataParallel(model)
-    wrapper(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(UsageError, match=r"parameter 'weight': DistributedDataParallel averages it already.*ddp_hook"):
+        wrapper(torch.ones(1, 3)).sum().backward()
     with pytest.raises(UsageError, match=r"parameter 'weight': DistributedDataParallel averages it already.*ddp_hook"):
         optimizer.step()
     with pytest.raises(UsageError, match=r"parameter 'weight': DistributedDataParallel averages it already"):

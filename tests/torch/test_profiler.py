@@ -122,9 +122,10 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(ranks: Any, tmp_path:
         ranks.run(1, work, profile=str(tmp_path / "missing" / "p.json"))
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_in_a_job_rank_0_writes_the_profile_and_buckets_wait_for_synchronize_until_then(
-    ranks: Any, tmp_path: Path, passes: int
+def test_in_a_job_rank_0_writes_the_profile_and_buckets_wait_for_the_end_of_backward_until_then(
+    ranks: Any, tmp_path: Path, passes: int, late: bool
 ) -> None:  # fmt: skip
     path, iterations = tmp_path / "profile.json", 3
     early: list[bool] = []
@@ -135,22 +136,31 @@ def test_in_a_job_rank_0_writes_the_profile_and_buckets_wait_for_synchronize_unt
         optimizer = psgc.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=passes
         )
+        sent = [0]  # when backward made the last gradient
+
+        def note(parameter: torch.Tensor) -> None:
+            sent[0] = len(ranks.sessions[rank].submissions)
+
+        model.first.weight.register_post_accumulate_grad_hook(note)
         for _ in range(WARM_UP + iterations + 3):
             optimizer.zero_grad()
             before = len(ranks.sessions[rank].submissions)
             for _ in range(passes):
                 model(torch.ones(2, 8)).square().mean().backward()
             if rank == 0:
-                early.append(len(ranks.sessions[rank].submissions) > before)
+                early.append(sent[0] > before)
             optimizer.step()
 
-    ranks.run(2, work, profile=str(path), profile_iterations=iterations, fuse_bytes=0)
+    ranks.run(2, work, profile=str(path), profile_iterations=iterations, fuse_bytes=0, late_synchronization=late)
     assert_profile(load_profile(str(path)))
     assert early == [False] * (WARM_UP + iterations + 1) + [True] * 2
     assert sorted(tmp_path.iterdir()) == [path]
 
 
-def test_where_nothing_but_the_profile_is_wanted_every_rank_exits_after_the_same_step(ranks: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_where_nothing_but_the_profile_is_wanted_every_rank_exits_after_the_same_step(
+    ranks: Any, tmp_path: Path, late: bool
+) -> None:  # fmt: skip
     path, iterations, steps = tmp_path / "profile.json", 3, [0, 0]
     codes: list[Any] = [None, None]
 
@@ -159,14 +169,14 @@ def test_where_nothing_but_the_profile_is_wanted_every_rank_exits_after_the_same
         optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
         while True:
             optimizer.zero_grad()
-            model(torch.ones(2, 8)).square().mean().backward()
             steps[rank] += 1
             try:
+                model(torch.ones(2, 8)).square().mean().backward()
                 optimizer.step()
             except SystemExit as ended:
                 codes[rank] = ended.code
                 return
 
-    ranks.run(2, work, profile=str(path), profile_iterations=iterations, profile_only=True)
+    ranks.run(2, work, profile=str(path), profile_iterations=iterations, profile_only=True, late_synchronization=late)
     assert_profile(load_profile(str(path)))
     assert (steps, codes) == ([WARM_UP + iterations + 1] * 2, [0, 0])

@@ -1,0 +1,125 @@
+"""When a backward is over: the only file that uses what torch keeps private about it, ``queue_callback`` and the node under way.
+
+Autograd calls a queued callback when a graph is done, before ``backward()`` returns; DDP and FSDP deliver gradients that way, too. Two
+things are added. A backward may run another inside (a reentrant checkpoint runs one for each segment), whose callbacks come while the
+outer one has gradients left to make: those wait until the outermost is over. And all who await the end of one backward are told together.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from threading import Lock, local
+from typing import Any, Final, TypeVar
+
+import torch
+
+logger = logging.getLogger(__name__)
+Waiter = TypeVar("Waiter")
+# Whether this torch has what is needed; where it has not, or it fails, gradients are delivered by step() as under late synchronization.
+AVAILABLE: Final = hasattr(torch.autograd.Variable._execution_engine, "queue_callback") and hasattr(torch._C, "_current_autograd_node")
+
+
+_unsaid = Lock()  # taken for good when it is said
+
+
+def warn_once(reason: str) -> None:
+    """Say that ends of backward cannot be had, and what that means."""
+    if _unsaid.acquire(blocking=False):
+        logger.warning(
+            "torch %s does not tell the end of backward (%s): means are in p.grad after step() or optimizer.synchronize(), as with "
+            "late_synchronization", torch.__version__, reason,
+        )  # fmt: skip
+
+
+class BackwardEnd:
+    """The end of one backward, as one of its hooks awaits it. came: it is over. lost: it never will be, for the backward raised."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self._carrier: weakref.ref[Any] = weakref.ref(self)
+
+    @property
+    def lost(self) -> bool:
+        # Autograd alone holds the carrier, and lets go of it with the graph.
+        return not self.came and self._carrier() is None
+
+    @property
+    def ahead(self) -> bool:
+        return not self.came and not self.lost
+
+    def carried_by(self, carrier: object) -> None:
+        self._carrier = weakref.ref(carrier)
+
+
+def await_end(waiter: Waiter, finish: Callable[[list[Waiter]], None]) -> BackwardEnd:
+    """From a hook: when the outermost backward that is under way is over, but has not returned, ``finish`` is called with all waiters of that
+    backward, in the thread that completes it; what it raises, ``backward()`` raises. Raises whatever torch does where that cannot be had.
+    """
+    end = BackwardEnd()
+    callback = _Callback(end, waiter, finish)
+    _queue(callback)
+    end.carried_by(callback)
+    return end
+
+
+class _Callback:
+    """One waiter's, in the queue of one graph."""
+
+    __slots__ = ("__weakref__", "end", "finish", "waiter")
+
+    def __init__(self, end: BackwardEnd, waiter: Any, finish: Callable[[list[Any]], None]) -> None:
+        self.end, self.waiter, self.finish = end, waiter, finish
+
+    def __call__(self) -> None:
+        outer: Any = torch._C._current_autograd_node()
+        if outer is None:
+            _gather(self)
+        else:
+            _put_off(self, outer)
+
+
+def _put_off(callback: _Callback, node: Any) -> None:
+    """Queue it again, with the graph of ``node``, which is running a backward inside: from there whatever node is run next."""
+    handles: list[Any] = []
+
+    def queue_again(_gradients: object) -> None:
+        if handles:
+            _queue(callback)
+        while handles:
+            handles.pop().remove()
+
+    handles += [following.register_prehook(queue_again) for following, _ in node.next_functions if following is not None]
+
+
+class _Group:
+    """Those whose callbacks have come of one backward; the last in its queue."""
+
+    __slots__ = ("__weakref__", "callbacks")
+
+    def __init__(self) -> None:
+        self.callbacks: list[_Callback] = []
+
+    def __call__(self) -> None:
+        callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            callback.end.came = True
+        callbacks[0].finish([callback.waiter for callback in callbacks])
+
+
+_thread = local()  # group: a weak reference, for if another callback of the queue raises, the group is never called
+
+
+def _gather(callback: _Callback) -> None:
+    group = _thread.group() if hasattr(_thread, "group") else None
+    if group is None or not group.callbacks:
+        group = _Group()
+        _queue(group)
+        _thread.group = weakref.ref(group)
+    group.callbacks.append(callback)
+    callback.end.carried_by(group)
+
+
+def _queue(callback: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
