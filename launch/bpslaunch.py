@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch import ranks
+from psgc.launch.interpreter import note_on
 from psgc.launch.role import run_role
 from psgc.launch.supervisor import Supervisor
+from psgc.launch.version import version_line
 from psgc.launch.warming import prepare
 from psgc.transport.voice import own_outlet
 
@@ -31,6 +33,9 @@ def main() -> None:
     """Entry point of ``psgc-launch``."""
     if sys.argv[1:2] in (["-h"], ["--help"]):
         print(USAGE)
+        sys.exit(0)
+    if sys.argv[1:2] == ["--version"]:
+        print(version_line())
         sys.exit(0)
     sys.exit(launch(sys.argv[1:], os.environ))
 
@@ -87,6 +92,8 @@ def _run_workers(command: list[str], env: Mapping[str, str]) -> int:
     cores = visible_cores(env, size)
     if env.get("BYTEPS_ENABLE_GDB", "0").strip() not in ("", "0"):
         command = [*GDB, *command]
+    if note := note_on(command):
+        print(f"psgc-launch: {note}", file=sys.stderr)
     places = _places(env, size)
     prepare(_codecs(env))
     with Supervisor("psgc-launch", prefix=size > 1) as supervisor:

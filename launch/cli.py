@@ -12,9 +12,10 @@ from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch import advise_cli, plan_cli, planning, profile_cli, whatif_cli
 from psgc.launch.tables import print_table, progress
 from psgc.launch.usage import WRONG_USAGE, refuse_beside, told
+from psgc.launch.version import version_line
 
 app = typer.Typer(
-    name="psgc", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    name="psgc", no_args_is_help=True, invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Communication for data-parallel training on networks that are too slow for it.\n\n"
     "Example: psgc run --workers 2 --servers 1 --codec int8 -- python train.py",
 )  # fmt: skip
@@ -26,6 +27,13 @@ advise_cli.register(app)
 whatif_cli.register(app)
 profile_cli.register(app)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+@app.callback()
+def root(version: Annotated[bool, typer.Option("--version", help="Print version and interpreter, and exit.")] = False) -> None:
+    if version:
+        print(version_line())
+        raise typer.Exit
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typing import Final
 from psgc.config import Config
 from psgc.errors import PsgcError, UsageError
 from psgc.launch import ranks
+from psgc.launch.interpreter import note_on
 from psgc.launch.supervisor import Supervisor
 from psgc.launch.tables import progress
 from psgc.launch.warming import prepare
@@ -41,6 +42,8 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
 
         codec = parse_scheme(codec).canonical
     Config.from_env({**_job_env(1, workers, servers, nodes, codec), **files})  # what is wrong is said before kernels are compiled
+    if note := note_on(command):
+        print(f"psgc run: {note}", file=sys.stderr)
     prepare([codec] if codec else [])
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, Supervisor("psgc run", prefix) as supervisor:
         listener.bind(("127.0.0.1", 0))
@@ -84,7 +87,8 @@ def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> No
     if not command:
         raise UsageError("run: no command given; for example: psgc run --workers 2 -- python train.py")
     if shutil.which(command[0]) is None:
-        raise UsageError(f"run: command {command[0]!r} is not found or not executable")
+        hint = f"; write python {command[0]}" if command[0].endswith(".py") else ""
+        raise UsageError(f"run: command {command[0]!r} is not found or not executable{hint}")
     if min(workers, servers, nodes) < 1:
         raise UsageError(f"run: --workers {workers} --servers {servers} --nodes {nodes}: each must be at least 1")
     if nodes > workers:

@@ -24,7 +24,7 @@ def picture(times: Times, found: Mapping[str, Any], path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise UsageError("whatif: --plot needs matplotlib; install psgc[demo]") from None
+        raise UsageError("whatif: --plot needs matplotlib; pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

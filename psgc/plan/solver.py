@@ -22,7 +22,7 @@ def solver() -> Any:
     try:
         return importlib.import_module("scipy.optimize")
     except ImportError:
-        raise ConfigError("bounds need scipy; install psgc[plan]") from None
+        raise ConfigError("bounds need scipy, which psgc is installed with; pip install scipy") from None
 
 
 @contextlib.contextmanager
