@@ -14,6 +14,11 @@ from pathlib import Path
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("server", "worker", "cuda", "launch")
 LAYERS = {"cuda": 0, "core": 1, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4}
@@ -76,6 +81,29 @@ def test_only_config_and_launchers_read_the_environment(path: Path) -> None:
     if own == "psgc.config" or own.startswith("psgc.launch"):
         return
     assert not re.search(r"os\.environ|os\.getenv|sys\.argv", path.read_text()), own
+
+
+# Names that are imported, by the distribution that has them.
+DISTRIBUTIONS = {"zmq": "pyzmq", "llvmlite": "numba"}  # numba is of no use without llvmlite
+OPTIONAL = {"matplotlib": "psgc.plan.pictures"}  # with a line that says what to install
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_what_is_imported_is_installed_with_psgc(path: Path) -> None:
+    required = {re.split(r"[^\w-]", text)[0] for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]}
+    for name in {name.partition(".")[0] for name in imports(path)} | set(re.findall(r'import_module\("(\w+)', path.read_text())):
+        if name in sys.stdlib_module_names or name == "psgc" or OPTIONAL.get(name) == module_of(path):
+            continue
+        assert DISTRIBUTIONS.get(name, name) in required, f"{module_of(path)} imports {name}"
+
+
+def test_the_image_installs_torchs_cpu_build_unless_it_is_told_otherwise() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^ARG TORCH_INDEX=https://download\.pytorch\.org/whl/cpu$", text, re.MULTILINE)
+    assert re.search(r"pip install .*--extra-index-url \"\$\{TORCH_INDEX\}\"", text)
+    assert re.search(r"^RUN psgc warm", text, re.MULTILINE)
+    for command in re.findall(r"^RUN ((?:.*\\\n)*.*)", text, re.MULTILINE):
+        assert subprocess.run(["sh", "-n", "-c", command.replace("\\\n", " ")], check=False).returncode == 0, command
 
 
 def test_help_starts_without_the_heavy_packages() -> None:

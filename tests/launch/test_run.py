@@ -172,3 +172,22 @@ def test_what_is_awaited_is_said_by_one_process_of_a_job_and_ever_more_rarely(la
     assert all(line.startswith("[scheduler] ") for line in said), said
     assert 3 <= len(said) <= 5, "after 1, 2, 4 and 8 seconds more"
     assert "waiting for server" not in err, "the server has said so itself"
+
+
+@pytest.mark.parametrize("name", ["python", "python3"])
+def test_a_python_of_another_environment_than_psgcs_is_told_of(launched: Any, tmp_path: Path, name: str) -> None:
+    other = tmp_path / "bin" / name
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\necho none of psgc\n")
+    other.chmod(0o755)
+    path = f"{other.parent}{os.pathsep}{os.environ['PATH']}"
+    status, out, err = launched.end(launched.psgc("run", "--workers", "1", "--", name, "train.py", PATH=path))
+    assert (status, out) == (0, "[worker 0] none of psgc\n")
+    assert f"psgc run: {name} is {other}, but psgc is installed for {sys.executable}: if the script cannot import psgc, activate" in err
+
+
+def test_a_script_without_its_python_is_told_so() -> None:
+    done = psgc("run", "--", "no-such-train.py")
+    assert (done.returncode, done.stderr) == (
+        2, "psgc: run: command 'no-such-train.py' is not found or not executable; write python no-such-train.py\n",
+    )  # fmt: skip
