@@ -12,18 +12,20 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psgc.errors import ConfigError, UsageError
 from psgc.plan.plan import Plan
 from psgc.plan.runtime import load_runnable
 from psgc.torch import amp, api, wrappers
 from psgc.torch.completions import Completer, Completion
-from psgc.torch.ddp_exchange import Arrival, DdpExchange
+from psgc.torch.ddp_exchange import Arrival, DdpExchange, exchanges_of
+from psgc.torch.linearity import CodecAdvice, coarse_codecs
 from psgc.torch.optimizer import check_carries
 from psgc.torch.planned import configured_plan
 from psgc.torch.push_pull import codec_text
@@ -68,12 +70,16 @@ class DdpHook:
         self._codec = codec_text(codec if codec is not None else "none" if self._plan else self._session.config.codec, "float32")
         if self._session.config.profile:
             raise UsageError("PSGC_PROFILE times DistributedOptimizer, not DDP; profile the script with the optimizer wrapped instead")
+        self._advice: weakref.WeakKeyDictionary[torch.optim.Optimizer, CodecAdvice] = weakref.WeakKeyDictionary()
+        if coarse_codecs(self._codecs):
+            register_optimizer_step_post_hook(self._advise)
         amp.install()
         wrappers.watch()
         self._completer = Completer(self._session)
         self._exchanges: list[DdpExchange] = []
         self._found: dict[int, DdpExchange] = {}  # by the id of a bucket's first parameter, while no other model is wrapped
         self._made = 0
+        self._loaded: list[list[Mapping[str, Any]]] = []  # states of models that have not come yet, each of one rank or of all
         self._lock = threading.Lock()  # models on two devices may run backward in two threads
 
     def install(self) -> DdpHook:
@@ -87,6 +93,29 @@ class DdpHook:
             )  # fmt: skip
         wrappers.do_with_new(self._register)
         return self
+
+    def residual_state_dict(self) -> dict[str, Any]:
+        """What codecs keep on this rank, and this rank's share of what they keep on the servers, of each model in the order of their first
+        backwards, to be saved with torch.save: a file for each rank. Call it between two steps, on every rank."""
+        return {"models": [exchange.state() for exchange in self._exchanges]}
+
+    def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now. Call
+        it on every rank, between two steps; before the first one, models take it up in the order of their first backwards. Raises
+        UsageError for what does not fit."""
+        given = [states] if isinstance(states, Mapping) else list(states)
+        if not given or any(not isinstance(state, Mapping) or "models" not in state for state in given):
+            raise UsageError(
+                "load_residual_state_dict: expected what a hook's residual_state_dict() returned, of this rank or a list of all"
+            )
+        self._loaded = [list(of_model) for of_model in zip(*(state["models"] for state in given), strict=True)]
+        for exchange in self._exchanges:
+            self._go_on(exchange)
+
+    def _go_on(self, exchange: DdpExchange) -> None:
+        """Take up what was loaded for the model that is next."""
+        if self._loaded:
+            exchange.go_on(self._loaded.pop(0))
 
     def statistics(self) -> dict[str, int]:
         """Counters: steps, and gradient_bytes that DDP has handed over, as they were in memory. ``current_session().statistics()`` has what
@@ -108,6 +137,15 @@ class DdpHook:
         gradients = [laid_out(gradient, p) for gradient, p in zip(bucket.gradients(), parameters, strict=True)]
         exchange.take(Arrival(parameters, gradients, completion, bucket.is_last()))
         return completion.future
+
+    @property
+    def _codecs(self) -> list[str]:
+        return [self._codec] if self._plan is None else sorted({bucket.codec for bucket in self._plan.buckets})
+
+    def _advise(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
+        """An optimizer has stepped; those of DDP's parameters are seen here only."""
+        if any(exchange in self._exchanges for exchange in exchanges_of(optimizer)):
+            self._advice.setdefault(optimizer, CodecAdvice(self._codecs)).look(optimizer)
 
     def _register(self, wrapper: DistributedDataParallel) -> None:
         _check_group(wrapper, self._session)
@@ -134,7 +172,7 @@ class DdpHook:
         _served.add(wrapper)
         if getattr(wrapper, "skip_all_reduce_unused_params", False):
             raise UsageError("psgc needs all of DDP's buckets in every step: leave skip_all_reduce_unused_params out")
-        names = {p: name for name, p in wrappers.reduced(wrapper).items()}
+        names = {p: name.replace("_orig_mod.", "") for name, p in wrappers.reduced(wrapper).items()}  # torch.compile puts it there
         for exchange in self._exchanges:
             if exchange.is_of(names):
                 return exchange
@@ -143,6 +181,7 @@ class DdpHook:
         number = next(_numbers.setdefault(self._session, itertools.count()))
         exchange = DdpExchange(self._session, number, self._codec, self._plan, names, self._completer)
         self._exchanges.append(exchange)
+        self._go_on(exchange)
         return exchange
 
 

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -23,6 +23,7 @@ from psgc.errors import UsageError
 from psgc.layout import Bucket, Declaration, Layout, TensorSpec
 from psgc.plan.plan import Plan
 from psgc.plan.runtime import planned_buckets
+from psgc.torch import saved
 from psgc.torch.buffers import TensorsBuffer, dtype_name, staging_dtype
 from psgc.torch.completions import Completer, Completion
 from psgc.torch.planned import write_layout
@@ -30,6 +31,7 @@ from psgc.torch.residuals import Residuals
 from psgc.torch.run_report import report_of
 from psgc.worker.session import Session, Ticket
 
+GRADIENTS: Final = "gradients"  # what residuals are of, as an optimizer's
 MAX_RESCALE: Final = 1e30  # the header carries a float32
 _exchanges: weakref.WeakSet[DdpExchange] = weakref.WeakSet()
 
@@ -79,12 +81,13 @@ class DdpExchange:
         self._parameters = [weakref.ref(parameter) for parameter in names]  # the model may be gone before the job is
         self._indices = {id(parameter): index for index, parameter in enumerate(names)}
         self._layout: Layout | None = None
+        self._layouts = 0  # how many there have been
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[int, _Bucket] = {}
         self._held: list[Arrival] = []  # of the first step, until there is a layout
         self._open: list[tuple[Arrival, list[_Bucket]]] = []  # in order: not handed over yet, and the buckets that each waits for
         self._begun = False
-        self._loss_scale: Callable[[], float] = lambda: 1.0
+        self._loss_scale: Callable[[], float] | None = None  # while no loss scaler is known, gradients count as scaled as they were
         self._last_scale = 1.0
         self._applied = self._dropped = False  # what became of the last step, where a loss scaler has told
         self._previous_skipped, self._rescale = False, 1.0
@@ -124,10 +127,30 @@ class DdpExchange:
         """A loss scaler has let an optimizer apply the last result, or not. Of several optimizers one that applies counts."""
         self._applied, self._dropped = self._applied or applied, self._dropped or not applied
 
+    def state(self) -> dict[str, Any]:
+        """What codecs keep of these gradients, in ``saved``'s form. Every rank must ask, between two steps."""
+        self._refuse_midway()
+        kept = self.residuals.collect(self._dropped and not self._applied)
+        header = {"format": saved.FORMAT, "rank": self.session.rank, "size": self.session.size}
+        return {**header, "loss_scale": self._last_scale, "rates": [], **saved.pack({GRADIENTS: kept})}
+
+    def go_on(self, states: Sequence[saved.State]) -> None:
+        """Go on from the states of this rank, or of all ranks. Every rank must, between two steps. Raises UsageError for what does not fit."""
+        self._refuse_midway()
+        checked = saved.check_states(states, self.session.rank, self.session.size)
+        self.residuals.restore(saved.share_of(checked, GRADIENTS, self.session.rank, self.session.size))
+        self._last_scale, _ = saved.units_of(checked[0])
+        self._applied = self._dropped = False
+        self._layout, self._buckets, self._bucket_of = None, [], {}
+
+    def _refuse_midway(self) -> None:
+        if self._begun:
+            raise UsageError("residuals are saved and loaded between two steps: after step(), before the next backward()")
+
     def _begin(self) -> None:
         """The first bucket of a step fixes what all its submissions say, the same on all ranks."""
         self.session.check()
-        now = self._loss_scale()
+        now = self._last_scale if self._loss_scale is None else self._loss_scale()
         self._previous_skipped = self._dropped and not self._applied
         self._rescale = max(-MAX_RESCALE, min(now / self._last_scale, MAX_RESCALE)) if self._last_scale else 1.0
         self._last_scale = now
@@ -151,14 +174,16 @@ class DdpExchange:
                 f"DDP did not reduce the gradient of {missing[0]!r} in the first step; freeze parameters before DDP wraps the model"
             )
         config, tensors = self.session.config, tuple(specs[index] for index in range(len(self._names)))
+        self._layouts += 1
         default = Declaration(
-            name=self.name, kind="plan", tensors=tensors, codec=self.codec, mean=True, order=tuple(specs), used=tuple(sorted(used)),
+            name=self.name if self._layouts == 1 else f"{self.name}.{self._layouts}",
+            kind="plan", tensors=tensors, codec=self.codec, mean=True, order=tuple(specs), used=tuple(sorted(used)),
             part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
             buckets=planned_buckets(self._plan, tensors) if self._plan is not None else (),
         )  # fmt: skip
         declaration = self.residuals.declaration(default)
         self._layout = self.session.declare(declaration)
-        if config.layout_out and self.session.rank == 0 and self.name == "ddp0":
+        if config.layout_out and self.session.rank == 0 and declaration.name == "ddp0":
             write_layout(config.layout_out, self._layout)
         report_of(self.session).laid_out(self._layout)
         self.residuals.add(self._layout, declaration)

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 import psgc.torch as psgc
 
@@ -159,6 +161,48 @@ def scaled() -> dict[str, Any]:
     return {"digests": result}
 
 
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(32, 200), nn.Sequential(nn.Linear(200, 200), nn.Tanh()), nn.Linear(200, 10)
+        self.reentrant = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(checkpoint(self.middle, self.first(x).relu(), use_reentrant=self.reentrant))
+
+
+class Reentrant(Checkpointed):
+    """The nested backward of the middle runs before the others' gradients are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reentrant = True
+
+
+def resumed() -> dict[str, Any]:
+    """Six steps at a stretch, and six of which a new hook and a new wrapper take the last three, from what was saved after the third."""
+    given = list(batches())
+    result = []
+    for stops in ((), (3,)):
+        torch.manual_seed(7)
+        model, hook, state = mlp(), None, None
+        for begin, end in pairwise((0, *stops, STEPS)):
+            hook = psgc.ddp_hook("onebit")
+            if state is not None:
+                hook.load_residual_state_dict(state)
+            wrapped = DistributedDataParallel(model, bucket_cap_mb=SMALL)
+            wrapped.register_comm_hook(None, hook)
+            for x in given[begin:end]:
+                wrapped.zero_grad()
+                wrapped(x).square().mean().backward()
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.sub_(p.grad, alpha=0.05)
+            state = hook.residual_state_dict()
+        result.append(digest(model))
+    return {"digests": result}
+
+
 def joined() -> dict[str, Any]:
     """Rank 1 runs out of batches first: DDP then hands over zeros for it."""
     stock, mine, _ = twins(mlp, "none")
@@ -210,6 +254,10 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "channels_last": lambda: compared(lambda: Convolutions().to(memory_format=torch.channels_last), features=192),
     "scaled": scaled,
     "joined": joined,
+    "resumed": resumed,
+    "checkpointed": lambda: compared(Checkpointed),
+    "reentrant": lambda: compared(Reentrant, static_graph=True),
+    "unused_views": lambda: compared(Branches, branching, find_unused_parameters=True, gradient_as_bucket_view=True),
     "conserved": conserved,
     "int8": lambda: compared(mlp, codec="int8"),
     "powersgd": lambda: compared(mlp, accumulating, codec="powersgd:rank=2"),

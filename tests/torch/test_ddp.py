@@ -230,6 +230,24 @@ def test_a_model_that_is_wrapped_again_goes_on_with_its_residuals_and_one_with_m
         assert [exchange.name for exchange in hook._exchanges] == wanted
 
 
+@pytest.mark.parametrize(
+    ("codec", "kind", "warned"),
+    [("onebit", torch.optim.AdamW, True), ("int8", torch.optim.AdamW, False), ("onebit", torch.optim.SGD, False)],
+)
+@pytest.mark.usefixtures("group")
+def test_a_codec_that_does_not_suit_the_optimizer_is_warned_of_once(
+    codec: str, kind: Any, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    psgc.ddp_hook(codec).install()
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    optimizer, other = kind(model.parameters(), lr=0.1), torch.optim.AdamW([nn.Parameter(torch.ones(1))])
+    for _ in range(4):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        other.step()
+    assert caplog.text.count("codec onebit with AdamW") == warned
+
+
 @pytest.mark.usefixtures("group")
 def test_models_wrapped_before_are_found(caplog: pytest.LogCaptureFixture) -> None:
     early = DistributedDataParallel(nn.Linear(3, 2))
@@ -312,6 +330,20 @@ def test_buckets_that_ddp_may_leave_out_are_refused() -> None:
 def test_a_codec_or_plan_that_is_none_is_refused_at_once(given: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         psgc.ddp_hook(given)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_process_group_of_another_size_than_the_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    psgc.ddp_hook().install()
+    monkeypatch.setattr(psgc.current_session(), "size", 3)
+    with pytest.raises(UsageError, match=r"averages over 1 process\(es\), but psgc's job has 3 worker\(s\)"):
+        DistributedDataParallel(nn.Linear(3, 2))
+
+
+@pytest.mark.usefixtures("group")
+def test_a_state_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="expected what a hook's residual_state_dict"):
+        psgc.ddp_hook().load_residual_state_dict({"memories": {}})
 
 
 @pytest.mark.usefixtures("alone")
