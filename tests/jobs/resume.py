@@ -1,16 +1,16 @@
 """A worker that trains small models, one a way of training, saves in the middle, and goes on; or takes up what was saved and goes on from
-there. Prints the digest of each one's weights at the end.
+there. Writes each one's weights at the end and prints their digest.
 
-resume.py FOLDER save|load|forget [--steps N] [--at N] [--drop N] WAY...
+resume.py FOLDER HOW,... WAY...     HOW: save, rollback (in the same processes, after save), load, forget (load all but what codecs keep)
 
-A way is a codec's text for SGD with momentum, or OneBitAdam, ZeroOneAdam, with ":CODEC" behind it for another than onebit; "scaled " before
-it: under a loss scale, with an overflow in step N (--drop). save: go on to the end after saving; forget: take up all but what codecs keep.
+A way is a codec's text, for SGD with momentum, or OneBitAdam, ZeroOneAdam, with ":CODEC" behind it for another than onebit. "scaled " before
+it: under a loss scale, with an overflow on rank 0 in the step before saving. "skipping " before it: rank 1 leaves that step's batch out.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,102 +18,113 @@ import torch
 from torch import nn
 
 import psgc.torch as psgc
+from psgc.codecs import registered_codecs, registered_schemes
 
-LR = 0.05
+STEPS, AT = 24, 12
+LR = 0.02
+ADAM = {"lr": 1e-2, "warmup_steps": 6}
 
 
-def data(step: int) -> torch.Tensor:
-    return torch.randn(16, 24, generator=torch.Generator().manual_seed(1000 * psgc.rank() + step))
+def ways() -> list[str]:
+    """Every codec both ways and one way, and what keeps more between steps than a residual on each side."""
+    codecs = list(registered_codecs())
+    return [
+        *codecs, *registered_schemes(), *(f"{codec}/none" for codec in codecs if codec != "none"),
+        "none/topk", "onebit/int8", "onebit/relay", "topk/relay", "int8:ef=0", "int4:ef=0", "randomk:ef=0", "shared:ef=0", "powersgd:ef=0",
+        "int8:rotate=1", "topk:warmup=20", "topk:select=sampled", "int4:residual=int8", "topk:k=0.05,momentum=dgc,clip=1",
+        "onebit:momentum=nesterov,residual=int8", "scaled onebit", "scaled topk/none", "scaled int4:residual=int8", "scaled powersgd",
+        "skipping topk", "OneBitAdam", "OneBitAdam:dithering", "scaled OneBitAdam", "ZeroOneAdam", "ZeroOneAdam:topk",
+    ]  # fmt: skip
 
 
 def make(way: str, model: nn.Module) -> Any:
     kind, _, codec = way.partition(":")
     if kind == "OneBitAdam":
-        return psgc.OneBitAdam(model.named_parameters(), lr=1e-2, warmup_steps=6, codec=codec or "onebit")
+        return psgc.OneBitAdam(model.named_parameters(), **ADAM, codec=codec or "onebit")
     if kind == "ZeroOneAdam":
-        return psgc.ZeroOneAdam(
-            model.named_parameters(),
-            lr=1e-2,
-            warmup_steps=6,
-            local_growth=3,
-            max_local_steps=4,
-            variance_updates=2,
-            codec=codec or "onebit",
-        )
-    momentum = 0.0 if "momentum=" in way else 0.9
-    sgd = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
+        schedule = {"local_growth": 3, "max_local_steps": 4, "variance_updates": 2}
+        return psgc.ZeroOneAdam(model.named_parameters(), **ADAM, **schedule, codec=codec or "onebit")
+    sgd = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.0 if "momentum=" in way else 0.9)
     return psgc.DistributedOptimizer(sgd, model.named_parameters(), compression=way)
 
 
 class Training:
     """One model, its optimizer, schedule and loss scaler."""
 
-    def __init__(self, way: str, drop: int) -> None:
-        self.way, self.drop = way, drop
+    def __init__(self, way: str) -> None:
+        word, _, rest = way.rpartition(" ")
+        self.skips = word == "skipping" and psgc.rank() == 1
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(24, 320), nn.ReLU(), nn.Linear(320, 230), nn.ReLU(), nn.Linear(230, 7))
-        scaled = way.startswith("scaled ")
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5, enabled=scaled)
-        self.optimizer = make(way.removeprefix("scaled "), self.model)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5, enabled=word == "scaled")
+        self.optimizer = make(rest, self.model)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.95)
 
     def step(self, number: int) -> None:
         self.optimizer.zero_grad()
-        inputs = data(number)
-        loss = 10 * (self.model(inputs) - inputs[:, :7]).square().mean()
-        if self.scaler.is_enabled() and number == self.drop and psgc.rank() == 0:
-            loss = loss * float("inf")
-        self.scaler.scale(loss).backward()
+        before_saving = number == AT - 1
+        if not (self.skips and before_saving):
+            generator = torch.Generator().manual_seed(1000 * psgc.rank() + number)
+            inputs = torch.randn(16, 24, generator=generator)
+            loss = (self.model(inputs) - inputs[:, :7]).square().mean()
+            if self.scaler.is_enabled() and before_saving and psgc.rank() == 0:
+                loss = loss * float("inf")
+            self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.schedule.step()
 
     def save(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True, parents=True)
         torch.save(self.optimizer.residual_state_dict(), folder / f"residuals-{psgc.rank()}.pt")
         if psgc.rank() == 0:
-            portable = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
-            torch.save({name: what.state_dict() for name, what in portable.items()}, folder / "portable.pt")
+            torch.save({name: what.state_dict() for name, what in self._portable()}, folder / "portable.pt")
 
-    def load(self, folder: Path, residuals: bool) -> None:
+    def load(self, folder: Path, residuals: bool = True) -> None:
         portable = torch.load(folder / "portable.pt")
-        for name, what in (("model", self.model), ("optimizer", self.optimizer), ("schedule", self.schedule), ("scaler", self.scaler)):
+        for name, what in self._portable():
             what.load_state_dict(portable[name])
         if residuals:
-            files = sorted(folder.glob("residuals-*.pt"))
-            own = len(files) == psgc.size()
-            states = [torch.load(folder / f"residuals-{rank}.pt") for rank in ([psgc.rank()] if own else range(len(files)))]
-            self.optimizer.load_residual_state_dict(states[0] if own else states)
+            saved = len(list(folder.glob("residuals-*.pt")))
+            ranks = [psgc.rank()] if saved == psgc.size() else list(range(saved))
+            states = [torch.load(folder / f"residuals-{rank}.pt") for rank in ranks]
+            self.optimizer.load_residual_state_dict(states[0] if len(states) == 1 else states)
 
-    def digest(self) -> str:
+    def _portable(self) -> list[tuple[str, Any]]:
+        return [("model", self.model), ("optimizer", self.optimizer), ("schedule", self.schedule), ("scaler", self.scaler)]
+
+    def weights(self) -> torch.Tensor:
         if isinstance(self.optimizer, psgc.ZeroOneAdam):
             self.optimizer.synchronize_parameters()
-        flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.model.parameters()])
-        return f"{hashlib.sha256(flat.numpy().tobytes()).hexdigest()} {float(flat.square().sum()):.6f}"
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.model.parameters()])
+
+
+def run(how: str, training: Training, folder: Path) -> torch.Tensor:
+    if how == "save":
+        for step in range(STEPS):
+            if step == AT:
+                training.save(folder)
+                psgc.push_pull(torch.zeros(1), name="saved")  # so that every rank may load
+            training.step(step)
+        return training.weights()
+    training.load(folder, residuals=how != "forget")
+    for step in range(AT, STEPS):
+        training.step(step)
+    return training.weights()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("how", choices=["save", "load", "forget"])
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--at", type=int, default=12)
-    parser.add_argument("--drop", type=int, default=-1)
-    parser.add_argument("ways", nargs="+")
-    options = parser.parse_args()
     torch.set_num_threads(1)
     psgc.init()
-    for number, way in enumerate(options.ways):
-        training, folder = Training(way, options.drop), options.folder / str(number)
-        first = 0
-        if options.how != "save":
-            first = options.at
-            training.load(folder, options.how == "load")
-        for step in range(first, options.steps):
-            if step == options.at and options.how == "save":
-                training.save(folder)
-            training.step(step)
-        print(f"weights {number} {training.digest()}", flush=True)
+    for number, way in enumerate(sys.argv[3:]):
+        folder, training = Path(sys.argv[1]) / way.replace("/", " to "), None
+        for how in sys.argv[2].split(","):
+            if how != "rollback" or training is None:
+                training = Training(way)
+            weights = run(how, training, folder)
+            if psgc.rank() == 0:
+                torch.save(weights, folder / f"{how}.pt")
+            print(f"weights {how} {number} {hashlib.sha256(weights.numpy().tobytes()).hexdigest()}", flush=True)
     psgc.shutdown()
 
 
