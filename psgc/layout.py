@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -181,6 +182,11 @@ class Layout:
     seed: int = 0
     past_steps: int = 0
     turn: int = 0
+
+    @cached_property
+    def number(self) -> int:
+        """The layout's place in random streams: 32 bits that follow from its name, and so are the same whenever a job declares it."""
+        return zlib.crc32(self.name.encode())
 
     def scheme(self, bucket: Bucket) -> Scheme:
         """How the bucket's parts are synchronised."""

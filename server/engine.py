@@ -26,13 +26,14 @@ SERVER_RANK = 0xFFFFFFFF  # the server's place in random streams, apart from eve
 
 @dataclass(frozen=True, slots=True)
 class KeyWork:
-    """A key as the engine sees it. first: index in its bucket of its element 0. seed, past_steps: of its layout's random streams."""
+    """A key as the engine sees it. first: index in its bucket of its element 0. layout, seed, past_steps: of its layout's random streams."""
 
     spec: KeySpec
     pair: CodecPair
     bucket: int
     first: int
     broadcast: bool
+    layout: int = 0
     seed: int = 0
     past_steps: int = 0
 
@@ -141,7 +142,7 @@ class Engine:
         acc = None if fold.fresh else self._accumulators.pop(fold.key)
         out = store.result(fold.slot)
         residuals = store.residuals()
-        stream = Stream(work.seed, work.past_steps + fold.step, SERVER_RANK, work.bucket, work.first)
+        stream = Stream(work.seed, work.past_steps + fold.step, SERVER_RANK, work.bucket, work.first, work.layout)
         if fold.fresh:
             old, new = (None, None) if residuals is None else residuals
             if old is not None and fold.add_back != NO_SLOT:

@@ -284,7 +284,8 @@ class Server:
             if spec is None:
                 continue
             pair = layout.scheme(bucket).rounds(part.numel)[part.round].pair
-            self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None, layout.seed, layout.past_steps)
+            streams = layout.number, layout.seed, layout.past_steps
+            self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None, *streams)
             shapes.append(KeyShape(part.key, pair.pull.payload_bound(spec.numel), spec.numel if spec.pull_feedback else 0))
         segment = self._store.add_layout(layout.id, shapes)
         if segment is not None:

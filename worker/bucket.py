@@ -135,7 +135,8 @@ class BucketWork:
         if self._owed is not None and index == 0:
             self._owed.add_to(array[lo:hi], lo)
         residual = None if work.residual is None else work.residual.load()
-        stream = Stream(self.layout.seed, self.layout.past_steps + self.step, self._rank, self.bucket.index, lo)
+        step = self.layout.past_steps + self.step
+        stream = Stream(self.layout.seed, step, self._rank, self.bucket.index, lo, self.layout.number)
         encoded = work.way.encode(index, array[lo:hi], residual, work.rescale, stream, work.slots[index].bytes)
         work.lengths[index] = encoded.payload_bytes
         return encoded
@@ -199,7 +200,7 @@ class BucketWork:
                 residual[place] = work.residual.load() * np.float32(work.rescale)
             state = work.way.state
             if state is not None:
-                velocity[place], has_velocity = state, True
+                velocity[place], has_velocity = state * np.float32(work.rescale), True
             factors |= {self._tensor_at(work.offset + first): values for first, values in work.way.factors.items()}
         if self._owed is not None:
             residual = self._owed.left(dropped)

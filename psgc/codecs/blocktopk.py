@@ -5,9 +5,10 @@
 | 0      | packed indices       | of the count blocks, see `gaps`; count is k, or ceil(k * blocks) for a fraction             |
 | then   | f32 [...]            | their elements, block by block; the part's last block may be shorter                        |
 
-Owns these bytes, the parameters k and ``block`` (elements of a block), and the choice: of equal norms those at the lowest indices. Squares
-are summed in float64, where none overflows or vanishes, in 8 lanes: lane j takes elements j, j + 8, ...; then lanes j and j + 4, j and
-j + 2, ... are added. An index is shared by a block's elements, and memory is read and written in runs, as `topk` cannot.
+Owns these bytes, the parameters k and ``block`` (elements of a block), and the choice: of equal norms those at the lowest indices.
+Squares are summed in float64, where none overflows or vanishes, in 8 lanes: lane j takes elements j, j + 8, ...; then lanes j and j + 4,
+j and j + 2, ... are added. In blocks of more than 4096 elements (id 32) each run of 4096 is summed so, and then runs i and i + 8, i and i
++ 4, ... of 16. An index is shared by a block's elements, and memory is read and written in runs, as `topk` cannot.
 Source: Fei et al. 2021 (OmniReduce) for blocks of 256 as the unit; Stich et al. 2018 (error feedback for top-k).
 """
 
@@ -28,10 +29,12 @@ from psgc.codecs.gaps import IN_U32, define_packed, define_unpacked, pack, packe
 from psgc.codecs.kernel import BOOL, I64, IN_F32, OUT_F32, SCALAR_F32, kernel
 from psgc.codecs.parameters import read_switch, read_whole, with_defaults
 from psgc.codecs.sparse import SLICE, SparseCodec, define_scattered
+from psgc.codecs.sums import LEAF, halve, halved
 from psgc.errors import PayloadError
 
 MOST_BLOCK: Final = 65536
 _LANES: Final = 8
+_RUNS: Final = MOST_BLOCK // LEAF
 _MAGNITUDE: Final = np.int64(2**63 - 1)
 _INFINITY_BITS: Final = 0x7FF0000000000000
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
@@ -41,14 +44,16 @@ def define_squares(p: F32, block: int) -> NDArray[np.float64]:
     """||p||_2^2 of each block."""
     squares = []
     for start in range(0, p.size, block):
-        padded = np.zeros(-(-min(block, p.size - start) // _LANES) * _LANES)
-        padded[: min(block, p.size - start)] = p[start : start + block]
-        lanes = np.zeros(_LANES)
-        for row in padded.reshape(-1, _LANES):
-            lanes = lanes + row * row
-        while lanes.size > 1:
-            lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
-        squares.append(lanes[0])
+        elements, runs = p[start : start + block], np.zeros((1, _RUNS))
+        for number, low in enumerate(range(0, elements.size, LEAF)):
+            run = elements[low : low + LEAF]
+            padded = np.zeros(-(-run.size // _LANES) * _LANES)
+            padded[: run.size] = run
+            lanes = np.zeros((1, _LANES))
+            for row in padded.reshape(-1, _LANES):
+                lanes = lanes + row * row
+            runs[0, number] = halved(lanes)[0]
+        squares.append(halved(runs)[0])
     return np.array(squares)
 
 
@@ -70,19 +75,26 @@ def _ordered(squares: NDArray[np.float64]) -> NDArray[np.int64]:
 
 @kernel(types.void(IN_F32, IN_F32, SCALAR_F32, I64, types.Array(types.float64, 1, "C")))
 def _sum_squares(values: Any, residual: Any, rescale: Any, block: Any, squares: Any) -> None:
-    p, lanes = np.empty(-(-block // _LANES) * _LANES, np.float32), np.empty(_LANES, np.float64)
+    p, lanes, runs = np.empty(LEAF, np.float32), np.empty(_LANES, np.float64), np.empty(_RUNS, np.float64)
     for number in range(squares.size):
-        start = number * block
-        v = values[start : start + block]
-        corrected_block(v, residual[start : start + block], rescale, p[: v.size])
-        end = -(-v.size // _LANES) * _LANES
-        p[v.size : end] = np.float32(0)
-        lanes[:] = 0.0
-        for i in range(0, end, _LANES):
-            for j in range(_LANES):
-                x = np.float64(p[i + j])
-                lanes[j] += x * x
-        squares[number] = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]))
+        runs[:] = 0.0
+        first, last = number * block, min((number + 1) * block, values.size)
+        for run in range(-(-(last - first) // LEAF)):
+            start = first + run * LEAF
+            stop = min(start + LEAF, last)
+            v = values[start:stop]
+            corrected_block(v, residual[start:stop], rescale, p[: v.size])
+            end = -(-v.size // _LANES) * _LANES
+            p[v.size : end] = np.float32(0)
+            lanes[:] = 0.0
+            for i in range(0, end, _LANES):
+                for j in range(_LANES):
+                    x = np.float64(p[i + j])
+                    lanes[j] += x * x
+            halve(lanes, _LANES)
+            runs[run] = lanes[0]
+        halve(runs, _RUNS)
+        squares[number] = runs[0]
 
 
 @kernel(types.void(IN_F32, IN_F32, SCALAR_F32, IN_U32, OUT_F32))
@@ -158,6 +170,8 @@ class BlockTopKCodec(SparseCodec):
     ) -> None:  # fmt: skip
         super().__init__(dtype, ef=ef)
         self._k, self._block = k, block
+        if block > LEAF:
+            self.codec_id = 32
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:

@@ -50,7 +50,7 @@ class Encoded(NamedTuple):
 class Stream:
     """Names one counter-based random stream; element i of the *bucket* draws the i-th number whatever the cuts or threads.
 
-    first: index in the bucket of the part's element 0.
+    first: index in the bucket of the part's element 0. layout: a 32-bit number of the layout that the bucket is in.
     """
 
     seed: int
@@ -58,6 +58,7 @@ class Stream:
     rank: int
     bucket: int
     first: int = 0
+    layout: int = 0
 
 
 class Codec(ABC):
@@ -70,6 +71,7 @@ class Codec(ABC):
     defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
     unbiased: bool = False  # an instance may differ from its class: parameters decide it
     additive: ClassVar[bool] = False  # payloads can be summed without decoding
+    sparse: ClassVar[bool] = False  # sends some elements, and nothing of the others
     flags_nonfinite: ClassVar[bool] = True  # False: NaN and infinity travel element by element (none, casts)
     advice: ClassVar[str] = ""  # when to use it, in one line; every codec of ours has one
 

@@ -72,8 +72,8 @@ def load_codec(name: str) -> type[Codec]:
 @functools.cache
 def source_digest(codec: type[Codec]) -> str:
     """Digest of the sources of the class and of the codecs it inherits from, but psgc's: of the module's file or, if the module is in a
-    package, of all Python files in that package's folder. Raises CodecError where there are no sources."""
-    digest, seen = hashlib.sha256(), set()
+    package, of all Python files in that package's folder; and of the kit's revision. Raises CodecError where there are no sources."""
+    digest, seen = hashlib.sha256(str(getattr(codec, "revision", "")).encode()), set()
     for base in codec.__mro__:
         if not issubclass(base, Codec) or base.__module__.partition(".")[0] == "psgc":
             continue

@@ -30,6 +30,7 @@ from psgc.codecs.codec import F32
 from psgc.codecs.feedback import SCRATCH, corrected_block
 from psgc.codecs.gaps import OUT_U32
 from psgc.codecs.kernel import I64, I64_PAIR, IN_F32, OUT_F32, SCALAR_F32, U32, helper, kernel
+from psgc.codecs.sums import define_tree_sum, sum_magnitudes
 
 MOST_OVER: Final = 2  # times k elements, at most, that a sampled threshold lets through
 PROBES: Final = 24  # halvings; ratios then still fit a float32
@@ -41,7 +42,6 @@ _LOW_MASK: Final = np.uint32(1023)
 _LEAST_SAMPLE: Final = 1024
 _MOST_SAMPLE: Final = 65536
 _IN_SAMPLE: Final = 128  # of the elements wanted: then 4 standard deviations are a third of their number
-_LANES: Final = 64
 
 Indices = NDArray[np.int64]
 
@@ -96,11 +96,8 @@ def _bisect(mean: np.float32, top: np.float32, too_many: Callable[[int], bool]) 
 
 
 def define_mean_magnitude(p: F32) -> np.float32:
-    """mean |p|, summed in float64 in 64 lanes, lane j taking elements j, j + 64, ..., then lane by lane."""
-    padded = np.zeros(-(-p.size // _LANES) * _LANES)
-    padded[: p.size] = np.abs(p)
-    lanes = np.cumsum(padded.reshape(-1, _LANES), axis=0)[-1]
-    return np.float32(np.cumsum(lanes)[-1] / p.size)
+    """mean |p|, summed in float64 as `sums` says."""
+    return np.float32(define_tree_sum(np.abs(p).astype(np.float64))[0] / p.size)
 
 
 def sample_size(numel: int, k: int) -> int:
@@ -235,19 +232,6 @@ def _keep(indices: Any, values: Any, below: Any, above: Any, rest: Any) -> Any:
     return kept
 
 
-@kernel(types.void(IN_F32, IN_F32, SCALAR_F32, types.Array(types.float64, 1, "C")))
-def _add_magnitudes(values: Any, residual: Any, rescale: Any, lanes: Any) -> None:
-    """lanes += the sums of |p|, in turn."""
-    p = np.zeros(SCRATCH, np.float32)
-    for start in range(0, values.size, SCRATCH):
-        g = values[start : start + SCRATCH]
-        corrected_block(g, residual[start : start + SCRATCH], rescale, p[: g.size])
-        p[g.size : -(-g.size // _LANES) * _LANES] = np.float32(0)
-        for i in range(0, g.size, _LANES):
-            for j in range(_LANES):
-                lanes[j] += np.float64(abs(p[i + j]))
-
-
 class Candidates(NamedTuple):
     """Everything that reaches a floor, by ascending index."""
 
@@ -321,9 +305,9 @@ def probed(values: F32, residual: F32, rescale: float, k: int) -> Chosen:
     """The k elements that bisection chooses."""
     if k == values.size:
         return largest(values, residual, rescale, k)
-    candidates, lanes = _at_least(values, residual, rescale, k + 1), np.zeros(_LANES)
-    _add_magnitudes(values, residual, rescale, lanes)
-    mean, top = np.float32(np.cumsum(lanes)[-1] / values.size), np.uint32(candidates.top).view(np.float32)
+    candidates = _at_least(values, residual, rescale, k + 1)
+    mean = np.float32(sum_magnitudes(values, residual, rescale) / values.size)
+    top = np.uint32(candidates.top).view(np.float32)
     decides, _ = kth_magnitude(candidates.values, k + 1)
     below, above = _bisect(mean, top, lambda threshold: bool(decides >= threshold))
     if below < candidates.floor:

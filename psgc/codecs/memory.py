@@ -12,13 +12,18 @@ Parameters of any push codec with feedback, beside the codec's own (``topk:k=0.0
     nesterov   u <- mu u + g     g + mu u is compressed. The trainer's optimizer then has no momentum of its own.
     dgc        u <- mu u + g     u is compressed; where something was sent u becomes 0 (factor masking). The optimizer is plain SGD.
 
+dgc is for codecs that send some elements and nothing of the others: one that sends every element would forget all momentum in each step.
+
 Owns these passes and the velocity u, float32, a part's, in gradient units; it advances when a step's result is applied, so that a step
-that this rank skipped or that met a NaN leaves it. A part is the unit of the norm.
+that this rank skipped or that met a NaN leaves it. Where the gradient's unit changes (another loss scale), u is rescaled as the residual is:
+u <- mu (f u) + g, each operation rounded to float32. The limit of ``clip`` is in the units of the gradients that are pushed. A part is the
+unit of the norm, whose squares are summed in float64 as `sums` says.
 Source: Lin et al. 2018 (DGC), sections 3.1 to 3.3; Zheng et al. 2019 (dist-EF-blockSGDM) and BytePS for Nesterov's form.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
@@ -27,6 +32,7 @@ import numpy as np
 
 from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream, join_text
 from psgc.codecs.scheme import ResidualDtype, Round, Scheme, Setting, Way
+from psgc.codecs.sums import squares_kernel, sum_squares
 from psgc.errors import CodecError
 
 Momentum = Literal["none", "nesterov", "dgc"]
@@ -91,8 +97,13 @@ class MemoryScheme(Scheme):
         push = round_.pair.push
         if not inner.feedback:
             raise CodecError(f"codec {push.canonical} keeps no residual, which {', '.join(memory.parameters)} needs; use one with ef=1")
+        if memory.momentum == "dgc" and not push.sparse:
+            raise CodecError(
+                f"codec {push.canonical}: momentum=dgc forgets the momentum of what was sent, and this codec sends something of every element, so that "
+                f"none would be left; use momentum=nesterov, or a codec that sends some elements alone, as topk does"
+            )
         self._inner, self._push, self.memory = inner, push, memory
-        self._clip = memory.clip / setting.workers**0.5
+        self._clip = memory.clip / math.sqrt(setting.workers)
         self.residual_dtype = memory.residual
         self.whole = inner.whole
 
@@ -117,6 +128,11 @@ class MemoryScheme(Scheme):
     def rounds(self, numel: int) -> tuple[Round, ...]:
         return self._inner.rounds(numel)
 
+    def warm(self) -> None:
+        super().warm()
+        if self._clip:
+            squares_kernel()
+
     def way(self, numel: int) -> Way:
         way = self._inner.way(numel)
         if self.memory.momentum == "none" and not self._clip:
@@ -133,14 +149,14 @@ class MomentumWay(Way):
         self.velocity: F32 = np.zeros(0, np.float32)
 
     def encode(self, index: int, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
-        _, moved = self._advanced(grad)
+        _, moved = self._advanced(grad, rescale)
         return self._inner.encode(index, moved, residual, rescale, stream, out)
 
     def apply(self, payload: Bytes, sent: Sequence[Bytes], target: Array, residual: F32 | None, rescale: float) -> None:
         if residual is None:  # this rank skipped: nothing of its own to remember
             self._inner.apply(payload, sent, target, residual, rescale)
             return
-        velocity, moved = self._advanced(target)
+        velocity, moved = self._advanced(target, rescale)
         target[:] = moved  # what was encoded, against which the residual is committed
         if self._memory.momentum == "dgc":
             velocity[self._decoded(sent[0]) != 0] = 0
@@ -157,13 +173,13 @@ class MomentumWay(Way):
     def restore(self, state: F32) -> None:
         self.velocity = state.copy()
 
-    def _advanced(self, grad: Array) -> tuple[F32, F32]:
-        """The next velocity, and what is compressed."""
+    def _advanced(self, grad: Array, rescale: float) -> tuple[F32, F32]:
+        """The next velocity, and what is compressed. rescale: the gradient's unit now against that of the velocity."""
         g = clipped(grad, self._clip)
         if self._memory.momentum == "none":
             return self.velocity, g
         mu = np.float32(self._memory.mu)
-        velocity = g + mu * self.velocity if self.velocity.size else np.array(g, np.float32)
+        velocity = g + mu * (np.float32(rescale) * self.velocity) if self.velocity.size else np.array(g, np.float32)
         if self._memory.momentum == "dgc":
             return velocity, velocity
         return velocity, g + mu * velocity
@@ -178,5 +194,5 @@ def clipped(grad: F32, limit: float) -> F32:
     """grad scaled to an L2 norm of at most ``limit``; as it is for limit 0, and where it is not finite."""
     if not limit:
         return grad
-    norm = float(np.square(grad, dtype=np.float64).sum()) ** 0.5
+    norm = math.sqrt(sum_squares(grad))
     return grad if norm <= limit or not np.isfinite(norm) else np.asarray(grad * np.float32(limit / norm), np.float32)

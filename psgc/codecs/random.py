@@ -1,6 +1,6 @@
 """Counter-based random streams: element i of a bucket draws the i-th number, whatever the cuts, threads or device.
 
-Owns the hash and its keys. Two 32-bit keys come from (seed, step, rank, bucket) by splitmix64; an element's number is a 32-bit
+Owns the hash and its keys. Two 32-bit keys come from (seed, step, rank, layout and bucket) by splitmix64; an element's number is a 32-bit
 finaliser over its index, keyed before and between its two multiplications, so that two streams are not shifts of one another.
 Indices count modulo 2**32: a bucket of 16 GiB of fp32 would see its numbers a second time.
 
@@ -26,7 +26,7 @@ _UNIT: Final = np.float32(2.0**-24)
 def keys(stream: Stream) -> tuple[int, int]:
     """The stream's two 32-bit keys."""
     state = 0
-    for part in (stream.seed, stream.step, stream.rank, stream.bucket):
+    for part in (stream.seed, stream.step, stream.rank, stream.layout << 32 | stream.bucket):
         state = _splitmix((state ^ part) & _LONG)
     return state & _WORD, state >> 32
 

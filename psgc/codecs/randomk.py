@@ -5,7 +5,7 @@
 | 0      | u32 [2]       | the keys, which say where the values belong                                                   |
 | 8      | f32 [count]   | a value for each stratum, in turn; count is k, or ceil(k * numel) for a fraction              |
 
-The keys are those of the stream (seed, step, bucket, first element), without a rank. Places: the part, taken as a ring, is turned by a
+The keys are those of the stream (seed, step, layout, bucket, first element), without a rank. Places: the part, taken as a ring, is turned by a
 random offset and cut into ``count`` strata of equal size (the first ``numel mod count`` have one element more), and one element is
 drawn from each; words ``j`` of the stream draw, words ``count`` and ``count + 1`` turn. No place is drawn twice, and each element is
 equally likely, whatever the sizes of the strata: of the ``numel`` turns of one draw, ``count`` show it. Places ascend along the ring, and
@@ -153,6 +153,7 @@ class RandomKCodec(BlockCodec, Adder):
     codec_id = 22
     advice = "slow links and many workers: ranks draw the same places, so servers add values alone; topk loses less in as many bytes"
     additive = True
+    sparse = True
     defaults: ClassVar[dict[str, str]] = {"k": "0.01", "ef": "1"}
     block_format = _FORMAT
 

@@ -14,8 +14,10 @@ Round 1, codes in steps of max|p| / 127 up, and their integer sums down:
 | 0      | i16 or i32 [numel]       | down: sums; i16 for up to 258 workers      |
 
 Owns these three layouts. The element is sum * scale / divisor, with the scale max|p| / 127, each operation rounded to float32. Sums of
-integers have no order. With feedback codes are rounded to nearest even; without, stochastically, by each rank's own stream, so that the
-decoded mean is unbiased. Blocks whose scale would not be a normal float have codes 0. Nothing but the codes is lost: servers keep no residual.
+integers have no order. Where the largest sum that a block can have, 127 * workers, times its scale is beyond float32, the server flags
+round 0 as non-finite, and the step is that of a gradient with an infinity. With feedback codes are rounded to nearest even; without,
+stochastically, by each rank's own stream, so that the decoded mean is unbiased. Blocks whose scale would not be a normal float have codes
+0. Nothing but the codes is lost: servers keep no residual.
 Source: Li et al. 2024 (THC, NSDI'24), uniform homomorphic compression, with max-norm blocks in place of its rotation and table.
 """
 
@@ -198,10 +200,14 @@ class _InnerCodec(Codec):
 
 
 class MaxCodec(_InnerCodec):
-    """Round 0: magnitudes up, their maxima down."""
+    """Round 0: magnitudes up, their maxima down. workers: how many codes are summed in round 1."""
 
     name = "max"
     codec_id = 24
+
+    def __init__(self, workers: int) -> None:
+        super().__init__("float32")
+        self._most = np.float32(int(TOP) * workers)
 
     def payload_bound(self, numel: int) -> int:
         return 4 * numel
@@ -230,7 +236,9 @@ class MaxCodec(_InnerCodec):
         rescale: float, stream: Stream, out: Bytes,
     ) -> Encoded:  # fmt: skip
         out[4 * lo : 4 * hi] = acc.view(np.uint8)
-        return Encoded(4 * numel, nonfinite=False)
+        with np.errstate(over="ignore"):
+            largest = self._most * (acc.max() / TOP)
+        return Encoded(4 * numel, not bool(np.isfinite(largest)))
 
     def define_payload(self, p: Array, stream: Stream) -> bytes:
         return p.tobytes()
@@ -330,7 +338,7 @@ class SharedScheme(Scheme):
         return self._setting.workers <= NARROW_WORKERS
 
     def rounds(self, numel: int) -> tuple[Round, ...]:
-        maxima, codes, sums = MaxCodec(), CodesCodec(down=False), CodesCodec(down=True, narrow=self.narrow)
+        maxima, codes, sums = MaxCodec(self._setting.workers), CodesCodec(down=False), CodesCodec(down=True, narrow=self.narrow)
         return Round(CodecPair(maxima, maxima), -(-numel // GROUP), divides=False), Round(CodecPair(codes, sums), numel, divides=False)
 
     def way(self, numel: int) -> SharedWay:

@@ -38,6 +38,7 @@ class SparseCodec(FeedbackCodec):
     """See the module's text."""
 
     chunk = 0
+    sparse = True
 
     @abstractmethod
     def write(self, values: F32, residual: F32, rescale: float, out: Bytes) -> Encoded:

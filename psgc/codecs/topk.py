@@ -5,7 +5,7 @@ Payload: as `elements` says. Owns the parameters, and with them how many element
 | text                       | elements sent                                                         | id |
 |----------------------------|-----------------------------------------------------------------------|----|
 | ``topk:k=0.01``            | exactly k, or ceil(k * numel) for a fraction: the largest             | 5  |
-| ``topk:select=mstopk``     | as many, the smaller ones found by bisection: see `largest`           | 5  |
+| ``topk:select=mstopk``     | as many, the smaller ones found by bisection: see `largest`           | 31 |
 | ``topk:select=sampled``    | those above a sampled threshold: about k, from 0 to 2 k               | 20 |
 | ``graddrop:drop=0.99``     | as ``topk:select=sampled``, with k = 1 - drop                         | 18 |
 
@@ -38,6 +38,7 @@ from psgc.codecs.largest import (
     sampled_rank,
 )  # fmt: skip
 from psgc.codecs.parameters import read_choice, read_switch, read_whole, with_defaults
+from psgc.codecs.sums import magnitudes_kernel
 
 Selector = Literal["exact", "sampled", "mstopk"]
 WARMUP_SHARES: Final = tuple(Fraction(1, 4**power) for power in (1, 2, 3, 4))
@@ -93,8 +94,7 @@ class TopKCodec(_Selecting):
     ) -> None:  # fmt: skip
         super().__init__(dtype, k=k, select=select, ef=ef)
         self._warmup = warmup
-        if select == "sampled":
-            self.codec_id = 20
+        self.codec_id = {"exact": 5, "sampled": 20, "mstopk": 31}[select]
         shares = WARMUP_SHARES if warmup else ()
         self._stages = tuple(TopKCodec(dtype, k=share, select=select, ef=ef) for share in shares)
 
@@ -109,6 +109,10 @@ class TopKCodec(_Selecting):
     def parameters(self) -> dict[str, str]:
         given = {"k": write_k(self._k), "select": self._select, "warmup": str(self._warmup)}
         return super().parameters | {key: text for key, text in given.items() if text != self.defaults[key]}
+
+    def warm(self) -> None:
+        if self._select == "mstopk":
+            magnitudes_kernel()
 
     def counts(self, numel: int) -> tuple[int, int]:
         least, most = super().counts(numel)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.wire.frames import Flag
 from psgc.worker.bucket import BucketWork, make_slots
 
 TENSORS = tuple(TensorSpec(f"t{i}", (numel,), "float32") for i, numel in enumerate((5000, 1, 9000, 300, 20000)))
@@ -29,14 +30,14 @@ class ArrayBuffer:
         """It is in the array."""
 
 
-def works(codec: str, fuse: int, part: int) -> list[BucketWork]:
+def works(codec: str, fuse: int, part: int, name: str = "l", rank: int = 0) -> list[BucketWork]:
     everything = tuple(range(len(TENSORS)))
     declaration = Declaration(
-        "l", "plan", TENSORS, codec, True, order=everything, used=everything, part_bytes=part, fuse_bytes=fuse, min_compress_bytes=0
+        name, "plan", TENSORS, codec, True, order=everything, used=everything, part_bytes=part, fuse_bytes=fuse, min_compress_bytes=0
     )
     layout: Layout = build_layout(declaration, layout_id=1, servers=1, workers=1, used_by_all=frozenset(everything))
     _, slots = make_slots(layout)
-    return [BucketWork(layout, bucket, slots, rank=0) for bucket in layout.buckets]
+    return [BucketWork(layout, bucket, slots, rank=rank) for bucket in layout.buckets]
 
 
 def step(work: BucketWork, seed: int) -> None:
@@ -48,6 +49,38 @@ def step(work: BucketWork, seed: int) -> None:
         same = work.scheme.canonical.partition("/")[2] == ""
         payload = work.slot(part.key).bytes[:written].copy() if same else np.zeros(4 * part.numel, np.uint8)
         work.decode(part.key, 0, payload, own=True)
+
+
+def pushed(codec: str, name: str, rank: int = 0) -> list[bytes]:
+    """What a rank pushes for the first bucket of a layout of this name in its first step, of the same gradients always."""
+    work = works(codec, 1 << 20, 1 << 20, name, rank)[0]
+    work.begin(ArrayBuffer(np.random.default_rng(1).standard_normal(work.bucket.numel, np.float32)), False, 1.0)
+    return [work.slot(part.key).bytes[: work.encode(part.key).payload_bytes].tobytes() for part in work.bucket.parts]
+
+
+@pytest.mark.parametrize("codec", ["int8:ef=0", "dithering", "randomk:k=0.1", "fp8:ef=0"])
+def test_layouts_draw_numbers_of_their_own(codec: str) -> None:
+    assert pushed(codec, "first") == pushed(codec, "first")
+    assert pushed(codec, "first") != pushed(codec, "second")
+
+
+def test_all_ranks_draw_the_same_places_in_a_layout() -> None:
+    first, second = pushed("randomk:k=0.1", "l", rank=0), pushed("randomk:k=0.1", "l", rank=5)
+    assert first == second
+    assert pushed("int8:ef=0", "l", rank=0) != pushed("int8:ef=0", "l", rank=5)
+
+
+def test_what_is_remembered_is_in_the_units_of_the_last_loss_scale() -> None:
+    (work,) = works("topk:k=0.1,momentum=dgc", 1 << 20, 1 << 20)
+    step(work, 0)
+    before = work.remembered()
+    work.begin(ArrayBuffer(np.zeros(work.bucket.numel, np.float32)), False, 8.0)
+    for part in work.bucket.parts:
+        work.decode(part.key, Flag.SKIPPED, None, own=False)
+    for name, memory in work.remembered().items():
+        np.testing.assert_array_equal(memory.residual, 8 * before[name].residual)
+        assert memory.velocity is not None and before[name].velocity is not None
+        np.testing.assert_array_equal(memory.velocity, 8 * before[name].velocity)
 
 
 @pytest.mark.parametrize("codec", ["onebit", "topk:k=0.1,momentum=dgc", "int4:residual=int8", "onebit:momentum=nesterov,residual=int8"])

@@ -9,7 +9,7 @@ CODECS = os.environ.get("LAWS_FOR", "").split() or [  # texts of codecs under de
     "int4", "int4:ef=0", "fp8", "fp8:ef=0", "fp8:format=e5m2", "ternary", "dithering", "dithering:k=1,normalize=l2", "dithering:ef=1,k=100",
     "int4:rotate=1", "int4:ef=0,rotate=1", "int8:rotate=1",
     "topk:select=sampled", "topk:k=0.3,select=sampled", "topk:select=mstopk", "topk:k=0.9,select=mstopk", "graddrop:ef=0",
-    "blocktopk", "blocktopk:block=100,k=0.3", "randomk", "randomk:k=0.3", "randomk:k=5,ef=0",
+    "blocktopk", "blocktopk:block=100,k=0.3", "blocktopk:block=5000,k=0.5", "randomk", "randomk:k=0.3", "randomk:k=5,ef=0",
     "dithering:partition=natural", "dithering:k=1,partition=natural", "dithering:k=127,normalize=l2,partition=natural",
     "dithering:ef=1,k=4,partition=natural", "dithering:ef=1,k=20,partition=natural", "tbq", "tbq:tau=0.7", "majority", "onebit:ef=0,scale=unit",
 ]  # fmt: skip

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from psgc.codecs.codec import F32, Stream, parse_codec
+from psgc.codecs.codec import F32, Stream, join_text, parse_codec, split_text
 from psgc.codecs.memory import clipped
 from psgc.codecs.scheme import Setting, parse_scheme
+from psgc.codecs.sums import define_tree_sum
 from psgc.errors import CodecError
 
 NUMEL, STEPS = 5000, 12
@@ -23,13 +24,13 @@ class OneWorker:
         self.residual = np.zeros(NUMEL, np.float32)
         self.out = np.empty(self.way.rounds[0].pair.push.payload_bound(NUMEL), np.uint8)
 
-    def step(self, grad: F32, number: int, own: bool = True) -> F32:
+    def step(self, grad: F32, number: int, own: bool = True, rescale: float = 1.0) -> F32:
         target = grad.copy()
-        encoded = self.way.encode(0, target, self.residual, 1.0, Stream(0, number, 0, 0), self.out)
+        encoded = self.way.encode(0, target, self.residual, rescale, Stream(0, number, 0, 0), self.out)
         assert target.tobytes() == grad.tobytes(), "encoding changes nothing"
         payload = self.out[: encoded.payload_bytes].copy()
         if not encoded.nonfinite:
-            self.way.apply(payload, [payload], target, self.residual if own else None, 1.0)
+            self.way.apply(payload, [payload], target, self.residual if own else None, rescale)
         return target
 
 
@@ -71,6 +72,21 @@ def test_nesterov_compresses_the_gradient_moved_along_its_velocity() -> None:
         np.testing.assert_array_equal(worker.residual, left)
 
 
+@pytest.mark.parametrize(
+    "text", ["topk:k=50,momentum=dgc", "topk:k=50,momentum=nesterov", "int4:momentum=nesterov", "onebit:momentum=nesterov"]
+)
+def test_another_loss_scale_changes_the_unit_of_everything_that_is_kept(text: str) -> None:
+    plain, scaled, before = OneWorker(text), OneWorker(text), 1.0
+    for number, grad in enumerate(gradients()):
+        scale = (1.0, 1024.0, 1024.0, 0.5)[number % 4]  # powers of two round nothing
+        got = scaled.step(grad * np.float32(scale), number, rescale=scale / before)
+        np.testing.assert_array_equal(got, plain.step(grad, number) * np.float32(scale))
+        np.testing.assert_array_equal(scaled.residual, plain.residual * np.float32(scale))
+        assert plain.way.state is not None and scaled.way.state is not None
+        np.testing.assert_array_equal(scaled.way.state, plain.way.state * np.float32(scale))
+        before = scale
+
+
 def test_a_step_of_others_and_a_nan_leave_velocity_and_residual() -> None:
     worker, (first, second, *_) = OneWorker("topk:k=50,momentum=dgc"), gradients()
     worker.step(first, 0)
@@ -88,6 +104,8 @@ def test_clipping_bounds_each_ranks_part_by_its_share_of_the_norm() -> None:
     target = worker.step(grad, 0)
     np.testing.assert_allclose(np.linalg.norm(target + worker.residual), 2 / SETTING.workers**0.5, rtol=1e-5)
     assert clipped(grad, 1e9) is grad
+    norm = np.sqrt(define_tree_sum(grad.astype(np.float64) ** 2)[0])
+    np.testing.assert_array_equal(clipped(grad, 1.0), grad * np.float32(1 / norm))
     assert clipped(grad, 0) is grad
     grad[3] = np.inf
     assert clipped(grad, 1.0) is grad, "an overflow is still seen"
@@ -134,6 +152,9 @@ def test_the_text_form_is_canonical(text: str, canonical: str) -> None:
         ("topk:clip=nan", "codec topk: parameter clip is a finite number >= 0, not 'nan'"),
         ("topk:residual=int4", "codec topk: parameter residual is one of float32, int8, not 'int4'"),
         ("bf16:momentum=nesterov", "codec bf16 keeps no residual, which momentum needs"),
+        ("onebit:momentum=dgc", "codec onebit: momentum=dgc forgets the momentum of what was sent"),
+        ("int8:momentum=dgc/bf16", "codec int8: momentum=dgc"),
+        ("tbq:momentum=dgc", "use momentum=nesterov, or a codec that sends some elements alone, as topk does"),
         ("int8:ef=0,residual=int8", "codec int8:ef=0 keeps no residual, which residual needs"),
         ("powersgd:momentum=dgc", "codec powersgd: unknown parameter 'momentum'"),
         ("topk/topk:momentum=dgc", "codec topk: unknown parameter 'momentum'"),
@@ -143,6 +164,11 @@ def test_what_cannot_work_is_refused(text: str, message: str) -> None:
     with pytest.raises(CodecError) as caught:
         parse_scheme(text, SETTING)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["topk", "graddrop", "blocktopk", "randomk", "topk:select=mstopk"])
+def test_dgc_goes_with_every_codec_that_sends_some_elements_alone(text: str) -> None:
+    parse_scheme(join_text(text.partition(":")[0], {**split_text(text)[1], "momentum": "dgc"}), SETTING)
 
 
 def test_servers_see_the_codec_alone() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from psgc.codecs.codec import Stream, parse_codec
-from psgc.codecs.random import define_uniform, define_words
+from psgc.codecs.random import define_uniform, define_words, keys
 
 BASE = Stream(seed=1, step=2, rank=3, bucket=4)
 
@@ -21,7 +21,7 @@ def test_an_elements_number_does_not_depend_on_where_a_part_or_a_slice_begins() 
     assert np.array_equal(define_words(part, 1000, 4000), whole[5096:9096])
 
 
-@pytest.mark.parametrize("field", ["seed", "step", "rank", "bucket"])
+@pytest.mark.parametrize("field", ["seed", "step", "rank", "bucket", "layout"])
 def test_every_name_in_the_stream_gives_other_numbers(field: str) -> None:
     other = dataclasses.replace(BASE, **{field: 77})
     mine, its = define_uniform(BASE, 0, 1 << 16), define_uniform(other, 0, 1 << 16)
@@ -33,6 +33,11 @@ def test_every_name_in_the_stream_gives_other_numbers(field: str) -> None:
 
 def test_names_are_not_interchangeable() -> None:
     assert not np.array_equal(define_words(Stream(1, 2, 3, 4), 0, 100), define_words(Stream(1, 3, 2, 4), 0, 100))
+
+
+def test_keys_are_the_published_ones() -> None:
+    assert keys(BASE) == (0xEB3CCAFB, 0xD55CCD4A)
+    assert keys(dataclasses.replace(BASE, layout=0x89ABCDEF)) == (0x9AEB9EB3, 0x04A8326C)
 
 
 def test_numbers_are_uniform_in_the_unit_interval() -> None:

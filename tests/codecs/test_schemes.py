@@ -150,6 +150,32 @@ def test_what_is_not_finite_is_flagged_in_the_first_round(text: str, poison: flo
     assert way.encode(0, grad, None, 1.0, Stream(0, 1, 0, 0), out).nonfinite
 
 
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize(
+    ("workers", "size", "flagged"), [(2, 3e38, True), (2, 1.6e38, False), (9, 3e38, True), (9, 4e37, True), (9, 3e37, False)]
+)
+def test_shared_sums_beyond_float32_are_flagged_in_the_first_round(workers: int, size: float, flagged: bool, mean: bool) -> None:
+    job = Workers("shared", 300, workers, mean=mean)
+    grads = [np.full(300, size if rank % 2 else 1.0, np.float32) for rank in range(workers)]
+    first = job.scheme.rounds(300)[0]
+    out = np.zeros(first.pair.push.payload_bound(first.numel), np.uint8)
+    for rank, (way, grad) in enumerate(zip(job.ways, grads, strict=True)):
+        assert not way.encode(0, grad, None, 1.0, job.stream(rank), out).nonfinite, "each is finite by itself"
+    got = job.synchronise(grads)
+    assert job.nonfinite is flagged
+    if not flagged:
+        assert np.isfinite(got[0]).all()
+
+
+def test_shared_flags_all_that_overflows(values: Values) -> None:
+    for seed in range(20):
+        job = Workers("shared", 600, 3)
+        grads = [values("huge", 600, seed=3 * seed + rank) * np.float32(0.2 + 0.01 * seed) for rank in range(3)]
+        with np.errstate(over="ignore"):
+            got = job.synchronise(grads)
+        assert job.nonfinite or np.isfinite(got[0]).all(), seed
+
+
 @pytest.mark.parametrize("text", ["int8", "onebit/int8", "onebit/relay", "shared", "powersgd"])
 @pytest.mark.parametrize("numel", [-1, 0, 1 << 31])
 def test_a_part_has_some_elements_and_no_more_than_kernels_count(text: str, numel: int) -> None:

@@ -23,6 +23,7 @@ class Workers:
         self.residuals = [np.zeros(numel, np.float32) if self.scheme.feedback else None for _ in range(workers)]
         self.sent: list[list[Bytes]] = []
         self.step = 0
+        self.nonfinite = False  # whether the server flagged a round of the last step
 
     def stream(self, rank: int) -> Stream:
         return Stream(seed=3, step=self.step, rank=rank, bucket=1)
@@ -30,6 +31,7 @@ class Workers:
     def synchronise(self, grads: list[F32], skipping: tuple[int, ...] = ()) -> list[F32]:
         """One step; what each worker's gradient becomes. skipping: ranks that have no gradient, and still get the result."""
         self.step += 1
+        self.nonfinite = False
         self.sent = [[] for _ in self.ways]
         targets = [grad.copy() for grad in grads]
         rounds = self.scheme.rounds(self.numel)
@@ -63,6 +65,7 @@ class Workers:
             push.fold(payloads[first : first + 8], round_.numel, 0, round_.numel, acc, first == 0)
         divisor = self.count if self.mean and round_.divides else 1
         encoded = pull.finish(acc, round_.numel, 0, round_.numel, divisor, None, None, 1.0, self.stream(99), out)
+        self.nonfinite |= encoded.nonfinite
         return out[: encoded.payload_bytes]
 
 

@@ -9,6 +9,7 @@ import argparse
 import random
 import sys
 import time
+import zlib
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class Compressed:
     def __init__(self, codec: str, tensor: int, numel: int, size: int, mean: bool) -> None:
         push, _, pull = codec.partition("/")
         self.pair = parse_pair(f"{push}/none" if pull == "relay" else codec)  # what is relayed reaches the workers as it is
-        self.tensor, self.numel, self.size = tensor, numel, size
+        self.tensor, self.numel, self.size, self.layout = tensor, numel, size, layout_number(codec, tensor)
         self.divisor = np.float32(size if mean else 1)
         self.residuals = [np.zeros(numel, np.float32) for _ in range(size)]
         self.server = np.zeros(numel, np.float32)
@@ -104,7 +105,7 @@ class Compressed:
 
     def _through(self, codec: Codec, p: Any, step: int, rank: int) -> Any:
         out = np.zeros(codec.payload_bound(self.numel), np.uint8)
-        encoded = codec.encode(p, None, 1.0, Stream(0, step, rank, 0), out)
+        encoded = codec.encode(p, None, 1.0, Stream(0, step, rank, 0, layout=self.layout), out)
         decoded = np.empty(self.numel, np.float32)
         codec.decode(out[: encoded.payload_bytes], self.numel, 0, self.numel, decoded)
         return decoded
@@ -114,18 +115,27 @@ class Shared:
     """Integers in shared scales, for all ranks at once."""
 
     def __init__(self, codec: str, tensor: int, numel: int, size: int, mean: bool) -> None:
-        self.tensor, self.numel, self.divisor = tensor, numel, size if mean else 1
+        self.tensor, self.numel, self.divisor, self.layout = tensor, numel, size if mean else 1, layout_number(codec, tensor)
         self.ranks = range(size)
         self.residuals = [np.zeros(numel, np.float32) for _ in self.ranks] if codec == "shared" else None
 
     def step(self, step: int) -> Any:
         grads = [gradient(step, rank, self.tensor, self.numel, "float32") for rank in self.ranks]
-        streams = [Stream(0, step, rank, 0) for rank in self.ranks]
+        streams = [Stream(0, step, rank, 0, layout=self.layout) for rank in self.ranks]
         from psgc.codecs.shared import define_step  # loads kernels that other codecs do without
 
         aggregate, kept = define_step(grads, self.residuals, 1.0, streams, self.divisor)
         self.residuals = kept or None
         return aggregate
+
+
+def tensor_name(codec: str, tensor: int, dtype: str) -> str:
+    return f"{codec}.t{tensor}.{dtype}"
+
+
+def layout_number(codec: str, tensor: int) -> int:
+    """The place in random streams of the layout that a tensor by itself is."""
+    return zlib.crc32(tensor_name(codec, tensor, "float32").encode())
 
 
 def compare(session: ClusterSession, codec: str, options: argparse.Namespace, chaos: random.Random) -> int:
@@ -144,7 +154,7 @@ def compare(session: ClusterSession, codec: str, options: argparse.Namespace, ch
         tickets = []
         for index, numel, dtype in order:
             buffers[index, dtype].array[:] = gradient(step, session.rank, index, numel, dtype)
-            spec = TensorSpec(f"{codec}.t{index}.{dtype}", (numel,), dtype)
+            spec = TensorSpec(tensor_name(codec, index, dtype), (numel,), dtype)
             declaration = Declaration(spec.name, "adhoc", (spec,), codec, mean)
             tickets.append(session.submit_named(declaration, buffers[index, dtype]))
         session.wait(tickets)

@@ -17,7 +17,7 @@ from psgc.codecs.codec import BLOCK, F32, FOREIGN_ID, Array, Bytes, Codec, Encod
 from psgc.codecs.feedback import FeedbackCodec
 from psgc.codecs.kit.cpu import CpuOps, correct
 from psgc.codecs.kit.fields import Field, FieldLayout
-from psgc.codecs.kit.ops import Ops, Random, Vector
+from psgc.codecs.kit.ops import REVISION, Ops, Random, Vector
 from psgc.codecs.kit.values import Value, declared
 from psgc.codecs.memory import DEFAULTS
 from psgc.codecs.parameters import read_switch, with_defaults
@@ -40,6 +40,7 @@ class KitCodec(FeedbackCodec):
 
     blockwise: ClassVar[bool] = False
     ef_by_default: ClassVar[bool] = True
+    revision: ClassVar[str] = REVISION
     _declared: ClassVar[Mapping[str, Value[Any]]] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:

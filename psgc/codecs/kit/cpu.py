@@ -17,7 +17,7 @@ from psgc.codecs.blocks import random_arguments
 from psgc.codecs.codec import F32, Bytes, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, mean_corrected_block
 from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
-from psgc.codecs.kit.ops import LANES, How, Ops, Vector, packed_bytes
+from psgc.codecs.kit.ops import How, Ops, Vector, packed_bytes
 from psgc.codecs.random import uniform
 
 _INFINITY_BITS: Final = np.uint32(0x7F800000)
@@ -99,17 +99,6 @@ def _block_sums(x: Any, block: Any, out: Any) -> None:
                 sums[i] += sums[half + i]
             half >>= 1
         out[number] = sums[0]
-
-
-@_at_first_call(types.void(IN_F32, OUT_F32))
-def _lane_sums(x: Any, lanes: Any) -> None:
-    """Add element i to lane i modulo their number."""
-    whole = x.size // LANES * LANES
-    for first in range(0, whole, LANES):
-        for j in range(LANES):
-            lanes[j] += x[first + j]
-    for j in range(x.size - whole):
-        lanes[j] += x[whole + j]
 
 
 @_at_first_call(types.void(IN_F32, IN_F32, OUT_F32))
@@ -243,10 +232,6 @@ class CpuOps(Ops):
     def reduce(self, x: Vector, how: How) -> Vector:
         if how == "magnitude" and x.size:
             return self.block_reduce(x, x.size, how)
-        if how == "sum":
-            lanes = np.zeros(LANES, np.float32)
-            _lane_sums(np.ascontiguousarray(x), lanes)
-            return self.block_reduce(lanes, LANES, how)
         return super().reduce(x, how)
 
     def block_reduce(self, x: Vector, block: int, how: How) -> Vector:

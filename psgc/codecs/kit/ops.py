@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from psgc.codecs.codec import Stream
+from psgc.codecs.codec import BLOCK, Stream
 from psgc.codecs.gaps import GAPS, define_packed, define_unpacked
 from psgc.codecs.random import define_uniform
 
@@ -27,7 +27,7 @@ TYPES: Final[dict[str, Any]] = {
     "f32": np.float32, "f16": np.float16, "u8": np.uint8, "i8": np.int8, "u16": np.uint16, "i16": np.int16, "u32": np.uint32, "i32": np.int32,
 }  # fmt: skip
 LARGEST: Final = np.finfo(np.float32).max
-LANES: Final = 64
+REVISION: Final = "kit 2"  # of what operators give; part of the digest of codecs that are written in them
 _NEUTRAL: Final = {"sum": 0.0, "max": -np.inf, "min": np.inf, "magnitude": 0.0}
 
 
@@ -112,15 +112,15 @@ class Ops:
         return np.full(numel, value, np.float32)
 
     def reduce(self, x: Vector, how: How) -> Vector:
-        """Sum, maximum, minimum or largest magnitude of a float32 vector, as a vector of one element. Sums are taken in 64 lanes, lane j
-        adding elements j, j + 64, ... in turn; then lanes j and j + 32, j and j + 16, ... are added until one is left."""
-        rows = _rows(x if x.size else self.fill(_NEUTRAL[how], 1), LANES, how)
+        """Sum, maximum, minimum or largest magnitude of a float32 vector, as a vector of one element. Sums are those of ``block_reduce`` for
+        blocks of 4096, then of these sums in blocks of 4096, until one is left."""
+        x = x if x.size else self.fill(_NEUTRAL[how], 1)
         if how != "sum":
-            return _most(rows.reshape(1, -1), how)
-        lanes = np.zeros(LANES, np.float32)
-        for row in rows:
-            lanes = lanes + row
-        return _halved(lanes[None, :])
+            return _most(x.reshape(1, -1), how)
+        x = self.block_reduce(x, BLOCK, how)
+        while x.size > 1:
+            x = self.block_reduce(x, BLOCK, how)
+        return x
 
     def block_reduce(self, x: Vector, block: int, how: How) -> Vector:
         """The same, one number for each ``block`` elements (a power of two up to 4096; the last block may be shorter). Sums add elements
