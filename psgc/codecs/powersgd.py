@@ -14,7 +14,7 @@ not cut.
 Round 0 takes the last step's Q (warm start), each column times the power of two that brings its largest magnitude to [0.5, 1): P' is the
 same for it, and P neither overflows nor vanishes before M does. A column of zeros (at first; where M was zero, or had a lower rank) or with
 a NaN or infinity (a sum that overflowed) would stay as it is for ever, since P = M Q and Q = M^T P'. It is drawn anew in each step in which
-it is such, uniform in [-1, 1), element i of Q by number i of the stream (seed, step, bucket) that all ranks share. All ranks have the same
+it is such, uniform in [-1, 1), element i of Q by number i of the stream (seed, step, layout, bucket) that all ranks share. All ranks have the same
 Q, so all draw alike.
 Source: Vogels, Karimireddy and Jaggi 2019 (PowerSGD), Algorithms 1 and 2; columns that are drawn anew are ours.
 """
