@@ -154,6 +154,7 @@ class Config:
     job: int = 0
     token: str = field(default="", repr=False)
     codec: str = "none"
+    codec_given: str = ""  # PSGC_CODEC as it was set; "" where it was not
     plan: str = ""
     layout_out: str = ""
     late_synchronization: bool = False
@@ -219,6 +220,7 @@ class Config:
             if name is not None:
                 values[variable.field] = _parse(variable, name, env[name])
         values.update(overrides)
+        values["codec_given"] = values.get("codec", "")
         _from_torchrun(env, values)
         _refuse_mistyped(env)
         values.setdefault("world_size", int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdigit() else 0)

@@ -103,7 +103,11 @@ class ClusterSession(Session):
         if error is not None:
             raise error
         if self._closed:
-            raise UsageError("psgc has been shut down; call init() again first")
+            raise UsageError("psgc has been shut down in this process")
+
+    @property
+    def synchronised(self) -> bool:
+        return any(declaration.kind != "broadcast" for declaration in self._names.values())
 
     @property
     def failed(self) -> bool:

@@ -83,6 +83,11 @@ class Session(ABC):
         """Raise the error that ended the job, if one has."""
 
     @property
+    def synchronised(self) -> bool:
+        """Whether gradients, or tensors by push_pull, have been declared: broadcasts are not meant."""
+        return True
+
+    @property
     def failed(self) -> bool:
         """Whether the job has ended by an error."""
         return False

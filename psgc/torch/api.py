@@ -13,27 +13,30 @@ import sys
 
 from psgc.config import Config
 from psgc.errors import UsageError
-from psgc.torch import ending, run_report
+from psgc.torch import ending, run_report, unheeded
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 
 _session: Session | None = None
+_left = False  # this process, or the one it was forked from, was in a job over the network and has left it
 _owner_pid = 0  # a forked child (a data loader's) inherits the session but must neither use nor end it
 
 
 def init(lazy: bool = True) -> None:
     """Join the job that the environment describes (docs/env.md), or be alone where it describes none.
 
-    Returns once every member is there. Again while joined: does nothing; after ``shutdown``: joins anew. ``lazy`` is accepted for
-    BytePS's sake and has no effect. Python's thread switch interval becomes PSGC_SWITCH_INTERVAL (default 0.5 ms), so that the network
+    Returns once every member is there. Again while joined: does nothing. A job is joined once: after ``shutdown`` it is over, and neither
+    this process nor a child that it forks can join another; only one that is alone may call init after shutdown. ``lazy`` is accepted
+    for BytePS's sake and has no effect. Python's thread switch interval becomes PSGC_SWITCH_INTERVAL (default 0.5 ms), so that the network
     thread gets its turn beside a busy main thread.
-    Raises ConfigError, or JobFailed saying who is missing.
+    Raises ConfigError; UsageError where this process cannot join any more; JobFailed saying who is missing.
     """
     global _session, _owner_pid
     if is_initialized():
         return
+    _refuse_to_join_again()
     _prepare_for_the_end()
     config = Config.from_env()
     _set_up_logging(config)
@@ -43,16 +46,32 @@ def init(lazy: bool = True) -> None:
             logger.warning("%s", note)
     sys.setswitchinterval(config.switch_interval_s)
     _session, _owner_pid = open_session(config), os.getpid()
+    unheeded.tell_start(config)
+
+
+def _refuse_to_join_again() -> None:
+    if _left or (_session is not None and not _session.config.solo):
+        if _owner_pid != os.getpid():
+            raise UsageError(
+                "init() in a process forked from one that had joined the job: only that one is a member; call init() in the training process "
+                "alone (data loaders need none), or start processes by spawn instead of fork"
+            )
+        raise UsageError(
+            "init() after shutdown(): this process has left its job, which is over once its workers leave it; call shutdown() once, at the end, "
+            "and start all of the job's processes anew for another"
+        )
 
 
 def shutdown() -> None:
-    """Leave the job in order; runs by itself at exit. Does nothing where not joined."""
-    global _session
+    """Leave the job for good, in order; runs by itself at exit. Does nothing where not joined."""
+    global _session, _left
     if is_initialized():
-        session, _session = current_session(), None
+        session = current_session()
+        _session, _left = None, not session.config.solo
         session.close()
         if not session.failed:
             run_report.tell_end(session)
+            unheeded.tell_end(session)
 
 
 def is_initialized() -> bool:
@@ -63,6 +82,8 @@ def is_initialized() -> bool:
 def current_session() -> Session:
     """The session under all of psgc.torch. Raises UsageError before ``init``."""
     if _session is None or not is_initialized():
+        if _left and _owner_pid == os.getpid():
+            raise UsageError("psgc has been shut down in this process, which has left its job")
         raise UsageError("psgc is not initialized in this process; call psgc.torch.init() first")
     return _session
 

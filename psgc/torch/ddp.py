@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from psgc.errors import ConfigError, UsageError
 from psgc.plan.plan import Plan
 from psgc.plan.runtime import load_runnable
-from psgc.torch import amp, api, wrappers
+from psgc.torch import amp, api, unheeded, wrappers
 from psgc.torch.completions import Completer, Completion
 from psgc.torch.ddp_exchange import Arrival, DdpExchange, exchanges_of
 from psgc.torch.linearity import CodecAdvice, coarse_codecs
@@ -67,7 +67,7 @@ class DdpHook:
         _check_world(self._session)
         if codec is None and self._plan is None:
             self._plan = configured_plan(self._session.config, None)
-        self._codec = codec_text(codec if codec is not None else "none" if self._plan else self._session.config.codec, "float32")
+        self._codec = codec_text("none" if self._plan else unheeded.choose(self._session, codec, "ddp_hook"), "float32")
         if self._session.config.profile:
             raise UsageError("PSGC_PROFILE times DistributedOptimizer, not DDP; profile the script with the optimizer wrapped instead")
         self._advice: weakref.WeakKeyDictionary[torch.optim.Optimizer, CodecAdvice] = weakref.WeakKeyDictionary()

@@ -18,7 +18,7 @@ import torch
 from psgc.errors import CodecError, UsageError
 from psgc.layout import TensorSpec
 from psgc.plan.plan import Plan
-from psgc.torch import amp, api, saved
+from psgc.torch import amp, api, saved, unheeded
 from psgc.torch.broadcast import refuse_lbfgs
 from psgc.torch.buffers import dtype_name
 from psgc.torch.exchange import GradientExchange, StepFlags
@@ -67,7 +67,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
     check_passes(backward_passes_per_step)
     session = api.current_session()
-    codec = compression if compression is not None else session.config.codec
+    codec = unheeded.choose(session, compression, "DistributedOptimizer")
     plan = configured_plan(session.config, compression)
     names = _names(optimizer, named_parameters)
     refuse_foreign(optimizer, names)

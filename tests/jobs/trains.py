@@ -17,12 +17,15 @@ def main() -> None:
     parser.add_argument("--slow-rank", type=int, default=-1, help="sleeps 50 ms in every step")
     parser.add_argument("--stall-rank", type=int, default=-1, help="never comes to step 3")
     parser.add_argument("--fail-at", type=int, default=0, help="rank 0 raises an error in that step")
+    parser.add_argument("--compression", help="of the optimizer, in place of PSGC_CODEC")
     options = parser.parse_args()
     torch.set_num_threads(1)
     psgc.init()
     model = nn.Linear(256, 256)
     psgc.broadcast_parameters(model.state_dict())
-    optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+    optimizer = psgc.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), compression=options.compression
+    )
     for step in range(1, options.steps + 1):
         if psgc.rank() == options.slow_rank:
             time.sleep(0.05)

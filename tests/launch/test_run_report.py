@@ -46,7 +46,14 @@ def test_after_a_failure_nothing_is_summed_up(launched: Any) -> None:
     assert told == ["[worker 0] ValueError: as the test wants it"], "its consequences on others are not told"
 
 
-def test_without_synchronisation_and_at_log_level_error_nothing_is_said(launched: Any) -> None:
+def test_what_is_overridden_or_synchronises_nothing_is_told_once_and_at_log_level_error_nothing_is(launched: Any) -> None:
     for steps, level in (("0", "warning"), ("3", "error")):
-        status, _, err = launched.end(launched.psgc("run", "--", sys.executable, str(JOB), "--steps", steps, PSGC_LOG_LEVEL=level))
+        script = (sys.executable, str(JOB), "--steps", steps, "--compression", "none")
+        status, _, err = launched.end(launched.psgc("run", "--codec", "int8", "--", *script, PSGC_LOG_LEVEL=level))
         assert (status, run_lines(err)) == (0, []), err
+        warned = [line.partition("psgc.torch.unheeded: ")[2] for line in err.splitlines() if "unheeded" in line]
+        assert warned == ([] if level == "error" else [
+            "PSGC_CODEC=int8 (--codec) has no effect on DistributedOptimizer: the script gives it 'none'; leave that out to use the setting",
+            "rank 0: the script synchronised nothing: no gradient was sent, and each rank trained by itself; wrap its optimizer in "
+            "psgc.torch.DistributedOptimizer, or its model by psgc.torch.ddp_hook",
+        ]), err  # fmt: skip

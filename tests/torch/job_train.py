@@ -1,15 +1,18 @@
-"""A worker of a real job that trains in every way that must agree between ranks; prints its weights' digest. Run by test_job.py."""
+"""A worker of a real job that trains in every way that must agree between ranks, and joins twice. Prints what test_job.py looks at."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 import psgc.torch as psgc
+from psgc.errors import UsageError
 
 STEPS = 6
 
@@ -50,6 +53,28 @@ def train(codec: str, how: str) -> str:
     return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
 
+def said(call: Callable[[], object]) -> str:
+    try:
+        return repr(call())
+    except UsageError as error:
+        return str(error)
+
+
+def in_a_forked_child(call: Callable[[], object]) -> str:
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(write, said(call).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        return pipe.read()
+
+
+def tell(what: str, text: str) -> None:
+    print(what, text, flush=True)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     psgc.init()
@@ -57,8 +82,13 @@ def main() -> None:
         codec, _, how = case.partition("+")
         digest = train(codec, how)
         print(f"{case} {digest}", flush=True)
+    psgc.init()  # again: does nothing
+    tell("forked init:", in_a_forked_child(psgc.init))
+    tell("forked rank:", in_a_forked_child(psgc.rank))
     psgc.barrier()
     psgc.shutdown()
+    tell("init after shutdown:", said(psgc.init))
+    tell("rank after shutdown:", said(psgc.rank))
 
 
 if __name__ == "__main__":

@@ -142,6 +142,20 @@ def test_a_wrong_setting_is_one_line(script: Script) -> None:
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("psgc: DMLC_NUM_WORKER='many' is wrong")
 
 
+def test_a_worker_of_several_without_an_address_does_not_start(script: Script) -> None:
+    done = script("", DMLC_NUM_WORKER="2")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith("psgc: DMLC_NUM_WORKER=2 is set, but DMLC_PS_ROOT_URI, the address of the job's scheduler, is missing: ")
+
+
+def test_a_codec_in_a_job_of_one_is_told_to_have_no_effect(script: Script) -> None:
+    done = script("psgc.DistributedOptimizer", PSGC_CODEC="int8")
+    assert done.returncode == 0
+    assert done.stderr.count("PSGC_CODEC=int8 (--codec) has no effect: this is a job of one worker, and nothing is sent") == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert script("", PSGC_CODEC="none").stderr == ""
+
+
 def test_a_setting_that_is_unknown_is_a_warning(script: Script) -> None:
     done = script("", PSGC_CODEX="int8")
     assert done.returncode == 0 and "PSGC_CODEX is set but unknown; did you mean PSGC_CODEC?" in done.stderr

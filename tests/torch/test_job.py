@@ -16,14 +16,20 @@ CASES = [f"{codec}+{how}" for codec in CODECS for how in ("plain", "branches", "
 
 
 @pytest.fixture(scope="module")
-def digests() -> dict[str, list[str]]:
-    """Of each case, the digests that two workers printed."""
+def output() -> str:
+    """Of two workers that train every case."""
     env = {**os.environ, "PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "100000"}
     command = [sys.executable, "-m", "psgc.launch", "run", "--workers", "2", "--servers", "2", "--",
                sys.executable, str(Path(__file__).parent / "job_train.py"), *CASES]  # fmt: skip
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return {case: re.findall(rf"(?<!\S){re.escape(case)} (\w+)", done.stdout) for case in CASES}
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def digests(output: str) -> dict[str, list[str]]:
+    """Of each case, the digests that two workers printed."""
+    return {case: re.findall(rf"(?<!\S){re.escape(case)} (\w+)", output) for case in CASES}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -34,3 +40,21 @@ def test_ranks_end_with_the_same_weights(digests: dict[str, list[str]], case: st
 
 def test_codecs_make_a_difference(digests: dict[str, list[str]]) -> None:
     assert len({digests[f"{codec}+plain"][0] for codec in CODECS}) == len(CODECS)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            "init after shutdown",
+            r"init\(\) after shutdown\(\): this process has left its job, which is over .*; call shutdown\(\) once, at the end, and .*",
+        ),
+        ("rank after shutdown", r"psgc has been shut down in this process, which has left its job"),
+        ("forked init", r"init\(\) in a process forked from one that had joined the job: only that one is a member; .*"),
+        ("forked rank", r"psgc is not initialized in this process; call psgc\.torch\.init\(\) first"),
+    ],
+)
+def test_a_job_is_joined_once_and_by_one_process(output: str, call: str, said: str) -> None:
+    lines = [line.partition(f"{call}: ")[2] for line in output.splitlines() if f"] {call}: " in line]
+    assert len(lines) == 2
+    assert all(re.fullmatch(said, line) for line in lines), lines
