@@ -233,6 +233,8 @@ tuned on a grid of factors of two, by the validation loss of a sixth seed. Runs 
 
 What is "not done", or not in the table, has not been run yet; the command adds it.
 
+Why `powersgd:rank=4` costs quality under AdamW, and what helps: [codecs.md](codecs.md#powersgds-rank-under-adam).
+
 1-bit Adam and 0/1 Adam are `psgc.OneBitAdam` and `psgc.ZeroOneAdam` ([optimizers.md](optimizers.md)) on both tasks, a third of the steps warm-up; all else is
 `DistributedOptimizer` with the task's own optimizer. These trainings are short, {steps} steps: what error feedback holds back arrives late, and
 weighs more here than in a real one.
