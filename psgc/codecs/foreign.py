@@ -22,6 +22,7 @@ from psgc.codecs.codec import FOREIGN_ID, Codec, registered_codecs
 from psgc.codecs.functions import FunctionsCodec, registered_functions
 from psgc.codecs.scheme import registered_schemes
 from psgc.errors import CodecError
+from psgc.spelling import did_you_mean
 
 GROUP: Final = "psgc.codecs"
 _DIGITS: Final = 12
@@ -46,12 +47,18 @@ def load_codec(name: str) -> type[Codec]:
     """The class that another package has for this name. Raises CodecError if there is none, or none that works."""
     if name == FunctionsCodec.name or name in registered_functions():
         raise CodecError(f"codec {name}: its functions exist in the trainer only, so servers cannot decode it; write '{name}/relay'")
+    if name in registered_schemes():
+        raise CodecError(f"codec {name} takes several rounds and answers in its own way: write {name!r} by itself, not as one of a pair")
+    if name == "relay":
+        raise CodecError("codec relay is an answer alone: write it behind the codec whose payloads are forwarded, as in 'onebit/relay'")
     packages = foreign_codecs()
     entry = next((entry for entry in _entries() if entry.name == name), None)
     if entry is None:
+        functions = [f"{each}/relay" for each in registered_functions()]
+        known = (*registered_codecs(), *registered_schemes(), *packages, *functions)
         raise CodecError(
-            f"unknown codec {name!r}; there are {', '.join((*registered_codecs(), *packages))}; one of another package has to be installed "
-            f"with every worker, every server and the scheduler"
+            f"unknown codec {name!r}; there are {', '.join(known)}; one of another package has to be installed with every worker, every server "
+            f"and the scheduler{did_you_mean(name.lower(), (*known, 'relay'))}"
         )
     start = f"codec {name} of {packages[name]}"
     try:

@@ -27,10 +27,9 @@ from psgc.codecs.codec import F32, Array, Codec
 from psgc.codecs.feedback import rounding_contraction
 from psgc.codecs.grouped import GroupedCodec, grouped_format
 from psgc.codecs.kernel import helper
-from psgc.codecs.parameters import read_switch, with_defaults
+from psgc.codecs.parameters import read_choice, read_switch, with_defaults
 from psgc.codecs.random import uniform
 from psgc.codecs.rows import CodeWords
-from psgc.errors import CodecError
 
 FORMATS: dict[str, tuple[int, int, float]] = {"e4m3": (3, 7, 448.0), "e5m2": (2, 15, 57344.0)}  # mantissa bits, bias, largest
 
@@ -120,9 +119,8 @@ class Fp8Codec(GroupedCodec):
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
         given = with_defaults(cls, parameters)
-        if given["format"] not in FORMATS:
-            raise CodecError(f"codec fp8: parameter format is {' or '.join(FORMATS)}, not {given['format']!r}")
-        return cls(dtype, format_=given["format"], ef=read_switch(cls, "ef", given["ef"]))
+        format_ = read_choice(cls, "format", given["format"], tuple(FORMATS))
+        return cls(dtype, format_=format_, ef=read_switch(cls, "ef", given["ef"]))
 
     @property
     def parameters(self) -> dict[str, str]:

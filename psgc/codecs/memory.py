@@ -26,17 +26,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream, join_text
+from psgc.codecs.parameters import MEMORY_DEFAULTS
 from psgc.codecs.scheme import ResidualDtype, Round, Scheme, Setting, Way
 from psgc.codecs.sums import squares_kernel, sum_squares
 from psgc.errors import CodecError
+from psgc.spelling import did_you_mean
 
 Momentum = Literal["none", "nesterov", "dgc"]
-DEFAULTS: Final = {"momentum": "none", "mu": "0.9", "clip": "0", "residual": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Memory:
     def parameters(self) -> dict[str, str]:
         """In canonical text, those at their default left out."""
         given = {"momentum": self.momentum, "mu": _text(self.mu), "clip": _text(self.clip), "residual": self.residual}
-        return {key: value for key, value in given.items() if value != DEFAULTS[key]}
+        return {key: value for key, value in given.items() if value != MEMORY_DEFAULTS[key]}
 
 
 def _text(number: float) -> str:
@@ -61,16 +62,18 @@ def _text(number: float) -> str:
 
 def split_memory(parameters: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """A push codec's own parameters, and those that are memory's."""
-    own = {key: value for key, value in parameters.items() if key not in DEFAULTS}
-    return own, {key: value for key, value in parameters.items() if key in DEFAULTS}
+    own = {key: value for key, value in parameters.items() if key not in MEMORY_DEFAULTS}
+    return own, {key: value for key, value in parameters.items() if key in MEMORY_DEFAULTS}
 
 
 def read_memory(name: str, given: Mapping[str, str]) -> Memory:
     """Memory from its text. Raises CodecError naming codec and parameter."""
-    text = {**DEFAULTS, **given}
+    text = {**MEMORY_DEFAULTS, **given}
     for key, choices in (("momentum", ("none", "nesterov", "dgc")), ("residual", ("float32", "int8"))):
         if text[key] not in choices:
-            raise CodecError(f"codec {name}: parameter {key} is one of {', '.join(choices)}, not {text[key]!r}")
+            raise CodecError(
+                f"codec {name}: parameter {key} is one of {', '.join(choices)}, not {text[key]!r}{did_you_mean(text[key].lower(), choices)}"
+            )
     if text["momentum"] == "none" and "mu" in given:
         raise CodecError(f"codec {name}: parameter mu needs momentum=nesterov or momentum=dgc")
     mu, clip = (_number(name, key, text[key]) for key in ("mu", "clip"))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from psgc.errors import CodecError
+from psgc.spelling import did_you_mean
+
+# Parameters of any push codec with feedback beside its own, with their defaults: what a worker keeps between steps, see `memory`.
+MEMORY_DEFAULTS: Final = {"momentum": "none", "mu": "0.9", "clip": "0", "residual": "float32"}
 
 
 class Parametrised(Protocol):
@@ -25,7 +29,8 @@ def with_defaults(codec: Parametrised, given: Mapping[str, str]) -> dict[str, st
     for key in given:
         if key not in codec.defaults:
             takes = f"takes {', '.join(codec.defaults)}" if codec.defaults else "takes no parameters"
-            raise CodecError(f"codec {codec.name}: unknown parameter {key!r}; it {takes}")
+            known = (*codec.defaults, *(MEMORY_DEFAULTS if "ef" in codec.defaults and key not in MEMORY_DEFAULTS else ()))
+            raise CodecError(f"codec {codec.name}: unknown parameter {key!r}; it {takes}{did_you_mean(key.lower(), known)}")
     return {**codec.defaults, **given}
 
 
@@ -39,7 +44,9 @@ def read_switch(codec: Parametrised, key: str, text: str) -> bool:
 def read_choice(codec: Parametrised, key: str, text: str, choices: tuple[str, ...]) -> str:
     """A parameter that is one of a few words."""
     if text not in choices:
-        raise CodecError(f"codec {codec.name}: parameter {key} is {' or '.join(choices)}, not {text!r}")
+        raise CodecError(
+            f"codec {codec.name}: parameter {key} is {' or '.join(choices)}, not {text!r}{did_you_mean(text.lower(), choices)}"
+        )
     return text
 
 

@@ -130,7 +130,7 @@ def test_codec_ids_are_distinct_and_fixed() -> None:
         "graddrop": 18, "blocktopk": 21, "randomk": 22, "tbq": 12, "majority": 15,
     }  # fmt: skip
     instances = {
-        "topk:select=mstopk": 5, "int8:rotate=1": 8, "int4:rotate=1": 9, "fp8:format=e5m2": 10, "dithering:partition=natural": 14,
+        "topk:select=mstopk": 31, "blocktopk:block=4097": 32, "int8:rotate=1": 8, "int4:rotate=1": 9, "fp8:format=e5m2": 10, "dithering:partition=natural": 14,
         "onebit:scale=unit,ef=0": 16, "topk:select=sampled": 20,
     }  # fmt: skip
     assert {text: parse_codec(text).codec_id for text in instances} == instances

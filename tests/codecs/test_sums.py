@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from psgc.codecs.blocktopk import _sum_squares, define_squares
-from psgc.codecs.codec import F32, parse_codec
+from psgc.codecs.codec import F32
 from psgc.codecs.feedback import NO_RESIDUAL
 from psgc.codecs.kit.cpu import CpuOps
 from psgc.codecs.kit.ops import Ops
@@ -70,8 +70,3 @@ def test_norms_of_blocks_are_as_defined(block: int, numel: int, values: Values) 
     p, squares = values("wide", numel), np.empty(-(-numel // block))
     _sum_squares(p, NO_RESIDUAL, 1.0, block, squares)
     np.testing.assert_array_equal(squares, define_squares(p, block))
-
-
-def test_other_choices_have_other_ids() -> None:
-    ids = {"topk": 5, "topk:select=sampled": 20, "topk:select=mstopk": 31, "blocktopk:block=4096": 21, "blocktopk:block=4097": 32}
-    assert {text: parse_codec(text).codec_id for text in ids} == ids

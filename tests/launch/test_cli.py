@@ -25,7 +25,7 @@ def test_help_shows_an_example(verb: tuple[str, ...]) -> None:
     [
         (("run", "--wokers", "3", "--", "true"), "psgc run: no such option --wokers; did you mean --workers? see psgc run --help"),
         (("run", "--workers"), "psgc run: option '--workers' requires an argument; see psgc run --help"),
-        (("--verbose",), "psgc: no such option --verbose; see psgc --help"),
+        (("--verbose",), "psgc: no such option --verbose; did you mean --version? see psgc --help"),
         (("docter", "--json"), "psgc: no such verb docter; did you mean doctor? see psgc --help"),
         (("bench", "gpus"), "psgc bench: no such verb gpus; there are kernels, pushpull; see psgc bench --help"),
         (("bench", "kernels", "--numel=many"), "psgc bench kernels: --numel many: expected a whole number; see psgc bench kernels --help"),

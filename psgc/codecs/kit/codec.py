@@ -19,8 +19,7 @@ from psgc.codecs.kit.cpu import CpuOps, correct
 from psgc.codecs.kit.fields import Field, FieldLayout
 from psgc.codecs.kit.ops import REVISION, Ops, Random, Vector
 from psgc.codecs.kit.values import Value, declared
-from psgc.codecs.memory import DEFAULTS
-from psgc.codecs.parameters import read_switch, with_defaults
+from psgc.codecs.parameters import MEMORY_DEFAULTS, read_switch, with_defaults
 from psgc.codecs.scheme import slices
 from psgc.errors import CodecError, PayloadError
 
@@ -46,7 +45,7 @@ class KitCodec(FeedbackCodec):
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         cls._declared = declared(cls)
-        if taken := {"ef", *DEFAULTS} & cls._declared.keys():
+        if taken := {"ef", *MEMORY_DEFAULTS} & cls._declared.keys():
             raise CodecError(f"codec {cls.__name__}: parameter {min(taken)} is one that every codec takes; give yours another name")
         cls.defaults = {name: value.write(value.default) for name, value in cls._declared.items()} | {"ef": str(int(cls.ef_by_default))}
         cls.chunk = _SLICE if cls.blockwise else 0
