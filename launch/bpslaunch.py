@@ -13,6 +13,7 @@ from psgc.launch import ranks
 from psgc.launch.interpreter import note_on
 from psgc.launch.role import run_role
 from psgc.launch.supervisor import Supervisor
+from psgc.launch.threads import shared_cores
 from psgc.launch.version import version_line
 from psgc.launch.warming import prepare
 from psgc.transport.voice import own_outlet
@@ -96,10 +97,11 @@ def _run_workers(command: list[str], env: Mapping[str, str]) -> int:
         print(f"psgc-launch: {note}", file=sys.stderr)
     places = _places(env, size)
     prepare(_codecs(env))
+    threads = shared_cores(env, size)
     with Supervisor("psgc-launch", prefix=size > 1) as supervisor:
         for local_rank in range(size):
             own = {
-                **env, **places[local_rank], "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1",
+                **env, **threads, **places[local_rank], "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1",
             }  # fmt: skip
             Config.from_env(own)
             _start(supervisor, f"worker {local_rank}", command, own, cores=cores[local_rank])

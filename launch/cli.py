@@ -21,11 +21,6 @@ app = typer.Typer(
 )  # fmt: skip
 bench = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure this machine.\n\nExample: psgc bench kernels --json")
 app.add_typer(bench, name="bench")
-plan_cli.register(app)
-planning.register(app)
-advise_cli.register(app)
-whatif_cli.register(app)
-profile_cli.register(app)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
@@ -216,3 +211,11 @@ def pushpull(
         print(json.dumps(result))
     else:
         print_table(["", ""], [[key, f"{value:.2f}" if isinstance(value, float) else str(value)] for key, value in result.items()])
+
+
+# The help lists verbs in this order.
+plan_cli.register(app)
+planning.register(app)
+advise_cli.register(app)
+whatif_cli.register(app)
+profile_cli.register(app)

@@ -39,6 +39,8 @@ own names, above.
 | `GROUP_RANK` | the node's number |
 | `MASTER_ADDR` | `psgc run`: 127.0.0.1; `psgc-launch`: the scheduler's address |
 | `MASTER_PORT` | `psgc run`: a free port; `psgc-launch`: `DMLC_PS_ROOT_PORT` + 1 |
+| `OMP_WAIT_POLICY` | `passive`, unless it is set: threads that spin take cores from other processes |
+| `OMP_NUM_THREADS` | unless it is set: for several workers on a machine, each one's share of the cores |
 
 With `psgc-launch`, what you have set yourself stays, but for `RANK` and `LOCAL_RANK` where it starts several workers; with `psgc run`
 `MASTER_ADDR` and `MASTER_PORT` stay, unless the shell is a worker of another job (`RANK` is set). Rank 0 listens at `MASTER_ADDR`: where the

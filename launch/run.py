@@ -16,6 +16,7 @@ from psgc.launch import ranks
 from psgc.launch.interpreter import note_on
 from psgc.launch.supervisor import Supervisor
 from psgc.launch.tables import progress
+from psgc.launch.threads import shared_cores
 from psgc.launch.warming import prepare
 from psgc.transport.voice import own_outlet
 
@@ -118,9 +119,8 @@ def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str) -> d
         DMLC_NUM_WORKER=str(nodes), DMLC_NUM_SERVER=str(servers), DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=str(port),
         BYTEPS_FORCE_DISTRIBUTED="1", PSGC_JOB=str(secrets.randbits(62) | 1), PSGC_TOKEN=secrets.token_hex(16), PYTHONUNBUFFERED="1",
     )  # fmt: skip
-    env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
     env.setdefault("PSGC_OUTLET", own_outlet())
-    env.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads beside servers cost scheduler slices of milliseconds
+    env.update(shared_cores(env, workers))
     if codec:
         env["PSGC_CODEC"] = codec
     return env

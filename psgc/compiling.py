@@ -102,7 +102,7 @@ class StandardError:
                 self._bar = self._bar or _Bar()
                 self._bar.begins()
             elif not self._said:
-                logger.warning("%s: a few seconds for each codec; `psgc warm` does it ahead of a job", TEXT)
+                logger.warning("%s: some 10 s for each codec; `psgc warm` does it ahead of a job", TEXT)
             self._said = True
 
     def ends(self) -> None:

@@ -76,7 +76,7 @@ def test_of_the_processes_of_a_terminal_one_says_that_kernels_are_compiled(tmp_p
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     said = "".join(process.communicate("")[1] for process in both)
-    assert said == "compiling kernels, once on this machine: a few seconds for each codec; `psgc warm` does it ahead of a job\n"
+    assert said == "compiling kernels, once on this machine: some 10 s for each codec; `psgc warm` does it ahead of a job\n"
 
 
 def test_warm_compiles_ahead_says_so_and_finds_it_done_the_next_time(launched: Any, tmp_path: Path) -> None:

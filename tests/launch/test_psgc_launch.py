@@ -14,6 +14,7 @@ import pytest
 
 from psgc.errors import ConfigError
 from psgc.launch.bpslaunch import local_size, visible_cores
+from psgc.launch.threads import shared_cores
 
 STEPS = (sys.executable, str(Path(__file__).parent.parent / "jobs" / "steps.py"), "--steps")
 TWO_NODES = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "9"}
@@ -107,3 +108,15 @@ def test_cores_are_written_as_bytep_s_writes_them(monkeypatch: pytest.MonkeyPatc
         visible_cores({"BYTEPS_VISIBLE_CPU_CORES": "1,4-5:20-22"}, 3)
     with pytest.raises(ConfigError, match="no core 40"):
         visible_cores({"BYTEPS_VISIBLE_CPU_CORES": "40"}, 1)
+
+
+def test_workers_share_the_cores_and_their_idle_threads_sleep_unless_the_user_says_otherwise(launched: Any) -> None:
+    code = "import os, json; print(json.dumps([os.environ.get('OMP_WAIT_POLICY'), os.environ.get('OMP_NUM_THREADS')]))"
+    mine = {"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "3"}
+    for env, wanted in (({"OMP_WAIT_POLICY": "", "OMP_NUM_THREADS": ""}, ["passive", ""]), (mine, ["active", "3"])):
+        status, out, err = launched.end(launched.psgc_launch(sys.executable, "-c", code, **ALONE, **env))
+        assert (status, json.loads(out)) == (0, wanted), err
+    cores = len(os.sched_getaffinity(0))
+    assert shared_cores({}, cores) == {"OMP_WAIT_POLICY": "passive", **({"OMP_NUM_THREADS": "1"} if cores > 1 else {})}
+    assert shared_cores({}, 4 * cores)["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in shared_cores({"BYTEPS_VISIBLE_CPU_CORES": "0:1"}, 2)
