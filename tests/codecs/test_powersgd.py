@@ -9,7 +9,7 @@ import pytest
 
 from psgc.codecs import Setting, Stream, parse_scheme
 from psgc.codecs.codec import F32
-from psgc.codecs.orthonormal import define_orthonormal, define_tree, orthonormalise
+from psgc.codecs.orthonormal import define_orthonormal, orthonormalise
 from psgc.codecs.powersgd import define_product
 from tests.codecs.workers import Workers, conservation
 
@@ -210,9 +210,9 @@ def test_columns_that_are_nearly_alike_become_orthonormal(apart: float, rows: in
     assert np.abs(p.T.astype(np.float64) @ p - np.eye(5)).max() < 3e-7
 
 
-def test_the_tree_adds_blocks_of_4096_that_were_summed_apart(values: Values) -> None:
-    x = values("wide", 5 * 4096 - 1000).astype(np.float64)
-    a, b, c, d, e = (define_tree(x[start : start + 4096]) for start in range(0, x.size, 4096))
-    assert define_tree(x) == ((a + b) + (c + d)) + e
-    assert define_tree(x[: 3 * 4096]) == (a + b) + c
-    assert define_tree(x[:65]) == pytest.approx(x[:65].sum()) and define_tree(x[:0]) == 0
+@pytest.mark.long
+def test_the_tree_has_as_many_levels_as_rows_ask_for() -> None:
+    p = np.random.default_rng(0).standard_normal((4096 * 4096 + 4097, 1), np.float32)
+    wanted = define_orthonormal(p)
+    orthonormalise(p)
+    assert p.tobytes() == wanted.tobytes()
