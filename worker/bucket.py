@@ -193,11 +193,9 @@ class BucketWork:
         has_velocity = False
         for work in self._slices:
             place = slice(work.offset, work.offset + work.numel)
-            if work.residual is not None:
-                if work.add_back or (self._adds_back and dropped and work.committed):
-                    self._give_back(work)
-                    work.committed = False
-                residual[place] = work.residual.load() * np.float32(work.rescale)
+            kept = self._kept(work, dropped)
+            if kept is not None:
+                residual[place] = kept.load() * np.float32(work.rescale)
             state = work.way.state
             if state is not None:
                 velocity[place], has_velocity = state * np.float32(work.rescale), True
@@ -237,13 +235,24 @@ class BucketWork:
             end = work.offset + work.numel
             work.way.restore_factors({first - work.offset: q for first, q in factors.items() if work.offset <= first < end})
 
-    def exact(self) -> dict[int, ExactResidual]:
-        """By number of the slice, the residuals that ``remembered``, asked before, has rounded."""
+    def _kept(self, work: _SliceWork, dropped: bool) -> Residual | None:
+        """The residual of a slice, with what is to be added back to it; a copy then, for nothing changes by asking."""
+        if work.residual is None or not (work.add_back or (self._adds_back and dropped and work.committed)):
+            return work.residual
+        values = work.residual.load().copy()
+        work.way.add_back(work.sent, values)
+        kept = make_residual(self.scheme.residual_dtype, work.numel)
+        kept.keep(values)
+        return kept
+
+    def exact(self, dropped: bool = False) -> dict[int, ExactResidual]:
+        """By number of the slice, the residuals that ``remembered`` rounds."""
+        kept = ((number, work, self._kept(work, dropped)) for number, work in enumerate(self._slices))
         rounded = self.scheme.residual_dtype != "float32"
         return {
-            number: ExactResidual(work.rescale, work.residual.bytes.copy())
-            for number, work in enumerate(self._slices)
-            if work.residual is not None and (rounded or work.rescale != 1.0)
+            number: ExactResidual(work.rescale, residual.bytes.copy())
+            for number, work, residual in kept
+            if residual is not None and (rounded or work.rescale != 1.0)
         }
 
     def set_exact(self, residuals: Mapping[int, ExactResidual]) -> None:

@@ -23,7 +23,7 @@ def own_memory(layout: Layout, works: Iterable[BucketWork], dropped: bool) -> La
     memory = LayoutMemory(steps=layout.past_steps)
     for work in works:
         memory.tensors |= work.remembered(dropped)
-        memory.exact |= {f"worker {work.bucket.index}.{number}": exact for number, exact in work.exact().items()}
+        memory.exact |= {f"worker {work.bucket.index}.{number}": exact for number, exact in work.exact(dropped).items()}
         memory.steps = layout.past_steps + work.step
     return memory
 

@@ -12,16 +12,25 @@ from typing import Any
 
 import torch
 
+from psgc.torch import loss_scale
 from psgc.torch.ddp_exchange import exchanges_of
 
 _unscale = torch.amp.GradScaler.unscale_
 _step = torch.amp.GradScaler.step
+_scale = torch.amp.GradScaler.scale
 
 
 def install() -> None:
     """Make every GradScaler know DistributedOptimizer. Again: does nothing."""
     torch.amp.GradScaler.unscale_ = unscale_  # type: ignore[method-assign]
     torch.amp.GradScaler.step = step  # type: ignore[method-assign]
+    torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]
+
+
+@functools.wraps(_scale)
+def scale(self: torch.amp.GradScaler, outputs: Any) -> Any:
+    loss_scale.note(self)
+    return _scale(self, outputs)
 
 
 @functools.wraps(_unscale)
@@ -61,8 +70,8 @@ def _synchronize(scaler: torch.amp.GradScaler, optimizer: Any) -> None:
 
 
 def _reader(reference: weakref.ref[torch.amp.GradScaler]) -> Callable[[], float]:
-    def loss_scale() -> float:
+    def read() -> float:
         scaler = reference()
         return 1.0 if scaler is None else float(scaler.get_scale())
 
-    return loss_scale
+    return read

@@ -23,7 +23,7 @@ from psgc.errors import UsageError
 from psgc.layout import Bucket, Declaration, Layout, TensorSpec
 from psgc.plan.plan import Plan
 from psgc.plan.runtime import planned_buckets
-from psgc.torch import saved
+from psgc.torch import loss_scale, saved
 from psgc.torch.buffers import TensorsBuffer, dtype_name, staging_dtype
 from psgc.torch.completions import Completer, Completion
 from psgc.torch.planned import write_layout
@@ -89,6 +89,7 @@ class DdpExchange:
         self._begun = False
         self._loss_scale: Callable[[], float] | None = None  # while no loss scaler is known, gradients count as scaled as they were
         self._last_scale = 1.0
+        self._fresh_units = False  # of _last_scale: it was loaded, and no step has been taken since
         self._applied = self._dropped = False  # what became of the last step, where a loss scaler has told
         self._previous_skipped, self._rescale = False, 1.0
         _exchanges.add(self)
@@ -118,10 +119,10 @@ class DdpExchange:
         if arrival.last:
             self._finish()
 
-    def scale_with(self, loss_scale: Callable[[], float]) -> None:
-        """A loss scaler is about to have the last step's result applied or dropped: it was multiplied by ``loss_scale()``, as the coming
+    def scale_with(self, scale: Callable[[], float]) -> None:
+        """A loss scaler is about to have the last step's result applied or dropped: it was multiplied by ``scale()``, as the coming
         ones will be."""
-        self._loss_scale, self._last_scale = loss_scale, loss_scale()
+        self._loss_scale, self._last_scale = scale, scale()
 
     def end_step(self, applied: bool) -> None:
         """A loss scaler has let an optimizer apply the last result, or not. Of several optimizers one that applies counts."""
@@ -140,6 +141,7 @@ class DdpExchange:
         checked = saved.check_states(states, self.session.rank, self.session.size)
         self.residuals.restore(saved.share_of(checked, GRADIENTS, self.session.rank, self.session.size))
         self._last_scale, _ = saved.units_of(checked[0])
+        self._fresh_units = True
         self._applied = self._dropped = False
         self._layout, self._buckets, self._bucket_of = None, [], {}
 
@@ -151,6 +153,9 @@ class DdpExchange:
         """The first bucket of a step fixes what all its submissions say, the same on all ranks."""
         self.session.check()
         now = self._last_scale if self._loss_scale is None else self._loss_scale()
+        if self._fresh_units and self._loss_scale is None:  # the scaler tells of itself after this backward
+            now = loss_scale.latest(default=now)
+        self._fresh_units = False
         self._previous_skipped = self._dropped and not self._applied
         self._rescale = max(-MAX_RESCALE, min(now / self._last_scale, MAX_RESCALE)) if self._last_scale else 1.0
         self._last_scale = now

@@ -23,7 +23,7 @@ from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
 from psgc.plan.plan import Plan
 from psgc.plan.runtime import planned_buckets
-from psgc.torch import backward_end
+from psgc.torch import backward_end, loss_scale
 from psgc.torch.backward_end import BackwardEnd
 from psgc.torch.finishing import finish
 from psgc.torch.gradients import Gradient, GradientBucket
@@ -103,7 +103,7 @@ class GradientExchange:
         self.observer: Observer | None = None
         self.residuals = Residuals(session)
         self._rates = rates or (lambda: ())
-        self._loss_scale: Callable[[], float] = lambda: 1.0
+        self._loss_scale: Callable[[], float] = _unscaled
         self._gradients: list[Gradient] = []
         self._known: set[int] = set()  # ids of the watched parameters, which _gradients keeps alive
         self._declared = 0  # how many of _gradients are in a layout
@@ -112,7 +112,7 @@ class GradientExchange:
         self._buckets: list[GradientBucket] = []
         self._flags: StepFlags | None = None
         self._last: StepFlags | None = None
-        self._known_units = False  # those of _last were loaded, or told by a scaler
+        self._fresh_units = False  # those of _last were loaded, and no step has been taken since
         self._end: BackwardEnd | None = None  # of the backward that hooks have run in last
         self._backward = 0  # its number
         self._backwards = 0  # those of this step that are over
@@ -323,13 +323,13 @@ class GradientExchange:
             raise UsageError("set_backward_passes_per_step() between backward() and step(); call it after step()")
         self.passes = passes
 
-    def scale_with(self, loss_scale: Callable[[], float]) -> None:
-        """From now on gradients are multiplied by ``loss_scale()``. Steps up to now count as scaled alike."""
+    def scale_with(self, scale: Callable[[], float]) -> None:
+        """From now on gradients are multiplied by ``scale()``. Steps up to now count as scaled alike, but those of a state that was loaded."""
         with self._lock:
-            self._loss_scale = loss_scale
-            now = loss_scale()
+            self._loss_scale = scale
+            now = scale()
             self._flags = None if self._flags is None else replace(self._flags, loss_scale=now)
-            if self._last is not None and not self._known_units:
+            if self._last is not None and not self._fresh_units:
                 self._last = replace(self._last, loss_scale=now)
 
     @property
@@ -344,20 +344,11 @@ class GradientExchange:
             raise UsageError("residuals are saved and loaded between two steps: after step(), before the next backward()")
         return self._last or StepFlags(False, self._loss_scale(), self._rates())
 
-    @property
-    def dropped(self) -> bool:
-        """Whether the trainer did not apply the last step. Raises UsageError while it may still."""
-        if self.outcome == "delivered":
-            raise UsageError(
-                "residuals are saved between two steps: after step() (or zero_grad(), which drops it), before the next backward()"
-            )
-        return self.outcome == "dropped"
-
     def go_on(self, units: StepFlags) -> None:
         """Residuals of an earlier job, in these units, are taken up: layouts that there are already are given up for new ones, which are
         declared at the next synchronization. Raises UsageError in the middle of a step."""
         _ = self.units
-        self._last, self._known_units, self.outcome = units, True, "applied"
+        self._last, self._fresh_units, self.outcome = units, True, "applied"
         self._declared, self._buckets = 0, []
         for gradient in self._gradients:
             gradient.bucket = None
@@ -368,7 +359,9 @@ class GradientExchange:
         if self._flags is None:
             if self.outcome == "delivered" and not any(gradient.keeps_mean for gradient in self._gradients):
                 self._drop()  # without a word: by module.zero_grad(), or p.grad = None
-            self._flags = StepFlags(self.outcome == "dropped", self._loss_scale(), self._rates())
+            untold = self._fresh_units and self._loss_scale is _unscaled  # the scaler tells of itself after this backward
+            scale = loss_scale.latest(default=1.0) if untold else self._loss_scale()
+            self._flags = StepFlags(self.outcome == "dropped", scale, self._rates())
 
     def _drop(self) -> None:
         """The trainer has thrown away what was synchronized. Error feedback takes it for a step put off."""
@@ -440,12 +433,16 @@ class GradientExchange:
             bucket.deliver()
         for gradient in self._gradients:
             gradient.reset()
-        self._last, self._flags, self._backwards = self._flags, None, 0
+        self._last, self._flags, self._backwards, self._fresh_units = self._flags, None, 0, False
         self.outcome, self.synchronized = "delivered", True
 
 
 # Who follows a parameter, by its id: the last who came. A script that makes its optimizer anew may still hold the old one somewhere.
 _followers: weakref.WeakValueDictionary[int, GradientExchange] = weakref.WeakValueDictionary()
+
+
+def _unscaled() -> float:
+    return 1.0
 
 
 def _on_ready(exchange: weakref.ref[GradientExchange], index: int, parameter: torch.Tensor) -> None:

@@ -180,7 +180,8 @@ class Distributed(torch.optim.Optimizer):
         torch.save: a file for each rank, beside the ``state_dict()`` that is the same on all. Call it between two steps, on every rank."""
         exchange = self._psgc_exchange
         units, session = exchange.units, exchange.session
-        kinds = {kind: of.collect(exchange.dropped and kind == GRADIENTS) for kind, of in self._psgc_residuals().items()}
+        dropped = exchange.outcome != "applied"  # what is still in p.grad is not saved
+        kinds = {kind: of.collect(dropped and kind == GRADIENTS) for kind, of in self._psgc_residuals().items()}
         header = {"format": saved.FORMAT, "rank": session.rank, "size": session.size, "loss_scale": units.loss_scale}
         return {**header, "rates": list(units.rates), **saved.pack(kinds)}
 

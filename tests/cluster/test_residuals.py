@@ -114,7 +114,8 @@ def test_a_step_that_the_trainer_dropped_is_given_back_before_saving() -> None:
     given_back = np.concatenate([memory.residual for memory in work.remembered(dropped=True).values()])
     assert (kept != grad).any()
     np.testing.assert_array_equal(given_back, grad)
-    np.testing.assert_array_equal(np.concatenate([m.residual for m in work.remembered(dropped=True).values()]), grad)
+    again = np.concatenate([memory.residual for memory in work.remembered().values()])
+    np.testing.assert_array_equal(again, kept, err_msg="saving changes nothing: the trainer may apply the step yet")
 
 
 RESTARTED = ("onebit/bf16", "topk:k=0.05,momentum=dgc/bf16", "int4:residual=int8/bf16")

@@ -103,10 +103,11 @@ def test_the_first_step_after_loading_knows_the_units_of_the_saved(ranks: Ranks,
 def test_another_models_residual_and_the_middle_of_a_step_are_refused(ranks: Ranks) -> None:
     def work(rank: int) -> None:
         weight = torch.nn.Parameter(torch.zeros(4))
-        optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), [("w", weight)])
+        optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), [("w", weight)], backward_passes_per_step=2)
         weight.sum().backward()
         with pytest.raises(UsageError, match="between two steps"):
             optimizer.residual_state_dict()
+        weight.sum().backward()
         optimizer.step()
         with pytest.raises(UsageError, match="the saved residual of 'w' has 3 elements, the tensor 4"):
             optimizer.load_residual_state_dict(state(rank, 2, 1.0))
