@@ -67,8 +67,9 @@ class Declaration:
     """What one rank declares under one name. order: indices of ``tensors`` in ready order; used: those that had a gradient; buckets: what
     a plan makes of the tensors; without any they are fused in ready order, up to ``fuse_bytes``, and cut at ``part_bytes``.
 
-    seed: of random streams; -1: the session's own. past_steps, turn: what makes the streams, warm-ups and servers of an earlier job's
-    layout go on: steps that its tensors have taken before, and the server that the first bucket begins on; -1: by the layout's id.
+    seed: of random streams; -1: the session's own. stream, past_steps, turn: what makes the random streams, warm-ups and servers of an
+    earlier job's layout go on: the name that its streams are of, or nothing for this name; steps that its tensors have taken before; and
+    the server that the first bucket begins on, -1: by the layout's id.
     Everything must agree between ranks but order and used (rank 0's order counts).
     """
 
@@ -85,6 +86,7 @@ class Declaration:
     min_compress_bytes: int = 64 << 10
     buckets: tuple[BucketSpec, ...] = ()
     seed: int = -1
+    stream: str = ""
     past_steps: int = 0
     turn: int = -1
 
@@ -168,8 +170,9 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Layout:
-    """One declared set of tensors, fused and cut. Equal on every member: ``to_json`` is canonical. seed, past_steps: of random streams and
-    warm-ups, whose step n is the layout's n-th step after ``past_steps``. turn: the server of the first part, modulo their number."""
+    """One declared set of tensors, fused and cut. Equal on every member: ``to_json`` is canonical. seed, stream, past_steps: of random
+    streams and warm-ups: their step n is the layout's n-th step after ``past_steps``. turn: the server of the first part, modulo
+    their number."""
 
     id: int
     name: str
@@ -180,13 +183,15 @@ class Layout:
     tensors: tuple[TensorSpec, ...]
     buckets: tuple[Bucket, ...]
     seed: int = 0
+    stream: str = ""
     past_steps: int = 0
     turn: int = 0
 
     @cached_property
     def number(self) -> int:
-        """The layout's place in random streams: 32 bits that follow from its name, and so are the same whenever a job declares it."""
-        return zlib.crc32(self.name.encode())
+        """The layout's place in random streams: 32 bits that follow from its name, or from that of the layout that it goes on with, and
+        so are the same whenever a job declares it."""
+        return zlib.crc32(self.stream.encode())
 
     def scheme(self, bucket: Bucket) -> Scheme:
         """How the bucket's parts are synchronised."""
@@ -287,7 +292,7 @@ def build_layout(
         buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts))
     return Layout(
         layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, tuple(buckets),
-        max(declaration.seed, 0), declaration.past_steps, turn,
+        max(declaration.seed, 0), declaration.stream or declaration.name, declaration.past_steps, turn,
     )  # fmt: skip
 
 
@@ -416,7 +421,19 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
         raise LayoutMismatch(
             f"{first.name!r}: tensor {extra!r} is on rank {rank} but not on rank {lacking}; build the same model everywhere"
         )
-    for attribute in ("kind", "codec", "mean", "root", "part_bytes", "fuse_bytes", "min_compress_bytes", "seed", "past_steps", "turn"):
+    for attribute in (
+        "kind",
+        "codec",
+        "mean",
+        "root",
+        "part_bytes",
+        "fuse_bytes",
+        "min_compress_bytes",
+        "seed",
+        "stream",
+        "past_steps",
+        "turn",
+    ):
         if getattr(first, attribute) != getattr(other, attribute):
             raise differ(attribute, getattr(first, attribute), getattr(other, attribute))
     if first.buckets != other.buckets:

@@ -250,7 +250,7 @@ class BucketWork:
         kept = ((number, work, self._kept(work, dropped)) for number, work in enumerate(self._slices))
         rounded = self.scheme.residual_dtype != "float32"
         return {
-            number: ExactResidual(work.rescale, residual.bytes.copy())
+            number: ExactResidual(work.rescale, residual.bytes.copy(), work.way.state)
             for number, work, residual in kept
             if residual is not None and (rounded or work.rescale != 1.0)
         }
@@ -263,6 +263,8 @@ class BucketWork:
                 raise UsageError(f"the saved residual of slice {number} of {self.name} is another codec's; is it another job's state?")
             work.residual.bytes[:] = exact.bytes
             work.rescale = exact.rescale
+            if exact.velocity is not None and work.way.state is not None:
+                work.way.restore(exact.velocity)
 
     def server_parts(self) -> list[Part]:
         """Those that their server keeps a residual of, element by element."""

@@ -31,10 +31,11 @@ class TensorMemory(NamedTuple):
 
 class ExactResidual(NamedTuple):
     """A part's residual to the last bit, where a tensor's float32 would round it: its bytes as they are kept, and the factor that is
-    still to be multiplied."""
+    still to be multiplied, into the velocity, too."""
 
     rescale: float
     bytes: Bytes
+    velocity: F32 | None = None
 
 
 @dataclass(slots=True)

@@ -159,7 +159,7 @@ def _declared(layout: Layout, declaration: Declaration, steps: int) -> Declarati
     everything = tuple(range(len(layout.tensors)))
     return replace(
         declaration, order=everything, used=everything, buckets=tuple(map(_bucket_spec, layout.buckets)), seed=layout.seed,
-        past_steps=steps, turn=layout.turn,
+        stream=layout.stream, past_steps=steps, turn=layout.turn,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
     {"format": 2, "rank", "size", "loss_scale", "rates": [...],
      "memories": {kind: {name: {"residual"?, "velocity"?, "factors"?}}},        this rank's own, flat, by tensor
      "servers":  {kind: {name: residual}},                                      the servers', of the buckets this rank answers for
-     "layouts":  {kind: [{"declaration": {...}, "planned", "workers", "exact": {place: {"rescale", "bytes"}}}]},
+     "layouts":  {kind: [{"declaration": {...}, "planned", "workers", "exact": {place: {"rescale", "bytes", "velocity"?}}}]},
      "apart":    {name: {"parameter", "exp_avg", "moved"}}}                     ZeroOneAdam between two meetings: what differs between ranks
 
 Owns this form, the one before it (format 1: no "servers", no "layouts"), and how the states of all ranks of one job become those of
@@ -50,8 +50,13 @@ def _packed(memory: TensorMemory) -> dict[str, torch.Tensor]:
 
 
 def _packed_layout(kept: KeptLayout) -> dict[str, Any]:
-    exact = {place: {"rescale": each.rescale, "bytes": torch.from_numpy(each.bytes)} for place, each in kept.exact.items()}
+    exact = {place: _packed_exact(each) for place, each in kept.exact.items()}
     return {"declaration": kept.declaration.to_json(), "planned": kept.planned, "workers": kept.workers, "exact": exact}
+
+
+def _packed_exact(exact: ExactResidual) -> dict[str, Any]:
+    velocity = {} if exact.velocity is None else {"velocity": torch.from_numpy(exact.velocity)}
+    return {"rescale": exact.rescale, "bytes": torch.from_numpy(exact.bytes), **velocity}
 
 
 def check_states(states: State | Sequence[State], rank: int, size: int) -> list[State]:
@@ -135,7 +140,10 @@ def _layouts(state: State, kind: str) -> list[KeptLayout]:
         except PsgcError as error:
             logger.warning("a saved layout is of another version of psgc: residuals go on by tensor, not bit for bit (%s)", error)
             continue
-        exact = {place: ExactResidual(float(each["rescale"]), each["bytes"].numpy()) for place, each in saved["exact"].items()}
+        exact = {
+            place: ExactResidual(float(each["rescale"]), each["bytes"].numpy(), _array(each["velocity"]) if "velocity" in each else None)
+            for place, each in saved["exact"].items()
+        }
         layouts.append(KeptLayout(declaration, bool(saved["planned"]), int(saved["workers"]), exact))
     return layouts
 

@@ -13,6 +13,7 @@ import pytest
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout
 from psgc.wire.frames import Flag
 from psgc.worker.bucket import BucketWork, make_slots
+from psgc.worker.memory import own_memory, take_up
 
 TENSORS = tuple(TensorSpec(f"t{i}", (numel,), "float32") for i, numel in enumerate((5000, 1, 9000, 300, 20000)))
 
@@ -40,10 +41,10 @@ def works(codec: str, fuse: int, part: int, name: str = "l", rank: int = 0) -> l
     return [BucketWork(layout, bucket, slots, rank=rank) for bucket in layout.buckets]
 
 
-def step(work: BucketWork, seed: int) -> None:
+def step(work: BucketWork, seed: int, rescale: float = 1.0) -> None:
     """The result is what this rank has sent; zeros where the pull codec is another."""
     generator = np.random.default_rng(seed)
-    work.begin(ArrayBuffer(generator.standard_normal(work.bucket.numel, np.float32)), False, 1.0)
+    work.begin(ArrayBuffer(generator.standard_normal(work.bucket.numel, np.float32)), False, rescale)
     for part in work.bucket.parts:
         written = work.encode(part.key).payload_bytes
         same = work.scheme.canonical.partition("/")[2] == ""
@@ -151,3 +152,26 @@ def test_residuals_of_two_ranks_go_to_another_number_of_workers(
 ) -> None:
     """What they go on to is the same on every one of them."""
     assert digests(make_job(nodes=workers), saved[0], "load", "onebit/bf16")
+
+
+@pytest.mark.parametrize("codec", ["topk:k=0.1/none", "topk:k=0.1,momentum=dgc/none", "int4:residual=int8/none"])
+def test_a_unit_that_changed_in_a_step_without_a_result_is_taken_along_to_the_last_bit(codec: str) -> None:
+    """0.3 and 0.7 are no powers of two: a residual that was multiplied by one of them before it was saved would be rounded once more."""
+    (stayed,), (resumed,) = works(codec, 1 << 20, 1 << 20), works(codec, 1 << 20, 1 << 20)
+    step(stayed, 0)
+    stayed.begin(ArrayBuffer(np.full(stayed.bucket.numel, np.nan, np.float32)), False, 0.3)
+    for part in stayed.bucket.parts:
+        stayed.encode(part.key)
+        stayed.decode(part.key, Flag.NONFINITE, None, own=False)
+    memory = own_memory(stayed.layout, [stayed], dropped=False)
+    assert memory.steps == 2
+    take_up(memory, resumed.layout, [resumed], 1)
+    for number in (1, 2):
+        for work in (stayed, resumed):
+            step(work, number, rescale=0.7)
+        (mine, its) = (own_memory(work.layout, [work], dropped=False).tensors for work in (stayed, resumed))
+        for name, kept in mine.items():
+            for field, values in kept._asdict().items():
+                assert (values is None) == (its[name]._asdict()[field] is None)
+                if values is not None:
+                    assert values.tobytes() == its[name]._asdict()[field].tobytes(), (number, name, field)
