@@ -12,6 +12,7 @@ from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch import ranks
 from psgc.launch.interpreter import note_on
 from psgc.launch.role import run_role
+from psgc.launch.run import run_job
 from psgc.launch.supervisor import Supervisor
 from psgc.launch.threads import shared_cores
 from psgc.launch.version import version_line
@@ -25,7 +26,11 @@ USAGE = """usage: psgc-launch CMD...
 Starts this machine's part of a job. The role comes from DMLC_ROLE (worker, server or scheduler), the rest from
 DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and, on workers, DMLC_WORKER_ID; see docs/env.md.
 
-example, on node 1 of 2:
+With DMLC_NUM_WORKER=1 there is one machine: its workers, one for each entry of NVIDIA_VISIBLE_DEVICES, get a scheduler and servers of
+their own (BYTEPS_FORCE_DISTRIBUTED=1: they use those that you start).
+
+examples, on the only machine, with two GPUs, and on node 1 of 2:
+  NVIDIA_VISIBLE_DEVICES=0,1 DMLC_NUM_WORKER=1 psgc-launch python train.py
   DMLC_ROLE=worker DMLC_NUM_WORKER=2 DMLC_WORKER_ID=1 DMLC_NUM_SERVER=1 \\
   DMLC_PS_ROOT_URI=10.0.0.1 DMLC_PS_ROOT_PORT=9000 psgc-launch python train.py"""
 
@@ -47,6 +52,8 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
         if command and command[0].startswith("-"):
             raise UsageError(f"no such option {command[0]}; all but the command comes from the environment: see psgc-launch --help")
         role = _role(env)
+        if _one_machine(env):
+            return _run_machine(role, command, env)
         full = {"PSGC_OUTLET": own_outlet(), **env, "DMLC_ROLE": role}
         if role == "scheduler":
             return run_role("scheduler")
@@ -60,21 +67,53 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
 
 def _role(env: Mapping[str, str]) -> str:
     """The role, once everything it needs is there."""
-    role = env.get("DMLC_ROLE", "").strip().lower()
+    role = env.get("DMLC_ROLE", "").strip().lower() or ("worker" if _one_machine(env) else "")
     if role not in ("worker", "server", "scheduler"):
         raise ConfigError(f"DMLC_ROLE={env.get('DMLC_ROLE', '')!r}: expected worker, server or scheduler; see psgc-launch --help")
     config = Config.from_env(
         {k: v for k, v in env.items() if k not in ("DMLC_ROLE", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK", "LOCAL_RANK")}, role=role
     )
-    alone = role == "worker" and config.nodes == local_size(env) == 1 and not config.force_distributed and env.get("DMLC_NUM_WORKER")
-    required = () if alone else REQUIRED + (("DMLC_WORKER_ID",) if role == "worker" else ())
+    required = () if _one_machine(env) else REQUIRED + (("DMLC_WORKER_ID",) if role == "worker" else ())
     missing = [name for name in required if not env.get(name, "").strip()]
     if missing:
         raise ConfigError(f"{role}: missing {', '.join(missing)}; set them to the same job on every machine (docs/env.md)")
-    if role != "scheduler":  # which tells of them itself
+    if role != "scheduler" and not (_one_machine(env) and local_size(env) > 1):  # which tell of them themselves
         for note in config.notes:
             print(f"psgc-launch: {note}", file=sys.stderr)
     return role
+
+
+def _one_machine(env: Mapping[str, str]) -> bool:
+    """Whether the job is one of BytePS's non-distributed ones: a single node, and nothing said of servers elsewhere. Wrong values are not
+    this function's to find."""
+    forced = env.get("BYTEPS_FORCE_DISTRIBUTED", "").strip()
+    return env.get("DMLC_NUM_WORKER", "").strip() == "1" and forced in ("", "0")
+
+
+def _run_machine(role: str, command: list[str], env: Mapping[str, str]) -> int:
+    """A job that needs no other machine: alone, or with a scheduler and servers of its own. Ports and addresses that are set do not count,
+    as with bpslaunch."""
+    if role != "worker":
+        print(f"psgc-launch: DMLC_NUM_WORKER=1 needs no {role}: the workers' launcher starts what they need; to have them use this one, set "
+              f"BYTEPS_FORCE_DISTRIBUTED=1 everywhere", file=sys.stderr)  # fmt: skip
+        return 0
+    size = local_size(env)
+    if size == 1:
+        return _run_workers(command, {"PSGC_OUTLET": own_outlet(), **env, "DMLC_ROLE": role})
+    command, cores = _command(command, env), visible_cores(env, size)
+    config = Config.from_env({k: v for k, v in env.items() if k not in ("BYTEPS_LOCAL_RANK", "LOCAL_RANK")}, role=role)
+    if address := env.get("DMLC_PS_ROOT_URI", "").strip():
+        print(f"psgc-launch: DMLC_NUM_WORKER=1: the scheduler and the servers are started here, DMLC_PS_ROOT_URI={address} is not used (it is "
+              f"with BYTEPS_FORCE_DISTRIBUTED=1)", file=sys.stderr)  # fmt: skip
+    return run_job(command, workers=size, servers=max(1, config.servers), program="psgc-launch", cores=cores)
+
+
+def _command(command: list[str], env: Mapping[str, str]) -> list[str]:
+    """What each worker runs. Raises UsageError for what is none."""
+    if not command or shutil.which(command[0]) is None:
+        what = f"command {command[0]!r} is not found or not executable" if command else "no command given"
+        raise UsageError(f"worker: {what}; for example: psgc-launch python train.py")
+    return [*GDB, *command] if env.get("BYTEPS_ENABLE_GDB", "0").strip() not in ("", "0") else command
 
 
 def _run_server(env: Mapping[str, str]) -> int:
@@ -86,13 +125,8 @@ def _run_server(env: Mapping[str, str]) -> int:
 
 
 def _run_workers(command: list[str], env: Mapping[str, str]) -> int:
-    if not command or shutil.which(command[0]) is None:
-        what = f"command {command[0]!r} is not found or not executable" if command else "no command given"
-        raise UsageError(f"worker: {what}; for example: psgc-launch python train.py")
     size = local_size(env)
-    cores = visible_cores(env, size)
-    if env.get("BYTEPS_ENABLE_GDB", "0").strip() not in ("", "0"):
-        command = [*GDB, *command]
+    command, cores = _command(command, env), visible_cores(env, size)
     if note := note_on(command):
         print(f"psgc-launch: {note}", file=sys.stderr)
     places = _places(env, size)

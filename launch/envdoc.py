@@ -22,6 +22,11 @@ LAUNCHER = """
 `psgc-launch` reads these, too. Without `BYTEPS_LOCAL_SIZE` it starts one worker for each entry of `NVIDIA_VISIBLE_DEVICES` or
 `CUDA_VISIBLE_DEVICES`, else one; it changes neither: a worker takes the device of its local rank.
 
+With `DMLC_NUM_WORKER=1` the machine needs no other, as with bpslaunch: `NVIDIA_VISIBLE_DEVICES=0,1 DMLC_NUM_WORKER=1 psgc-launch python
+train.py` starts two workers, a scheduler and `DMLC_NUM_SERVER` servers (default 1); `DMLC_ROLE` may be missing, and an address that is set does
+not count. Launchers of the roles scheduler and server then say that they are not needed, and end. With `BYTEPS_FORCE_DISTRIBUTED=1` on all, the
+scheduler and the servers that you start are used instead. A single worker is alone: nothing is sent.
+
 | variable | meaning |
 |---|---|
 """

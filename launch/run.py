@@ -7,7 +7,7 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from psgc.config import Config
@@ -28,8 +28,10 @@ NOT_INHERITED: Final = {
 
 
 def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes: int = 1, codec: str | None = None,
-            plan: str | None = None, layout_out: str | None = None, prefix: bool = True) -> int:  # fmt: skip
+            plan: str | None = None, layout_out: str | None = None, prefix: bool = True, program: str = "psgc run",
+            cores: Sequence[Iterable[int]] = ()) -> int:  # fmt: skip
     """Start scheduler, servers and workers; return the job's exit status. plan, layout_out: PSGC_PLAN and PSGC_LAYOUT_OUT.
+    program: begins our own lines. cores: that each worker stays on.
 
     Raises UsageError, ConfigError or CodecError before anything starts.
     """
@@ -44,17 +46,17 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         codec = parse_scheme(codec).canonical
     Config.from_env({**_job_env(1, workers, servers, nodes, codec), **files})  # what is wrong is said before kernels are compiled
     if note := note_on(command):
-        print(f"psgc run: {note}", file=sys.stderr)
+        print(f"{program}: {note}", file=sys.stderr)
     prepare([codec] if codec else [])
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, Supervisor("psgc run", prefix) as supervisor:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, Supervisor(program, prefix) as supervisor:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         env = {**_job_env(listener.getsockname()[1], workers, servers, nodes, codec), **files}
         for note in Config.from_env(env).notes:
-            print(f"psgc run: {note}", file=sys.stderr)
+            print(f"{program}: {note}", file=sys.stderr)
         try:
             _start_services(supervisor, env, listener, servers)
-            _start_workers(supervisor, env, command, workers, nodes)
+            _start_workers(supervisor, env, command, workers, nodes, cores)
         except OSError as error:
             raise PsgcError(f"run: cannot start process {len(supervisor.children) + 1} of the job: {error}; see `ulimit -u -n`") from None
         listener.close()  # the scheduler has its own descriptor; without it nobody would listen
@@ -71,7 +73,9 @@ def _start_services(supervisor: Supervisor, env: Mapping[str, str], listener: so
         supervisor.start(f"server {index}", [*role, "server"], server, service=True, keep_memory=True)
 
 
-def _start_workers(supervisor: Supervisor, env: Mapping[str, str], command: Sequence[str], workers: int, nodes: int) -> None:
+def _start_workers(
+    supervisor: Supervisor, env: Mapping[str, str], command: Sequence[str], workers: int, nodes: int, cores: Sequence[Iterable[int]]
+) -> None:
     """Workers are spread over the nodes; sizes may differ by one."""
     sizes = [workers // nodes + (node < workers % nodes) for node in range(nodes)]
     meeting_place = ranks.meeting_place(os.environ)
@@ -81,7 +85,8 @@ def _start_workers(supervisor: Supervisor, env: Mapping[str, str], command: Sequ
                 **env, **meeting_place, **ranks.place(sizes, node, local_rank), "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node),
                 "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(local_size),
             }  # fmt: skip
-            supervisor.start(f"worker {worker['RANK']}", command, worker)
+            rank = int(worker["RANK"])
+            supervisor.start(f"worker {rank}", command, worker, cores=cores[rank] if cores else ())
 
 
 def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> None:

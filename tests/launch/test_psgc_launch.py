@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from psgc.errors import ConfigError
-from psgc.launch.bpslaunch import local_size, visible_cores
+from psgc.launch.bpslaunch import launch, local_size, visible_cores
 from psgc.launch.threads import shared_cores
 
 STEPS = (sys.executable, str(Path(__file__).parent.parent / "jobs" / "steps.py"), "--steps")
@@ -26,15 +26,18 @@ ALONE = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
     [
         ({}, "true", "DMLC_ROLE=''"),
         ({"DMLC_ROLE": "helper"}, "true", "DMLC_ROLE='helper'"),
-        ({"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "1"}, "true", "missing DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT"),
+        ({"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "2"}, "true", "missing DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT"),
         ({"DMLC_ROLE": "scheduler"}, "true", "missing DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT"),
         ({"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}, "true", "DMLC_PS_ROOT_PORT, DMLC_WORKER_ID"),
         ({**TWO_NODES, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "2"}, "true", "nodes are numbered 0 to 1"),
         ({**TWO_NODES, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0"}, "no-such-command", "'no-such-command' is not found"),
         ({**TWO_NODES, "DMLC_ROLE": "server", "DMLC_NUM_WORKER": "two"}, "true", "DMLC_NUM_WORKER='two'"),
         ({**ALONE, "BYTEPS_LOCAL_SIZE": "two"}, "true", "BYTEPS_LOCAL_SIZE='two'"),
-        ({**ALONE, "BYTEPS_LOCAL_SIZE": "2"}, "true", "missing DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT"),
-        ({**ALONE, "NVIDIA_VISIBLE_DEVICES": "0,1"}, "true", "missing DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT"),
+        ({**ALONE, "BYTEPS_LOCAL_SIZE": "2", "BYTEPS_FORCE_DISTRIBUTED": "1"}, "true", "missing DMLC_NUM_SERVER, DMLC_PS_ROOT_URI"),
+        ({**ALONE, "NVIDIA_VISIBLE_DEVICES": "0,1"}, "no-such-command", "'no-such-command' is not found"),
+        ({**ALONE, "NVIDIA_VISIBLE_DEVICES": "0,1", "DMLC_WORKER_ID": "1"}, "true", "nodes are numbered 0 to 0"),
+        ({**ALONE, "DMLC_NUM_WORKER": "", "NVIDIA_VISIBLE_DEVICES": "0,1"}, "true", "missing DMLC_NUM_WORKER"),
+        ({**ALONE, "DMLC_NUM_WORKER": "", "DMLC_NUM_WORKERS": "1"}, "true", "did you mean DMLC_NUM_WORKER?"),
         ({**ALONE, "BYTEPS_VISIBLE_CPU_CORES": "x"}, "true", "BYTEPS_VISIBLE_CPU_CORES='x'"),
     ],
 )
@@ -50,11 +53,32 @@ def test_a_job_runs_role_by_role_whatever_the_case_of_their_names(launched: Any)
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     job = {**ALONE, "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "BYTEPS_LOCAL_SIZE": "2"}
+    job["BYTEPS_FORCE_DISTRIBUTED"] = "1"  # else a single node would start its own
     members = [launched.psgc_launch(*STEPS, "3", **{**job, "DMLC_ROLE": role}) for role in ("Scheduler", "SERVER", "worker")]
     ends = [launched.end(popen) for popen in members]
     assert [status for status, _, _ in ends] == [0, 0, 0], ends
     for rank in range(2):
         assert f"[worker {rank}] step 3: nan 0 of 5000, first 3.0" in ends[2][1]
+
+
+@pytest.mark.parametrize("more", [
+    {"NVIDIA_VISIBLE_DEVICES": "0,1"},
+    {**ALONE, "BYTEPS_LOCAL_SIZE": "2", "DMLC_NUM_SERVER": "2", "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "1234"},
+])  # fmt: skip
+def test_on_one_machine_workers_get_a_scheduler_and_servers_as_in_bytepss_tutorial(launched: Any, more: dict[str, str]) -> None:
+    status, out, err = launched.end(launched.psgc_launch(*STEPS, "3", **{"DMLC_NUM_WORKER": "1", "PSGC_SILENCE_S": "60", **more}))
+    assert status == 0, err
+    for rank in range(2):
+        assert f"[worker {rank}] step 3: nan 0 of 5000, first 3.0" in out
+    told = [line for line in err.splitlines() if line.startswith("psgc-launch: ")]
+    assert len(told) == ("DMLC_PS_ROOT_URI" in more) and all("DMLC_PS_ROOT_URI=10.0.0.1 is not used" in line for line in told)
+
+
+@pytest.mark.parametrize("role", ["scheduler", "server"])
+def test_one_machine_needs_no_scheduler_and_no_server_of_its_own(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9"}
+    assert launch([], {**job, "DMLC_ROLE": role}) == 0
+    assert f"DMLC_NUM_WORKER=1 needs no {role}: " in capsys.readouterr().err
 
 
 def test_arguments_reach_the_command_as_they_were_given(launched: Any) -> None:
