@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from psgc.codecs import elements, floats, int8, largest, onebit, sparse
+from psgc.codecs.codec import parse_codec
 from psgc.codecs.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
+from psgc.codecs.kernel_cache import KernelCache
+from psgc.plan import bound, bucketing, curves, descent, space, timeline, trial
 
 TINY = """
 import numpy as np
@@ -53,6 +56,16 @@ def test_every_kernel_is_compiled_on_import_for_one_signature() -> None:
 def test_a_call_with_other_types_is_refused_and_not_compiled() -> None:
     with pytest.raises(TypeError):
         onebit._decode("payload", 1, 0, np.zeros(1, np.float32))
+
+
+def test_every_kernel_of_the_package_is_kept() -> None:
+    kept = [function for _, function in all_kernels() if "tests" not in function.__module__]
+    kept += [function for text in ("int4:rotate=1", "fp8", "dithering:partition=natural", "tbq") for function in parse_codec(text)._kernels]
+    kept += [f for m in (bound, bucketing, curves, descent, space, timeline, trial) for f in vars(m).values() if hasattr(f, "signatures")]
+    kernels = [function for function in kept if not function._can_compile]
+    assert len(kernels) > 60
+    for function in kernels:
+        assert isinstance(function._cache, KernelCache), function.__qualname__
 
 
 @pytest.mark.parametrize(("name", "function"), all_kernels())
