@@ -15,6 +15,7 @@ from tests.jobs import resume
 
 pytestmark = pytest.mark.timeout(600)  # two jobs of every codec, on a machine that does other work, too
 MakeJob = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
 WAYS = resume.ways()
 ENV = {"PSGC_FUSE_BYTES": "40000", "PSGC_MIN_COMPRESS_BYTES": "0"}  # several buckets, all of them compressed
 
@@ -45,6 +46,12 @@ def test_every_codec_is_resumed_both_ways_and_one_way() -> None:
     for name in (*registered_codecs(), *registered_schemes()):
         assert name in WAYS
         assert name in registered_schemes() or name == "none" or f"{name}/none" in WAYS
+
+
+def test_the_page_has_a_row_for_every_way_and_each_goes_on_bit_for_bit() -> None:
+    section = (ROOT / "docs" / "optimizers.md").read_text().split("<!-- begin resume -->")[1].split("<!-- end resume -->")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \|", section, re.MULTILINE)
+    assert rows == [(way, "yes") for way in WAYS]
 
 
 def test_going_back_in_the_same_processes_is_exact_and_what_codecs_keep_is_part_of_the_state(make_job: MakeJob, tmp_path: Path) -> None:
