@@ -47,7 +47,7 @@ class BackwardEnd:
 
     @property
     def ahead(self) -> bool:
-        return not self.came and not self.lost
+        return not self.came and self._carrier() is not None
 
     def carried_by(self, carrier: object) -> None:
         self._carrier = weakref.ref(carrier)

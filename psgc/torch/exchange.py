@@ -177,11 +177,10 @@ class GradientExchange:
 
     def _enter(self) -> None:
         """A hook runs: of a new backward, maybe, whose end is then awaited."""
-        if not self.late:
+        if not self.late and (self._end is None or not self._end.ahead):
             if self._end is not None and self._end.lost:
                 self._give_up_lost()
-            if self._end is None or not self._end.ahead:
-                self._end = self._await_end()
+            self._end = self._await_end()
         self._begin()
 
     def _await_end(self) -> BackwardEnd | None:

@@ -1,0 +1,81 @@
+"""p.grad when backward returns, over a real scheduler, servers and workers, beside stock DDP over gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)  # the job is the first test's set-up
+DYING = """
+import sys
+import torch
+import psgc.torch as psgc
+from psgc.errors import JobFailed
+psgc.init()
+model = torch.nn.Linear(300, 300)
+optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+for step in range(4):
+    optimizer.zero_grad()
+    loss = model(torch.ones(1, 300)).sum()
+    if (psgc.rank(), step) == (1, 2):
+        raise ValueError("no more data")
+    try:
+        loss.backward()
+    except JobFailed as error:
+        print("in backward:", step, error, flush=True)
+        raise
+    optimizer.step()
+"""
+CODECS = ("none", "int8", "onebit", "topk:k=0.01/none", "powersgd:rank=2")
+CASES = ("clipped", "reentrant", "twice", "gan")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    """What each rank said."""
+    env = {**os.environ, "PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "50000"}
+    job = str(Path(__file__).parent / "job_backward.py")
+    command = [sys.executable, "-m", "psgc.launch", "run", "--no-prefix", "--workers", "2", "--servers", "2", "--",
+               sys.executable, job, *CODECS]  # fmt: skip
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return sorted(said, key=lambda of_rank: int(of_rank["rank"]))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("case", CASES)
+def test_all_ranks_see_the_same_gradients_bit_by_bit_whenever_backward_returns(ranks: list[dict[str, Any]], case: str, codec: str) -> None:
+    first, second = (of_rank["cases"][case][codec][1] for of_rank in ranks)
+    assert first == second
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_uncompressed_the_losses_are_stock_ddps(ranks: list[dict[str, Any]], case: str) -> None:
+    for of_rank in ranks:
+        stock, mine = (of_rank["cases"][case][how][0] for how in ("ddp", "none"))
+        assert mine == pytest.approx(stock, rel=1e-5)
+        assert len(set(mine)) == len(mine) and mine[-1] != mine[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_codecs_make_a_difference(ranks: list[dict[str, Any]], case: str) -> None:
+    assert len({ranks[0]["cases"][case][codec][1] for codec in CODECS}) == len(CODECS)
+
+
+def test_two_backwards_a_step_lose_nothing_of_what_error_feedback_keeps(ranks: list[dict[str, Any]]) -> None:
+    assert all(of_rank["away"] < 1e-5 for of_rank in ranks)
+
+
+def test_a_rank_that_dies_before_its_backward_ends_the_others_in_theirs() -> None:
+    command = [sys.executable, "-m", "psgc.launch", "run", "--no-prefix", "--workers", "2", "--", sys.executable, "-c", DYING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    told = [line for line in done.stdout.splitlines() if line.startswith("in backward: 2 ")]
+    assert len(told) == 1 and "rank 1 ended with ValueError: no more data" in told[0], done.stdout + done.stderr
