@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import psgc.torch as psgc
 from psgc.config import Config
 from psgc.errors import CodecError, JobFailed, NonFiniteError, UsageError
 from psgc.layout import Declaration, TensorSpec
@@ -85,3 +88,53 @@ def test_after_close_or_failure_the_next_call_says_so() -> None:
     session.fail("rank 0 ended with lost")
     with pytest.raises(JobFailed, match="lost"):
         session.declare(declaration())
+
+
+@pytest.mark.parametrize("skipped_first", [False, True])
+def test_what_two_ranks_and_their_servers_left_over_reaches_a_job_of_one_once(alone: None, skipped_first: bool) -> None:
+    """The mean of the workers' residuals, and the servers' as it is; a step that is thrown away has not paid it."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], compression="topk")
+    states = [
+        {
+            "format": 2, "rank": rank, "size": 2, "loss_scale": 1.0, "rates": [],
+            "memories": {"gradients": {"w": {"residual": torch.full((3,), 2.0 + 4 * rank)}}},
+            "servers": {"gradients": {"w": torch.full((3,), 0.5)} if rank == 0 else {}}, "layouts": {},
+        }
+        for rank in range(2)
+    ]  # fmt: skip
+    optimizer.load_residual_state_dict(states)
+    if skipped_first:
+        (0 * weight).sum().backward()
+        optimizer.zero_grad()
+    for _ in range(2):
+        optimizer.zero_grad()
+        (0 * weight).sum().backward()
+        optimizer.step()
+    assert weight.tolist() == [-4.5] * 3
+
+
+def test_a_job_of_one_goes_on_bit_for_bit(alone: None) -> None:
+    def train(weight: torch.nn.Parameter, optimizer: Any, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            (weight * torch.randn(50, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+            optimizer.step()
+
+    def made() -> tuple[torch.nn.Parameter, Any]:
+        weight = torch.nn.Parameter(torch.ones(50))
+        return weight, psgc.DistributedOptimizer(torch.optim.SGD([weight], lr=0.01, momentum=0.9), [("w", weight)], compression="onebit")
+
+    weight, optimizer = made()
+    train(weight, optimizer, range(12))
+    kept = weight.detach().clone(), copy.deepcopy(optimizer.state_dict()), optimizer.residual_state_dict()
+    train(weight, optimizer, range(12, 24))
+    again, resumed = made()
+    with torch.no_grad():
+        again.copy_(kept[0])
+    resumed.load_state_dict(kept[1])
+    resumed.load_residual_state_dict(kept[2])
+    assert resumed.residual_state_dict()["layouts"]["gradients"][0]["declaration"]["past_steps"] == 12
+    train(again, resumed, range(12, 24))
+    assert torch.equal(again, weight)
+    assert resumed.residual_state_dict()["layouts"]["gradients"][0]["declaration"]["past_steps"] == 24
