@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch import ranks
+from psgc.launch.absence import tell_absence
+from psgc.launch.child import Child
 from psgc.launch.interpreter import note_on
 from psgc.launch.role import run_role
 from psgc.launch.run import run_job
@@ -132,13 +134,18 @@ def _run_workers(command: list[str], env: Mapping[str, str]) -> int:
     places = _places(env, size)
     prepare(_codecs(env))
     threads = shared_cores(env, size)
-    with Supervisor("psgc-launch", prefix=size > 1) as supervisor:
+    configs: dict[int, Config] = {}
+
+    def absent(child: Child) -> None:
+        tell_absence(configs[child.pid], child.pid, child.describe_end())
+
+    with Supervisor("psgc-launch", prefix=size > 1, absent=None if _one_machine(env) else absent) as supervisor:
         for local_rank in range(size):
             own = {
                 **env, **threads, **places[local_rank], "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1",
             }  # fmt: skip
-            Config.from_env(own)
-            _start(supervisor, f"worker {local_rank}", command, own, cores=cores[local_rank])
+            config = Config.from_env(own)
+            configs[_start(supervisor, f"worker {local_rank}", command, own, cores=cores[local_rank]).pid] = config
         return supervisor.run()
 
 
@@ -163,9 +170,9 @@ def _places(env: Mapping[str, str], size: int) -> list[dict[str, str]]:
 
 def _start(
     supervisor: Supervisor, name: str, command: list[str], env: Mapping[str, str], *, keep_memory: bool = False, cores: Iterable[int] = ()
-) -> None:
+) -> Child:
     try:
-        supervisor.start(name, command, env, keep_memory=keep_memory, cores=cores)
+        return supervisor.start(name, command, env, keep_memory=keep_memory, cores=cores)
     except OSError as error:
         raise PsgcError(f"cannot start {name}: {error}; see `ulimit -u -n`") from None
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import IO, Any, Final
@@ -41,10 +41,14 @@ class Patience:
 class Supervisor:
     """``with`` it: start children, then ``run`` until all have ended. Leaving the block leaves no process behind, whatever happened.
 
-    program: begins our own lines. prefix: whether children's lines begin with their names.
+    program: begins our own lines. prefix: whether children's lines begin with their names. absent: told of a worker that has ended by
+    itself without having called init, for those who wait for it elsewhere.
     """
 
-    def __init__(self, program: str, prefix: bool = True, patience: Patience = Patience()) -> None:
+    def __init__(
+        self, program: str, prefix: bool = True, patience: Patience = Patience(), absent: Callable[[Child], None] | None = None
+    ) -> None:  # fmt: skip
+        self._absent = absent
         self._program, self._prefix, self._patience = program, prefix, patience
         self.children: list[Child] = []
         self.blame = Blame()
@@ -177,7 +181,13 @@ class Supervisor:
         elif ours:
             self.blame.end(self.children.index(child))
         else:
-            self.blame.end(self.children.index(child), child.status or 0, child.describe_end())
+            number = self.children.index(child)
+            self.blame.end(number, child.status or 0, child.describe_end())
+            if self._absent is not None and not self.blame.accounts[number].joining:
+                self._absent(child)
+                self._absent = None  # the first is enough
+                if not child.status:
+                    self._say(f"{child.name} has ended and never joined the job: it did not call psgc.torch.init()")
             self._end_if_failed()
         if not working:
             self._end_within(0 if self.blame.never_formed else self._patience.service_s)

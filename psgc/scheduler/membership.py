@@ -280,7 +280,9 @@ class Membership:
             return None
         if self.alive(member.register) is False:
             return f"{member.label} died: its process is gone without leaving the job; look at its log"
-        if self.barriers is not None and now - member.heard > self.dead_s:
+        # Before everyone is there members speak only to register again, a worker every silence_s.
+        limit = self.dead_s if self.barriers is not None else max(self.dead_s, 3 * self.silence_s)
+        if now - member.heard > limit:
             return f"{member.label} has said nothing for {now - member.heard:.0f} s and counts as dead (PSGC_DEAD_S); look at its machine"
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -86,6 +87,34 @@ def test_arguments_reach_the_command_as_they_were_given(launched: Any) -> None:
     given = ["a b", "$HOME", "", "--help", "quote'd"]
     status, out, err = launched.end(launched.psgc_launch(sys.executable, "-c", code, *given, **ALONE))
     assert (status, json.loads(out)) == (0, given), err
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("import no_such_module", 1, r"ended with ModuleNotFoundError: No module named 'no_such_module'"),
+        ("", 0, r"ended with status 0"),
+    ],
+)
+def test_a_worker_that_ends_without_joining_ends_the_job_on_the_other_machines_at_once(
+    launched: Any, code: str, status: int, said: str
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    job = {**TWO_NODES, "DMLC_PS_ROOT_PORT": port, "PSGC_REGISTER_TIMEOUT_S": "10000", "PSGC_SILENCE_S": "60", "PSGC_DEAD_S": "1000"}
+    waiting = [launched.psgc_launch(**job, DMLC_ROLE=role) for role in ("scheduler", "server")]
+    waiting.append(launched.psgc_launch(*STEPS, "1", **job, DMLC_ROLE="worker", DMLC_WORKER_ID="0"))
+    absent = launched.psgc_launch(
+        sys.executable, "-c", f"import time; time.sleep(5)\n{code}", **job, DMLC_ROLE="worker", DMLC_WORKER_ID="1"
+    )
+    ended, _, err = launched.end(absent)
+    assert ended == status
+    assert "never joined the job" in err.splitlines()[-1] or status
+    for popen in waiting:
+        ended, _, err = launched.end(popen)
+        assert ended == 1
+        assert re.search(rf"node 1 \(.*\): worker 0 \(pid \d+\) {said}, before it joined the job$", err.splitlines()[-1]), err
 
 
 def test_a_worker_that_fails_fails_its_launcher(launched: Any) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from psgc import __version__
 from psgc.wire.frames import Kind
-from psgc.wire.messages import ErrorCode, Topology
+from psgc.wire.messages import ErrorCode, Notice, Topology
 from tests.scheduler.talk import (
+    DEAD_S,
     REGISTER_S,
     SILENCE_S,
     Job,
@@ -134,6 +135,7 @@ def test_who_is_missing_is_named_and_named_again_and_the_waiting_are_told() -> N
     job.join("w0", register(node=0, local_size=2))
     assert job.tick(SILENCE_S - 0.1) == []
     for again in range(3):
+        job.hear_everyone()
         actions = job.tick(SILENCE_S)
         if again == 1:  # said after 5 s, and after 10 s more
             assert (logged(actions), sent(actions, Kind.HEARTBEAT)["w0"].payload_bytes) == ("", 0), (
@@ -150,9 +152,34 @@ def test_who_is_missing_is_named_and_named_again_and_the_waiting_are_told() -> N
 def test_registration_gives_up_naming_who_never_came() -> None:
     job = Job()
     job.join("w0", register(node=0))
-    text = aborted(job.tick(REGISTER_S + 1))
+    job.now += REGISTER_S
+    job.hear_everyone()
+    text = aborted(job.tick(1))
     assert "DMLC_WORKER_ID=1" in text
     assert "PSGC_REGISTER_TIMEOUT_S" in text
+
+
+def test_a_member_that_falls_silent_while_others_are_awaited_ends_the_job() -> None:
+    job = Job()
+    job.join("w0", register(node=0))
+    for _ in range(3):
+        job.tick(max(DEAD_S, 3 * SILENCE_S))
+        job.join("w0", register(node=0))  # it registers again and again
+    text = aborted(job.tick(max(DEAD_S, 3 * SILENCE_S) + 0.1))
+    assert "pid 1000 on host0) has said nothing" in text
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_launcher_tells_in_its_workers_place_why_that_will_not_come(nodes: int) -> None:
+    job = Job(nodes)
+    job.join("s0", register("server"))
+    job.join("w0", register(node=0))
+    job.join("launcher", register(node=1, pid=7))
+    actions = job.say(
+        "launcher", Kind.FAULT, Notice(0, "node 1 (host1): worker 0 ended with ModuleNotFoundError, before it joined the job")
+    )
+    assert aborted(actions).startswith("node 1 (host1): worker 0 ended with ModuleNotFoundError")
+    assert {"s0", "w0"} <= set(sent(actions, Kind.ABORT))
 
 
 def test_a_member_that_dies_while_others_are_awaited_ends_the_job() -> None:

@@ -1,0 +1,39 @@
+"""Telling a scheduler elsewhere that a worker has ended before it spoke to it: else everyone would wait for that worker to register.
+
+The launcher registers in the worker's place, for only members are heard, and reports the fault. It waits for no answer: a scheduler that is not
+up has nobody waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, Final
+
+from psgc import __version__
+from psgc.config import Config
+from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
+from psgc.wire.messages import Notice, Register, encode_body
+
+LINGER_MS: Final = 3000  # for the connection to be made and three small messages to leave
+
+
+def tell_absence(config: Config, pid: int, why: str) -> None:
+    """config: the worker's. why: how it ended, in a line."""
+    import zmq
+
+    from psgc.transport.dealer import Dealer
+    from psgc.transport.host import host_id
+
+    context: zmq.Context[Any] = zmq.Context()
+    dealer = Dealer(context, config.root_endpoint, b"launcher-%s-%d" % (os.urandom(6).hex().encode(), os.getpid()), config.dead_s)
+    host = socket.gethostname()
+    register = Register(
+        "worker", config.token, __version__, host_id(), host, pid, 0, config.nodes, config.servers, config.node, config.local_rank,
+        config.local_size,
+    )  # fmt: skip
+    text = f"node {config.node} ({host}): {why}, before it joined the job"
+    for kind, body in ((Kind.REGISTER, encode_body(register)), (Kind.FAULT, encode_body(Notice(0, text))), (Kind.BYE, b"")):
+        dealer.send(Header(kind, job=config.job, sender=UNASSIGNED_SENDER, payload_bytes=len(body)), body)
+    dealer.close(linger_ms=LINGER_MS)
+    context.destroy(linger=LINGER_MS)
