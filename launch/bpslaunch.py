@@ -157,7 +157,7 @@ def _places(env: Mapping[str, str], size: int) -> list[dict[str, str]]:
     """torch.distributed's variables of each local rank. What the user has set stays, but for the ranks of several processes."""
     config = Config.from_env({**env, "BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": str(size)})
     node, nodes = config.node, config.nodes
-    sizes, meeting_place = ranks.node_sizes(env, nodes, node, size), ranks.agreed_meeting_place(env)
+    sizes, meeting_place = ranks.node_sizes(env, nodes, node, size), ranks.agreed_meeting_place(env, nodes)
     if node == 0 and nodes > 1 and not ranks.is_ours(meeting_place["MASTER_ADDR"]):
         print(
             f"psgc-launch: MASTER_ADDR is {meeting_place['MASTER_ADDR']}, not an address of this machine, which has rank 0: a script that "

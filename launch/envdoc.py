@@ -42,8 +42,8 @@ own names, above.
 | `RANK`, `WORLD_SIZE` | this worker's rank, and workers in the job: psgc's own, numbered node by node |
 | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | this worker's number on its node, and workers there |
 | `GROUP_RANK` | the node's number |
-| `MASTER_ADDR` | `psgc run`: 127.0.0.1; `psgc-launch`: the scheduler's address |
-| `MASTER_PORT` | `psgc run`: a free port; `psgc-launch`: `DMLC_PS_ROOT_PORT` + 1 |
+| `MASTER_ADDR` | `psgc run`, and `psgc-launch` with one node: 127.0.0.1; with several: the scheduler's address |
+| `MASTER_PORT` | `psgc run`, and `psgc-launch` with one node: a free port; with several: `DMLC_PS_ROOT_PORT` + 1 |
 | `OMP_WAIT_POLICY` | `passive`, unless it is set: threads that spin take cores from other processes |
 | `OMP_NUM_THREADS` | unless it is set: for several workers on a machine, each one's share of the cores |
 

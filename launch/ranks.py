@@ -72,13 +72,15 @@ def node_sizes(env: Mapping[str, str], nodes: int, node: int, local_size: int) -
     return sizes
 
 
-def agreed_meeting_place(env: Mapping[str, str]) -> dict[str, str]:
-    """Where the workers of a job on several machines meet, the same on each: at the scheduler's address, on the port after its port. What
-    the user has set comes first."""
+def agreed_meeting_place(env: Mapping[str, str], nodes: int) -> dict[str, str]:
+    """Where the workers of a job of so many machines meet, the same on each: at the scheduler's address, on the port after its port; on a
+    free port where all are here. What the user has set comes first."""
     address, port = env.get("DMLC_PS_ROOT_URI", "").strip(), env.get("DMLC_PS_ROOT_PORT", "").strip()
-    # Without a scheduler, or with one on the last port there is, no port follows.
-    next_port = int(port) + 1 if port.isdigit() and int(port) < 65535 else free_port()
-    return {"MASTER_ADDR": address or "127.0.0.1", "MASTER_PORT": str(next_port), **_told(env)}
+    if nodes == 1 or not address or not port.isdigit():
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **_told(env)}
+    # After the last port there is comes the one before it.
+    next_port = int(port) + 1 if int(port) < 65535 else 65534
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(next_port), **_told(env)}
 
 
 def _told(env: Mapping[str, str]) -> dict[str, str]:

@@ -76,6 +76,14 @@ def test_one_process_a_node_keeps_the_ranks_it_was_given(launched: Any) -> None:
     assert {name: seen[name] for name in given} == given
 
 
+def test_the_workers_of_one_node_meet_on_it_wherever_the_scheduler_is(launched: Any) -> None:
+    one = {**NODE, "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0", "DMLC_PS_ROOT_URI": "192.0.2.1", "BYTEPS_LOCAL_SIZE": "2"}
+    seen = told(launched, "launch", **one)
+    assert [s["MASTER_ADDR"] for s in seen] == ["127.0.0.1"] * 2
+    assert len({s["MASTER_PORT"] for s in seen}) == 1
+    assert int(seen[0]["MASTER_PORT"]) in ranks.FREE_PORTS
+
+
 def test_a_rank_0_that_cannot_listen_where_all_would_meet_says_so(launched: Any) -> None:
     far = {**NODE, "DMLC_PS_ROOT_URI": "192.0.2.1", "DMLC_WORKER_ID": "0"}  # an address for documentation: nobody's
     status, _, err = launched.end(launched.psgc_launch(sys.executable, "-c", CODE, **far))
