@@ -203,5 +203,7 @@ def from_best(assessed: Assessment) -> str:
     words = []
     for bound, space in ((assessed.bounds.given_us, "with these buckets"), (assessed.bounds.any_us, "with any buckets")):
         told = assessed.found.step_us < bound * WORTH_TELLING
-        words.append(f"at most {percent(assessed.found.step_us / bound - 1)} from the best {space}" if told else f"no bound {space}")
+        words.append(
+            f"at most {percent(max(assessed.found.step_us / bound - 1, 0.0))} from the best {space}" if told else f"no bound {space}"
+        )
     return "; ".join(words)
