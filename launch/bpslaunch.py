@@ -15,7 +15,7 @@ from psgc.launch.child import Child
 from psgc.launch.interpreter import note_on
 from psgc.launch.role import run_role
 from psgc.launch.run import run_job
-from psgc.launch.supervisor import Supervisor
+from psgc.launch.supervisor import Patience, Supervisor
 from psgc.launch.threads import shared_cores
 from psgc.launch.version import version_line
 from psgc.launch.warming import prepare
@@ -139,7 +139,8 @@ def _run_workers(command: list[str], env: Mapping[str, str]) -> int:
     def absent(child: Child) -> None:
         tell_absence(configs[child.pid], child.pid, child.describe_end())
 
-    with Supervisor("psgc-launch", prefix=size > 1, absent=None if _one_machine(env) else absent) as supervisor:
+    patience = Patience.of(Config.from_env({**env, **places[0], "BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": str(size)}))
+    with Supervisor("psgc-launch", size > 1, patience, absent=None if _one_machine(env) else absent) as supervisor:
         for local_rank in range(size):
             own = {
                 **env, **threads, **places[local_rank], "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1",

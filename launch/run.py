@@ -14,7 +14,7 @@ from psgc.config import Config
 from psgc.errors import PsgcError, UsageError
 from psgc.launch import ranks
 from psgc.launch.interpreter import note_on
-from psgc.launch.supervisor import Supervisor
+from psgc.launch.supervisor import Patience, Supervisor
 from psgc.launch.tables import progress
 from psgc.launch.threads import shared_cores
 from psgc.launch.warming import prepare
@@ -44,11 +44,11 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         from psgc.codecs import parse_scheme
 
         codec = parse_scheme(codec).canonical
-    Config.from_env({**_job_env(1, workers, servers, nodes, codec), **files})  # what is wrong is said before kernels are compiled
+    config = Config.from_env({**_job_env(1, workers, servers, nodes, codec), **files})  # what is wrong is said before kernels are compiled
     if note := note_on(command):
         print(f"{program}: {note}", file=sys.stderr)
     prepare([codec] if codec else [])
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, Supervisor(program, prefix) as supervisor:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, Supervisor(program, prefix, Patience.of(config)) as supervisor:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         env = {**_job_env(listener.getsockname()[1], workers, servers, nodes, codec), **files}

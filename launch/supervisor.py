@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import IO, Any, Final
 
+from psgc.config import Config
 from psgc.launch.blame import Account, Blame
 from psgc.launch.child import Child, live_groups, script
 from psgc.launch.keeper import Keeper
@@ -26,6 +27,7 @@ from psgc.launch.reports import Reports
 TURN_S: Final = 0.1  # how soon what nothing signals is seen: remains of a group that are gone, a step of the ladder
 DRAIN_S: Final = 1.0  # somebody outside the groups may hold an output pipe open; nobody waits for him longer
 UNKILLABLE_S: Final = 10.0  # a process in the middle of a system call that does not return (a dead file server) outlives SIGKILL
+OWN_END_S: Final = 3.0  # what a process may take to end itself, beyond its own limit
 CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -33,9 +35,16 @@ CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Patience:
     """How long children are waited for, in seconds."""
 
-    grace_s: float = 8.0  # after a fault or a signal everyone may end by itself: the scheduler tells them, a trainer may save its state
+    fault_s: float = 13.0  # after a fault: later than PSGC_ABORT_GRACE_S, by which the job's own processes end themselves
+    save_s: float = 303.0  # after a fault or a signal for one that is writing a checkpoint: later than its PSGC_SAVE_TIMEOUT_S
+    grace_s: float = 8.0  # after a signal to us everyone may end by itself; whoever sent it may insist after 10 s
     service_s: float = 5.0  # when the workers have ended the services have nothing to wait for
     term_s: float = 2.0  # between SIGTERM and SIGKILL
+
+    @classmethod
+    def of(cls, config: Config) -> Patience:
+        """For a job with these settings: its processes end themselves first."""
+        return cls(fault_s=config.abort_grace_s + OWN_END_S, save_s=max(config.abort_grace_s, config.save_timeout_s) + OWN_END_S)
 
 
 class Supervisor:
@@ -58,6 +67,9 @@ class Supervisor:
         self._interrupt = 0
         self._pending: list[int] = []  # signals that came and are not handled yet
         self._ladder: list[tuple[float, int]] = []  # (when, signal) still to be sent to everyone left
+        self._saving: set[int] = set()  # numbers of the children that are writing a checkpoint
+        self._saves_until = float("inf")  # then it is ended all the same
+        self._held_at = float("inf")  # when the ladder's next step would have been taken, but for a checkpoint
         self._before: dict[int, Any] = {}
         self._insisted = False  # whether a step of the ladder was taken
         self._hopeless_at = float("inf")
@@ -150,6 +162,7 @@ class Supervisor:
         for child in sorted(ended, key=lambda c: ((c.status or 0) >= 0, c.service)):  # likeliest cause first
             self._ended(child)
         self._bury_if_any()
+        self._hold_for_checkpoints(time.monotonic())
         while self._ladder and time.monotonic() >= self._ladder[0][0]:
             self._insist(self._ladder.pop(0)[1])
 
@@ -157,7 +170,11 @@ class Supervisor:
 
     def _hear(self) -> None:
         for report in self._reports.receive():
-            if not self._ending_them:
+            if report.event == "saving":
+                self._saving.add(report.child)
+            elif report.event == "saved":
+                self._saving.discard(report.child)
+            elif not self._ending_them:
                 self.blame.hear(report)
         self._end_if_failed()
         if self.blame.never_formed and not any(c.running for c in self.children if not c.service):
@@ -196,7 +213,7 @@ class Supervisor:
         """After the first fault everyone else ends. Where the job was never complete nobody has anything to save, or hears of it."""
         if self.blame.failed and not self._failing:
             self._failing = True
-            self._end_within(self._patience.grace_s if self.blame.formed else 0)
+            self._end_within(self._patience.fault_s if self.blame.formed else 0)
 
     def _bury_if_any(self) -> None:
         if any(not c.running and not c.gone for c in self.children):
@@ -214,8 +231,29 @@ class Supervisor:
     def _end_within(self, grace_s: float) -> None:
         """Give the rest time to end by themselves, then insist; never later than was decided before."""
         term = time.monotonic() + grace_s
+        self._saves_until = min(self._saves_until, time.monotonic() + self._patience.save_s)
         if not self._ladder or (len(self._ladder) == 2 and term < self._ladder[0][0]):
             self._ladder = [(term, signal.SIGTERM), (term + self._patience.term_s, signal.SIGKILL)]
+
+    def _writers(self) -> list[Child]:
+        """Those that are writing a checkpoint."""
+        return [child for number, child in enumerate(self.children) if number in self._saving and child.running]
+
+    def _hold_for_checkpoints(self, now: float) -> None:
+        """While one is being written nobody is made to end, and everyone has time to end by itself after it; up to a limit, and said."""
+        writers = self._writers()
+        if not self._ladder or not writers or now >= self._saves_until:
+            return
+        due = self._ladder[0][0]
+        if self._held_at == float("inf"):
+            self._held_at = due
+        if now >= self._held_at != float("-inf"):
+            self._held_at = float("-inf")
+            self._say(f"{', '.join(child.name for child in writers)}: a checkpoint is being written (psgc.saving()) and waited for, "
+                      f"{self._saves_until - now:.0f} s at most; Ctrl-C twice ends it at once")  # fmt: skip
+        later = min(now + self._patience.fault_s, self._saves_until) - due
+        if later > 0:
+            self._ladder = [(when + later, number) for when, number in self._ladder]
 
     def _insist(self, number: int) -> None:
         left = [c.name for c in self.children if c.running]
@@ -285,7 +323,8 @@ class Supervisor:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
         if not self._unread_output and not self._interrupt:
             self._unread_output = self._failing = True
-            self._signal_all(signal.SIGTERM)
+            if not self._writers():
+                self._signal_all(signal.SIGTERM)
             self._end_within(self._patience.grace_s)
 
     def _tell_guardian(self, sign: str, child: Child) -> None:

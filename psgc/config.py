@@ -119,6 +119,10 @@ VARIABLES: Final = (
     Variable("PSGC_REGISTER_TIMEOUT_S", "register_timeout_s", _seconds, "wsc", "registration gives up after so many seconds"),
     Variable("PSGC_STEP_TIMEOUT_S", "step_timeout_s", _seconds, "wsc", "a stalled step, barrier or declaration fails after so many seconds"),
     Variable("PSGC_ABORT_GRACE_S", "abort_grace_s", _seconds, "w", "a failed job's process that has not ended by itself is ended after so many seconds"),
+    Variable(
+        "PSGC_SAVE_TIMEOUT_S", "save_timeout_s", _seconds, "w",
+        "inside `with psgc.saving():` a failed job's process is ended only when that is over, or after so many seconds",
+    ),
     Variable("PSGC_SWITCH_INTERVAL", "switch_interval_s", _seconds, "w", "Python's thread switch interval in the trainer, seconds"),
     Variable("PSGC_LOG_STEPS", "log_steps", _integer(0), "w", "at log level info, steps from one line on step time and waiting to the next; 0: none"),
     Variable("PSGC_LOG_LEVEL", "log_level", _one_of("debug", "info", "warning", "error"), "wsc", "least severity logged", ("BYTEPS_LOG_LEVEL",)),
@@ -177,7 +181,8 @@ class Config:
     dead_s: float = 15.0
     register_timeout_s: float = 300.0
     step_timeout_s: float = 600.0
-    abort_grace_s: float = 5.0
+    abort_grace_s: float = 10.0
+    save_timeout_s: float = 300.0
     switch_interval_s: float = 0.0005  # the interpreter's 5 ms would cost the network thread 10 ms a trip beside a busy main thread
     log_steps: int = 100
     log_level: str = "warning"

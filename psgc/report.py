@@ -1,4 +1,4 @@
-"""What a member of the job tells the launcher that started it: that it joins, has joined or left, and why it ended.
+"""What a member of the job tells the launcher that started it: that it joins, has joined or left, is writing a checkpoint, and why it ended.
 
 Datagrams of JSON to an abstract Unix socket, whose name and the member's number there are in PSGC_LAUNCHER. Nothing depends on them but what
 is printed, by whom, and how soon a launcher gives up: one that has gone, or that lives in another network namespace, is no error.
@@ -11,7 +11,7 @@ import socket
 from dataclasses import asdict, dataclass
 from typing import Final, Literal, get_args
 
-Event = Literal["joining", "joined", "left", "died", "job failed"]
+Event = Literal["joining", "joined", "left", "died", "job failed", "saving", "saved"]
 EVENTS: Final = get_args(Event)
 MAX_TEXT: Final = 8000  # characters: a datagram holds 200 KB, a line that somebody reads less
 PATIENCE_S: Final = 0.5  # the launcher reads as fast as it can
@@ -59,3 +59,7 @@ class Launcher:
             except OSError:
                 return False
         return True
+
+    def tell_saving(self, under_way: bool) -> bool:
+        """Whether the launcher has been told that a checkpoint is being written, or no longer is."""
+        return self.tell("saving" if under_way else "saved")

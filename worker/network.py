@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any
 
 import zmq
 
+from psgc.checkpoints import SAVES, Watchdog
 from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration, Layout
@@ -96,6 +96,7 @@ class Network(threading.Thread):
         self._watch = Watch()
         self._coordinator = Coordinator(self._context, config, self)
         self._launcher = Launcher(config.launcher)
+        SAVES.tell_to(self._launcher.tell_saving, config.save_timeout_s)
         self._pool = Pool("psgc-codec", _pool_threads(config), self._broken)
         self._lost: dict[int, float] = {}  # server -> since when its connection is down, until that is said
         self._closing_since: float | None = None
@@ -172,9 +173,8 @@ class Network(threading.Thread):
         self.ready.set()
         self._coordinator.release()
         if self._closing_since is None:
-            watchdog = threading.Timer(self.config.abort_grace_s, self._end_process, (error,))
-            watchdog.daemon = True
-            watchdog.start()
+            last_words = "" if error.told else text
+            Watchdog(SAVES, self.stopped, self.config.abort_grace_s, self.config.save_timeout_s, last_words).start()
 
     # the thread
 
@@ -391,13 +391,6 @@ class Network(threading.Thread):
         for segment in self._segments:
             segment.close()
         self.stopped.set()
-
-    def _end_process(self, error: JobFailed) -> None:
-        if not self.stopped.is_set():
-            if not error.told:
-                sys.stderr.write(f"psgc: {error}\n")
-                sys.stderr.flush()
-            os._exit(1)
 
     def _rank_text(self) -> str:
         return "?" if self.topology is None else str(self.topology.rank)

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psgc.checkpoints import SAVES
 from psgc.config import Config
 from psgc.errors import JobFailed, NonFiniteError, UsageError
 from psgc.layout import Declaration, Layout, build_layout
+from psgc.report import Launcher
 from psgc.worker.owed import Owed
 from psgc.worker.residual import LayoutMemory, TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
@@ -38,6 +40,7 @@ class SoloSession(Session):
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        SAVES.tell_to(Launcher(config.launcher).tell_saving, config.save_timeout_s)
         self._lock = threading.Lock()
         self._declared: dict[str, tuple[Declaration, Layout]] = {}
         self._error: JobFailed | None = None

@@ -1,5 +1,6 @@
 """What users import: ``import psgc.torch as psgc``. Names and meanings follow BytePS and Horovod; docstrings say where psgc differs."""
 
+from psgc.checkpoints import saving
 from psgc.torch.adam import OneBitAdam, ZeroOneAdam
 from psgc.torch.api import barrier, current_session, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from psgc.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -42,6 +43,7 @@ __all__ = [
     "push_pull_inplace",
     "rank",
     "register_functions",
+    "saving",
     "shutdown",
     "size",
     "synchronize",

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 
+from psgc.checkpoints import SAVES
 from psgc.config import Config
 from psgc.errors import UsageError
 from psgc.torch import ending, run_report, unheeded
@@ -128,5 +129,6 @@ def _set_up_logging(config: Config) -> None:
 @functools.cache
 def _prepare_for_the_end() -> None:
     """Once a process."""
+    atexit.register(SAVES.await_others)  # after ``shutdown``: what is registered last is called first
     atexit.register(shutdown)
     sys.excepthook = ending.watch(lambda: _session if is_initialized() else None, sys.excepthook)

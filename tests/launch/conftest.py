@@ -19,7 +19,7 @@ HANG_S = 90.0  # a process that has not ended by then hangs
 SUPERVISED = """
 import os, sys
 from psgc.launch.supervisor import Patience, Supervisor
-with Supervisor("launcher", {prefix}, Patience(grace_s={grace_s}, service_s={grace_s}, term_s=1)) as supervisor:
+with Supervisor("launcher", {prefix}, Patience(fault_s={grace_s}, save_s={save_s}, grace_s={grace_s}, service_s={grace_s}, term_s=1)) as supervisor:
     for name, command, service in {children}:
         supervisor.start(name, command, os.environ, service=service)
     status = supervisor.run()
@@ -55,10 +55,12 @@ class Launched:
     def psgc_launch(self, *command: str, **env: str) -> subprocess.Popen[str]:
         return self.python("-c", "from psgc.launch.bpslaunch import main; main()", *command, **env)
 
-    def supervised(self, *children: tuple[str, str, bool], prefix: bool = True, grace_s: float = 8) -> subprocess.Popen[str]:
+    def supervised(
+        self, *children: tuple[str, str, bool], prefix: bool = True, grace_s: float = 8, save_s: float = 60
+    ) -> subprocess.Popen[str]:
         """A supervisor over children that are plain Python code: (name, code, service)."""
         rows = [(name, [sys.executable, "-c", code], service) for name, code, service in children]
-        return self.python("-c", SUPERVISED.format(prefix=prefix, grace_s=grace_s, children=rows))
+        return self.python("-c", SUPERVISED.format(prefix=prefix, grace_s=grace_s, save_s=save_s, children=rows))
 
     @staticmethod
     def end(popen: subprocess.Popen[str]) -> tuple[int, str, str]:

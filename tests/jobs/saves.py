@@ -1,0 +1,49 @@
+"""Rank 0 writes a checkpoint of 32 MB, ever so slowly, and says when it has begun; the others wait for it. Run by tests; loads no torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import psgc
+from psgc.config import Config
+from psgc.errors import JobFailed
+from psgc.worker.cluster import ClusterSession
+
+CHUNKS, CHUNK_BYTES = 32, 1 << 20
+
+
+def chunk(number: int) -> bytes:
+    return np.random.default_rng(number).bytes(CHUNK_BYTES)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--seconds", type=float, default=8.0, help="that writing takes")
+    options = parser.parse_args()
+    session = ClusterSession.open(Config.from_env())
+    try:
+        session.barrier()
+        if session.rank == 0:
+            with psgc.saving(), psgc.saving(), options.path.open("wb") as file:  # a library's own inside the script's
+                for number in range(CHUNKS):
+                    file.write(chunk(number))
+                    file.flush()
+                    if number == 0:
+                        print("writing", flush=True)
+                    time.sleep(options.seconds / CHUNKS)
+            print(f"written, and the job had {'' if session.failed else 'not '}failed meanwhile", flush=True)
+        session.barrier()
+    except JobFailed:
+        return 1
+    session.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""A job that fails does not end a process in the middle of a checkpoint: neither the process itself nor its launcher, up to a limit."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+SAVES = Path(__file__).parent.parent / "jobs" / "saves.py"
+TELLING = "import os, sys, time; from psgc.report import Launcher; tell = Launcher(os.environ['PSGC_LAUNCHER']).tell; "
+SAVING = (
+    TELLING + "tell('joined', rank=0); tell('saving'); print('up', flush=True); time.sleep({}); tell('saved'); print('whole', flush=True); "
+)
+FAILING = "import time; time.sleep(1); raise SystemExit(3)"
+
+
+def whole() -> bytes:
+    spec = importlib.util.spec_from_file_location("saves", SAVES)
+    assert spec is not None and spec.loader is not None
+    job = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(job)
+    return b"".join(job.chunk(number) for number in range(job.CHUNKS))
+
+
+def saving_job(launched: Any, path: Path, seconds: float, **env: str) -> Any:
+    """Rank 1 is killed while rank 0 writes."""
+    popen = launched.psgc("run", "--no-prefix", "--", sys.executable, str(SAVES), str(path), "--seconds", str(seconds), **env)
+    launched.read_until(popen, "writing")
+    marked = launched.left()
+    (victim,) = (pid for pid in marked if b"BYTEPS_LOCAL_RANK=1" in environment(pid) and b"saves.py" in command(pid))
+    os.kill(victim, signal.SIGKILL)
+    return popen
+
+
+def environment(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_checkpoint_that_takes_longer_than_all_patience_is_whole_though_another_rank_was_killed(launched: Any, tmp_path: Path) -> None:
+    popen = saving_job(launched, tmp_path / "checkpoint", 8, PSGC_ABORT_GRACE_S="1")  # its launcher's patience ends after 4 s
+    status, out, err = launched.end(popen)
+    assert (status, out) == (128 + signal.SIGKILL, "written, and the job had failed meanwhile\n"), err
+    assert (tmp_path / "checkpoint").read_bytes() == whole()
+    *before, last = err.splitlines()
+    assert re.fullmatch(r"psgc run: worker 1 \(pid \d+\) was killed by SIGKILL", last), err
+    assert re.search(r"psgc run: worker 0: a checkpoint is being written \(psgc\.saving\(\)\) and waited for, \d+ s at most", before[-1]), (
+        err
+    )
+
+
+def test_a_checkpoint_that_takes_longer_than_its_limit_is_said_to_be_in_pieces(launched: Any, tmp_path: Path) -> None:
+    popen = saving_job(launched, tmp_path / "checkpoint", 1000, PSGC_ABORT_GRACE_S="1", PSGC_SAVE_TIMEOUT_S="2")
+    status, out, err = launched.end(popen)
+    assert (status, out) == (128 + signal.SIGKILL, ""), err
+    assert re.search(
+        r"^psgc: the checkpoint being written \(inside psgc\.saving\(\)\) is not whole: it was not done 2 s", err, re.MULTILINE
+    ), err
+    assert err.splitlines()[-1].startswith("psgc run: worker 1"), err
+
+
+def test_a_launcher_waits_for_a_checkpoint_and_then_as_long_as_ever(launched: Any) -> None:
+    tidy = "time.sleep(1); print('tidied')"
+    status, out, err = launched.end(launched.supervised(("a", SAVING.format(4) + tidy, False), ("b", FAILING, False), grace_s=2))
+    assert (status, out) == (3, "[a] up\n[a] whole\n[a] tidied\n"), err
+
+
+def test_a_launcher_ends_one_that_is_at_its_checkpoint_for_too_long(launched: Any) -> None:
+    popen = launched.supervised(("a", SAVING.format(1000), False), ("b", FAILING, False), prefix=False, grace_s=0.5, save_s=2)
+    status, out, err = launched.end(popen)
+    assert (status, out) == (3, "up\n"), err
+
+
+def test_a_checkpoint_is_waited_for_after_a_first_ctrl_c_and_a_second_ends_it(launched: Any) -> None:
+    saving = "import signal; signal.signal(signal.SIGINT, lambda *_: print('not yet', flush=True)); "
+    saving += SAVING.format("1); [time.sleep(1) for _ in range(1000)]; (0")
+    popen = launched.supervised(("a", saving, False), prefix=False, grace_s=0.5)
+    launched.read_until(popen, "up")
+    popen.send_signal(signal.SIGINT)
+    launched.read_until(popen, "not yet")
+    assert "waited for" in popen.stderr.readline(), "later than its patience"
+    popen.send_signal(signal.SIGINT)
+    assert launched.end(popen)[:2] == (130, "")
+
+
+def test_one_that_dies_at_its_checkpoint_is_not_waited_for(launched: Any) -> None:
+    dying = SAVING.format("0.5); os._exit(4); (0")
+    stays = "import time; time.sleep(1000)"
+    status, _, err = launched.end(launched.supervised(("a", dying, False), ("b", stays, False), grace_s=0.5, save_s=1e6))
+    assert (status, "waited for" in err) == (4, False), err

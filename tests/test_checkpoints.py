@@ -1,0 +1,123 @@
+"""``psgc.saving()``: who is told of saves, and what waits for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import psgc
+from psgc.checkpoints import SAVES, Saves
+
+
+def test_it_is_also_psgc_torch_saving() -> None:
+    import psgc.torch
+
+    assert psgc.torch.saving is psgc.saving
+
+
+def test_a_save_is_told_when_the_first_begins_and_when_the_last_has_ended() -> None:
+    saves, told = Saves(), []
+    saves.tell_to(told.append, 1.0)
+    with saves.saving():
+        with saves.saving():
+            assert told == [True]
+        thread = threading.Thread(target=lambda: saves.saving().__enter__())
+        thread.start()
+        thread.join()
+    assert (told, saves.under_way) == ([True], True), "the other thread's is still under way"
+
+
+def test_an_error_inside_passes_through_and_ends_the_save() -> None:
+    with pytest.raises(OSError, match="disk is full"), psgc.saving():
+        raise OSError("disk is full")
+    assert not SAVES.under_way
+
+
+def test_one_that_began_before_there_was_anybody_to_tell_is_told_then() -> None:
+    saves, told = Saves(), []
+    with saves.saving():
+        saves.tell_to(told.append, 1.0)
+        assert told == [True]
+    assert told == [True, False]
+
+
+def test_a_function_can_be_a_save() -> None:
+    @psgc.saving()
+    def save() -> bool:
+        return SAVES.under_way
+
+    assert (save(), save(), SAVES.under_way) == (True, True, False)
+
+
+def test_a_forked_child_neither_speaks_for_its_parent_nor_waits_for_its_threads() -> None:
+    with SAVES.saving():
+        child = os.fork()
+        if child == 0:
+            os._exit(int(SAVES.under_way))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert SAVES.under_way
+
+
+WATCHED = """
+import sys, threading, time
+from psgc.checkpoints import SAVES, Watchdog
+grace_s, limit_s, save_s, more_s = map(float, sys.argv[1:])
+def save():
+    with SAVES.saving(): time.sleep(save_s)
+    print("whole", flush=True)
+threading.Thread(target=save).start()
+Watchdog(SAVES, threading.Event(), grace_s, limit_s, "the job failed").start()
+time.sleep(save_s + more_s)
+print("ended by itself", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("times", "status", "out", "err"),
+    [
+        (("0.5", "60", "2", "0"), 0, "whole\nended by itself\n", ""),  # after a save it has its grace anew
+        (("0.5", "60", "2", "60"), 1, "whole\n", "psgc: the job failed\n"),
+        (("0.5", "1", "60", "0"), 1, "", "psgc: the checkpoint being written (inside psgc.saving()) is not whole: it was not done 1 s "
+            "(PSGC_SAVE_TIMEOUT_S) after the job had failed\npsgc: the job failed\n"),
+        (("1.5", "1", "0.1", "0.5"), 0, "whole\nended by itself\n", ""),  # a limit below the grace takes nothing from it
+    ],
+)  # fmt: skip
+def test_a_process_that_does_not_end_is_ended_after_its_grace_or_its_save(times: tuple[str, ...], status: int, out: str, err: str) -> None:
+    done = subprocess.run([sys.executable, "-c", WATCHED, *times], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (status, out, err)
+
+
+AT_EXIT = """
+import sys, threading, time
+from psgc.checkpoints import Saves
+saves, (limit_s, name_after_s) = Saves(), map(float, sys.argv[1:])
+saves.tell_to(lambda _: None, limit_s)
+begun = threading.Event()
+def save():
+    with saves.saving():
+        begun.set()
+        time.sleep(1.5)
+        print("whole", flush=True)
+threading.Thread(target=save, name="saver", daemon=True).start()
+begun.wait()
+with saves.saving():
+    saves.await_others(name_after_s)  # which does not wait for its own thread
+"""
+
+
+@pytest.mark.parametrize(
+    ("limits", "out", "said"),
+    [
+        (("60", "60"), "whole\n", ""),
+        (("60", "0.1"), "whole\n", "psgc: the script has ended; waiting for thread 'saver', inside psgc.saving(), 60 s at most\n"),
+        (("0.2", "60"), "", "psgc: the checkpoint that 'saver' writes is not whole: it was not done 0 s (PSGC_SAVE_TIMEOUT_S) after the script had "
+            "ended\n"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_script_waits_for_what_its_other_threads_write(limits: tuple[str, ...], out: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", AT_EXIT, *limits], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == (out, said)
