@@ -93,8 +93,8 @@ def _cores() -> Finding:
 
 
 def _open_files() -> Finding:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft == resource.RLIM_INFINITY or soft >= 1024, str(soft)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # to which psgc's processes raise their own
+    return hard == resource.RLIM_INFINITY or hard >= 1024, str(hard)
 
 
 def _shared_memory() -> Finding:

@@ -6,6 +6,7 @@ import logging
 import sys
 
 from psgc.config import Config
+from psgc.descriptors import raise_limit
 from psgc.errors import ConfigError, PsgcError
 from psgc.launch.logs import set_up_logging
 
@@ -17,6 +18,7 @@ def run_role(role: str) -> int:
     try:
         config = Config.from_env(role=role)
         set_up_logging(config.log_level)
+        raise_limit()
         if not config.launcher:  # else it has told of them, once for all
             for note in config.notes:
                 logger.warning("%s", note)

@@ -18,6 +18,7 @@ from types import FrameType, TracebackType
 from typing import IO, Any, Final
 
 from psgc.config import Config
+from psgc.descriptors import raise_limit
 from psgc.launch.blame import Account, Blame
 from psgc.launch.child import Child, live_groups, script
 from psgc.launch.keeper import Keeper
@@ -75,6 +76,7 @@ class Supervisor:
         self._hopeless_at = float("inf")
 
     def __enter__(self) -> Supervisor:
+        raise_limit()  # pipes and kept memory of every child; children start with what we have
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         self._reports = Reports()

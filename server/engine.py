@@ -83,6 +83,8 @@ class Engine:
         self._pool.close(timeout_s=1.0)
 
     def _run(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
+        if fold.step == 1:
+            store.populate()
         for payload in fold.payloads:
             if not work.broadcast:
                 work.pair.push.validate(payload, work.spec.numel)

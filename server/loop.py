@@ -287,13 +287,12 @@ class Server:
             streams = layout.number, layout.seed, layout.past_steps
             self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None, *streams)
             shapes.append(KeyShape(part.key, pair.pull.payload_bound(spec.numel), spec.numel if spec.pull_feedback else 0))
-        segment = self._store.add_layout(layout.id, shapes)
-        if segment is not None:
+        for number, segment in self._store.add_keys(shapes):
             if self._keeper is not None:
-                send_segment(self._keeper, f"layout-{layout.id}", segment.fd, segment.nbytes)
+                send_segment(self._keeper, f"store-{number}", segment.fd, segment.nbytes)
             for peer in state.ranks:
                 if isinstance(peer, LocalLink):
-                    peer.announce(layout.id, segment)
+                    peer.announce(number, segment)
         self._apply(state.register(layout, specs, costs))
         self._tell_scheduler(Kind.KEYS_READY, plan=layout.id)
 

@@ -1,14 +1,17 @@
 """A server's memory that survives it: kept results and residuals in sealed memfds, double-buffered, the commit word written last.
 
-One segment a layout. For each key: a record of 64 bytes, two result buffers, and two residual buffers where the pull codec keeps one.
+All keys lie in one arena. Each has a block there: a label of 64 bytes, a record of 64 bytes, two result buffers, and two residual buffers
+where the pull codec keeps one. A segment holds block after block, up to the first without a label: so the memory alone says what is in it.
 A step writes the buffers that the record does not name, then the record; so at any instant the record names whole ones.
 
+    label:  u64 key, u64 bytes of a result buffer, u64 elements of a residual, u64 LABELLED (written last)
     record: u64 sequence before, u64 step, u32 flags, u32 contributors, i64 slot, u64 payload bytes, i64 residual slot, u64 sequence after
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,10 +20,15 @@ from numpy.typing import NDArray
 
 from psgc.errors import PayloadError
 from psgc.server.step import Commit, Result
+from psgc.transport.arena import Arena, Piece
 from psgc.transport.memfd import Segment, aligned
 
+LABEL: Final = struct.Struct("<QQQQ")
+LABELLED: Final = 0x79656B2063677370  # "psgc key"
+LABEL_BYTES: Final = 64
 RECORD: Final = struct.Struct("<QQIIqQqQ")
 RECORD_BYTES: Final = 64
+assert LABEL.size <= LABEL_BYTES
 assert RECORD.size <= RECORD_BYTES
 Bytes = NDArray[np.uint8]
 F32 = NDArray[np.float32]
@@ -38,15 +46,22 @@ class KeyShape:
 class KeyStore:
     """One key's buffers over shared memory."""
 
-    def __init__(self, segment: Segment, segment_id: int, shape: KeyShape, start: int) -> None:
+    def __init__(self, shape: KeyShape, block: Piece) -> None:
         self.shape = shape
-        self.segment_id = segment_id
-        self._record = segment.view(start, RECORD_BYTES)
-        self.offsets = (start + RECORD_BYTES, start + RECORD_BYTES + aligned(shape.result_bytes))
-        self._results = tuple(segment.view(offset, shape.result_bytes) for offset in self.offsets)
-        first = self.offsets[1] + aligned(shape.result_bytes)
+        self.segment_id = block.segment
+        self._block = block
+        record = LABEL_BYTES
+        first = record + RECORD_BYTES
+        second = first + aligned(shape.result_bytes)
+        residual = second + aligned(shape.result_bytes)
+        self._record = block.bytes[record : record + RECORD_BYTES]
+        self.offsets = (block.offset + first, block.offset + second)
+        self._results = tuple(block.bytes[start : start + shape.result_bytes] for start in (first, second))
         size = 4 * shape.residual_numel
-        self._residuals = tuple(segment.view(o, size).view(np.float32) for o in (first, first + aligned(size))) if size else ()
+        starts = (residual, residual + aligned(size)) if size else ()
+        self._residuals = tuple(block.bytes[start : start + size].view(np.float32) for start in starts)
+        block.bytes[: LABEL.size] = np.frombuffer(LABEL.pack(shape.key, shape.result_bytes, shape.residual_numel, 0), np.uint8)
+        block.bytes[LABEL.size - 8 : LABEL.size] = np.frombuffer(LABELLED.to_bytes(8, "little"), np.uint8)
         self._sequence = 0
         self._lengths = [0, 0]  # payload bytes in each result buffer
         self.residual_slot = 0
@@ -54,7 +69,11 @@ class KeyStore:
 
     @staticmethod
     def bytes_needed(shape: KeyShape) -> int:
-        return RECORD_BYTES + 2 * aligned(shape.result_bytes) + 2 * aligned(4 * shape.residual_numel)
+        return LABEL_BYTES + RECORD_BYTES + 2 * aligned(shape.result_bytes) + 2 * aligned(4 * shape.residual_numel)
+
+    def populate(self) -> None:
+        """Make its pages, from any thread and without the GIL. Raises OSError where there is no memory."""
+        self._block.populate()
 
     def result(self, slot: int) -> Bytes:
         """Result buffer 0 or 1, as long as the payload bound."""
@@ -112,28 +131,41 @@ def read_record(record: Bytes) -> tuple[Result, int] | None:
     return Result(step, flags, contributors, slot, payload_bytes), residual_slot
 
 
+def find_blocks(segment: Bytes) -> Iterator[tuple[KeyShape, Bytes]]:
+    """The shape and the block of every key in a segment's memory, whoever has written it."""
+    start = 0
+    while start + LABEL_BYTES <= len(segment):
+        key, result_bytes, residual_numel, labelled = LABEL.unpack(segment[start : start + LABEL.size].tobytes())
+        shape = KeyShape(key, result_bytes, residual_numel)
+        end = start + KeyStore.bytes_needed(shape)
+        if labelled != LABELLED or end > len(segment):
+            return
+        yield shape, segment[start:end]
+        start = end
+
+
 class Store:
     """All keys of this server."""
 
     def __init__(self) -> None:
         self.keys: dict[int, KeyStore] = {}
-        self.segments: dict[int, Segment] = {}
+        self._arena = Arena("psgc-store")
 
-    def add_layout(self, layout_id: int, shapes: list[KeyShape]) -> Segment | None:
-        """Make the segment for a layout's keys on this server; None if it has none here."""
-        if layout_id in self.segments or not shapes:
-            return None
-        segment = Segment.create(f"psgc-store-{layout_id}", sum(map(KeyStore.bytes_needed, shapes)))
-        self.segments[layout_id] = segment
-        start = 0
+    @property
+    def segments(self) -> dict[int, Segment]:
+        """By number: all memory that results lie in."""
+        return self._arena.segments
+
+    def add_keys(self, shapes: list[KeyShape]) -> list[tuple[int, Segment]]:
+        """Make room for these keys; the segments that were made for it, with their numbers. A key that is there already stays."""
+        before = len(self.segments)
         for shape in shapes:
-            self.keys[shape.key] = KeyStore(segment, layout_id, shape, start)
-            start += KeyStore.bytes_needed(shape)
-        return segment
+            if shape.key not in self.keys:
+                self.keys[shape.key] = KeyStore(shape, self._arena.cut(KeyStore.bytes_needed(shape)))
+        return [(number, self.segments[number]) for number in range(before, len(self.segments))]
 
     def close(self) -> None:
-        for segment in self.segments.values():
-            segment.close()
+        self._arena.close()
 
 
-__all__ = ["KeyShape", "KeyStore", "Store", "read_record"]
+__all__ = ["KeyShape", "KeyStore", "Store", "find_blocks", "read_record"]

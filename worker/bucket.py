@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from psgc.codecs import Encoded, Stream, Way
 from psgc.errors import CodecError, UsageError
 from psgc.layout import Bucket, Layout, Part
-from psgc.transport.memfd import Segment, aligned
+from psgc.transport.arena import Arena, Piece
 from psgc.wire.frames import Flag
 from psgc.worker.owed import Owed
 from psgc.worker.residual import ExactResidual, Residual, TensorMemory, make_residual
@@ -26,25 +26,16 @@ from psgc.worker.session import BucketBuffer
 Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a part's payload is encoded: its place in its layout's segment. It stays until the step is decoded."""
-
-    segment: int
-    offset: int
-    bytes: Bytes
+Slot = Piece  # where a part's payload is encoded; it stays until the step is decoded
 
 
-def make_slots(layout: Layout) -> tuple[Segment, dict[int, Slot]]:
-    """One segment for all payloads that this worker pushes for ``layout``, and each key's slot in it."""
-    offset, places = 0, {}
+def make_slots(layout: Layout, arena: Arena) -> dict[int, Slot]:
+    """By key, room for each payload that this worker pushes for ``layout``."""
+    slots = {}
     for bucket, part in layout.parts():
         round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
-        bound = round_.pair.push.payload_bound(round_.numel)
-        places[part.key] = (offset, bound)
-        offset += aligned(bound)
-    segment = Segment.create(f"psgc-push-{layout.id}", offset)
-    return segment, {key: Slot(layout.id, start, segment.view(start, bound)) for key, (start, bound) in places.items()}
+        slots[part.key] = arena.cut(round_.pair.push.payload_bound(round_.numel))
+    return slots
 
 
 @dataclass(slots=True)
@@ -128,6 +119,8 @@ class BucketWork:
         work, index = self._by_key[key]
         if work.poisoned:  # every rank knows: none has a payload for the rounds that are left
             return Encoded(0, True)
+        if self.step == 1:
+            work.slots[index].populate()
         array = self._loaded()
         lo, hi = work.offset, work.offset + work.numel
         if work.add_back:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from psgc.codecs import Setting, parse_scheme
 from psgc.config import Config
+from psgc.descriptors import raise_limit
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, Layout, build_layout
 from psgc.worker.bucket import BucketWork
@@ -42,6 +43,7 @@ class ClusterSession(Session):
     def open(cls, config: Config) -> ClusterSession:
         """Join the job. Raises ConfigError, or JobFailed saying who or what is missing."""
         config.require_cluster()
+        raise_limit()
         session = cls(config)
         session._network.start()
         session._network.ready.wait()

@@ -25,8 +25,8 @@ from psgc.layout import Declaration, Layout
 from psgc.mailbox import Mailbox
 from psgc.pool import Pool
 from psgc.report import Launcher
+from psgc.transport.arena import Arena
 from psgc.transport.host import host_id
-from psgc.transport.memfd import Segment
 from psgc.transport.voice import PARTS
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
@@ -91,7 +91,7 @@ class Network(threading.Thread):
         self.waiting = Waiting()
         self._buckets: dict[tuple[int, int], _Running] = {}
         self._by_key: dict[int, _Running] = {}
-        self._segments: list[Segment] = []
+        self._arena = Arena("psgc-push")  # where payloads are encoded
         self._context: zmq.Context[Any] = zmq.Context()
         self._watch = Watch()
         self._coordinator = Coordinator(self._context, config, self)
@@ -147,10 +147,11 @@ class Network(threading.Thread):
     def laid_out(self, layout: Layout) -> None:
         """A layout has been agreed: make its slots and buckets."""
         assert self.client is not None
-        segment, slots = make_slots(layout)
-        self._segments.append(segment)
-        for link in self.links:
-            link.add_segment(layout.id, segment)
+        before = len(self._arena.segments)
+        slots = make_slots(layout, self._arena)
+        for number in range(before, len(self._arena.segments)):
+            for link in self.links:
+                link.add_segment(number, self._arena.segments[number])
         works = {}
         for bucket in layout.buckets:
             work = BucketWork(layout, bucket, slots, self.client.rank)
@@ -388,8 +389,7 @@ class Network(threading.Thread):
             link.close(linger_ms=500)
         self._coordinator.close()
         self._context.destroy(linger=500)
-        for segment in self._segments:
-            segment.close()
+        self._arena.close()
         self.stopped.set()
 
     def _rank_text(self) -> str:

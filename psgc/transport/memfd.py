@@ -22,6 +22,7 @@ import zmq
 from numpy.typing import NDArray
 
 from psgc.errors import RemoteProtocolError
+from psgc.transport.mapping import map_shared
 from psgc.transport.watch import Pollable
 from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
@@ -41,13 +42,12 @@ def aligned(nbytes: int) -> int:
 
 
 class Segment:
-    """A piece of shared memory. Its size is sealed: whoever maps it can rely on it being there."""
+    """A piece of shared memory. Its size is sealed: whoever maps it can rely on it being there. It takes memory where it is used."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
         self.nbytes = nbytes
-        self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)  # faulting later costs 4x a copy
-        self.bytes: Bytes = np.frombuffer(self._map, np.uint8)
+        self.bytes: Bytes = map_shared(fd, nbytes)
 
     @classmethod
     def create(cls, name: str, nbytes: int) -> Segment:
@@ -60,12 +60,14 @@ class Segment:
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Segment:
-        """Map a descriptor that a peer passed. Raises RemoteProtocolError if it is not what the peer said."""
+        """Map a descriptor that a peer passed, which is then closed. Raises RemoteProtocolError if it is not what the peer said."""
         size, seals = os.fstat(fd).st_size, fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         if size != nbytes or nbytes < 1 or not seals & fcntl.F_SEAL_SHRINK:
             os.close(fd)
             raise RemoteProtocolError(f"segment of {size} bytes, seals {seals:#x}; expected {nbytes} sealed bytes", ErrorCode.MALFORMED)
-        return cls(fd, nbytes)
+        segment = cls(fd, nbytes)
+        segment.close()
+        return segment
 
     def view(self, offset: int, nbytes: int) -> Bytes:
         """The bytes ``[offset, offset + nbytes)``. Raises RemoteProtocolError outside the segment."""

@@ -12,7 +12,7 @@ import pytest
 
 from psgc.launch.keeper import Keeper
 from psgc.server.step import Commit, Result
-from psgc.server.store import RECORD_BYTES, KeyShape, KeyStore, Store, read_record
+from psgc.server.store import LABEL_BYTES, RECORD_BYTES, KeyShape, KeyStore, Store, find_blocks, read_record
 from psgc.transport.keeper_wire import send_segment
 from psgc.transport.memfd import Segment
 from psgc.wire.frames import Flag
@@ -24,8 +24,9 @@ from psgc.server.store import KeyShape, Store
 from psgc.transport.keeper_wire import send_segment
 from psgc.wire.frames import Flag
 store = Store()
-segment = store.add_layout(1, [KeyShape(5, 8, 4)])
-send_segment(socket.socket(fileno=int(os.environ["PSGC_KEEPER_FD"])), "layout-1", segment.fd, segment.nbytes)
+((number, segment),) = store.add_keys([KeyShape(4, 100, 0), KeyShape(5, 8, 4)])
+store.add_keys([KeyShape(6, 8, 0)])
+send_segment(socket.socket(fileno=int(os.environ["PSGC_KEEPER_FD"])), f"store-{number}", segment.fd, segment.nbytes)
 store.keys[5].result(1)[:] = list(b"answered")
 store.keys[5].commit(Commit(5, Result(7, Flag.NONE, 2, 1, 8), True))
 os.kill(os.getpid(), signal.SIGKILL)
@@ -42,33 +43,44 @@ def test_what_a_killed_server_committed_is_still_there() -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(keeper.socket, selectors.EVENT_READ)
             selector.select(timeout=5)
-    fd, nbytes = keeper.segments["layout-1"]
+    fd, nbytes = keeper.segments["store-0"]
     segment = Segment.attach(os.dup(fd), nbytes)
-    recorded = read_record(segment.view(0, RECORD_BYTES))
-    assert recorded is not None
-    result, residual_slot = recorded
-    assert (result, residual_slot) == (Result(7, Flag.NONE, 2, 1, 8), 1)
-    assert b"answered" in segment.bytes.tobytes()
-    segment.close()
+    blocks = dict(find_blocks(segment.bytes))
+    assert list(blocks) == [KeyShape(4, 100, 0), KeyShape(5, 8, 4), KeyShape(6, 8, 0)], "the memory alone says what is in it"
+    records = [read_record(block[LABEL_BYTES:][:RECORD_BYTES]) for block in blocks.values()]
+    assert records == [None, (Result(7, Flag.NONE, 2, 1, 8), 1), None]
+    assert b"answered" in blocks[KeyShape(5, 8, 4)].tobytes()
     keeper.close()
 
 
 def test_a_record_torn_by_a_crash_is_not_believed() -> None:
     store = Store()
-    segment = store.add_layout(1, [KeyShape(5, 8, 0)])
-    assert segment is not None
+    ((_, segment),) = store.add_keys([KeyShape(5, 8, 0)])
     key = store.keys[5]
     assert key.recorded() is None, "nothing was committed yet"
     key.commit(Commit(5, Result(1, Flag.NONE, 1, 0, 8), False))
     assert key.recorded() == (Result(1, Flag.NONE, 1, 0, 8), 0)
-    segment.bytes[0] += 1  # the writer died after the first word
+    segment.bytes[LABEL_BYTES] += 1  # the writer died after the first word
     assert key.recorded() is None
+    store.close()
+
+
+def test_a_segment_is_read_up_to_the_first_key_that_has_no_label_or_does_not_fit() -> None:
+    store = Store()
+    ((_, segment),) = store.add_keys([KeyShape(5, 8, 0), KeyShape(6, 8, 0)])
+    assert [shape.key for shape, _ in find_blocks(segment.bytes)] == [5, 6]
+    label = KeyStore.bytes_needed(KeyShape(5, 8, 0))
+    assert [shape.key for shape, _ in find_blocks(segment.bytes[: label + LABEL_BYTES])] == [5]
+    segment.bytes[label + 31] = 0  # the writer died in the middle of the label
+    assert [shape.key for shape, _ in find_blocks(segment.bytes)] == [5]
+    segment.bytes[8:16] = 255  # whatever it says, it is read within the segment
+    assert list(find_blocks(segment.bytes)) == []
     store.close()
 
 
 def test_a_step_never_writes_the_buffers_that_the_record_names() -> None:
     store = Store()
-    store.add_layout(1, [KeyShape(5, 4, 4)])
+    store.add_keys([KeyShape(5, 4, 4)])
     key = store.keys[5]
     for step, slot in ((1, 1), (2, 0), (3, 1)):
         committed, new = key.residuals() or (None, None)

@@ -1,0 +1,35 @@
+"""Descriptors are few, however many names a job has, and psgc's processes may open as many as they are allowed."""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = str(Path(__file__).parent.parent / "jobs" / "names.py")
+LIMITED = 'ulimit -S -n "$1"; ulimit -H -n "$2"; shift 2; exec "$@"'
+RAISED = "import resource; from psgc.descriptors import raise_limit; raise_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+
+
+def limited(soft: int, hard: int, *command: str) -> tuple[str, ...]:
+    return ("bash", "-c", LIMITED, "-", str(soft), str(hard), *command)
+
+
+@pytest.mark.parametrize("names", [1200, pytest.param(10_000, marks=pytest.mark.long)])
+def test_a_job_of_many_names_needs_few_descriptors(launched: Any, names: int) -> None:
+    command = [sys.executable, "-m", "psgc.launch", "run", "--", sys.executable, NAMES, "--names", str(names)]
+    done = subprocess.run(limited(256, 1024, *command), env=launched.env, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    told = [re.fullmatch(r"\[worker \d\] limit 1024, (\d+) more descriptors", line) for line in done.stdout.splitlines()]
+    assert len(told) == 2 and all(each is not None and int(each[1]) < 10 for each in told), done.stdout
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
+    hard = min(2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    done = subprocess.run(limited(100, hard, sys.executable, "-c", RAISED), capture_output=True, text=True, check=True)
+    assert done.stdout == f"({hard}, {hard})\n"

@@ -1,0 +1,152 @@
+"""One process's shared memory: pieces lie apart, descriptors are few, and memory is taken only where it is used."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psgc.transport.arena import FIRST_BYTES, Arena
+from psgc.transport.mapping import map_shared, populate
+from psgc.transport.memfd import LocalLink, Segment
+from psgc.wire.frames import Header, Kind
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def shared_kb() -> int:
+    """Memory of this process in shared mappings that it has touched."""
+    rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(rows["RssShmem"].split()[0])
+
+
+def test_pieces_are_zero_lie_apart_and_stay_as_they_are_written() -> None:
+    arena, draw = Arena("test"), random.Random(0)
+    sizes = [draw.choice((0, 1, 63, 64, 65, 4096, 100_000, 3 << 20)) for _ in range(400)]
+    pieces = [arena.cut(size) for size in sizes]
+    for number, piece in enumerate(pieces):
+        assert not piece.bytes.any()
+        assert piece.offset % 64 == 0
+        piece.bytes[:] = number % 251 + 1
+    for number, (size, piece) in enumerate(zip(sizes, pieces, strict=True)):
+        assert piece.bytes.size == size
+        assert (piece.bytes == number % 251 + 1).all()
+        assert np.shares_memory(piece.bytes, arena.segments[piece.segment].view(piece.offset, size)) or not size
+    arena.close()
+
+
+def test_descriptors_are_as_many_as_doublings_whatever_is_asked_for() -> None:
+    before, draw = descriptors(), random.Random(1)
+    arena = Arena("test")
+    for _ in range(20_000):
+        arena.cut(draw.choice((80, 5000, 300_000)))
+    asked = sum(segment.nbytes for segment in arena.segments.values())
+    assert len(arena.segments) == descriptors() - before < 14
+    assert [arena.segments[n].nbytes for n in range(3)] == [FIRST_BYTES, 2 * FIRST_BYTES, 4 * FIRST_BYTES]
+    assert asked > 2 << 30, "more than this test has touched"
+    arena.close()
+    assert descriptors() == before
+
+
+def test_one_piece_may_be_larger_than_any_segment_so_far() -> None:
+    arena = Arena("test")
+    small, large, after = arena.cut(10), arena.cut(50 * FIRST_BYTES + 1), arena.cut(10)
+    assert (small.segment, large.segment, after.segment) == (0, 1, 1)
+    large.bytes[-1] = 7
+    after.bytes[:] = 8
+    assert large.bytes[-1] == 7
+    arena.close()
+
+
+def test_memory_is_taken_where_it_is_used() -> None:
+    arena = Arena("test")
+    before = shared_kb()
+    piece = arena.cut(64 << 20)
+    arena.cut(1)
+    assert shared_kb() - before < 1024
+    piece.populate()
+    assert 64 << 10 <= shared_kb() - before < 66 << 10
+    assert not piece.bytes.any()
+    arena.close()
+
+
+def test_a_piece_that_is_populated_again_keeps_what_was_written_and_so_do_its_neighbours() -> None:
+    arena = Arena("test")
+    left, piece, right = arena.cut(1000), arena.cut(100_000), arena.cut(1000)
+    for number, each in enumerate((left, piece, right)):
+        each.bytes[:] = number + 1
+        piece.populate()
+    assert [set(each.bytes.tolist()) for each in (left, piece, right)] == [{1}, {2}, {3}]
+    arena.close()
+
+
+def test_a_mapping_lives_as_long_as_an_array_over_it_and_no_longer() -> None:
+    segment = Segment.create("test-lives", 4 << 20)
+    view = segment.view(5, 10)
+    segment.close()
+    del segment
+    gc.collect()
+    view[:] = 3
+    assert view.sum() == 30
+    assert "test-lives" in Path("/proc/self/maps").read_text()
+    del view
+    gc.collect()
+    assert "test-lives" not in Path("/proc/self/maps").read_text()
+
+
+def test_what_cannot_be_mapped_is_said() -> None:
+    with pytest.raises(OSError, match="cannot map 4096 bytes of shared memory: Bad file descriptor"):
+        map_shared(-1, 4096)
+
+
+def test_a_peer_holds_no_descriptor_of_what_it_was_passed() -> None:
+    ours, theirs = (LocalLink(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    arena = Arena("test")
+    piece = arena.cut(5)
+    piece.bytes[:] = list(b"hello")
+    before = descriptors()
+    for _ in range(50):
+        ours.announce(0, arena.segments[0])
+    ours.send_located(Header(Kind.PUSH, payload_bytes=5), piece.segment, piece.offset)
+    assert [bytes(payload) for _, payload in theirs.receive()] == [b"hello"]
+    assert descriptors() == before
+    for end in (ours, theirs):
+        end.close()
+    arena.close()
+
+
+def test_other_threads_run_while_memory_is_made() -> None:
+    """Single-handed they would make no turn: the interval after which Python takes the GIL from a thread that holds it is an hour here."""
+    turns, stop, started = [0], threading.Event(), threading.Event()
+
+    def count() -> None:
+        started.set()
+        while not stop.is_set():
+            turns[0] += 1
+            stop.wait(1e-4)  # lets the GIL go
+
+    thread, interval = threading.Thread(target=count), sys.getswitchinterval()
+    sys.setswitchinterval(3600)
+    try:
+        thread.start()
+        started.wait()
+        arena = Arena("test")
+        piece = arena.cut(512 << 20)
+        before = turns[0]
+        populate(piece.bytes)
+        during = turns[0] - before
+        arena.close()
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()
+    assert during > 3
