@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -20,15 +21,17 @@ def test_it_is_also_psgc_torch_saving() -> None:
 
 
 def test_a_save_is_told_when_the_first_begins_and_when_the_last_has_ended() -> None:
-    saves, told = Saves(), []
+    saves, told, other = Saves(), [], ExitStack()
     saves.tell_to(told.append, 1.0)
     with saves.saving():
         with saves.saving():
             assert told == [True]
-        thread = threading.Thread(target=lambda: saves.saving().__enter__())
+        thread = threading.Thread(target=lambda: other.enter_context(saves.saving()))
         thread.start()
         thread.join()
     assert (told, saves.under_way) == ([True], True), "the other thread's is still under way"
+    other.close()
+    assert (told, saves.under_way) == ([True, False], False)
 
 
 def test_an_error_inside_passes_through_and_ends_the_save() -> None:
@@ -79,7 +82,7 @@ print("ended by itself", flush=True)
 @pytest.mark.parametrize(
     ("times", "status", "out", "err"),
     [
-        (("0.5", "60", "2", "0"), 0, "whole\nended by itself\n", ""),  # after a save it has its grace anew
+        (("2", "60", "3", "0.5"), 0, "whole\nended by itself\n", ""),  # after a save it has its grace anew
         (("0.5", "60", "2", "60"), 1, "whole\n", "psgc: the job failed\n"),
         (("0.5", "1", "60", "0"), 1, "", "psgc: the checkpoint being written (inside psgc.saving()) is not whole: it was not done 1 s "
             "(PSGC_SAVE_TIMEOUT_S) after the job had failed\npsgc: the job failed\n"),
