@@ -282,7 +282,8 @@ class Supervisor:
             time.sleep(0.01)
 
     def _signal_all(self, number: int) -> None:
-        for child in self.children:
+        # Workers first: a scheduler that is ended tells the others why, and they would say it.
+        for child in sorted(self.children, key=lambda child: child.service):
             child.signal_group(number)
 
     # what happens to us

@@ -85,8 +85,8 @@ VARIABLES: Final = (
     Variable("PSGC_JOB", "job", _integer(0), "wsc", "job id in every header, so that jobs on one network cannot mix"),
     Variable("PSGC_TOKEN", "token", _text, "wsc", "secret that every member shows when it registers"),
     Variable("PSGC_CODEC", "codec", _text, "w", "codec of DistributedOptimizer where the script names none"),
-    Variable("PSGC_PLAN", "plan", _text, "w", "file of the plan that DistributedOptimizer's gradients travel by, on each machine"),
-    Variable("PSGC_LAYOUT_OUT", "layout_out", _text, "w", "rank 0 writes the layout of its first DistributedOptimizer to this file, as a plan"),
+    Variable("PSGC_PLAN", "plan", _text, "w", "file of the plan that gradients travel by (DistributedOptimizer's or ddp_hook's), on each machine"),
+    Variable("PSGC_LAYOUT_OUT", "layout_out", _text, "w", "rank 0 writes the layout of its first DistributedOptimizer or ddp_hook to this file, as a plan"),
     Variable(
         "PSGC_LATE_SYNCHRONIZATION", "late_synchronization", _switch, "w",
         "1: the mean gradients are there after step() or optimizer.synchronize(), not after backward",
@@ -279,6 +279,13 @@ def _lonely(env: Mapping[str, str], values: Mapping[str, Any]) -> str:
             f"{address} names a scheduler, but DMLC_NUM_WORKER is missing: this worker would train alone; set DMLC_NUM_WORKER to the number "
             f"of worker machines, or unset DMLC_PS_ROOT_URI"
         )
+    mpi = next((name for name in MPI_SIZES if "nodes" not in values and env.get(name, "").isdigit() and int(env[name]) > 1), "")
+    if mpi:
+        return (
+            f"{mpi}={env[mpi]}: mpirun or srun started several processes, but DMLC_PS_ROOT_URI and DMLC_NUM_WORKER are missing: each of them "
+            f"would train alone; start one `psgc-launch` on each node with the DMLC_* settings of docs/env.md, or the job with `psgc run`, "
+            f"or unset {mpi}"
+        )
     asking = (
         (told("DMLC_NUM_WORKER", "WORLD_SIZE") if values.get("nodes", 1) > 1 else "")
         or (told("BYTEPS_LOCAL_SIZE", "LOCAL_WORLD_SIZE") if values.get("local_size", 1) > 1 else "")
@@ -289,6 +296,9 @@ def _lonely(env: Mapping[str, str], values: Mapping[str, Any]) -> str:
         f"DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, or start the job with `psgc run`, or unset {asking.partition('=')[0]}"
     )
 
+
+# How many processes Open MPI, MPICH (and Intel MPI) and Slurm's srun say that they started together.
+MPI_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 # BytePS's settings that psgc accepts and does nothing with, and why.
 WITHOUT_EFFECT: Final = {

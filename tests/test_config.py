@@ -80,6 +80,14 @@ def test_one_of_several_workers_does_not_train_alone_for_want_of_an_address(forc
         open_session(Config.from_env(forced))
 
 
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_processes_that_mpirun_or_srun_starts_without_an_address_do_not_train_alone_each(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}=2: mpirun or srun started several processes, .* DMLC_NUM_WORKER are missing"):
+        open_session(Config.from_env({name: "2"}))
+    assert open_session(Config.from_env({name: "1"})).size == 1
+    assert open_session(Config.from_env({name: "2", "DMLC_NUM_WORKER": "1"})).size == 1, "psgc's own settings count first"
+
+
 def test_an_address_without_a_number_of_nodes_is_refused_too() -> None:
     with pytest.raises(ConfigError, match=r"DMLC_PS_ROOT_URI=10\.0\.0\.1 names a scheduler, but DMLC_NUM_WORKER is missing"):
         open_session(Config.from_env({"DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000"}))

@@ -77,7 +77,8 @@ class BucketWork:
             self._by_key[part.key] = (self._slices[-1], part.round)
         # Where the servers keep a residual they add a skipped step's result back; else each worker adds its own payload.
         rounds = self._slices[0].way.rounds if self._slices else ()
-        self._adds_back = self.keeps_residual and not any(round_.pair.pull.feedback for round_ in rounds)
+        self._servers_add_back = any(round_.pair.pull.feedback for round_ in rounds)
+        self._adds_back = self.keeps_residual and not self._servers_add_back
         self._lock = threading.Lock()
         self._buffer: BucketBuffer | None = None
         self._array: NDArray[Any] | None = None
@@ -107,7 +108,7 @@ class BucketWork:
         """A step starts; the last one has been stored."""
         self._buffer, self._array, self._left = buffer, None, len(self._slices)
         self.step += 1
-        if self._owed is not None and not self._owed.begin(previous_skipped, rescale):
+        if self._owed is not None and not self._owed.begin(previous_skipped and not self._servers_add_back, rescale):
             self._owed = None
         for work in self._slices:
             work.add_back = work.add_back or (self._adds_back and previous_skipped and work.committed)
@@ -139,6 +140,8 @@ class BucketWork:
         last and everything has been stored. Raises PayloadError for a payload that its codec did not write."""
         work, index = self._by_key[key]
         payload = np.empty(0, np.uint8) if payload is None else payload
+        if work.add_back:  # this rank had nothing to encode, and the result may overwrite what the last step's payloads stand for
+            self._give_back(work)
         if index < len(work.slots) - 1:
             work.poisoned = bool(flags & Flag.NONFINITE)
             if not flags & (Flag.NONFINITE | Flag.SKIPPED):
@@ -194,7 +197,7 @@ class BucketWork:
                 velocity[place], has_velocity = state * np.float32(work.rescale), True
             factors |= {self._tensor_at(work.offset + first): values for first, values in work.way.factors.items()}
         if self._owed is not None:
-            residual = self._owed.left(dropped)
+            residual = self._owed.left(dropped and not self._servers_add_back)
         has_residual = self.keeps_residual or self._owed is not None
         memories = {
             name: TensorMemory(

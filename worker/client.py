@@ -9,7 +9,7 @@ as it was encoded until the step is decoded, so it can be sent again at any time
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
@@ -237,6 +237,10 @@ class Client:
             return []
         previous_skipped = bool(part.flags & Flag.PREVIOUS_SKIPPED)
         return self.submit(part.then, now, skip=part.skip, previous_skipped=previous_skipped, rescale=part.rescale)
+
+    def idle(self, keys: Iterable[int]) -> bool:
+        """Whether none of these parts has a step under way."""
+        return all(self.parts[key].phase is Phase.IDLE for key in keys)
 
     def disconnected(self, server: int) -> None:
         """Nothing is sent until the connection is back; what was in flight may be lost."""

@@ -95,8 +95,11 @@ class ClusterSession(Session):
         with self._lock:
             self._barriers += 1
             number = self._barriers
+        self._meet(number)
+
+    def _meet(self, number: int, layout: int = 0) -> None:
         passed = threading.Event()
-        self._network.barrier(number, passed)
+        self._network.barrier(number, passed, layout)
         passed.wait()
         self.check()
 
@@ -138,7 +141,7 @@ class ClusterSession(Session):
         works = self._works(layout)
         self._transfer(take_up(memory, layout, works, self.size))
         if any(work.server_parts() for work in works):
-            self.barrier()  # a push that overtook another rank's residual would make it too late
+            self._meet(1, layout.id)  # a push that overtook another rank's residual would make it too late
 
     def _works(self, layout: Layout) -> list[BucketWork]:
         return [work for work in self._network.bucket_works() if work.layout is layout]

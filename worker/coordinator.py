@@ -77,7 +77,7 @@ class Coordinator:
         self._epoch = 0
         self._requests = 0
         self._declared: dict[str, _Declared] = {}
-        self._barriers: dict[int, threading.Event] = {}
+        self._barriers: dict[tuple[int, int], threading.Event] = {}  # by layout (0: none) and number
         self._began = time.monotonic()
         self._named = Reminder(self._began)
         self.left = False
@@ -107,9 +107,9 @@ class Coordinator:
             self._send(Kind.DECLARE, declared.body, plan=declared.request)
         declared.then.append(then)
 
-    def barrier(self, number: int, passed: threading.Event) -> None:
-        self._barriers[number] = passed
-        self._send(Kind.BARRIER, step=number)
+    def barrier(self, number: int, passed: threading.Event, layout: int = 0) -> None:
+        self._barriers[layout, number] = passed
+        self._send(Kind.BARRIER, plan=layout, step=number)
 
     def fault(self, text: str) -> None:
         self._send(Kind.FAULT, encode_body(Notice(0, text)))
@@ -188,8 +188,8 @@ class Coordinator:
             self.register()
         for declared in self._declared.values():
             self._send(Kind.DECLARE, declared.body, plan=declared.request)
-        for number in self._barriers:
-            self._send(Kind.BARRIER, step=number)
+        for layout, number in self._barriers:
+            self._send(Kind.BARRIER, plan=layout, step=number)
         if self._leaving and not self.left:
             self._send(Kind.BYE)
 
@@ -201,7 +201,7 @@ class Coordinator:
         elif header.kind == Kind.LAYOUT:
             self._laid_out(header, body)
         elif header.kind == Kind.BARRIER:
-            passed = self._barriers.pop(header.step, None)
+            passed = self._barriers.pop((header.plan, header.step), None)
             if passed is not None:
                 passed.set()
         elif header.kind in (Kind.ABORT, Kind.ERROR):

@@ -65,6 +65,7 @@ class _Running:
         self.work = work
         self.waiting: deque[Submission] = deque()
         self.current: Submission | None = None
+        self.stored = False  # the last result of the step under way has been decoded
 
 
 @dataclass(slots=True)
@@ -119,9 +120,9 @@ class Network(threading.Thread):
         """End the job: tell the scheduler, fail locally at once."""
         self.mailbox.put(self._fault, text)
 
-    def barrier(self, number: int, passed: threading.Event) -> None:
-        """Set ``passed`` when every worker has come to its barrier ``number``, or the job has failed."""
-        self.mailbox.put(self._barrier, number, passed)
+    def barrier(self, number: int, passed: threading.Event, layout: int = 0) -> None:
+        """Set ``passed`` when every worker has come to its barrier ``number`` (of ``layout``, or 0 for none), or the job has failed."""
+        self.mailbox.put(self._barrier, number, passed, layout)
 
     def close(self) -> None:
         self.mailbox.put(self._close)
@@ -356,7 +357,10 @@ class Network(threading.Thread):
     def _decoded(self, running: _Running, key: int, last: bool) -> None:
         assert self.client is not None
         self._apply(self.client.decoded(key, time.monotonic()))
-        if last and running.current is not None:
+        running.stored = running.stored or last
+        # Parts that were decoded before the last may be heard of after it; the next step finds all of them idle.
+        if running.stored and running.current is not None and self.client.idle(part.key for part in running.work.bucket.parts):
+            running.stored = False
             ticket, running.current = running.current.ticket, None
             ticket.finish()
             if running.waiting:
@@ -369,9 +373,9 @@ class Network(threading.Thread):
             finally:
                 self.failed(text)
 
-    def _barrier(self, number: int, passed: threading.Event) -> None:
+    def _barrier(self, number: int, passed: threading.Event, layout: int) -> None:
         if self.error is None:
-            self._coordinator.barrier(number, passed)
+            self._coordinator.barrier(number, passed, layout)
         else:
             passed.set()
 

@@ -74,7 +74,8 @@ class SoloSession(Session):
             self._taken[at] = self._taken.get(at, 0) + 1
         owed = self._owed.get(at)
         if owed is not None and not owed.begin(previous_skipped, rescale):
-            owed = self._owed.pop(at) and None
+            del self._owed[at]
+            owed = None
         if owed is not None and not skip:
             owed.add_to(array, 0)
         buffer.store(skip)
@@ -128,7 +129,10 @@ class SoloSession(Session):
                 self._owed[layout.name, bucket.index] = Owed(values)
 
     def statistics(self) -> dict[str, int]:
-        return {"wire_bytes": 0, "resent": 0, "probes": 0, "gradient_bytes": 0, "uncompressed_bytes": 0}
+        return {
+            "wire_bytes": 0, "resent": 0, "probes": 0, "gradient_bytes": 0, "uncompressed_bytes": 0, "slowest_rank": -1,
+            "least_waited_ms": 0, "most_waited_ms": 0,
+        }  # fmt: skip
 
     def close(self) -> None:
         self._closed = True

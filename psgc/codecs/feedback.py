@@ -5,8 +5,9 @@ Owns the algebra, as NumPy definitions and as the helpers that kernels call a bl
     worker   p = g + f * e         m = encode(p)       when the result has come:   e <- p - decode(m)
     server   p = sum / W + f * E   m = encode(p)       E' = p - decode(m)
 
-``f`` (rescale) is the learning rate or loss scale against the last step's. Every operation is rounded to float32 on its own (no
-fused multiply-add), so that any kernel, on any device, has the same bytes. Source: Karimireddy et al. 2019 (EF-SignSGD),
+``f`` (rescale) is the loss scale over the last step's, times the last learning rate over this one's where residuals are asked to follow
+it. Every operation is rounded to float32 on its own (no fused multiply-add), so that any kernel, on any device, has the same bytes.
+Source: Karimireddy et al. 2019 (EF-SignSGD),
 Algorithm 2; Tang et al. 2019 (DoubleSqueeze) for the two sides.
 """
 

@@ -144,8 +144,8 @@ class Membership:
             return self.abort(f"{member.label}: {decode_body(Notice, body).text}", now)
         worker = member.register.role == "worker"
         if kind is Kind.BARRIER and worker:
-            ranks = set(self.barriers.arrive(member.rank, header.step, now))
-            return [self._send(m.peer, Kind.BARRIER, step=header.step) for m in self.roster.workers() if m.rank in ranks]
+            ranks = set(self.barriers.arrive(member.rank, header.step, now, header.plan))
+            return [self._send(m.peer, Kind.BARRIER, plan=header.plan, step=header.step) for m in self.roster.workers() if m.rank in ranks]
         if kind is Kind.DECLARE and worker:
             return self._declare(member, header, body, now)
         if kind is Kind.KEYS_READY and not worker:

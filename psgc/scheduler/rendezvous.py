@@ -40,23 +40,24 @@ class Gathering:
 
 
 class Barriers:
-    """The n-th barrier of one worker is the n-th of all."""
+    """The n-th barrier of one worker is the n-th of all; those of a layout are counted apart, for ranks come to layouts in any order."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._open: dict[int, Gathering] = {}
-        self._passed = 0
+        self._open: dict[tuple[int, int], Gathering] = {}
+        self._passed: dict[int, int] = {}  # layout, or 0 -> number of the last barrier that all have come to
 
-    def arrive(self, rank: int, number: int, now: float) -> list[int]:
-        """Ranks to be told that they may pass barrier ``number``."""
-        if number <= self._passed:
+    def arrive(self, rank: int, number: int, now: float, layout: int = 0) -> list[int]:
+        """Ranks to be told that they may pass barrier ``number`` (of ``layout``, or 0 for none)."""
+        if number <= self._passed.get(layout, 0):
             return [rank]
-        gathering = self._open.setdefault(number, Gathering(f"barrier {number}", self._size, now))
+        what = f"barrier {number}" + (f" of layout {layout}" if layout else "")
+        gathering = self._open.setdefault((layout, number), Gathering(what, self._size, now))
         gathering.came.add(rank)
         if gathering.missing:
             return []
-        self._passed = number
-        del self._open[number]
+        self._passed[layout] = number
+        del self._open[layout, number]
         return list(range(self._size))
 
     def open(self) -> list[Gathering]:

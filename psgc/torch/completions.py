@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from psgc.errors import PsgcError
 from psgc.worker.session import Session, Ticket
 
 
@@ -19,14 +18,14 @@ class Completion:
     """A tensor to come. ``future`` is what torch waits for: it gives ``tensor``, or raises the error that ended the job."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._source: torch.futures.Future[PsgcError | None] = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else None)
+        self._source: torch.futures.Future[Exception | None] = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else None)
         self._tensor = tensor
         self.future: torch.futures.Future[torch.Tensor] = self._source.then(self._give)
 
-    def complete(self, error: PsgcError | None = None) -> None:
+    def complete(self, error: Exception | None = None) -> None:
         self._source.set_result(error)
 
-    def _give(self, source: torch.futures.Future[PsgcError | None]) -> torch.Tensor:
+    def _give(self, source: torch.futures.Future[Exception | None]) -> torch.Tensor:
         # An exception raised here, and only here, reaches a future's waiters in C++, with its text.
         error = source.value()
         if error is not None:
@@ -54,7 +53,7 @@ class Completer(threading.Thread):
             try:
                 self._session.wait(tickets)
                 then()
-            except PsgcError as fault:
+            except Exception as fault:  # whatever it is, DDP must not wait for ever
                 error = fault
             completion.complete(error)
             del tickets, completion, then  # a bucket's memory is DDP's: not to be held until the next one comes

@@ -65,8 +65,8 @@ class DdpHook:
         api.init()
         self._session = api.current_session()
         _check_world(self._session)
-        if codec is None and self._plan is None:
-            self._plan = configured_plan(self._session.config, None)
+        if self._plan is None:
+            self._plan = configured_plan(self._session.config, codec)
         self._codec = codec_text("none" if self._plan else unheeded.choose(self._session, codec, "ddp_hook"), "float32")
         if self._session.config.profile:
             raise UsageError("PSGC_PROFILE times DistributedOptimizer, not DDP; profile the script with the optimizer wrapped instead")
@@ -96,8 +96,13 @@ class DdpHook:
 
     def residual_state_dict(self) -> dict[str, Any]:
         """What codecs keep on this rank, and this rank's share of what they keep on the servers, of each model in the order of their first
-        backwards, to be saved with torch.save: a file for each rank. Call it between two steps, on every rank."""
-        return {"models": [exchange.state() for exchange in self._exchanges]}
+        backwards, to be saved with torch.save: a file for each rank. Call it between two steps, on every rank. Raises UsageError while
+        states of all ranks, loaded since, wait for a first step."""
+        if any(len(of_ranks) > 1 for of_ranks in self._loaded):
+            raise UsageError(
+                "residual_state_dict: all ranks' states were loaded, and no step has taken them up yet; save after the first step"
+            )
+        return {"models": [*(exchange.state() for exchange in self._exchanges), *(own for (own,) in self._loaded)]}
 
     def load_residual_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now. Call
@@ -107,6 +112,11 @@ class DdpHook:
         if not given or any(not isinstance(state, Mapping) or "models" not in state for state in given):
             raise UsageError(
                 "load_residual_state_dict: expected what a hook's residual_state_dict() returned, of this rank or a list of all"
+            )
+        numbers = sorted({len(state["models"]) for state in given})
+        if len(numbers) > 1:
+            raise UsageError(
+                f"load_residual_state_dict: the ranks' states are of {' and '.join(map(str, numbers))} models; are they of one job?"
             )
         self._loaded = [list(of_model) for of_model in zip(*(state["models"] for state in given), strict=True)]
         for exchange in self._exchanges:

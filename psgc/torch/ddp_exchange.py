@@ -29,10 +29,10 @@ from psgc.torch.completions import Completer, Completion
 from psgc.torch.planned import write_layout
 from psgc.torch.residuals import Residuals
 from psgc.torch.run_report import report_of
+from psgc.torch.step_flags import MAX_RESCALE
 from psgc.worker.session import Session, Ticket
 
 GRADIENTS: Final = "gradients"  # what residuals are of, as an optimizer's
-MAX_RESCALE: Final = 1e30  # the header carries a float32
 _exchanges: weakref.WeakSet[DdpExchange] = weakref.WeakSet()
 
 
@@ -240,7 +240,9 @@ class DdpExchange:
 
     def _over(self, left: float) -> None:
         """The last bucket is back. left: when it was handed over; from then on the trainer has waited."""
-        report_of(self.session).over(self.name, time.monotonic() - left)
+        report = report_of(self.session)
+        report.waited(self.name, time.monotonic() - left)
+        report.step_over(self.name)
 
     def _finish(self) -> None:
         """DDP has no more buckets in this step. Raises UsageError where one of psgc's is not complete, which would wait for ever."""

@@ -42,7 +42,13 @@ def watch(session: Callable[[], Session | None], previous: Hook) -> Hook:
 
 
 def _behind(error: BaseException, session: Session | None) -> BaseException:
-    """The job's failure, where another error only passes it on: C++ (DDP) raises a RuntimeError with the text of what its hook met."""
+    """The job's failure, where another error only passes it on: a library raises its own from it, and C++ (DDP) a RuntimeError with the
+    text of what its hook met."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, JobFailed):
+            return cause
+        cause = cause.__cause__
     if session is not None and isinstance(error, RuntimeError):
         try:
             session.check()

@@ -9,13 +9,11 @@ is set aside while something is added to it, and only that travels.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
-import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Final, Literal, Protocol
+from dataclasses import replace
+from typing import Final, Literal
 
 import torch
 
@@ -27,51 +25,18 @@ from psgc.torch import backward_end, loss_scale
 from psgc.torch.backward_end import BackwardEnd
 from psgc.torch.finishing import finish
 from psgc.torch.gradients import Gradient, GradientBucket
+from psgc.torch.hooks import follow
+from psgc.torch.observer import Observer
 from psgc.torch.planned import write_layout
 from psgc.torch.residuals import Residuals
 from psgc.torch.run_report import report_of
+from psgc.torch.step_flags import StepFlags
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 FIRST: Final = "optimizer0"  # the first optimizer of a session
-MAX_RESCALE: Final = 1e30  # the header carries a float32
 LOST: Final = "raised before it was over, so that gradients are incomplete; call optimizer.zero_grad()"
 Outcome = Literal["applied", "delivered", "dropped"]
-
-
-@dataclass(frozen=True, slots=True)
-class StepFlags:
-    """What every submission of one step says, the same on all ranks. rates: learning rate of each parameter group, or nothing where
-    residuals do not follow it."""
-
-    previous_skipped: bool
-    loss_scale: float
-    rates: tuple[float, ...]
-
-    def rescale(self, last: StepFlags | None, group: int) -> float:
-        """The residual's unit of step ``last`` over that of this one: residuals are scaled gradients and, for SGD without momentum on
-        request, are worth their product with the learning rate to the parameters."""
-        if last is None:
-            return 1.0
-        factor = self.loss_scale / last.loss_scale
-        if group < min(len(last.rates), len(self.rates)):
-            before, now = last.rates[group], self.rates[group]
-            if before and now:
-                factor *= before / now
-        return max(-MAX_RESCALE, min(factor, MAX_RESCALE))
-
-
-class Observer(Protocol):
-    """Times a step's computation. While there is one, buckets stay until synchronize, so that nothing else runs beside backward."""
-
-    def ready(self, name: str) -> None:
-        """Backward has finished this tensor's gradient. Runs in autograd's thread."""
-
-    def leaving(self) -> None:
-        """The trainer asks for the synchronized gradients."""
-
-    def delivered(self) -> None:
-        """It has them."""
 
 
 class GradientExchange:
@@ -96,7 +61,8 @@ class GradientExchange:
         self.synchronized = False
         self.paused = False
         self.late = late
-        if not late and not backward_end.AVAILABLE:
+        self._tells_end = backward_end.AVAILABLE  # late, too: that a backward has raised is told by an end that never comes
+        if not self._tells_end:
             self._end_untold("queue_callback is missing")
         self.held = False
         self.refresh: Callable[[], None] = lambda: None
@@ -128,17 +94,9 @@ class GradientExchange:
             for parameter, spec in parameters:
                 if parameter.requires_grad and not self.follows(parameter):
                     self._known.add(id(parameter))
-                    _followers[id(parameter)] = self
                     self._gradients.append(Gradient(parameter, spec))
-                    self._follow(self._gradients[-1], len(self._gradients) - 1)
+                    follow(self, self._gradients[-1], len(self._gradients) - 1)
                     self.synchronized = False
-
-    def _follow(self, gradient: Gradient, index: int) -> None:
-        # By weak reference: parameters outlive their optimizer, whose hooks shall then do nothing.
-        reference = weakref.ref(self)
-        gradient.parameter.register_post_accumulate_grad_hook(functools.partial(_on_ready, reference, index))  # type: ignore[no-untyped-call]
-        gradient.accumulator = torch.autograd.graph.get_gradient_edge(gradient.parameter).node
-        gradient.accumulator.register_prehook(functools.partial(_on_coming, reference, index))
 
     def parameter(self, index: int) -> torch.Tensor:
         return self._gradients[index].parameter
@@ -177,7 +135,7 @@ class GradientExchange:
 
     def _enter(self) -> None:
         """A hook runs: of a new backward, maybe, whose end is then awaited."""
-        if not self.late and (self._end is None or not self._end.ahead):
+        if self._tells_end and (self._end is None or not self._end.ahead):
             if self._end is not None and self._end.lost:
                 self._give_up_lost()
             self._end = self._await_end()
@@ -191,8 +149,10 @@ class GradientExchange:
             return None
 
     def _end_untold(self, reason: str) -> None:
-        self.late = True
-        backward_end.warn_once(reason)
+        self._tells_end = False
+        if not self.late:
+            self.late = True
+            backward_end.warn_once(reason)
 
     def _repeated(self, gradient: Gradient) -> None:
         """One backward adds to a gradient again: from now on its bucket leaves only when backward is over."""
@@ -217,6 +177,8 @@ class GradientExchange:
     def backward_over(self) -> bool:
         """Count the backward that is over. True if it completes a step."""
         with self._lock:
+            if self.late:
+                return False
             self._backward += 1
             if self._flags is None or self.held:  # None: a hook has synchronized already
                 return False
@@ -310,6 +272,8 @@ class GradientExchange:
 
     def end_step(self, applied: bool) -> None:
         """The trainer has applied the last result, or goes on without having done so."""
+        if applied and self.outcome == "delivered":
+            report_of(self.session).step_over(self.name)
         if applied or self.outcome == "delivered":
             self.outcome = "applied" if applied else "dropped"
         for gradient in self._gradients:
@@ -436,21 +400,5 @@ class GradientExchange:
         self.outcome, self.synchronized = "delivered", True
 
 
-# Who follows a parameter, by its id: the last who came. A script that makes its optimizer anew may still hold the old one somewhere.
-_followers: weakref.WeakValueDictionary[int, GradientExchange] = weakref.WeakValueDictionary()
-
-
 def _unscaled() -> float:
     return 1.0
-
-
-def _on_ready(exchange: weakref.ref[GradientExchange], index: int, parameter: torch.Tensor) -> None:
-    found = exchange()
-    if found is not None and _followers.get(id(parameter), found) is found:
-        found.ready(index)
-
-
-def _on_coming(exchange: weakref.ref[GradientExchange], index: int, gradients: object) -> None:
-    found = exchange()
-    if found is not None and _followers.get(id(found.parameter(index)), found) is found:
-        found.coming(index)

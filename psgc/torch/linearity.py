@@ -25,7 +25,7 @@ from psgc.errors import UsageError
 logger = logging.getLogger(__name__)
 # Beyond two standard deviations of uncompressed training under AdamW: docs/quality.md, whose table a test holds this against.
 COARSE: Final = frozenset({"onebit", "topk", "graddrop", "blocktopk", "randomk", "tbq", "majority"})
-COARSE_TEXTS: Final = frozenset({"powersgd"})  # canonical texts: of these codecs other parameters are within
+FINE_POWERSGD_RANK: Final = 16  # rank 8 is beyond, and so is any rank without error feedback (docs/codecs.md)
 
 
 def is_linear(optimizer: torch.optim.Optimizer) -> bool:
@@ -41,7 +41,11 @@ def coarse_codecs(codecs: Iterable[str]) -> list[str]:
 
 
 def _is_coarse(codec: str) -> bool:
-    return codec in COARSE_TEXTS or codec.partition(":")[0] in COARSE
+    name, _, parameters = codec.partition(":")
+    if name != "powersgd":
+        return name in COARSE
+    given = dict(parameter.split("=", 1) for parameter in parameters.split(",") if parameter)
+    return int(given.get("rank", 4)) < FINE_POWERSGD_RANK or given.get("ef") == "0"
 
 
 class CodecAdvice:

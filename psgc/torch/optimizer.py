@@ -21,13 +21,14 @@ from psgc.plan.plan import Plan
 from psgc.torch import amp, api, saved, unheeded
 from psgc.torch.broadcast import refuse_lbfgs
 from psgc.torch.buffers import dtype_name
-from psgc.torch.exchange import GradientExchange, StepFlags
+from psgc.torch.exchange import GradientExchange
 from psgc.torch.linearity import CodecAdvice, learning_rates
 from psgc.torch.planned import configured_plan
 from psgc.torch.profiler import JobObserver
 from psgc.torch.push_pull import codec_text
 from psgc.torch.refusals import refuse_foreign
 from psgc.torch.residuals import Residuals, check_sizes
+from psgc.torch.step_flags import StepFlags
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)

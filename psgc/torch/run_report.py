@@ -34,13 +34,12 @@ class _Steps:
         self.began = self.last = 0.0
         self.durations: deque[float] = deque(maxlen=RECENT_STEPS)
 
-    def over(self, now: float, waited_s: float) -> None:
+    def over(self, now: float) -> None:
         self.count += 1
         if self.count == 1:
             self.began = now
         else:
             self.durations.append(now - self.last)
-            self.waited_s += waited_s
         self.last = now
 
 
@@ -58,18 +57,22 @@ class RunReport:
             run_logger.info("%s", described(layout))
 
     def wait(self, name: str, tickets: Iterable[Ticket]) -> None:
-        """Wait for the last buckets of a step of the layout ``name``. Raises what the session's ``wait`` raises."""
+        """Wait for the last buckets of the layout ``name`` that are under way. Raises what the session's ``wait`` raises."""
         began = time.monotonic()
         self._session.wait(tickets)
-        self.over(name, time.monotonic() - began)
+        self.waited(name, time.monotonic() - began)
 
-    def over(self, name: str, waited_s: float) -> None:
-        """A step of the layout ``name`` has just been synchronised, after the trainer had waited for so long."""
-        now = time.monotonic()
-        steps = self._steps.setdefault(name.partition(".")[0], _Steps())
-        steps.over(now, waited_s)
-        if steps.count > 1:
+    def waited(self, name: str, waited_s: float) -> None:
+        """The trainer has waited for so long for gradients of the layout ``name``; a step may take several such trips."""
+        steps = self._steps_of(name)
+        if steps.count:
+            steps.waited_s += waited_s
             self._session.note_waited(waited_s)
+
+    def step_over(self, name: str) -> None:
+        """The trainer has applied a step of the layout ``name``."""
+        now, steps = time.monotonic(), self._steps_of(name)
+        steps.over(now)
         if self._every and steps.count % self._every == 0:
             recent = list(steps.durations)[-self._every :]
             logger.info(
@@ -77,20 +80,24 @@ class RunReport:
                 steps.waited_s, now - steps.began,
             )  # fmt: skip
 
+    def _steps_of(self, name: str) -> _Steps:
+        return self._steps.setdefault(name.partition(".")[0], _Steps())
+
     def summary(self) -> str:
         """The whole run in a line or two; empty where nothing was synchronised."""
-        if not self._steps or self._session.config.solo:
+        taken = [steps for steps in self._steps.values() if steps.count]
+        if not taken or self._session.config.solo:
             return ""
-        first = max(self._steps.values(), key=lambda steps: steps.count)
-        parts = [_count(first.count, "step") + (f" of {len(self._steps)} optimizers" if len(self._steps) > 1 else "")]
+        first = max(taken, key=lambda steps: steps.count)
+        parts = [_count(first.count, "step") + (f" of {len(taken)} optimizers" if len(taken) > 1 else "")]
         if first.durations:
             parts[0] += f", {_duration(statistics.median(first.durations))} each (median)"
         counted = self._session.statistics()
         if carried := self._carried(counted.get("gradient_bytes", 0), counted.get("uncompressed_bytes", 0)):
             parts.append(carried)
-        elapsed = max(steps.last for steps in self._steps.values()) - min(steps.began for steps in self._steps.values())
+        elapsed = max(steps.last for steps in taken) - min(steps.began for steps in taken)
         if elapsed > 0:
-            parts.append(self._waited(sum(steps.waited_s for steps in self._steps.values()), elapsed, counted))
+            parts.append(self._waited(sum(steps.waited_s for steps in taken), elapsed, counted))
         return "; ".join(parts)
 
     @staticmethod

@@ -42,7 +42,9 @@ class TensorExchange:
             tickets.append(self._session.submit(self.layout, bucket.index, buffer, skip=skip))
             bound += members
         if self.layout.kind == "plan":  # of an optimizer: one of its steps
-            report_of(self._session).wait(self.layout.name, tickets)
+            report = report_of(self._session)
+            report.wait(self.layout.name, tickets)
+            report.step_over(self.layout.name)
         else:
             self._session.wait(tickets)
         for member in bound:

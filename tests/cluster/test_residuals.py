@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.codecs import Stream
+from psgc.layout import Declaration, Layout, Part, TensorSpec, build_layout
 from psgc.wire.frames import Flag
 from psgc.worker.bucket import BucketWork, make_slots
 from psgc.worker.memory import own_memory, take_up
+from psgc.worker.residual import TensorMemory
 
 TENSORS = tuple(TensorSpec(f"t{i}", (numel,), "float32") for i, numel in enumerate((5000, 1, 9000, 300, 20000)))
 
@@ -31,14 +33,23 @@ class ArrayBuffer:
         """It is in the array."""
 
 
-def works(codec: str, fuse: int, part: int, name: str = "l", rank: int = 0) -> list[BucketWork]:
-    everything = tuple(range(len(TENSORS)))
+def works(codec: str, fuse: int, part: int, name: str = "l", rank: int = 0, tensors: tuple[TensorSpec, ...] = TENSORS) -> list[BucketWork]:
+    everything = tuple(range(len(tensors)))
     declaration = Declaration(
-        name, "plan", TENSORS, codec, True, order=everything, used=everything, part_bytes=part, fuse_bytes=fuse, min_compress_bytes=0
+        name, "plan", tensors, codec, True, order=everything, used=everything, part_bytes=part, fuse_bytes=fuse, min_compress_bytes=0
     )
     layout: Layout = build_layout(declaration, layout_id=1, servers=1, workers=1, used_by_all=frozenset(everything))
     _, slots = make_slots(layout)
     return [BucketWork(layout, bucket, slots, rank=rank) for bucket in layout.buckets]
+
+
+def answer(work: BucketWork, part: Part, written: int) -> Any:
+    """A server's, to one worker whose payload is all there is: the same, but that sums of `shared`'s codes are twice as wide."""
+    payload = work.slot(part.key).bytes[:written].copy()
+    round_ = work.scheme.rounds(part.numel)[part.round]
+    widens = work.scheme.canonical == "shared" and part.round == 1
+    assert written == round_.numel or not widens
+    return payload.view(np.int8).astype(np.int16).view(np.uint8) if widens else payload
 
 
 def step(work: BucketWork, seed: int, rescale: float = 1.0) -> None:
@@ -48,7 +59,7 @@ def step(work: BucketWork, seed: int, rescale: float = 1.0) -> None:
     for part in work.bucket.parts:
         written = work.encode(part.key).payload_bytes
         same = work.scheme.canonical.partition("/")[2] == ""
-        payload = work.slot(part.key).bytes[:written].copy() if same else np.zeros(4 * part.numel, np.uint8)
+        payload = answer(work, part, written) if same else np.zeros(4 * part.numel, np.uint8)
         work.decode(part.key, 0, payload, own=True)
 
 
@@ -117,6 +128,41 @@ def test_a_step_that_the_trainer_dropped_is_given_back_before_saving() -> None:
     np.testing.assert_array_equal(given_back, grad)
     again = np.concatenate([memory.residual for memory in work.remembered().values()])
     np.testing.assert_array_equal(again, kept, err_msg="saving changes nothing: the trainer may apply the step yet")
+
+
+@pytest.mark.parametrize("codec", ["shared", "powersgd:rank=2"])
+def test_a_dropped_step_returns_to_the_residual_of_a_rank_that_skips_the_next_one(codec: str) -> None:
+    tensors = (TensorSpec("matrix", (60, 50), "float32"), TensorSpec("bias", (50,), "float32"))
+    (work,) = works(codec, 1 << 20, 1 << 20, tensors=tensors)
+    step(work, 0)
+    grad = np.random.default_rng(0).standard_normal(work.bucket.numel, np.float32)
+    (other,) = works(codec, 1 << 20, 1 << 20, rank=1, tensors=tensors)
+    other.begin(ArrayBuffer(np.random.default_rng(9).standard_normal(work.bucket.numel, np.float32)), False, 1.0)
+    work.begin(ArrayBuffer(np.zeros(work.bucket.numel, np.float32)), True, 1.0)
+    for part in work.bucket.parts:  # the result is what the other rank has sent
+        payload = answer(other, part, other.encode(part.key).payload_bytes)
+        other.decode(part.key, 0, payload, own=True)
+        work.decode(part.key, 0, payload, own=False)
+    kept = np.concatenate([memory.residual for memory in work.remembered().values()])
+    np.testing.assert_allclose(kept, grad, atol=2e-5)
+
+
+@pytest.mark.parametrize(("pull", "carried"), [("none", [1, 1, 0]), ("topk:k=0.5", [1, 0, 0])])
+def test_what_is_owed_is_sent_again_after_a_dropped_step_unless_the_server_adds_that_back(pull: str, carried: list[int]) -> None:
+    (work,) = works(f"none/{pull}", 1 << 20, 1 << 20)
+    work.remember({tensor.name: TensorMemory(np.ones(tensor.numel, np.float32)) for tensor in TENSORS})
+    for dropped, wanted in zip((False, True, False), carried, strict=True):
+        work.begin(ArrayBuffer(np.zeros(work.bucket.numel, np.float32)), dropped, 1.0)
+        for part in work.bucket.parts:
+            work.encode(part.key)
+            sent = work.slot(part.key).bytes[: 4 * part.numel].view(np.float32)
+            assert (sent == wanted).all()
+            codec = work.scheme.rounds(part.numel)[0].pair.pull
+            result = np.zeros(codec.payload_bound(part.numel), np.uint8)
+            written = codec.encode(sent, None, 1.0, Stream(0, 0, 0, 0), result).payload_bytes
+            work.decode(part.key, 0, result[:written], own=True)
+        left = [memory.residual for memory in work.remembered(dropped=True).values()]
+        assert sum(float(values.sum()) for values in left) == (work.bucket.numel if pull == "none" and wanted else 0)
 
 
 RESTARTED = ("onebit/bf16", "topk:k=0.05,momentum=dgc/bf16", "int4:residual=int8/bf16")

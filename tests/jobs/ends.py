@@ -17,14 +17,14 @@ def main(how: str) -> None:
         return
     from psgc.worker.cluster import ClusterSession
 
-    session = ClusterSession.open(config)
-    if how == "exit" and odd:
-        session.close()
-        sys.exit(3)
-    if how == "leave" and odd:
-        session.close()
-        return
     try:
+        session = ClusterSession.open(config)
+        if how == "exit" and odd:
+            session.close()
+            sys.exit(3)
+        if how == "leave" and odd:
+            session.close()
+            return
         session.barrier()
     except JobFailed as error:
         sys.exit(0 if error.told else "the launcher was not told")

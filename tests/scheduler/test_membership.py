@@ -206,6 +206,17 @@ def test_nonsense_gets_a_typed_refusal_and_changes_nothing(peer: str, kind: Kind
     assert set(sent(job.say("w0", Kind.BARRIER, step=1), Kind.BARRIER)) == {"w0"}
 
 
+def test_ranks_may_come_to_the_barriers_of_layouts_in_any_order() -> None:
+    job = complete(nodes=2)
+    assert not sent(job.say("w0", Kind.BARRIER, plan=1, step=1), Kind.BARRIER)
+    assert not sent(job.say("w1", Kind.BARRIER, plan=2, step=1), Kind.BARRIER)
+    assert not sent(job.say("w1", Kind.BARRIER, step=1), Kind.BARRIER)
+    opened = sent(job.say("w1", Kind.BARRIER, plan=1, step=1), Kind.BARRIER)
+    assert {peer: (header.plan, header.step) for peer, header in opened.items()} == {"w0": (1, 1), "w1": (1, 1)}
+    assert set(sent(job.say("w0", Kind.BARRIER, plan=2, step=1), Kind.BARRIER)) == {"w0", "w1"}
+    assert set(sent(job.say("w0", Kind.BARRIER, step=1), Kind.BARRIER)) == {"w0", "w1"}
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),

@@ -216,7 +216,7 @@ MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
         replace(BAD, window_bytes=1, credit_parts=-1, credit_bytes=0), _method(Window, "complete", _miscounts)
     ),
     "a barrier opens for the first": (
-        replace(BAD, barriers=1.0), _method(Barriers, "arrive", lambda _: lambda self, rank, number, now: list(range(self._size)))
+        replace(BAD, barriers=1.0), _method(Barriers, "arrive", lambda _: lambda self, rank, number, now, layout: list(range(self._size)))
     ),
     "workers hear of a layout before the servers": (
         ODD, lambda: patch.object(Name, "ready", property(lambda self: self.layout is not None))

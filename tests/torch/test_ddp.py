@@ -165,12 +165,12 @@ def test_a_parameter_that_the_first_step_left_out_is_named(ranks: Any) -> None:
 def test_a_failed_job_fails_what_ddp_waits_for(ranks: Any) -> None:
     def work(rank: int) -> str:
         model = Model()
-        model.step(grads_of(rank, 0), FIRST)
         if rank == 1:
+            model.step(grads_of(rank, 0), FIRST)
             model.session.fail("rank 1 is out of data")
             return ""
-        with pytest.raises((RuntimeError, JobFailed)) as caught:
-            model.step(grads_of(rank, 1), FIRST)
+        with pytest.raises((RuntimeError, JobFailed)) as caught:  # in the first step, too, if it comes late to its end
+            [model.step(grads_of(rank, step), FIRST) for step in range(2)]
         return str(caught.value)
 
     assert "rank 1 is out of data" in ranks.run(2, work)[0]
@@ -338,6 +338,33 @@ def test_a_process_group_of_another_size_than_the_job_is_refused(monkeypatch: py
     monkeypatch.setattr(psgc.current_session(), "size", 3)
     with pytest.raises(UsageError, match=r"averages over 1 process\(es\), but psgc's job has 3 worker\(s\)"):
         DistributedDataParallel(nn.Linear(3, 2))
+
+
+@pytest.mark.usefixtures("group")
+def test_a_state_that_no_model_has_taken_up_yet_is_saved_again() -> None:
+    first = psgc.ddp_hook("topk:k=0.5")
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    model.register_comm_hook(None, first)
+    model(torch.ones(1, 3)).sum().backward()
+    state = first.residual_state_dict()
+    assert len(state["models"]) == 1
+    second = psgc.ddp_hook("topk:k=0.5")
+    second.load_residual_state_dict(state)
+    assert second.residual_state_dict() == state
+    second.load_residual_state_dict([state, state])
+    with pytest.raises(UsageError, match="save after the first step"):
+        second.residual_state_dict()
+    with pytest.raises(UsageError, match="the ranks' states are of 0 and 1 models"):
+        second.load_residual_state_dict([state, {"models": []}])
+
+
+def test_a_plan_and_a_codec_of_the_script_are_not_both_followed(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PSGC_PLAN", str(tmp_path / "plan.json"))
+    request.getfixturevalue("alone")
+    with pytest.raises(UsageError, match=r"compression is 'int8', but PSGC_PLAN=.*plan\.json names each bucket's codec; leave one"):
+        psgc.ddp_hook("int8")
 
 
 @pytest.mark.usefixtures("group")

@@ -74,7 +74,8 @@ def momentum_sgd(params: Any) -> torch.optim.Optimizer:
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("kind", "codec", "warned"), [
     (torch.optim.AdamW, "onebit", True), (torch.optim.Adam, "int8/onebit", True), (torch.optim.AdamW, "powersgd", True),
-    (Lion, "topk:k=0.01", True), (FusedAdam, "randomk", True), (torch.optim.RMSprop, "majority", True),
+    (Lion, "topk:k=0.01", True), (torch.optim.AdamW, "powersgd:rank=8", True), (torch.optim.AdamW, "powersgd:rank=16", False),
+    (torch.optim.AdamW, "powersgd:ef=0,rank=16", True), (FusedAdam, "randomk", True), (torch.optim.RMSprop, "majority", True),
     (Lion, "int8", False), (FusedAdam, "int8", False), (torch.optim.Adam, "bf16", False), (torch.optim.AdamW, "int4:rotate=1", False),
     (momentum_sgd, "onebit", False), (RenamedSGD, "topk", False),
 ])  # fmt: skip

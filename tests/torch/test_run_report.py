@@ -49,12 +49,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+def step(report: RunReport, name: str = "optimizer0") -> None:
+    report.wait(name, [])
+    report.step_over(name)
+
+
 def run(job: Job, steps: int, compute_s: float, wait_s: float) -> RunReport:
     report = RunReport(job)  # type: ignore[arg-type]
     for _ in range(steps):
         job.clock.now += compute_s
         job.wait_s = wait_s
-        report.wait("optimizer0", [])
+        step(report)
     return report
 
 
@@ -84,11 +89,11 @@ def test_the_first_step_is_no_steps_time_and_its_waiting_is_not_counted(clock: C
     job.counted |= {"gradient_bytes": 25, "uncompressed_bytes": 1000}
     report = RunReport(job)  # type: ignore[arg-type]
     job.wait_s = 30
-    report.wait("optimizer0", [])
+    step(report)
     job.wait_s = 0.25
     for _ in range(10):
         clock.now += 0.75
-        report.wait("optimizer0", [])
+        step(report)
     assert job.waited_s == 2.5
     assert report.summary() == (
         "11 steps, 1.0 s each (median); gradients took 25 bytes instead of 1 kB uncompressed (saved 98 %); "
@@ -111,11 +116,22 @@ def test_who_is_waited_for_is_the_rank_that_waited_least(clock: Clock, slowest: 
     assert run(job, 11, compute_s=1, wait_s=1).summary().endswith(f"rank 0 waited 10.0 s of 20.0 s for gradients{said}")
 
 
+def test_a_step_of_several_backwards_that_travel_is_one_step(clock: Clock) -> None:
+    job = Job(clock)
+    report = RunReport(job)  # type: ignore[arg-type]
+    for _ in range(3):
+        for _ in range(2):
+            clock.now, job.wait_s = clock.now + 1, 0.5
+            report.wait("optimizer0", [])
+        report.step_over("optimizer0")
+    assert report.summary() == "3 steps, 3.0 s each (median); rank 0 waited 2.0 s of 6.0 s for gradients"
+
+
 def test_two_optimizers_are_one_run(clock: Clock) -> None:
     job = Job(clock)
     report = run(job, 3, 1, 0)
-    report.wait("optimizer1", [])
-    report.wait("optimizer0.momentum1", [])
+    step(report, "optimizer1")
+    step(report, "optimizer0.momentum1")
     assert report.summary().startswith("4 steps of 2 optimizers, 1.0 s each (median)")
 
 
@@ -138,14 +154,14 @@ def test_only_rank_0_of_a_real_job_speaks_and_not_where_nothing_was_synchronised
             caplog.clear()
             run_report.tell_end(job)  # type: ignore[arg-type]
             assert not caplog.messages, "no step was synchronised"
-            run_report.report_of(job).wait("optimizer0", [])  # type: ignore[arg-type]
+            step(run_report.report_of(job))  # type: ignore[arg-type]
             run_report.tell_end(job)  # type: ignore[arg-type]
             assert len(caplog.messages) == (job.rank == 0)
         caplog.clear()
         alone = Job(clock)
         alone.config = Config()
         run_report.report_of(alone).laid_out(layout)  # type: ignore[arg-type]
-        run_report.report_of(alone).wait("optimizer0", [])  # type: ignore[arg-type]
+        step(run_report.report_of(alone))  # type: ignore[arg-type]
         run_report.tell_end(alone)  # type: ignore[arg-type]
         assert not caplog.messages, "a job of one sends nothing"
 

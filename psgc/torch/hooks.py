@@ -1,0 +1,51 @@
+"""The hooks that tell an exchange of its parameters' gradients, and which exchange a parameter is followed by.
+
+Hooks hold their exchange by a weak reference: parameters outlive their optimizer, whose hooks shall then do nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Protocol
+
+import torch
+
+from psgc.torch.gradients import Gradient
+
+
+class Follower(Protocol):
+    """Whoever wants to know."""
+
+    def parameter(self, index: int) -> torch.Tensor: ...
+
+    def coming(self, index: int) -> None:
+        """Backward is about to add to a gradient. Runs in autograd's thread."""
+
+    def ready(self, index: int) -> None:
+        """Backward has added to a gradient. Runs in autograd's thread."""
+
+
+# Who follows a parameter, by its id: the last who came. A script that makes its optimizer anew may still hold the old one somewhere.
+_followers: weakref.WeakValueDictionary[int, Follower] = weakref.WeakValueDictionary()
+
+
+def follow(follower: Follower, gradient: Gradient, index: int) -> None:
+    """From now on ``follower``, and nobody else, hears of this gradient as its ``index``-th."""
+    parameter, reference = gradient.parameter, weakref.ref(follower)
+    _followers[id(parameter)] = follower
+    parameter.register_post_accumulate_grad_hook(functools.partial(_on_ready, reference, index))  # type: ignore[no-untyped-call]
+    gradient.accumulator = torch.autograd.graph.get_gradient_edge(parameter).node
+    gradient.accumulator.register_prehook(functools.partial(_on_coming, reference, index))
+
+
+def _on_ready(follower: weakref.ref[Follower], index: int, parameter: torch.Tensor) -> None:
+    found = follower()
+    if found is not None and _followers.get(id(parameter), found) is found:
+        found.ready(index)
+
+
+def _on_coming(follower: weakref.ref[Follower], index: int, gradients: object) -> None:
+    found = follower()
+    if found is not None and _followers.get(id(found.parameter(index)), found) is found:
+        found.coming(index)

@@ -1,0 +1,30 @@
+"""What every submission of one step says besides its gradients: the same on all ranks, or the servers end the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MAX_RESCALE: Final = 1e30  # the header carries a float32
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlags:
+    """What every submission of one step says, the same on all ranks. rates: learning rate of each parameter group, or nothing where
+    residuals do not follow it."""
+
+    previous_skipped: bool
+    loss_scale: float
+    rates: tuple[float, ...]
+
+    def rescale(self, last: StepFlags | None, group: int) -> float:
+        """The residual's unit of step ``last`` over that of this one: residuals are scaled gradients and, for SGD without momentum on
+        request, are worth their product with the learning rate to the parameters."""
+        if last is None:
+            return 1.0
+        factor = self.loss_scale / last.loss_scale
+        if group < min(len(last.rates), len(self.rates)):
+            before, now = last.rates[group], self.rates[group]
+            if before and now:
+                factor *= before / now
+        return max(-MAX_RESCALE, min(factor, MAX_RESCALE))

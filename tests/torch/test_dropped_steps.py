@@ -1,0 +1,183 @@
+"""Gradients that are thrown away after backward, and backwards that raise."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from psgc.errors import UsageError
+from tests.torch.backwards import BUCKETS, LATE, TINY, grads, squares, two_layers
+from tests.torch.small_models import batch, linear, sgd, weights
+
+# torch 2.4's own checkpoint uses what torch 2.4 advises against.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.cpu.amp.autocast:FutureWarning")
+
+
+def by_optimizer(model: nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+
+
+def by_module(model: nn.Module, optimizer: Any) -> None:
+    model.zero_grad()
+
+
+def by_module_in_place(model: nn.Module, optimizer: Any) -> None:
+    model.zero_grad(set_to_none=False)
+
+
+def by_none(model: nn.Module, optimizer: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+@BUCKETS
+@pytest.mark.parametrize("throw_away", [by_optimizer, by_module, by_module_in_place, by_none])
+def test_a_step_thrown_away_is_told_with_the_next(ranks: Any, throw_away: Any, buckets: dict[str, Any]) -> None:
+    def train(rank: int) -> list[float]:
+        model = linear()
+        optimizer = sgd(model)
+        for step in range(4):
+            throw_away(model, optimizer)
+            model(torch.full((1, 3), rank + 1.0)).sum().backward()
+            assert torch.equal(model.weight.grad, torch.full((2, 3), 1.5)), step
+            if step != 1:
+                optimizer.step()
+        return weights(model)
+
+    first, second = ranks.run(2, train, **buckets)
+    assert first == second
+    flags = [s.previous_skipped for s in ranks.steps if "weight" in s.tensors]
+    assert flags == [False, False, True, False]
+
+
+@pytest.mark.parametrize(("codec", "told"), [("none", 0), ("bf16", 0), ("topk:k=0.5", 1), ("int8", 1)])
+@pytest.mark.parametrize("throw_away", [by_optimizer, by_module])
+def test_under_error_feedback_it_is_said_once_what_becomes_of_gradients_thrown_away(
+    ranks: Any, throw_away: Any, codec: str, told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(rank: int) -> None:
+        model = linear()
+        optimizer = sgd(model, compression=codec)
+        for _ in range(3):
+            throw_away(model, optimizer)
+            squares(rank, 0)(model).backward()
+
+    with caplog.at_level(logging.WARNING):
+        ranks.run(1, train, min_compress_bytes=0)
+    assert caplog.text.count("thrown away before step()") == told
+    assert not told or (f"codec {codec})" in caplog.text and "no_sync()" in caplog.text)
+
+
+def test_gradients_that_module_zero_grad_lets_go_are_freed(ranks: Any) -> None:
+    def train(rank: int) -> None:
+        model = linear()
+        optimizer = sgd(model)
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        alive = [weakref.ref(p.grad) for p in model.parameters()]
+        model.zero_grad()
+        gc.collect()
+        assert [reference() for reference in alive] == [None, None]
+
+    ranks.run(1, train)
+
+
+class Boom(Exception):
+    """A user's own error."""
+
+
+def failing(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    """A loss whose backward raises when the last layer's gradients are done, and the first one's are not."""
+    middle = model[0](batch(rank, step))
+
+    def explode(grad: torch.Tensor) -> None:
+        raise Boom
+
+    middle.register_hook(explode)
+    return model[1](middle).square().mean()
+
+
+@pytest.mark.parametrize("buckets", [TINY, {}, LATE], ids=["a bucket each", "one bucket", "late"])
+@pytest.mark.parametrize("failing_step", [0, 2])
+@pytest.mark.parametrize("throw_away", [by_optimizer, by_module, by_none])
+def test_a_backward_that_raises_costs_a_step_and_nothing_else(
+    ranks: Any, throw_away: Any, failing_step: int, buckets: dict[str, Any]
+) -> None:
+    def train(rank: int) -> list[float]:
+        model = two_layers()
+        optimizer = sgd(model)
+        for step in range(5):
+            throw_away(model, optimizer)
+            if step == failing_step:
+                with pytest.raises(Boom):
+                    failing(model, rank, step).backward()
+                continue
+            squares(rank, step)(model).backward()
+            optimizer.step()
+        return weights(model)
+
+    first, second = ranks.run(2, train, **buckets)
+    reference = two_layers()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(5):
+        if step != failing_step:
+            optimizer.zero_grad()
+            (sum(squares(rank, step)(reference) for rank in range(2)) / 2).backward()
+            optimizer.step()
+    assert first == second == pytest.approx(weights(reference), abs=1e-6)
+    if buckets is TINY and failing_step:
+        sent = [s for s in ranks.steps if s.tensors == ("1.weight",)]
+        rest = [s for s in ranks.steps if s.tensors == ("0.weight",)]
+        assert [s.skip for s in sent] == [False] * 5
+        assert [s.skip for s in rest] == [False, False, True, False, False]  # every step is whole, on every rank
+        assert [s.previous_skipped for s in sent] == [s.previous_skipped for s in rest] == [False, False, False, True, False]
+
+
+def test_after_a_backward_that_raised_a_step_is_refused(ranks: Any) -> None:
+    def train(rank: int) -> None:
+        model = two_layers()
+        optimizer = sgd(model)
+        for step in range(2):
+            with pytest.raises(Boom):
+                failing(model, rank, step).backward()
+            with pytest.raises(UsageError, match=r"raised before it was over.*call optimizer.zero_grad\(\)"):
+                optimizer.step()
+            with pytest.raises(UsageError, match=r"raised before it was over.*call optimizer.zero_grad\(\)"):
+                squares(rank, step)(model).backward()
+            optimizer.zero_grad()
+            squares(rank, step)(model).backward()
+            optimizer.step()
+
+    ranks.run(2, train, **TINY)
+
+
+def test_an_end_that_never_came_since_another_callback_raised_is_noticed(ranks: Any) -> None:
+    def train(rank: int) -> list[float]:
+        model = linear()
+        optimizer = sgd(model)
+        broken = True
+
+        def other(parameter: torch.Tensor) -> None:
+            def callback() -> None:
+                if broken:
+                    raise Boom
+
+            torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(other)
+        with pytest.raises(Boom):
+            squares(rank, 0)(model).backward()
+        broken = False
+        optimizer.zero_grad()
+        squares(rank, 1)(model).backward()
+        return torch.cat([g.reshape(-1) for g in grads(model)]).tolist()
+
+    first, second = ranks.run(2, train)
+    assert first == second
