@@ -1,7 +1,7 @@
 """Shared mappings of files in memory, made without holding the GIL and without a descriptor of their own.
 
-Python's ``mmap`` keeps a duplicate of the descriptor for as long as the mapping lives, and up to 3.12 holds the GIL while the kernel makes
-the pages: 512 MB stop all other threads for 0.3 s. Calls through ctypes do neither.
+Python's ``mmap`` keeps a duplicate of the descriptor for as long as the mapping lives, and that of 3.11 holds the GIL while the kernel makes
+the pages: 512 MB stopped all other threads for a second on a busy machine. Calls through ctypes do neither.
 """
 
 from __future__ import annotations
