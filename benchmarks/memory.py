@@ -1,6 +1,6 @@
 """Memory of a worker and a server, per codec, for one model: what they hold beyond the gradients themselves.
 
-python benchmarks/memory.py [--numel 25000000] prints bytes per parameter.
+python benchmarks/memory.py [--numel 25000000] [--codecs none,int8] prints bytes per parameter.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--numel", type=int, default=25_000_000)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--codecs", default=",".join(registered_codecs()))
     options = parser.parse_args()
     print(
         f"{'codec':10} {'worker':>8} {'server':>8}   bytes a parameter, {options.numel:,} parameters, {options.workers} workers, shared memory"
     )
-    for codec in registered_codecs():
+    for codec in options.codecs.split(","):
         command = [sys.executable, "-m", "psgc.launch", "run", "--no-prefix", "--workers", str(options.workers), "--",
                    sys.executable, "-c", WORKER, str(options.numel), codec]  # fmt: skip
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
