@@ -99,15 +99,18 @@ def _open_files() -> Finding:
 
 def _shared_memory() -> Finding:
     """A sealed segment is passed over an abstract socket, and what was written to it is read at the other end."""
+    from psgc.transport.handshake import NONCE_BYTES, ServerProof, WorkerProof
     from psgc.transport.memfd import LocalLink, LocalListener, Segment
     from psgc.wire.frames import Header, Kind
 
     segment = Segment.create("psgc-doctor", 4096)
     listener = LocalListener(f"psgc-doctor/{os.getpid()}")
-    sender = LocalLink.connect(listener.address)
-    receiver = listener.accept()
-    assert receiver is not None
+    key, nonces = os.urandom(NONCE_BYTES), (os.urandom(NONCE_BYTES), os.urandom(NONCE_BYTES))
+    sender = LocalLink.connect(listener.address, WorkerProof("unix", 0, 1, 0, key, "here", nonces[0]))
+    receiver = listener.accept(ServerProof("unix", 0, 1, 1, lambda _: key, nonces[1]))
     try:
+        proved = [link.prove() for _ in range(3) for link in (receiver, sender)]
+        assert all(proved[-2:]), "both ends know the key"
         segment.bytes[:5] = list(b"hello")
         sender.announce(1, segment)
         sender.send_located(Header(Kind.PUSH, payload_bytes=5), 1, 0)

@@ -1,7 +1,7 @@
 """The server process: the only place of the server that does I/O. Headers in, headers out; payloads stay where they are.
 
-One thread polls everything: workers over TCP (a ROUTER) and over shared memory (local links), the scheduler, and the engine's
-mailbox. Sums run in the engine's pool.
+One thread polls everything: workers over TCP and over shared memory, those that have yet to prove that they are workers (the gate), the
+scheduler, and the engine's mailbox. Sums run in the engine's pool.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Hashable, Iterable, Set
+from collections.abc import Iterable, Set
 from typing import Any
 
 import zmq
@@ -28,13 +28,17 @@ from psgc.server.engine import Engine, KeyWork
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Send, SendResidual, ServerState, specs_of
 from psgc.server.store import KeyShape, Store
 from psgc.transport.dealer import Dealer
-from psgc.transport.host import host_id, local_address_for, pid_started
+from psgc.transport.gate import Gate, Listener
+from psgc.transport.handshake import NONCE_BYTES, ServerProof, worker_key
+from psgc.transport.host import host_id, is_loopback, local_address_for, pid_started
 from psgc.transport.keeper_wire import send_segment
+from psgc.transport.link import Link
+from psgc.transport.link_set import LinkSet
 from psgc.transport.memfd import LocalLink, LocalListener
-from psgc.transport.router import Router
+from psgc.transport.tcp import TcpLink, TcpListener
 from psgc.transport.voice import ADMISSION, AWAITED, Voice
 from psgc.transport.watch import Pollable, Watch
-from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind, pack_header
+from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Notice, Register, Topology, decode_body, decode_json, encode_body
 
 logger = logging.getLogger(__name__)
@@ -63,12 +67,13 @@ class Server:
         self.mailbox = Mailbox()
         self._context: zmq.Context[Any] = zmq.Context()
         self._watch = Watch()
-        self._router = Router(self._context, f"tcp://*:{config.port}", dead_s=config.dead_s)
+        self._tcp = TcpListener(_bind_host(config), config.port, config.dead_s)
         self._scheduler = Dealer(self._context, config.root_endpoint, b"server-" + secrets.token_hex(6).encode(), config.dead_s)
         self._listener = None
         if config.transport != "tcp":
             self._listener = LocalListener(f"psgc/{config.job:x}/{os.getpid()}/{secrets.token_hex(4)}")
-        self._links: dict[int, LocalLink] = {}
+        self._gate: Gate | None = None  # once we know who may come in; until then connections wait in the kernel
+        self._links = LinkSet()
         self._store = Store()
         self._works: dict[int, KeyWork] = {}
         self._preparing: set[int] = set()  # layouts whose kernels are being loaded, or have been
@@ -83,7 +88,6 @@ class Server:
         self._voice = Voice.of(config)
         self._told = False  # the launcher knows why the job failed, and prints it
         self._scheduler_up, self._down_since = False, time.monotonic()
-        self._early: list[tuple[Hashable, Header, Any]] = []  # workers may learn the topology before this server does
 
     def run(self) -> int:
         try:
@@ -109,11 +113,12 @@ class Server:
         self._end(1, text)
 
     def _turn(self, next_tick: float) -> None:
-        things: list[Pollable] = [(self.mailbox, zmq.POLLIN), (self._router.socket, zmq.POLLIN), *self._scheduler.pollables()]
-        if self._listener is not None:
-            things.append((self._listener, zmq.POLLIN))
-        things += [link.pollable() for link in self._links.values()]
-        ready = self._watch.wait(things, next_tick - time.monotonic())
+        for link in self._links.flush():
+            self._bury(link)
+        things: list[Pollable] = [(self.mailbox, zmq.POLLIN), (self._links, zmq.POLLIN), *self._scheduler.pollables()]
+        if self._gate is not None:
+            things.append((self._gate, zmq.POLLIN))
+        ready = self._watch.wait(things, 0.0 if self._links.pending else next_tick - time.monotonic())
         if self.mailbox.fileno() in ready:
             for call, args in self.mailbox.drain():
                 call(*args)
@@ -121,37 +126,48 @@ class Server:
         self._hear_workers(ready)
 
     def _hear_workers(self, ready: Set[Any]) -> None:
-        for identity, header, payload in self._router.receive():
-            self._receive(identity, header, payload)
-        if self._listener is not None and self._listener.fileno() in ready:
-            while (link := self._listener.accept()) is not None:
-                self._links[link.fileno()] = link
-        for fd, link in list(self._links.items()):
-            if fd in ready or link.closed:
-                self._hear_link(fd, link)
+        if self._gate is not None and self._gate.fileno() in ready:
+            for link in self._gate.serve():
+                self._let_in(link)
+        if self._links.fileno() in ready or self._links.pending:
+            for link in self._links.ready():
+                self._hear_link(link)
 
-    def _hear_link(self, fd: int, link: LocalLink) -> None:
+    def _let_in(self, link: Link) -> None:
+        """A connection is proved to be a worker's."""
+        assert self._state is not None
+        assert isinstance(link.proof, ServerProof)
+        rank = link.proof.rank
+        before = self._state.peers.get(rank)
+        self._state.joined(link, rank)
+        if isinstance(before, Link):
+            before.fail("the worker has a new connection")
+            self._bury(before)
+        self._links.add(link)
+        if isinstance(link, LocalLink):
+            for segment_id, segment in self._store.segments.items():
+                link.announce(segment_id, segment)
+            self._links.touch(link)
+        logger.debug("worker connected rank=%d peer=%s", rank, link.peer)
+
+    def _hear_link(self, link: Link) -> None:
+        assert self._state is not None
         try:
-            link.flush()
             for header, payload in link.receive():
-                self._receive(link, header, payload)
+                self._apply(self._state.receive(link, header, payload, time.monotonic()))
         except RemoteProtocolError as error:
-            logger.warning("local link closed reason=%s", error)
-            link.closed = True
+            logger.warning("connection of rank %s closed: %s", self._state.ranks.get(link, "?"), error)
+            link.fail("nonsense")
+        self._links.received(link)
+        self._bury(link)
+
+    def _bury(self, link: Link) -> None:
+        """Forget a connection if it is closed; its worker makes another."""
         if link.closed:
-            del self._links[fd]
+            self._links.discard(link)
             if self._state is not None:
                 self._state.lost(link)
             link.close()
-
-    def _receive(self, peer: Hashable, header: Header, payload: Any) -> None:
-        if self._state is None:
-            self._early.append((peer, header, payload))
-            return
-        if header.kind == Kind.HELLO and isinstance(peer, LocalLink) and peer not in self._state.ranks:
-            for segment_id, segment in self._store.segments.items():
-                peer.announce(segment_id, segment)
-        self._apply(self._state.receive(peer, header, payload, time.monotonic()))
 
     def _apply(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
@@ -176,15 +192,13 @@ class Server:
                 peer.send_located(header, store.segment_id, store.offsets[send.result_slot])
             else:
                 peer.send(header, send.body)
-            return
-        assert isinstance(peer, bytes)
-        frames: list[Any] = [pack_header(header)]
-        if store is not None and send.result_slot is not None:
-            frames.append(store.result(send.result_slot)[: header.payload_bytes])
-        elif send.body:
-            frames.append(send.body)
-        if not self._router.send(peer, frames):
-            logger.info("peer is gone; it asks again when it is back peer=%r", peer)
+        else:
+            assert isinstance(peer, TcpLink)
+            if store is not None and send.result_slot is not None:
+                peer.send(header, store.result(send.result_slot)[: header.payload_bytes])
+            else:
+                peer.send(header, send.body)
+        self._links.touch(peer)
 
     def _send_residual(self, send: SendResidual) -> None:
         key, first = send.header.key, send.header.contributors
@@ -219,7 +233,7 @@ class Server:
     def _register(self) -> None:
         config = self.config
         host = config.node_host or local_address_for(config.root_host)
-        address = config.advertise or f"{host}:{self._router.port}"
+        address = config.advertise or f"{host}:{self._tcp.port}"
         local = self._listener.address if self._listener is not None else ""
         body = Register(
             "server", config.token, __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
@@ -254,14 +268,25 @@ class Server:
     def _admitted(self, topology: Topology) -> None:
         config = self.config
         self._state = ServerState(
-            topology.rank, topology.size, config.job, topology.epoch, config.token, config.window_bytes,
-            config.silence_s, config.step_timeout_s,
-        )  # fmt: skip
+            topology.rank, topology.size, config.job, topology.epoch, config.window_bytes, config.silence_s, config.step_timeout_s
+        )
+        self._open_gate(topology)
         self._launcher.tell("joined")
         logger.info("admitted server=%d workers=%d", topology.rank, topology.size)
-        early, self._early = self._early, []
-        for peer, header, payload in early:
-            self._receive(peer, header, payload)
+
+    def _open_gate(self, topology: Topology) -> None:
+        """Workers may have been told of this server before it was told of them: until now their connections have waited in the kernel."""
+        data_key = bytes.fromhex(topology.key)
+        keys = [worker_key(data_key, rank, topology.epoch) for rank in range(topology.size)]
+
+        def proof(transport: str) -> ServerProof:
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            return ServerProof(transport, topology.rank, topology.epoch, topology.size, keys.__getitem__, nonce)
+
+        listeners: list[Listener] = [self._tcp]
+        if self._listener is not None:
+            listeners.append(self._listener)
+        self._gate = Gate(listeners, proof)
 
     def _prepare(self, layout: Layout) -> None:
         """Load the layout's kernels in a pool thread, for compiling them takes seconds in which heartbeats must go on; then add it."""
@@ -293,6 +318,7 @@ class Server:
             for peer in state.ranks:
                 if isinstance(peer, LocalLink):
                     peer.announce(number, segment)
+                    self._links.touch(peer)
         self._apply(state.register(layout, specs, costs))
         self._tell_scheduler(Kind.KEYS_READY, plan=layout.id)
 
@@ -307,6 +333,8 @@ class Server:
         if self._state is None:
             self._await_admission(now)
             return
+        if self._gate is not None:
+            self._gate.tick()
         texts, faults = self._state.tick(now)
         for text in texts if self._voice.speaks(AWAITED) else ():
             logger.warning("%s", text)
@@ -345,15 +373,25 @@ class Server:
 
     def _shut(self) -> None:
         self._engine.close()
+        self._links.flush()
+        if self._gate is not None:
+            self._gate.close()
+        self._tcp.close()
         if self._listener is not None:
             self._listener.close()
-        for link in self._links.values():
+        for link in self._links:
             link.close()
+        self._links.close()
         self._voice.close()
         self._scheduler.close(linger_ms=500)
-        self._router.close(linger_ms=500)
         self._context.destroy(linger=500)
         self._store.close()
+
+
+def _bind_host(config: Config) -> str:
+    """Who can reach the scheduler can reach this server, unless another address was told: a job on one machine listens nowhere else."""
+    alone = is_loopback(config.root_host) and is_loopback(config.node_host or config.root_host) and not config.advertise
+    return "127.0.0.1" if alone else ""
 
 
 def _threads(config: Config) -> int:

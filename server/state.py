@@ -15,7 +15,7 @@ from psgc.reminder import LONGEST_S, Reminder
 from psgc.server.step import NO_SLOT, Action, Commit, Fold, KeySpec, KeyState, Lend, Reply, Restore
 from psgc.server.window import Window
 from psgc.wire.frames import SERVER_SENDER, Header, Kind
-from psgc.wire.messages import ErrorCode, Hello, Notice, decode_body, encode_body
+from psgc.wire.messages import ErrorCode, Notice, encode_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,6 @@ class ServerState:
     workers: int
     job: int
     epoch: int
-    token: str
     window_bytes: int = 1 << 30
     silence_s: float = 5.0
     step_timeout_s: float = 600.0
@@ -90,13 +89,15 @@ class ServerState:
         try:
             if header.job != self.job:
                 raise RemoteProtocolError(f"message of job {header.job}, this server is of job {self.job}", ErrorCode.WRONG_JOB)
-            if header.kind == Kind.HELLO:
-                return self._hello(peer, payload)
             rank = self.ranks.get(peer)
             if rank is None or header.sender != rank:
-                raise RemoteProtocolError("say HELLO with the job's token first", ErrorCode.NOT_ADMITTED)
+                raise RemoteProtocolError(
+                    f"sender {header.sender} on a connection of {'nobody' if rank is None else f'rank {rank}'}", ErrorCode.NOT_ADMITTED
+                )
             if header.epoch != self.epoch:
                 raise RemoteProtocolError(f"epoch {header.epoch} is over, now it is {self.epoch}", ErrorCode.STALE_EPOCH)
+            if header.kind == Kind.HELLO:
+                return [self._window(peer, layout) for layout in self.windows]
             return self._data(rank, header, payload, now)
         except RemoteProtocolError as error:
             return self._refuse(peer, header, error)
@@ -107,8 +108,15 @@ class ServerState:
         entry = self.keys[key]
         return self._effects(entry, entry.state.folded(last, payload_bytes, nonfinite, slot), now)
 
+    def joined(self, peer: Hashable, rank: int) -> None:
+        """The connection has proved to be this rank's (see ``transport/handshake.py``). It takes the place of an older one."""
+        assert 0 <= rank < self.workers, "the proof is of a rank that the job has"
+        self.lost(self.peers.get(rank, peer))
+        self.peers[rank] = peer
+        self.ranks[peer] = rank
+
     def lost(self, peer: Hashable) -> None:
-        """The connection is gone. Its worker says HELLO again on a new one."""
+        """The connection is gone. Its worker makes a new one."""
         rank = self.ranks.pop(peer, None)
         if rank is not None and self.peers.get(rank) == peer:
             del self.peers[rank]
@@ -152,17 +160,6 @@ class ServerState:
     def _awaits(entry: _Key, missing: Sequence[int], now: float, more: str = "") -> str:
         who = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
         return f"step {entry.state.step} of {entry.state.spec.describe()}{more} has awaited rank(s) {who} for {now - entry.since:.0f} s"
-
-    def _hello(self, peer: Hashable, payload: Any) -> list[Effect]:
-        hello = decode_body(Hello, payload if payload is not None else b"")
-        if hello.token != self.token:
-            raise RemoteProtocolError("wrong token: set the same PSGC_TOKEN everywhere", ErrorCode.BAD_TOKEN)
-        if not 0 <= hello.rank < self.workers:
-            raise RemoteProtocolError(f"rank {hello.rank}, but there are {self.workers} workers", ErrorCode.NOT_ADMITTED)
-        self.lost(self.peers.get(hello.rank, peer))
-        self.peers[hello.rank] = peer
-        self.ranks[peer] = hello.rank
-        return [self._window(peer, layout) for layout in self.windows]
 
     def _data(self, rank: int, header: Header, payload: Any, now: float) -> list[Effect]:
         if header.kind == Kind.BYE:

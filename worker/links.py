@@ -1,162 +1,254 @@
 """The worker's connections to its servers: shared memory where server and worker share a host, else TCP. One interface for both.
 
-Knows how messages travel and counts their bytes; must not know what they mean.
+Knows how connections are made, proved and re-made, and counts bytes; must not know what messages mean.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
+import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence, Set
-from typing import Any, Literal
-
-import zmq
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal
 
 from psgc.errors import PsgcError
-from psgc.transport.dealer import Dealer
+from psgc.reminder import Reminder
+from psgc.transport.handshake import NONCE_BYTES, PATIENCE_S, Refused, WorkerProof
+from psgc.transport.link import Link
+from psgc.transport.link_set import LinkSet
 from psgc.transport.memfd import LocalLink, Segment
-from psgc.transport.watch import Pollable
+from psgc.transport.tcp import TcpLink
 from psgc.wire.frames import HEADER_BYTES, Header
 from psgc.wire.messages import ServerAddress
 from psgc.worker.bucket import Slot
 
 logger = logging.getLogger(__name__)
-RECONNECT_S = 0.5
+RECONNECT_S: Final = 0.5
+NAMED_S: Final = 5.0  # a server that cannot be reached for so long is named, with the reason
 
 
 class ServerLink(ABC):
-    """One server's connection. ``wire_bytes`` counts headers and payloads both ways, whatever the transport."""
+    """One server's connection, re-made when it breaks. ``wire_bytes`` counts headers and payloads both ways, whatever the transport.
 
-    def __init__(self) -> None:
+    links: where the connections of this thread are polled. proof: makes the worker's side of a handshake, for a transport.
+    trouble: why it is not up, or "" while it is.
+    """
+
+    def __init__(self, server: int, address: str, links: LinkSet, proof: Callable[[str], WorkerProof]) -> None:
+        self.server, self.address = server, address
         self.wire_bytes = 0
+        self.trouble = "it has not answered yet"
+        self._links, self._proof = links, proof
+        self._link: Link | None = None
+        self._up = False
+        self._retry_at = 0.0
+        self._began = 0.0  # when the attempt under way was begun
+        self._named = Reminder(time.monotonic())
+        self._events: list[Literal["up", "down"]] = []
 
     @abstractmethod
-    def pollables(self) -> Sequence[Pollable]:
-        """What to sleep on."""
+    def _dial(self) -> Link:
+        """Begin a new connection. Raises OSError if that fails at once."""
 
     @abstractmethod
+    def _send(self, header: Header, body: bytes, slot: Slot | None) -> None:
+        """On the connection, which is up."""
+
+    @property
+    def unsent(self) -> int:
+        """How many payloads wait in the link's queue: given to ``send``, and not yet taken whole by the kernel. It changes in ``send`` and
+        when the network thread flushes its LinkSet; a connection that is lost takes its queue with it. Over shared memory always 0."""
+        return 0 if self._link is None else self._link.unsent
+
     def send(self, header: Header, body: bytes = b"", slot: Slot | None = None) -> None:
-        """Send a header with a small body, or with the payload that lies in ``slot``."""
+        """Send a header with a small body, or with the payload that lies in ``slot``. Dropped unless the connection is up."""
+        if self._up and self._link is not None:
+            self.wire_bytes += HEADER_BYTES + header.payload_bytes
+            self._send(header, body, slot)
+            self._links.touch(self._link)
 
-    @abstractmethod
-    def receive(self, ready: Set[Any]) -> Iterator[tuple[Header, Any]]:
-        """What has come, if one of ``ready`` is this link's."""
+    @property
+    def up(self) -> bool:
+        """Whether both ends have proved themselves, and nothing has broken since."""
+        return self._up
 
-    @abstractmethod
-    def events(self, ready: Set[Any]) -> Sequence[Literal["up", "down"]]:
-        """What has happened to the connection since the last call, in order. Called at every turn of the loop."""
+    def receive(self) -> Iterator[tuple[Header, Any]]:
+        """What has come on the connection, which is ready. Bounded: what is left is received at the next turn.
+
+        Raises RemoteProtocolError for what is no message.
+        """
+        link = self._link
+        if link is None or link.closed:
+            return
+        if not self._up:
+            self._go_on(link)  # nothing has been said yet: the server speaks when it is greeted
+        else:
+            for header, payload in link.receive():
+                self.wire_bytes += HEADER_BYTES + header.payload_bytes
+                yield header, payload
+            self._links.received(link)
+
+    def events(self) -> list[Literal["up", "down"]]:
+        """What has happened to the connection since the last call, in order. To be called after ``receive``, when the connection has
+        closed, and now and then while it is not up: it is then made again."""
+        if self._link is not None and self._link.closed:
+            self._lose(self._link.why)
+        if not self._up and (now := time.monotonic()) >= self._retry_at:
+            self._try(now)
+        events, self._events = self._events, []
+        return events
 
     @abstractmethod
     def add_segment(self, segment_id: int, segment: Segment) -> None:
         """Payloads may lie in this segment from now on."""
 
+    def close(self, linger_s: float) -> None:
+        """linger_s: so long the server may take to hear what was sent last."""
+        link, self._link, self._up = self._link, None, False
+        if link is not None:
+            self._links.discard(link)
+            link.see_off(linger_s)
+            link.close()
+
+    def _try(self, now: float) -> None:
+        """No connection is up: begin one, or give up the one that takes too long."""
+        if self._link is not None:
+            if now - self._began < PATIENCE_S:
+                self._name(now)
+                return
+            self._lose(f"no answer for {PATIENCE_S:.0f} s")
+        self._began = now
+        try:
+            self._link = self._dial()
+        except OSError as error:
+            self._lose(error.strerror or str(error))
+        else:
+            self._link.owner = self
+            self._links.add(self._link)
+            self._go_on(self._link)
+        self._name(now)
+
+    def _go_on(self, link: Link) -> None:
+        """With the handshake."""
+        try:
+            proved = link.prove()
+        except Refused as error:
+            self._lose(str(error))
+            return
+        if proved:
+            self._up, self.trouble = True, ""
+            self._came_up(link)
+            self._links.touch(link)
+            self._events.append("up")
+        elif link.closed:
+            self._lose(link.why)
+
     @abstractmethod
-    def close(self, linger_ms: int) -> None: ...
+    def _came_up(self, link: Link) -> None:
+        """Say what is to be said before anything else."""
+
+    def _lose(self, why: str) -> None:
+        self.trouble = why
+        now = time.monotonic()
+        self._retry_at = now + RECONNECT_S
+        if self._up:
+            self._up, self._named = False, Reminder(now)
+            self._events.append("down")
+        if self._link is not None:
+            self._links.discard(self._link)
+            self._link.close()
+            self._link = None
+
+    def _name(self, now: float) -> None:
+        if not self._up and self._named.due(now, NAMED_S):
+            logger.warning("server %d at %s cannot be reached: %s", self.server, self.address, self.trouble)
 
 
 class TcpServerLink(ServerLink):
-    def __init__(self, context: zmq.Context[Any], address: str, identity: bytes, dead_s: float) -> None:
-        super().__init__()
-        self._dealer = Dealer(context, address, identity, dead_s)
+    """address: ``tcp://host:port``. A name that stands for several addresses is tried at one after the other."""
 
-    def pollables(self) -> Sequence[Pollable]:
-        return self._dealer.pollables()
+    def __init__(self, server: int, address: str, links: LinkSet, proof: Callable[[str], WorkerProof], dead_s: float) -> None:
+        super().__init__(server, address, links, proof)
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self._host, self._port, self._dead_s = host.strip("[]"), port, dead_s
+        self._attempts = 0
 
-    def send(self, header: Header, body: bytes = b"", slot: Slot | None = None) -> None:
-        self.wire_bytes += HEADER_BYTES + header.payload_bytes
-        self._dealer.send(header, body if slot is None else slot.bytes[: header.payload_bytes])
+    def _dial(self) -> Link:
+        found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        family, *_, where = found[self._attempts % len(found)]
+        self._attempts += 1
+        return TcpLink.connect(family, where, self._proof("tcp"), self._dead_s)
 
-    def receive(self, ready: Set[Any]) -> Iterator[tuple[Header, Any]]:
-        for header, payload in self._dealer.receive() if self._dealer.socket in ready else ():
-            self.wire_bytes += HEADER_BYTES + header.payload_bytes
-            yield header, payload
+    def _send(self, header: Header, body: bytes, slot: Slot | None) -> None:
+        assert isinstance(self._link, TcpLink)
+        self._link.send(header, body if slot is None else slot.bytes[: header.payload_bytes])
 
-    def events(self, ready: Set[Any]) -> Sequence[Literal["up", "down"]]:
-        return list(self._dealer.events()) if self._dealer.monitor in ready else ()
+    def _came_up(self, link: Link) -> None:
+        return  # nothing: payloads travel whole
 
     def add_segment(self, segment_id: int, segment: Segment) -> None:
-        """Payloads are copied to the socket from wherever they lie."""
-
-    def close(self, linger_ms: int) -> None:
-        self._dealer.close(linger_ms)
+        return  # they leave from wherever they lie
 
 
 class LocalServerLink(ServerLink):
-    def __init__(self, address: str) -> None:
-        super().__init__()
-        self._address = address
-        self._link: LocalLink | None = LocalLink.connect(address)
+    def __init__(self, server: int, address: str, links: LinkSet, proof: Callable[[str], WorkerProof]) -> None:
+        super().__init__(server, address, links, proof)
         self._segments: dict[int, Segment] = {}
-        self._events: list[Literal["up", "down"]] = ["up"]
-        self._retry_at = 0.0
 
-    def pollables(self) -> Sequence[Pollable]:
-        return () if self._link is None else (self._link.pollable(),)
+    def _dial(self) -> Link:
+        return LocalLink.connect(self.address, self._proof("unix"))
 
-    def send(self, header: Header, body: bytes = b"", slot: Slot | None = None) -> None:
-        self.wire_bytes += HEADER_BYTES + header.payload_bytes
-        if self._link is None:
-            return
+    def _send(self, header: Header, body: bytes, slot: Slot | None) -> None:
+        assert isinstance(self._link, LocalLink)
         if slot is None:
             self._link.send(header, body)
         else:
             self._link.send_located(header, slot.segment, slot.offset)
 
-    def receive(self, ready: Set[Any]) -> Iterator[tuple[Header, Any]]:
-        if self._link is not None and self._link.fileno() in ready:
-            self._link.flush()
-            for header, payload in self._link.receive():
-                self.wire_bytes += HEADER_BYTES + header.payload_bytes
-                yield header, payload
-
-    def events(self, ready: Set[Any]) -> Sequence[Literal["up", "down"]]:
-        if self._link is not None and self._link.closed:
-            self._link.close()
-            self._link = None
-            self._events.append("down")
-            self._retry_at = time.monotonic() + RECONNECT_S
-        elif self._link is None and time.monotonic() >= self._retry_at:
-            self._reconnect()
-        events, self._events = self._events, []
-        return events
-
-    def _reconnect(self) -> None:
-        try:
-            self._link = LocalLink.connect(self._address)
-        except OSError:
-            self._retry_at = time.monotonic() + RECONNECT_S
-            return
+    def _came_up(self, link: Link) -> None:
+        assert isinstance(link, LocalLink)
         for segment_id, segment in self._segments.items():
-            self._link.announce(segment_id, segment)
-        self._events.append("up")
+            link.announce(segment_id, segment)
 
     def add_segment(self, segment_id: int, segment: Segment) -> None:
         self._segments[segment_id] = segment
-        if self._link is not None:
+        if self._up and isinstance(self._link, LocalLink):
             self._link.announce(segment_id, segment)
+            self._links.touch(self._link)
 
-    def close(self, linger_ms: int) -> None:
-        if self._link is not None:
-            self._link.close()
+    @staticmethod
+    def answers(address: str) -> bool:
+        """Whether a server listens there: on this host, and in this network namespace."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as trial:
+            trial.setblocking(False)
+            try:
+                trial.connect("\0" + address)
+            except BlockingIOError:  # it has many connections to take in
+                return True
+            except OSError as error:
+                logger.info("server on this host does not answer locally address=%s error=%s", address, error)
+                return False
+        return True
 
 
 def connect_server(
-    context: zmq.Context[Any], server: ServerAddress, *, host: str, transport: str, identity: bytes, dead_s: float
+    server: ServerAddress, links: LinkSet, *, host: str, transport: str, rank: int, epoch: int, key: bytes, dead_s: float
 ) -> ServerLink:
     """The best link to ``server``: shared memory if it is on this host and answers there, else TCP. ``transport`` may insist on one.
+    key: this rank's data key.
 
     Raises PsgcError if shared memory was insisted on and cannot be had.
     """
-    if transport != "tcp" and server.host == host and server.local_address:
-        try:
-            link = LocalServerLink(server.local_address)
-        except OSError as error:
-            logger.info("server on this host does not answer locally server=%d error=%s", server.index, error)
-        else:
-            logger.info("server link server=%d transport=shm", server.index)
-            return link
+
+    def proof(over: str) -> WorkerProof:
+        return WorkerProof(over, server.index, epoch, rank, key, host, secrets.token_bytes(NONCE_BYTES))
+
+    if transport != "tcp" and server.host == host and server.local_address and LocalServerLink.answers(server.local_address):
+        logger.info("server link server=%d transport=shm", server.index)
+        return LocalServerLink(server.index, server.local_address, links, proof)
     if transport == "shm":
         raise PsgcError(f"PSGC_TRANSPORT=shm, but server {server.index} at {server.address} is not reachable by shared memory; use auto")
     logger.info("server link server=%d transport=tcp address=%s", server.index, server.address)
-    return TcpServerLink(context, server.address, identity, dead_s)
+    return TcpServerLink(server.index, server.address, links, proof, dead_s)

@@ -27,10 +27,11 @@ from psgc.pool import Pool
 from psgc.report import Launcher
 from psgc.transport.arena import Arena
 from psgc.transport.host import host_id
+from psgc.transport.link_set import LinkSet
 from psgc.transport.voice import PARTS
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
-from psgc.wire.messages import Hello, Topology, encode_body
+from psgc.wire.messages import Topology
 from psgc.worker.bucket import BucketWork, make_slots
 from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Transferred, Transmit
 from psgc.worker.coordinator import Coordinator, Waiting
@@ -88,6 +89,7 @@ class Network(threading.Thread):
         self.topology: Topology | None = None
         self.layouts: dict[str, Layout] = {}
         self.links: list[ServerLink] = []
+        self._connections = LinkSet()
         self.client: Client | None = None
         self.waiting = Waiting()
         self._buckets: dict[tuple[int, int], _Running] = {}
@@ -137,11 +139,15 @@ class Network(threading.Thread):
             topology.rank, config.job, topology.epoch, len(topology.servers), config.credit_bytes, config.credit_parts,
             silence_s=config.silence_s,
         )  # fmt: skip
-        identity = b"worker-%d-%d" % (topology.rank, os.getpid())
+        key = bytes.fromhex(topology.key)
         for server in topology.servers:
             self.links.append(
-                connect_server(self._context, server, host=host_id(), transport=config.transport, identity=identity, dead_s=config.dead_s)
-            )
+                connect_server(
+                    server, self._connections, host=host_id(), transport=config.transport, rank=topology.rank, epoch=topology.epoch,
+                    key=key, dead_s=config.dead_s,
+                )
+            )  # fmt: skip
+            self._look_at(self.links[-1])
         self._launcher.tell("joined", rank=topology.rank)
         self.ready.set()
 
@@ -199,33 +205,40 @@ class Network(threading.Thread):
             self._shut()
 
     def _turn(self, next_tick: float) -> None:
-        things = [(self.mailbox.fileno(), zmq.POLLIN), *self._coordinator.pollables()]
-        for link in self.links:
-            things += link.pollables()
-        ready = self._watch.wait(things, next_tick - time.monotonic())
+        for connection in self._connections.flush():
+            if connection.closed:
+                self._look_at(connection.owner)
+        things = [(self.mailbox.fileno(), zmq.POLLIN), (self._connections.fileno(), zmq.POLLIN), *self._coordinator.pollables()]
+        ready = self._watch.wait(things, 0.0 if self._connections.pending else next_tick - time.monotonic())
         if self.mailbox.fileno() in ready:
             for call, args in self.mailbox.drain():
                 call(*args)
         self._coordinator.receive(ready)
-        for server, link in enumerate(self.links):
-            self._serve_link(server, link, ready)
+        for connection in self._connections.ready() if self._connections.fileno() in ready or self._connections.pending else ():
+            self._serve_link(connection.owner)
 
-    def _serve_link(self, server: int, link: ServerLink, ready: set[Any]) -> None:
-        client = self.client
+    def _serve_link(self, link: ServerLink) -> None:
+        client, server = self.client, link.server
         assert client is not None
-        for event in link.events(ready):
-            if event == "up":
-                self._name_lost(server)
-                self._apply(client.connected(server, time.monotonic()))
-            else:
-                self._lost.setdefault(server, time.monotonic())
-                client.disconnected(server)
         try:
-            for header, payload in link.receive(ready):
+            for header, payload in link.receive():
                 if self.error is None:
                     self._apply(client.receive(server, header, payload, time.monotonic()))
         except RemoteProtocolError as error:
             self._fault(f"rank {client.rank}: server {server}: {error}")
+        self._look_at(link)
+
+    def _look_at(self, link: ServerLink) -> None:
+        """What has happened to a connection; one that is down is made again."""
+        client = self.client
+        assert client is not None
+        for event in link.events():
+            if event == "up":
+                self._name_lost(link.server)
+                self._apply(client.connected(link.server, time.monotonic()))
+            else:
+                self._lost.setdefault(link.server, time.monotonic())
+                client.disconnected(link.server)
 
     def _name_lost(self, server: int) -> None:
         """A server that ends closes its connections a moment before the scheduler says that the job has."""
@@ -234,6 +247,9 @@ class Network(threading.Thread):
 
     def _tick(self, now: float) -> None:
         self._coordinator.tick(now)
+        for link in self.links:
+            if not link.up:
+                self._look_at(link)
         for server in [server for server, since in self._lost.items() if now - since > LOST_S]:
             self._name_lost(server)
         if self.client is not None and self.error is None:
@@ -277,9 +293,7 @@ class Network(threading.Thread):
 
     def _greet(self, server: int) -> None:
         assert self.client is not None
-        body = encode_body(Hello(self.config.token, self.client.rank, host_id()))
-        header = Header(Kind.HELLO, job=self.config.job, epoch=self.client.epoch, sender=self.client.rank, payload_bytes=len(body))
-        self.links[server].send(header, body)
+        self.links[server].send(Header(Kind.HELLO, job=self.config.job, epoch=self.client.epoch, sender=self.client.rank))
 
     def _submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
         running = self._buckets[(layout.id, bucket)]
@@ -390,7 +404,8 @@ class Network(threading.Thread):
     def _shut(self) -> None:
         self._pool.close(timeout_s=1.0)
         for link in self.links:
-            link.close(linger_ms=500)
+            link.close(linger_s=0.5)
+        self._connections.close()
         self._coordinator.close()
         self._context.destroy(linger=500)
         self._arena.close()

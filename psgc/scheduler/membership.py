@@ -7,6 +7,7 @@ A stranger (another job's id, a wrong token) is refused and ends nothing.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from psgc.reminder import Reminder
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name
 from psgc.scheduler.roster import EPOCH, Member, Roster
+from psgc.transport.handshake import KEY_BYTES, worker_key
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, Register, decode_body, decode_json, encode_body
 
@@ -36,6 +38,7 @@ class Membership:
     dead_s: float = 15.0
     register_timeout_s: float = 300.0
     step_timeout_s: float = 600.0
+    data_key: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)  # of the job's payload connections
     roster: Roster = field(init=False)
     barriers: Barriers | None = None  # this and declarations: once everyone is there
     declarations: Declarations | None = None
@@ -126,7 +129,8 @@ class Membership:
         return [Log(logging.INFO, text), *map(self._topology, self.roster)]
 
     def _topology(self, member: Member) -> Send:
-        return self._send(member.peer, Kind.TOPOLOGY, encode_body(self.roster.topology(member)))
+        key = self.data_key if member.register.role == "server" else worker_key(self.data_key, member.rank, EPOCH)
+        return self._send(member.peer, Kind.TOPOLOGY, encode_body(self.roster.topology(member, key)))
 
     # a complete job
 

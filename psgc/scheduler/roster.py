@@ -147,7 +147,7 @@ class Roster:
         self._topology = Topology(-1, len(workers), self.nodes, tuple(sizes), EPOCH, addresses, names)
         return len(workers)
 
-    def topology(self, member: Member) -> Topology:
-        """What ``member`` is told once everyone has a rank."""
+    def topology(self, member: Member, key: bytes) -> Topology:
+        """What ``member`` is told once everyone has a rank. key: of its payload connections."""
         assert self._topology is not None, "number() comes first"
-        return replace(self._topology, rank=member.rank)
+        return replace(self._topology, rank=member.rank, key=key.hex())

@@ -1,1 +1,3 @@
-"""How messages travel: ZeroMQ over TCP, shared memory between peers on one host. Knows headers, not their meaning."""
+"""How messages travel: payloads over plain TCP sockets, or shared memory between peers on one host; control over ZeroMQ.
+
+Knows headers, not their meaning."""

@@ -1,4 +1,4 @@
-"""A worker's or server's TCP connection to one peer, by ZeroMQ: re-made when it breaks, and saying so when it does.
+"""A member's control connection to the scheduler, by ZeroMQ over TCP: re-made when it breaks, and saying so when it does.
 
 Owns one DEALER socket and its monitor. Messages are ``[header][payload]``; what was in flight when a connection broke may be lost.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from functools import cache
@@ -30,6 +31,15 @@ def pid_started(pid: int) -> int:
 def process_alive(pid: int, started: int) -> bool:
     """Whether the process that started at ``started`` still runs. For pids of this host's pid namespace."""
     return pid_started(pid) == started
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine is reached by this address."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
 def local_address_for(remote: str) -> str:

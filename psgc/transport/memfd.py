@@ -6,7 +6,6 @@ the network namespace, so two processes that can connect and map a passed descri
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import mmap
@@ -18,12 +17,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
-import zmq
 from numpy.typing import NDArray
 
 from psgc.errors import RemoteProtocolError
+from psgc.transport.handshake import Proof, Refused
+from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Link
 from psgc.transport.mapping import map_shared
-from psgc.transport.watch import Pollable
 from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 
@@ -82,34 +81,30 @@ class Segment:
             self.fd = -1
 
 
-class LocalLink:
-    """One end of a connection: packets ``[header][locator or body]``, never blocking; what does not fit now is queued."""
+class LocalLink(Link):
+    """One end of a connection: packets ``[header][locator or body]``; what does not fit now is queued."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self.socket = sock
-        self.closed = False
+    def __init__(self, sock: socket.socket, proof: Proof, peer: str) -> None:
+        super().__init__(sock, proof, peer)
         self._segments: dict[int, Segment] = {}
         self._queue: deque[tuple[bytes, int | None]] = deque()
         self._buffer = bytearray(MAX_PACKET_BYTES)
 
     @classmethod
-    def connect(cls, address: str) -> LocalLink:
+    def connect(cls, address: str, proof: Proof) -> LocalLink:
         """Connect to an abstract socket. Raises OSError if nobody listens there (another host or namespace)."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
+            sock.setblocking(False)
             sock.connect("\0" + address)
         except OSError:
             sock.close()
             raise
-        return cls(sock)
+        return cls(sock, proof, address)
 
-    def fileno(self) -> int:
-        return self.socket.fileno()
-
-    def pollable(self) -> Pollable:
-        """What becomes ready when there is something to receive or, while packets wait for that, room to send."""
-        return self.fileno(), zmq.POLLIN | (zmq.POLLOUT if self._queue else 0)
+    @property
+    def queued(self) -> bool:
+        return bool(self._queue)
 
     def announce(self, segment_id: int, segment: Segment) -> None:
         """Pass a segment to the peer; it may then be named in locators."""
@@ -125,7 +120,6 @@ class LocalLink:
         self._put(pack_header(header) + body, None)
 
     def flush(self) -> None:
-        """Send what is queued, as far as the socket takes it."""
         while self._queue and not self.closed:
             data, fd = self._queue[0]
             try:
@@ -136,28 +130,28 @@ class LocalLink:
             except BlockingIOError:
                 return
             except OSError as error:
-                logger.info("local link lost error=%s", error)
-                self.closed = True
+                self.fail(error.strerror or str(error))
                 return
             self._queue.popleft()
 
-    def receive(self) -> Iterator[tuple[Header, Any]]:
-        """All messages that have come: header, and payload (array), body (bytes) or None. ``closed`` is set at the end of the stream.
-
-        Raises RemoteProtocolError for what is no message.
-        """
+    def receive(self, messages: int = MAX_MESSAGES, nbytes: int = MAX_BYTES) -> Iterator[tuple[Header, Any]]:
+        self.more = False
         while not self.closed:
+            if messages <= 0:  # payloads lie in memory: they take no time here
+                self.more = True
+                return
             try:
                 count, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], socket.CMSG_SPACE(4))
             except BlockingIOError:
                 return
-            except OSError:
-                self.closed = True
+            except OSError as error:
+                self.fail(error.strerror or str(error))
                 return
             if count == 0:
-                self.closed = True
+                self.fail("closed by the peer")
                 return
             message = self._parse(memoryview(self._buffer)[:count], ancillary)
+            messages -= 1
             if message is not None:
                 yield message
 
@@ -191,9 +185,8 @@ class LocalLink:
         self.flush()
 
     def close(self) -> None:
-        self.closed = True
-        with contextlib.suppress(OSError):
-            self.socket.close()
+        super().close()
+        self._queue.clear()
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
@@ -201,6 +194,8 @@ class LocalLink:
 
 class LocalListener:
     """Where peers on this host connect."""
+
+    transport = "unix"
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -211,18 +206,15 @@ class LocalListener:
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    def accept(self) -> LocalLink | None:
-        """A new connection, or None. One of another user is refused: abstract sockets know no permissions."""
-        try:
-            sock, _ = self.socket.accept()
-        except OSError:
-            return None
-        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid not in (0, os.getuid()):
-            logger.warning("local connection refused uid=%d", uid)
+    def accept(self, proof: Proof) -> LocalLink:
+        """A new connection. Raises BlockingIOError if there is none, OSError if it cannot be had, Refused if it is of another user:
+        abstract sockets know no permissions."""
+        sock, _ = self.socket.accept()
+        pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.getuid():
             sock.close()
-            return None
-        return LocalLink(sock)
+            raise Refused("user", f"pid {pid} is of user {uid}, this server of user {os.getuid()}")
+        return LocalLink(sock, proof, f"pid {pid}")
 
     def close(self) -> None:
         self.socket.close()

@@ -1,4 +1,4 @@
-"""The bound end of many TCP connections, by ZeroMQ: scheduler and servers hear everybody here. Never drops silently."""
+"""The bound end of the control connections, by ZeroMQ: the scheduler hears everybody here. Never drops silently."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Watch:
             for thing, events in wanted:
                 self._poller.register(thing, events)
             self._watched = wanted
-        return {thing for thing, _ in self._poller.poll(max(0, int(timeout_s * 1000) + 1))}
+        return {thing for thing, _ in self._poller.poll(int(timeout_s * 1000) + 1 if timeout_s > 0 else 0)}
 
 
 def has_message(socket: zmq.Socket[Any]) -> bool:

@@ -4,7 +4,7 @@ WINDOW) have no body: the header says it all, and a payload is the codec's bytes
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -78,6 +78,9 @@ class Topology:
     epoch: int
     servers: tuple[ServerAddress, ...]
     workers: tuple[str, ...]  # "node.local_rank@hostname" by rank, for messages
+    key: str = field(
+        default="", repr=False
+    )  # hexadecimal; a worker's own data key, or for a server the job's, from which all workers' are derived
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> Topology:
@@ -87,15 +90,6 @@ class Topology:
             raise RemoteProtocolError(f"Topology.servers is {servers!r}, expected a list", ErrorCode.MALFORMED)
         addresses = tuple(parse_record(ServerAddress, server) for server in servers)
         return replace(parse_record(cls, {**body, "servers": []}), servers=addresses)
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """A worker's first words to a server."""
-
-    token: str
-    rank: int
-    host: str
 
 
 @dataclass(frozen=True, slots=True)

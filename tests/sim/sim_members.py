@@ -110,7 +110,7 @@ class SimServer:
             topology = Topology.from_body(decode_json(body, "TOPOLOGY"))
             scenario = self.world.scenario
             self.state = ServerState(
-                topology.rank, topology.size, self.world.job, topology.epoch, self.world.token, scenario.window_bytes
+                topology.rank, topology.size, self.world.job, topology.epoch, scenario.window_bytes
             )  # fmt: skip
             early, self._early = self._early, []
             for message in early:
@@ -154,6 +154,8 @@ class SimServer:
         if self.state is None:
             self._early.append((peer, header, payload))
             return
+        if header.kind == Kind.HELLO:
+            self.state.joined(peer, header.sender)  # it is what a worker says first once it has proved who it is
         self._apply(self.state.receive(peer, header, payload, self.clock.now))
         if self.world.scenario.window_bytes < 1 << 30:
             self._check_room()

@@ -13,7 +13,7 @@ from sim_oracle import Outcome, payload_of
 from psgc.config import Config
 from psgc.layout import Declaration, Layout
 from psgc.wire.frames import Flag, Header, Kind
-from psgc.wire.messages import Hello, Notice, Topology, decode_body, encode_body
+from psgc.wire.messages import Notice, Topology, decode_body
 from psgc.worker import client as worker_client
 from psgc.worker.client import Decode, Encode, Failed, Greet, Transferred, Transmit
 from psgc.worker.coordinator import Coordinator, Waiting
@@ -142,8 +142,7 @@ class SimWorker:
             elif isinstance(action, Decode):
                 self.clock.after(self.world.work_time(), self._decoded, action, read(action.payload))
             elif isinstance(action, Greet):
-                body = encode_body(Hello(self.world.token, self.node, "host"))
-                self.links[action.server].send(Header(Kind.HELLO, job=self.world.job, sender=self.node, payload_bytes=len(body)), body)
+                self.links[action.server].send(Header(Kind.HELLO, job=self.world.job, epoch=self.client.epoch, sender=self.node))
             elif isinstance(action, Transferred):
                 self._transferred(action.transfer)
             elif isinstance(action, Failed):

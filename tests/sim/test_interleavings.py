@@ -309,9 +309,8 @@ def test_a_part_that_the_server_has_is_named_by_the_server_and_any_other_by_the_
 
 
 def test_a_server_names_the_ranks_that_steps_await_in_one_line_and_again_ever_more_rarely() -> None:
-    server = ServerState(0, 2, 1, 1, "t", step_timeout_s=1000)
-    hello = b'{"token":"t","rank":0,"host":"h"}'
-    server.receive("w0", Header(Kind.HELLO, job=1, epoch=1, sender=0), hello, 0.0)
+    server = ServerState(0, 2, 1, 1, step_timeout_s=1000)
+    server.joined("w0", 0)
     layout = a_layout()
     server.register(layout, *specs_of(layout, 0, 2))
     for part in layout.parts():
@@ -346,11 +345,10 @@ def test_a_result_that_overtakes_a_repeat_of_the_push_ends_the_step_and_later_wo
     assert client.servers[0].parts_in_flight == 0
 
 
-def test_who_speaks_under_an_old_name_is_sent_away_and_heals_by_saying_hello() -> None:
-    server = ServerState(0, 1, 1, 1, "t")
-    hello = b'{"token":"t","rank":0,"host":"h"}'
-    server.receive("new", Header(Kind.HELLO, job=1, epoch=1, sender=0), hello, 0.0)
-    server.receive("old", Header(Kind.HELLO, job=1, epoch=1, sender=0), hello, 0.0)
+def test_who_speaks_on_an_old_connection_is_sent_away_and_heals_by_saying_hello() -> None:
+    server = ServerState(0, 1, 1, 1)
+    server.joined("new", 0)
+    server.joined("old", 0)
     (refusal,) = server.receive("new", Header(Kind.PULL, job=1, epoch=1, sender=0), None, 0.0)
     assert isinstance(refusal, Send)
     assert refusal.header.kind == Kind.ERROR

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout
-from psgc.wire.messages import ErrorCode, Hello, Notice, Register, ServerAddress, Topology, decode_body, decode_json, encode_body
+from psgc.wire.messages import ErrorCode, Notice, Register, ServerAddress, Topology, decode_body, decode_json, encode_body
 
 TEXT = st.text(max_size=20)
 NUMBER = st.integers(-(2**63), 2**64)
@@ -25,7 +25,8 @@ def records(cls: Any) -> st.SearchStrategy[Any]:
 
 
 TOPOLOGIES = st.builds(
-    Topology, NUMBER, NUMBER, NUMBER, st.lists(NUMBER).map(tuple), NUMBER, st.lists(records(ServerAddress)).map(tuple), st.lists(TEXT).map(tuple)
+    Topology, NUMBER, NUMBER, NUMBER, st.lists(NUMBER).map(tuple), NUMBER, st.lists(records(ServerAddress)).map(tuple),
+    st.lists(TEXT).map(tuple), TEXT
 )  # fmt: skip
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
@@ -38,7 +39,6 @@ DECLARED = Declaration(
 PLANNED = replace(DECLARED, buckets=(BucketSpec((1,), "none", -1, 1), BucketSpec((0,), "onebit/int8", 5, 3, 69632)))
 READERS = {
     "Register": lambda data: decode_body(Register, data),
-    "Hello": lambda data: decode_body(Hello, data),
     "Notice": lambda data: decode_body(Notice, data),
     "Topology": lambda data: Topology.from_body(decode_json(data, "TOPOLOGY")),
     "Declaration": lambda data: Declaration.from_json(decode_json(data, "DECLARE")),
@@ -46,7 +46,6 @@ READERS = {
 }
 RIGHT: dict[str, Any] = {
     "Register": Register("worker", "t", "1", "h", "n", 1, 2, 1, 1),
-    "Hello": Hello("t", 1, "h"),
     "Notice": Notice(1, "text"),
     "Topology": Topology(0, 1, 1, (1,), 1, (ServerAddress(0, "h", "tcp://h:1", ""),), ("0.0@h",)),
     "Declaration": PLANNED,
@@ -60,7 +59,7 @@ def paths(value: Any) -> list[tuple[Any, ...]]:
     return [(), *((key, *rest) for key, child in inner for rest in paths(child))]
 
 
-@given(records(Register) | records(Hello) | records(Notice))
+@given(records(Register) | records(Notice))
 def test_a_record_comes_back_the_same(record: Any) -> None:
     assert decode_body(type(record), memoryview(encode_body(record))) == record
 

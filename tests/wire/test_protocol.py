@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from psgc.layout import Bucket, BucketSpec, Declaration, Layout, Part, TensorSpec
+from psgc.transport.handshake import ANSWER_FIELDS, CHALLENGE_FIELDS, WELCOME_FIELDS
 from psgc.wire import messages
 from psgc.wire.frames import FIELDS, Flag, Kind
 from psgc.wire.messages import ErrorCode
 
 PROTOCOL = (Path(messages.__file__).parent / "PROTOCOL.md").read_text()
 BODIES = (
-    messages.Register, messages.Topology, messages.ServerAddress, messages.Hello, messages.Notice, Declaration, TensorSpec, BucketSpec, Layout,
+    messages.Register, messages.Topology, messages.ServerAddress, messages.Notice, Declaration, TensorSpec, BucketSpec, Layout,
     Bucket, Part,
 )  # fmt: skip
 
@@ -37,6 +38,14 @@ def test_the_header_table_is_the_codes() -> None:
             offset += struct.calcsize("<" + code)
 
     assert table("Header") == list(rows())
+
+
+@pytest.mark.parametrize(
+    ("title", "rows"), [("Challenge", CHALLENGE_FIELDS), ("Answer", ANSWER_FIELDS), ("Welcome", WELCOME_FIELDS)]
+)  # fmt: skip
+def test_the_tables_of_the_handshake_are_the_codes(title: str, rows: Any) -> None:
+    offsets = [struct.calcsize("<" + "".join(code for _, code, _ in rows[:index])) for index in range(len(rows))]
+    assert table(title) == [[str(offset), code, name, meaning] for offset, (name, code, meaning) in zip(offsets, rows, strict=True)]
 
 
 @pytest.mark.parametrize(("title", "enum"), [("Kinds", Kind), ("Flags", Flag), ("Error codes", ErrorCode)])

@@ -1,0 +1,159 @@
+"""Where a server's new connections wait until they have proved that they belong to the job: few, for a short time, and little is read.
+
+Owns the listeners and what has been accepted and is not proved. Who does not prove it is cut off and told nothing; a log gets one line a
+kind of refusal, and then ever more rarely how many more there were.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from psgc.reminder import Reminder
+from psgc.transport.handshake import PATIENCE_S, Refused, ServerProof
+from psgc.transport.link import Link
+
+logger = logging.getLogger(__name__)
+MOST: Final = 256  # connections that have not proved themselves; one more, and the oldest goes: a worker is done within a round trip
+AT_ONCE: Final = 64  # accepted before those that have said something are heard
+SAID_S: Final = 5.0  # from one line on a kind of refusal to the next, at first
+
+
+class Listener(Protocol):
+    """Where peers connect: over TCP, or on this host."""
+
+    transport: str
+
+    def fileno(self) -> int: ...
+    def accept(self, proof: ServerProof) -> Link: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Refusals for one reason."""
+
+    reminder: Reminder
+    more: int = 0
+
+
+class Gate:
+    """See the module's text. proof: makes the server's side of a handshake, for a transport."""
+
+    def __init__(
+        self, listeners: Sequence[Listener], proof: Callable[[str], ServerProof], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._proof, self._clock = proof, clock
+        self._waiting: dict[int, tuple[Link, float]] = {}  # oldest first
+        self._kinds: dict[str, _Kind] = {}
+        self._epoll = select.epoll()
+        self._open = False
+        self._reopen()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def fileno(self) -> int:
+        """Readable when ``serve`` has something to do."""
+        return self._epoll.fileno()
+
+    def serve(self) -> list[Link]:
+        """Accept, and go on with handshakes; returns the connections that are proved now, which are then the caller's."""
+        proved = []
+        for fd, _ in self._epoll.poll(0):
+            listener = self._listeners.get(fd)
+            if listener is not None:
+                proved += self._accept(listener)
+            elif fd in self._waiting:
+                proved += self._prove(self._waiting[fd][0])
+        return proved
+
+    def tick(self) -> None:
+        """Cut off who takes too long. To be called once a second or so."""
+        now = self._clock()
+        for fd, (_, since) in list(self._waiting.items()):
+            if now - since < PATIENCE_S:
+                break
+            self._refuse(fd, "late", f"it has not proved within {PATIENCE_S:.0f} s that it is of this job")
+        for kind, said in list(self._kinds.items()):
+            if said.more and said.reminder.due(now, SAID_S):
+                logger.warning("payload connections: %d more were refused (%s)", said.more, kind)
+                said.more = 0
+            elif not said.more and now - said.reminder.since > 10 * SAID_S:
+                del self._kinds[kind]
+        self._reopen()
+
+    def close(self) -> None:
+        for fd in list(self._waiting):
+            self._leave(fd).close()
+        for listener in self._listeners.values():
+            listener.close()
+        self._epoll.close()
+
+    def _accept(self, listener: Listener) -> list[Link]:
+        proved: list[Link] = []
+        for _ in range(AT_ONCE):
+            try:
+                link = listener.accept(self._proof(listener.transport))
+            except Refused as error:
+                self._note(error.kind, f"payload connection refused: {error}")
+                continue
+            except (BlockingIOError, ConnectionError):
+                break
+            except OSError as error:  # out of descriptors: polling would say so again and again
+                self._note("no room", f"payload connections cannot be accepted for now: {error.strerror}; see `ulimit -n`")
+                self._shut()
+                break
+            if len(self._waiting) >= MOST:
+                self._refuse(next(iter(self._waiting)), "crowd", f"{MOST} others came after it before it had proved itself")
+            self._waiting[link.fileno()] = link, self._clock()
+            self._epoll.register(link.fileno(), select.EPOLLIN)
+            proved += self._prove(link)
+        return proved
+
+    def _prove(self, link: Link) -> list[Link]:
+        """The connection, if it is proved now."""
+        try:
+            if link.prove():
+                return [self._leave(link.fileno())]
+        except Refused as error:
+            self._refuse(link.fileno(), error.kind, str(error))
+            return []
+        if link.closed:
+            self._refuse(link.fileno(), "gone", link.why)
+        return []
+
+    def _refuse(self, fd: int, kind: str, why: str) -> None:
+        link = self._leave(fd)
+        self._note(kind, f"payload connection from {link.peer} refused: {why}")
+        link.close()
+
+    def _note(self, kind: str, text: str) -> None:
+        known = self._kinds.get(kind)
+        if known is None:
+            self._kinds[kind] = _Kind(Reminder(self._clock()))
+            logger.warning("%s", text)
+        else:
+            known.more += 1
+
+    def _leave(self, fd: int) -> Link:
+        """Not ours any more. Before it is closed: a copy of the descriptor in another process would keep the epoll awake."""
+        self._epoll.unregister(fd)
+        return self._waiting.pop(fd)[0]
+
+    def _shut(self) -> None:
+        if self._open:
+            self._open = False
+            for fd in self._listeners:
+                self._epoll.unregister(fd)
+
+    def _reopen(self) -> None:
+        if not self._open:
+            self._open = True
+            for fd in self._listeners:
+                self._epoll.register(fd, select.EPOLLIN)

@@ -1,0 +1,230 @@
+"""Payload connections over real sockets: every message arrives whole and in order, however it is cut, and nothing blocks."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.transport.handshake import ServerProof, WorkerProof, worker_key
+from psgc.transport.link_set import LinkSet
+from psgc.transport.tcp import MAX_PAYLOAD_BYTES, STAGE_BYTES, TcpLink, TcpListener
+from psgc.transport.watch import Watch
+from psgc.wire.frames import HEADER_BYTES, Header, Kind, pack_header
+
+KEY = worker_key(bytes(32), 0, 1)
+PATIENCE_S = 60.0
+SIZES = (0, 1, 63, 64, 65, STAGE_BYTES - 1, STAGE_BYTES, STAGE_BYTES + 1, 100_003, (4 << 20) + 5)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[TcpLink, TcpLink]]:
+    """A worker's end and a server's, proved."""
+    listener = TcpListener("127.0.0.1", 0, dead_s=30)
+    client = TcpLink.connect(socket.AF_INET, ("127.0.0.1", listener.port), WorkerProof("tcp", 0, 1, 0, KEY, "h", b"w" * 32), dead_s=30)
+    host = until(lambda: accepted(listener))
+    until(lambda: bool(host.prove()) & bool(client.prove()))
+    yield client, host
+    for each in (client, host, listener):
+        each.close()
+
+
+def accepted(listener: TcpListener) -> Any:
+    try:
+        return listener.accept(ServerProof("tcp", 0, 1, 1, lambda _: KEY, b"s" * 32))
+    except BlockingIOError:
+        return None
+
+
+def until(call: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (result := call()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return result
+
+
+def exchange(sender: TcpLink, receiver: TcpLink, messages: list[tuple[Header, Any]], **budget: int) -> list[tuple[Header, Any]]:
+    """Send all, by polling as a loop does, and return what arrives."""
+    links, watch = LinkSet(), Watch()
+    for link in (sender, receiver):
+        links.add(link)
+    for header, payload in messages:
+        sender.send(header, payload)
+    links.touch(sender)
+    heard: list[tuple[Header, Any]] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(heard) < len(messages):
+        assert time.monotonic() < deadline, f"only {len(heard)} messages of {len(messages)} have come"
+        links.flush()
+        watch.wait([(links, 1)], 0.0 if links.pending else 1.0)
+        for link in links.ready():
+            heard += link.receive(**budget)
+            links.received(link)
+    links.close()
+    return heard
+
+
+def made(rng: random.Random, count: int, sizes: tuple[int, ...] = SIZES) -> list[tuple[Header, Any]]:
+    content = np.random.default_rng(7).integers(0, 256, max(sizes), np.uint8)
+    messages = []
+    for step in range(count):
+        size = rng.choice(sizes)
+        messages.append((Header(Kind.PUSH, key=rng.getrandbits(60), step=step, payload_bytes=size), content[:size] if size else None))
+    return messages
+
+
+def same(heard: list[tuple[Header, Any]], sent: list[tuple[Header, Any]]) -> None:
+    assert [header for header, _ in heard] == [header for header, _ in sent]
+    for (_, got), (header, want) in zip(heard, sent, strict=True):
+        assert (got is None) == (header.payload_bytes == 0)
+        if got is not None:
+            assert got.tobytes() == want.tobytes(), header
+
+
+def test_messages_of_every_size_arrive_whole_and_in_order_in_both_directions(pair: Any) -> None:
+    client, host = pair
+    for sender, receiver in ((client, host), (host, client)):
+        sent = made(random.Random(1), 60)
+        same(exchange(sender, receiver, sent), sent)
+        assert sender.unsent == 0
+        assert not sender.queued
+
+
+def test_a_turn_is_bounded_and_what_is_left_comes_at_the_next(pair: Any) -> None:
+    client, host = pair
+    sent = made(random.Random(2), 300, sizes=(0, 1, 64, 1000))
+    same(exchange(client, host, sent, messages=7), sent)
+    for header, payload in sent:
+        client.send(header, payload)
+    client.flush()
+    until(lambda: host.socket.recv(1 << 20, socket.MSG_PEEK))
+    assert len(list(host.receive(messages=5))) == 5
+    assert host.more, "polling would not tell of what has been read already"
+    assert len(list(host.receive(messages=1000, nbytes=1500))) < 10
+
+
+def test_bytes_that_come_one_by_one_are_the_same_message(pair: Any) -> None:
+    client, host = pair
+    stream = b"".join(pack_header(Header(Kind.PUSH, step=step, payload_bytes=3)) + b"abc" for step in range(3))
+    heard = []
+    for place in range(len(stream)):
+        client.socket.send(stream[place : place + 1])
+        until(lambda: host.socket.recv(1, socket.MSG_PEEK))
+        heard += list(host.receive())
+    assert [(header.step, payload.tobytes()) for header, payload in heard] == [(step, b"abc") for step in range(3)]
+
+
+def test_what_the_kernel_does_not_take_waits_in_the_queue_and_is_counted(pair: Any) -> None:
+    client, host = pair
+    payload = np.zeros(16 << 20, np.uint8)
+    for step in range(4):
+        client.send(Header(Kind.PUSH, step=step, payload_bytes=len(payload)), payload)
+        client.send(Header(Kind.PULL, step=step))
+    assert client.unsent == 4, "send only queues"
+    client.flush()
+    assert client.unsent > 0, "a reader that does not read holds up nobody: flush returns"
+    assert client.queued
+    seen = []
+    while len(seen) < 8:
+        client.flush()
+        seen += [header.step for header, _ in host.receive()]
+    assert seen == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert client.unsent == 0
+
+
+def test_a_link_that_closes_lets_go_of_the_memory_that_it_was_to_send(pair: Any) -> None:
+    client, _ = pair
+    payload = bytearray(64 << 20)
+    client.send(Header(Kind.PUSH, payload_bytes=len(payload)), np.frombuffer(payload, np.uint8))
+    client.flush()
+    assert client.unsent == 1
+    client.close()
+    assert client.unsent == 0
+    payload.clear()  # raises BufferError while somebody holds a view
+
+
+def test_an_end_of_the_stream_is_told_and_what_came_before_it_is_heard(pair: Any) -> None:
+    client, host = pair
+    client.send(Header(Kind.BYE))
+    client.flush()
+    client.close()
+    heard: list[Any] = []
+    until(lambda: (heard.extend(host.receive()), host.closed)[1])
+    assert [header.kind for header, _ in heard] == [Kind.BYE]
+    assert host.why == "closed by the peer"
+
+
+def test_a_reset_is_an_end_too(pair: Any) -> None:
+    client, host = pair
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    until(lambda: (list(host.receive()), host.closed)[1])
+    host.send(Header(Kind.ACK))
+    host.flush()
+
+
+def test_who_is_seen_off_hears_everything_although_it_has_not_read_what_was_said_before(pair: Any) -> None:
+    client, host = pair
+    host.send(Header(Kind.ACK))  # lies unread at the client's end: closing would reset the connection
+    host.flush()
+    payload = np.arange(1 << 20, dtype=np.uint32).view(np.uint8)
+    client.send(Header(Kind.PUSH, payload_bytes=len(payload)), payload)
+    client.send(Header(Kind.BYE))
+    import threading
+
+    heard: list[Any] = []
+
+    def listen() -> None:
+        until(lambda: (heard.extend(host.receive()), host.closed)[1])
+        host.close()
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    client.see_off(PATIENCE_S)
+    client.close()
+    listener.join()
+    assert [header.kind for header, _ in heard] == [Kind.PUSH, Kind.BYE]
+    assert heard[0][1].tobytes() == payload.tobytes()
+
+
+@pytest.mark.parametrize("size", [MAX_PAYLOAD_BYTES + 1, 1 << 40, (1 << 64) - 1])
+def test_a_length_beyond_the_most_is_refused_before_anything_is_kept_for_it(pair: Any, size: int) -> None:
+    client, host = pair
+    client.socket.send(pack_header(Header(Kind.PUSH, payload_bytes=size)))
+    until(lambda: host.socket.recv(HEADER_BYTES, socket.MSG_PEEK))
+    with pytest.raises(RemoteProtocolError, match="at most"):
+        list(host.receive())
+
+
+def test_nobody_there_is_told_and_a_port_in_use_is_named() -> None:
+    listener = TcpListener("127.0.0.1", 0, dead_s=30)
+    with pytest.raises(PsgcError, match=rf"127\.0\.0\.1:{listener.port}.*in use"):
+        TcpListener("127.0.0.1", listener.port, dead_s=30)
+    listener.close()
+    link = TcpLink.connect(socket.AF_INET, ("127.0.0.1", listener.port), WorkerProof("tcp", 0, 1, 0, KEY, "h", b"w" * 32), dead_s=30)
+    until(lambda: link.prove() or link.closed)
+    assert link.why == "Connection refused"
+    link.close()
+
+
+def test_a_path_that_carries_nothing_ends_the_connection_and_a_slow_one_does_not(pair: Any) -> None:
+    """What the kernel was asked for; that it does so is the kernel's business."""
+    for link in pair:
+        options = {
+            name: link.socket.getsockopt(level, getattr(socket, name))
+            for level, name in (
+                (socket.IPPROTO_TCP, "TCP_NODELAY"),
+                (socket.SOL_SOCKET, "SO_KEEPALIVE"),
+                (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT"),
+            )
+        }
+        assert options == {"TCP_NODELAY": 1, "SO_KEEPALIVE": 1, "TCP_USER_TIMEOUT": 30_000}
+        assert not link.socket.get_inheritable()
