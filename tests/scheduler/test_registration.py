@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from psgc import __version__
+from psgc.transport.handshake import worker_key
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ErrorCode, Notice, Topology
 from tests.scheduler.talk import (
@@ -33,11 +34,15 @@ def test_ranks_are_the_prefix_sum_of_local_sizes_whatever_order_they_come_in() -
         actions = job.join(f"w{node}.{local}", register(node=node, local_rank=local, local_size=sizes[node]))
     topologies = {peer: Topology.from_body(body) for peer, body in sent(actions, Kind.TOPOLOGY).items()}
     assert {peer: t.rank for peer, t in topologies.items() if peer != "s0"} == {f"w{n}.{i}": rank for rank, (n, i) in enumerate(places)}
-    assert topologies["s0"] == replace(topologies["w0.0"], rank=0)
+    assert topologies["s0"] == replace(topologies["w0.0"], rank=0, key=topologies["s0"].key)
     assert topologies["s0"].node_sizes == (2, 1, 3)
     assert topologies["s0"].size == 6
     assert topologies["s0"].epoch == 1
     assert topologies["s0"].workers[2] == "1.0@host1"
+    data_key = bytes.fromhex(topologies["s0"].key)
+    keys = {peer: t.key for peer, t in topologies.items() if peer != "s0"}
+    assert keys == {f"w{n}.{i}": worker_key(data_key, rank, 1).hex() for rank, (n, i) in enumerate(places)}, "each its own, and no more"
+    assert topologies["s0"].key not in repr(topologies["s0"]), "logs do not hold it"
 
 
 def test_servers_keep_the_numbers_they_came_with_and_others_fill_the_gaps_in_order() -> None:

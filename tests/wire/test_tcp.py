@@ -51,18 +51,18 @@ def until(call: Callable[[], Any]) -> Any:
     return result
 
 
-def exchange(sender: TcpLink, receiver: TcpLink, messages: list[tuple[Header, Any]], **budget: int) -> list[tuple[Header, Any]]:
+def exchange(sender: TcpLink, receiver: TcpLink, said: list[tuple[Header, Any]], **budget: int) -> list[tuple[Header, Any]]:
     """Send all, by polling as a loop does, and return what arrives."""
     links, watch = LinkSet(), Watch()
     for link in (sender, receiver):
         links.add(link)
-    for header, payload in messages:
+    for header, payload in said:
         sender.send(header, payload)
     links.touch(sender)
     heard: list[tuple[Header, Any]] = []
     deadline = time.monotonic() + PATIENCE_S
-    while len(heard) < len(messages):
-        assert time.monotonic() < deadline, f"only {len(heard)} messages of {len(messages)} have come"
+    while len(heard) < len(said):
+        assert time.monotonic() < deadline, f"only {len(heard)} messages of {len(said)} have come"
         links.flush()
         watch.wait([(links, 1)], 0.0 if links.pending else 1.0)
         for link in links.ready():
