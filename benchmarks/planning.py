@@ -25,13 +25,13 @@ import numpy as np
 
 from psgc.plan.baselines import byteps_compress, fp32, hipress, hitopkcomm
 from psgc.plan.bound import lower_bounds
-from psgc.plan.cluster import load_cluster
 from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
+from psgc.plan.inputs.cluster import load_cluster
+from psgc.plan.inputs.profile import V100_CODECS, Profile, TensorProfile, load_profile
 from psgc.plan.methods import METHODS
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem, codec_costs, simulate
-from psgc.plan.profile import V100_CODECS, Profile, TensorProfile, load_profile
 from psgc.plan.timeline import define_timeline
 
 CODECS = {

@@ -42,7 +42,7 @@ def advise(
     """
     with progress(as_json):
         from psgc.plan import advise as advising
-        from psgc.plan.estimates import cluster_of, known_memory_gbps
+        from psgc.plan.inputs.estimates import cluster_of, known_memory_gbps
 
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"advise: --optimizer {optimizer!r}: there are {', '.join(OPTIMIZERS)}")
@@ -61,7 +61,7 @@ def advise(
 
 
 def _profile(model: str | None, profile: str | None, gpu: str | None, tokens: int | None) -> Any:
-    from psgc.plan.profile import computed_profile, load_profile
+    from psgc.plan.inputs.profile import computed_profile, load_profile
 
     if (model is None) == (profile is None):
         raise UsageError("advise: give --model or --profile, one of them")

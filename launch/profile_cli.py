@@ -12,11 +12,11 @@ import typer
 from psgc.errors import UsageError
 from psgc.launch.tables import print_table, progress
 from psgc.launch.usage import refuse_beside
-from psgc.plan.cluster import Link, read_link
+from psgc.plan.inputs.cluster import Link, read_link
 
 if TYPE_CHECKING:
     from psgc.launch.profiling import Request
-    from psgc.plan.profile import Profile
+    from psgc.plan.inputs.profile import Profile
 
 
 def register(app: typer.Typer) -> None:
@@ -70,7 +70,7 @@ def profile(
         raise UsageError(f"profile: --codecs {codecs} and --no-codecs: leave one of them out")
     with progress(as_json):
         from psgc.launch.profiling import Request, cluster_of, measure
-        from psgc.plan.observed import unsteady
+        from psgc.plan.inputs.observed import unsteady
 
         request = Request(
             model, gpu, tuple(command or ()), workers, servers, iterations,

@@ -15,7 +15,7 @@ from psgc.codecs.codec import Codec
 from psgc.codecs.scheme import Scheme
 from psgc.errors import CodecError, PsgcError
 from psgc.launch.bench_kernels import WORKERS, Beside, Part, check_codec, check_scheme, operations, timed_subject
-from psgc.plan.profile import CostCurve, Curves
+from psgc.plan.inputs.profile import CostCurve, Curves
 
 USUAL: Final = ("none", "bf16", "fp16", "int8", "onebit", "topk")
 
@@ -27,7 +27,7 @@ def curve_codecs(texts: Sequence[str]) -> list[str]:
 
 
 def measure_curves(codecs: Sequence[str], sizes: Sequence[int], progress: Callable[[str], None]) -> Curves:
-    """By codec: on the ``cpu`` encode, and decode with what commits the residual; on a ``server`` (see ``psgc.plan.profile``) adding a
+    """By codec: on the ``cpu`` encode, and decode with what commits the residual; on a ``server`` (see ``psgc.plan.inputs.profile``) adding a
     payload and finishing the sum, from passes over 1 and over WORKERS payloads. Of schemes of several rounds the server's pass is shared out
     over its payloads. Microseconds of CPU time.
 

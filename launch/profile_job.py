@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from psgc.errors import JobFailed
-from psgc.plan.profile import Profile, load_profile
+from psgc.plan.inputs.profile import Profile, load_profile
 
 POLL_S: Final = 0.1
 LEAVING_S: Final = 20.0  # a script that has not ended by itself so long after its profile was written does not want to

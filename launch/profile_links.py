@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from psgc.config import Config
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, TensorSpec
-from psgc.plan.cluster import Link
-from psgc.plan.observed import spread_of
-from psgc.plan.profile import CostCurve, Spread
+from psgc.plan.inputs.cluster import Link
+from psgc.plan.inputs.observed import spread_of
+from psgc.plan.inputs.profile import CostCurve, Spread
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
 

@@ -14,9 +14,9 @@ from psgc.errors import UsageError
 from psgc.launch.profile_links import SIZES as LINK_SIZES
 from psgc.launch.profile_links import Trips, fit, measure_here, measure_joined
 from psgc.machine import machine
-from psgc.plan.cluster import Cluster, Link
-from psgc.plan.observed import LEAST_ITERATIONS
-from psgc.plan.profile import Curves, Profile, computed_profile
+from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.observed import LEAST_ITERATIONS
+from psgc.plan.inputs.profile import Curves, Profile, computed_profile
 
 CURVE_SIZES: Final = tuple(1 << power for power in range(12, 25, 2))  # elements: 16 KB to 64 MB of fp32
 LOOPBACK, BETWEEN_NODES = "loopback", "inter"

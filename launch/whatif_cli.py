@@ -146,7 +146,7 @@ def _trade(one: dict[str, Any]) -> str:
 
 def _answer_cases(path: Path, as_json: bool) -> None:
     from psgc.plan.cases import run_cases
-    from psgc.plan.documents import read_document
+    from psgc.plan.inputs.documents import read_document
 
     found = run_cases(read_document(path, f"whatif: --cases {path}"))
     if as_json:

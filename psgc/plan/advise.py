@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from psgc.plan.candidates import BF16, CORNERS, NOMINAL, Candidate, candidates, considered
-from psgc.plan.cluster import Cluster
-from psgc.plan.estimates import estimates_notes, with_estimates
-from psgc.plan.profile import Profile
+from psgc.plan.inputs.cluster import Cluster
+from psgc.plan.inputs.estimates import estimates_notes, with_estimates
+from psgc.plan.inputs.profile import Profile
 from psgc.plan.regimes import all_reduce_us, exposure, needed_ratio
 from psgc.plan.wording import ms
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from psgc.errors import UsageError
 from psgc.plan.bound import Bounds, lower_bounds
-from psgc.plan.cluster import Cluster
 from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
+from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.job import Job
 from psgc.plan.lanes import busy_us, overlap, spans
 from psgc.plan.methods import METHODS, find

@@ -22,10 +22,10 @@ import numpy as np
 from psgc.errors import UsageError
 from psgc.plan.costs import CodecCosts
 from psgc.plan.found import UNDER_CONSTRAINTS, WITHOUT_ENCODING, Found, RuledOut
+from psgc.plan.inputs.profile import F64
 from psgc.plan.options import Option, devices_of, is_uncompressed
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem, simulate
-from psgc.plan.profile import F64
 
 Buckets = Sequence[PlannedBucket]
 PARTITION_NUMEL: Final = 1 << 20  # BytePS cuts tensors at 4 MB

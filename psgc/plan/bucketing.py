@@ -18,7 +18,7 @@ from numba import types
 
 from psgc.codecs.codec import BLOCK, MAX_PART
 from psgc.codecs.kernel import I64, kernel
-from psgc.plan.profile import F64
+from psgc.plan.inputs.profile import F64
 from psgc.plan.timeline import Ints
 
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)

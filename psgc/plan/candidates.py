@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, NamedTuple
 
-from psgc.plan.cluster import Cluster
 from psgc.plan.found import Found
+from psgc.plan.inputs.cluster import Cluster
+from psgc.plan.inputs.profile import Profile, TensorProfile
 from psgc.plan.options import Constraints, encodes
 from psgc.plan.plan import UNCOMPRESSED
 from psgc.plan.problem import PUBLISHED_BYTES, Problem, codec_costs, simulate
-from psgc.plan.profile import Profile, TensorProfile
 from psgc.plan.search import search
 from psgc.plan.vary import Change, varied, with_halved_bytes
 

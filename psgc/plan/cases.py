@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from psgc.errors import UsageError
-from psgc.plan.architectures import architecture
+from psgc.plan.inputs.architectures import architecture
 from psgc.plan.utility import (
     METHODS,
     Scenario,

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Final
 
 from psgc.errors import UsageError
-from psgc.plan.architectures import architecture
+from psgc.plan.inputs.architectures import architecture
 from psgc.plan.utility import (
     Scenario,
     all_reduce_ms,

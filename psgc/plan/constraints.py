@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from psgc.errors import UsageError
-from psgc.plan.documents import read_document
+from psgc.plan.inputs.documents import read_document
 from psgc.plan.options import DEVICES, Constraints
 
 SWITCHES: Final = ("flat", "hierarchical", "servers")

@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.kernel import helper, kernel
-from psgc.plan.profile import F64
+from psgc.plan.inputs.profile import F64
 from psgc.plan.timeline import Ints
 
 Points = tuple[tuple[float, ...], tuple[float, ...]]  # numbers of elements, and microseconds

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from psgc.errors import UsageError
-from psgc.plan.documents import read_document, shown
+from psgc.plan.inputs.documents import read_document, shown
 from psgc.plan.options import Option, all_options, server_options, unknown_actions
 
 VERSION: Final = 1

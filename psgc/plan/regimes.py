@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from psgc.plan.cluster import Cluster
-from psgc.plan.profile import Profile
+from psgc.plan.inputs.cluster import Cluster
+from psgc.plan.inputs.profile import Profile
 
 BACKWARD_FLOPS: Final = 4.0  # a parameter and token
 BF16_BYTES: Final = 2.0

@@ -11,10 +11,10 @@ from html import escape
 from typing import Final
 
 from psgc.plan.assessment import Assessment, from_best, verdict
-from psgc.plan.cluster import Link
 from psgc.plan.costs import CodecCosts
 from psgc.plan.drawing import colour, strips
 from psgc.plan.incomparable import incomparable
+from psgc.plan.inputs.cluster import Link
 from psgc.plan.lanes import overlap, spans
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import simulate

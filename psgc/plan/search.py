@@ -21,9 +21,9 @@ from psgc.plan.bucketing import MOST_PARTS, Bucketing, Kinds, bucketing, each_al
 from psgc.plan.descent import descend, simplify
 from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
+from psgc.plan.inputs.profile import F64
 from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.problem import Problem
-from psgc.plan.profile import F64
 from psgc.plan.space import Space, WayTable
 from psgc.plan.timeline import Ints
 

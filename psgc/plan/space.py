@@ -21,9 +21,9 @@ from psgc.codecs.kernel import I64, helper, kernel
 from psgc.plan import options
 from psgc.plan.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, Atom, CodecCosts, Task, price, walk
 from psgc.plan.curves import Curves, Points, curves_of, task_times
+from psgc.plan.inputs.profile import F64
 from psgc.plan.options import DEVICES, Constraints, Option
 from psgc.plan.problem import Problem
-from psgc.plan.profile import F64
 from psgc.plan.timeline import Ints
 
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)

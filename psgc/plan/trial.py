@@ -13,7 +13,7 @@ from numba import types
 
 from psgc.codecs.kernel import I64, helper, kernel
 from psgc.plan.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND
-from psgc.plan.profile import F64
+from psgc.plan.inputs.profile import F64
 from psgc.plan.space import WayTable
 from psgc.plan.timeline import STATE, SURELY, Ints, begin, resume
 

@@ -1,6 +1,6 @@
 """When gradients become ready: hooks and clocks over iterations of a model, on its own or inside a job.
 
-Owns marks in time, of the host's clock or of a CUDA stream, and what turns them into iterations; ``psgc.plan.observed`` makes the profile.
+Owns marks in time, of the host's clock or of a CUDA stream, and what turns them into iterations; ``psgc.plan.inputs.observed`` makes the profile.
 Inside a job (PSGC_PROFILE) the first DistributedOptimizer is observed while its buckets wait for synchronize: ready times are those of
 computation alone, beside the other workers of this machine.
 """
@@ -23,8 +23,8 @@ import torch
 
 from psgc.errors import ConfigError, UsageError
 from psgc.machine import machine
-from psgc.plan.observed import LEAST_ITERATIONS, Iteration, profile_of, unsteady
-from psgc.plan.profile import Profile
+from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of, unsteady
+from psgc.plan.inputs.profile import Profile
 from psgc.torch.exchange import GradientExchange
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def profile_model(
     """When each gradient of ``model`` becomes ready, over ``iterations`` calls of ``step_fn``, after ``warm_up`` calls that do not count.
 
     step_fn: one iteration on this process alone: forward, backward and, for a true ``forward_us``, the optimizer's step and data. If it runs
-    backward several times, the last one counts. name: of the model; its class if left out. Outliers are left out (``psgc.plan.observed``);
+    backward several times, the last one counts. name: of the model; its class if left out. Outliers are left out (``psgc.plan.inputs.observed``);
     what varies much is logged as a warning. On a GPU times are those of its stream, not of the hooks.
     Raises UsageError where there is nothing to observe.
     """

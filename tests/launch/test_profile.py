@@ -18,8 +18,8 @@ from psgc.codecs import registered_codecs
 from psgc.launch.cli import main
 from psgc.launch.profile_curves import USUAL, curve_codecs, measure_curves
 from psgc.launch.profile_links import MOST_GBPS, SIZES, TOGETHER, Trips, fit
-from psgc.plan.cluster import load_cluster
-from psgc.plan.profile import CostCurve, Spread, load_profile
+from psgc.plan.inputs.cluster import load_cluster
+from psgc.plan.inputs.profile import CostCurve, Spread, load_profile
 from tests.plan.commands import psgc
 
 JOB = Path(__file__).parents[1] / "jobs" / "tiny.py"

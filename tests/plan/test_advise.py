@@ -11,8 +11,8 @@ import pytest
 from psgc.errors import UsageError
 from psgc.plan.advise import advise, climb, gain_over
 from psgc.plan.candidates import CORNERS, Candidate, Corner, considered, is_sound
-from psgc.plan.estimates import cluster_of
-from psgc.plan.profile import CostCurve, computed_profile
+from psgc.plan.inputs.estimates import cluster_of
+from psgc.plan.inputs.profile import CostCurve, computed_profile
 
 LLAMA = computed_profile("llama-8b", "h100")  # 8192 tokens
 

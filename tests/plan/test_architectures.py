@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.architectures import architecture, architecture_names
+from psgc.plan.inputs.architectures import architecture, architecture_names
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.estimates import cluster_of, estimate, known_memory_gbps, with_estimates
-from psgc.plan.profile import computed_profile
+from psgc.plan.inputs.estimates import cluster_of, estimate, known_memory_gbps, with_estimates
+from psgc.plan.inputs.profile import computed_profile
 
 
 def test_int8_with_feedback_moves_22_bytes_an_element_to_encode_and_9_to_decode() -> None:

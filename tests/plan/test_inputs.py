@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.cluster import cluster_names, load_cluster, read_cluster
-from psgc.plan.profile import CostCurve, Profile, TensorProfile, computed_profile, load_profile, read_profile
+from psgc.plan.inputs.cluster import cluster_names, load_cluster, read_cluster
+from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile, computed_profile, load_profile, read_profile
 from tests.plan.published import TRACES
 
 CLUSTER: dict[str, Any] = {

@@ -10,11 +10,11 @@ import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.constraints import ALL, load_constraints, read_constraints
-from psgc.plan.estimates import estimate
+from psgc.plan.inputs.estimates import estimate
+from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.job import codec_of, default_codec, load_job, recoded
 from psgc.plan.options import CARRIED, Constraints, encodes
 from psgc.plan.plan import PlannedBucket
-from psgc.plan.profile import CostCurve, Profile, TensorProfile
 
 CURVE = CostCurve((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))
 TENSORS = (TensorProfile("a", 10, 0.0),)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.observed import Iteration, profile_of, unsteady
+from psgc.plan.inputs.observed import Iteration, profile_of, unsteady
 
 NUMEL = {"first.weight": 12, "first.bias": 3, "last.weight": 9, "unused": 5}
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.cluster import Cluster, Link
+from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.methods import find
 from psgc.plan.options import Constraints
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem, codec_costs, simulate
-from psgc.plan.profile import CostCurve, Profile, TensorProfile
 
 # a byte takes 1 us
 CLUSTER = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(8, 0), inter=Link(8e-3, 10))

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from psgc.plan.cluster import Cluster, Link
 from psgc.plan.costs import CodecCosts
+from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.profile import Profile, computed_profile
 from psgc.plan.problem import Problem, simulate
-from psgc.plan.profile import Profile, computed_profile
 from psgc.plan.regimes import BUCKETS, exposure, hiding_product, needed_ratio, rule_ratio
 from psgc.plan.uniform import fused
 from psgc.plan.vary import with_faster_link

@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 import pytest
 
 from psgc.plan.assessment import assess
-from psgc.plan.cluster import Cluster, Link
 from psgc.plan.drawing import WIDTH, blocks
+from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.job import Job
 from psgc.plan.lanes import Span
 from psgc.plan.problem import Problem, codec_costs
-from psgc.plan.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.report import report
 
 CURVE = CostCurve((1.0, 1 << 18), (10.0, 1000.0), (10.0, 1000.0))

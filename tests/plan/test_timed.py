@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from psgc.plan.cluster import Cluster, Link
 from psgc.plan.costs import CodecCosts
+from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.profile import CostCurve, computed_profile
 from psgc.plan.problem import Problem, simulate
-from psgc.plan.profile import CostCurve, computed_profile
 from psgc.plan.timed import TimelineTimes
 from psgc.plan.vary import SAME, Change, varied
 from psgc.plan.verdict import gain, verdict

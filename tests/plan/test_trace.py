@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from psgc.plan.cluster import Cluster, Link
 from psgc.plan.costs import CodecCosts
+from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.lanes import BACKWARD, LANES, busy_us, overlap, spans
 from psgc.plan.plan import PlannedBucket
 from psgc.plan.problem import Problem, Simulated, simulate
-from psgc.plan.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.timeline import busy_us as resources_busy_us
 from psgc.plan.trace import trace
 

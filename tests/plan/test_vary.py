@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from psgc.plan.cluster import Cluster, Link
 from psgc.plan.costs import CodecCosts
+from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.problem import Problem
-from psgc.plan.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.vary import SAME, Change, varied, with_halved_bytes
 
 CURVE = CostCurve((1.0, 2.0), (8.0, 16.0), (4.0, 8.0))

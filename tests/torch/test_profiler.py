@@ -11,7 +11,7 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import ConfigError, UsageError
-from psgc.plan.profile import load_profile
+from psgc.plan.inputs.profile import load_profile
 from psgc.torch.profiler import WARM_UP, Recorder
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from psgc.errors import UsageError
-from psgc.plan.profile import Profile, Spread, TensorProfile
+from psgc.plan.inputs.profile import Profile, Spread, TensorProfile
 
 LEAST_ITERATIONS: Final = 3  # a median and quartiles of fewer say nothing
 FENCE: Final = 1.5  # interquartile ranges beyond the quartiles (Tukey 1977): what lies further out is left out

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
-from psgc.plan.cluster import Cluster, read_cluster
-from psgc.plan.profile import CostCurve, Profile
+from psgc.plan.inputs.cluster import Cluster, read_cluster
+from psgc.plan.inputs.profile import CostCurve, Profile
 
 # GB/s of memory, from the makers' data sheets (A100: 80 GB, SXM; H100, H200: SXM)
 MEMORY_GBPS: Final = {"v100": 900.0, "t4": 300.0, "a10g": 600.0, "a100": 2039.0, "h100": 3350.0, "h200": 4800.0}

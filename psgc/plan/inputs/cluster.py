@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from psgc.errors import UsageError
-from psgc.plan.documents import is_number, read_document, shown
+from psgc.plan.inputs.documents import is_number, read_document, shown
 
 MOST_MACHINES: Final = 1_000_000  # nodes, servers, or GPUs of a node: a typing error beyond
 LEAST_GBPS: Final = 1e-6

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.errors import UsageError
-from psgc.plan.architectures import architecture, architecture_names
-from psgc.plan.cluster import Link, read_link
-from psgc.plan.documents import is_number, read_document, shown
+from psgc.plan.inputs.architectures import architecture, architecture_names
+from psgc.plan.inputs.cluster import Link, read_link
+from psgc.plan.inputs.documents import is_number, read_document, shown
 
 F64 = NDArray[np.float64]
 VERSION: Final = 1
