@@ -30,9 +30,9 @@ from psgc.plan.found import Found
 from psgc.plan.inputs.cluster import load_cluster
 from psgc.plan.inputs.profile import V100_CODECS, Profile, TensorProfile, load_profile
 from psgc.plan.methods import METHODS
-from psgc.plan.plan import PlannedBucket
-from psgc.plan.problem import Problem, codec_costs, simulate
-from psgc.plan.timeline import define_timeline
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Problem, codec_costs, simulate
+from psgc.plan.model.timeline import define_timeline
 
 CODECS = {
     "vgg16": "randomk", "resnet101": "dgc", "ugatit": "dgc", "bert_base": "randomk", "gpt2": "efsignsgd", "lstm": "efsignsgd",

@@ -29,12 +29,12 @@ from typing import Any, Final, NamedTuple
 
 from psgc.launch.tables import print_table
 from psgc.machine import machine
-from psgc.plan.costs import CPU, GPU, RECEIVE, SEND, SERVER, CodecCosts
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import Profile, load_profile
-from psgc.plan.options import Constraints, Option
-from psgc.plan.plan import UNCOMPRESSED, load_plan
-from psgc.plan.problem import Problem, codec_costs, simulate
+from psgc.plan.model.costs import CPU, GPU, RECEIVE, SEND, SERVER, CodecCosts
+from psgc.plan.model.options import Constraints, Option
+from psgc.plan.model.plan import UNCOMPRESSED, load_plan
+from psgc.plan.model.problem import Problem, codec_costs, simulate
 
 BENCHMARKS: Final = Path(__file__).parent
 SCRIPT: Final = BENCHMARKS.parent / "examples" / "train_gpt.py"

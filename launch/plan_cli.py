@@ -28,7 +28,7 @@ def options(
 
     Example: psgc options --gpu-only --most-encodes 1
     """
-    from psgc.plan.options import DEVICES, Constraints, all_options, constrained, encodes, is_uncompressed, subtree_sizes
+    from psgc.plan.model.options import DEVICES, Constraints, all_options, constrained, encodes, is_uncompressed, subtree_sizes
 
     if most_encodes is not None and most_encodes < 0:
         raise UsageError(f"options: --most-encodes {most_encodes}: expected at least 0")

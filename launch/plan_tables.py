@@ -8,7 +8,7 @@ from typing import Final
 from psgc.launch.tables import print_table
 from psgc.plan.assessment import Assessment, from_best, verdict
 from psgc.plan.incomparable import incomparable
-from psgc.plan.plan import PlannedBucket
+from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.wording import SHORT, elements, longer, ms, option_text, tensors_text
 
 MOST_ROWS: Final = 40

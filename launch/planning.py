@@ -13,7 +13,7 @@ from psgc.errors import UsageError
 from psgc.launch.tables import print_table, progress
 
 if TYPE_CHECKING:
-    from psgc.plan.options import Constraints
+    from psgc.plan.model.options import Constraints
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 ProfileText = Annotated[str, typer.Option("--profile", help="Profile: JSON, CSV with name, numel and ready_us, or a model's name.")]
@@ -55,8 +55,8 @@ def plan(
     _check_gpu("plan", profile, gpu)
     with progress(as_json) as tell:
         from psgc.plan.assessment import assess, document
-        from psgc.plan.constraints import ALL, load_constraints
-        from psgc.plan.job import load_job
+        from psgc.plan.model.constraints import ALL, load_constraints
+        from psgc.plan.model.job import load_job
 
         allowed = load_constraints(constraints) if constraints else ALL
         allowed = replace(allowed, runtime=True) if runnable else allowed
@@ -96,11 +96,11 @@ def simulate(
     check_place(trace, "--trace")
     _check_gpu("simulate", profile, gpu)
     with progress(as_json):
-        from psgc.plan.forward import with_forward
-        from psgc.plan.job import codec_of, load_job, recoded
-        from psgc.plan.lanes import busy_us, overlap, spans
-        from psgc.plan.plan import load_plan
-        from psgc.plan.problem import simulate as simulate_plan
+        from psgc.plan.model.forward import with_forward
+        from psgc.plan.model.job import codec_of, load_job, recoded
+        from psgc.plan.model.lanes import busy_us, overlap, spans
+        from psgc.plan.model.plan import load_plan
+        from psgc.plan.model.problem import simulate as simulate_plan
         from psgc.plan.trace import trace as trace_of
     planned = load_plan(plan)
     own = () if codec else {bucket.codec for bucket in planned.buckets}
@@ -141,8 +141,8 @@ def _check_gpu(verb: str, profile: str, gpu: str | None) -> None:
 
 def _check_encodes(codec: str | None, allowed: Constraints, source: str) -> None:
     """Raise UsageError for a codec that nothing could be encoded with."""
-    from psgc.plan.job import may_encode
-    from psgc.plan.plan import UNCOMPRESSED
+    from psgc.plan.model.job import may_encode
+    from psgc.plan.model.plan import UNCOMPRESSED
 
     if codec in (None, UNCOMPRESSED) or may_encode(allowed):
         return

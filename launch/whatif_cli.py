@@ -100,7 +100,7 @@ def _on_timeline(
     profile: str, cluster: str | None, codec: str, gpu: str | None, measured_ms: float | None, over: str
 ) -> tuple[Times, tuple[str, ...]]:
     from psgc.plan.candidates import ESTIMATED, MEASURED
-    from psgc.plan.job import load_job
+    from psgc.plan.model.job import load_job
     from psgc.plan.timed import TimelineTimes
 
     if over not in PEERS:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from psgc.plan.costs import GPU
 from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.plan import Plan, PlannedBucket
+from psgc.plan.model.costs import GPU
+from psgc.plan.model.plan import Plan, PlannedBucket
 from tests.benchmark_scripts import load
 
 PLAIN = ("flat.push", "flat.pull")

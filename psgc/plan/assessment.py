@@ -15,14 +15,14 @@ from psgc.plan.bound import Bounds, lower_bounds
 from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
 from psgc.plan.inputs.cluster import Cluster
-from psgc.plan.job import Job
-from psgc.plan.lanes import busy_us, overlap, spans
 from psgc.plan.methods import METHODS, find
-from psgc.plan.options import encodes
-from psgc.plan.plan import UNCOMPRESSED, Plan, PlannedBucket
-from psgc.plan.problem import Problem, Simulated, simulate
+from psgc.plan.model.job import Job
+from psgc.plan.model.lanes import busy_us, overlap, spans
+from psgc.plan.model.options import encodes
+from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket
+from psgc.plan.model.problem import Problem, Simulated, simulate
+from psgc.plan.model.vary import Change, faster, varied
 from psgc.plan.reasons import all_encoded
-from psgc.plan.vary import Change, faster, varied
 from psgc.plan.wording import longer, ms, percent
 
 BEST: Final = "psgc"

@@ -20,12 +20,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from psgc.errors import UsageError
-from psgc.plan.costs import CodecCosts
 from psgc.plan.found import UNDER_CONSTRAINTS, WITHOUT_ENCODING, Found, RuledOut
 from psgc.plan.inputs.profile import F64
-from psgc.plan.options import Option, devices_of, is_uncompressed
-from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
-from psgc.plan.problem import Problem, simulate
+from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.options import Option, devices_of, is_uncompressed
+from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
+from psgc.plan.model.problem import Problem, simulate
 
 Buckets = Sequence[PlannedBucket]
 PARTITION_NUMEL: Final = 1 << 20  # BytePS cuts tensors at 4 MB

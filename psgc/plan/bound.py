@@ -32,11 +32,11 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.kernel import kernel
-from psgc.plan.bucketing import Bucketing, bucketing
-from psgc.plan.costs import GPU, RESOURCES
 from psgc.plan.inputs.profile import F64
-from psgc.plan.plan import PlannedBucket
-from psgc.plan.problem import Problem
+from psgc.plan.model.bucketing import Bucketing, bucketing
+from psgc.plan.model.costs import GPU, RESOURCES
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Problem
 from psgc.plan.solver import quiet, solver
 from psgc.plan.space import Space, holds
 

@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 from psgc.plan.found import Found
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.profile import Profile, TensorProfile
-from psgc.plan.options import Constraints, encodes
-from psgc.plan.plan import UNCOMPRESSED
-from psgc.plan.problem import PUBLISHED_BYTES, Problem, codec_costs, simulate
+from psgc.plan.model.options import Constraints, encodes
+from psgc.plan.model.plan import UNCOMPRESSED
+from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, simulate
+from psgc.plan.model.vary import Change, varied, with_halved_bytes
 from psgc.plan.search import search
-from psgc.plan.vary import Change, varied, with_halved_bytes
 
 BF16: Final = "bf16"
 DEFAULT_CODECS: Final = ("int8", "int4", "onebit", "topk")

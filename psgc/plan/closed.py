@@ -13,6 +13,7 @@ from typing import Final
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.architectures import architecture
+from psgc.plan.model.vary import Change
 from psgc.plan.utility import (
     Scenario,
     all_reduce_ms,
@@ -23,7 +24,6 @@ from psgc.plan.utility import (
     powersgd_bytes,
     time_ms,
 )
-from psgc.plan.vary import Change
 
 GAMMAS: Final = (1.04, 1.07, 1.1)
 BANDWIDTH_FACTORS: Final = (0.9, 1.0, 1.1)

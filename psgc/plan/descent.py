@@ -15,8 +15,8 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.kernel import I64, helper, kernel
-from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
-from psgc.plan.timeline import STATE, begin, resume
+from psgc.plan.model.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
+from psgc.plan.model.timeline import STATE, begin, resume
 
 _F64: Final = types.Array(types.float64, 1, "C")
 _I64: Final = types.Array(types.int64, 1, "C")

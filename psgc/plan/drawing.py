@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
-from psgc.plan.lanes import BACKWARD, LANES, Span
-from psgc.plan.plan import PlannedBucket
+from psgc.plan.model.lanes import BACKWARD, LANES, Span
+from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.wording import bucket_title, ms
 
 WIDTH: Final = 1000  # of a strip, in its own units

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from psgc.errors import UsageError
 from psgc.plan.baselines import HIERARCHICAL, tensor_by_tensor, with_option
 from psgc.plan.found import UNDER_CONSTRAINTS, Found, RuledOut
-from psgc.plan.options import Constraints, Option, constrained, is_uncompressed
-from psgc.plan.plan import PlannedBucket
-from psgc.plan.problem import Problem
+from psgc.plan.model.options import Constraints, Option, constrained, is_uncompressed
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Problem
 from psgc.plan.space import Space, graph
 from psgc.plan.trial import Trials
 

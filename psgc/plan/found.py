@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from psgc.errors import UsageError
-from psgc.plan.plan import PlannedBucket
+from psgc.plan.model.plan import PlannedBucket
 
 
 @dataclass(frozen=True, slots=True)

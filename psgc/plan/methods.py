@@ -9,7 +9,7 @@ from psgc.errors import UsageError
 from psgc.plan.baselines import byteps_compress, fp32, hipress, hitopkcomm
 from psgc.plan.espresso import espresso
 from psgc.plan.found import Found
-from psgc.plan.problem import Problem
+from psgc.plan.model.problem import Problem
 from psgc.plan.search import search
 
 Method = Callable[[Problem], Found]

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from psgc.errors import UsageError
-from psgc.plan.vary import Change
+from psgc.plan.model.vary import Change
 from psgc.plan.verdict import TRADES, Times
 
 POINTS: Final = 17

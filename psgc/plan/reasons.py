@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from psgc.plan.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, CodecCosts, Task, tasks
-from psgc.plan.options import Option, encodes
-from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
-from psgc.plan.problem import Problem, simulate
-from psgc.plan.timeline import F64
+from psgc.plan.model.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, CodecCosts, Task, tasks
+from psgc.plan.model.options import Option, encodes
+from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
+from psgc.plan.model.problem import Problem, simulate
+from psgc.plan.model.timeline import F64
 from psgc.plan.wording import ms
 
 # Each bucket looked into costs a simulation of the whole step; those that are left are the smallest.

@@ -11,13 +11,13 @@ from html import escape
 from typing import Final
 
 from psgc.plan.assessment import Assessment, from_best, verdict
-from psgc.plan.costs import CodecCosts
 from psgc.plan.drawing import colour, strips
 from psgc.plan.incomparable import incomparable
 from psgc.plan.inputs.cluster import Link
-from psgc.plan.lanes import overlap, spans
-from psgc.plan.plan import PlannedBucket
-from psgc.plan.problem import simulate
+from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.lanes import overlap, spans
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import simulate
 from psgc.plan.reasons import Reason, reasons, sentence
 from psgc.plan.wording import elements, longer, ms, percent, tensors_text
 

@@ -18,13 +18,13 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.kernel import I64, helper, kernel
-from psgc.plan import options
-from psgc.plan.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, Atom, CodecCosts, Task, price, walk
-from psgc.plan.curves import Curves, Points, curves_of, task_times
 from psgc.plan.inputs.profile import F64
-from psgc.plan.options import DEVICES, Constraints, Option
-from psgc.plan.problem import Problem
-from psgc.plan.timeline import Ints
+from psgc.plan.model import options
+from psgc.plan.model.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, Atom, CodecCosts, Task, price, walk
+from psgc.plan.model.curves import Curves, Points, curves_of, task_times
+from psgc.plan.model.options import DEVICES, Constraints, Option
+from psgc.plan.model.problem import Problem
+from psgc.plan.model.timeline import Ints
 
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _IN_F64_2D: Final = types.Array(types.float64, 2, "C", readonly=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from psgc.plan.lanes import BACKWARD, LANES, Span, spans
-from psgc.plan.plan import PlannedBucket
-from psgc.plan.problem import Simulated
+from psgc.plan.model.lanes import BACKWARD, LANES, Span, spans
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Simulated
 from psgc.plan.wording import tensors_text
 
 PROCESS: Final = 1

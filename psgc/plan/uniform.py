@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Final
 
 from psgc.errors import UsageError
-from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND, CodecCosts, Task, tasks
 from psgc.plan.found import Found
 from psgc.plan.inputs.profile import Profile
-from psgc.plan.options import Option, encodes
-from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
-from psgc.plan.problem import Problem, simulate
+from psgc.plan.model.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND, CodecCosts, Task, tasks
+from psgc.plan.model.options import Option, encodes
+from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
+from psgc.plan.model.problem import Problem, simulate
 
 MOST_CUTS: Final = 64  # more than this and latencies, not bytes, are what is simulated
 LEAST_NUMEL: Final = 1 << 16  # smaller buckets are latency alone on every link there is

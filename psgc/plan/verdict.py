@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from psgc.plan.vary import SAME, Change
+from psgc.plan.model.vary import SAME, Change
 
 FASTER: Final = (2.0, 4.0)
 LEAST_MARGIN: Final = 0.005  # neither model is as good as that

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from psgc.plan.options import Option
-from psgc.plan.plan import PlannedBucket
+from psgc.plan.model.options import Option
+from psgc.plan.model.plan import PlannedBucket
 
 SHORT: Final = {
     "all_reduce": "ar", "reduce_scatter": "rs", "reduce": "red", "all_gather": "ag", "all_to_all": "a2a", "gather": "ga", "broadcast": "bc",

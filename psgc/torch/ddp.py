@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psgc.errors import ConfigError, UsageError
-from psgc.plan.plan import Plan
-from psgc.plan.runtime import load_runnable
+from psgc.plan.model.plan import Plan
+from psgc.plan.model.runtime import load_runnable
 from psgc.torch import amp, api, unheeded, wrappers
 from psgc.torch.completions import Completer, Completion
 from psgc.torch.ddp_exchange import Arrival, DdpExchange, exchanges_of

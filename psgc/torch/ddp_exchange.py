@@ -21,8 +21,8 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import Bucket, Declaration, Layout, TensorSpec
-from psgc.plan.plan import Plan
-from psgc.plan.runtime import planned_buckets
+from psgc.plan.model.plan import Plan
+from psgc.plan.model.runtime import planned_buckets
 from psgc.torch import loss_scale, saved
 from psgc.torch.buffers import TensorsBuffer, dtype_name, staging_dtype
 from psgc.torch.completions import Completer, Completion

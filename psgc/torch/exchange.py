@@ -19,8 +19,8 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
-from psgc.plan.plan import Plan
-from psgc.plan.runtime import planned_buckets
+from psgc.plan.model.plan import Plan
+from psgc.plan.model.runtime import planned_buckets
 from psgc.torch import backward_end, loss_scale
 from psgc.torch.backward_end import BackwardEnd
 from psgc.torch.finishing import finish

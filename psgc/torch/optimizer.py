@@ -17,7 +17,7 @@ import torch
 
 from psgc.errors import CodecError, UsageError
 from psgc.layout import TensorSpec
-from psgc.plan.plan import Plan
+from psgc.plan.model.plan import Plan
 from psgc.torch import amp, api, saved, unheeded
 from psgc.torch.broadcast import refuse_lbfgs
 from psgc.torch.buffers import dtype_name

@@ -12,8 +12,8 @@ from pathlib import Path
 from psgc.config import Config
 from psgc.errors import UsageError
 from psgc.layout import Layout
-from psgc.plan.plan import Plan
-from psgc.plan.runtime import load_runnable, plan_of
+from psgc.plan.model.plan import Plan
+from psgc.plan.model.runtime import load_runnable, plan_of
 from psgc.torch.push_pull import codec_text
 
 logger = logging.getLogger(__name__)

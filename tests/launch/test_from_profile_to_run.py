@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from psgc.plan.options import CARRIED
-from psgc.plan.plan import load_plan
+from psgc.plan.model.options import CARRIED
+from psgc.plan.model.plan import load_plan
 from tests.plan.commands import psgc
 
 JOBS = Path(__file__).parents[1] / "jobs"

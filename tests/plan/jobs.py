@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from psgc.plan.baselines import with_option
-from psgc.plan.costs import CodecCosts
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.options import Constraints
-from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
-from psgc.plan.problem import Problem
+from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.options import Constraints
+from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
+from psgc.plan.model.problem import Problem
 
 CURVE = CostCurve((1000.0, 100000.0), (5.0, 50.0), (3.0, 30.0))
 SLOW = CostCurve((1000.0, 100000.0), (2.0, 150.0), (2.0, 90.0))

@@ -15,11 +15,11 @@ from psgc.plan import assessment, bound
 from psgc.plan.assessment import LEAST_MARGIN, Assessment, assess, document, from_best, verdict
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.job import Job
 from psgc.plan.methods import METHODS
-from psgc.plan.options import Constraints, encodes
-from psgc.plan.plan import check_fits, read_plan
-from psgc.plan.problem import Problem, codec_costs, simulate
+from psgc.plan.model.job import Job
+from psgc.plan.model.options import Constraints, encodes
+from psgc.plan.model.plan import check_fits, read_plan
+from psgc.plan.model.problem import Problem, codec_costs, simulate
 from psgc.plan.reasons import quickest, reasons, sentence
 from psgc.plan.solver import solver
 

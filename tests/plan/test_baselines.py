@@ -19,8 +19,8 @@ from psgc.plan.baselines import (
     secopa,
 )
 from psgc.plan.methods import METHODS
-from psgc.plan.options import Constraints, all_options, server_options
-from psgc.plan.problem import Problem, simulate
+from psgc.plan.model.options import Constraints, all_options, server_options
+from psgc.plan.model.problem import Problem, simulate
 from tests.plan.jobs import bucket_of, problem_of
 
 BASELINES = {"fp32": fp32, "byteps-compress": byteps_compress, "hitopkcomm": hitopkcomm, "hipress": hipress}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.costs import BOTH_WAYS, CPU, GPU, INTRA, RECEIVE, SEND, SERVER, CodecCosts, Held, Task, tasks, walk
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve
-from psgc.plan.options import Option, all_options, server_options
+from psgc.plan.model.costs import BOTH_WAYS, CPU, GPU, INTRA, RECEIVE, SEND, SERVER, CodecCosts, Held, Task, tasks, walk
+from psgc.plan.model.options import Option, all_options, server_options
 
 # a byte takes 1 us within a node and 10 us between nodes
 CLUSTER = Cluster("c", nodes=4, gpus_per_node=2, intra=Link(8e-3, 1.0), inter=Link(8e-4, 100.0), servers=2)

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 
 from psgc.plan import espresso as module
 from psgc.plan.baselines import GATHERED, HIERARCHICAL, tensor_by_tensor, with_option
-from psgc.plan.costs import CodecCosts
 from psgc.plan.espresso import espresso
 from psgc.plan.methods import METHODS
-from psgc.plan.options import Constraints, Option, is_uncompressed
-from psgc.plan.plan import PlannedBucket
-from psgc.plan.problem import Problem, simulate
+from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.options import Constraints, Option, is_uncompressed
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Problem, simulate
 from tests.plan.jobs import CURVE, bucket_of, problem_of, problems
 from tests.plan.test_trial import plain_bubble
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.forward import with_forward
-from psgc.plan.problem import Problem, Simulated, simulate
+from psgc.plan.model.forward import with_forward
+from psgc.plan.model.problem import Problem, Simulated, simulate
 from tests.plan.jobs import bucket_of, problem_of
 
 

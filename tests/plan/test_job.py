@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.constraints import ALL, load_constraints, read_constraints
 from psgc.plan.inputs.estimates import estimate
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.job import codec_of, default_codec, load_job, recoded
-from psgc.plan.options import CARRIED, Constraints, encodes
-from psgc.plan.plan import PlannedBucket
+from psgc.plan.model.constraints import ALL, load_constraints, read_constraints
+from psgc.plan.model.job import codec_of, default_codec, load_job, recoded
+from psgc.plan.model.options import CARRIED, Constraints, encodes
+from psgc.plan.model.plan import PlannedBucket
 
 CURVE = CostCurve((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))
 TENSORS = (TensorProfile("a", 10, 0.0),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psgc.plan.options import (
+from psgc.plan.model.options import (
     DEVICES,
     Constraints,
     Option,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.plan import Plan, PlannedBucket, check_fits, load_plan, read_plan
+from psgc.plan.model.plan import Plan, PlannedBucket, check_fits, load_plan, read_plan
 
 PLAIN = ("flat.all_reduce",)
 PLAN = Plan(

@@ -11,9 +11,9 @@ from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.methods import find
-from psgc.plan.options import Constraints
-from psgc.plan.plan import PlannedBucket
-from psgc.plan.problem import Problem, codec_costs, simulate
+from psgc.plan.model.options import Constraints
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Problem, codec_costs, simulate
 
 # a byte takes 1 us
 CLUSTER = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(8, 0), inter=Link(8e-3, 10))

@@ -9,7 +9,7 @@ import pytest
 from psgc.plan.inputs.cluster import load_cluster
 from psgc.plan.inputs.profile import V100_CODECS, load_profile
 from psgc.plan.methods import METHODS
-from psgc.plan.problem import Problem, codec_costs
+from psgc.plan.model.problem import Problem, codec_costs
 from tests.plan.published import TRACES
 
 BYTES = {"randomk": 0.08, "dgc": 0.08, "efsignsgd": 0.125}  # as published: 1 % of the values, with an index each; a bit

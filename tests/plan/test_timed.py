@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from psgc.plan.costs import CodecCosts
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, computed_profile
-from psgc.plan.problem import Problem, simulate
+from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.problem import Problem, simulate
+from psgc.plan.model.vary import SAME, Change, varied
 from psgc.plan.timed import TimelineTimes
-from psgc.plan.vary import SAME, Change, varied
 from psgc.plan.verdict import gain, verdict
 
 _WHOLE = computed_profile("gpt2", "a100")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psgc.plan.costs import BOTH_WAYS, CPU, GPU, INTRA, RECEIVE, RESOURCES, SEND
-from psgc.plan.timeline import Chains, busy_us, chains_of, define_timeline, run
+from psgc.plan.model.costs import BOTH_WAYS, CPU, GPU, INTRA, RECEIVE, RESOURCES, SEND
+from psgc.plan.model.timeline import Chains, busy_us, chains_of, define_timeline, run
 
 TASK = st.tuples(st.sampled_from([BOTH_WAYS, *range(len(RESOURCES))]), st.integers(0, 20).map(float))
 JOBS = st.lists(st.tuples(st.integers(0, 15), st.lists(TASK, max_size=6)), min_size=1, max_size=9)

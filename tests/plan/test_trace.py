@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from psgc.plan.costs import CodecCosts
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.lanes import BACKWARD, LANES, busy_us, overlap, spans
-from psgc.plan.plan import PlannedBucket
-from psgc.plan.problem import Problem, Simulated, simulate
-from psgc.plan.timeline import busy_us as resources_busy_us
+from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.lanes import BACKWARD, LANES, busy_us, overlap, spans
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Problem, Simulated, simulate
+from psgc.plan.model.timeline import busy_us as resources_busy_us
 from psgc.plan.trace import trace
 
 # between nodes a byte takes 1 us, encoding an element 1 us, decoding one 2 us; a payload is a byte an element

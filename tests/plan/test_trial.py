@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psgc.plan.baselines import with_option
-from psgc.plan.costs import BOTH_WAYS, INTRA, RECEIVE
-from psgc.plan.options import Constraints, Option
-from psgc.plan.plan import PlannedBucket
-from psgc.plan.problem import Problem, Simulated, simulate
+from psgc.plan.model.costs import BOTH_WAYS, INTRA, RECEIVE
+from psgc.plan.model.options import Constraints, Option
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Problem, Simulated, simulate
 from psgc.plan.space import Space
 from psgc.plan.trial import Trials
 from tests.plan.jobs import bucket_of, problems

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.costs import CodecCosts
 from psgc.plan.inputs.cluster import Cluster, Link, load_cluster
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile, computed_profile
-from psgc.plan.options import Constraints, encodes
-from psgc.plan.problem import Problem, simulate
+from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.options import Constraints, encodes
+from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.uniform import best_uniform, codec_us, compressed, fused
 
 TIMES = {"gpu": CostCurve((1.0, 2.0**20), (20.0, 60.0), (10.0, 30.0))}

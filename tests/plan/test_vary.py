@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from psgc.plan.costs import CodecCosts
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.problem import Problem
-from psgc.plan.vary import SAME, Change, varied, with_halved_bytes
+from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.problem import Problem
+from psgc.plan.model.vary import SAME, Change, varied, with_halved_bytes
 
 CURVE = CostCurve((1.0, 2.0), (8.0, 16.0), (4.0, 8.0))
 PROFILE = Profile("m", (TensorProfile("a", 4, 0.0), TensorProfile("b", 4, 100.0)), forward_us=50.0)

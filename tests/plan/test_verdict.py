@@ -11,9 +11,9 @@ import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.closed import ClosedTimes, Question, ruled_out
+from psgc.plan.model.vary import Change
 from psgc.plan.pictures import picture
 from psgc.plan.utility import Scenario, time_ms
-from psgc.plan.vary import Change
 from psgc.plan.verdict import TRADES, gain, verdict
 
 RESNET = Question("resnet50", None, "powersgd", 64, 10.0, 122.0, 45.0, 4, 0.01, 2.0, 0.0)

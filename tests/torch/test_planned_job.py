@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from psgc.plan.plan import load_plan
-from psgc.plan.runtime import ENCODED, PLAIN
+from psgc.plan.model.plan import load_plan
+from psgc.plan.model.runtime import ENCODED, PLAIN
 
 SIZES = {"0.weight": 19200, "0.bias": 300, "2.weight": 60000, "2.bias": 200, "4.weight": 20000, "4.bias": 100}
 # in no order of readiness; fused, cut unevenly, and each codec of another kind

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from psgc.errors import UsageError
-from psgc.plan.constraints import ALL
-from psgc.plan.costs import CodecCosts
 from psgc.plan.inputs.cluster import Cluster, load_cluster
 from psgc.plan.inputs.estimates import estimates_notes, known_memory_gbps, with_estimates
 from psgc.plan.inputs.profile import V100_CODECS, Profile, load_profile
-from psgc.plan.options import Constraints, encodes
-from psgc.plan.plan import UNCOMPRESSED, PlannedBucket
-from psgc.plan.problem import PUBLISHED_BYTES, Problem, codec_costs
+from psgc.plan.model.constraints import ALL
+from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.options import Constraints, encodes
+from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
+from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs
 
 # What a well-known model's times are computed for where no GPU is named.
 DEFAULT_GPU: Final = "v100"

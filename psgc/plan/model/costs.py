@@ -37,7 +37,7 @@ import numpy as np
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.profile import F64, CostCurve
-from psgc.plan.options import Option
+from psgc.plan.model.options import Option
 
 GPU, CPU, INTRA, SEND, RECEIVE, SERVER = range(6)
 RESOURCES: Final = ("gpu", "cpu", "intra", "inter-send", "inter-receive", "server")

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from psgc.errors import UsageError
-from psgc.plan.lanes import BACKWARD, spans
-from psgc.plan.plan import PlannedBucket
-from psgc.plan.problem import Problem, Simulated
+from psgc.plan.model.lanes import BACKWARD, spans
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Problem, Simulated
 
 
 class Iteration(NamedTuple):

@@ -19,7 +19,7 @@ from numba import types
 from psgc.codecs.codec import BLOCK, MAX_PART
 from psgc.codecs.kernel import I64, kernel
 from psgc.plan.inputs.profile import F64
-from psgc.plan.timeline import Ints
+from psgc.plan.model.timeline import Ints
 
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)

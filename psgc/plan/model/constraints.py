@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.documents import read_document
-from psgc.plan.options import DEVICES, Constraints
+from psgc.plan.model.options import DEVICES, Constraints
 
 SWITCHES: Final = ("flat", "hierarchical", "servers")
 FIELDS: Final = ("most_encodes", "devices", *SWITCHES, "runtime", "codecs")

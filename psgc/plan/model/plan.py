@@ -19,7 +19,7 @@ from typing import Any, Final, TypeGuard
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.documents import read_document, shown
-from psgc.plan.options import Option, all_options, server_options, unknown_actions
+from psgc.plan.model.options import Option, all_options, server_options, unknown_actions
 
 VERSION: Final = 1
 UNCOMPRESSED: Final = "none"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from psgc.codecs import parse_scheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Bucket, BucketSpec, Layout, TensorSpec, equal_parts
-from psgc.plan.options import CARRIED
-from psgc.plan.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits, load_plan
+from psgc.plan.model.options import CARRIED
+from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits, load_plan
 
 PLAIN, ENCODED = CARRIED
 

@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from psgc.errors import UsageError
-from psgc.plan import costs, options
-from psgc.plan.bucketing import Tensors
-from psgc.plan.costs import FLOAT_BYTES, CodecCosts
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.profile import CostCurve, Profile
-from psgc.plan.options import Constraints, Option
-from psgc.plan.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits
-from psgc.plan.timeline import Chains, Timeline, chains_of, run
+from psgc.plan.model import costs, options
+from psgc.plan.model.bucketing import Tensors
+from psgc.plan.model.costs import FLOAT_BYTES, CodecCosts
+from psgc.plan.model.options import Constraints, Option
+from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits
+from psgc.plan.model.timeline import Chains, Timeline, chains_of, run
 
 # Bytes an element of codecs that only the built-in profile of V100 has times for: 1 % of the values with 4 bytes of index each; a bit.
 PUBLISHED_BYTES: Final[Mapping[str, float]] = {"dgc": 0.08, "efsignsgd": 0.125}

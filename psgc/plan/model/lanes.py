@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from psgc.plan.costs import BOTH_WAYS, INTRA, RECEIVE, RESOURCES, SEND
-from psgc.plan.problem import Simulated
+from psgc.plan.model.costs import BOTH_WAYS, INTRA, RECEIVE, RESOURCES, SEND
+from psgc.plan.model.problem import Simulated
 
 BACKWARD: Final = "backward"
 LANES: Final = (BACKWARD, *RESOURCES)

@@ -13,7 +13,7 @@ from numba import types
 
 from psgc.codecs.kernel import helper, kernel
 from psgc.plan.inputs.profile import F64
-from psgc.plan.timeline import Ints
+from psgc.plan.model.timeline import Ints
 
 Points = tuple[tuple[float, ...], tuple[float, ...]]  # numbers of elements, and microseconds
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from psgc.plan.costs import CodecCosts
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.problem import Problem
+from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

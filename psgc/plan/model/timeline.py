@@ -20,7 +20,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.kernel import helper, kernel
-from psgc.plan.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
+from psgc.plan.model.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
 
 F64 = NDArray[np.float64]
 Ints = NDArray[np.int64]
