@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from psgc.plan.baselines import byteps_compress, fp32, hipress, hitopkcomm
-from psgc.plan.bound import lower_bounds
-from psgc.plan.espresso import espresso
-from psgc.plan.found import Found
 from psgc.plan.inputs.cluster import load_cluster
 from psgc.plan.inputs.profile import V100_CODECS, Profile, TensorProfile, load_profile
-from psgc.plan.methods import METHODS
+from psgc.plan.methods.baselines import byteps_compress, fp32, hipress, hitopkcomm
+from psgc.plan.methods.bound import lower_bounds
+from psgc.plan.methods.espresso import espresso
+from psgc.plan.methods.registry import METHODS
+from psgc.plan.methods.result import Found
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs, simulate
 from psgc.plan.model.timeline import define_timeline

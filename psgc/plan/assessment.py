@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from psgc.errors import UsageError
-from psgc.plan.bound import Bounds, lower_bounds
-from psgc.plan.espresso import espresso
-from psgc.plan.found import Found
 from psgc.plan.inputs.cluster import Cluster
-from psgc.plan.methods import METHODS, find
+from psgc.plan.methods.bound import Bounds, lower_bounds
+from psgc.plan.methods.espresso import espresso
+from psgc.plan.methods.registry import METHODS, find
+from psgc.plan.methods.result import Found
 from psgc.plan.model.job import Job
 from psgc.plan.model.lanes import busy_us, overlap, spans
 from psgc.plan.model.options import encodes

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, NamedTuple
 
-from psgc.plan.found import Found
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.profile import Profile, TensorProfile
+from psgc.plan.methods.result import Found
+from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, simulate
 from psgc.plan.model.vary import Change, varied, with_halved_bytes
-from psgc.plan.search import search
 
 BF16: Final = "bf16"
 DEFAULT_CODECS: Final = ("int8", "int4", "onebit", "topk")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from psgc.errors import UsageError
-from psgc.plan.found import Found, RuledOut
+from psgc.plan.methods.result import Found, RuledOut
 
 
 def incomparable(rivals: Mapping[str, Found | UsageError]) -> list[str]:

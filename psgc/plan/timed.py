@@ -13,13 +13,13 @@ from functools import cached_property
 from itertools import product
 from typing import Final
 
-from psgc.plan.found import Found
+from psgc.plan.methods.result import Found
+from psgc.plan.methods.search import search
+from psgc.plan.methods.uniform import best_uniform, codec_us, compressed
 from psgc.plan.model.options import encodes
 from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.model.vary import SAME, Change, varied, with_halved_bytes
 from psgc.plan.regimes import needed_ratio
-from psgc.plan.search import search
-from psgc.plan.uniform import best_uniform, codec_us, compressed
 from psgc.plan.verdict import LEAST_MARGIN, gain
 
 GBPS_RANGE: Final = (1e-3, 1e5)

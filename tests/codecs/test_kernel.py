@@ -15,7 +15,8 @@ from psgc.codecs import elements, floats, int8, largest, onebit, sparse
 from psgc.codecs.codec import parse_codec
 from psgc.codecs.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
 from psgc.codecs.kernel_cache import KernelCache
-from psgc.plan import bound, descent, space, trial
+from psgc.plan.methods import bound, descent, space
+from psgc.plan.methods import espresso_trials as trial
 from psgc.plan.model import bucketing, curves, timeline
 
 TINY = """

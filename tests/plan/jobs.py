@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from psgc.plan.baselines import with_option
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
+from psgc.plan.methods.baselines import with_option
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket

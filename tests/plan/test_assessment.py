@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan import assessment, bound
+from psgc.plan import assessment
 from psgc.plan.assessment import LEAST_MARGIN, Assessment, assess, document, from_best, verdict
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.methods import METHODS
+from psgc.plan.methods import bound
+from psgc.plan.methods.registry import METHODS
+from psgc.plan.methods.solver import solver
 from psgc.plan.model.job import Job
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import check_fits, read_plan
 from psgc.plan.model.problem import Problem, codec_costs, simulate
 from psgc.plan.reasons import quickest, reasons, sentence
-from psgc.plan.solver import solver
 
 # 16 MB of gradients, 30 ms of backward; the CPU encodes and decodes 1 MB in a millisecond
 CURVE = CostCurve((1.0, 1 << 18), (10.0, 1000.0), (10.0, 1000.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.baselines import (
+from psgc.plan.methods.baselines import (
     CPU_OVER_NODES,
     CPU_OVER_SERVERS,
     GATHERED,
@@ -18,7 +18,7 @@ from psgc.plan.baselines import (
     hitopkcomm,
     secopa,
 )
-from psgc.plan.methods import METHODS
+from psgc.plan.methods.registry import METHODS
 from psgc.plan.model.options import Constraints, all_options, server_options
 from psgc.plan.model.problem import Problem, simulate
 from tests.plan.jobs import bucket_of, problem_of

@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 
-from psgc.plan import espresso as module
-from psgc.plan.baselines import GATHERED, HIERARCHICAL, tensor_by_tensor, with_option
-from psgc.plan.espresso import espresso
-from psgc.plan.methods import METHODS
+from psgc.plan.methods import espresso as module
+from psgc.plan.methods.baselines import GATHERED, HIERARCHICAL, tensor_by_tensor, with_option
+from psgc.plan.methods.espresso import espresso
+from psgc.plan.methods.registry import METHODS
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import Constraints, Option, is_uncompressed
 from psgc.plan.model.plan import PlannedBucket

@@ -10,7 +10,7 @@ import pytest
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.methods import find
+from psgc.plan.methods.registry import find
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs, simulate

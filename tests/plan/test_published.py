@@ -8,7 +8,7 @@ import pytest
 
 from psgc.plan.inputs.cluster import load_cluster
 from psgc.plan.inputs.profile import V100_CODECS, load_profile
-from psgc.plan.methods import METHODS
+from psgc.plan.methods.registry import METHODS
 from psgc.plan.model.problem import Problem, codec_costs
 from tests.plan.published import TRACES
 

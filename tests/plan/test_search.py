@@ -11,17 +11,17 @@ import pytest
 
 from psgc.codecs import BLOCK
 from psgc.codecs.codec import MAX_PART
-from psgc.plan.bound import _beaten, bucketing_of, given_buckets, lower_bounds, over_all_bucketings
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import V100_CODECS, Profile, TensorProfile
-from psgc.plan.methods import METHODS
+from psgc.plan.methods.bound import _beaten, bucketing_of, given_buckets, lower_bounds, over_all_bucketings
+from psgc.plan.methods.registry import METHODS
+from psgc.plan.methods.search import NOTHING, Search, search
+from psgc.plan.methods.space import Space
 from psgc.plan.model.bucketing import Bucketing, Tensors, bucketing, each_alone, every_fusion, fused, kinds_of, parts_of
 from psgc.plan.model.costs import walk
 from psgc.plan.model.options import CARRIED, Constraints, constrained, encodes
 from psgc.plan.model.plan import Plan, PlannedBucket, read_plan
 from psgc.plan.model.problem import Problem, codec_costs, simulate
-from psgc.plan.search import NOTHING, Search, search
-from psgc.plan.space import Space
 from tests.plan.jobs import problem_of
 
 SLOW = Cluster("slow", nodes=4, gpus_per_node=2, intra=Link(100, 10), inter=Link(10, 20))

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psgc.plan.baselines import with_option
+from psgc.plan.methods.baselines import with_option
+from psgc.plan.methods.espresso_trials import Trials
+from psgc.plan.methods.space import Space
 from psgc.plan.model.costs import BOTH_WAYS, INTRA, RECEIVE
 from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, Simulated, simulate
-from psgc.plan.space import Space
-from psgc.plan.trial import Trials
 from tests.plan.jobs import bucket_of, problems
 
 FEW = Constraints(most_encodes=1, flat=False)

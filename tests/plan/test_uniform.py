@@ -7,10 +7,10 @@ import pytest
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link, load_cluster
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile, computed_profile
+from psgc.plan.methods.uniform import best_uniform, codec_us, compressed, fused
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.problem import Problem, simulate
-from psgc.plan.uniform import best_uniform, codec_us, compressed, fused
 
 TIMES = {"gpu": CostCurve((1.0, 2.0**20), (20.0, 60.0), (10.0, 30.0))}
 CODEC = CodecCosts("int8", 1.016, TIMES)

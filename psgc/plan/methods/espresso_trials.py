@@ -13,9 +13,9 @@ from numba import types
 
 from psgc.codecs.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
+from psgc.plan.methods.space import WayTable
 from psgc.plan.model.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND
 from psgc.plan.model.timeline import STATE, SURELY, Ints, begin, resume
-from psgc.plan.space import WayTable
 
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)

@@ -33,12 +33,12 @@ from numpy.typing import NDArray
 
 from psgc.codecs.kernel import kernel
 from psgc.plan.inputs.profile import F64
+from psgc.plan.methods.solver import quiet, solver
+from psgc.plan.methods.space import Space, holds
 from psgc.plan.model.bucketing import Bucketing, bucketing
 from psgc.plan.model.costs import GPU, RESOURCES
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem
-from psgc.plan.solver import quiet, solver
-from psgc.plan.space import Space, holds
 
 ROUNDS: Final = 3
 GROUPS: Final = 40  # of tensors, in the bound over all bucketings

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from psgc.errors import UsageError
-from psgc.plan.baselines import byteps_compress, fp32, hipress, hitopkcomm
-from psgc.plan.espresso import espresso
-from psgc.plan.found import Found
+from psgc.plan.methods.baselines import byteps_compress, fp32, hipress, hitopkcomm
+from psgc.plan.methods.espresso import espresso
+from psgc.plan.methods.result import Found
+from psgc.plan.methods.search import search
 from psgc.plan.model.problem import Problem
-from psgc.plan.search import search
 
 Method = Callable[[Problem], Found]
 METHODS: Final[Mapping[str, Method]] = {

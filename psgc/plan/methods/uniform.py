@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from psgc.errors import UsageError
-from psgc.plan.found import Found
 from psgc.plan.inputs.profile import Profile
+from psgc.plan.methods.result import Found
 from psgc.plan.model.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND, CodecCosts, Task, tasks
 from psgc.plan.model.options import Option, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket

@@ -16,16 +16,16 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.plan.baselines import tensors_choices
-from psgc.plan.descent import descend, simplify
-from psgc.plan.espresso import espresso
-from psgc.plan.found import Found
 from psgc.plan.inputs.profile import F64
+from psgc.plan.methods.baselines import tensors_choices
+from psgc.plan.methods.descent import descend, simplify
+from psgc.plan.methods.espresso import espresso
+from psgc.plan.methods.result import Found
+from psgc.plan.methods.space import Space, WayTable
 from psgc.plan.model.bucketing import MOST_PARTS, Bucketing, Kinds, bucketing, each_alone, every_fusion, fused, kinds_of, parts_of
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem
 from psgc.plan.model.timeline import Ints
-from psgc.plan.space import Space, WayTable
 
 MIXTURES: Final = 48  # of prices, for each size
 FEW_TENSORS: Final = 6  # so many are fused in every way

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from psgc.errors import UsageError
-from psgc.plan.found import UNDER_CONSTRAINTS, WITHOUT_ENCODING, Found, RuledOut
 from psgc.plan.inputs.profile import F64
+from psgc.plan.methods.result import UNDER_CONSTRAINTS, WITHOUT_ENCODING, Found, RuledOut
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import Option, devices_of, is_uncompressed
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket

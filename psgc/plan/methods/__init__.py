@@ -1,0 +1,1 @@
+"""How options are chosen: one file a method, and the registry of their names."""
