@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from psgc.launch.tables import print_table
-from psgc.plan.assessment import Assessment, from_best, verdict
-from psgc.plan.incomparable import incomparable
 from psgc.plan.model.plan import PlannedBucket
-from psgc.plan.wording import SHORT, elements, longer, ms, option_text, tensors_text
+from psgc.plan.report.assessment import Assessment, from_best, verdict
+from psgc.plan.report.incomparable import incomparable
+from psgc.plan.report.wording import SHORT, elements, longer, ms, option_text, tensors_text
 
 MOST_ROWS: Final = 40
 MOST_LETTERS: Final = 28  # of a tensor's name: two lines a bucket on a terminal of 80 columns

@@ -54,9 +54,9 @@ def plan(
     check_place(out, "-o")
     _check_gpu("plan", profile, gpu)
     with progress(as_json) as tell:
-        from psgc.plan.assessment import assess, document
         from psgc.plan.model.constraints import ALL, load_constraints
         from psgc.plan.model.job import load_job
+        from psgc.plan.report.assessment import assess, document
 
         allowed = load_constraints(constraints) if constraints else ALL
         allowed = replace(allowed, runtime=True) if runnable else allowed
@@ -66,7 +66,7 @@ def plan(
         assessed = assess(job, method, compare=not as_json or report is not None)
         text = json.dumps(document(assessed))
         if report is not None:
-            from psgc.plan.report import report as page
+            from psgc.plan.report.report import report as page
 
             write(report, page(assessed), "--report")
     if out is not None:
@@ -101,7 +101,7 @@ def simulate(
         from psgc.plan.model.lanes import busy_us, overlap, spans
         from psgc.plan.model.plan import load_plan
         from psgc.plan.model.problem import simulate as simulate_plan
-        from psgc.plan.trace import trace as trace_of
+        from psgc.plan.report.trace import trace as trace_of
     planned = load_plan(plan)
     own = () if codec else {bucket.codec for bucket in planned.buckets}
     job = load_job(profile, cluster, codec or codec_of(planned.buckets), gpu=gpu, beside=own)

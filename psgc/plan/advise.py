@@ -16,7 +16,7 @@ from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import estimates_notes, with_estimates
 from psgc.plan.inputs.profile import Profile
 from psgc.plan.regimes import all_reduce_us, exposure, needed_ratio
-from psgc.plan.wording import ms
+from psgc.plan.report.wording import ms
 
 # The share of an iteration that a rung must save: bf16 gives up next to nothing; a codec costs work to tune and watch; local steps are
 # another optimizer, with learning rates of its own.

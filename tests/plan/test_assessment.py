@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan import assessment
-from psgc.plan.assessment import LEAST_MARGIN, Assessment, assess, document, from_best, verdict
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.methods import bound
@@ -22,7 +20,9 @@ from psgc.plan.model.job import Job
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import check_fits, read_plan
 from psgc.plan.model.problem import Problem, codec_costs, simulate
-from psgc.plan.reasons import quickest, reasons, sentence
+from psgc.plan.report import assessment
+from psgc.plan.report.assessment import LEAST_MARGIN, Assessment, assess, document, from_best, verdict
+from psgc.plan.report.reasons import quickest, reasons, sentence
 
 # 16 MB of gradients, 30 ms of backward; the CPU encodes and decodes 1 MB in a millisecond
 CURVE = CostCurve((1.0, 1 << 18), (10.0, 1000.0), (10.0, 1000.0))

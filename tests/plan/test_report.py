@@ -7,14 +7,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from psgc.plan.assessment import assess
-from psgc.plan.drawing import WIDTH, blocks
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.model.job import Job
 from psgc.plan.model.lanes import Span
 from psgc.plan.model.problem import Problem, codec_costs
-from psgc.plan.report import report
+from psgc.plan.report.assessment import assess
+from psgc.plan.report.drawing import WIDTH, blocks
+from psgc.plan.report.report import report
 
 CURVE = CostCurve((1.0, 1 << 18), (10.0, 1000.0), (10.0, 1000.0))
 

@@ -14,7 +14,7 @@ from psgc.plan.model.lanes import BACKWARD, LANES, busy_us, overlap, spans
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, Simulated, simulate
 from psgc.plan.model.timeline import busy_us as resources_busy_us
-from psgc.plan.trace import trace
+from psgc.plan.report.trace import trace
 
 # between nodes a byte takes 1 us, encoding an element 1 us, decoding one 2 us; a payload is a byte an element
 CLUSTER = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(8, 0), inter=Link(8e-3, 0))

@@ -11,7 +11,7 @@ from typing import Any, Final
 from psgc.plan.model.lanes import BACKWARD, LANES, Span, spans
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Simulated
-from psgc.plan.wording import tensors_text
+from psgc.plan.report.wording import tensors_text
 
 PROCESS: Final = 1
 

@@ -17,7 +17,7 @@ from psgc.plan.model.options import Option, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.model.timeline import F64
-from psgc.plan.wording import ms
+from psgc.plan.report.wording import ms
 
 # Each bucket looked into costs a simulation of the whole step; those that are left are the smallest.
 MOST_LOOKED_INTO: Final = 64

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-from psgc.plan.assessment import Assessment, from_best, verdict
-from psgc.plan.drawing import colour, strips
-from psgc.plan.incomparable import incomparable
 from psgc.plan.inputs.cluster import Link
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.lanes import overlap, spans
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import simulate
-from psgc.plan.reasons import Reason, reasons, sentence
-from psgc.plan.wording import elements, longer, ms, percent, tensors_text
+from psgc.plan.report.assessment import Assessment, from_best, verdict
+from psgc.plan.report.drawing import colour, strips
+from psgc.plan.report.incomparable import incomparable
+from psgc.plan.report.reasons import Reason, reasons, sentence
+from psgc.plan.report.wording import elements, longer, ms, percent, tensors_text
 
 STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; --accent: #2a7; --other: #89a }

@@ -22,8 +22,8 @@ from psgc.plan.model.options import encodes
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket
 from psgc.plan.model.problem import Problem, Simulated, simulate
 from psgc.plan.model.vary import Change, faster, varied
-from psgc.plan.reasons import all_encoded
-from psgc.plan.wording import longer, ms, percent
+from psgc.plan.report.reasons import all_encoded
+from psgc.plan.report.wording import longer, ms, percent
 
 BEST: Final = "psgc"
 BASELINE: Final = "fp32"

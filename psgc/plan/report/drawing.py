@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from psgc.plan.model.lanes import BACKWARD, LANES, Span
 from psgc.plan.model.plan import PlannedBucket
-from psgc.plan.wording import bucket_title, ms
+from psgc.plan.report.wording import bucket_title, ms
 
 WIDTH: Final = 1000  # of a strip, in its own units
 HEIGHT: Final = 10

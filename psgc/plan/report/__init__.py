@@ -1,0 +1,1 @@
+"""What is told of a plan: assessment, reasons, drawings, traces, the report."""
