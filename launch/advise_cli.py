@@ -41,8 +41,8 @@ def advise(
     Example: psgc advise --model llama-8b --gpu h100 --nodes 8 --link 100
     """
     with progress(as_json):
-        from psgc.plan import advise as advising
         from psgc.plan.inputs.estimates import cluster_of, known_memory_gbps
+        from psgc.plan.whatif import advise as advising
 
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"advise: --optimizer {optimizer!r}: there are {', '.join(OPTIMIZERS)}")

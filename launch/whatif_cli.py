@@ -15,7 +15,7 @@ from psgc.launch.tables import print_table, progress
 from psgc.launch.usage import refuse_beside
 
 if TYPE_CHECKING:
-    from psgc.plan.verdict import Times
+    from psgc.plan.whatif.verdict import Times
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
@@ -72,7 +72,7 @@ def whatif(
             times, notes = _on_timeline(profile, cluster, codec, gpu, measured_ms, over)
         _answer(times, plot, as_json, notes)
     else:
-        from psgc.plan.closed import ClosedTimes, Question
+        from psgc.plan.whatif.closed_model import ClosedTimes, Question
 
         if not 0 < k <= 1:
             raise UsageError(f"whatif: --k {k:g}: expected the share of elements that top-k sends, above 0 and at most 1")
@@ -99,9 +99,9 @@ def _check_flags(context: typer.Context, cases: bool, profile: bool, method: str
 def _on_timeline(
     profile: str, cluster: str | None, codec: str, gpu: str | None, measured_ms: float | None, over: str
 ) -> tuple[Times, tuple[str, ...]]:
-    from psgc.plan.candidates import ESTIMATED, MEASURED
     from psgc.plan.model.job import load_job
-    from psgc.plan.timed import TimelineTimes
+    from psgc.plan.whatif.candidates import ESTIMATED, MEASURED
+    from psgc.plan.whatif.on_timeline import TimelineTimes
 
     if over not in PEERS:
         raise UsageError(f"whatif: --over {over!r}: there are {', '.join(PEERS)}")
@@ -113,11 +113,11 @@ def _on_timeline(
 
 def _answer(times: Times, plot: Path | None, as_json: bool, notes: Sequence[str] = ()) -> None:
     """notes: what was assumed."""
-    from psgc.plan.verdict import verdict
+    from psgc.plan.whatif.verdict import verdict
 
     found = {**verdict(times), "notes": list(notes)}
     if plot is not None:
-        from psgc.plan.pictures import picture
+        from psgc.plan.whatif.pictures import picture
 
         picture(times, found, plot)
     if as_json:
@@ -145,8 +145,8 @@ def _trade(one: dict[str, Any]) -> str:
 
 
 def _answer_cases(path: Path, as_json: bool) -> None:
-    from psgc.plan.cases import run_cases
     from psgc.plan.inputs.documents import read_document
+    from psgc.plan.whatif.cases import run_cases
 
     found = run_cases(read_document(path, f"whatif: --cases {path}"))
     if as_json:

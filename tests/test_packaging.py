@@ -85,7 +85,7 @@ def test_only_config_and_launchers_read_the_environment(path: Path) -> None:
 
 # Names that are imported, by the distribution that has them.
 DISTRIBUTIONS = {"zmq": "pyzmq", "llvmlite": "numba"}  # numba is of no use without llvmlite
-OPTIONAL = {"matplotlib": "psgc.plan.pictures"}  # with a line that says what to install
+OPTIONAL = {"matplotlib": "psgc.plan.whatif.pictures"}  # with a line that says what to install
 
 
 @pytest.mark.parametrize("path", sources(), ids=module_of)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.advise import advise, climb, gain_over
-from psgc.plan.candidates import CORNERS, Candidate, Corner, considered, is_sound
 from psgc.plan.inputs.estimates import cluster_of
 from psgc.plan.inputs.profile import CostCurve, computed_profile
+from psgc.plan.whatif.advise import advise, climb, gain_over
+from psgc.plan.whatif.candidates import CORNERS, Candidate, Corner, considered, is_sound
 
 LLAMA = computed_profile("llama-8b", "h100")  # 8192 tokens
 

@@ -13,7 +13,7 @@ from psgc.plan.methods.uniform import fused
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.model.vary import with_faster_link
-from psgc.plan.regimes import BUCKETS, exposure, hiding_product, needed_ratio, rule_ratio
+from psgc.plan.whatif.regimes import BUCKETS, exposure, hiding_product, needed_ratio, rule_ratio
 
 H100 = computed_profile("llama-8b", "h100")  # 8192 tokens at 400 TFLOP/s
 HIERARCHICAL = ("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather")

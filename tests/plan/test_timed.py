@@ -12,8 +12,8 @@ from psgc.plan.inputs.profile import CostCurve, computed_profile
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.model.vary import SAME, Change, varied
-from psgc.plan.timed import TimelineTimes
-from psgc.plan.verdict import gain, verdict
+from psgc.plan.whatif.on_timeline import TimelineTimes
+from psgc.plan.whatif.verdict import gain, verdict
 
 _WHOLE = computed_profile("gpt2", "a100")
 # a tenth of the tensors, ten times as large: the same job, sooner simulated

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.cases import FIELDS, NEEDED, meets, run_cases
-from psgc.plan.utility import (
+from psgc.plan.whatif.cases import FIELDS, NEEDED, meets, run_cases
+from psgc.plan.whatif.closed_form import (
     METHODS,
     Scenario,
     crossover_gbps,

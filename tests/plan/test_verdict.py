@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.closed import ClosedTimes, Question, ruled_out
 from psgc.plan.model.vary import Change
-from psgc.plan.pictures import picture
-from psgc.plan.utility import Scenario, time_ms
-from psgc.plan.verdict import TRADES, gain, verdict
+from psgc.plan.whatif.closed_form import Scenario, time_ms
+from psgc.plan.whatif.closed_model import ClosedTimes, Question, ruled_out
+from psgc.plan.whatif.pictures import picture
+from psgc.plan.whatif.verdict import TRADES, gain, verdict
 
 RESNET = Question("resnet50", None, "powersgd", 64, 10.0, 122.0, 45.0, 4, 0.01, 2.0, 0.0)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.architectures import architecture
-from psgc.plan.utility import (
+from psgc.plan.whatif.closed_form import (
     METHODS,
     Scenario,
     crossover_gbps,

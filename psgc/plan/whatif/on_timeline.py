@@ -19,8 +19,8 @@ from psgc.plan.methods.uniform import best_uniform, codec_us, compressed
 from psgc.plan.model.options import encodes
 from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.model.vary import SAME, Change, varied, with_halved_bytes
-from psgc.plan.regimes import needed_ratio
-from psgc.plan.verdict import LEAST_MARGIN, gain
+from psgc.plan.whatif.regimes import needed_ratio
+from psgc.plan.whatif.verdict import LEAST_MARGIN, gain
 
 GBPS_RANGE: Final = (1e-3, 1e5)
 FINE_ENOUGH: Final = 1.01  # a bandwidth is found to a hundredth, a budget to a thousandth

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from psgc.plan.candidates import BF16, CORNERS, NOMINAL, Candidate, candidates, considered
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import estimates_notes, with_estimates
 from psgc.plan.inputs.profile import Profile
-from psgc.plan.regimes import all_reduce_us, exposure, needed_ratio
 from psgc.plan.report.wording import ms
+from psgc.plan.whatif.candidates import BF16, CORNERS, NOMINAL, Candidate, candidates, considered
+from psgc.plan.whatif.regimes import all_reduce_us, exposure, needed_ratio
 
 # The share of an iteration that a rung must save: bf16 gives up next to nothing; a codec costs work to tune and watch; local steps are
 # another optimizer, with learning rates of its own.

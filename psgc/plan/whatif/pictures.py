@@ -13,7 +13,7 @@ import numpy as np
 
 from psgc.errors import UsageError
 from psgc.plan.model.vary import Change
-from psgc.plan.verdict import TRADES, Times
+from psgc.plan.whatif.verdict import TRADES, Times
 
 POINTS: Final = 17
 SPEEDS: Final = (1.0, 1.5, 2.0, 3.0, 4.0)

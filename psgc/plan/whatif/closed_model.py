@@ -14,7 +14,7 @@ from typing import Final
 from psgc.errors import UsageError
 from psgc.plan.inputs.architectures import architecture
 from psgc.plan.model.vary import Change
-from psgc.plan.utility import (
+from psgc.plan.whatif.closed_form import (
     Scenario,
     all_reduce_ms,
     buckets,

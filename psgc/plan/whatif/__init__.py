@@ -1,0 +1,1 @@
+"""Whether compression pays: closed forms and what-if studies over plans."""
