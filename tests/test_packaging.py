@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.metadata
 import os
 import re
@@ -21,6 +22,8 @@ else:
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("server", "worker", "cuda", "launch")
+PLAN_FLOORS = ("inputs", "model", "methods", "report", "whatif")  # what psgc/plan has folders for, from the ground up
+MOST_FILES = {"psgc/codecs": 44, "launch": 44, "psgc/torch": 34}  # still to be folded
 LAYERS = {"cuda": 0, "core": 1, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4}
 
 
@@ -50,6 +53,17 @@ def imports(path: Path) -> set[str]:
     return names
 
 
+def imported(path: Path) -> set[str]:
+    """The modules that a module imports, of psgc: a name that is imported from a package may be one."""
+    modules = {module_of(source) for source in sources()}
+    names = imports(path)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    packages = {module_of(source) for source in sources() if source.stem == "__init__"}
+    return names & (modules - packages)
+
+
 def test_only_psgc_is_installed() -> None:
     assert importlib.metadata.distribution("psgc").read_text("top_level.txt") == "psgc\n"
 
@@ -73,6 +87,22 @@ def test_imports_point_one_way(path: Path) -> None:
             assert layer(name) <= layer(own), f"{own} imports {name}"
             peers = {own.partition(".")[2].split(".")[0], name.split(".")[1]}
             assert not (peers <= {"server", "worker", "scheduler"} and len(peers) > 1), f"{own} imports its peer {name}"
+
+
+def test_the_planner_has_five_floors_and_no_circle() -> None:
+    paths = [path for path in sources() if module_of(path).startswith("psgc.plan.") and path.stem != "__init__"]
+    graph = {module_of(path): {name for name in imported(path) if name.startswith("psgc.plan.")} for path in paths}
+    for own, names in graph.items():
+        for name in names:
+            assert PLAN_FLOORS.index(name.split(".")[2]) <= PLAN_FLOORS.index(own.split(".")[2]), f"{own} imports {name}"
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in sources()}), ids=str)
+def test_no_folder_has_grown_out_of_sight(folder: Path) -> None:
+    """More than this nobody takes in at a glance; codecs are one kind, of which each has a file."""
+    files = [path for path in folder.glob("*.py") if path.stem != "__init__"]
+    assert len(files) <= MOST_FILES.get(str(folder.relative_to(ROOT)), 15), [path.name for path in files]
 
 
 @pytest.mark.parametrize("path", sources(), ids=module_of)

@@ -1,4 +1,5 @@
-"""Plans: which buckets, which codec, which way through groups and servers, and whether compression pays at all. All of it pure.
+"""Plans: which buckets, which codec, over which groups and servers, and whether compression pays at all. All of it pure.
 
-``options`` has the ways that one bucket can go, ``utility`` the closed model of what compression can gain.
+``inputs`` are jobs and clusters, ``model`` says what options there are and what they cost, ``methods`` choose, ``report`` tells, ``whatif`` asks.
+Each folder imports from those before it only.
 """
