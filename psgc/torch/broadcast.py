@@ -8,7 +8,6 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -17,8 +16,9 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
-from psgc.torch import api
+from psgc.torch import api, plain
 from psgc.torch.buffers import TORCH_DTYPES, TensorsBuffer, dtype_name
+from psgc.torch.plain import TensorPlace
 from psgc.torch.tensor_exchange import TensorExchange
 from psgc.worker.session import Session
 
@@ -26,6 +26,8 @@ NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 HEAD_BYTES: Final = 4096  # every object's first message: its length, and its beginning
 CHUNK_BYTES: Final = 1 << 20
 _LENGTH: Final = struct.Struct("<Q")
+_PLAIN: Final = b"\0"  # what an object's bytes begin with
+_PICKLED: Final = b"\1"
 BEGINNING_BYTES: Final = HEAD_BYTES - _LENGTH.size
 
 # session -> prefix -> the sets of tensors (and their root) broadcast so far; a set's place in the list is part of its layout's name
@@ -51,16 +53,18 @@ def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str =
     _broadcast_tensors(named, root_rank, prefix)
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0, prefix: str = "Parameter.") -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, prefix: str = "Parameter.", allow_pickle: bool = False
+) -> None:
     """Give every rank the root's ``optimizer.state_dict()``: options and state, also where a rank has no state yet.
 
-    Tensors travel as broadcasts, the rest as an object (see ``broadcast_object`` on trust). Raises UsageError for LBFGS.
+    Tensors travel as broadcasts, the rest as an object (see ``broadcast_object``, also on allow_pickle). Raises UsageError for LBFGS.
     """
     refuse_lbfgs(optimizer, "broadcast_optimizer_state")
     session = api.current_session()
     tensors: list[torch.Tensor] = []
     skeleton: Any = _take_tensors(optimizer.state_dict(), tensors) if session.rank == root_rank else None
-    skeleton = broadcast_object(skeleton, root_rank, name=f"{prefix}optimizer")
+    skeleton = broadcast_object(skeleton, root_rank, name=f"{prefix}optimizer", allow_pickle=allow_pickle)
     state = _put_tensors(skeleton, tensors) if session.rank != root_rank else None
     named = [(f"state.{index}", tensor) for index, tensor in enumerate(tensors)]
     _broadcast_tensors(named, root_rank, f"{prefix}optimizer.")
@@ -68,15 +72,18 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         optimizer.load_state_dict(state)
 
 
-def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, allow_pickle: bool = False) -> Any:
     """The root's object on every rank; what the others pass does not matter. The root gets its own object back.
 
-    The object is pickled, and unpickling can run code: the ranks of a job trust each other. Size may change from call to call.
+    The object is of plain types (``psgc/torch/plain.py`` lists them: numbers, text, containers, tensors, arrays); tensors come back on the
+    CPU. Anything else only with allow_pickle=True, on every rank: the object is then pickled, and unpickling runs whatever code the root, or
+    whoever can alter what it sends, puts into it. Size may change from call to call. Raises UsageError for what is not plain, and on a
+    rank that was sent a pickle and does not allow it.
     """
     session = _checked_root(root_rank)
     key = f"{name or 'object'}.from{root_rank}"
     is_root = session.rank == root_rank
-    data = pickle.dumps(obj) if is_root else b""
+    data = _written(obj, name or "object", allow_pickle) if is_root else b""
     head = bytearray(HEAD_BYTES)
     if is_root:
         _LENGTH.pack_into(head, 0, len(data))
@@ -85,7 +92,24 @@ def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = Non
     (length,) = _LENGTH.unpack_from(head)
     rest = bytearray(data[BEGINNING_BYTES:]) if is_root else bytearray(max(0, length - BEGINNING_BYTES))
     _move(session, f"{key}.chunk", root_rank, CHUNK_BYTES, rest)
-    return obj if is_root else pickle.loads(head[_LENGTH.size : _LENGTH.size + length] + rest)
+    return obj if is_root else _read(head[_LENGTH.size : _LENGTH.size + length] + rest, root_rank, allow_pickle)
+
+
+def _written(obj: Any, name: str, allow_pickle: bool) -> bytes:
+    if allow_pickle:
+        return _PICKLED + pickle.dumps(obj)
+    return _PLAIN + plain.encode(obj, name, "broadcast_object")
+
+
+def _read(data: bytearray, root_rank: int, allow_pickle: bool) -> Any:
+    """The reverse. What is pickled is left alone unless this rank allows it."""
+    if data[:1] == _PLAIN:
+        return plain.decode(memoryview(data)[1:])
+    if not allow_pickle:
+        raise UsageError(
+            f"broadcast_object: rank {root_rank} sent a pickle, which is not read, for it can run code; pass allow_pickle=True on every rank, or on none"
+        )
+    return pickle.loads(memoryview(data)[1:])
 
 
 def refuse_lbfgs(optimizer: torch.optim.Optimizer, what: str) -> None:
@@ -147,22 +171,13 @@ def _move(session: Session, name: str, root_rank: int, message_bytes: int, data:
     data[:] = flat[: len(data)].tobytes()
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorPlace:
-    """Stands for a tensor in a state_dict whose tensors travel on their own."""
-
-    index: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """``value`` with a _TensorPlace for each tensor that can be broadcast; these go to ``tensors``."""
+    """``value`` with a TensorPlace for each tensor that can be broadcast; these go to ``tensors``."""
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.dtype not in TORCH_DTYPES.values():
             return value
         tensors.append(value)
-        return _TensorPlace(len(tensors) - 1, tuple(value.shape), value.dtype)
+        return TensorPlace(len(tensors) - 1, tuple(value.shape), value.dtype)
     if isinstance(value, dict):
         return {key: _take_tensors(item, tensors) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -171,8 +186,8 @@ def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The reverse: an empty tensor for each _TensorPlace; these go to ``tensors`` in the same order."""
-    if isinstance(value, _TensorPlace):
+    """The reverse: an empty tensor for each TensorPlace; these go to ``tensors`` in the same order."""
+    if isinstance(value, TensorPlace):
         tensors.append(torch.empty(value.shape, dtype=value.dtype))
         assert len(tensors) - 1 == value.index
         return tensors[-1]

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 Bytes = NDArray[np.uint8]
 
 LOCATOR: Final = struct.Struct("<QQ")  # segment id, offset; follows the header of a LOCATED message
+MAX_SEGMENTS: Final = 256  # of one peer; an arena doubles from one to the next and never gets there
 MAX_PACKET_BYTES: Final = 128 << 10  # headers and small control bodies; below the kernel's default socket buffer
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _ALIGN: Final = 64
@@ -60,12 +61,16 @@ class Segment:
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Segment:
         """Map a descriptor that a peer passed, which is then closed. Raises RemoteProtocolError if it is not what the peer said."""
-        size, seals = os.fstat(fd).st_size, fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        if size != nbytes or nbytes < 1 or not seals & fcntl.F_SEAL_SHRINK:
+        try:
+            size, seals = os.fstat(fd).st_size, fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            if size != nbytes or nbytes < 1 or not seals & fcntl.F_SEAL_SHRINK:
+                raise RemoteProtocolError(f"segment of {size} bytes, seals {seals:#x}; expected {nbytes} sealed bytes", ErrorCode.MALFORMED)
+            segment = cls(fd, nbytes)
+        except (OSError, OverflowError, ValueError) as error:  # a pipe knows no seals; more bytes than can be mapped
+            raise RemoteProtocolError(f"segment of {nbytes} bytes cannot be mapped: {error}", ErrorCode.MALFORMED) from None
+        finally:
             os.close(fd)
-            raise RemoteProtocolError(f"segment of {size} bytes, seals {seals:#x}; expected {nbytes} sealed bytes", ErrorCode.MALFORMED)
-        segment = cls(fd, nbytes)
-        segment.close()
+        segment.fd = -1
         return segment
 
     def view(self, offset: int, nbytes: int) -> Bytes:
@@ -156,10 +161,16 @@ class LocalLink(Link):
                 yield message
 
     def _parse(self, data: memoryview, ancillary: list[tuple[int, int, bytes]]) -> tuple[Header, Any] | None:
-        fds = [struct.unpack("i", raw[:4])[0] for level, kind, raw in ancillary if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)]
+        rights = [raw for level, kind, raw in ancillary if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)]
+        fds = [fd for raw in rights for (fd,) in struct.iter_unpack("i", raw[: len(raw) // 4 * 4])]  # padding has room for a second one
         try:
             header = unpack_header(data[:HEADER_BYTES])
-            if header.kind == Kind.SEGMENT and fds:
+            if header.kind == Kind.SEGMENT:
+                if len(fds) != 1 or (len(self._segments) >= MAX_SEGMENTS and header.key not in self._segments):
+                    raise RemoteProtocolError(
+                        f"SEGMENT with {len(fds)} descriptors, {len(self._segments)} are here; expected one, and at most {MAX_SEGMENTS}",
+                        ErrorCode.MALFORMED,
+                    )
                 self._segments[header.key] = Segment.attach(fds.pop(), header.payload_bytes)
                 return None
         finally:

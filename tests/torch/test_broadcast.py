@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +105,34 @@ def test_objects_come_from_the_root_that_is_named(ranks: Any) -> None:
         return [psgc.broadcast_object({"rank": rank}, root, name="config") for root in (1, 0)]
 
     assert ranks.run(2, work) == [[{"rank": 1}, {"rank": 0}]] * 2
+
+
+def test_an_object_that_is_not_plain_is_refused_on_the_root_unless_pickles_are_allowed(ranks: Any) -> None:
+    def work(rank: int) -> Any:
+        if rank == 0:
+            with pytest.raises(UsageError, match=r"broadcast_object: args is a types\.SimpleNamespace, which is no plain type"):
+                psgc.broadcast_object(SimpleNamespace(lr=1), name="args")
+        return psgc.broadcast_object(SimpleNamespace(lr=1), name="args", allow_pickle=True).lr
+
+    assert ranks.run(2, work) == [1, 1]
+
+
+def test_a_pickle_is_not_read_by_a_rank_that_does_not_allow_it(ranks: Any) -> None:
+    def work(rank: int) -> Any:
+        if rank == 0:
+            return psgc.broadcast_object(Runs(), allow_pickle=True) is not None
+        with pytest.raises(UsageError, match="rank 0 sent a pickle, which is not read"):
+            psgc.broadcast_object()
+        return True
+
+    assert ranks.run(2, work) == [True, True]
+
+
+class Runs:
+    """Code that unpickling would run."""
+
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a pickle was read",)
 
 
 def trained(kind: Any, seed: int, steps: int, **options: Any) -> Any:
