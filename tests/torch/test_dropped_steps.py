@@ -74,6 +74,22 @@ def test_under_error_feedback_it_is_said_once_what_becomes_of_gradients_thrown_a
     assert not told or (f"codec {codec})" in caplog.text and "no_sync()" in caplog.text)
 
 
+def test_of_several_backwards_thrown_away_together_the_last_is_told(ranks: Any) -> None:
+    def train(rank: int) -> None:
+        model = two_layers()
+        optimizer = sgd(model)
+        for step in range(2):
+            squares(rank, step)(model).backward()
+        optimizer.zero_grad()
+        for step in range(2):
+            squares(rank, step)(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    ranks.run(2, train)
+    assert [s.previous_skipped for s in ranks.steps] == [False, False, True, False]
+
+
 def test_gradients_that_module_zero_grad_lets_go_are_freed(ranks: Any) -> None:
     def train(rank: int) -> None:
         model = linear()
