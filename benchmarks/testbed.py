@@ -110,6 +110,19 @@ class Testbed:
         """What a command on a host may want to know: its number, and all hosts' addresses."""
         return {"TESTBED_HOST": str(host), "TESTBED_ADDRESSES": ",".join(self.addresses)}
 
+    @contextlib.contextmanager
+    def cut_off(self, host: int) -> Iterator[None]:
+        """Nothing goes to that host or comes from it while the block runs; both ends' connections stay as they are, as with a cable that is
+        pulled out somewhere in between."""
+        if self._delay_ms or self._loss:
+            raise WrongTestbed("cut_off: with --delay-ms or --loss there is no switch to take the host from")
+        switch, port = self._namespace("switch"), f"port{host}"
+        _ip("-n", switch, "link", "set", port, "nomaster")
+        try:
+            yield
+        finally:
+            _ip("-n", switch, "link", "set", port, "master", "bridge")
+
     def _namespace(self, name: str) -> str:
         return self._prefix + name
 

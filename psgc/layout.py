@@ -23,6 +23,8 @@ from psgc.wire.messages import ErrorCode, decode_json, parse_record
 MAX_PRIORITY: Final = 1 << 31
 # Below this the header and the system call cost more than the payload.
 MIN_PART_PAYLOAD_BYTES: Final = 64 << 10
+# A part is to take no longer than this on the slowest connection: what has a higher priority waits for it, and two more in the queue.
+MOST_PART_S: Final = 0.5
 LayoutKind = Literal["plan", "adhoc", "broadcast"]
 ITEM_BYTES: Final = {
     "float32": 4, "bfloat16": 2, "float16": 2, "float64": 8,
@@ -251,23 +253,33 @@ def key_text(key: int) -> str:
     return f"{key >> 48}.{key >> 24 & 0xFFFFFF}.{key & 0xFFFFFF}"
 
 
-def part_numel(scheme: Scheme, dtype: str, part_bytes: int) -> int:
+def part_numel(scheme: Scheme, dtype: str, part_bytes: int, rate: int = 0) -> int:
     """Elements in a full part: ``part_bytes`` of the tensor, but never under 64 KB of payload where there can be as much; a multiple of
-    BLOCK."""
+    BLOCK. rate: bytes a second of the slowest connection, or 0; the part is halved until no message of it takes longer than MOST_PART_S
+    there, so that rates measured a little differently give the same parts."""
     blocks = max(1, part_bytes // ITEM_BYTES[dtype] // BLOCK)
     while 2 * blocks * BLOCK <= MAX_PART and scheme.push_bound(blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
         blocks *= 2
+    while rate and blocks > 1 and _message_bound(scheme, blocks * BLOCK) > MOST_PART_S * rate:
+        blocks = -(-blocks // 2)
     return blocks * BLOCK
 
 
+def _message_bound(scheme: Scheme, numel: int) -> int:
+    """Most bytes of one payload of such a part, in any round and either direction."""
+    pairs = ((round_.pair, round_.numel) for round_ in scheme.rounds(numel))
+    return max(max(pair.push.payload_bound(count), pair.pull.payload_bound(count)) for pair, count in pairs)
+
+
 def build_layout(
-    declaration: Declaration, *, layout_id: int, servers: int, workers: int, used_by_all: frozenset[int] | None = None
+    declaration: Declaration, *, layout_id: int, servers: int, workers: int, used_by_all: frozenset[int] | None = None, rate: int = 0
 ) -> Layout:  # fmt: skip
     """Make the declaration's buckets, or fuse small tensors in ready order; cut what is large, and spread the parts over ``servers``.
 
     Without buckets of the declaration's own: tensors of a plan that some rank had no gradient for stand alone (``used_by_all`` has the
     others), so that a bucket skipped by all leaves their p.grad as it was; and a plan's bucket of fewer than ``min_compress_bytes``
-    travels uncompressed. The server of a bucket's first part rotates, so that one layer's burst does not hit one server. Raises
+    travels uncompressed; parts are no larger than ``rate``, bytes a second of the slowest connection, can carry in MOST_PART_S (0: of any
+    speed). The server of a bucket's first part rotates, so that one layer's burst does not hit one server. Raises
     CodecError, naming the tensor, for one that the codec cannot carry; UsageError for buckets that cannot be made.
     """
     tensors = declaration.tensors
@@ -285,7 +297,7 @@ def build_layout(
         setting = Setting(dtype, workers, declaration.mean, tuple(tensors[i].shape for i in spec.tensors))
         try:
             scheme = parse_scheme(spec.codec, setting)
-            sizes = _cut(spec, numel, scheme, dtype, declaration.part_bytes)
+            sizes = _cut(spec, numel, scheme, dtype, declaration.part_bytes, rate)
         except CodecError as error:
             raise CodecError(f"tensor {tensors[spec.tensors[0]].name!r}: {error}") from None
         parts = _place(scheme, sizes, layout_id, index, turn + index, counts)
@@ -316,14 +328,14 @@ def _place(scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, tu
     return tuple(parts)
 
 
-def _cut(spec: BucketSpec, numel: int, scheme: Scheme, dtype: str, part_bytes: int) -> list[int]:
-    """Elements of each slice. Raises CodecError where the codec cannot carry them."""
+def _cut(spec: BucketSpec, numel: int, scheme: Scheme, dtype: str, part_bytes: int, rate: int) -> list[int]:
+    """Elements of each slice; a plan's are as planned. Raises CodecError where the codec cannot carry them."""
     if scheme.whole and spec.parts > 1:
         raise CodecError(f"codec {scheme.canonical} does not cut tensors, but {spec.parts} parts are planned; plan 1")
     if spec.parts and not spec.part_numel:
         sizes = equal_parts(numel, spec.parts)
     else:
-        whole = max(numel, 1) if scheme.whole else part_numel(scheme, dtype, part_bytes)
+        whole = max(numel, 1) if scheme.whole else part_numel(scheme, dtype, part_bytes, rate)
         sizes = full_parts(numel, spec.part_numel or whole)
     if sizes[0] > MAX_PART:
         remedy = "plan more parts" if spec.parts else "lower PSGC_PART_BYTES"

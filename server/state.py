@@ -15,7 +15,7 @@ from psgc.reminder import LONGEST_S, Reminder
 from psgc.server.step import NO_SLOT, Action, Commit, Fold, KeySpec, KeyState, Lend, Reply, Restore
 from psgc.server.window import Window
 from psgc.wire.frames import SERVER_SENDER, Header, Kind
-from psgc.wire.messages import ErrorCode, Notice, encode_body
+from psgc.wire.messages import MEASURE_BYTES, ErrorCode, Notice, encode_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,8 @@ class ServerState:
         """The connection has proved to be this rank's (see ``transport/handshake.py``). It takes the place of an older one."""
         assert 0 <= rank < self.workers, "the proof is of a rank that the job has"
         self.lost(self.peers.get(rank, peer))
+        for entry in self.keys.values():
+            entry.state.reconnected(rank)
         self.peers[rank] = peer
         self.ranks[peer] = rank
 
@@ -165,6 +167,8 @@ class ServerState:
         if header.kind == Kind.BYE:
             self.departed.add(rank)
             return []
+        if header.kind == Kind.MEASURE:
+            return [self._echo(rank, header)]
         entry = self.keys.get(header.key)
         if entry is None:
             raise RemoteProtocolError(f"key {header.key:#x} is not on server {self.index}", ErrorCode.UNKNOWN_KEY)
@@ -184,6 +188,13 @@ class ServerState:
         if not entry.state.contributions:
             entry.since = now
         return self._effects(entry, entry.state.contribute(rank, header, payload), now)
+
+    def _echo(self, rank: int, header: Header) -> Send:
+        """What a worker measures its connection by: as many bytes back."""
+        if header.payload_bytes > MEASURE_BYTES:
+            raise RemoteProtocolError(f"MEASURE of {header.payload_bytes} bytes, at most {MEASURE_BYTES}", ErrorCode.BAD_PAYLOAD)
+        reply = Header(Kind.MEASURE, payload_bytes=header.payload_bytes)
+        return Send(self.peers[rank], self._stamp(reply), bytes(header.payload_bytes))
 
     def _effects(self, entry: _Key, actions: list[Action], now: float) -> list[Effect]:
         effects: list[Effect] = []

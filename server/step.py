@@ -3,7 +3,8 @@
 Pure: no sockets, clocks, threads or numbers. Payloads are opaque; the loop carries out the actions that come back.
 
 Invariants: ``step`` is the one being collected; ``result`` is the outcome of ``step - 1`` and is kept until every worker has
-contributed to ``step`` (so every worker has decoded it); a contribution is never counted twice; nothing depends on arrival order.
+contributed to ``step`` (so every worker has decoded it); a contribution is never counted twice; nothing depends on arrival order; a result
+is queued at most once on a rank's connection.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ class KeyState:
     contributions: dict[int, Contribution] = field(default_factory=dict)
     wants: set[int] = field(default_factory=set)
     result: Result | None = None
+    queued: int = 0  # bits: ranks on whose present connection ``result`` has been queued
     next_block: int = 0
     fresh: bool = True  # nothing has been folded into the accumulator yet
     folding: bool = False
@@ -160,15 +162,20 @@ class KeyState:
         return [self._ack(rank, header.step), *self._advance()]
 
     def pull(self, rank: int, step: int) -> list[Action]:
-        """A PULL: the kept result, or nothing yet. Raises RemoteProtocolError with PUSH_MISSING if this rank's push never came."""
+        """A PULL: the kept result, unless it is on its way; or nothing yet. Raises RemoteProtocolError with PUSH_MISSING if this rank's
+        push never came."""
         if self.result is not None and step == self.result.step:
-            return [self._answer(rank)]
+            return [self._ack(rank, step) if self._is_queued(rank) else self._answer(rank)]
         if step == self.step and rank in self.contributions:
             self.wants.add(rank)
             return [self._ack(rank, step)]
         if step < self.step:
             return []  # an old question: its asker has since decoded the answer
         raise RemoteProtocolError(f"{self.spec.describe()}: no push of step {step} from worker {rank} has come", ErrorCode.PUSH_MISSING)
+
+    def reconnected(self, rank: int) -> None:
+        """What was queued on the rank's last connection may be lost."""
+        self.queued &= ~(1 << rank)
 
     def residual(self, rank: int, header: Header) -> list[Action]:
         """A RESIDUAL: some of what is kept after this rank's last step. Changes nothing. Raises RemoteProtocolError."""
@@ -305,7 +312,7 @@ class KeyState:
         residual = result.slot != NO_SLOT and self.spec.pull_feedback
         if result.slot != NO_SLOT:
             self.last_slot, self.add_back, self.rescale = result.slot, False, 1.0
-        self.result = result
+        self.result, self.queued = result, 0
         self.step += 1
         self.contributions.clear()
         self.next_block, self.fresh = 0, True
@@ -320,9 +327,12 @@ class KeyState:
 
     def _answer_repeat(self, rank: int, step: int) -> list[Action]:
         ack: list[Action] = [self._ack(rank, step)]
-        if self.result is not None and step == self.result.step:
+        if self.result is not None and step == self.result.step and not self._is_queued(rank):
             ack.append(self._answer(rank))
         return ack
+
+    def _is_queued(self, rank: int) -> bool:
+        return bool(self.queued >> rank & 1)
 
     def _ack(self, rank: int, step: int) -> Reply:
         return Reply(rank, Header(Kind.ACK, plan=self.spec.layout, key=self.spec.key, step=step))
@@ -330,6 +340,7 @@ class KeyState:
     def _answer(self, rank: int) -> Reply:
         result = self.result
         assert result is not None
+        self.queued |= 1 << rank
         header = Header(
             Kind.RESULT, result.flags, plan=self.spec.layout, key=self.spec.key, step=result.step, codec=self.spec.pull_codec,
             contributors=result.contributors, payload_bytes=result.payload_bytes,

@@ -17,6 +17,7 @@ from psgc.errors import CodecError, LayoutMismatch, PsgcError
 from psgc.layout import (
     ITEM_BYTES,
     MIN_PART_PAYLOAD_BYTES,
+    BucketSpec,
     Declaration,
     Layout,
     TensorSpec,
@@ -202,6 +203,32 @@ def test_layouts_of_one_part_each_are_spread_over_the_servers() -> None:
     one = replace(TWO, tensors=TWO.tensors[:1])
     servers = [build_layout(replace(one, name=f"n{i}"), layout_id=i, servers=3, workers=1).buckets[0].parts[0].server for i in range(1, 7)]
     assert Counter(servers) == {0: 2, 1: 2, 2: 2}
+
+
+@pytest.mark.parametrize("codec", ["none", "bf16", "int8", "onebit", "onebit/none", "onebit/relay", "shared", "topk:k=0.01"])
+@pytest.mark.parametrize("rate", [1, 125_000, 1_250_000, 12_500_000])
+def test_no_message_takes_longer_than_half_a_second_on_the_slowest_connection(codec: str, rate: int) -> None:
+    declaration = Declaration("m", "plan", (TensorSpec("w", (5_000_000,), "float32"),), codec, True)
+    usual, slow = (build_layout(declaration, layout_id=1, servers=2, workers=2, rate=r) for r in (0, rate))
+    scheme = slow.scheme(slow.buckets[0])
+    assert sum(part.numel for part in slow.buckets[0].parts if part.round == 0) == 5_000_000
+    assert max(part.numel for part in slow.buckets[0].parts) <= max(part.numel for part in usual.buckets[0].parts)
+    for part in slow.buckets[0].parts:
+        pairs = [(round_.pair, round_.numel) for round_ in scheme.rounds(part.numel)]
+        longest = max(max(pair.push.payload_bound(n), pair.pull.payload_bound(n)) for pair, n in pairs)
+        assert longest <= 0.5 * rate or part.numel <= BLOCK
+        assert part.offset % BLOCK == 0
+
+
+def test_rates_measured_a_little_differently_cut_alike_and_a_plan_keeps_its_own_parts() -> None:
+    declaration = Declaration("m", "plan", (TensorSpec("w", (5_000_000,), "float32"),), "none", True)
+    cuts = {
+        tuple(part.numel for part in build_layout(declaration, layout_id=1, servers=2, workers=2, rate=rate).buckets[0].parts)
+        for rate in (1_100_000, 1_250_000, 1_400_000)
+    }
+    assert len(cuts) == 1
+    planned = replace(declaration, buckets=(BucketSpec((0,), "none", 0, parts=2),))
+    assert [len(build_layout(planned, layout_id=1, servers=2, workers=2, rate=rate).buckets[0].parts) for rate in (0, 1)] == [2, 2]
 
 
 def test_used_by_every_rank_is_what_all_used() -> None:

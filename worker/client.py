@@ -4,11 +4,15 @@ Pure: no sockets, clocks, threads or numbers; ``now`` is passed in. The network 
 
 A part's step goes IDLE -> ENCODING -> QUEUED -> SENT -> ACKED -> DECODING -> IDLE (a skip goes straight to SENT). The payload stays
 as it was encoded until the step is decoded, so it can be sent again at any time; identical steps are never added twice by servers.
+
+Within one connection nothing is lost, so silence is never asked about there. What may have been lost with a connection is asked after when
+the next one is there, and a payload travels again only if the server then says that it lacks it.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,9 +23,13 @@ from psgc.layout import ITEM_BYTES, Layout, key_text
 from psgc.reminder import LONGEST_S, Reminder
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, decode_body
+from psgc.worker.pace import Pace
 from psgc.worker.transfers import Transfer, Transfers
 
 NAMED_BY_SERVER_S: Final = 2.5  # a server looks once a heartbeat, and the scheduler passes its word on
+# Payloads that may wait in a connection's own queue: one that the kernel is taking, one to follow without a pause. All others wait here,
+# where one of higher priority still overtakes them; the kernel itself takes what bandwidth and delay of the link can hold.
+MOST_UNSENT: Final = 2
 
 
 class Phase(Enum):
@@ -86,7 +94,12 @@ class Transferred:
     transfer: Transfer
 
 
-Action = Encode | Transmit | Decode | Failed | Greet | Transferred
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All servers' connections have been measured: ``Client.rate``."""
+
+
+Action = Encode | Transmit | Decode | Failed | Greet | Transferred | Measured
 
 
 @dataclass(slots=True)
@@ -112,7 +125,7 @@ class PartState:
     rescale: float = 1.0
     payload_bytes: int = 0
     credit: int = 0  # bytes of the server's credit that this part holds
-    since: float = 0.0  # when something last happened to it
+    asked: bool = False  # after a connection was re-made, and not answered yet
     began: float = 0.0  # when its step was submitted
 
     @property
@@ -124,11 +137,15 @@ class PartState:
 @dataclass(slots=True)
 class _Server:
     up: bool = False
+    queues: bool = False  # whether payloads wait in the connection's queue, and ``departed`` tells when one has left it
+    unsent: int = 0  # payloads in that queue
     in_flight: int = 0
     parts_in_flight: int = 0
     queue: list[tuple[int, int, int]] = field(default_factory=list)  # heap of (-priority, sequence, key)
     windows: dict[int, int] = field(default_factory=dict)  # layout -> limit
     named: Reminder | None = None  # of what has been awaited from it, until that is a while ago
+    pace: Pace | None = None  # once there is a connection to be measured
+    measured: bool = False  # or there is nothing to be measured
     transfers: Transfers = field(default_factory=Transfers)
 
 
@@ -142,12 +159,11 @@ class Client:
     server_count: int
     credit_bytes: int = 0
     credit_parts: int = -1
-    probe_s: float = 2.0  # a part that nothing has happened to for so long is asked after
     silence_s: float = 5.0
     parts: dict[int, PartState] = field(default_factory=dict)
     servers: list[_Server] = field(init=False)
-    resent: int = 0
-    probes: int = 0
+    resent: int = 0  # contributions that were lost with a connection and sent again on the next
+    asked: int = 0  # questions after parts whose fate was unknown when a connection had been re-made
     gradient_bytes: int = 0  # payloads of optimizers' layouts, both ways, of steps whose results have come
     uncompressed_bytes: int = 0  # and what these steps would have carried uncompressed
     _sequence: int = 0
@@ -174,9 +190,9 @@ class Client:
         if part.phase is not Phase.IDLE:
             raise LocalProtocolError(f"part {key_text(key)} was submitted again while step {part.step} is {part.phase.value}")
         part.step += 1
-        part.skip, part.rescale, part.credit = skip, rescale, 0
+        part.skip, part.rescale, part.credit, part.asked = skip, rescale, 0, False
         part.flags = Flag.WANT_RESULT | (Flag.PREVIOUS_SKIPPED if previous_skipped else Flag.NONE)
-        part.since = part.began = now
+        part.began = now
         self._outstanding.add(key)
         if not skip:
             part.phase = Phase.ENCODING
@@ -189,19 +205,38 @@ class Client:
         actions: list[Action] = []
         for server, state in enumerate(self.servers):
             state.transfers.add([transfer for transfer in transfers if self.parts[transfer.key].server == server], now)
-            actions += self._say_transfers(server, now)
+            actions += self._say_transfers(server)
         return actions
 
-    def encoded(self, key: int, payload_bytes: int, nonfinite: bool, now: float) -> list[Action]:
+    def encoded(self, key: int, payload_bytes: int, nonfinite: bool) -> list[Action]:
         """The pool has encoded the part; a non-finite one travels without payload."""
         part = self.parts[key]
         assert part.phase is Phase.ENCODING, part
-        part.phase, part.since = Phase.QUEUED, now
+        part.phase = Phase.QUEUED
         part.payload_bytes = 0 if nonfinite else payload_bytes
         if nonfinite:
             part.flags |= Flag.NONFINITE
         self._enqueue(part)
-        return self._pump(part.server, now)
+        return self._pump(part.server)
+
+    def departed(self, server: int, unsent: int) -> list[Action]:
+        """The kernel has taken payloads of the connection's queue, which now holds ``unsent``."""
+        state = self.servers[server]
+        if unsent == state.unsent:
+            return []
+        state.unsent = unsent
+        return self._pump(server)
+
+    @property
+    def measured(self) -> bool:
+        """Whether every server has been connected to, and its connection measured where that makes sense."""
+        return all(state.measured for state in self.servers)
+
+    @property
+    def rate(self) -> int:
+        """Bytes a second of the slowest connection that has been measured; 0 if none has been."""
+        rates = [state.pace.rate for state in self.servers if state.pace is not None and state.pace.done]
+        return max(1, int(min(rates))) if rates and min(rates) < math.inf else 0
 
     def receive(self, server: int, header: Header, payload: Any, now: float) -> list[Action]:
         """One message from a server. Repeats and leftovers are dropped. Raises RemoteProtocolError for what makes no sense."""
@@ -212,19 +247,21 @@ class Client:
         if header.kind == Kind.WINDOW:
             windows = self.servers[server].windows
             windows[header.plan] = max(windows.get(header.plan, 0), header.step)
-            return self._pump(server, now)
+            return self._pump(server)
         if header.kind == Kind.ERROR:
-            return self._error(server, header, payload, now)
+            return self._error(header, payload)
+        if header.kind == Kind.MEASURE:
+            return self._echoed(server, header.payload_bytes, now)
         part = self.parts.get(header.key)
         if part is None or part.server != server:
             raise RemoteProtocolError(f"server {server}: {Kind(header.kind).name} for key {key_text(header.key)}, which is not there")
         if header.kind == Kind.ACK:
-            return self._acked(part, header.step, now)
+            return self._acked(part, header.step)
         if header.kind == Kind.RESULT:
-            return self._result(part, header, payload, now)
+            return self._result(part, header, payload)
         if header.kind in (Kind.RESIDUAL, Kind.RESTORE):
             transfer = self.servers[server].transfers.answered(header, payload)
-            return [] if transfer is None else [Transferred(transfer), *self._say_transfers(server, now)]
+            return [] if transfer is None else [Transferred(transfer), *self._say_transfers(server)]
         raise RemoteProtocolError(f"server {server}: a server does not send {Kind(header.kind).name} to a worker")
 
     def decoded(self, key: int, now: float) -> list[Action]:
@@ -246,39 +283,42 @@ class Client:
         """Nothing is sent until the connection is back; what was in flight may be lost."""
         self.servers[server].up = False
 
-    def connected(self, server: int, now: float) -> list[Action]:
-        """A new or renewed connection: greet, then say again all that may have been lost."""
-        self.servers[server].up = True
+    def connected(self, server: int, now: float, *, queues: bool = False) -> list[Action]:
+        """A new or renewed connection: greet, then ask after all that may have been lost; measure the first. queues: whether payloads wait
+        in a queue of the connection's own, and ``departed`` is called when one leaves it."""
+        state = self.servers[server]
+        state.up, state.queues, state.unsent = True, queues, 0
         actions: list[Action] = [Greet(server)]
-        for part in self._unanswered(server):
-            part.since = now
-            actions.append(self._again(part) if part.phase is Phase.SENT else self._ask(part))
-        actions += map(self._say, self.servers[server].transfers.again(now))
-        return [*actions, *self._say_transfers(server, now), *self._pump(server, now)]
+        for part in self._unanswered(server):  # a skip is as short as a question
+            actions.append(self._push(part) if part.skip and part.phase is Phase.SENT else self._ask(part))
+        actions += map(self._say, state.transfers.said)
+        return [*actions, *self._measure(server, now), *self._say_transfers(server), *self._pump(server)]
 
-    def tick(self, now: float, told: float = float("-inf")) -> tuple[list[Action], list[str]]:
-        """Ask after parts that nothing has happened to, and for windows; name what has been awaited for long. told: when the servers, through
-        the scheduler, last named what they await themselves."""
-        actions: list[Action] = []
-        for server, state in enumerate(self.servers):
-            if not state.up:
-                continue
-            unanswered = list(self._unanswered(server))
-            for part in unanswered:
-                if now - part.since >= self.probe_s:
-                    part.since = now
-                    actions.append(self._ask(part))
-            if not unanswered and self._held_up(state, now):
-                actions.append(Greet(server))
-            actions += map(self._say, state.transfers.again(now, self.probe_s))
-        return actions, self._name_awaited(now, told)
+    def _measure(self, server: int, now: float) -> list[Action]:
+        state = self.servers[server]
+        if state.measured:
+            return []
+        if not state.queues:  # shared memory
+            state.measured = True
+            return [Measured()] if self.measured else []
+        state.pace = state.pace or Pace()
+        nbytes = state.pace.say(now)
+        header = Header(Kind.MEASURE, job=self.job, epoch=self.epoch, sender=self.rank, payload_bytes=nbytes)
+        return [Transmit(server, header, body=bytes(nbytes))]
 
-    def _held_up(self, state: _Server, now: float) -> bool:
-        """Whether parts have waited long for a window that has not grown: the word of it may be lost, and HELLO has it said again."""
-        waiting = [part for _, _, key in state.queue if now - (part := self.parts[key]).since >= self.probe_s]
-        for part in waiting:
-            part.since = now
-        return bool(waiting)
+    def _echoed(self, server: int, nbytes: int, now: float) -> list[Action]:
+        state = self.servers[server]
+        if state.pace is None or state.measured:
+            return []
+        state.pace.echoed(nbytes, now)
+        if not state.pace.done:
+            return self._measure(server, now)
+        state.measured = True
+        return [Measured()] if self.measured else []
+
+    def tick(self, now: float, told: float = float("-inf")) -> list[str]:
+        """Name what has been awaited for long. told: when the servers, through the scheduler, last named what they await themselves."""
+        return self._name_awaited(now, told)
 
     def _unanswered(self, server: int) -> Iterator[PartState]:
         for key in sorted(self._outstanding):
@@ -312,9 +352,9 @@ class Client:
             return now - part.began >= self.silence_s + NAMED_BY_SERVER_S and now - told > self.silence_s + LONGEST_S
         return now - part.began >= self.silence_s
 
-    def _say_transfers(self, server: int, now: float) -> list[Action]:
+    def _say_transfers(self, server: int) -> list[Action]:
         state = self.servers[server]
-        return [self._say(transfer) for transfer in state.transfers.pump(now)] if state.up else []
+        return [self._say(transfer) for transfer in state.transfers.pump()] if state.up else []
 
     def _say(self, transfer: Transfer) -> Transmit:
         part, payload = self.parts[transfer.key], transfer.payload
@@ -329,8 +369,8 @@ class Client:
         rank = 0 if self.credit_parts == 0 else -part.priority
         heapq.heappush(self.servers[part.server].queue, (rank, self._sequence, part.key))
 
-    def _pump(self, server: int, now: float) -> list[Action]:
-        """Send what window and credit allow, the highest priority first."""
+    def _pump(self, server: int) -> list[Action]:
+        """Send what window, credit and the connection's queue allow, the highest priority first."""
         state = self.servers[server]
         if not state.up:
             return []
@@ -345,7 +385,7 @@ class Client:
             if not self._has_credit(state, part.payload_bytes):
                 outside.append(entry)
                 break
-            part.phase, part.since = Phase.SENT, now
+            part.phase = Phase.SENT
             self._spend(part)
             actions.append(self._push(part))
         for entry in outside:
@@ -353,6 +393,8 @@ class Client:
         return actions
 
     def _has_credit(self, state: _Server, payload_bytes: int) -> bool:
+        if payload_bytes and state.unsent >= MOST_UNSENT:
+            return False
         if state.parts_in_flight == 0:
             return True  # a part larger than the credit must pass, too
         if self.credit_parts > 0 and state.parts_in_flight >= self.credit_parts:
@@ -364,6 +406,8 @@ class Client:
         part.credit = part.payload_bytes + 1  # + 1: a part without payload counts as a part in flight, too
         state.in_flight += part.payload_bytes
         state.parts_in_flight += 1
+        if state.queues and part.payload_bytes:
+            state.unsent += 1
 
     def _return_credit(self, part: PartState) -> None:
         if part.credit:
@@ -372,14 +416,14 @@ class Client:
             state.parts_in_flight -= 1
             part.credit = 0
 
-    def _acked(self, part: PartState, step: int, now: float) -> list[Action]:
+    def _acked(self, part: PartState, step: int) -> list[Action]:
         if step != part.step or part.phase not in (Phase.SENT, Phase.ACKED):
             return []
-        part.phase, part.since = Phase.ACKED, now
+        part.phase, part.asked = Phase.ACKED, False
         self._return_credit(part)
-        return self._pump(part.server, now)
+        return self._pump(part.server)
 
-    def _result(self, part: PartState, header: Header, payload: Any, now: float) -> list[Action]:
+    def _result(self, part: PartState, header: Header, payload: Any) -> list[Action]:
         if header.step > part.step or (header.step == part.step and part.phase in (Phase.ENCODING, Phase.QUEUED)):
             raise RemoteProtocolError(
                 f"server {part.server}: result of step {header.step} of key {key_text(part.key)}, which is at step {part.step}, {part.phase.value}"
@@ -390,34 +434,38 @@ class Client:
         part.phase = Phase.DECODING
         self._count(part, header)
         own = not part.skip and not part.flags & Flag.NONFINITE
-        return [Decode(part.key, part.step, header.flags, payload, own), *self._pump(part.server, now)]
+        return [Decode(part.key, part.step, header.flags, payload, own), *self._pump(part.server)]
 
     def _count(self, part: PartState, header: Header) -> None:
         if part.of_gradients and not header.flags & Flag.SKIPPED:
             self.gradient_bytes += part.payload_bytes + header.payload_bytes
             self.uncompressed_bytes += part.plain_bytes
 
-    def _error(self, server: int, header: Header, payload: Any, now: float) -> list[Action]:
+    def _error(self, header: Header, payload: Any) -> list[Action]:
         notice = decode_body(Notice, payload if payload is not None else b"")
-        part = self.parts.get(header.key)
-        current = part is not None and part.step == header.step and part.phase in (Phase.SENT, Phase.ACKED)
         if notice.code == ErrorCode.PUSH_MISSING:
-            return [self._again(part)] if part is not None and current else []
-        if notice.code == ErrorCode.NOT_ADMITTED:
-            return self.connected(server, now)
-        if notice.code == ErrorCode.STALE_EPOCH:
-            return []
+            part = self.parts.get(header.key)
+            current = part is not None and part.step == header.step and part.phase in (Phase.SENT, Phase.ACKED)
+            return self._again(part) if part is not None and current and part.asked else []
+        if notice.code in (ErrorCode.NOT_ADMITTED, ErrorCode.STALE_EPOCH):
+            return []  # said on a connection, or in an epoch, that was over; what it was about is asked after on the new one
         return [Failed(notice.text)]
 
-    def _again(self, part: PartState) -> Transmit:
+    def _again(self, part: PartState) -> list[Action]:
+        """The server lacks a contribution: it waits for its turn again. One question is followed by one payload, however it is answered."""
+        part.asked = False
         self.resent += 1
-        if part.phase is Phase.ACKED and not part.skip:
+        if part.skip:
             part.phase = Phase.SENT
-            self._spend(part)
-        return self._push(part)
+            return [self._push(part)]
+        self._return_credit(part)
+        part.phase = Phase.QUEUED
+        self._enqueue(part)
+        return self._pump(part.server)
 
     def _ask(self, part: PartState) -> Transmit:
-        self.probes += 1
+        part.asked = True
+        self.asked += 1
         return Transmit(part.server, self._header(Kind.PULL, part))
 
     def _push(self, part: PartState) -> Transmit:

@@ -156,7 +156,7 @@ class ClusterSession(Session):
         client, waiting = self._network.client, self._network.waiting
         assert client is not None
         return {
-            "wire_bytes": sum(link.wire_bytes for link in self._network.links), "resent": client.resent, "probes": client.probes,
+            "wire_bytes": sum(link.wire_bytes for link in self._network.links), "resent": client.resent,
             "gradient_bytes": client.gradient_bytes, "uncompressed_bytes": client.uncompressed_bytes,
             "slowest_rank": waiting.slowest_rank, "least_waited_ms": waiting.least_ms, "most_waited_ms": waiting.most_ms,
         }  # fmt: skip

@@ -33,8 +33,10 @@ class ServerLink(ABC):
     """One server's connection, re-made when it breaks. ``wire_bytes`` counts headers and payloads both ways, whatever the transport.
 
     links: where the connections of this thread are polled. proof: makes the worker's side of a handshake, for a transport.
-    trouble: why it is not up, or "" while it is.
+    trouble: why it is not up, or "" while it is. queues: whether payloads wait in the link's queue for a slow peer: see ``unsent``.
     """
+
+    queues = False
 
     def __init__(self, server: int, address: str, links: LinkSet, proof: Callable[[str], WorkerProof]) -> None:
         self.server, self.address = server, address
@@ -168,6 +170,8 @@ class ServerLink(ABC):
 
 class TcpServerLink(ServerLink):
     """address: ``tcp://host:port``. A name that stands for several addresses is tried at one after the other."""
+
+    queues = True
 
     def __init__(self, server: int, address: str, links: LinkSet, proof: Callable[[str], WorkerProof], dead_s: float) -> None:
         super().__init__(server, address, links, proof)

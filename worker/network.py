@@ -33,7 +33,7 @@ from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Topology
 from psgc.worker.bucket import BucketWork, make_slots
-from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Transferred, Transmit
+from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Measured, Transferred, Transmit
 from psgc.worker.coordinator import Coordinator, Waiting
 from psgc.worker.links import ServerLink, connect_server
 from psgc.worker.session import BucketBuffer
@@ -101,6 +101,7 @@ class Network(threading.Thread):
         self._launcher = Launcher(config.launcher)
         SAVES.tell_to(self._launcher.tell_saving, config.save_timeout_s)
         self._pool = Pool("psgc-codec", _pool_threads(config), self._broken)
+        self._undeclared: list[tuple[Declaration, Callable[[Layout], None]]] = []  # until the connections have been measured
         self._lost: dict[int, float] = {}  # server -> since when its connection is down, until that is said
         self._closing_since: float | None = None
         self._end = False
@@ -109,7 +110,7 @@ class Network(threading.Thread):
 
     def declare(self, declaration: Declaration, then: Callable[[Layout], None]) -> None:
         """Have the name declared if it is not yet, then call ``then`` in the network thread."""
-        self.mailbox.put(self._coordinator.declare, declaration, then)
+        self.mailbox.put(self._declare, declaration, then)
 
     def submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
         self.mailbox.put(self._submit, layout, bucket, submission)
@@ -205,9 +206,7 @@ class Network(threading.Thread):
             self._shut()
 
     def _turn(self, next_tick: float) -> None:
-        for connection in self._connections.flush():
-            if connection.closed:
-                self._look_at(connection.owner)
+        self._flush()
         things = [(self.mailbox.fileno(), zmq.POLLIN), (self._connections.fileno(), zmq.POLLIN), *self._coordinator.pollables()]
         ready = self._watch.wait(things, 0.0 if self._connections.pending else next_tick - time.monotonic())
         if self.mailbox.fileno() in ready:
@@ -216,6 +215,16 @@ class Network(threading.Thread):
         self._coordinator.receive(ready)
         for connection in self._connections.ready() if self._connections.fileno() in ready or self._connections.pending else ():
             self._serve_link(connection.owner)
+
+    def _flush(self) -> None:
+        """Have the kernel take what has been queued; what leaves a queue makes room there for more."""
+        while touched := self._connections.flush():
+            for connection in touched:
+                link = connection.owner
+                if connection.closed:
+                    self._look_at(link)
+                elif link.up and self.client is not None and self.error is None:
+                    self._apply(self.client.departed(link.server, link.unsent))
 
     def _serve_link(self, link: ServerLink) -> None:
         client, server = self.client, link.server
@@ -235,7 +244,7 @@ class Network(threading.Thread):
         for event in link.events():
             if event == "up":
                 self._name_lost(link.server)
-                self._apply(client.connected(link.server, time.monotonic()))
+                self._apply(client.connected(link.server, time.monotonic(), queues=link.queues))
             else:
                 self._lost.setdefault(link.server, time.monotonic())
                 client.disconnected(link.server)
@@ -253,8 +262,7 @@ class Network(threading.Thread):
         for server in [server for server, since in self._lost.items() if now - since > LOST_S]:
             self._name_lost(server)
         if self.client is not None and self.error is None:
-            actions, texts = self.client.tick(now, self._coordinator.told)
-            self._apply(actions)
+            texts = self.client.tick(now, self._coordinator.told)
             for text in texts if texts and self._coordinator.voice.speaks(PARTS) else ():
                 logger.warning("%s", text)
         if self._closing_since is not None and (self._coordinator.left or now - self._closing_since > self.config.silence_s):
@@ -274,6 +282,8 @@ class Network(threading.Thread):
                 self._greet(action.server)
             elif isinstance(action, Transferred):
                 self._transferred(action.transfer)
+            elif isinstance(action, Measured):
+                self._measured()
             elif isinstance(action, Failed):
                 self._fault(action.text)
 
@@ -294,6 +304,20 @@ class Network(threading.Thread):
     def _greet(self, server: int) -> None:
         assert self.client is not None
         self.links[server].send(Header(Kind.HELLO, job=self.config.job, epoch=self.client.epoch, sender=self.client.rank))
+
+    def _declare(self, declaration: Declaration, then: Callable[[Layout], None]) -> None:
+        """How layouts are cut depends on how fast the connections are."""
+        if self.client is not None and self.client.measured:
+            self._coordinator.declare(declaration, then)
+        else:
+            self._undeclared.append((declaration, then))
+
+    def _measured(self) -> None:
+        assert self.client is not None
+        logger.info("connections measured bytes_per_s=%d", self.client.rate)
+        waiting, self._undeclared = self._undeclared, []
+        for declaration, then in waiting:
+            self._coordinator.declare(declaration, then)
 
     def _submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
         running = self._buckets[(layout.id, bucket)]
@@ -366,7 +390,7 @@ class Network(threading.Thread):
 
     def _encoded(self, key: int, payload_bytes: int, nonfinite: bool) -> None:
         if self.client is not None and self.error is None:
-            self._apply(self.client.encoded(key, payload_bytes, nonfinite, time.monotonic()))
+            self._apply(self.client.encoded(key, payload_bytes, nonfinite))
 
     def _decoded(self, running: _Running, key: int, last: bool) -> None:
         assert self.client is not None

@@ -130,7 +130,7 @@ class SoloSession(Session):
 
     def statistics(self) -> dict[str, int]:
         return {
-            "wire_bytes": 0, "resent": 0, "probes": 0, "gradient_bytes": 0, "uncompressed_bytes": 0, "slowest_rank": -1,
+            "wire_bytes": 0, "resent": 0, "gradient_bytes": 0, "uncompressed_bytes": 0, "slowest_rank": -1,
             "least_waited_ms": 0, "most_waited_ms": 0,
         }  # fmt: skip
 

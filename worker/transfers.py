@@ -1,7 +1,7 @@
 """Residuals between a worker and the servers that keep them: asked for when a state is saved, set when one is loaded.
 
 Pure: no sockets, clocks, threads or numbers; ``now`` is passed in. A message carries a fixed number of elements, a few messages travel to
-each server at once, and one that is not answered is said again: servers answer repeats alike and set nothing twice.
+each server at once, and those that are not answered are said again on a new connection: servers answer repeats alike and set nothing twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class Transfer:
     rescale: float = 1.0
     owner: Any = None
     answer: Any = None
-    since: float = 0.0  # when it was last said
     began: float = 0.0
 
     @property
@@ -54,12 +53,11 @@ class Transfers:
             transfer.began = now
         self.waiting += transfers
 
-    def pump(self, now: float) -> list[Transfer]:
+    def pump(self) -> list[Transfer]:
         """What may be said for the first time."""
         fresh = []
         while self.waiting and len(self.said) < IN_FLIGHT:
             transfer = self.waiting.popleft()
-            transfer.since = now
             fresh.append(transfer)
             self.said.append(transfer)
         return fresh
@@ -73,13 +71,6 @@ class Transfers:
                     transfer.answer, transfer.rescale = payload, header.rescale
                 return transfer
         return None
-
-    def again(self, now: float, older_than: float = 0.0) -> list[Transfer]:
-        """What was said and is unanswered for so long."""
-        late = [transfer for transfer in self.said if now - transfer.since >= older_than]
-        for transfer in late:
-            transfer.since = now
-        return late
 
     def awaited(self, server: int, now: float, silence_s: float) -> str | None:
         """What has been awaited for long, once in a while."""

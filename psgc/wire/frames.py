@@ -68,6 +68,7 @@ class Kind(IntEnum):
     SEGMENT = 20
     RESIDUAL = 21
     RESTORE = 22
+    MEASURE = 23
 
 
 class Flag(IntEnum):

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from psgc.errors import RemoteProtocolError
 
 MAX_CONTROL_BYTES = 64 << 20  # a layout of 100,000 tensors is about 10 MB
+MEASURE_BYTES = 1 << 20  # at most of a MEASURE, and of the answer
 RESIDUAL_NUMEL = 16384  # elements of a RESIDUAL, and at most of a RESTORE: 64 KiB fit a packet of a Unix socket
 
 

@@ -84,7 +84,8 @@ class SimServer:
         self._blocks: dict[int, list[Any]] = {}
         self._early: list[tuple[Any, Header, Any]] = []
         self._preparing: set[int] = set()
-        self.link = Link(world.network, Client(self._up, lambda: None, self._hear_scheduler), world.scheduler.host, local=False)
+        self._proved: set[Any] = set()  # connections, each once
+        self.link = Link(world.network, Client(self._up, lambda: None, self._hear_scheduler), world.scheduler.host, "zmq")
         self.clock.after(HEARTBEAT_S * self.rng.random(), self._tick)
 
     # the scheduler
@@ -155,10 +156,26 @@ class SimServer:
             self._early.append((peer, header, payload))
             return
         if header.kind == Kind.HELLO:
-            self.state.joined(peer, header.sender)  # it is what a worker says first once it has proved who it is
+            self._let_in(peer, header.sender)
+        if header.kind == Kind.PUSH and header.payload_bytes and peer in self.state.ranks and not self.world.network.repeating:
+            state = self.state.keys[header.key].state
+            lacks = header.step == state.step and header.sender not in state.contributions
+            check(lacks, lambda: f"server {self.index}: the payload of {header} comes though the server has it")
         self._apply(self.state.receive(peer, header, payload, self.clock.now))
         if self.world.scenario.window_bytes < 1 << 30:
             self._check_room()
+
+    def _let_in(self, peer: Any, rank: int) -> None:
+        """HELLO is what a worker says first once it has proved who it is. The connection takes the place of another, which is closed, even if
+        it is an old one of which the proof comes late: the worker then makes yet another."""
+        assert self.state is not None
+        if peer in self._proved:
+            return
+        self._proved.add(peer)
+        before = self.state.peers.get(rank)
+        self.state.joined(peer, rank)
+        if before is not None and before is not peer and before.link.current is before:  # type: ignore[attr-defined]
+            before.link.cut()  # type: ignore[attr-defined]
 
     def _lost(self, peer: Any) -> None:
         if self.state is not None:

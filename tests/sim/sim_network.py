@@ -1,21 +1,30 @@
 """Virtual time, and connections that delay, repeat, break and lose what is under way. Knows messages, not what they mean.
 
 Within a connection nothing overtakes anything; between connections anything may. A broken connection loses a suffix of what is in flight,
-in each direction; either end learns of it later, and the client makes a new one.
+in each direction; either end learns of it later, and the client makes a new one. No payload may be put twice on one connection.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from psgc.wire.frames import Header
+from psgc.wire.frames import HEADER_BYTES, Header, Kind
 
 TORN = "torn"  # what a slot holds while somebody writes it
+
+
+CARRIES = (Kind.PUSH, Kind.RESULT, Kind.RESTORE)
+Way = Literal["shm", "tcp", "zmq"]
+
+
+class SentTwice(AssertionError):
+    """A payload was put once more on a connection that carries it already."""
 
 
 class Clock:
@@ -55,12 +64,14 @@ def read(payload: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How bad connections are. delay_s: mean of most delays; slow: share of messages that take 50 times as long."""
+    """How bad connections are. delay_s: mean of most delays; slow: share of messages that take 50 times as long; rate: bytes a second that a
+    TCP connection carries in each direction."""
 
     delay_s: float = 0.001
     slow: float = 0.02
     repeats: float = 0.02
     reconnect_s: float = 0.3
+    rate: float = math.inf
 
 
 class Network:
@@ -68,6 +79,8 @@ class Network:
         self.clock, self.rng, self.weather = clock, rng, weather
         self.links: list[Link] = []
         self.lost = self.repeated = self.cuts = 0
+        self.repeating = False  # what is delivered just now is a repeat
+        self.carried = 0  # bytes of payloads of pushes and results that were put on connections, whole or not
 
     def delay(self) -> float:
         chance = self.rng.random()
@@ -81,14 +94,23 @@ class Network:
 
 
 class Channel:
-    """One direction of one connection."""
+    """One direction of one connection. departed: called when a push's payload has left its sender's queue, with how many are
+    still there."""
 
-    __slots__ = ("_deliver", "_flight", "_network", "broken", "last")
+    __slots__ = ("_carried", "_deliver", "_departed", "_flight", "_free", "_network", "_rate", "_unsent", "broken", "last")
 
-    def __init__(self, network: Network, deliver: Callable[[Header, Any], None]) -> None:
-        self._network, self._deliver = network, deliver
-        self._flight: deque[tuple[Header, Any]] = deque()
-        self.last = 0.0
+    def __init__(
+        self,
+        network: Network,
+        deliver: Callable[[Header, Any], None],
+        rate: float = math.inf,
+        departed: Callable[[int], None] | None = None,
+    ) -> None:
+        self._network, self._deliver, self._rate, self._departed = network, deliver, rate, departed
+        self._flight: deque[tuple[Header, Any, bool]] = deque()
+        self._carried: set[tuple[int, ...]] = set()
+        self._free = self.last = 0.0
+        self._unsent = 0
         self.broken = False
 
     @property
@@ -99,9 +121,32 @@ class Channel:
         if self.broken:
             self._network.lost += 1
             return
+        start = max(self._free, self._network.clock.now)
+        self._free = start + (HEADER_BYTES + header.payload_bytes) / self._rate
+        if header.kind in CARRIES and header.payload_bytes:
+            self._account(header)
+        if header.kind == Kind.PUSH and header.payload_bytes and self._departed is not None:
+            self._unsent += 1
+            self._network.clock.at(start + (self._free - start) * self._network.rng.random(), self._depart)
+        self._launch(header, payload, repeated=False)
+
+    def _account(self, header: Header) -> None:
+        what = header.kind, header.key, header.step, header.contributors if header.kind == Kind.RESTORE else 0
+        if what in self._carried:
+            raise SentTwice(f"{Kind(header.kind).name} of step {header.step} of key {header.key:#x} is sent twice on one connection")
+        self._carried.add(what)
+        if header.kind != Kind.RESTORE:
+            self._network.carried += header.payload_bytes
+
+    def _depart(self) -> None:
+        self._unsent -= 1
+        if not self.broken and self._departed is not None:
+            self._departed(self._unsent)
+
+    def _launch(self, header: Header, payload: Any, repeated: bool) -> None:
         clock = self._network.clock
-        self.last = max(self.last, clock.now + self._network.delay())
-        self._flight.append((header, payload))
+        self.last = max(self.last, max(self._free, clock.now) + self._network.delay())
+        self._flight.append((header, payload, repeated))
         clock.at(self.last, self._arrive)
 
     def lose(self, everything: bool) -> None:
@@ -115,11 +160,14 @@ class Channel:
     def _arrive(self) -> None:
         if not self._flight:
             return
-        header, payload = self._flight.popleft()
-        if self._network.rng.random() < self._network.weather.repeats and not self.broken:
-            self._network.repeated += 1
-            self.put(header, payload)
+        header, payload, repeated = self._flight.popleft()
+        network = self._network
+        if network.rng.random() < network.weather.repeats and not self.broken:
+            network.repeated += 1
+            self._launch(header, payload, repeated=True)
+        network.repeating = repeated
         self._deliver(header, payload)
+        network.repeating = False
 
 
 @dataclass(slots=True, eq=False)
@@ -129,6 +177,7 @@ class Client:
     up: Callable[[], None]
     down: Callable[[], None]
     hear: Callable[[Header, Any], None]
+    departed: Callable[[int], None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -140,31 +189,42 @@ class Host:
 
 
 class Connection:
-    """One connection of a link. Over shared memory, and to who comes too late, it is the peer that the host knows."""
+    """One connection of a link. But for ZeroMQ, and to who comes too late, it is the peer that the host knows."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self.out = Channel(link.network, self._to_host)
-        self.back = Channel(link.network, link.to_client)
+        rate = link.network.weather.rate if link.way == "tcp" else math.inf
+        self.out = Channel(link.network, self._to_host, rate, self._departed if link.queues else None)
+        self.back = Channel(link.network, self._to_client, rate)
 
     def reply(self, header: Header, payload: Any = None) -> None:
         self.back.put(header, payload)
 
+    def _departed(self, unsent: int) -> None:
+        if self.link.current is self and self.link.client.departed is not None:
+            self.link.client.departed(unsent)
+
     def _to_host(self, header: Header, payload: Any) -> None:
         link = self.link
-        if link.local:
+        if link.way == "shm":
             link.host.hear(self, header, payload)
+        elif link.way == "tcp":
+            link.host.hear(self, header, read(payload))
         else:  # by name: a renewed connection is the same peer, and an old one is nobody's
             link.host.hear(link if link.current is self else self, header, read(payload))
 
+    def _to_client(self, header: Header, payload: Any) -> None:
+        self.link.to_client(header, payload)
+
 
 class Link:
-    """A client's way to one host, over one connection after another. local: shared memory (payloads are read where they lie, the host
-    hears of the end of a connection); else TCP by ZeroMQ (payloads are read when they arrive, the host hears nothing, and what is
-    said while the connection is away may go out on the next)."""
+    """A client's way to one host, over one connection after another. way: shared memory (payloads are read where they lie); plain TCP
+    (payloads are read when they arrive; they wait in a queue, and the client hears when they leave it); or ZeroMQ over TCP (the host knows
+    the client and not its connections, and what is said while the connection is away may go out on the next)."""
 
-    def __init__(self, network: Network, client: Client, host: Host, local: bool) -> None:
-        self.network, self.client, self.host, self.local = network, client, host, local
+    def __init__(self, network: Network, client: Client, host: Host, way: Way) -> None:
+        self.network, self.client, self.host, self.way = network, client, host, way
+        self.queues = way == "tcp"
         self.current: Connection | None = None
         self.closed = False
         self._queued: list[tuple[Header, Any]] = []
@@ -180,7 +240,7 @@ class Link:
     def send(self, header: Header, payload: Any = None) -> None:
         if self.current is not None and not self.current.out.broken:
             self.current.out.put(header, payload)
-        elif not self.local and (not self._knows_up or self.network.rng.random() < 0.5):
+        elif self.way == "zmq" and (not self._knows_up or self.network.rng.random() < 0.5):
             self._queued.append((header, payload))
         else:
             self.network.lost += 1
@@ -192,7 +252,7 @@ class Link:
 
     def to_client(self, header: Header, payload: Any) -> None:
         if not self.closed:
-            self.client.hear(header, payload if self.local else read(payload))
+            self.client.hear(header, payload if self.way == "shm" else read(payload))
 
     def cut(self, everything: bool = False) -> None:
         """Break the connection; ``everything`` in flight is lost, or an end of it."""
@@ -203,16 +263,16 @@ class Link:
         connection.out.lose(everything)
         connection.back.lose(everything)
         away = network.weather.reconnect_s * network.rng.random()
-        if self.local:
+        if self.way != "zmq":
             gone = max(network.clock.now, connection.out.last) + away * 2 * network.rng.random()
             network.clock.at(gone, self.host.lost, connection)
         self._notice(max(network.clock.now, connection.back.last) + network.delay(), up=False)
-        network.clock.at((self._noticed if self.local else network.clock.now) + away, self._connect)
+        network.clock.at((network.clock.now if self.way == "zmq" else self._noticed) + away, self._connect)
 
     def close(self) -> None:
         """The client is done. What it said before still arrives."""
         self.closed = True
-        if self.local and self.current is not None and not self.current.out.broken:
+        if self.way != "zmq" and self.current is not None and not self.current.out.broken:
             self.network.clock.at(self.current.out.last + self.network.delay(), self.host.lost, self.current)
 
     def _connect(self) -> None:

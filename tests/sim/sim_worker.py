@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from sim_members import PAYLOAD_BYTES, WrongError, check
-from sim_network import TORN, Client, Link, Ref, read
+from sim_network import TORN, Client, Link, Ref, Way, read
 from sim_oracle import Outcome, payload_of
 
 from psgc.config import Config
@@ -15,7 +15,7 @@ from psgc.layout import Declaration, Layout
 from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import Notice, Topology, decode_body
 from psgc.worker import client as worker_client
-from psgc.worker.client import Decode, Encode, Failed, Greet, Transferred, Transmit
+from psgc.worker.client import Decode, Encode, Failed, Greet, Measured, Transferred, Transmit
 from psgc.worker.coordinator import Coordinator, Waiting
 from psgc.worker.transfers import Transfer
 
@@ -85,10 +85,13 @@ class SimWorker:
         )  # fmt: skip
         check(topology.rank == self.node, lambda: f"node {self.node} got rank {topology.rank}")
         for server in range(len(topology.servers)):
-            ears = Client(lambda s=server: self._up(s), lambda s=server: self._down(s), lambda h, p, s=server: self._hear(s, h, p))
-            self.links.append(Link(self.world.network, ears, self.world.servers[server].host, self.rng.random() < scenario.local))
+            ears = Client(
+                lambda s=server: self._up(s), lambda s=server: self._down(s), lambda h, p, s=server: self._hear(s, h, p),
+                lambda n, s=server: self._departed(s, n),
+            )  # fmt: skip
+            way: Way = "shm" if self.rng.random() < scenario.local else "tcp"
+            self.links.append(Link(self.world.network, ears, self.world.servers[server].host, way))
         self._script = self.world.script(self)
-        self._resume()
 
     def laid_out(self, layout: Layout) -> None:
         assert self.client is not None
@@ -106,11 +109,15 @@ class SimWorker:
 
     def _up(self, server: int) -> None:
         assert self.client is not None
-        self._apply(self.client.connected(server, self.clock.now))
+        self._apply(self.client.connected(server, self.clock.now, queues=self.links[server].queues))
 
     def _down(self, server: int) -> None:
         assert self.client is not None
         self.client.disconnected(server)
+
+    def _departed(self, server: int, unsent: int) -> None:
+        assert self.client is not None
+        self._apply(self.client.departed(server, unsent))
 
     def _hear(self, server: int, header: Header, payload: Any) -> None:
         assert self.client is not None
@@ -129,7 +136,7 @@ class SimWorker:
             return
         self.coordinator.tick(self.clock.now)
         if self.client is not None:
-            self._apply(self.client.tick(self.clock.now)[0])
+            self.client.tick(self.clock.now)
         self.clock.after(WORKER_TICK_S, self._tick)
 
     def _apply(self, actions: Iterable[worker_client.Action]) -> None:
@@ -142,9 +149,12 @@ class SimWorker:
             elif isinstance(action, Decode):
                 self.clock.after(self.world.work_time(), self._decoded, action, read(action.payload))
             elif isinstance(action, Greet):
+                assert self.client is not None
                 self.links[action.server].send(Header(Kind.HELLO, job=self.world.job, epoch=self.client.epoch, sender=self.node))
             elif isinstance(action, Transferred):
                 self._transferred(action.transfer)
+            elif isinstance(action, Measured):
+                self._resume()
             elif isinstance(action, Failed):
                 self.failed(action.text)
 
@@ -153,6 +163,8 @@ class SimWorker:
         limit, server = self.client.credit_parts, self.client.servers[action.server]
         if limit > 0 and action.header.kind == Kind.PUSH:
             check(server.parts_in_flight <= limit, lambda: f"worker {self.node}: {server.parts_in_flight} parts in flight, credit {limit}")
+        if action.payload and self.links[action.server].queues:
+            check(server.unsent <= 2, lambda: f"worker {self.node}: {server.unsent} payloads wait in a connection's queue")
         self.links[action.server].send(action.header, Ref(self.slots, action.header.key) if action.payload else action.body)
 
     def _transferred(self, transfer: Transfer) -> None:
@@ -175,7 +187,7 @@ class SimWorker:
         word = self.world.oracle.word(running.layout, running.bucket.index, running.step)
         check(running.step == action.step, lambda: f"worker {self.node}: {action} in step {running.step} of its bucket")
         self.slots[action.key] = payload_of(action.key, action.step, self.node)
-        self._apply(self.client.encoded(action.key, PAYLOAD_BYTES, self.node in word.poisoned[number], self.clock.now))
+        self._apply(self.client.encoded(action.key, PAYLOAD_BYTES, self.node in word.poisoned[number]))
 
     def _decoded(self, action: Decode, payload: Any) -> None:
         """The pool read the result when it began and reads it again when it ends, and must find the same, and the right one."""
@@ -203,6 +215,7 @@ class SimWorker:
 
     def submit(self, layout: Layout, bucket: int) -> Ticket:
         """The bucket's next step; what this rank says of it is the oracle's."""
+        self.world.begin_cuts()
         ticket = Ticket(self)
         running = self._buckets[layout.id, bucket]
         running.waiting.append(ticket)
@@ -224,6 +237,7 @@ class SimWorker:
     def transfer(self, transfers: list[Transfer]) -> Ticket:
         """Residuals to and from their servers."""
         assert self.client is not None
+        self.world.begin_cuts()
         ticket = Ticket(self)
         left = [len(transfers), ticket]
         for transfer in transfers:
@@ -302,7 +316,7 @@ class SimDealer:
     def connect(self) -> None:
         world = self.worker.world
         ears = Client(lambda: self._event("up"), lambda: self._event("down"), self._hear)
-        self.link = Link(world.network, ears, world.scheduler.host, local=False)
+        self.link = Link(world.network, ears, world.scheduler.host, "zmq")
 
     def send(self, header: Header, payload: Any = None) -> None:
         self.link.send(header, payload)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sim_members import SimServer
-from sim_network import Channel, Clock, Network, Weather
+from sim_members import PAYLOAD_BYTES, SimServer
+from sim_network import Channel, Clock, Link, Network, Weather
 from sim_oracle import Word, name_of_residual, name_of_result
-from simulation import World, quiet, simulate
+from simulation import SLOWEST_RATE, World, quiet, simulate
 
 from psgc.codecs import CodecPair, Stream, parse_codec
 from psgc.errors import PayloadError, RemoteProtocolError
@@ -24,7 +24,7 @@ from psgc.server.step import NO_SLOT, Commit, Fold, KeySpec, KeyState, Lend, Rep
 from psgc.server.store import KeyShape, Store
 from psgc.server.window import OPEN, Window
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind, pack_header, unpack_header
-from psgc.wire.messages import RESIDUAL_NUMEL
+from psgc.wire.messages import RESIDUAL_NUMEL, ErrorCode, Notice, encode_body
 from psgc.worker.client import Client, Greet, PartState, Phase, Transferred, Transmit
 from psgc.worker.transfers import Transfer
 
@@ -57,9 +57,81 @@ def breaking(when: Callable[[Header], bool]) -> Callable[[Any], World]:
 def test_a_lost_answer_is_given_again_and_nothing_is_counted_twice(kind: Kind, local: float) -> None:
     world = simulate(quiet(workers=2, parts=(1,), steps=3, local=local, credit_parts=1, window_bytes=1), breaking(lambda h: h.kind == kind))
     assert world.network.cuts == 1
-    resent = sum(worker.client.resent for worker in world.workers if worker.client is not None)
-    probes = sum(worker.client.probes for worker in world.workers if worker.client is not None)
-    assert (resent > 0 or probes > 0) == (kind != Kind.WINDOW), "what was pushed is pushed again, what was accepted is asked after"
+    asked, resent = (sum(getattr(worker.client, what) for worker in world.workers) for what in ("asked", "resent"))
+    assert (asked > 0) == (kind != Kind.WINDOW), "what was pushed, and what was accepted, is asked after"
+    assert resent == 0, "the server has it"
+    again = PAYLOAD_BYTES if kind == Kind.RESULT else 0
+    assert world.network.carried == world.needed_bytes() + again, "of payloads only the one that was lost is sent again"
+
+
+@pytest.mark.parametrize("local", [0.0, 1.0])
+def test_a_lost_push_is_sent_again_when_the_server_says_that_it_lacks_it(local: float) -> None:
+    def breaking_pushes(scenario: Any) -> World:
+        world = World(scenario)
+        send = Link.send
+
+        def watched(link: Link, header: Header, payload: Any = None) -> None:
+            send(link, header, payload)
+            if header.kind == Kind.PUSH and not world.network.cuts:
+                link.cut(everything=True)
+
+        monkeypatch.setattr(Link, "send", watched)
+        return world
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        world = simulate(quiet(workers=2, parts=(1,), steps=2, local=local), breaking_pushes)
+    assert [sum(getattr(worker.client, what) for worker in world.workers) for what in ("asked", "resent")] == [1, 1]
+    assert world.network.carried == world.needed_bytes() + PAYLOAD_BYTES
+
+
+@pytest.mark.parametrize("slower", [1, 10, 100, 1000])
+@pytest.mark.parametrize("seed", range(3))
+def test_over_a_link_of_any_speed_each_payload_is_sent_once(slower: int, seed: int) -> None:
+    """At 20 kB/s a payload takes 5 s, several queue at each end, and an answer waits behind all of them."""
+    weather = Weather(delay_s=0.02, slow=0.0, repeats=0.0, rate=SLOWEST_RATE * 1000 / slower)
+    scenario = quiet(seed=seed, workers=3, servers=2, parts=(3, 3, 2), steps=3, local=0.0, codec="onebit", weather=weather, saves=0.5)
+    world = simulate(scenario)
+    assert world.network.carried == world.needed_bytes()
+    assert [sum(getattr(worker.client, what) for worker in world.workers) for what in ("asked", "resent")] == [0, 0]
+    for worker in world.workers:
+        assert worker.client is not None
+        assert worker.client.rate == pytest.approx(weather.rate, rel=0.6), "20 ms of jitter in 100 ms, at the least"
+
+
+def test_a_gradient_of_high_priority_waits_for_two_payloads_and_not_for_all_that_are_ready() -> None:
+    client = Client(0, job=1, epoch=1, server_count=1)
+    client.parts = {key: PartState(key, 0, 1, 0, 0, key, 10, key, 0, f"t{key}") for key in range(10)}
+    client.connected(0, 0.0, queues=True)
+    client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
+    sent: list[Any] = []
+    for key in range(9):
+        client.submit(key, 0.0)
+        sent += client.encoded(key, 10, False)
+    client.submit(9, 0.0)
+    sent += client.encoded(9, 10, False)
+    assert [action.header.key for action in sent] == [0, 1], "two wait in the connection's queue"
+    (then,) = client.departed(0, 1)
+    assert isinstance(then, Transmit)
+    assert then.header.key == 9, "of those that wait here the highest priority goes next"
+    (after,) = client.departed(0, 1)
+    assert isinstance(after, Transmit)
+    assert after.header.key == 8
+    client.disconnected(0)
+    asked = [action.header for action in client.connected(0, 0.0, queues=True) if isinstance(action, Transmit)]
+    assert [(Kind(header.kind).name, header.key) for header in asked if header.kind == Kind.PULL] == [("PULL", key) for key in (0, 1, 8, 9)]
+    assert [header.key for header in asked if header.kind == Kind.PUSH] == [7, 6], "what was in the old queue is gone"
+
+
+def test_without_a_queue_of_the_connections_own_only_credit_limits_what_is_sent() -> None:
+    client = Client(0, job=1, epoch=1, server_count=1, credit_bytes=50)
+    client.parts = {key: PartState(key, 0, 1, 0, 0, key, 10, key, 0, f"t{key}") for key in range(10)}
+    client.connected(0, 0.0)
+    client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
+    sent = 0
+    for key in range(10):
+        client.submit(key, 0.0)
+        sent += len(client.encoded(key, 10, False))
+    assert sent == 5
 
 
 def test_a_skip_beside_a_push_adds_nothing_and_the_skipper_gets_the_sum() -> None:
@@ -99,7 +171,7 @@ def test_what_a_server_has_sent_it_remembers_wherever_it_dies() -> None:
     for dies_after in range(5):
         store = Store()
         shape = KeyShape(key, 8, 2)
-        store.add_layout(1, [shape])
+        store.add_keys([shape])
         state = KeyState(KeySpec(key, 2, 2, 0, 0, pull_feedback=True))
         for step in (1, 2):
             actions: list[Any] = []
@@ -231,7 +303,7 @@ def test_a_restore_of_elements_that_are_not_there_is_refused(first: int, numel: 
 def test_a_lent_residual_is_the_residual_and_the_result_and_leaves_both() -> None:
     codec = parse_codec("onebit")
     store, numel = Store(), 5000
-    store.add_layout(1, [KeyShape(KEY, codec.payload_bound(numel), numel)])
+    store.add_keys([KeyShape(KEY, codec.payload_bound(numel), numel)])
     keys, generator = store.keys[KEY], np.random.default_rng(0)
     work = KeyWork(KeySpec(KEY, numel, 2, 0, 0, pull_feedback=True), CodecPair(codec, codec), 0, 0, False)
     values, result = (generator.standard_normal(numel).astype(np.float32) for _ in range(2))
@@ -259,16 +331,14 @@ def test_a_worker_takes_only_the_answer_about_its_own_last_step_and_says_what_wa
         (Kind.RESIDUAL, 7, None, 1.0), (Kind.RESTORE, 7, b"4444", 0.5),
     ]  # fmt: skip
     answer = Header(Kind.RESIDUAL, job=1, epoch=1, key=0, step=6, sender=SERVER_SENDER, rescale=2.0)
-    assert client.receive(0, answer, b"old", 1.0) == []
-    (done,) = client.receive(0, answer._replace(step=7), b"now", 1.0)
+    assert client.receive(0, answer, b"old", 0.0) == []
+    (done,) = client.receive(0, answer._replace(step=7), b"now", 0.0)
     assert done == Transferred(transfers[0])
     assert (transfers[0].answer, transfers[0].rescale) == (b"now", 2.0)
-    assert client.receive(0, answer._replace(step=7), b"now", 1.0) == [], "a repeat"
-    again = [action.header.kind for action in client.tick(3.0)[0] if isinstance(action, Transmit)]
-    assert again == [Kind.RESTORE]
+    assert client.receive(0, answer._replace(step=7), b"now", 0.0) == [], "a repeat"
     client.disconnected(0)
-    assert [a.header.kind for a in client.connected(0, 4.0) if isinstance(a, Transmit)] == [Kind.RESTORE]
-    (text,) = client.tick(9.0)[1]
+    assert [a.header.kind for a in client.connected(0, 0.0) if isinstance(a, Transmit)] == [Kind.RESTORE]
+    (text,) = client.tick(9.0)
     assert text.startswith("waiting for server 0 for 9 s: its residual of key 0.0.1")
 
 
@@ -282,17 +352,19 @@ def from_server(kind: Kind, key: int = 0, step: int = 1, **fields: Any) -> Heade
     return Header(kind, job=1, epoch=1, plan=1, key=key, step=step, sender=SERVER_SENDER, **fields)
 
 
-def test_a_window_whose_word_was_lost_is_asked_for_again() -> None:
+def test_silence_alone_has_nothing_said_again() -> None:
+    """Not for a push without answer, nor for a window that does not grow, nor for a residual: on a live connection all of it is on its way."""
     client = a_client()
     client.connected(0, 0.0)
     client.submit(0, 0.0)
-    assert client.encoded(0, 10, False, 0.0) == []
-    assert client.tick(client.probe_s - 0.1)[0] == []
-    assert client.tick(client.probe_s)[0] == [Greet(0)]
-    assert client.tick(client.probe_s + 0.1)[0] == []
-    (push,) = client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 3.0)
+    assert client.encoded(0, 10, False) == []
+    (push,) = client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
     assert isinstance(push, Transmit)
     assert push.header.kind == Kind.PUSH
+    client.transfer([Transfer(1, 0, step=7)], 0.0)
+    said = [line for now in range(1, 600) for line in client.tick(float(now))]
+    assert any("step 1 of 't0' (key 0.0.0) is sent, not yet accepted" in line for line in said)
+    assert (client.asked, client.resent) == (0, 0)
 
 
 def test_a_part_that_the_server_has_is_named_by_the_server_and_any_other_by_the_worker() -> None:
@@ -300,11 +372,11 @@ def test_a_part_that_the_server_has_is_named_by_the_server_and_any_other_by_the_
     client.connected(0, 0.0)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
     client.submit(0, 0.0)
-    assert client.tick(4.9)[1] == []
-    assert client.tick(5.0)[1] == ["waiting for server 0 for 5 s: step 1 of 't0' (key 0.0.0) is being encoded"]
-    client.encoded(0, 10, False, 5.0)
-    client.receive(0, from_server(Kind.ACK), None, 5.0)
-    times = [now for now in range(6, 80) if client.tick(float(now), told=7.0)[1]]
+    assert client.tick(4.9) == []
+    assert client.tick(5.0) == ["waiting for server 0 for 5 s: step 1 of 't0' (key 0.0.0) is being encoded"]
+    client.encoded(0, 10, False)
+    client.receive(0, from_server(Kind.ACK), None, 0.0)
+    times = [now for now in range(6, 80) if client.tick(float(now), told=7.0)]
     assert times == [73], "the server said at second 7 whom it awaits, and has been silent for long"
 
 
@@ -331,34 +403,79 @@ def test_a_result_that_overtakes_a_repeat_of_the_push_ends_the_step_and_later_wo
     client.connected(0, 0.0)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
     client.submit(0, 0.0)
-    client.encoded(0, 10, False, 0.0)
+    client.encoded(0, 10, False)
     client.disconnected(0)
-    assert [type(a) for a in client.connected(0, 1.0)] == [Greet, Transmit]
-    assert len(client.receive(0, from_server(Kind.RESULT), b"r", 1.0)) == 1
+    assert [type(a) for a in client.connected(0, 0.0)] == [Greet, Transmit]
+    assert len(client.receive(0, from_server(Kind.RESULT), b"r", 0.0)) == 1
     client.decoded(0, 1.0)
     for kind in (Kind.ACK, Kind.RESULT):
-        assert client.receive(0, from_server(kind), b"r", 1.1) == []
+        assert client.receive(0, from_server(kind), b"r", 0.0) == []
     client.submit(0, 2.0)
     for kind in (Kind.ACK, Kind.RESULT):
-        assert client.receive(0, from_server(kind), b"r", 2.1) == []
+        assert client.receive(0, from_server(kind), b"r", 0.0) == []
     assert client.parts[0].phase is Phase.ENCODING
     assert client.servers[0].parts_in_flight == 0
 
 
-def test_who_speaks_on_an_old_connection_is_sent_away_and_heals_by_saying_hello() -> None:
+def test_words_of_a_connection_that_has_been_replaced_are_refused_and_the_worker_heeds_no_refusal() -> None:
     server = ServerState(0, 1, 1, 1)
-    server.joined("new", 0)
-    server.joined("old", 0)
-    (refusal,) = server.receive("new", Header(Kind.PULL, job=1, epoch=1, sender=0), None, 0.0)
+    server.joined("first", 0)
+    server.joined("second", 0)
+    (refusal,) = server.receive("first", Header(Kind.PULL, job=1, epoch=1, sender=0), None, 0.0)
     assert isinstance(refusal, Send)
-    assert refusal.header.kind == Kind.ERROR
+    assert (refusal.peer, refusal.header.kind) == ("first", Kind.ERROR)
+    assert server.peers == {0: "second"}
     client = a_client()
     client.connected(0, 0.0)
     client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
     client.submit(0, 0.0)
-    client.encoded(0, 10, False, 0.0)
+    client.encoded(0, 10, False)
     error = from_server(Kind.ERROR)._replace(payload_bytes=len(refusal.body))
-    assert [type(a) for a in client.receive(0, error, refusal.body, 0.1)] == [Greet, Transmit]
+    assert client.receive(0, error, refusal.body, 0.0) == [], "what was refused is asked after on the new connection"
+
+
+def test_a_result_is_queued_once_on_a_connection_and_again_on_the_next() -> None:
+    server = ServerState(0, 2, 1, 1)
+    layout = a_layout()
+    server.register(layout, *specs_of(layout, 0, 2))
+    key = next(layout.parts())[1].key
+
+    def hear(rank: int, kind: Kind, **fields: Any) -> list[Any]:
+        header = Header(kind, job=1, epoch=1, plan=1, sender=rank, **fields)
+        effects = server.receive(f"w{rank}.{numbers[rank]}", header, None, 0.0)
+        return [(Kind(e.header.kind).name, e.result_slot) for e in effects if isinstance(e, Send)]
+
+    numbers = {0: 1, 1: 1}
+    for rank in (0, 1):
+        server.joined(f"w{rank}.1", rank)
+        hear(rank, Kind.PUSH, flags=Flag.WANT_RESULT, key=key, step=1)
+    sent = [effect for effect in server.folded(key, True, 8, False, 0, 0.0) if isinstance(effect, Send)]
+    assert [effect.header.kind for effect in sent] == [Kind.RESULT, Kind.RESULT]
+    assert hear(0, Kind.PULL, key=key, step=1) == [("ACK", None)], "it is on its way"
+    assert hear(0, Kind.PUSH, key=key, step=1) == [("ACK", None)]
+    numbers[0] = 2
+    server.joined("w0.2", 0)
+    assert hear(0, Kind.PULL, key=key, step=1) == [("RESULT", 0)]
+    assert hear(0, Kind.PULL, key=key, step=1) == [("ACK", None)]
+    assert hear(1, Kind.PULL, key=key, step=1) == [("ACK", None)], "the other rank's connection is the one it was"
+
+
+def test_a_question_is_followed_by_one_payload_however_often_it_is_answered() -> None:
+    client = a_client()
+    client.connected(0, 0.0)
+    client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
+    client.submit(0, 0.0)
+    client.encoded(0, 10, False)
+    body = encode_body(Notice(ErrorCode.PUSH_MISSING, "no push"))
+    missing = from_server(Kind.ERROR)._replace(payload_bytes=len(body))
+    assert client.receive(0, missing, body, 0.0) == [], "nobody asked"
+    client.disconnected(0)
+    client.connected(0, 0.0)
+    (push,) = client.receive(0, missing, body, 0.0)
+    assert isinstance(push, Transmit)
+    assert push.payload
+    assert client.receive(0, missing, body, 0.0) == []
+    assert client.servers[0].parts_in_flight == 1
 
 
 @given(

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 from sim_members import WrongError
+from sim_network import Weather
 from sim_oracle import Chances
 from sim_worker import SimWorker, Ticket
 from simulation import Scenario, World, quiet, simulate
@@ -19,9 +20,9 @@ from psgc.scheduler.rendezvous import Barriers, Name
 from psgc.server.state import Commit
 from psgc.server.step import NO_SLOT, Fold, KeyState
 from psgc.server.window import Window
-from psgc.wire.frames import Flag
-from psgc.worker.client import Client, Decode, Greet
-from psgc.worker.transfers import Transfers
+from psgc.wire.frames import Flag, Kind
+from psgc.worker import client
+from psgc.worker.client import Client, Decode, Greet, Phase, Transmit
 
 SAMPLE = 1500
 CHUNK = 100
@@ -66,8 +67,9 @@ def test_the_sample_contains_what_it_is_meant_to() -> None:
         for worker in world.workers:
             assert worker.client is not None
             seen["a push was sent again"] += worker.client.resent
-            seen["a result was asked for"] += worker.client.probes
+            seen["a result was asked for"] += worker.client.asked
             seen["a residual was saved"] += worker.residuals
+        seen["a payload took seconds"] += world.scenario.weather.rate < 1e5 and world.scenario.local < 1
         for server in world.servers:
             seen["a residual was restored"] += (
                 sum(bool(entry.state.restored) for entry in server.state.keys.values()) if server.state else 0
@@ -87,7 +89,7 @@ def test_the_sample_contains_what_it_is_meant_to() -> None:
 
 EXPECTED = [
     "a connection was cut", "a message was lost", "a message was repeated", "one key at a time", "one credit",
-    "a push was sent again", "a step took two rounds",
+    "a push was sent again", "a step took two rounds", "a payload took seconds",
     "a result was asked for", "some ranks skipped", "all ranks skipped", "a part was poisoned", "a sum was not finite",
     "a residual was saved", "a residual was restored", "a step was not applied", "the residual changed its unit", "a result was added back",
 ]  # fmt: skip
@@ -96,13 +98,25 @@ EXPECTED = [
 # broken rules: the simulation must see each
 
 BAD = replace(
-    Scenario.drawn(0), workers=3, servers=1, parts=(2, 1), steps=4, names=0, broadcasts=0, local=0.5, hurry=0.0, saves=0.0, restores=False
+    Scenario.drawn(0),
+    cuts_early=False,
+    workers=3,
+    servers=1,
+    parts=(2, 1),
+    steps=4,
+    names=0,
+    broadcasts=0,
+    local=0.5,
+    hurry=0.0,
+    saves=0.0,
+    restores=False,
 )
 ROUGH = replace(
     BAD, chances=Chances(), cuts=8, cut_every_s=0.01, weather=replace(BAD.weather, delay_s=0.002, repeats=0.1, reconnect_s=0.02)
 )
 ODD = replace(BAD, codec="onebit", chances=Chances(0.2, 0.1, 0.5, 0.5, 0.1), window_bytes=1 << 30)
 SAVED = replace(ROUGH, codec="onebit", saves=1.0, restores=True, chances=Chances(0.0, 0.1, 0.5, 0.5, 0.1), window_bytes=1 << 30)
+SLOW = replace(BAD, chances=Chances(), cuts=0, local=0.0, weather=Weather(slow=0.0, repeats=0.0, rate=1e5), credit_parts=-1, credit_bytes=0)
 Mutation = Callable[[], AbstractContextManager[Any]]
 
 
@@ -182,11 +196,52 @@ def _always_own(result: Any) -> Any:
 def _says_nothing_again() -> Iterator[None]:
     """Neither on a new connection nor when a server asks for it."""
 
-    def connected(self: Client, server: int, now: float) -> Any:
-        self.servers[server].up = True
-        return [Greet(server), *self._pump(server, now)]
+    def connected(self: Client, server: int, now: float, *, queues: bool = False) -> Any:
+        state = self.servers[server]
+        state.up, state.queues, state.unsent = True, queues, 0
+        return [Greet(server), *self._measure(server, now), *self._pump(server)]
 
     with patch.object(Client, "connected", connected), patch.object(Client, "_error", lambda *_: []):
+        yield
+
+
+def _pushes_what_is_quiet(tick: Any) -> Any:
+    def wrong(self: SimWorker) -> None:
+        client, now = self.client, self.clock.now
+        for server in range(client.server_count if client is not None else 0):
+            assert client is not None
+            quiet_ = [part for part in client._unanswered(server) if now - part.began > 2.0 and part.phase is Phase.SENT]
+            self._apply([client._push(part) for part in quiet_])
+        tick(self)
+
+    return wrong
+
+
+@contextmanager
+def _asks_after_residuals_once() -> Iterator[None]:
+    connected = Client.connected
+
+    def wrong(self: Client, server: int, *arguments: Any, **more: Any) -> Any:
+        said = self.servers[server].transfers.said
+        return [a for a in connected(self, server, *arguments, **more) if not (isinstance(a, Transmit) and _is_of(a, said))]
+
+    with patch.object(Client, "connected", wrong):
+        yield
+
+
+def _is_of(action: Transmit, transfers: Any) -> bool:
+    return action.header.kind in (Kind.RESIDUAL, Kind.RESTORE) and any(t.key == action.header.key for t in transfers)
+
+
+@contextmanager
+def _pushes_before_it_asks() -> Iterator[None]:
+    """What was not acknowledged goes out at once on a new connection."""
+
+    def ask(self: Client, part: Any) -> Any:
+        part.asked = True
+        return self._push(part) if part.phase is Phase.SENT else Transmit(part.server, self._header(Kind.PULL, part))
+
+    with patch.object(Client, "_ask", ask):
         yield
 
 
@@ -206,10 +261,16 @@ MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
     "payloads are summed as they arrive": (BAD, _method(KeyState, "_advance", _order_of_arrival)),
     "a step that was not applied is not added back": (ODD, _method(KeyState, "_carry_forward", _never_adds_back)),
     "what is not applied is left out of a saved residual": (SAVED, _method(KeyState, "residual", _tells_what_is_new)),
-    "residuals that were asked for are not asked for again": (SAVED, _method(Transfers, "again", lambda _: lambda *_: [])),
+    "residuals that were asked for are not asked for again": (SAVED, _asks_after_residuals_once),
     "a change of unit is lost in a step without payload": (ODD, _method(KeyState, "_commit", _forgets_units)),
     "a skipper commits its residual": (ODD, _method(Client, "_result", _always_own)),
     "what was lost is not sent again": (ROUGH, _says_nothing_again),
+    "what is quiet is sent again": (SLOW, _method(SimWorker, "_tick", _pushes_what_is_quiet)),
+    "what may be lost is sent again without a question": (ROUGH, _pushes_before_it_asks),
+    "a result is sent again though it is on its way": (ROUGH, _method(KeyState, "_is_queued", lambda _: lambda *_: False)),
+    "what was on its way when a connection broke is taken for sent": (ROUGH, _method(KeyState, "reconnected", lambda _: lambda *_: None)),
+    "more payloads are given to a connection than it needs": (SLOW, lambda: patch.object(client, "MOST_UNSENT", 3)),
+    "payloads that leave a connection's queue make no room there": (SLOW, _method(Client, "departed", lambda _: lambda *_: [])),
     "credit is not given back": (replace(BAD, credit_parts=1), _method(Client, "_return_credit", lambda _: lambda self, part: None)),
     "pushes are sent past the credit": (replace(BAD, credit_parts=1), _method(Client, "_has_credit", lambda _: lambda *_: True)),
     "a window that is full admits more": (
