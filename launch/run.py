@@ -7,7 +7,8 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from psgc.config import Config
@@ -18,24 +19,30 @@ from psgc.launch.supervisor import Patience, Supervisor
 from psgc.launch.tables import progress
 from psgc.launch.threads import shared_cores
 from psgc.launch.warming import prepare
+from psgc.transport.pacing import make_file
 from psgc.transport.voice import own_outlet
 
 # Who is who in a job that this shell was set up for, or that this one is started from: wrong for this one.
 NOT_INHERITED: Final = {
     "DMLC_ROLE", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
-    "PSGC_SCHEDULER_FD", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", *ranks.NAMES, *ranks.MASTER, *ranks.TORCHRUNS,
+    "PSGC_SCHEDULER_FD", "PSGC_LINK_MBIT", "PSGC_LINK_FD", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", *ranks.NAMES, *ranks.MASTER, *ranks.TORCHRUNS,
 }  # fmt: skip
 
 
-def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes: int = 1, codec: str | None = None,
-            plan: str | None = None, layout_out: str | None = None, prefix: bool = True, program: str = "psgc run",
-            cores: Sequence[Iterable[int]] = ()) -> int:  # fmt: skip
-    """Start scheduler, servers and workers; return the job's exit status. plan, layout_out: PSGC_PLAN and PSGC_LAYOUT_OUT.
+def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes: int | None = None, codec: str | None = None,
+            plan: str | None = None, layout_out: str | None = None, link_mbit: float | None = None, prefix: bool = True,
+            program: str = "psgc run", cores: Sequence[Iterable[int]] = ()) -> int:  # fmt: skip
+    """Start scheduler, servers and workers; return the job's exit status. nodes: default: 1, with ``link_mbit`` one for each worker. plan,
+    layout_out: PSGC_PLAN and PSGC_LAYOUT_OUT. link_mbit: of each node's and each server's simulated link, each way, 1e6 bit/s.
     program: begins our own lines. cores: that each worker stays on.
 
     Raises UsageError, ConfigError or CodecError before anything starts.
     """
+    if nodes is None:
+        nodes = workers if link_mbit is not None else 1
     _check(command, workers, servers, nodes)
+    if link_mbit is not None:
+        _check_link(link_mbit)
     if codec and plan:
         raise UsageError(f"run: --codec {codec} and --plan {plan}: a plan names each bucket's codec; leave one of them out")
     files = _files(plan, layout_out)
@@ -54,39 +61,57 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         env = {**_job_env(listener.getsockname()[1], workers, servers, nodes, codec), **files}
         for note in Config.from_env(env).notes:
             print(f"{program}: {note}", file=sys.stderr)
+        if link_mbit is not None:
+            print(f"{program}: {_described(link_mbit, workers, nodes)}", file=sys.stderr)
         try:
-            _start_services(supervisor, env, listener, servers)
-            _start_workers(supervisor, env, command, workers, nodes, cores)
+            _start_services(supervisor, env, listener, servers, link_mbit)
+            _start_workers(supervisor, env, command, workers, nodes, cores, link_mbit)
         except OSError as error:
             raise PsgcError(f"run: cannot start process {len(supervisor.children) + 1} of the job: {error}; see `ulimit -u -n`") from None
         listener.close()  # the scheduler has its own descriptor; without it nobody would listen
         return supervisor.run()
 
 
-def _start_services(supervisor: Supervisor, env: Mapping[str, str], listener: socket.socket, servers: int) -> None:
+@contextmanager
+def _link(link_mbit: float | None) -> Iterator[tuple[dict[str, str], list[int]]]:
+    """What the processes of one simulated host are told of its link, and inherit."""
+    if link_mbit is None:
+        yield {}, []
+        return
+    fd = make_file()
+    try:
+        yield {"PSGC_TRANSPORT": "tcp", "PSGC_LINK_MBIT": f"{link_mbit:g}", "PSGC_LINK_FD": str(fd)}, [fd]
+    finally:
+        os.close(fd)
+
+
+def _start_services(supervisor: Supervisor, env: Mapping[str, str], listener: socket.socket, servers: int, link_mbit: float | None) -> None:
     role = [sys.executable, "-m", "psgc.launch.role"]
     fd = listener.fileno()
     scheduler = {**env, "DMLC_ROLE": "scheduler", "PSGC_SCHEDULER_FD": str(fd)}
     supervisor.start("scheduler", [*role, "scheduler"], scheduler, service=True, pass_fds=[fd])
     for index in range(servers):
-        server = {**env, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(index)}
-        supervisor.start(f"server {index}", [*role, "server"], server, service=True, keep_memory=True)
+        with _link(link_mbit) as (link, fds):
+            server = {**env, **link, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(index)}
+            supervisor.start(f"server {index}", [*role, "server"], server, service=True, keep_memory=True, pass_fds=fds)
 
 
 def _start_workers(
-    supervisor: Supervisor, env: Mapping[str, str], command: Sequence[str], workers: int, nodes: int, cores: Sequence[Iterable[int]]
-) -> None:
+    supervisor: Supervisor, env: Mapping[str, str], command: Sequence[str], workers: int, nodes: int, cores: Sequence[Iterable[int]],
+    link_mbit: float | None,
+) -> None:  # fmt: skip
     """Workers are spread over the nodes; sizes may differ by one."""
     sizes = [workers // nodes + (node < workers % nodes) for node in range(nodes)]
     meeting_place = ranks.meeting_place(os.environ)
     for node, local_size in enumerate(sizes):
-        for local_rank in range(local_size):
-            worker = {
-                **env, **meeting_place, **ranks.place(sizes, node, local_rank), "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node),
-                "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(local_size),
-            }  # fmt: skip
-            rank = int(worker["RANK"])
-            supervisor.start(f"worker {rank}", command, worker, cores=cores[rank] if cores else ())
+        with _link(link_mbit) as (link, fds):
+            for local_rank in range(local_size):
+                worker = {
+                    **env, **meeting_place, **ranks.place(sizes, node, local_rank), **link, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node),
+                    "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(local_size),
+                }  # fmt: skip
+                rank = int(worker["RANK"])
+                supervisor.start(f"worker {rank}", command, worker, cores=cores[rank] if cores else (), pass_fds=fds)
 
 
 def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> None:
@@ -99,6 +124,21 @@ def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> No
         raise UsageError(f"run: --workers {workers} --servers {servers} --nodes {nodes}: each must be at least 1")
     if nodes > workers:
         raise UsageError(f"run: --nodes {nodes} is more than --workers {workers}: every node needs a worker")
+
+
+def _check_link(link_mbit: float) -> None:
+    if not 0.001 <= link_mbit <= 100_000:
+        raise UsageError(f"run: --link-mbit {link_mbit:g}: expected a rate from 0.001 to 100000, in 1e6 bit/s")
+    if os.environ.get("PSGC_TRANSPORT", "").strip().lower() == "shm":
+        raise UsageError(f"run: --link-mbit {link_mbit:g} paces TCP, but PSGC_TRANSPORT=shm asks for shared memory; leave one of them out")
+
+
+def _described(link_mbit: float, workers: int, nodes: int) -> str:
+    each = "each worker" if nodes == workers else f"each of {nodes} nodes"
+    return (
+        f"{each} and each server has a link of {link_mbit:g} Mbit/s, each way, simulated: psgc's own payloads are paced, "
+        f"torch.distributed's collectives are not"
+    )
 
 
 def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:

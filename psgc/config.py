@@ -35,6 +35,11 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _rate(text: str) -> float:
+    """a number above 0"""
+    return _seconds(text)
+
+
 def _switch(text: str) -> bool:
     """0 or 1"""
     return {"0": False, "1": True}[text.strip()]
@@ -113,6 +118,8 @@ VARIABLES: Final = (
     Variable("PSGC_SERVER_THREADS", "server_threads", _integer(1), "s", "summation threads", ("BYTEPS_SERVER_ENGINE_THREAD",)),
     Variable("PSGC_WINDOW_BYTES", "window_bytes", _integer(1), "s", "payload bytes of a plan that a server has room for at once"),
     Variable("PSGC_TRANSPORT", "transport", _one_of("auto", "tcp", "shm"), "ws", "auto: shared memory on one host, else TCP"),
+    Variable("PSGC_LINK_MBIT", "link_mbit", _rate, "ws", "set by `psgc run --link-mbit`: rate of this process's host's link, each way, 1e6 bit/s"),
+    Variable("PSGC_LINK_FD", "link_fd", _integer(0), "ws", "set by `psgc run --link-mbit`: by which the processes of one host share its link"),
     Variable("PSGC_HEARTBEAT_S", "heartbeat_s", _seconds, "wsc", "seconds between heartbeats"),
     Variable("PSGC_SILENCE_S", "silence_s", _seconds, "wsc", "after so many seconds what is awaited is named; then ever more rarely, up to a minute apart"),
     Variable("PSGC_DEAD_S", "dead_s", _seconds, "wsc", "a silent member on another host is dead after so many seconds"),
@@ -176,6 +183,8 @@ class Config:
     server_threads: int = 0
     window_bytes: int = 1 << 30
     transport: str = "auto"
+    link_mbit: float = 0.0  # not paced
+    link_fd: int = -1
     heartbeat_s: float = 1.0
     silence_s: float = 5.0
     dead_s: float = 15.0

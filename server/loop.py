@@ -35,6 +35,7 @@ from psgc.transport.keeper_wire import send_segment
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memfd import LocalLink, LocalListener
+from psgc.transport.pacing import PacedLink
 from psgc.transport.tcp import TcpLink, TcpListener
 from psgc.transport.voice import ADMISSION, AWAITED, Voice
 from psgc.transport.watch import Pollable, Watch
@@ -73,7 +74,7 @@ class Server:
         if config.transport != "tcp":
             self._listener = LocalListener(f"psgc/{config.job:x}/{os.getpid()}/{secrets.token_hex(4)}")
         self._gate: Gate | None = None  # once we know who may come in; until then connections wait in the kernel
-        self._links = LinkSet()
+        self._links = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
         self._store = Store()
         self._works: dict[int, KeyWork] = {}
         self._preparing: set[int] = set()  # layouts whose kernels are being loaded, or have been

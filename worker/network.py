@@ -28,6 +28,7 @@ from psgc.report import Launcher
 from psgc.transport.arena import Arena
 from psgc.transport.host import host_id
 from psgc.transport.link_set import LinkSet
+from psgc.transport.pacing import PacedLink
 from psgc.transport.voice import PARTS
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
@@ -89,7 +90,7 @@ class Network(threading.Thread):
         self.topology: Topology | None = None
         self.layouts: dict[str, Layout] = {}
         self.links: list[ServerLink] = []
-        self._connections = LinkSet()
+        self._connections = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
         self.client: Client | None = None
         self.waiting = Waiting()
         self._buckets: dict[tuple[int, int], _Running] = {}

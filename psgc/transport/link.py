@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from psgc.transport.handshake import Proof
+from psgc.transport.pacing import PacedLink
 from psgc.wire.frames import Header
 
 MAX_MESSAGES: Final = 64  # of one connection in one turn, before the others have theirs
@@ -33,6 +34,8 @@ class Link(ABC):
         self.more = False
         self.unsent = 0
         self.owner: Any = None  # whoever keeps it, for who finds it ready
+        self.pace: PacedLink | None = None  # its simulated host's, if it is paced
+        self.held_out = self.held_in = False  # it had more to send, or perhaps to receive, than the simulated link lets pass now
         self._greeting = proof.begin()
 
     def fileno(self) -> int:

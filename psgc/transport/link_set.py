@@ -1,25 +1,33 @@
 """The proved connections of one I/O thread: which are ready, in one system call however many there are.
 
-Owns their epoll, which itself is one descriptor for ``Watch``. Nothing here takes time for a connection on which nothing happens.
+Owns their epoll, which itself is one descriptor for ``Watch``. Nothing here takes time for a connection on which nothing happens. Where the
+host's link is simulated, connections that it holds up are not polled until it is free again, which an alarm tells.
 """
 
 from __future__ import annotations
 
 import select
+import socket
 from collections.abc import Iterator
 
 from psgc.transport.link import Link
+from psgc.transport.pacing import Alarm, PacedLink
 
 
 class LinkSet:
-    """See the module's text. Not for two threads at once."""
+    """See the module's text. pace: of the simulated link that all connections share. Not for two threads at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: PacedLink | None = None) -> None:
+        self._pace = pace
+        self._alarm = Alarm() if pace is not None else None
+        self._held: dict[int, Link] = {}
         self._epoll = select.epoll()
         self._links: dict[int, Link] = {}
         self._polled_for: dict[int, int] = {}
         self._touched: dict[int, Link] = {}
         self._more: dict[int, Link] = {}
+        if self._alarm is not None:
+            self._epoll.register(self._alarm.fileno(), select.EPOLLIN)
 
     def __iter__(self) -> Iterator[Link]:
         return iter(list(self._links.values()))
@@ -38,13 +46,16 @@ class LinkSet:
         self._links[fd] = link
         self._polled_for[fd] = select.EPOLLIN
         self._epoll.register(fd, select.EPOLLIN)
+        if self._pace is not None:
+            link.pace = self._pace
+            link.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._pace.queue_bytes)
 
     def discard(self, link: Link) -> None:
         """Before it is closed: a copy of the descriptor in another process would keep the epoll awake."""
         fd = link.fileno()
         if self._links.get(fd) is link:
             self._epoll.unregister(fd)
-            for known in (self._links, self._polled_for, self._touched, self._more):
+            for known in (self._links, self._polled_for, self._touched, self._more, self._held):
                 known.pop(fd, None)
 
     def touch(self, link: Link) -> None:
@@ -57,13 +68,17 @@ class LinkSet:
         for fd, link in touched.items():
             if not link.closed:
                 link.flush()
-                self._poll_for(fd, select.EPOLLIN | (select.EPOLLOUT if link.queued else 0))
+                self._settle(fd, link)
         return list(touched.values())
 
     def ready(self) -> list[Link]:
         """Those to be received from, or that are closed. What waited to be sent on them has been sent, as far as there is room."""
+        if self._alarm is not None and self._alarm.rang():
+            self._resume()
         ready, self._more = self._more, {}
         for fd, events in self._epoll.poll(0):
+            if self._alarm is not None and fd == self._alarm.fileno():
+                continue  # it rang just now: there is another turn at once
             link = self._links[fd]
             if events & select.EPOLLOUT:
                 self._touched[fd] = link
@@ -73,8 +88,29 @@ class LinkSet:
 
     def received(self, link: Link) -> None:
         """``link.receive`` has been called: whether it stopped early."""
-        if link.more and not link.closed:
+        if link.closed:
+            return
+        if link.more:
             self._more[link.fileno()] = link
+        if link.held_in:
+            self._settle(link.fileno(), link)
+
+    def _settle(self, fd: int, link: Link) -> None:
+        """Poll for what is of use now; what the simulated link holds up waits for the alarm."""
+        self._poll_for(fd, (0 if link.held_in else select.EPOLLIN) | (select.EPOLLOUT if link.queued and not link.held_out else 0))
+        if self._alarm is not None and link.pace is not None and (link.held_in or link.held_out):
+            self._held[fd] = link
+            for held, pace in ((link.held_out, link.pace.out), (link.held_in, link.pace.into)):
+                if held:
+                    self._alarm.set(pace.free_at)
+
+    def _resume(self) -> None:
+        """The simulated link is free for one of those that it held up: who came first the last time comes last now."""
+        held, self._held = list(self._held.items()), {}
+        for fd, link in (*held[1:], *held[:1]):
+            link.held_in = link.held_out = False
+            self._touched[fd] = link
+            self._settle(fd, link)
 
     def _poll_for(self, fd: int, events: int) -> None:
         if self._polled_for[fd] != events:
@@ -83,3 +119,5 @@ class LinkSet:
 
     def close(self) -> None:
         self._epoll.close()
+        if self._alarm is not None:
+            self._alarm.close()

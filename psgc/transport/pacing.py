@@ -8,12 +8,14 @@ and says ``spend``; nobody sleeps here. Knows bytes, not messages.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import fcntl
 import os
 import struct
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 FRAME_SHARE: Final = 1514 / 1448  # of a link's bytes to those that TCP carries: 66 of headers in a full Ethernet frame
 QUANTUM_S: Final = 2e-3  # shorter, and a busy machine's wake-ups cost more than they carry
@@ -23,6 +25,9 @@ LEAST_QUANTUM_BYTES: Final = 1448
 LATE_S: Final = 50e-3
 QUEUE_S: Final = 10e-3  # what a switch keeps for a busy link
 LEAST_QUEUE_BYTES: Final = 128 << 10
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_SPEC: Final = struct.Struct("@qqqq")  # struct itimerspec: interval, then moment, each in seconds and nanoseconds
+_ABSOLUTE: Final = 1  # TFD_TIMER_ABSTIME
 _STATE: Final = struct.Struct("<q?")  # when the link is free again, monotonic ns; whether somebody had more to send then
 DIRECTIONS: Final = ("out", "in")
 FILE_BYTES: Final = 2 * _STATE.size
@@ -67,6 +72,52 @@ class Pace:
         return free_ns, waited
 
 
+def cut(pieces: list[Any], nbytes: int) -> list[Any]:
+    """The first ``nbytes`` of pieces that are to be sent."""
+    cut_off = []
+    for piece in pieces:
+        if nbytes <= 0:
+            break
+        cut_off.append(piece[:nbytes])
+        nbytes -= len(piece)
+    return cut_off
+
+
+class Alarm:
+    """A descriptor that becomes readable at a moment, more exactly than the milliseconds of a poll's time-out. Raises OSError where there is
+    no timerfd."""
+
+    def __init__(self) -> None:
+        self._fd = _LIBC.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "no timerfd")
+        self.at = float("inf")
+
+    def fileno(self) -> int:
+        return int(self._fd)
+
+    def set(self, at: float) -> None:
+        """In seconds of the monotonic clock; in the past: now. An earlier moment that was set stays."""
+        if at < self.at:
+            self.at = at
+            seconds, fraction = divmod(max(at, 1e-9), 1.0)
+            moment = _SPEC.pack(0, 0, int(seconds), max(1, int(fraction * 1e9)))
+            if _LIBC.timerfd_settime(self._fd, _ABSOLUTE, moment, None) < 0:
+                raise OSError(ctypes.get_errno(), "the timer of a simulated link cannot be set")
+
+    def rang(self) -> bool:
+        """Whether the moment has come; then there is none any more."""
+        if time.monotonic() < self.at:
+            return False
+        self.at = float("inf")
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._fd, 8)
+        return True
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
 @dataclass(frozen=True, slots=True)
 class PacedLink:
     """Both directions of a simulated host's link."""
@@ -78,7 +129,9 @@ class PacedLink:
     @classmethod
     def of(cls, mbit: float, fd: int = -1) -> PacedLink:
         """mbit: 1e6 bit/s, each way. fd: as ``make_file`` made it, for whoever shares the link; -1: nobody does. Raises OSError."""
-        fd = make_file() if fd < 0 else fd
+        if fd < 0:
+            fd = make_file()
+        os.set_inheritable(fd, False)
         rate = mbit * 1e6 / 8
         return cls(Pace(fd, "out", rate), Pace(fd, "in", rate), max(LEAST_QUEUE_BYTES, int(rate * QUEUE_S)))
 

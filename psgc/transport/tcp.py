@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.transport.handshake import Proof
 from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Link
+from psgc.transport.pacing import cut
 from psgc.wire.frames import HEADER_BYTES, Header, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 
@@ -89,6 +90,12 @@ class TcpLink(Link):
     def flush(self) -> None:
         while self._queue and not self.closed:
             pieces, total = self._pieces()
+            if self.pace is not None:
+                allowed = self.pace.out.allowance()
+                self.held_out = allowed == 0
+                if self.held_out:
+                    return
+                pieces, total = cut(pieces, allowed), min(total, allowed)
             try:
                 sent = self.socket.sendmsg(pieces)
             except BlockingIOError:
@@ -97,6 +104,8 @@ class TcpLink(Link):
                 self.fail(error.strerror or str(error))
                 return
             self._forget(sent)
+            if self.pace is not None:
+                self.pace.out.spend(sent, more=self.queued)
             if sent < total:
                 return
 
@@ -177,12 +186,16 @@ class TcpLink(Link):
         if self._lo:
             stage[: self._hi - self._lo] = stage[self._lo : self._hi]
             self._lo, self._hi = 0, self._hi - self._lo
-        room = STAGE_BYTES - self._hi
+        rooms: list[memoryview] = [self._payload[self._filled :], stage] if lacks else [stage[self._hi :]]
+        room = lacks + STAGE_BYTES - self._hi
+        if self.pace is not None:
+            allowed = self.pace.into.allowance()
+            self.held_in = allowed == 0
+            if self.held_in:
+                return True
+            rooms, room = cut(rooms, allowed), min(room, allowed)
         try:
-            if lacks:
-                count = self.socket.recvmsg_into([self._payload[self._filled :], stage])[0]
-            else:
-                count = self.socket.recv_into(stage[self._hi :])
+            count = self.socket.recvmsg_into(rooms)[0]
         except BlockingIOError:
             return True
         except OSError as error:
@@ -191,13 +204,15 @@ class TcpLink(Link):
         if count == 0:
             self.fail("closed by the peer")
             return True
+        if self.pace is not None:
+            self.pace.into.spend(count, more=count == room)
         self._filled += min(count, lacks)
         self._hi += max(0, count - lacks)
-        return count < lacks + room
+        return count < room
 
     def _wake_for(self, lacks: int) -> None:
         """Have polls return when much of a large payload is there, and not for every packet."""
-        wake = min(lacks, WAKE_BYTES) if lacks > STAGE_BYTES else 1
+        wake = min(lacks, WAKE_BYTES if self.pace is None else self.pace.into.quantum) if lacks > STAGE_BYTES else 1
         if wake != self._wake:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
             self._wake = wake

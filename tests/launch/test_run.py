@@ -47,6 +47,26 @@ def test_a_command_that_does_not_use_psgc_ends_all_the_same(launched: Any) -> No
     assert err == "psgc run: no worker has joined the job, so nothing was synchronised: does the command use psgc? (psgc.torch.init())\n"
 
 
+PACED = str(Path(__file__).parent.parent / "jobs" / "paced.py")
+
+
+@pytest.mark.parametrize(("shared", "local_size", "megabytes_one_way"), [((), 1, 1), (("--nodes", "1"), 2, 2)])
+def test_simulated_links_carry_no_more_than_they_are_told_and_nodes_share_theirs(
+    launched: Any, shared: tuple[str, ...], local_size: int, megabytes_one_way: int
+) -> None:
+    job = ("run", "--no-prefix", "--servers", "2", "--link-mbit", "20", *shared, "--", sys.executable, PACED)
+    status, out, err = launched.end(launched.psgc(*job))
+    assert status == 0, err
+    assert re.search(
+        r"^psgc run: each .* has a link of 20 Mbit/s, each way, simulated: .*torch\.distributed's collectives are not$", err, re.MULTILINE
+    )
+    told = [json.loads(line) for line in out.splitlines()]
+    for size, transport, seconds in told:
+        assert (size, transport) == (local_size, "tcp")
+        assert seconds > 0.9 * 3 * 2 * megabytes_one_way * 8 / 20, "three steps, there and back"
+    assert len(told) == 2
+
+
 ENDS = str(Path(__file__).parent.parent / "jobs" / "ends.py")
 
 
@@ -76,6 +96,9 @@ def test_the_last_line_says_once_who_failed_and_where_and_the_status_is_kept(lau
         (("run", "--codec", "onebitt", "--", "true"), {}, "unknown codec 'onebitt'; there are none"),
         (("run", "--codec", "topk:k=0", "--", "true"), {}, "topk"),
         (("run", "--", "true"), {"PSGC_CODEC": "onebitt"}, "unknown codec 'onebitt'"),
+        (("run", "--link-mbit", "0", "--", "true"), {}, "--link-mbit 0: expected a rate from 0.001 to 100000"),
+        (("run", "--link-mbit", "nan", "--", "true"), {}, "--link-mbit nan: expected a rate"),
+        (("run", "--link-mbit", "9", "--", "true"), {"PSGC_TRANSPORT": "shm"}, "PSGC_TRANSPORT=shm asks for shared memory"),
         (("run", "--", "true"), {"PSGC_PART_BYTES": "many"}, "PSGC_PART_BYTES='many'"),
         (("run", "--plan", "nowhere.json", "--", "true"), {}, "plan nowhere.json: No such file or directory"),
         (("run", "--plan", "p", "--codec", "int8", "--", "true"), {}, "--codec int8 and --plan p: a plan names each bucket's codec"),

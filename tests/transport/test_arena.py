@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from psgc.transport.arena import FIRST_BYTES, Arena
+from psgc.transport.handshake import WorkerProof
 from psgc.transport.mapping import map_shared, populate
 from psgc.transport.memfd import LocalLink, Segment
 from psgc.wire.frames import Header, Kind
@@ -109,14 +110,16 @@ def test_what_cannot_be_mapped_is_said() -> None:
 
 
 def test_a_peer_holds_no_descriptor_of_what_it_was_passed() -> None:
-    ours, theirs = (LocalLink(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    proof = WorkerProof("unix", 0, 1, 0, bytes(32), "h", bytes(32))
+    ours, theirs = (LocalLink(end, proof, "peer") for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
     arena = Arena("test")
     piece = arena.cut(5)
     piece.bytes[:] = list(b"hello")
     before = descriptors()
-    for _ in range(50):
+    for _ in range(40):
         ours.announce(0, arena.segments[0])
     ours.send_located(Header(Kind.PUSH, payload_bytes=5), piece.segment, piece.offset)
+    ours.flush()
     assert [bytes(payload) for _, payload in theirs.receive()] == [b"hello"]
     assert descriptors() == before
     for end in (ours, theirs):
