@@ -56,8 +56,8 @@ class Owner(Protocol):
 class _Declared:
     """A name on its way to a layout."""
 
-    def __init__(self, request: int, body: bytes) -> None:
-        self.request, self.body = request, body
+    def __init__(self, request: int, body: bytes, rate: int) -> None:
+        self.request, self.body, self.rate = request, body, rate
         self.then: list[Callable[[Layout], None]] = []
 
 
@@ -95,7 +95,8 @@ class Coordinator:
         )  # fmt: skip
         self._send(Kind.REGISTER, encode_body(body))
 
-    def declare(self, declaration: Declaration, then: Callable[[Layout], None]) -> None:
+    def declare(self, declaration: Declaration, then: Callable[[Layout], None], rate: int = 0) -> None:
+        """rate: bytes a second of this rank's slowest connection to a server; 0 if none has been measured."""
         layout = self._owner.layouts.get(declaration.name)
         if layout is not None:
             then(layout)
@@ -103,8 +104,8 @@ class Coordinator:
         declared = self._declared.get(declaration.name)
         if declared is None:
             self._requests += 1
-            declared = self._declared[declaration.name] = _Declared(self._requests, encode_body(declaration.to_json()))
-            self._send(Kind.DECLARE, declared.body, plan=declared.request)
+            declared = self._declared[declaration.name] = _Declared(self._requests, encode_body(declaration.to_json()), rate)
+            self._send(Kind.DECLARE, declared.body, plan=declared.request, step=rate)
         declared.then.append(then)
 
     def barrier(self, number: int, passed: threading.Event, layout: int = 0) -> None:
@@ -187,7 +188,7 @@ class Coordinator:
         if self._rank is None:
             self.register()
         for declared in self._declared.values():
-            self._send(Kind.DECLARE, declared.body, plan=declared.request)
+            self._send(Kind.DECLARE, declared.body, plan=declared.request, step=declared.rate)
         for layout, number in self._barriers:
             self._send(Kind.BARRIER, plan=layout, step=number)
         if self._leaving and not self.left:

@@ -309,7 +309,7 @@ class Network(threading.Thread):
     def _declare(self, declaration: Declaration, then: Callable[[Layout], None]) -> None:
         """How layouts are cut depends on how fast the connections are."""
         if self.client is not None and self.client.measured:
-            self._coordinator.declare(declaration, then)
+            self._coordinator.declare(declaration, then, self.client.rate)
         else:
             self._undeclared.append((declaration, then))
 
@@ -318,7 +318,7 @@ class Network(threading.Thread):
         logger.info("connections measured bytes_per_s=%d", self.client.rate)
         waiting, self._undeclared = self._undeclared, []
         for declaration, then in waiting:
-            self._coordinator.declare(declaration, then)
+            self._coordinator.declare(declaration, then, self.client.rate)
 
     def _submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
         running = self._buckets[(layout.id, bucket)]

@@ -180,7 +180,7 @@ class Membership:
         assert self.declarations is not None
         declaration = Declaration.from_json(decode_json(body, "DECLARE"))
         before = self.declarations.layouts
-        name = self.declarations.declare(member.rank, header.plan, declaration, now)
+        name = self.declarations.declare(member.rank, header.plan, declaration, now, header.step)
         if name.ready:
             return [self._layout(member, name)]
         return self._keys(name, self.roster.server_members()) if self.declarations.layouts > before else []

@@ -71,6 +71,7 @@ class Name:
     ranks: Gathering
     requests: dict[int, int] = field(default_factory=dict)  # rank -> its request id
     declarations: dict[int, Declaration] = field(default_factory=dict)
+    rate: int = 0  # bytes a second of the slowest connection that a rank has measured; 0: none has
     layout: Layout | None = None
     text: bytes = b""  # the layout as JSON
     servers: Gathering | None = None
@@ -93,12 +94,14 @@ class Declarations:
         self._names: dict[str, Name] = {}
         self._by_layout: dict[int, Name] = {}
 
-    def declare(self, rank: int, request: int, declaration: Declaration, now: float) -> Name:
-        """A rank's declaration; builds the layout if it completes one. Raises LayoutMismatch as soon as two ranks differ."""
+    def declare(self, rank: int, request: int, declaration: Declaration, now: float, rate: int = 0) -> Name:
+        """A rank's declaration, and bytes a second of its slowest connection (0: not known); builds the layout if it completes one. Raises
+        LayoutMismatch as soon as two ranks differ."""
         name = self._names.get(declaration.name)
         if name is None:
             name = self._names[declaration.name] = Name(Gathering(f"the declaration of {declaration.name!r}", self._size, now))
         name.requests[rank] = request
+        name.rate = min(filter(None, (name.rate, rate)), default=0)
         name.ranks.came.add(rank)
         if name.layout is None:
             self._check(name, rank, declaration)
@@ -147,7 +150,7 @@ class Declarations:
             )
         used = used_by_every_rank(declarations) if declarations[0].kind == "plan" else None
         name.layout = build_layout(
-            declarations[0], layout_id=layout_id, servers=self._servers, workers=self._size, used_by_all=used
+            declarations[0], layout_id=layout_id, servers=self._servers, workers=self._size, used_by_all=used, rate=name.rate
         )  # fmt: skip
         name.text = name.layout.to_json().encode()
         name.declarations.clear()
