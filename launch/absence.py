@@ -22,14 +22,16 @@ def tell_absence(config: Config, pid: int, why: str) -> None:
     """config: the worker's. why: how it ended, in a line."""
     import zmq
 
+    from psgc.transport.curve import control_keys
     from psgc.transport.dealer import Dealer
     from psgc.transport.host import host_id
 
     context: zmq.Context[Any] = zmq.Context()
-    dealer = Dealer(context, config.root_endpoint, b"launcher-%s-%d" % (os.urandom(6).hex().encode(), os.getpid()), config.dead_s)
+    identity = b"launcher-%s-%d" % (os.urandom(6).hex().encode(), os.getpid())
+    dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, control_keys(config.job, config.token))
     host = socket.gethostname()
     register = Register(
-        "worker", config.token, __version__, host_id(), host, pid, 0, config.nodes, config.servers, config.node, config.local_rank,
+        "worker", __version__, host_id(), host, pid, 0, config.nodes, config.servers, config.node, config.local_rank,
         config.local_size,
     )  # fmt: skip
     text = f"node {config.node} ({host}): {why}, before it joined the job"

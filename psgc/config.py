@@ -88,7 +88,7 @@ VARIABLES: Final = (
     Variable("BYTEPS_LOCAL_SIZE", "local_size", _integer(1), "w", "worker processes on this node", ("LOCAL_WORLD_SIZE",)),
     Variable("BYTEPS_FORCE_DISTRIBUTED", "force_distributed", _switch, "w", "1: one worker, too, goes through the servers"),
     Variable("PSGC_JOB", "job", _integer(0), "wsc", "job id in every header, so that jobs on one network cannot mix"),
-    Variable("PSGC_TOKEN", "token", _text, "wsc", "secret that every member shows when it registers"),
+    Variable("PSGC_TOKEN", "token", _text, "wsc", "the job's secret, from which keys are made: long and random; it never travels"),
     Variable("PSGC_CODEC", "codec", _text, "w", "codec of DistributedOptimizer where the script names none"),
     Variable("PSGC_PLAN", "plan", _text, "w", "file of the plan that gradients travel by (DistributedOptimizer's or ddp_hook's), on each machine"),
     Variable("PSGC_LAYOUT_OUT", "layout_out", _text, "w", "rank 0 writes the layout of its first DistributedOptimizer or ddp_hook to this file, as a plan"),

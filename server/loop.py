@@ -27,7 +27,8 @@ from psgc.report import Launcher
 from psgc.server.engine import Engine, KeyWork
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Send, SendResidual, ServerState, specs_of
 from psgc.server.store import KeyShape, Store
-from psgc.transport.dealer import Dealer
+from psgc.transport.curve import control_keys
+from psgc.transport.dealer import TURNED_AWAY, Dealer
 from psgc.transport.gate import Gate, Listener
 from psgc.transport.handshake import NONCE_BYTES, ServerProof, worker_key
 from psgc.transport.host import host_id, is_loopback, local_address_for, pid_started
@@ -69,7 +70,8 @@ class Server:
         self._context: zmq.Context[Any] = zmq.Context()
         self._watch = Watch()
         self._tcp = TcpListener(_bind_host(config), config.port, config.dead_s)
-        self._scheduler = Dealer(self._context, config.root_endpoint, b"server-" + secrets.token_hex(6).encode(), config.dead_s)
+        identity, keys = b"server-" + secrets.token_hex(6).encode(), control_keys(config.job, config.token)
+        self._scheduler = Dealer(self._context, config.root_endpoint, identity, config.dead_s, keys)
         self._listener = None
         if config.transport != "tcp":
             self._listener = LocalListener(f"psgc/{config.job:x}/{os.getpid()}/{secrets.token_hex(4)}")
@@ -237,7 +239,7 @@ class Server:
         address = config.advertise or f"{host}:{self._tcp.port}"
         local = self._listener.address if self._listener is not None else ""
         body = Register(
-            "server", config.token, __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
+            "server", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
             config.nodes, config.servers, index=config.server_index, address=f"tcp://{address}", local_address=local,
         )  # fmt: skip
         self._tell_scheduler(Kind.REGISTER, encode_body(body))
@@ -352,6 +354,9 @@ class Server:
 
     def _await_admission(self, now: float) -> None:
         config = self.config
+        if self._scheduler.turned_away:
+            self._end(1, f"server: the scheduler at {config.root_endpoint} {TURNED_AWAY}")
+            return
         self._register()
         talks = now - self._heard <= 2 * config.silence_s  # then it gives up itself, and can say who is missing
         if now - self._began > config.register_timeout_s and not talks:

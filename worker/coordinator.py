@@ -22,7 +22,8 @@ from psgc.config import Config
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, Layout
 from psgc.reminder import Reminder
-from psgc.transport.dealer import Dealer
+from psgc.transport.curve import control_keys
+from psgc.transport.dealer import TURNED_AWAY, Dealer
 from psgc.transport.host import host_id, pid_started
 from psgc.transport.voice import ADMISSION, AWAITED, Voice
 from psgc.transport.watch import Pollable
@@ -66,7 +67,8 @@ class Coordinator:
 
     def __init__(self, context: zmq.Context[Any], config: Config, owner: Owner) -> None:
         self._config, self._owner = config, owner
-        self._dealer = Dealer(context, config.root_endpoint, b"worker-%s-%d" % (os.urandom(6).hex().encode(), os.getpid()), config.dead_s)
+        identity = b"worker-%s-%d" % (os.urandom(6).hex().encode(), os.getpid())
+        self._dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, control_keys(config.job, config.token))
         self._up = False
         self._down_since = time.monotonic()
         self._heard = time.monotonic()
@@ -90,7 +92,7 @@ class Coordinator:
         """Ask to be let in; answered by TOPOLOGY once everyone is there. Safe to say again."""
         config = self._config
         body = Register(
-            "worker", config.token, __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
+            "worker", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
             config.nodes, config.servers, config.node, config.local_rank, config.local_size,
         )  # fmt: skip
         self._send(Kind.REGISTER, encode_body(body))
@@ -153,7 +155,9 @@ class Coordinator:
             self._say_again()
         if self._leaving:
             return
-        if self._rank is None:
+        if self._dealer.turned_away:
+            self._owner.failed(f"the scheduler at {config.root_endpoint} {TURNED_AWAY}")
+        elif self._rank is None:
             self._await_admission(now)
         elif not self._up and now - self._down_since > config.silence_s:
             self._owner.failed(

@@ -15,7 +15,8 @@ from psgc.mailbox import Mailbox
 from psgc.report import Launcher
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.membership import Membership
-from psgc.transport.host import host_id, process_alive
+from psgc.transport.curve import control_keys
+from psgc.transport.host import host_id, is_loopback, process_alive
 from psgc.transport.router import Router
 from psgc.transport.voice import AWAITED, Voice
 from psgc.wire.frames import pack_header
@@ -28,9 +29,13 @@ def serve(config: Config) -> int:
     """Keep one job together to its end. Returns the exit status; why a job failed is the last line logged."""
     config.require_cluster()
     context: zmq.Context[Any] = zmq.Context()
-    host = config.root_host if config.scheduler_fd >= 0 else "*"
+    keys = control_keys(config.job, config.token)
+    alone = is_loopback(config.root_host)
+    if not alone:
+        _warn(config)
+    host = config.root_host if config.scheduler_fd >= 0 else "127.0.0.1" if alone else "*"
     try:
-        router = Router(context, f"tcp://{host}:{config.root_port}", config.dead_s, config.scheduler_fd, MAX_CONTROL_BYTES)
+        router = Router(context, f"tcp://{host}:{config.root_port}", config.dead_s, config.scheduler_fd, MAX_CONTROL_BYTES, keys)
     except PsgcError as error:
         context.destroy(0)
         raise PsgcError(f"scheduler: {error}") from None
@@ -44,6 +49,19 @@ def serve(config: Config) -> int:
             signal.signal(number, handler)
         router.close(linger_ms=1000)
         context.destroy(linger=1000)
+
+
+def _warn(config: Config) -> None:
+    """What of a job beyond one machine is not protected."""
+    if not config.token:
+        logger.warning(
+            "PSGC_TOKEN is not set: whoever reaches port %d can join the job, read and alter gradients; set the same secret everywhere",
+            config.root_port,
+        )
+    logger.warning(
+        "payloads are not encrypted: an attacker on the network's path could read and alter them (who is only connected to the network cannot); "
+        "torch.distributed's own collectives are never protected by psgc"
+    )
 
 
 def _alive(register: Register) -> bool | None:
@@ -60,7 +78,7 @@ class _Loop:
         self._launcher = Launcher(config.launcher)
         self._told = False  # the launcher knows why the job failed, and prints it
         self._state = Membership(
-            config.nodes, config.servers, config.job, config.token, time.monotonic(), _alive, config.silence_s, config.dead_s,
+            config.nodes, config.servers, config.job, time.monotonic(), _alive, config.silence_s, config.dead_s,
             config.register_timeout_s, config.step_timeout_s,
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The job from its first registration to its end: heartbeats, faults, leaving. Pure: ``now`` and ``alive`` are passed in.
 
 A fault that is detected (a dead member, a mismatch, a duplicate, a FAULT) ends the job for everybody with one text: who, what, remedy.
-A stranger (another job's id, a wrong token) is refused and ends nothing.
+A stranger (another job's id, one member too many) is refused and ends nothing; who does not hold the token is not heard at all.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration
@@ -31,7 +31,6 @@ class Membership:
     nodes: int
     servers: int
     job: int
-    token: str
     began: float
     alive: Callable[[Register], bool | None] = lambda _: None
     silence_s: float = 5.0
@@ -57,7 +56,7 @@ class Membership:
         try:
             if header.job != self.job:
                 raise RemoteProtocolError(
-                    f"job {header.job}, but this scheduler runs job {self.job}: check address and PSGC_JOB", ErrorCode.WRONG_JOB
+                    "the message is of another job than this scheduler's: check address and PSGC_JOB", ErrorCode.WRONG_JOB
                 )
             if header.kind == Kind.REGISTER:
                 return self._register(peer, decode_body(Register, body), now)
@@ -69,7 +68,9 @@ class Membership:
             return self._said(member, header, body, now) if self._failed is None else [self._abort_to(member.peer)]
         except RemoteProtocolError as error:
             notice = encode_body(Notice(error.code, f"scheduler: {error}"))
-            return [self._send(peer, Kind.ERROR, notice, plan=header.plan), Log(logging.WARNING, f"refused a message: {error}")]
+            reply = self._send(peer, Kind.ERROR, notice, plan=header.plan)
+            reply = replace(reply, header=reply.header._replace(job=header.job))  # whoever does not know the job's id is not told
+            return [reply, Log(logging.WARNING, f"refused a message: {error}")]
         except CodecError as error:  # a server says its name, too: their packages may differ
             return self.abort(f"scheduler: {error}", now)
         except PsgcError as error:
@@ -101,11 +102,6 @@ class Membership:
     # registration
 
     def _register(self, peer: bytes, register: Register, now: float) -> list[Action]:
-        if register.token != self.token:
-            raise RemoteProtocolError(
-                f"{register.role} pid {register.pid} on {register.hostname} showed a wrong token; set the same PSGC_TOKEN everywhere",
-                ErrorCode.BAD_TOKEN,
-            )
         if self._failed is not None:
             return [self._abort_to(peer)]
         known = self.roster.returns(peer, register, now)

@@ -14,12 +14,15 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from psgc.errors import RemoteProtocolError
+from psgc.transport.curve import FAILED, ControlKeys, prove_membership
 from psgc.transport.watch import Pollable, has_message
 from psgc.wire.frames import Header, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 
 # ZeroMQ's own copy beats its zero-copy bookkeeping below this size.
 COPY_BELOW_BYTES: Final = 64 << 10
+TURNED_AWAY: Final = "does not take this member's token: set the same PSGC_TOKEN and PSGC_JOB everywhere"
+CERTAIN: Final = 5  # handshakes that failed: one may fail because the peer has just ended
 MAX_MESSAGE_BYTES: Final = 512 << 20  # a part is far smaller; a peer that announces more is refused by ZeroMQ itself
 
 
@@ -48,15 +51,19 @@ def message_of(frames: list[Any]) -> tuple[Header, Any]:
 
 
 class Dealer:
-    """See the module's text. ``identity`` is this member's name at the peer's ROUTER, the same after a reconnect."""
+    """See the module's text. ``identity`` is this member's name at the peer's ROUTER, the same after a reconnect. keys: of the job, if it has
+    a token. refused: how often in a row a handshake has failed: the peer holds another token, or is no scheduler."""
 
-    def __init__(self, context: zmq.Context[Any], endpoint: str, identity: bytes, dead_s: float) -> None:
+    def __init__(self, context: zmq.Context[Any], endpoint: str, identity: bytes, dead_s: float, keys: ControlKeys | None = None) -> None:
+        self.refused = 0
         self.socket = context.socket(zmq.DEALER)
         set_common_options(self.socket, dead_s)
         self.socket.setsockopt(zmq.IDENTITY, identity)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        if keys is not None:
+            prove_membership(self.socket, keys)
+        self.monitor = self.socket.get_monitor_socket(int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) | FAILED)
         self.socket.connect(endpoint)
 
     def pollables(self) -> tuple[Pollable, Pollable]:
@@ -81,7 +88,14 @@ class Dealer:
         """What has happened to the connection, in order."""
         while has_message(self.monitor):
             message = recv_monitor_message(self.monitor, zmq.NOBLOCK)
-            yield "up" if message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED else "down"
+            up = message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self.refused = 0 if up else self.refused + bool(message["event"] & FAILED)
+            yield "up" if up else "down"
+
+    @property
+    def turned_away(self) -> bool:
+        """Whether it is certain by now that the peer will not let this member speak."""
+        return self.refused >= CERTAIN
 
     def close(self, linger_ms: int = 0) -> None:
         with contextlib.suppress(zmq.ZMQError):

@@ -10,17 +10,15 @@ import logging
 import select
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
-from psgc.reminder import Reminder
 from psgc.transport.handshake import PATIENCE_S, Refused, ServerProof
 from psgc.transport.link import Link
+from psgc.transport.refusals import Refusals
 
 logger = logging.getLogger(__name__)
 MOST: Final = 256  # connections that have not proved themselves; one more, and the oldest goes: a worker is done within a round trip
 AT_ONCE: Final = 64  # accepted before those that have said something are heard
-SAID_S: Final = 5.0  # from one line on a kind of refusal to the next, at first
 
 
 class Listener(Protocol):
@@ -33,14 +31,6 @@ class Listener(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(slots=True)
-class _Kind:
-    """Refusals for one reason."""
-
-    reminder: Reminder
-    more: int = 0
-
-
 class Gate:
     """See the module's text. proof: makes the server's side of a handshake, for a transport."""
 
@@ -50,7 +40,7 @@ class Gate:
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._proof, self._clock = proof, clock
         self._waiting: dict[int, tuple[Link, float]] = {}  # oldest first
-        self._kinds: dict[str, _Kind] = {}
+        self._refusals = Refusals(logger, "payload connections")
         self._epoll = select.epoll()
         self._open = False
         self._reopen()
@@ -80,12 +70,7 @@ class Gate:
             if now - since < PATIENCE_S:
                 break
             self._refuse(fd, "late", f"it has not proved within {PATIENCE_S:.0f} s that it is of this job")
-        for kind, said in list(self._kinds.items()):
-            if said.more and said.reminder.due(now, SAID_S):
-                logger.warning("payload connections: %d more were refused (%s)", said.more, kind)
-                said.more = 0
-            elif not said.more and now - said.reminder.since > 10 * SAID_S:
-                del self._kinds[kind]
+        self._refusals.tick(now)
         self._reopen()
 
     def close(self) -> None:
@@ -134,12 +119,7 @@ class Gate:
         link.close()
 
     def _note(self, kind: str, text: str) -> None:
-        known = self._kinds.get(kind)
-        if known is None:
-            self._kinds[kind] = _Kind(Reminder(self._clock()))
-            logger.warning("%s", text)
-        else:
-            known.more += 1
+        self._refusals.note(kind, text, self._clock())
 
     def _leave(self, fd: int) -> Link:
         """Not ours any more. Before it is closed: a copy of the descriptor in another process would keep the epoll awake."""

@@ -9,6 +9,7 @@ from typing import Any
 import zmq
 
 from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.transport.curve import ControlKeys, Doorkeeper, guard_scheduler
 from psgc.transport.dealer import COPY_BELOW_BYTES, MAX_MESSAGE_BYTES, message_of, set_common_options
 from psgc.transport.watch import has_message
 from psgc.wire.frames import Header
@@ -18,14 +19,17 @@ logger = logging.getLogger(__name__)
 
 class Router:
     """One ROUTER socket. ``port`` is where it is bound. listening_fd: a socket that somebody else has bound and set to listen.
-    max_message_bytes: a peer that announces more is cut off by ZeroMQ, before anything is allocated.
+    max_message_bytes: a peer that announces more is cut off by ZeroMQ, before anything is allocated. keys: of the job, if it has a token: then
+    nobody is heard who does not hold them.
 
     Raises PsgcError if the port is taken.
     """
 
     def __init__(
-        self, context: zmq.Context[Any], endpoint: str, dead_s: float, listening_fd: int = -1, max_message_bytes: int = MAX_MESSAGE_BYTES
-    ) -> None:
+        self, context: zmq.Context[Any], endpoint: str, dead_s: float, listening_fd: int = -1, max_message_bytes: int = MAX_MESSAGE_BYTES,
+        keys: ControlKeys | None = None,
+    ) -> None:  # fmt: skip
+        self._doorkeeper = None if keys is None else Doorkeeper(context, keys)
         self.socket = context.socket(zmq.ROUTER)
         set_common_options(self.socket, dead_s)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
@@ -33,10 +37,13 @@ class Router:
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a member that reconnects is the same member
         if listening_fd >= 0:
             self.socket.setsockopt(zmq.USE_FD, listening_fd)
+        if keys is not None and self._doorkeeper is not None:
+            guard_scheduler(self.socket, keys)
+            self._doorkeeper.watch(self.socket)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
-            self.socket.close(0)
+            self.close()
             raise PsgcError(
                 f"cannot listen on {endpoint}: {error}; is another job using the port, or is the address another machine's?"
             ) from None
@@ -67,4 +74,7 @@ class Router:
             yield identity.bytes, header, payload
 
     def close(self, linger_ms: int = 0) -> None:
+        if self._doorkeeper is not None:
+            self.socket.disable_monitor()
+            self._doorkeeper.close()
         self.socket.close(linger_ms)

@@ -26,7 +26,7 @@ from psgc.wire.messages import ErrorCode
 Bytes = NDArray[np.uint8]
 MAX_PAYLOAD_BYTES: Final = 512 << 20  # a part is far smaller
 STAGE_BYTES: Final = 16 << 10  # headers and small payloads are received many at once
-UNSENT_BYTES: Final = 128 << 10  # that the kernel keeps beyond what is on its way
+UNSENT_BYTES: Final = 512 << 10  # that the kernel keeps beyond what is on its way
 WAKE_BYTES: Final = 512 << 10  # of a large payload are to be there before a poll returns
 SEND_AT_ONCE: Final = 32  # messages in one system call
 KEEPALIVE_S: Final = 5

@@ -40,7 +40,6 @@ class Register:
     """A member's first words to the scheduler. ``host`` identifies the machine (boot id and network namespace)."""
 
     role: Literal["worker", "server"]
-    token: str
     version: str
     host: str
     hostname: str

@@ -96,9 +96,12 @@ def test_a_stranger_with_a_wrong_token_is_refused_and_ends_nothing(make_job: Mak
     job.server()
     stranger = job.worker(0, job="steps.py", PSGC_TOKEN="guess")
     assert stranger.end() == 1
-    assert "PSGC_TOKEN" in stranger.last_line, stranger.text
+    assert "does not take this member's token: set the same PSGC_TOKEN" in stranger.last_line, stranger.text
     member = job.worker(0, "--steps", "3", job="steps.py")
     assert member.end() == 0, job.text()
+    scheduler = job.processes[0]
+    assert scheduler.end() == 0, job.text()
+    assert scheduler.text.count("control connection refused: it does not hold this job's token") == 1, scheduler.text
 
 
 def test_a_worker_killed_in_mid_step_ends_the_job_and_is_named(make_job: Make) -> None:

@@ -13,14 +13,14 @@ from psgc.scheduler.membership import Membership
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
 from psgc.wire.messages import ErrorCode, Register, encode_body
 
-JOB, TOKEN = 77, "secret"
+JOB = 77
 SILENCE_S, DEAD_S, REGISTER_S, STEP_S = 5.0, 15.0, 300.0, 600.0
 
 
 def register(role: Any = "worker", node: int = 0, local_rank: int = 0, **other: Any) -> Register:
     pid = 1000 + 10 * node + local_rank if role == "worker" else 2000 + node
     fields = {
-        "token": TOKEN, "version": __version__, "host": f"boot/{node}", "hostname": f"host{node}", "pid": pid, "pid_started": 1,
+        "version": __version__, "host": f"boot/{node}", "hostname": f"host{node}", "pid": pid, "pid_started": 1,
         "nodes": 2, "servers": 1, "node": node, "local_rank": local_rank,
     }  # fmt: skip
     if role == "server":
@@ -40,7 +40,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.membership = Membership(
-            self.nodes, self.servers, JOB, TOKEN, self.now, self._alive, SILENCE_S, DEAD_S, REGISTER_S, STEP_S
+            self.nodes, self.servers, JOB, self.now, self._alive, SILENCE_S, DEAD_S, REGISTER_S, STEP_S
         )  # fmt: skip
 
     def _alive(self, register: Register) -> bool | None:

@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from psgc import __version__
+from psgc.transport.curve import ControlKeys, control_keys
 from psgc.transport.dealer import Dealer
 from psgc.transport.host import host_id, pid_started, process_alive
 from psgc.transport.router import Router
@@ -28,15 +29,15 @@ ENV = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "PSGC_TOKEN": "t", "PSGC_
 class Peer:
     """A member played by the test."""
 
-    def __init__(self, context: zmq.Context[Any], port: int, name: str) -> None:
-        self.dealer = Dealer(context, f"tcp://127.0.0.1:{port}", name.encode(), dead_s=15)
+    def __init__(self, context: zmq.Context[Any], port: int, name: str, keys: ControlKeys | None = None) -> None:
+        self.dealer = Dealer(context, f"tcp://127.0.0.1:{port}", name.encode(), dead_s=15, keys=keys)
 
     def say(self, kind: Kind, body: Any = None, **fields: Any) -> None:
         data = b"" if body is None else encode_body(body)
         self.dealer.send(Header(kind, job=7, payload_bytes=len(data), **fields), data)
 
     def register(self, role: Any, pid: int) -> None:
-        self.say(Kind.REGISTER, Register(role, "t", __version__, host_id(), "here", pid, pid_started(pid), 1, 1))
+        self.say(Kind.REGISTER, Register(role, __version__, host_id(), "here", pid, pid_started(pid), 1, 1))
 
     def hear(self, kind: Kind) -> Any:
         """The body of the next message of ``kind``; others before it are skipped."""
@@ -74,7 +75,7 @@ def peer(context: zmq.Context[Any], scheduler: tuple[int, subprocess.Popen[str]]
     peers: list[Peer] = []
 
     def make(name: str) -> Peer:
-        peers.append(Peer(context, scheduler[0], name))
+        peers.append(Peer(context, scheduler[0], name, control_keys(7, "t")))
         return peers[-1]
 
     yield make

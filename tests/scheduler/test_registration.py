@@ -111,18 +111,11 @@ def test_a_member_that_does_not_fit_ends_the_job_naming_it_and_the_remedy(wrong:
         assert word in text, text
 
 
-def test_a_wrong_token_is_refused_and_ends_nothing() -> None:
-    job = Job(nodes=1)
-    text = refused(job.join("x", register(token="guess")), ErrorCode.BAD_TOKEN)
-    assert "pid 1000 on host0" in text
-    assert "PSGC_TOKEN" in text
-    job.join("s0", register("server"))
-    assert len(sent(job.join("w0", register()), Kind.TOPOLOGY)) == 2, "the place is still free"
-
-
 def test_a_message_of_another_job_is_refused_and_ends_nothing() -> None:
     job = complete()
-    assert "job 78" in refused(job.say("x", Kind.REGISTER, register(), job=78), ErrorCode.WRONG_JOB)
+    (answer, _) = actions = job.say("x", Kind.REGISTER, register(), job=78)
+    assert "PSGC_JOB" in refused(actions, ErrorCode.WRONG_JOB)
+    assert (answer.header.job, b"77" in answer.body) == (78, False), "nobody is told the job's id who does not know it"
     assert job.tick() == []
 
 

@@ -41,7 +41,7 @@ class SimScheduler:
     def __init__(self, world: World) -> None:
         scenario = world.scenario
         self.world, self.clock = world, world.clock
-        self.state = Membership(scenario.workers, scenario.servers, world.job, world.token, self.clock.now)
+        self.state = Membership(scenario.workers, scenario.servers, world.job, self.clock.now)
         self.host = Host(self._hear, lambda _: None)
         self.ended: End | None = None
         self._peers: dict[bytes, Any] = {}
@@ -97,7 +97,7 @@ class SimServer:
     def _register(self) -> None:
         scenario = self.world.scenario
         body = Register(
-            "server", self.world.token, __version__, "host", "host", 1000 + self.index, 1, scenario.workers, scenario.servers,
+            "server", __version__, "host", "host", 1000 + self.index, 1, scenario.workers, scenario.servers,
             index=self.index, address=f"s{self.index}",
         )  # fmt: skip
         self._say(Kind.REGISTER, encode_body(body))

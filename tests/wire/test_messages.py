@@ -45,7 +45,7 @@ READERS = {
     "Layout": Layout.from_json,
 }
 RIGHT: dict[str, Any] = {
-    "Register": Register("worker", "t", "1", "h", "n", 1, 2, 1, 1),
+    "Register": Register("worker", "1", "h", "n", 1, 2, 1, 1),
     "Notice": Notice(1, "text"),
     "Topology": Topology(0, 1, 1, (1,), 1, (ServerAddress(0, "h", "tcp://h:1", ""),), ("0.0@h",)),
     "Declaration": PLANNED,
