@@ -18,14 +18,18 @@ class TrainingFailed(Exception):
     """The job ended with an error; the text is its last words."""
 
 
-def train(script: str, flags: Mapping[str, object], record: Path, progressed: Callable[[int, str], None]) -> dict[str, Any]:
+def train(
+    script: str, flags: Mapping[str, object], record: Path, progressed: Callable[[int, str], None], link_mbit: float | None = None
+) -> dict[str, Any]:
     """Run an example to its end; the record that it writes to ``record``.
 
-    flags: without dashes. progressed: told the step and the loss, as text, every few steps. Raises TrainingFailed.
+    flags: without dashes. progressed: told the step and the loss, as text, every few steps. link_mbit: of each process's simulated link,
+    1e6 bit/s each way; None: shared memory. Raises TrainingFailed.
     """
+    link = [] if link_mbit is None else ["--link-mbit", f"{link_mbit:g}"]
     given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     command = [
-        sys.executable, "-m", "psgc.launch", "run", "--workers", str(WORKERS), "--servers", str(SERVERS), "--",
+        sys.executable, "-m", "psgc.launch", "run", "--workers", str(WORKERS), "--servers", str(SERVERS), *link, "--",
         sys.executable, str(Path(__file__).parent / script), *given, "--out", str(record),
     ]  # fmt: skip
     said: deque[str] = deque(maxlen=30)

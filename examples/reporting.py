@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ class Report:
     def __init__(self, task: str, codec: str, steps: int, out: str | None) -> None:
         self.task, self.codec, self.steps, self.out = task, codec, steps, out
         self.losses: list[float] = []
+        self._ends: list[float] = []
         self._bytes = 0
         self._began = 0.0
 
     def step(self, number: int, loss: torch.Tensor) -> None:
         """Note a step's loss on this rank."""
         self.losses.append(float(loss.detach()))
+        self._ends.append(time.perf_counter())
         if number == 1:
             self._bytes, self._began = psgc.current_session().statistics()["wire_bytes"], time.perf_counter()
         if psgc.rank() == 0 and (number % 5 == 0 or number == self.steps):
@@ -34,11 +38,13 @@ class Report:
         later = self.steps - 1
         wire = (psgc.current_session().statistics()["wire_bytes"] - self._bytes) / later if later else 0.0
         pace = later / (time.perf_counter() - self._began) if later else 0.0
+        durations = [later - earlier for earlier, later in pairwise(self._ends)]
         last = self.losses[-max(1, self.steps // 10) :]
         train = float(psgc.push_pull(torch.tensor(sum(last) / len(last), dtype=torch.float64), name="final_train_loss"))
         record: dict[str, Any] = {
             "task": self.task, "codec": self.codec, "steps": self.steps, "final_train_loss": train, "final_val_loss": val_loss,
-            "val_accuracy": val_accuracy, "wire_bytes_per_step_per_worker": round(wire), "steps_per_s": round(pace, 3), "losses": self.losses,
+            "val_accuracy": val_accuracy, "wire_bytes_per_step_per_worker": round(wire), "steps_per_s": round(pace, 3),
+            "median_step_s": round(statistics.median(durations), 4) if durations else None, "losses": self.losses,
         }  # fmt: skip
         if psgc.rank() == 0:
             accuracy = "" if val_accuracy is None else f", accuracy {val_accuracy:.2%}"
