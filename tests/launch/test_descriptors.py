@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+STEPS = str(Path(__file__).parent.parent / "jobs" / "steps.py")
 NAMES = str(Path(__file__).parent.parent / "jobs" / "names.py")
 LIMITED = 'ulimit -S -n "$1"; ulimit -H -n "$2"; shift 2; exec "$@"'
 RAISED = "import resource; from psgc.descriptors import raise_limit; raise_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE))"
@@ -33,3 +35,17 @@ def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
     hard = min(2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     done = subprocess.run(limited(100, hard, sys.executable, "-c", RAISED), capture_output=True, text=True, check=True)
     assert done.stdout == f"({hard}, {hard})\n"
+
+
+def test_every_process_of_a_job_may_open_as_many_as_it_is_allowed(launched: Any) -> None:
+    command = [sys.executable, "-m", "psgc.launch", "run", "--no-prefix", "--", sys.executable, STEPS, "--steps", "100000"]
+    popen = subprocess.Popen(
+        limited(256, 1024, *command), env=launched.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    launched.read_until(popen, "step 1:")
+    limits = {pid: Path(f"/proc/{pid}/limits").read_text() for pid in launched.left()}
+    popen.send_signal(signal.SIGTERM)
+    launched.end(popen)
+    assert len(limits) == 6, "launcher, guardian, scheduler, server and two workers"
+    for limit in limits.values():
+        assert re.search(r"^Max open files +1024 +1024 ", limit, re.MULTILINE), limit
