@@ -9,6 +9,7 @@ import typer
 
 from psgc.errors import UsageError
 from psgc.launch.tables import print_table, progress
+from psgc.launch.unrun import compiles_on_call
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 OPTIMIZERS = ("adam", "sgd")
@@ -17,7 +18,7 @@ MOST_TOKENS, MOST_MEMORY_GBPS = 10**9, 1e6  # a typing error beyond
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command line."""
-    app.command()(advise)
+    app.command()(compiles_on_call(advise))
 
 
 def advise(

@@ -11,6 +11,7 @@ import typer
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch import advise_cli, plan_cli, planning, profile_cli, whatif_cli
 from psgc.launch.tables import print_table, progress
+from psgc.launch.unrun import compiles_on_call
 from psgc.launch.usage import WRONG_USAGE, refuse_beside, told
 from psgc.launch.version import version_line
 
@@ -107,6 +108,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 @app.command()
+@compiles_on_call
 def codecs(
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as they stand in docs/codecs.md.")] = False,
@@ -120,7 +122,8 @@ def codecs(
     from psgc.codecs.catalogue import catalogue
     from psgc.launch.codecsdoc import advice_table, codec_table, render_codecs
 
-    entries = catalogue()
+    with progress(as_json):
+        entries = catalogue()
     if as_json:
         print(json.dumps(entries))
     elif markdown:

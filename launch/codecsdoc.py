@@ -2,17 +2,19 @@
 
 python -m psgc.launch.codecsdoc docs/codecs.md             what codecs save and lose; a test compares that with the page
 python -m psgc.launch.codecsdoc docs/codecs.md --speeds    the speeds, measured on this machine, too (some minutes)
+python -m psgc.launch.codecsdoc --figures                  measure what they save and lose, and print psgc/codecs/figures.py
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from psgc.codecs import Setting, parse_scheme, registered_codecs, registered_schemes
-from psgc.codecs.catalogue import catalogue
+from psgc.codecs.catalogue import catalogue, measured_figures
 from psgc.errors import CodecError
 from psgc.launch.bench_kernels import SIZES, bench_kernels
 from psgc.launch.bench_tables import Table, bytes_text, ratio_table, time_table
@@ -83,6 +85,17 @@ def render_speeds(result: dict[str, Any]) -> str:
     )
 
 
+def render_figures(measured: Mapping[str, tuple[float, float, float]]) -> str:
+    """The file psgc/codecs/figures.py."""
+    rows = "".join(f'    "{name}": ({", ".join(map(repr, figures))}),\n' for name, figures in measured.items())
+    return (
+        '"""What psgc\'s own codecs save and lose at their default parameters: see ``catalogue.Figures``.\n\n'
+        "Measured by ``python -m psgc.launch.codecsdoc --figures``, which prints this file; a test measures them again.\n"
+        '"""\n\nfrom __future__ import annotations\n\nfrom typing import Final\n\n'
+        f"FIGURES: Final[dict[str, tuple[float, float, float]]] = {{\n{rows}}}\n"
+    )
+
+
 def section(page: str, name: str) -> str:
     """What stands between a section's markers."""
     return _between(name).search(page)[2]  # type: ignore[index]
@@ -98,7 +111,10 @@ def _between(name: str) -> re.Pattern[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Rewrite the page; exit status."""
+    """Rewrite the page, or print the figures; exit status."""
+    if arguments == ["--figures"]:
+        print(render_figures(measured_figures()), end="")
+        return 0
     if len(arguments) not in (1, 2) or arguments[1:] not in ([], ["--speeds"]):
         sys.stderr.write(f"usage: {SPEEDS_COMMAND.replace('--speeds', '[--speeds]')}\n")
         return 2

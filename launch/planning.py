@@ -11,6 +11,7 @@ import typer
 
 from psgc.errors import UsageError
 from psgc.launch.tables import print_table, progress
+from psgc.launch.unrun import compiles_on_call
 
 if TYPE_CHECKING:
     from psgc.plan.model.options import Constraints
@@ -26,8 +27,8 @@ GpuText = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
-    app.command()(plan)
-    app.command()(simulate)
+    app.command()(compiles_on_call(plan))
+    app.command()(compiles_on_call(simulate))
 
 
 def plan(

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.metadata
 import os
+import pkgutil
 import re
 import sys
 import time
@@ -25,7 +26,7 @@ from psgc.compiling import moving_bar, told_by
 
 ALWAYS: Final = "none"  # whatever a job's codec is, its parameters are broadcast by this one
 PLANNER: Final = "the planner"  # the search's own kernels
-_PLANNER_MODULES: Final = ("bound", "bucketing", "curves", "descent", "space", "timeline", "trial")
+_PLANNER_PACKAGES: Final = ("psgc.plan.model", "psgc.plan.methods")
 _CODECS: Final = Path(psgc.__file__).parent / "codecs"
 
 
@@ -52,16 +53,26 @@ def prepare(texts: Iterable[str]) -> None:
 
 
 def warm(texts: Iterable[str], quiet: bool) -> list[dict[str, Any]]:
-    """Compile or load the kernels of each; on a terminal with a bar. Returns for each how many were compiled, and the seconds it took.
-    Raises CodecError."""
+    """Compile or load the kernels of each; on a terminal with a bar, elsewhere with a line on stderr for each. Returns for each how many were
+    compiled, and the seconds it took. Raises CodecError."""
     wanted, done = list(dict.fromkeys(texts)), []
-    with _Bar(len(wanted), quiet or not sys.stderr.isatty()) as bar, told_by(bar):
+    lines = not quiet and not sys.stderr.isatty()
+    if lines:
+        _tell(f"compiling the kernels of {', '.join(wanted)}: some 10 s for each that has not been compiled here")
+    with _Bar(len(wanted), quiet or lines) as bar, told_by(bar):
         for text in wanted:
             before, began = bar.compiled, time.monotonic()
             bar.next(text)
             _load(text)
             done.append({"codec": text, "compiled": bar.compiled - before, "seconds": round(time.monotonic() - began, 2)})
+            if lines:
+                compiled, seconds = bar.compiled - before, time.monotonic() - began
+                _tell(f"{text}: {compiled} kernels compiled in {seconds:.0f} s" if compiled else f"{text}: was compiled before")
     return done
+
+
+def _tell(text: str) -> None:
+    print(f"psgc warm: {text}", file=sys.stderr, flush=True)
 
 
 class _Bar:
@@ -97,8 +108,9 @@ class _Bar:
 def _load(text: str) -> None:
     """Compile or load, and leave the mark."""
     if text == PLANNER:
-        for module in _PLANNER_MODULES:
-            import_module(f"psgc.plan.{module}")
+        for package in map(import_module, _PLANNER_PACKAGES):
+            for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+                import_module(module.name)
     else:
         from psgc.codecs import Setting, parse_scheme
 

@@ -12,6 +12,7 @@ import typer
 
 from psgc.errors import UsageError
 from psgc.launch.tables import print_table, progress
+from psgc.launch.unrun import compiles_on_call
 from psgc.launch.usage import refuse_beside
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ OF_METHODS = {"rank": "powersgd", "k": "mstopk", "ratio": "sync_compressed"}
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command line."""
-    app.command()(whatif)
+    app.command()(compiles_on_call(whatif))
 
 
 def whatif(

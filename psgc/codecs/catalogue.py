@@ -1,17 +1,19 @@
 """What codecs there are, what they save and what they lose: the table of ``psgc codecs``.
 
-Owns no figure: all come from real payloads of a 4 MiB part of fp32, for a scheme of several rounds from a step of one worker. Sizes are those
-of Gaussian values; a scheme's count both ways. NMSE is |decode(encode(p)) - p|^2 / |p|^2 (Euclidean norms), one way, without feedback.
+Figures come from real payloads of a 4 MiB part of fp32, for a scheme of several rounds from a step of one worker. Sizes are those of Gaussian
+values; a scheme's count both ways. NMSE is |decode(encode(p)) - p|^2 / |p|^2 (Euclidean norms), one way, without feedback. To measure them takes
+every kernel, some minutes of compilation on a new machine: those of psgc's own codecs are kept in ``figures``, where a test holds them.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from psgc.codecs.codec import F32, Bytes, Codec, Stream, parse_codec, registered_codecs
+from psgc.codecs.figures import FIGURES
 from psgc.codecs.foreign import foreign_codecs
 from psgc.codecs.scheme import Round, Scheme, Setting, parse_scheme, registered_schemes
 
@@ -20,36 +22,58 @@ SHAPE: Final = (1024, PART // 1024)  # of the matrix that low rank is measured o
 STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
 
 
+class Figures(NamedTuple):
+    """payload_bytes: of a part, one way; of a scheme the mean of both ways. nmse_...: to three digits."""
+
+    payload_bytes: float
+    nmse_gaussian: float
+    nmse_heavy: float
+
+
 def catalogue() -> list[dict[str, Any]]:
-    """One entry a codec or scheme, at its default parameters; those of other packages say from which distribution they are."""
-    schemes = [_scheme_entry(name, parse_scheme(name, Setting(shapes=(SHAPE,)))) for name in registered_schemes()]
-    others = [_codec_entry(parse_codec(name)) | {"distribution": package} for name, package in foreign_codecs().items()]
-    return [_codec_entry(parse_codec(name)) for name in registered_codecs()] + schemes + others
+    """One entry a codec or scheme, at its default parameters; those of other packages, which are measured now, say from which distribution they
+    are."""
+    own = [_entry(name, one, Figures(*FIGURES[name]) if name in FIGURES else _measured(one)) for name, one in _own().items()]
+    others = [(parse_codec(name), package) for name, package in foreign_codecs().items()]
+    return own + [_entry(codec.name, codec, _measured(codec)) | {"distribution": package} for codec, package in others]
 
 
-def _scheme_entry(name: str, scheme: Scheme) -> dict[str, Any]:
+def measured_figures() -> dict[str, Figures]:
+    """What ``figures.FIGURES`` has to say: measured now, of psgc's own codecs and schemes. Runs the kernels of all."""
+    return {name: _measured(one) for name, one in _own().items()}
+
+
+def _own() -> dict[str, Codec | Scheme]:
+    schemes = {name: parse_scheme(name, Setting(shapes=(SHAPE,))) for name in registered_schemes()}
+    return {name: parse_codec(name) for name in registered_codecs()} | schemes
+
+
+def _measured(what: Codec | Scheme) -> Figures:
+    return _of_scheme(what) if isinstance(what, Scheme) else _of_codec(what)
+
+
+def _of_scheme(scheme: Scheme) -> Figures:
     both_ways = scheme.push_bound(PART) + sum(round_.pair.pull.payload_bound(round_.numel) for round_ in scheme.rounds(PART))
-    decoded = {kind: scheme_decoded(scheme, sample) for kind, sample in (("gaussian", gaussian()), ("heavy", heavy_tailed()))}
-    return _entry(name, scheme, both_ways / 2, decoded)
+    return Figures(both_ways / 2, *(nmse(scheme_decoded(scheme, sample), sample) for sample in (gaussian(), heavy_tailed())))
 
 
-def _codec_entry(codec: Codec) -> dict[str, Any]:
+def _of_codec(codec: Codec) -> Figures:
     size, of_gaussian = codec_decoded(codec, gaussian())
-    return _entry(codec.name, codec, size, {"gaussian": of_gaussian, "heavy": codec_decoded(codec, heavy_tailed())[1]})
+    return Figures(size, nmse(of_gaussian, gaussian()), nmse(codec_decoded(codec, heavy_tailed())[1], heavy_tailed()))
 
 
-def _entry(name: str, what: Codec | Scheme, payload_bytes: float, decoded: dict[str, F32]) -> dict[str, Any]:
+def _entry(name: str, what: Codec | Scheme, figures: Figures) -> dict[str, Any]:
     return {
         "name": name,
         "canonical": what.canonical,
         "parameters": dict(what.defaults),
-        "ratio_fp32": round(4 * PART / payload_bytes, 3),
-        "ratio_bf16": round(2 * PART / payload_bytes, 3),
+        "ratio_fp32": round(4 * PART / figures.payload_bytes, 3),
+        "ratio_bf16": round(2 * PART / figures.payload_bytes, 3),
         "unbiased": what.unbiased,
         "feedback": what.feedback,
         "additive": what.additive,
-        "nmse_gaussian": nmse(decoded["gaussian"], gaussian()),
-        "nmse_heavy": nmse(decoded["heavy"], heavy_tailed()),
+        "nmse_gaussian": figures.nmse_gaussian,
+        "nmse_heavy": figures.nmse_heavy,
         "advice": what.advice,
     }
 

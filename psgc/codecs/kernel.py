@@ -6,7 +6,8 @@ Owns the compiler's settings. Knows nothing of what a kernel computes, nor of wh
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar, cast
 
 import numba.extending
@@ -19,6 +20,7 @@ from psgc.compiling import compilation
 _numba: Any = numba  # untyped
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+_on_call = False
 
 # No fastmath and no contraction: sums and roundings are part of what a codec promises.
 SETTINGS: Final[dict[str, Any]] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": False}
@@ -72,8 +74,41 @@ def chosen_by_type(stub: Callable[..., Any]) -> Callable[[Function], Function]:
     return choose
 
 
+@contextmanager
+def compiled_on_call() -> Iterator[None]:
+    """Kernels that are made within are compiled at their first call, not when their codec is imported: for commands that look at codecs without
+    running them. Where steps are timed or awaited, compilation must not fall into one."""
+    global _on_call  # noqa: PLW0603 - the process has one
+    before, _on_call = _on_call, True
+    try:
+        yield
+    finally:
+        _on_call = before
+
+
+class _OnCall:
+    """A kernel that is compiled, or loaded, by whoever first calls it."""
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self._build = build
+        self._built: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._kernel(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    @property
+    def _kernel(self) -> Any:
+        if self._built is None:
+            self._built = self._build()
+        return self._built
+
+
 def kernel(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function for ``signature`` now, or load it from the cache. Later calls with other types raise TypeError."""
+    """Compile a function for ``signature`` now, or load it from the cache; within ``compiled_on_call`` at its first call. Calls with other
+    types raise TypeError."""
 
     def build(function: Callable[..., Any]) -> Any:
         dispatcher = _numba.njit(**SETTINGS)(_named_by_closure(function))
@@ -85,4 +120,4 @@ def kernel(signature: Any) -> Callable[[Callable[..., Any]], Any]:
         dispatcher.disable_compile()
         return dispatcher
 
-    return build
+    return (lambda function: _OnCall(lambda: build(function))) if _on_call else build

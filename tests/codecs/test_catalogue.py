@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from psgc.codecs.catalogue import catalogue
+from psgc.codecs import figures
+from psgc.codecs.catalogue import catalogue, measured_figures
 from psgc.codecs.codec import parse_codec, registered_codecs
 from psgc.codecs.scheme import parse_scheme, registered_schemes
 from psgc.launch import codecsdoc
@@ -33,6 +34,11 @@ def by_name(entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def test_every_registered_codec_has_one_entry_with_exactly_the_promised_keys(entries: list[dict[str, Any]]) -> None:
     assert [entry["name"] for entry in entries] == [*registered_codecs(), *registered_schemes()]
     assert all(set(entry) == KEYS for entry in entries)
+
+
+def test_the_kept_figures_are_those_that_the_kernels_give_on_this_machine() -> None:
+    kept = Path(figures.__file__).read_text()
+    assert kept == codecsdoc.render_figures(measured_figures()), "run: python -m psgc.launch.codecsdoc --figures > psgc/codecs/figures.py"
 
 
 def test_entries_say_what_the_codecs_say(entries: list[dict[str, Any]]) -> None:

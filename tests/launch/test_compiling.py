@@ -85,8 +85,12 @@ def test_warm_compiles_ahead_says_so_and_finds_it_done_the_next_time(launched: A
     assert (status, err) == (0, "")
     (done,) = json.loads(out)
     assert (done["codec"], done["compiled"] > 5) == ("none", True)
-    status, out, err = launched.end(launched.psgc("warm", "--codec", "none", **cold))
-    assert (status, out, err) == (0, "all kernels of 1 codec were compiled before\n", "")
+    popen = launched.psgc("warm", "--codec", "none", **cold)
+    assert popen.stderr is not None
+    first = popen.stderr.readline()
+    assert first == "psgc warm: compiling the kernels of none: some 10 s for each that has not been compiled here\n"
+    status, out, err = launched.end(popen)
+    assert (status, out, err) == (0, "all kernels of 1 codec were compiled before\n", "psgc warm: none: was compiled before\n")
     code = "import json, sys; from psgc.launch.warming import is_warm, prepare; prepare([]); print(is_warm('none'), 'numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **cold}, capture_output=True, text=True, check=True)
     assert done.stdout == "True False\n", "a launcher sees it without loading the compiler"
@@ -102,3 +106,36 @@ def test_another_processor_version_or_source_has_a_mark_of_its_own(monkeypatch: 
     marks = {warming._mark("int8"), warming._mark("int4"), warming._mark("int8:rotate=1")}
     monkeypatch.setattr(warming, "_state", lambda: "another")
     assert len(marks | {warming._mark("int8")}) == 4
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("codecs",), ("codecs", "--json"), ("advise", "--model", "gpt2", "--gpu", "a100", "--nodes", "4", "--link", "10"),
+        ("whatif", "--profile", "resnet50", "--cluster", "espresso-pcie", "--codec", "onebit"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_verbs_that_run_no_codec_compile_none(verb: tuple[str, ...]) -> None:
+    code = (
+        "import sys; from psgc.codecs import kernel_cache; made = []; begin = kernel_cache.KernelCache.__init__\n"
+        "kernel_cache.KernelCache.__init__ = lambda self, function, options: (made.append(function.__module__), begin(self, function, options))[1]\n"
+        "from psgc.launch.cli import main\n"
+        "try: main()\n"
+        "finally: print('loaded:', sorted(set(made)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *verb], capture_output=True, text=True, check=True)
+    loaded = done.stderr.splitlines()[-1]
+    assert loaded.startswith("loaded: ") and "psgc.codecs" not in loaded
+    assert ("psgc.plan" in loaded) == (verb[0] != "codecs"), "what is called is compiled"
+
+
+def test_warming_everything_reaches_the_planners_kernels_and_tells_of_each_where_no_bar_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        done = warming.warm([warming.PLANNER, "none"], quiet=False)
+    assert [one["codec"] for one in done] == [warming.PLANNER, "none"] and "psgc.plan.methods.descent" in sys.modules
+    said = capsys.readouterr().err.splitlines()[3:]
+    assert said == [
+        "psgc warm: compiling the kernels of the planner, none: some 10 s for each that has not been compiled here",
+        "psgc warm: the planner: was compiled before", "psgc warm: none: was compiled before",
+    ]  # fmt: skip
