@@ -71,6 +71,9 @@ class ServerState:
     keys: dict[int, _Key] = field(default_factory=dict)
     windows: dict[int, Window] = field(default_factory=dict)
     active: set[int] = field(default_factory=set)  # keys whose step under way has a contribution
+    contributed: dict[tuple[int, int], float] = field(
+        default_factory=dict
+    )  # layout, rank -> when the rank last contributed to one of its keys
     departed: set[int] = field(default_factory=set)  # ranks that have left the job in order
     named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # of ranks that were awaited, until that is a while ago
 
@@ -130,7 +133,7 @@ class ServerState:
         for key in sorted(self.active):
             entry = self.keys[key]
             missing = entry.state.awaited()
-            age = now - entry.since
+            age = now - self._stalled_since(entry, missing)
             gone = self.departed.intersection(missing)
             if gone:
                 who = ", ".join(map(str, sorted(gone)))
@@ -147,6 +150,11 @@ class ServerState:
                 text = f"{self._awaits(entry, missing, now)}, more than the limit of {self.step_timeout_s:.0f} s (PSGC_STEP_TIMEOUT_S)"
                 faults.append(Fault(f"server {self.index}: {text}"))
         return list(self._name(late, now)), faults
+
+    def _stalled_since(self, entry: _Key, missing: Sequence[int]) -> float:
+        """Over a slow link a rank's contributions may take minutes: a step is not late while each rank that it awaits goes on with others."""
+        layout = entry.state.spec.layout
+        return max(entry.since, min((self.contributed.get((layout, rank), 0.0) for rank in missing), default=0.0))
 
     def _name(self, late: Mapping[tuple[int, ...], list[_Key]], now: float) -> Iterator[str]:
         """A line for each set of ranks that is due. A rank that is late again and again is named ever more rarely."""
@@ -187,6 +195,7 @@ class ServerState:
             )
         if not entry.state.contributions:
             entry.since = now
+        self.contributed[entry.state.spec.layout, rank] = now
         return self._effects(entry, entry.state.contribute(rank, header, payload), now)
 
     def _echo(self, rank: int, header: Header) -> Send:

@@ -143,6 +143,7 @@ class _Server:
     parts_in_flight: int = 0
     queue: list[tuple[int, int, int]] = field(default_factory=list)  # heap of (-priority, sequence, key)
     windows: dict[int, int] = field(default_factory=dict)  # layout -> limit
+    moved: float = float("-inf")  # when it last answered, or its connection's queue last moved
     named: Reminder | None = None  # of what has been awaited from it, until that is a while ago
     pace: Pace | None = None  # once there is a connection to be measured
     measured: bool = False  # or there is nothing to be measured
@@ -219,12 +220,12 @@ class Client:
         self._enqueue(part)
         return self._pump(part.server)
 
-    def departed(self, server: int, unsent: int) -> list[Action]:
+    def departed(self, server: int, unsent: int, now: float) -> list[Action]:
         """The kernel has taken payloads of the connection's queue, which now holds ``unsent``."""
         state = self.servers[server]
         if unsent == state.unsent:
             return []
-        state.unsent = unsent
+        state.unsent, state.moved = unsent, now
         return self._pump(server)
 
     @property
@@ -252,6 +253,7 @@ class Client:
             return self._error(header, payload)
         if header.kind == Kind.MEASURE:
             return self._echoed(server, header.payload_bytes, now)
+        self.servers[server].moved = now
         part = self.parts.get(header.key)
         if part is None or part.server != server:
             raise RemoteProtocolError(f"server {server}: {Kind(header.kind).name} for key {key_text(header.key)}, which is not there")
@@ -347,10 +349,13 @@ class Client:
         return texts
 
     def _is_late(self, part: PartState, now: float, told: float) -> bool:
-        """A part that a server has accepted waits for other ranks, mostly: the server says so itself, and is given the time to."""
-        if part.phase is Phase.ACKED and self.servers[part.server].up:
-            return now - part.began >= self.silence_s + NAMED_BY_SERVER_S and now - told > self.silence_s + LONGEST_S
-        return now - part.began >= self.silence_s
+        """A part that a server has accepted waits for other ranks, mostly: the server says so itself, and is given the time to. None is late
+        while others move: over a slow link all of them take minutes."""
+        state = self.servers[part.server]
+        waited = now - max(part.began, state.moved)
+        if part.phase is Phase.ACKED and state.up:
+            return waited >= self.silence_s + NAMED_BY_SERVER_S and now - told > self.silence_s + LONGEST_S
+        return waited >= self.silence_s
 
     def _say_transfers(self, server: int) -> list[Action]:
         state = self.servers[server]

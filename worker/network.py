@@ -225,7 +225,7 @@ class Network(threading.Thread):
                 if connection.closed:
                     self._look_at(link)
                 elif link.up and self.client is not None and self.error is None:
-                    self._apply(self.client.departed(link.server, link.unsent))
+                    self._apply(self.client.departed(link.server, link.unsent, time.monotonic()))
 
     def _serve_link(self, link: ServerLink) -> None:
         client, server = self.client, link.server

@@ -117,7 +117,7 @@ class SimWorker:
 
     def _departed(self, server: int, unsent: int) -> None:
         assert self.client is not None
-        self._apply(self.client.departed(server, unsent))
+        self._apply(self.client.departed(server, unsent, self.clock.now))
 
     def _hear(self, server: int, header: Header, payload: Any) -> None:
         assert self.client is not None

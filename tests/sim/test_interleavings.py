@@ -110,10 +110,10 @@ def test_a_gradient_of_high_priority_waits_for_two_payloads_and_not_for_all_that
     client.submit(9, 0.0)
     sent += client.encoded(9, 10, False)
     assert [action.header.key for action in sent] == [0, 1], "two wait in the connection's queue"
-    (then,) = client.departed(0, 1)
+    (then,) = client.departed(0, 1, 0.0)
     assert isinstance(then, Transmit)
     assert then.header.key == 9, "of those that wait here the highest priority goes next"
-    (after,) = client.departed(0, 1)
+    (after,) = client.departed(0, 1, 0.0)
     assert isinstance(after, Transmit)
     assert after.header.key == 8
     client.disconnected(0)
@@ -390,6 +390,46 @@ def test_a_server_names_the_ranks_that_steps_await_in_one_line_and_again_ever_mo
     texts = {now: text for now in range(100) for text in server.tick(float(now))[0]}
     assert list(texts) == [5, 15, 35, 75]
     assert texts[15] == "step 1 of key 1.0.0 (a) (and 1 more keys) has awaited rank(s) 1 for 15 s"
+
+
+def test_what_moves_slowly_is_not_late_and_what_stands_still_is() -> None:
+    """Ten payloads of 4 s each over one connection, then silence."""
+    client = Client(0, job=1, epoch=1, server_count=1)
+    client.parts = {key: PartState(key, 0, 1, 0, 0, key, 10, 0, 0, f"t{key}") for key in range(10)}
+    client.connected(0, 0.0, queues=True)
+    client.receive(0, from_server(Kind.WINDOW, step=OPEN), None, 0.0)
+    for key in range(10):
+        client.submit(key, 0.0)
+        client.encoded(key, 10, False)
+    said = {}
+    for now in range(1, 60):
+        if now % 4 == 0 and now <= 40:
+            client.departed(0, 0, float(now))
+        if lines := client.tick(float(now)):
+            said[now] = lines
+    assert min(said) == 45, said
+
+
+def test_a_step_is_not_late_and_no_job_ends_while_the_awaited_rank_goes_on_with_other_keys_of_the_layout() -> None:
+    server = ServerState(0, 2, 1, 1, step_timeout_s=30.0)
+    server.joined("w0", 0)
+    server.joined("w1", 1)
+    layout = a_layout()
+    server.register(layout, *specs_of(layout, 0, 2))
+    keys = [part.key for _, part in layout.parts()]
+
+    def skip(rank: int, key: int, now: float) -> None:
+        server.receive(f"w{rank}", Header(Kind.SKIP, job=1, epoch=1, plan=1, key=key, step=1, sender=rank), None, now)
+
+    skip(0, keys[0], 0.0)
+    skip(0, keys[1], 0.0)
+    assert server.tick(4.0) == ([], [])
+    skip(1, keys[0], 29.0)
+    assert server.tick(33.0) == ([], [])
+    assert server.tick(35.0)[0] == ["step 1 of key 1.1.0 (b) has awaited rank(s) 1 for 35 s"]
+    assert server.tick(58.0)[1] == []
+    (fault,) = server.tick(59.5)[1]
+    assert "more than the limit of 30 s (PSGC_STEP_TIMEOUT_S)" in fault.text
 
 
 def a_layout() -> Layout:
