@@ -307,6 +307,7 @@ class SimDealer:
     """What the coordinator takes for its connection to the scheduler."""
 
     socket, monitor = "socket", "monitor"
+    turned_away = False
 
     def __init__(self, worker: SimWorker) -> None:
         self.worker = worker

@@ -404,7 +404,7 @@ def test_what_moves_slowly_is_not_late_and_what_stands_still_is() -> None:
     said = {}
     for now in range(1, 60):
         if now % 4 == 0 and now <= 40:
-            client.departed(0, 0, float(now))
+            client.departed(0, 1 if now < 40 else 0, float(now))
         if lines := client.tick(float(now)):
             said[now] = lines
     assert min(said) == 45, said
