@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from psgc.addresses import bare_host, endpoint, join, split
 from psgc.errors import ConfigError
 from psgc.spelling import did_you_mean, nearest
 
@@ -50,6 +51,16 @@ def _text(text: str) -> str:
     return text.strip()
 
 
+def _host(text: str) -> str:
+    """a host name or an IP address, without a port"""
+    return bare_host(text)
+
+
+def _host_and_port(text: str) -> str:
+    """host:port, an IPv6 address in brackets as in [::1]:9000"""
+    return join(*split(text))
+
+
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         value = text.strip().lower()
@@ -77,13 +88,13 @@ VARIABLES: Final = (
     Variable("DMLC_ROLE", "role", _one_of("worker", "server", "scheduler"), "wsc", "what this process is"),
     Variable("DMLC_NUM_WORKER", "nodes", _integer(1), "wsc", "number of worker machines (nodes)"),
     Variable("DMLC_NUM_SERVER", "servers", _integer(0), "wsc", "number of servers"),
-    Variable("DMLC_PS_ROOT_URI", "root_host", _text, "wsc", "address of the scheduler", ("MASTER_ADDR",)),
+    Variable("DMLC_PS_ROOT_URI", "root_host", _host, "wsc", "address of the scheduler", ("MASTER_ADDR",)),
     Variable("DMLC_PS_ROOT_PORT", "root_port", _integer(1), "wsc", "port of the scheduler"),
     Variable("DMLC_WORKER_ID", "node", _integer(0), "w", "this node's number, from 0", ("GROUP_RANK",)),
     Variable("DMLC_SERVER_ID", "server_index", _integer(0), "s", "this server's number; without it the scheduler numbers servers"),
-    Variable("DMLC_NODE_HOST", "node_host", _text, "s", "address that workers reach this server at; default: the one that reaches the scheduler"),
+    Variable("DMLC_NODE_HOST", "node_host", _host, "s", "address that workers reach this server at; default: the one that reaches the scheduler"),
     Variable("DMLC_PORT", "port", _integer(0), "s", "port this server listens on; 0: any"),
-    Variable("PSGC_ADVERTISE", "advertise", _text, "s", "host:port that workers reach this server at, where it differs (NAT, proxy)"),
+    Variable("PSGC_ADVERTISE", "advertise", _host_and_port, "s", "host:port that workers reach this server at, where it differs (NAT, proxy)"),
     Variable("BYTEPS_LOCAL_RANK", "local_rank", _integer(0), "w", "this process's number within its node", ("LOCAL_RANK",)),
     Variable("BYTEPS_LOCAL_SIZE", "local_size", _integer(1), "w", "worker processes on this node", ("LOCAL_WORLD_SIZE",)),
     Variable("BYTEPS_FORCE_DISTRIBUTED", "force_distributed", _switch, "w", "1: one worker, too, goes through the servers"),
@@ -187,7 +198,7 @@ class Config:
     link_fd: int = -1
     heartbeat_s: float = 1.0
     silence_s: float = 5.0
-    dead_s: float = 15.0
+    dead_s: float = 60.0  # so that a link that is cut for 20 s, and the kernel's pause after that, cost nothing
     register_timeout_s: float = 300.0
     step_timeout_s: float = 600.0
     abort_grace_s: float = 10.0
@@ -222,7 +233,7 @@ class Config:
 
     @property
     def root_endpoint(self) -> str:
-        return f"tcp://{self.root_host}:{self.root_port}"
+        return endpoint(self.root_host, self.root_port)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None, **overrides: Any) -> Config:

@@ -5,11 +5,12 @@ Pure. The scheduler builds a Layout from the ranks' declarations; workers and se
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final, Literal, get_args
@@ -31,6 +32,7 @@ ITEM_BYTES: Final = {
     "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1,
 }  # fmt: skip
 MAX_LAYOUTS: Final = 1 << 16
+OF_EACH_RANK: Final = ("order", "used")  # fields of a Declaration that ranks need not agree on
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,19 @@ class Declaration:
     turn: int = -1
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        tensors = [_fields_of(tensor) for tensor in self.tensors]
+        return {**_fields_of(self), "tensors": tensors, "buckets": [_fields_of(bucket) for bucket in self.buckets]}
+
+    def digest(self) -> str:
+        """Equal for ranks that declare the same, as far as they must."""
+        body = self.to_json()
+        agreed = {name: value for name, value in body.items() if name not in OF_EACH_RANK}
+        return hashlib.sha256(json.dumps(agreed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    @property
+    def unused(self) -> tuple[int, ...]:
+        """Of a plan, indices of the tensors that had no gradient on this rank."""
+        return tuple(sorted(set(range(len(self.tensors))).difference(self.used))) if self.kind == "plan" else ()
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Declaration:
@@ -112,6 +126,11 @@ class Declaration:
         if not set(planned).issubset(known) or len(set(planned)) < len(planned):
             raise _malformed(f"buckets name tensors that are not among the {len(tensors)}, or twice")
         return declaration
+
+
+def _fields_of(record: Any) -> dict[str, Any]:
+    """The fields by name, as they are. dataclasses.asdict would copy each one: 20 times slower, for the thousands of tensors of a model."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def _tensors(body: dict[str, Any]) -> tuple[TensorSpec, ...]:
@@ -220,7 +239,9 @@ class Layout:
         return counts
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        buckets = [{**_fields_of(bucket), "parts": [_fields_of(part) for part in bucket.parts]} for bucket in self.buckets]
+        body = {**_fields_of(self), "tensors": [_fields_of(tensor) for tensor in self.tensors], "buckets": buckets}
+        return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Layout:
@@ -463,8 +484,3 @@ def _planned_apart(first: Declaration, other: Declaration) -> tuple[str, str, st
             if getattr(a, attribute) != getattr(b, attribute):
                 return f"{attribute} {bucket}", getattr(a, attribute), getattr(b, attribute)
     return "the number of the plan's buckets", str(len(first.buckets)), str(len(other.buckets))
-
-
-def used_by_every_rank(declarations: Sequence[Declaration]) -> frozenset[int]:
-    """Tensors that had a gradient on every rank when the layout was declared."""
-    return frozenset.intersection(*(frozenset(d.used) for d in declarations))

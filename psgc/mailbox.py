@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,12 +32,17 @@ class Mailbox:
         if self._fd >= 0:
             os.eventfd_write(self._fd, 1)
 
-    def drain(self) -> Iterator[Call]:
-        """Everything that has come, oldest first."""
+    def drain(self, turn_s: float) -> Iterator[Call]:
+        """What has come, oldest first, for no longer than ``turn_s``. What is left then, or comes meanwhile, makes the next poll return at
+        once: so the owner hears others, too, however busy those are who put calls here."""
+        until = time.monotonic() + turn_s
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
         while self._calls:
             yield self._calls.popleft()
+            if self._calls and time.monotonic() >= until:
+                self.wake()
+                return
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

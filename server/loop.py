@@ -13,11 +13,13 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Set
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import zmq
 
 from psgc import __version__
+from psgc.addresses import SCHEME, join, leads_to_loopback
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import Layout
@@ -31,19 +33,21 @@ from psgc.transport.curve import control_keys
 from psgc.transport.dealer import TURNED_AWAY, Dealer
 from psgc.transport.gate import Gate, Listener
 from psgc.transport.handshake import NONCE_BYTES, ServerProof, worker_key
-from psgc.transport.host import host_id, is_loopback, local_address_for, pid_started
+from psgc.transport.host import host_id, local_address_for, member_alive, pid_started
 from psgc.transport.keeper_wire import send_segment
+from psgc.transport.lifeline import Lifeline
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memfd import LocalLink, LocalListener
 from psgc.transport.pacing import PacedLink
 from psgc.transport.tcp import TcpLink, TcpListener
-from psgc.transport.voice import ADMISSION, AWAITED, Voice
+from psgc.transport.voice import ADMISSION, AWAITED, LIFELINE, Voice
 from psgc.transport.watch import Pollable, Watch
 from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Notice, Register, Topology, decode_body, decode_json, encode_body
 
 logger = logging.getLogger(__name__)
+TURN_S: Final = 0.02  # of one source's work in a turn of the loop
 
 
 def serve(config: Config) -> int:
@@ -86,11 +90,13 @@ class Server:
         self._launcher = Launcher(config.launcher)
         self._status: int | None = None
         self._reason = ""
-        self._began = self._heard = time.monotonic()
+        self._began = time.monotonic()
+        self._life = Lifeline(
+            config.root_endpoint, config.silence_s, config.dead_s, config.heartbeat_s, self._began, self._scheduler.nobody_listens
+        )
         self._named = Reminder(self._began)
         self._voice = Voice.of(config)
         self._told = False  # the launcher knows why the job failed, and prints it
-        self._scheduler_up, self._down_since = False, time.monotonic()
 
     def run(self) -> int:
         try:
@@ -122,10 +128,10 @@ class Server:
         if self._gate is not None:
             things.append((self._gate, zmq.POLLIN))
         ready = self._watch.wait(things, 0.0 if self._links.pending else next_tick - time.monotonic())
-        if self.mailbox.fileno() in ready:
-            for call, args in self.mailbox.drain():
-                call(*args)
         self._hear_scheduler(ready)
+        if self.mailbox.fileno() in ready:
+            for call, args in self.mailbox.drain(TURN_S):
+                call(*args)
         self._hear_workers(ready)
 
     def _hear_workers(self, ready: Set[Any]) -> None:
@@ -236,22 +242,21 @@ class Server:
     def _register(self) -> None:
         config = self.config
         host = config.node_host or local_address_for(config.root_host)
-        address = config.advertise or f"{host}:{self._tcp.port}"
+        address = config.advertise or join(host, self._tcp.port)
         local = self._listener.address if self._listener is not None else ""
         body = Register(
             "server", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
-            config.nodes, config.servers, index=config.server_index, address=f"tcp://{address}", local_address=local,
+            config.nodes, config.servers, index=config.server_index, address=SCHEME + address, local_address=local,
         )  # fmt: skip
         self._tell_scheduler(Kind.REGISTER, encode_body(body))
 
     def _hear_scheduler(self, ready: Set[Any]) -> None:
         for event in self._scheduler.events() if self._scheduler.monitor in ready else ():
-            self._scheduler_up = event == "up"
-            self._down_since = time.monotonic()
-            if self._scheduler_up and self._state is None:
+            self._life.connection(event == "up", time.monotonic())
+            if self._life.up and self._state is None:
                 self._register()
         for header, payload in self._scheduler.receive() if self._scheduler.socket in ready else ():
-            self._heard = time.monotonic()
+            self._life.hear(time.monotonic())
             self._handle(header, b"" if payload is None else payload.tobytes())
 
     def _handle(self, header: Header, body: bytes) -> None:
@@ -274,6 +279,7 @@ class Server:
             topology.rank, topology.size, config.job, topology.epoch, config.window_bytes, config.silence_s, config.step_timeout_s
         )
         self._open_gate(topology)
+        self._life.alive = partial(member_alive, topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started)
         self._launcher.tell("joined")
         logger.info("admitted server=%d workers=%d", topology.rank, topology.size)
 
@@ -332,7 +338,6 @@ class Server:
         self._scheduler.send(header, body)
 
     def _tick(self, now: float) -> None:
-        config = self.config
         if self._state is None:
             self._await_admission(now)
             return
@@ -345,12 +350,11 @@ class Server:
             self._fault(fault)
         body = encode_body(Notice(0, f"server {self._state.index}: {texts[0]}")) if texts else b""
         self._tell_scheduler(Kind.HEARTBEAT, body)
-        if not self._scheduler_up and now - self._down_since > config.silence_s:
-            self._end(1, f"server {self._state.index}: the scheduler at {config.root_endpoint} is gone; look at its log for why it ended")
-        elif now - self._heard > config.dead_s:
-            self._end(
-                1, f"server {self._state.index}: the scheduler at {config.root_endpoint} has said nothing for {now - self._heard:.0f} s"
-            )
+        if (sign := self._life.tick(now)) is not None:
+            if sign.gone:
+                self._end(1, f"server {self._state.index}: {sign.text}")
+            elif self._voice.speaks(LIFELINE):
+                logger.warning("%s", sign.text)
 
     def _await_admission(self, now: float) -> None:
         config = self.config
@@ -358,10 +362,10 @@ class Server:
             self._end(1, f"server: the scheduler at {config.root_endpoint} {TURNED_AWAY}")
             return
         self._register()
-        talks = now - self._heard <= 2 * config.silence_s  # then it gives up itself, and can say who is missing
+        talks = now - self._life.heard <= 2 * config.silence_s  # then it gives up itself, and can say who is missing
         if now - self._began > config.register_timeout_s and not talks:
             self._end(1, f"server: gave up after {now - self._began:.0f} s of waiting for the scheduler at {config.root_endpoint}")
-        elif self._scheduler_up and now - self._heard < config.silence_s + 2 * config.heartbeat_s:
+        elif self._life.up and now - self._life.heard < config.silence_s + 2 * config.heartbeat_s:
             return  # the scheduler has said who is missing, or will soon
         elif self._named.due(now, config.silence_s) and self._voice.speaks(ADMISSION):
             logger.warning(
@@ -396,8 +400,9 @@ class Server:
 
 def _bind_host(config: Config) -> str:
     """Who can reach the scheduler can reach this server, unless another address was told: a job on one machine listens nowhere else."""
-    alone = is_loopback(config.root_host) and is_loopback(config.node_host or config.root_host) and not config.advertise
-    return "127.0.0.1" if alone else ""
+    host = config.node_host or config.root_host
+    alone = leads_to_loopback(config.root_host) and leads_to_loopback(host) and not config.advertise
+    return local_address_for(host) if alone else ""
 
 
 def _threads(config: Config) -> int:

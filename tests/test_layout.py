@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +25,6 @@ from psgc.layout import (
     compare,
     key_text,
     make_key,
-    used_by_every_rank,
 )  # fmt: skip
 
 KINDS = ("plan", "adhoc", "broadcast")
@@ -56,7 +55,7 @@ def declarations(draw: st.DrawFn) -> Declaration:
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[Declaration, frozenset[int], int, Layout]:
     declaration = draw(declarations())
-    used = used_by_every_rank([declaration])
+    used = frozenset(declaration.used)
     servers = draw(st.integers(1, 5))
     layout_id = draw(st.integers(1, 9))
     return declaration, used, servers, build_layout(declaration, layout_id=layout_id, servers=servers, workers=3, used_by_all=used)
@@ -231,8 +230,21 @@ def test_rates_measured_a_little_differently_cut_alike_and_a_plan_keeps_its_own_
     assert [len(build_layout(planned, layout_id=1, servers=2, workers=2, rate=rate).buckets[0].parts) for rate in (0, 1)] == [2, 2]
 
 
-def test_used_by_every_rank_is_what_all_used() -> None:
-    assert used_by_every_rank([replace(TWO, used=(0, 1)), replace(TWO, used=(1,))]) == {1}
+def test_a_digest_is_of_what_ranks_must_agree_on() -> None:
+    assert replace(TWO, order=(1, 0), used=(1,)).digest() == TWO.digest()
+    assert Declaration.from_json(json.loads(json.dumps(TWO.to_json()))).digest() == TWO.digest()
+    agreed = {f.name for f in fields(Declaration)} - {"order", "used"}
+    for name in agreed:
+        other = {"name": "n", "kind": "plan", "tensors": TWO.tensors[:1], "codec": "bf16", "buckets": (BucketSpec((0,), "none", 0),)}
+        value = getattr(TWO, name)
+        changed = other.get(name, not value if isinstance(value, bool) else f"{value}x" if isinstance(value, str) else None)
+        assert replace(TWO, **{name: value + 1 if changed is None else changed}).digest() != TWO.digest(), name
+
+
+def test_tensors_without_a_gradient_are_told_of_a_plan_alone() -> None:
+    three = replace(TWO, kind="plan", tensors=(*TWO.tensors, TensorSpec("c", (1,), "float32")), used=(1,))
+    assert three.unused == (0, 2)
+    assert replace(three, kind="adhoc").unused == ()
 
 
 def test_keys_are_read_as_layout_bucket_part() -> None:

@@ -174,7 +174,7 @@ class ClusterSession(Session):
                 logger.debug("closing a failed job")
         self._closed = True
         self._network.close()
-        self._network.stopped.wait(self.config.silence_s + 5.0)
+        self._network.stopped.wait(max(self.config.step_timeout_s, self.config.dead_s) + 5.0)
 
     def _seeded(self, declaration: Declaration) -> Declaration:
         return declaration if declaration.seed >= 0 else replace(declaration, seed=self.config.seed)

@@ -5,7 +5,6 @@ Runs in the network thread. Knows nothing of parts and payloads.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -13,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Final, Protocol
 
 import zmq
 
@@ -24,13 +24,15 @@ from psgc.layout import Declaration, Layout
 from psgc.reminder import Reminder
 from psgc.transport.curve import control_keys
 from psgc.transport.dealer import TURNED_AWAY, Dealer
-from psgc.transport.host import host_id, pid_started
-from psgc.transport.voice import ADMISSION, AWAITED, Voice
+from psgc.transport.host import host_id, member_alive, pid_started
+from psgc.transport.lifeline import Lifeline
+from psgc.transport.voice import ADMISSION, AWAITED, LIFELINE, Voice
 from psgc.transport.watch import Pollable
 from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
-from psgc.wire.messages import Notice, Register, Topology, decode_body, decode_json, encode_body
+from psgc.wire.messages import Declare, Notice, Register, Topology, decode_body, decode_json, encode_body, pack
 
 logger = logging.getLogger(__name__)
+TICK_S: Final = 0.25  # how often the network thread has it look after itself
 
 
 @dataclass(slots=True)
@@ -57,8 +59,9 @@ class Owner(Protocol):
 class _Declared:
     """A name on its way to a layout."""
 
-    def __init__(self, request: int, body: bytes, rate: int) -> None:
-        self.request, self.body, self.rate = request, body, rate
+    def __init__(self, request: int, declaration: Declaration, rate: int) -> None:
+        self.request, self.declaration, self.rate = request, declaration, rate
+        self.digest = encode_body(Declare(declaration.name, declaration.digest(), declaration.unused))
         self.then: list[Callable[[Layout], None]] = []
 
 
@@ -69,9 +72,8 @@ class Coordinator:
         self._config, self._owner = config, owner
         identity = b"worker-%s-%d" % (os.urandom(6).hex().encode(), os.getpid())
         self._dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, control_keys(config.job, config.token))
-        self._up = False
-        self._down_since = time.monotonic()
-        self._heard = time.monotonic()
+        self.began = time.monotonic()
+        self._life = Lifeline(config.root_endpoint, config.silence_s, config.dead_s, TICK_S, self.began, self._dealer.nobody_listens)
         self.told = float("-inf")  # when the scheduler last said what is awaited
         self.voice = Voice.of(config)
         self._beat = self._repeat = 0.0
@@ -80,8 +82,7 @@ class Coordinator:
         self._requests = 0
         self._declared: dict[str, _Declared] = {}
         self._barriers: dict[tuple[int, int], threading.Event] = {}  # by layout (0: none) and number
-        self._began = time.monotonic()
-        self._named = Reminder(self._began)
+        self._named = Reminder(self.began)
         self.left = False
         self._leaving = False
 
@@ -106,13 +107,17 @@ class Coordinator:
         declared = self._declared.get(declaration.name)
         if declared is None:
             self._requests += 1
-            declared = self._declared[declaration.name] = _Declared(self._requests, encode_body(declaration.to_json()), rate)
-            self._send(Kind.DECLARE, declared.body, plan=declared.request, step=rate)
+            declared = self._declared[declaration.name] = _Declared(self._requests, declaration, rate)
+            self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=rate)
         declared.then.append(then)
 
     def barrier(self, number: int, passed: threading.Event, layout: int = 0) -> None:
         self._barriers[layout, number] = passed
         self._send(Kind.BARRIER, plan=layout, step=number)
+
+    def tell(self, text: str) -> None:
+        """Have the scheduler log what this worker awaits, and tell the others."""
+        self._send(Kind.HEARTBEAT, encode_body(Notice(0, text)), step=int(1e3 * self._owner.waiting.own_s))
 
     def fault(self, text: str) -> None:
         self._send(Kind.FAULT, encode_body(Notice(0, text)))
@@ -123,6 +128,10 @@ class Coordinator:
             self.left = True
         self._send(Kind.BYE)
 
+    def farewell_s(self) -> float:
+        """How long the scheduler's answer to BYE is waited for: a worker that ends unheard would be taken for dead."""
+        return self._config.step_timeout_s if self._life.alive() else self._config.dead_s
+
     def release(self) -> None:
         """The job has failed: nobody waits for a barrier any more."""
         for passed in self._barriers.values():
@@ -132,14 +141,12 @@ class Coordinator:
     def receive(self, ready: Set[Any]) -> None:
         """Hear what the scheduler has said, and what has happened to the connection, if one of ``ready`` is its."""
         for event in self._dealer.events() if self._dealer.monitor in ready else ():
-            self._up = event == "up"
-            if self._up:
+            self._life.connection(event == "up", time.monotonic())
+            if self._life.up:
                 self._say_again()
-            else:
-                self._down_since = time.monotonic()
         try:
             for header, payload in self._dealer.receive() if self._dealer.socket in ready else ():
-                self._heard = time.monotonic()
+                self._life.hear(time.monotonic())
                 self._handle(header, b"" if payload is None else payload.tobytes())
         except RemoteProtocolError as error:
             self._owner.failed(f"the scheduler at {self._config.root_endpoint} sent nonsense: {error}")
@@ -154,34 +161,34 @@ class Coordinator:
             self._repeat = now
             self._say_again()
         if self._leaving:
+            sign = self._life.tick(now)
+            self.left = self.left or (sign is not None and sign.gone)
+            if sign is not None and not sign.gone and self.voice.speaks(LIFELINE):
+                logger.warning("%s", sign.text)
             return
-        if self._dealer.turned_away:
+        if self._rank is None and self._dealer.turned_away:
             self._owner.failed(f"the scheduler at {config.root_endpoint} {TURNED_AWAY}")
         elif self._rank is None:
             self._await_admission(now)
-        elif not self._up and now - self._down_since > config.silence_s:
-            self._owner.failed(
-                f"the scheduler at {config.root_endpoint} is gone: its connection broke {now - self._down_since:.0f} s ago and cannot be "
-                f"re-made; look at its log for why it ended"
-            )
-        elif now - self._heard > config.dead_s:
-            self._owner.failed(
-                f"the scheduler at {config.root_endpoint} has said nothing for {now - self._heard:.0f} s; is its machine alive?"
-            )
+        elif (sign := self._life.tick(now)) is not None:
+            if sign.gone:
+                self._owner.failed(sign.text)
+            elif self.voice.speaks(LIFELINE):
+                logger.warning("%s", sign.text)
 
     def _await_admission(self, now: float) -> None:
-        waited = now - self._began
-        talks = now - self._heard <= 2 * self._config.silence_s  # then it gives up itself, and can say who is missing
+        waited = now - self.began
+        talks = now - self._life.heard <= 2 * self._config.silence_s  # then it gives up itself, and can say who is missing
         if waited > self._config.register_timeout_s and not talks:
             self._owner.failed(f"gave up after {waited:.0f} s of waiting for {self._awaited()}")
-        elif self._up and now - self._heard < self._config.silence_s + 2 * self._config.heartbeat_s:
+        elif self._life.up and now - self._life.heard < self._config.silence_s + 2 * self._config.heartbeat_s:
             return  # the scheduler has said who is missing, or will soon
         elif self._named.due(now, self._config.silence_s) and self.voice.speaks(ADMISSION):
             logger.warning("waiting for %s for %.0f s", self._awaited(), waited)
 
     def _awaited(self) -> str:
-        if self._up:
-            return f"the scheduler at {self._config.root_endpoint}, which has said nothing for {time.monotonic() - self._heard:.0f} s"
+        if self._life.up:
+            return f"the scheduler at {self._config.root_endpoint}, which has said nothing for {time.monotonic() - self._life.heard:.0f} s"
         return (
             f"the scheduler at {self._config.root_endpoint}: nothing answers there; is it started, and are "
             f"DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT the same everywhere?"
@@ -192,7 +199,7 @@ class Coordinator:
         if self._rank is None:
             self.register()
         for declared in self._declared.values():
-            self._send(Kind.DECLARE, declared.body, plan=declared.request, step=declared.rate)
+            self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=declared.rate)
         for layout, number in self._barriers:
             self._send(Kind.BARRIER, plan=layout, step=number)
         if self._leaving and not self.left:
@@ -202,7 +209,10 @@ class Coordinator:
         if header.kind == Kind.TOPOLOGY and self._rank is None:
             topology = Topology.from_body(decode_json(body, "TOPOLOGY"))
             self._rank, self._epoch = topology.rank, topology.epoch
+            self._life.alive = partial(member_alive, topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started)
             self._owner.joined(topology)
+        elif header.kind == Kind.DECLARE:
+            self._declare_whole(header.plan)
         elif header.kind == Kind.LAYOUT:
             self._laid_out(header, body)
         elif header.kind == Kind.BARRIER:
@@ -221,11 +231,17 @@ class Coordinator:
             waiting = self._owner.waiting
             waiting.slowest_rank, waiting.least_ms, waiting.most_ms = header.plan, header.key, header.step
 
+    def _declare_whole(self, request: int) -> None:
+        """The scheduler asks for a declaration, not its digest alone."""
+        for declared in self._declared.values():
+            if declared.request == request:
+                self._send(Kind.DECLARATION, pack(encode_body(declared.declaration.to_json())), plan=request)
+
     def _laid_out(self, header: Header, body: bytes) -> None:
         declared = next((d for d in self._declared.values() if d.request == header.plan), None)
         if declared is None:
             return  # the answer to a request that was said again
-        layout = Layout.from_json(json.dumps(decode_json(body, "LAYOUT")))
+        layout = Layout.from_json(body)
         del self._declared[layout.name]
         self._owner.laid_out(layout)
         for then in declared.then:

@@ -5,6 +5,7 @@ Knows how connections are made, proved and re-made, and counts bytes; must not k
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import socket
@@ -13,8 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
+from psgc.addresses import lookup, split
 from psgc.errors import PsgcError
-from psgc.reminder import Reminder
 from psgc.transport.handshake import NONCE_BYTES, PATIENCE_S, Refused, WorkerProof
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
@@ -23,17 +24,17 @@ from psgc.transport.tcp import TcpLink
 from psgc.wire.frames import HEADER_BYTES, Header
 from psgc.wire.messages import ServerAddress
 from psgc.worker.bucket import Slot
+from psgc.worker.reach import Trouble
 
 logger = logging.getLogger(__name__)
 RECONNECT_S: Final = 0.5
-NAMED_S: Final = 5.0  # a server that cannot be reached for so long is named, with the reason
 
 
 class ServerLink(ABC):
     """One server's connection, re-made when it breaks. ``wire_bytes`` counts headers and payloads both ways, whatever the transport.
 
     links: where the connections of this thread are polled. proof: makes the worker's side of a handshake, for a transport.
-    trouble: why it is not up, or "" while it is. queues: whether payloads wait in the link's queue for a slow peer: see ``unsent``.
+    trouble: why it is not up. queues: whether payloads wait in the link's queue for a slow peer: see ``unsent``.
     """
 
     queues = False
@@ -41,13 +42,12 @@ class ServerLink(ABC):
     def __init__(self, server: int, address: str, links: LinkSet, proof: Callable[[str], WorkerProof]) -> None:
         self.server, self.address = server, address
         self.wire_bytes = 0
-        self.trouble = "it has not answered yet"
+        self._last = Trouble(None, "it has not answered yet")
         self._links, self._proof = links, proof
         self._link: Link | None = None
         self._up = False
         self._retry_at = 0.0
         self._began = 0.0  # when the attempt under way was begun
-        self._named = Reminder(time.monotonic())
         self._events: list[Literal["up", "down"]] = []
 
     @abstractmethod
@@ -70,6 +70,13 @@ class ServerLink(ABC):
             self.wire_bytes += HEADER_BYTES + header.payload_bytes
             self._send(header, body, slot)
             self._links.touch(self._link)
+
+    @property
+    def trouble(self) -> Trouble:
+        """Why it is not up: how the attempt under way stands, or the last one ended."""
+        if self._link is not None and not self._link.closed and self._link.reached:
+            return Trouble(0, "it accepts connections and says nothing")
+        return self._last
 
     @property
     def up(self) -> bool:
@@ -96,7 +103,7 @@ class ServerLink(ABC):
         """What has happened to the connection since the last call, in order. To be called after ``receive``, when the connection has
         closed, and now and then while it is not up: it is then made again."""
         if self._link is not None and self._link.closed:
-            self._lose(self._link.why)
+            self._lose(self._link.why, self._link.number)
         if not self._up and (now := time.monotonic()) >= self._retry_at:
             self._try(now)
         events, self._events = self._events, []
@@ -118,54 +125,50 @@ class ServerLink(ABC):
         """No connection is up: begin one, or give up the one that takes too long."""
         if self._link is not None:
             if now - self._began < PATIENCE_S:
-                self._name(now)
                 return
-            self._lose(f"no answer for {PATIENCE_S:.0f} s")
+            self._lose(f"no answer for {PATIENCE_S:.0f} s", 0 if self._link.reached else errno.ETIMEDOUT)
         self._began = now
         try:
             self._link = self._dial()
+        except socket.gaierror as error:
+            self._lose(f"its name cannot be looked up ({error.strerror})", errno.EADDRNOTAVAIL)
         except OSError as error:
-            self._lose(error.strerror or str(error))
+            self._lose(error.strerror or str(error), error.errno or 0)
         else:
             self._link.owner = self
             self._links.add(self._link)
             self._go_on(self._link)
-        self._name(now)
 
     def _go_on(self, link: Link) -> None:
         """With the handshake."""
         try:
             proved = link.prove()
         except Refused as error:
-            self._lose(str(error))
+            self._lose(str(error), 0)
             return
         if proved:
-            self._up, self.trouble = True, ""
+            self._up = True
             self._came_up(link)
             self._links.touch(link)
             self._events.append("up")
         elif link.closed:
-            self._lose(link.why)
+            self._lose(link.why, link.number)
 
     @abstractmethod
     def _came_up(self, link: Link) -> None:
         """Say what is to be said before anything else."""
 
-    def _lose(self, why: str) -> None:
-        self.trouble = why
+    def _lose(self, why: str, number: int) -> None:
+        self._last = Trouble(number, why)
         now = time.monotonic()
         self._retry_at = now + RECONNECT_S
         if self._up:
-            self._up, self._named = False, Reminder(now)
+            self._up = False
             self._events.append("down")
         if self._link is not None:
             self._links.discard(self._link)
             self._link.close()
             self._link = None
-
-    def _name(self, now: float) -> None:
-        if not self._up and self._named.due(now, NAMED_S):
-            logger.warning("server %d at %s cannot be reached: %s", self.server, self.address, self.trouble)
 
 
 class TcpServerLink(ServerLink):
@@ -175,13 +178,14 @@ class TcpServerLink(ServerLink):
 
     def __init__(self, server: int, address: str, links: LinkSet, proof: Callable[[str], WorkerProof], dead_s: float) -> None:
         super().__init__(server, address, links, proof)
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
-        self._host, self._port, self._dead_s = host.strip("[]"), port, dead_s
-        self._attempts = 0
+        self._dead_s, self._attempts = dead_s, 0
 
     def _dial(self) -> Link:
-        found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        family, *_, where = found[self._attempts % len(found)]
+        try:
+            found = lookup(*split(self.address))
+        except ValueError as error:
+            raise OSError(errno.EINVAL, str(error)) from None
+        family, where = found[self._attempts % len(found)]
         self._attempts += 1
         return TcpLink.connect(family, where, self._proof("tcp"), self._dead_s)
 

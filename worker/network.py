@@ -35,14 +35,15 @@ from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Topology
 from psgc.worker.bucket import BucketWork, make_slots
 from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Measured, Transferred, Transmit
-from psgc.worker.coordinator import Coordinator, Waiting
+from psgc.worker.coordinator import TICK_S, Coordinator, Waiting
 from psgc.worker.links import ServerLink, connect_server
+from psgc.worker.reach import Reach
 from psgc.worker.session import BucketBuffer
 from psgc.worker.tickets import StepTicket, TicketBoard
 from psgc.worker.transfers import Transfer
 
 logger = logging.getLogger(__name__)
-TICK_S = 0.25
+TURN_S = 0.02  # of one source's work in a turn of the loop
 LOST_S = 0.5
 ENCODE_PRIORITY = 0
 HERE_NUMEL = 16384  # elements that a kernel is done with in about the time that another thread needs to wake up
@@ -103,6 +104,7 @@ class Network(threading.Thread):
         SAVES.tell_to(self._launcher.tell_saving, config.save_timeout_s)
         self._pool = Pool("psgc-codec", _pool_threads(config), self._broken)
         self._undeclared: list[tuple[Declaration, Callable[[Layout], None]]] = []  # until the connections have been measured
+        self._reach: Reach | None = None  # once the servers are known
         self._lost: dict[int, float] = {}  # server -> since when its connection is down, until that is said
         self._closing_since: float | None = None
         self._end = False
@@ -134,7 +136,7 @@ class Network(threading.Thread):
     # called by the coordinator, in this thread
 
     def joined(self, topology: Topology) -> None:
-        """Everyone is there: connect to the servers."""
+        """Everyone is there: connect to the servers. ``ready`` when all have answered."""
         config = self.config
         self.topology = topology
         self.client = Client(
@@ -149,9 +151,12 @@ class Network(threading.Thread):
                     key=key, dead_s=config.dead_s,
                 )
             )  # fmt: skip
-            self._look_at(self.links[-1])
-        self._launcher.tell("joined", rank=topology.rank)
-        self.ready.set()
+        self._reach = Reach(
+            topology.rank, host_id(), topology.servers, self._coordinator.began, time.monotonic(), config.silence_s,
+            config.register_timeout_s, config.step_timeout_s,
+        )  # fmt: skip
+        for link in self.links:
+            self._look_at(link)
 
     def laid_out(self, layout: Layout) -> None:
         """A layout has been agreed: make its slots and buckets."""
@@ -210,10 +215,10 @@ class Network(threading.Thread):
         self._flush()
         things = [(self.mailbox.fileno(), zmq.POLLIN), (self._connections.fileno(), zmq.POLLIN), *self._coordinator.pollables()]
         ready = self._watch.wait(things, 0.0 if self._connections.pending else next_tick - time.monotonic())
-        if self.mailbox.fileno() in ready:
-            for call, args in self.mailbox.drain():
-                call(*args)
         self._coordinator.receive(ready)
+        if self.mailbox.fileno() in ready:
+            for call, args in self.mailbox.drain(TURN_S):
+                call(*args)
         for connection in self._connections.ready() if self._connections.fileno() in ready or self._connections.pending else ():
             self._serve_link(connection.owner)
 
@@ -244,11 +249,35 @@ class Network(threading.Thread):
         assert client is not None
         for event in link.events():
             if event == "up":
+                self._reached(link.server)
                 self._name_lost(link.server)
                 self._apply(client.connected(link.server, time.monotonic(), queues=link.queues))
             else:
                 self._lost.setdefault(link.server, time.monotonic())
+                if self._reach is not None:
+                    self._reach.down(link.server, time.monotonic())
                 client.disconnected(link.server)
+
+    def _reached(self, server: int) -> None:
+        reach = self._reach
+        assert reach is not None
+        reach.up(server)
+        if reach.all_answered and not self.ready.is_set():
+            self._launcher.tell("joined", rank=reach.rank)
+            self.ready.set()
+
+    def _name_unreached(self, now: float) -> None:
+        """Say which servers cannot be reached, and why: here, and by the scheduler to everyone; give up in the end."""
+        reach = self._reach
+        if reach is None or self.error is not None or self._closing_since is not None:
+            return
+        texts, fault = reach.tick(now, lambda server: self.links[server].trouble)
+        for server, text in texts:
+            if self._coordinator.voice.speaks(f"server {server}"):
+                logger.warning("%s", text)
+            self._coordinator.tell(text)
+        if fault is not None:
+            self._fault(fault)
 
     def _name_lost(self, server: int) -> None:
         """A server that ends closes its connections a moment before the scheduler says that the job has."""
@@ -260,14 +289,16 @@ class Network(threading.Thread):
         for link in self.links:
             if not link.up:
                 self._look_at(link)
+        self._name_unreached(now)
         for server in [server for server, since in self._lost.items() if now - since > LOST_S]:
             self._name_lost(server)
         if self.client is not None and self.error is None:
             texts = self.client.tick(now, self._coordinator.told)
             for text in texts if texts and self._coordinator.voice.speaks(PARTS) else ():
                 logger.warning("%s", text)
-        if self._closing_since is not None and (self._coordinator.left or now - self._closing_since > self.config.silence_s):
-            self._end = True
+        if self._closing_since is not None:
+            patience_s = self._coordinator.farewell_s() if self.error is None else self.config.silence_s
+            self._end = self._coordinator.left or now - self._closing_since > patience_s
 
     def _apply(self, actions: list[Action]) -> None:
         for action in actions:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
-from typing import Any
+from typing import Any, Final
 
 import zmq
 
+from psgc.addresses import endpoint, leads_to_loopback
 from psgc.config import Config
 from psgc.errors import PsgcError
 from psgc.mailbox import Mailbox
@@ -16,13 +18,14 @@ from psgc.report import Launcher
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.membership import Membership
 from psgc.transport.curve import control_keys
-from psgc.transport.host import host_id, is_loopback, process_alive
+from psgc.transport.host import host_id, local_address_for, member_alive, pid_started
 from psgc.transport.router import Router
 from psgc.transport.voice import AWAITED, Voice
 from psgc.wire.frames import pack_header
 from psgc.wire.messages import MAX_CONTROL_BYTES, Register
 
 logger = logging.getLogger(__name__)
+TURN_S: Final = 0.05
 
 
 def serve(config: Config) -> int:
@@ -30,12 +33,12 @@ def serve(config: Config) -> int:
     config.require_cluster()
     context: zmq.Context[Any] = zmq.Context()
     keys = control_keys(config.job, config.token)
-    alone = is_loopback(config.root_host)
+    alone = leads_to_loopback(config.root_host)
     if not alone:
         _warn(config)
-    host = config.root_host if config.scheduler_fd >= 0 else "127.0.0.1" if alone else "*"
+    host = config.root_host if config.scheduler_fd >= 0 else local_address_for(config.root_host) if alone else "*"
     try:
-        router = Router(context, f"tcp://{host}:{config.root_port}", config.dead_s, config.scheduler_fd, MAX_CONTROL_BYTES, keys)
+        router = Router(context, endpoint(host, config.root_port), config.dead_s, config.scheduler_fd, MAX_CONTROL_BYTES, keys)
     except PsgcError as error:
         context.destroy(0)
         raise PsgcError(f"scheduler: {error}") from None
@@ -65,7 +68,7 @@ def _warn(config: Config) -> None:
 
 
 def _alive(register: Register) -> bool | None:
-    return process_alive(register.pid, register.pid_started) if register.host == host_id() else None
+    return member_alive(register.host, register.pid, register.pid_started)
 
 
 class _Loop:
@@ -79,7 +82,8 @@ class _Loop:
         self._told = False  # the launcher knows why the job failed, and prints it
         self._state = Membership(
             config.nodes, config.servers, config.job, time.monotonic(), _alive, config.silence_s, config.dead_s,
-            config.register_timeout_s, config.step_timeout_s,
+            config.register_timeout_s, config.step_timeout_s, heartbeat_s=config.heartbeat_s,
+            itself=(host_id(), os.getpid(), pid_started(os.getpid())),
         )  # fmt: skip
 
     def run(self) -> int:
@@ -90,9 +94,9 @@ class _Loop:
         next_tick = time.monotonic()
         while self._end is None:
             poller.poll(max(0, int((next_tick - time.monotonic()) * 1000) + 1))
-            for call, args in self.mailbox.drain():
+            for call, args in self.mailbox.drain(TURN_S):
                 call(*args)
-            self._hear()
+            self._hear(time.monotonic() + TURN_S)
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + self._config.heartbeat_s
@@ -104,11 +108,12 @@ class _Loop:
     def stop(self, why: str) -> None:
         self._apply(self._state.abort(f"the scheduler was ended by {why}", time.monotonic()))
 
-    def _hear(self) -> None:
+    def _hear(self, until: float) -> None:
+        """What has come, from each peer in turn, until then: signals and ticks wait no longer than that, however much there is."""
         for identity, header, payload in self._router.receive():
             body = b"" if payload is None else payload.tobytes()
             self._apply(self._state.receive(identity, header, body, time.monotonic()))
-            if self._end is not None:
+            if self._end is not None or time.monotonic() >= until:
                 return
 
     def _apply(self, actions: list[Action]) -> None:

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from psgc.addresses import is_loopback, split
 from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration
 from psgc.reminder import Reminder
@@ -18,10 +19,13 @@ from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name
 from psgc.scheduler.roster import EPOCH, Member, Roster
 from psgc.transport.handshake import KEY_BYTES, worker_key
+from psgc.transport.host import same_network
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
-from psgc.wire.messages import ErrorCode, Notice, Register, decode_body, decode_json, encode_body
+from psgc.wire.messages import Declare, ErrorCode, Notice, Register, decode_body, decode_json, encode_body
 
 FAREWELL_S = 2.0  # after a fault: how long members may take to say BYE
+SEEN_OUT_S = 15.0  # after the workers have left: how long servers may take
+AWAY_S = 2.0  # later than a tick is due: then this process was stopped
 
 
 @dataclass(slots=True)
@@ -34,10 +38,12 @@ class Membership:
     began: float
     alive: Callable[[Register], bool | None] = lambda _: None
     silence_s: float = 5.0
-    dead_s: float = 15.0
+    dead_s: float = 60.0
     register_timeout_s: float = 300.0
     step_timeout_s: float = 600.0
     data_key: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)  # of the job's payload connections
+    heartbeat_s: float = 1.0
+    itself: tuple[str, int, int] = ("", 0, 0)  # this scheduler's host, pid and when it started
     roster: Roster = field(init=False)
     barriers: Barriers | None = None  # this and declarations: once everyone is there
     declarations: Declarations | None = None
@@ -46,10 +52,13 @@ class Membership:
     _stalled: float = float("-inf")  # when a stalled step was last named
     _failed: tuple[float, str] | None = None
     _over: float | None = None  # since when all workers have left in order
+    _ticked: float = field(init=False)
+    _least: Member | None = None  # the worker that has waited least, and the longest that any has
+    _most_ms: int = 0
 
     def __post_init__(self) -> None:
-        self.roster = Roster(self.nodes, self.servers)
-        self._named, self._told = Reminder(self.began), self.began
+        self.roster = Roster(self.nodes, self.servers, self.itself)
+        self._named, self._told, self._ticked = Reminder(self.began), self.began, self.began
 
     def receive(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
         """One message. Whatever is wrong with it becomes an ERROR reply; the job goes on."""
@@ -78,19 +87,30 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """Name what is awaited, find who has died, give up on what takes too long."""
+        was_away = self._was_away(now)
         if self._failed is not None:
             since, reason = self._failed
             done = all(m.left for m in self.roster) or now - since > FAREWELL_S
             return [End(1, reason)] if done else []
         if self._over is not None:
             return self._see_out(self._over, now)
-        for member in self.roster:
+        for member in () if was_away else self.roster:  # last words of whoever has ended meanwhile are heard first
             if (text := self._death(member, now)) is not None:
                 return self.abort(text, now)
         if self.barriers is None:
             return self._await_members(now)
         silent = [log for member in self.roster if (log := self._silence(member, now)) is not None]
         return silent + (self._deserted(now) or self._await_gatherings(now))
+
+    def _was_away(self, now: float) -> bool:
+        """Whether this process did not run since the last tick (stopped, a machine that slept). It heard nobody; that is no silence of theirs."""
+        away = now - self._ticked
+        self._ticked = now
+        if away <= self.heartbeat_s + AWAY_S:
+            return False
+        for member in self.roster:
+            member.heard = min(now, member.heard + away)
+        return True
 
     def abort(self, text: str, now: float) -> list[Action]:
         """End the job for everybody; the first reason stays."""
@@ -114,7 +134,26 @@ class Membership:
         self.roster.add(member)
         if conflict is not None:
             return self.abort(conflict, now)
-        return self._admit_all(now) if not self.roster.missing() else []
+        warning = self._warn_of_loopback(member)
+        return warning + (self._admit_all(now) if self.roster.complete else [])
+
+    def _warn_of_loopback(self, member: Member) -> list[Action]:
+        """A server that gives workers elsewhere an address of their own machine."""
+        register = member.register
+        if register.role != "server" or same_network(register.host, self.itself[0]):
+            return []
+        try:
+            host, _ = split(register.address)
+        except ValueError:
+            return []
+        if not is_loopback(host):
+            return []
+        return [
+            Log(
+                logging.WARNING, f"{member.label} says that workers reach it at {register.address}, which on every other machine is that "
+                f"machine itself; set DMLC_NODE_HOST or PSGC_ADVERTISE for it to an address of {register.hostname} that the workers reach",
+            )
+        ]  # fmt: skip
 
     def _admit_all(self, now: float) -> list[Action]:
         workers = self.roster.number()
@@ -126,15 +165,15 @@ class Membership:
 
     def _topology(self, member: Member) -> Send:
         key = self.data_key if member.register.role == "server" else worker_key(self.data_key, member.rank, EPOCH)
-        return self._send(member.peer, Kind.TOPOLOGY, encode_body(self.roster.topology(member, key)))
+        return self._send(member.peer, Kind.TOPOLOGY, self.roster.topology(member, key))
 
     # a complete job
 
     def _said(self, member: Member, header: Header, body: bytes, now: float) -> list[Action]:
         kind = Kind(header.kind)
         if kind is Kind.HEARTBEAT:
-            stalled = self._name_stall(decode_body(Notice, body).text, now) if body else []
-            member.waited_ms = header.step
+            stalled = self._name_stall(member, decode_body(Notice, body).text, now) if body else []
+            self._note_waited(member, header.step)
             return [*stalled, self._answer_heartbeat(member)]
         if kind is Kind.FAULT:
             return self.abort(decode_body(Notice, body).text or f"{member.label} reported a fault and did not say which", now)
@@ -147,38 +186,58 @@ class Membership:
             ranks = set(self.barriers.arrive(member.rank, header.step, now, header.plan))
             return [self._send(m.peer, Kind.BARRIER, plan=header.plan, step=header.step) for m in self.roster.workers() if m.rank in ranks]
         if kind is Kind.DECLARE and worker:
-            return self._declare(member, header, body, now)
+            return self._declare(member, header, decode_body(Declare, body), now)
+        if kind is Kind.DECLARATION and worker:
+            return self._declared(member, Declaration.from_json(decode_json(body, "DECLARATION")), now)
         if kind is Kind.KEYS_READY and not worker:
             name = self.declarations.server_ready(member.rank, header.plan)
             return [] if name is None else [self._layout(m, name) for m in self.roster.workers() if not m.left]
         raise RemoteProtocolError(f"a {member.register.role} does not send {kind.name} to the scheduler", ErrorCode.UNKNOWN_KIND)
 
-    def _name_stall(self, text: str, now: float) -> list[Action]:
-        """A server says which ranks a step awaits; other servers have steps that await the same ranks, and need not be heard, too."""
+    def _name_stall(self, teller: Member, text: str, now: float) -> list[Action]:
+        """A member says what it awaits: a server the ranks of a step, a worker a server. Others say the same of the same, and need not be
+        heard, too."""
         if now - self._stalled < self.silence_s / 2:
             return []
         self._stalled = now
-        return [Log(logging.WARNING, text), *self._tell_workers(text)]
+        return [Log(logging.WARNING, text), *self._tell_workers(text, teller)]
 
-    def _tell_workers(self, text: str) -> list[Send]:
+    def _tell_workers(self, text: str, teller: Member | None = None) -> list[Send]:
         body = encode_body(Notice(0, text))
-        return [self._send(m.peer, Kind.HEARTBEAT, body) for m in self.roster.workers() if not m.left]
+        return [self._send(m.peer, Kind.HEARTBEAT, body) for m in self.roster.workers() if not m.left and m is not teller]
 
     def _answer_heartbeat(self, member: Member) -> Send:
         """A worker hears who waited least for steps (all others waited for that rank), how long that was, and the longest."""
         if member.register.role != "worker" or self.barriers is None:
             return self._send(member.peer, Kind.HEARTBEAT)
-        workers = self.roster.workers()
-        least, most = min(workers, key=lambda m: m.waited_ms), max(m.waited_ms for m in workers)
-        return self._send(member.peer, Kind.HEARTBEAT, plan=least.rank, key=least.waited_ms, step=most)
+        least = self._least or member
+        return self._send(member.peer, Kind.HEARTBEAT, plan=least.rank, key=least.waited_ms, step=self._most_ms)
 
-    def _declare(self, member: Member, header: Header, body: bytes, now: float) -> list[Action]:
+    def _note_waited(self, member: Member, waited_ms: int) -> None:
+        """Counts only grow, so the least is looked for anew only when its own has: once a heartbeat, however many members there are."""
+        member.waited_ms = waited_ms
+        self._most_ms = max(self._most_ms, waited_ms)
+        if self._least is None or self._least is member or waited_ms < self._least.waited_ms:
+            self._least = min(self.roster.workers(), key=lambda m: m.waited_ms, default=None)
+
+    def _declare(self, member: Member, header: Header, declare: Declare, now: float) -> list[Action]:
         assert self.declarations is not None
-        declaration = Declaration.from_json(decode_json(body, "DECLARE"))
         before = self.declarations.layouts
-        name = self.declarations.declare(member.rank, header.plan, declaration, now, header.step)
+        name, ask = self.declarations.declare(member.rank, header.plan, declare, now, header.step)
         if name.ready:
             return [self._layout(member, name)]
+        asked = (
+            [self._send(m.peer, Kind.DECLARE, plan=name.requests[m.rank]) for m in self.roster.workers() if m.rank in ask] if ask else []
+        )
+        return asked + self._built(name, before)
+
+    def _declared(self, member: Member, declaration: Declaration, now: float) -> list[Action]:
+        assert self.declarations is not None
+        before = self.declarations.layouts
+        return self._built(self.declarations.declared(member.rank, declaration, now), before)
+
+    def _built(self, name: Name, before: int) -> list[Action]:
+        assert self.declarations is not None
         return self._keys(name, self.roster.server_members()) if self.declarations.layouts > before else []
 
     def _keys(self, name: Name, members: Iterable[Member]) -> list[Action]:
@@ -214,7 +273,7 @@ class Membership:
         staying = [m for m in self.roster if not m.left]
         if not staying:
             return [End(0, "")]
-        if now - since <= self.dead_s:
+        if now - since <= SEEN_OUT_S:
             return [self._send(m.peer, Kind.BYE) for m in staying]
         return [Log(logging.WARNING, f"{', '.join(m.label for m in staying)} did not say BYE at the end of the job"), End(0, "")]
 
@@ -278,8 +337,11 @@ class Membership:
     def _death(self, member: Member, now: float) -> str | None:
         if member.left:
             return None
-        if self.alive(member.register) is False:
+        alive = self.alive(member.register)
+        if alive is False:
             return f"{member.label} died: its process is gone without leaving the job; look at its log"
+        if alive:
+            return None  # stopped, or busy: its silence is named, and it may come back
         # Before everyone is there members speak only to register again, a worker every silence_s.
         limit = self.dead_s if self.barriers is not None else max(self.dead_s, 3 * self.silence_s)
         if now - member.heard > limit:

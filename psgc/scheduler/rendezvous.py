@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from psgc.errors import UsageError
-from psgc.layout import MAX_LAYOUTS, Declaration, Layout, build_layout, compare, used_by_every_rank
+from psgc.errors import LayoutMismatch, RemoteProtocolError, UsageError
+from psgc.layout import MAX_LAYOUTS, Declaration, Layout, build_layout, compare
 from psgc.reminder import Reminder
+from psgc.wire.messages import Declare, ErrorCode, pack
 
 
 @dataclass(slots=True)
@@ -27,6 +28,10 @@ class Gathering:
 
     def __post_init__(self) -> None:
         self.named, self.asked = Reminder(self.since), self.since
+
+    @property
+    def complete(self) -> bool:
+        return len(self.came) == self.size
 
     @property
     def missing(self) -> list[int]:
@@ -54,7 +59,7 @@ class Barriers:
         what = f"barrier {number}" + (f" of layout {layout}" if layout else "")
         gathering = self._open.setdefault((layout, number), Gathering(what, self._size, now))
         gathering.came.add(rank)
-        if gathering.missing:
+        if not gathering.complete:
             return []
         self._passed[layout] = number
         del self._open[layout, number]
@@ -66,14 +71,19 @@ class Barriers:
 
 @dataclass(slots=True)
 class Name:
-    """One declared name on its way to a layout: first every rank declares it, then every server makes ready to serve it."""
+    """One declared name on its way to a layout: every rank declares it by a digest, rank 0 is asked for the whole declaration, and then
+    every server makes ready to serve the layout. Ranks whose digests differ are asked, too, so that it can be said in what."""
 
-    ranks: Gathering
+    ranks: Gathering  # a rank that is asked has come when it has answered
     requests: dict[int, int] = field(default_factory=dict)  # rank -> its request id
-    declarations: dict[int, Declaration] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
+    whole: dict[int, Declaration] = field(default_factory=dict)  # of ranks that were asked
+    differing: tuple[int, int] | None = None  # the first two ranks whose digests differ
     rate: int = 0  # bytes a second of the slowest connection that a rank has measured; 0: none has
+    unused: set[int] = field(default_factory=set)  # tensors that some rank had no gradient for
     layout: Layout | None = None
-    text: bytes = b""  # the layout as JSON
+    text: bytes = b""  # the layout as it travels
     servers: Gathering | None = None
 
     @property
@@ -83,7 +93,7 @@ class Name:
 
     @property
     def ready(self) -> bool:
-        return self.servers is not None and not self.servers.missing
+        return self.servers is not None and self.servers.complete
 
 
 class Declarations:
@@ -92,22 +102,53 @@ class Declarations:
     def __init__(self, size: int, servers: int) -> None:
         self._size, self._servers = size, servers
         self._names: dict[str, Name] = {}
+        self._open: dict[str, Name] = {}  # names that have no layout yet
         self._by_layout: dict[int, Name] = {}
+        self._unready: dict[int, Name] = {}  # names whose layouts some servers do not serve yet
 
-    def declare(self, rank: int, request: int, declaration: Declaration, now: float, rate: int = 0) -> Name:
-        """A rank's declaration, and bytes a second of its slowest connection (0: not known); builds the layout if it completes one. Raises
-        LayoutMismatch as soon as two ranks differ."""
-        name = self._names.get(declaration.name)
+    def declare(self, rank: int, request: int, declare: Declare, now: float, rate: int = 0) -> tuple[Name, list[int]]:
+        """That a rank declares a name, and which ranks are now to be asked for their whole declarations. rate: bytes a second of the rank's
+        slowest connection; 0: not known. Builds the layout if nothing else is lacking."""
+        name = self._names.get(declare.name)
         if name is None:
-            name = self._names[declaration.name] = Name(Gathering(f"the declaration of {declaration.name!r}", self._size, now))
+            name = Name(Gathering(f"the declaration of {declare.name!r}", self._size, now))
+            self._names[declare.name] = self._open[declare.name] = name
         name.requests[rank] = request
+        if name.layout is not None:
+            return name, []
+        other = next((r for r in name.digests if r != rank), None)
+        if name.digests.setdefault(rank, declare.digest) != declare.digest:
+            raise RemoteProtocolError(f"rank {rank} declares {declare.name!r} again, and differently", ErrorCode.MALFORMED)
+        name.unused.update(declare.unused)
         name.rate = min(filter(None, (name.rate, rate)), default=0)
+        if other is not None and name.digests[other] != declare.digest and name.differing is None:
+            name.differing = (min(rank, other), max(rank, other))
+        wanted = {0, *(name.differing or ())}.intersection(name.digests).difference(name.whole)
+        ask = sorted(wanted.difference(name.asked) | wanted.intersection({rank}))  # who says it again has not heard the question
+        name.asked.update(ask)
+        name.ranks.came.difference_update(wanted)
+        if rank not in wanted:
+            name.ranks.came.add(rank)
+        self._build_if_complete(name, now)
+        return name, ask
+
+    def declared(self, rank: int, declaration: Declaration, now: float) -> Name:
+        """A rank's whole declaration. Raises LayoutMismatch for two that differ, RemoteProtocolError for one that was not announced."""
+        name = self._names.get(declaration.name)
+        if name is not None and name.layout is not None:
+            return name
+        if name is None or name.digests.get(rank) != declaration.digest():
+            raise RemoteProtocolError(f"the declaration of {declaration.name!r} is not what rank {rank} announced", ErrorCode.MALFORMED)
+        name.whole[rank] = declaration
+        if name.differing is not None:
+            first, other = name.differing
+            if first in name.whole and other in name.whole:
+                compare(name.whole[first], first, name.whole[other], other)
+                raise LayoutMismatch(f"{declaration.name!r}: ranks {first} and {other} declare different things under this name")
+            if rank in name.differing:
+                return name
         name.ranks.came.add(rank)
-        if name.layout is None:
-            self._check(name, rank, declaration)
-            name.declarations[rank] = declaration
-            if not name.ranks.missing:
-                self._build(name, now)
+        self._build_if_complete(name, now)
         return name
 
     def server_ready(self, server: int, layout_id: int) -> Name | None:
@@ -116,13 +157,16 @@ class Declarations:
         if name is None or name.servers is None or server in name.servers.came:
             return None
         name.servers.came.add(server)
-        return name if name.ready else None
+        if not name.ready:
+            return None
+        del self._unready[layout_id]
+        return name
 
     def unready(self) -> Iterator[tuple[Name, Gathering]]:
         """Names whose layouts some servers do not serve yet."""
-        for name in self._by_layout.values():
-            if name.servers is not None and name.servers.missing:
-                yield name, name.servers
+        for name in self._unready.values():
+            assert name.servers is not None
+            yield name, name.servers
 
     @property
     def layouts(self) -> int:
@@ -131,28 +175,22 @@ class Declarations:
 
     def open(self) -> list[Gathering]:
         """Names that some rank has not declared."""
-        return [name.ranks for name in self._names.values() if name.layout is None]
+        return [name.ranks for name in self._open.values()]
 
-    @staticmethod
-    def _check(name: Name, rank: int, declaration: Declaration) -> None:
-        """One comparison is enough: those who came before agree with each other."""
-        other = next((r for r in name.declarations if r != rank), None)
-        if other is not None:
-            pair = sorted([(rank, declaration), (other, name.declarations[other])], key=lambda each: each[0])
-            compare(pair[0][1], pair[0][0], pair[1][1], pair[1][0])
-
-    def _build(self, name: Name, now: float) -> None:
+    def _build_if_complete(self, name: Name, now: float) -> None:
+        if not name.ranks.complete or 0 not in name.whole:
+            return
+        declaration = name.whole[0]
         layout_id = len(self._by_layout) + 1
-        declarations = [name.declarations[rank] for rank in range(self._size)]
         if layout_id >= MAX_LAYOUTS:
-            raise UsageError(
-                f"{declarations[0].name!r} is name number {layout_id}, at most {MAX_LAYOUTS - 1} can be declared; use names again"
-            )
-        used = used_by_every_rank(declarations) if declarations[0].kind == "plan" else None
+            raise UsageError(f"{declaration.name!r} is name number {layout_id}, at most {MAX_LAYOUTS - 1} can be declared; use names again")
+        used = frozenset(range(len(declaration.tensors))).difference(name.unused) if declaration.kind == "plan" else None
         name.layout = build_layout(
-            declarations[0], layout_id=layout_id, servers=self._servers, workers=self._size, used_by_all=used, rate=name.rate
-        )  # fmt: skip
-        name.text = name.layout.to_json().encode()
-        name.declarations.clear()
-        name.servers = Gathering(f"the layout of {declarations[0].name!r}", self._servers, now, of_servers=True)
-        self._by_layout[layout_id] = name
+            declaration, layout_id=layout_id, servers=self._servers, workers=self._size, used_by_all=used, rate=name.rate
+        )
+        name.text = pack(name.layout.to_json().encode())
+        name.digests.clear()
+        name.whole.clear()
+        name.servers = Gathering(f"the layout of {declaration.name!r}", self._servers, now, of_servers=True)
+        del self._open[declaration.name]
+        self._by_layout[layout_id] = self._unready[layout_id] = name

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import Final
 
 from psgc import __version__
 from psgc.reminder import Reminder
-from psgc.wire.messages import Register, ServerAddress, Topology
+from psgc.wire.messages import Register, ServerAddress, Topology, encode_body
 
-EPOCH = 1
+EPOCH: Final = 1
+OF_RECEIVER: Final = ("rank", "key")  # fields of a Topology that each member has its own of
 
 
 @dataclass(slots=True)
@@ -37,20 +39,25 @@ class Member:
 class Roster:
     """Members, by the names of their connections. ``nodes`` and ``servers`` are how many the job has."""
 
-    def __init__(self, nodes: int, servers: int) -> None:
-        self.nodes, self.servers = nodes, servers
+    def __init__(self, nodes: int, servers: int, scheduler: tuple[str, int, int] = ("", 0, 0)) -> None:
+        """scheduler: its own host, pid and when it started."""
+        self.nodes, self.servers, self._scheduler = nodes, servers, scheduler
         self._members: list[Member] = []
+        self._workers: list[Member] = []
+        self._server_members: list[Member] = []
         self._names: dict[bytes, Member] = {}
-        self._topology: Topology | None = None
+        self._registered: dict[Register, Member] = {}
+        self._there: dict[int, dict[int, Member]] = {}  # workers by node and local rank
+        self._topology = b""  # but for the receiver's rank
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members)
 
     def workers(self) -> list[Member]:
-        return [m for m in self if m.register.role == "worker"]
+        return self._workers
 
     def server_members(self) -> list[Member]:
-        return [m for m in self if m.register.role == "server"]
+        return self._server_members
 
     def heard_from(self, peer: bytes, now: float) -> Member | None:
         """The member that speaks under this name: it is there, and is answered here."""
@@ -62,14 +69,20 @@ class Roster:
     def returns(self, peer: bytes, register: Register, now: float) -> Member | None:
         """The member that registers again, if it is one. While a connection is re-made, words of the old one may come under another
         name; so a process may have several, and the newest it has spoken under is the one it is answered at."""
-        same = next((m for m in self if m.register == register), None)
+        same = self._registered.get(register)
         if same is not None:
             self._names[peer] = same
         return self.heard_from(peer, now)
 
     def add(self, member: Member) -> None:
+        register = member.register
         self._members.append(member)
-        self._names[member.peer] = member
+        self._names[member.peer] = self._registered[register] = member
+        if register.role == "worker":
+            self._workers.append(member)
+            self._there.setdefault(register.node, {})[register.local_rank] = member
+        else:
+            self._server_members.append(member)
 
     def conflict(self, new: Member) -> str | None:
         """Why ``new`` cannot be in the job with those who are, or None."""
@@ -88,15 +101,16 @@ class Roster:
             return f"{new.label}: DMLC_WORKER_ID={r.node}, but DMLC_NUM_WORKER={self.nodes}: nodes are numbered 0 to {self.nodes - 1}"
         if not 0 <= r.local_rank < r.local_size:
             return f"{new.label}: BYTEPS_LOCAL_RANK={r.local_rank}, but BYTEPS_LOCAL_SIZE={r.local_size}: local ranks start at 0"
-        for other in self.workers():
-            o = other.register
-            if r.node == o.node and r.local_size != o.local_size:
-                return f"node {r.node}: {other.label} has BYTEPS_LOCAL_SIZE={o.local_size}, {new.label} has {r.local_size}; set one size a node"
-            if (r.node, r.local_rank) == (o.node, o.local_rank):
-                return (
-                    f"two workers have DMLC_WORKER_ID={r.node} and local rank {r.local_rank}: {other.label} and {new.label}; "
-                    f"number the nodes 0 to {self.nodes - 1}"
-                )
+        there = self._there.get(r.node, {})
+        other = next(iter(there.values()), None)
+        if other is not None and r.local_size != other.register.local_size:
+            size = other.register.local_size
+            return f"node {r.node}: {other.label} has BYTEPS_LOCAL_SIZE={size}, {new.label} has {r.local_size}; set one size a node"
+        if (same := there.get(r.local_rank)) is not None:
+            return (
+                f"two workers have DMLC_WORKER_ID={r.node} and local rank {r.local_rank}: {same.label} and {new.label}; "
+                f"number the nodes 0 to {self.nodes - 1}"
+            )
         return None
 
     def _server_conflict(self, new: Member) -> str | None:
@@ -111,18 +125,23 @@ class Roster:
             return f"{new.label} is one server too many: DMLC_NUM_SERVER={self.servers}; start as many as that, or raise it everywhere"
         return None
 
+    @property
+    def complete(self) -> bool:
+        """Whether everyone has registered. Nobody is there twice: that is a conflict."""
+        if len(self._server_members) < self.servers or len(self._there) < self.nodes:
+            return False
+        return len(self._workers) == sum(next(iter(node.values())).register.local_size for node in self._there.values())
+
     def missing(self) -> list[str]:
         """Who has not registered yet, in words."""
         missing = []
-        there: dict[int, dict[int, int]] = {}  # node -> local rank -> local size
-        for m in self.workers():
-            there.setdefault(m.register.node, {})[m.register.local_rank] = m.register.local_size
         for node in range(self.nodes):
-            if node not in there:
+            there = self._there.get(node)
+            if there is None:
                 missing.append(f"node {node} (DMLC_WORKER_ID={node})")
             else:
-                size = next(iter(there[node].values()))
-                missing += [f"local rank {i} of node {node}" for i in range(size) if i not in there[node]]
+                size = next(iter(there.values())).register.local_size
+                missing += [f"local rank {i} of node {node}" for i in range(size) if i not in there]
         servers = self.servers - len(self.server_members())
         if servers:
             missing.append(f"{servers} of {self.servers} server(s)")
@@ -134,7 +153,7 @@ class Roster:
         workers = sorted(self.workers(), key=lambda m: (m.register.node, m.register.local_rank))
         for rank, member in enumerate(workers):
             member.rank = rank
-        servers = self.server_members()
+        servers = list(self.server_members())
         free = iter(sorted(set(range(self.servers)) - {m.register.index for m in servers}))
         for member in servers:
             member.rank = member.register.index if member.register.index >= 0 else next(free)
@@ -144,10 +163,14 @@ class Roster:
             sizes[member.register.node] += 1
         addresses = tuple(ServerAddress(m.rank, m.register.host, m.register.address, m.register.local_address) for m in servers)
         names = tuple(f"{m.register.node}.{m.register.local_rank}@{m.register.hostname}" for m in workers)
-        self._topology = Topology(-1, len(workers), self.nodes, tuple(sizes), EPOCH, addresses, names)
+        host, pid, started = self._scheduler
+        topology = Topology(0, len(workers), self.nodes, tuple(sizes), EPOCH, addresses, names, "", host, pid, started)
+        self._topology = encode_body({name: value for name, value in asdict(topology).items() if name not in OF_RECEIVER})
         return len(workers)
 
-    def topology(self, member: Member, key: bytes) -> Topology:
-        """What ``member`` is told once everyone has a rank. key: of its payload connections."""
-        assert self._topology is not None, "number() comes first"
-        return replace(self._topology, rank=member.rank, key=key.hex())
+    def topology(self, member: Member, key: bytes) -> bytes:
+        """The body of what ``member`` is told once everyone has a rank. key: of its payload connections. What all are told is encoded once:
+        it names every member."""
+        assert self._topology, "number() comes first"
+        own = encode_body({"rank": member.rank, "key": key.hex()})
+        return own[:-1] + b"," + self._topology[1:]

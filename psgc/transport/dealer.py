@@ -6,6 +6,7 @@ Owns one DEALER socket and its monitor. Messages are ``[header][payload]``; what
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
@@ -13,8 +14,10 @@ import numpy as np
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from psgc.addresses import needs_ipv6, split
 from psgc.errors import RemoteProtocolError
 from psgc.transport.curve import FAILED, ControlKeys, prove_membership
+from psgc.transport.knock import Knock
 from psgc.transport.watch import Pollable, has_message
 from psgc.wire.frames import Header, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
@@ -23,6 +26,7 @@ from psgc.wire.messages import ErrorCode
 COPY_BELOW_BYTES: Final = 64 << 10
 TURNED_AWAY: Final = "does not take this member's token: set the same PSGC_TOKEN and PSGC_JOB everywhere"
 CERTAIN: Final = 5  # handshakes that failed: one may fail because the peer has just ended
+CONNECT_TIMEOUT_MS: Final = 5000  # then a new attempt: the kernel's own pause between two grows to a minute, after a link is back
 MAX_MESSAGE_BYTES: Final = 512 << 20  # a part is far smaller; a peer that announces more is refused by ZeroMQ itself
 
 
@@ -59,12 +63,19 @@ class Dealer:
         self.socket = context.socket(zmq.DEALER)
         set_common_options(self.socket, dead_s)
         self.socket.setsockopt(zmq.IDENTITY, identity)
+        self.socket.setsockopt(zmq.IPV6, needs_ipv6(split(endpoint)[0]))
+        self.socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         if keys is not None:
             prove_membership(self.socket, keys)
         self.monitor = self.socket.get_monitor_socket(int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) | FAILED)
         self.socket.connect(endpoint)
+        self._knock = Knock(*split(endpoint))
+
+    def nobody_listens(self, now: float) -> bool:
+        """While the connection cannot be made: whether the peer's machine answers that nobody listens there. To be asked repeatedly."""
+        return self._knock.answer(now) == errno.ECONNREFUSED
 
     def pollables(self) -> tuple[Pollable, Pollable]:
         """What becomes readable when there is something to receive, and when something has happened to the connection."""
@@ -98,6 +109,7 @@ class Dealer:
         return self.refused >= CERTAIN
 
     def close(self, linger_ms: int = 0) -> None:
+        self._knock.close()
         with contextlib.suppress(zmq.ZMQError):
             self.socket.disable_monitor()
         self.monitor.close(0)

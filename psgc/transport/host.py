@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 from functools import cache
 from pathlib import Path
 
+from psgc.addresses import lookup
 from psgc.errors import ConfigError
 
 
@@ -33,20 +33,22 @@ def process_alive(pid: int, started: int) -> bool:
     return pid_started(pid) == started
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine is reached by this address."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False
-    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+def member_alive(host: str, pid: int, started: int) -> bool | None:
+    """The same for a process of the host with this id; None if that is another one."""
+    return process_alive(pid, started) if host == host_id() else None
+
+
+def same_network(one: str, other: str) -> bool:
+    """Whether two hosts, by their ids, have one network: loopback addresses of one are reached from the other."""
+    return one.split("/")[:2] == other.split("/")[:2]
 
 
 def local_address_for(remote: str) -> str:
     """The address of this machine that ``remote`` would see. Raises ConfigError if the name does not resolve."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((remote, 9))  # sends nothing; only picks a route
+        family, address = lookup(remote, 9)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing; only picks a route
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(

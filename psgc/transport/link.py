@@ -23,14 +23,15 @@ MAX_BYTES: Final = 8 << 20  # and of their payloads; a turn is then some millise
 class Link(ABC):
     """See the module's text. proof: this end's side of the handshake. peer: who is at the other end, for logs.
 
-    closed: nothing comes or goes any more, and ``why``. more: ``receive`` stopped early, and polling would not tell that there is more.
+    closed: nothing comes or goes any more, and ``why``; ``number``: the error number of that, or 0 where the peer was reached.
+    more: ``receive`` stopped early, and polling would not tell that there is more.
     unsent: payloads that were queued and that the kernel has not taken whole yet.
     """
 
     def __init__(self, sock: socket.socket, proof: Proof, peer: str) -> None:
         sock.setblocking(False)
         self.socket, self.proof, self.peer = sock, proof, peer
-        self.closed, self.why = False, ""
+        self.closed, self.why, self.number = False, "", 0
         self.more = False
         self.unsent = 0
         self.owner: Any = None  # whoever keeps it, for who finds it ready
@@ -73,7 +74,7 @@ class Link(ABC):
             except BlockingIOError:
                 return False
             except OSError as error:
-                self.fail(error.strerror or str(error))
+                self.fail(error.strerror or str(error), error.errno or 0)
                 return False
             if not data:
                 self.fail("closed by the peer before it had proved itself")
@@ -81,10 +82,19 @@ class Link(ABC):
             self._greeting = self.proof.receive(data)
         return False
 
-    def fail(self, why: str) -> None:
+    @property
+    def reached(self) -> bool:
+        """Whether the peer's kernel has accepted the connection."""
+        try:
+            self.socket.getpeername()
+        except OSError:
+            return False
+        return True
+
+    def fail(self, why: str, number: int = 0) -> None:
         """The connection is of no use any more; whoever owns it closes it."""
         if not self.closed:
-            self.closed, self.why = True, why
+            self.closed, self.why, self.number = True, why, number
 
     def see_off(self, patience_s: float) -> None:
         """Before it is closed in order: have the peer hear what is queued, for at most so long."""

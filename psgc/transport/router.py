@@ -8,6 +8,7 @@ from typing import Any
 
 import zmq
 
+from psgc.addresses import SCHEME, needs_ipv6
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.transport.curve import ControlKeys, Doorkeeper, guard_scheduler
 from psgc.transport.dealer import COPY_BELOW_BYTES, MAX_MESSAGE_BYTES, message_of, set_common_options
@@ -18,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 class Router:
-    """One ROUTER socket. ``port`` is where it is bound. listening_fd: a socket that somebody else has bound and set to listen.
+    """One ROUTER socket. It hears IPv4 and IPv6 where it is bound to ``*``; ``port`` is where.
+    listening_fd: a socket that somebody else has bound and set to listen.
     max_message_bytes: a peer that announces more is cut off by ZeroMQ, before anything is allocated. keys: of the job, if it has a token: then
     nobody is heard who does not hold them.
 
@@ -33,6 +35,7 @@ class Router:
         self.socket = context.socket(zmq.ROUTER)
         set_common_options(self.socket, dead_s)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+        self.socket.setsockopt(zmq.IPV6, needs_ipv6(endpoint.removeprefix(SCHEME).rpartition(":")[0].strip("[]")))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a member that reconnects is the same member
         if listening_fd >= 0:

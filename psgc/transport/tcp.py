@@ -16,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.addresses import join, listening_socket, unmapped
+from psgc.errors import RemoteProtocolError
 from psgc.transport.handshake import Proof
 from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Link
 from psgc.transport.pacing import cut
@@ -30,7 +31,6 @@ UNSENT_BYTES: Final = 512 << 10  # that the kernel keeps beyond what is on its w
 WAKE_BYTES: Final = 512 << 10  # of a large payload are to be there before a poll returns
 SEND_AT_ONCE: Final = 32  # messages in one system call
 KEEPALIVE_S: Final = 5
-BACKLOG: Final = 4096
 _NOTHING: Final[Bytes] = np.empty(0, np.uint8)
 
 
@@ -66,7 +66,7 @@ class TcpLink(Link):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            link = cls(sock, proof, f"{address[0]}:{address[1]}", dead_s)
+            link = cls(sock, proof, join(unmapped(str(address[0])), address[1]), dead_s)
             sock.connect(address)
         except BlockingIOError:
             return link
@@ -248,13 +248,7 @@ class TcpListener:
 
     def __init__(self, host: str, port: int, dead_s: float) -> None:
         self._dead_s = dead_s
-        try:
-            self.socket = socket.create_server((host, port), backlog=BACKLOG)
-        except OSError as error:
-            where = f"tcp://{host or '*'}:{port}"
-            raise PsgcError(
-                f"cannot listen on {where}: {error.strerror}; is another job using the port, or is the address another machine's?"
-            ) from None
+        self.socket = listening_socket(port, host)
         self.socket.setblocking(False)
         self.port = int(self.socket.getsockname()[1])
 
@@ -264,7 +258,7 @@ class TcpListener:
     def accept(self, proof: Proof) -> TcpLink:
         """A new connection. Raises BlockingIOError if there is none, OSError if it cannot be had."""
         sock, address = self.socket.accept()
-        return TcpLink(sock, proof, f"{address[0]}:{address[1]}", self._dead_s)
+        return TcpLink(sock, proof, join(unmapped(str(address[0])), address[1]), self._dead_s)
 
     def close(self) -> None:
         self.socket.close()

@@ -19,6 +19,7 @@ STDERR: Final = 2
 # Topics.
 AWAITED: Final = "awaited"  # what the scheduler and the servers know: which members and ranks are waited for
 ADMISSION: Final = "admission"  # that the scheduler does not answer
+LIFELINE: Final = "lifeline"  # that the scheduler is silent
 PARTS: Final = "parts"  # what a worker knows of its own parts
 
 

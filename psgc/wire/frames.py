@@ -69,6 +69,7 @@ class Kind(IntEnum):
     RESIDUAL = 21
     RESTORE = 22
     MEASURE = 23
+    DECLARATION = 24
 
 
 class Flag(IntEnum):

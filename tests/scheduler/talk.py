@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from psgc.layout import Declaration, TensorSpec
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.membership import Membership
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
-from psgc.wire.messages import ErrorCode, Register, encode_body
+from psgc.wire.messages import Declare, ErrorCode, Register, decode_json, encode_body
 
 JOB = 77
 SILENCE_S, DEAD_S, REGISTER_S, STEP_S = 5.0, 15.0, 300.0, 600.0
@@ -36,6 +35,8 @@ class Job:
     servers: int = 1
     now: float = 100.0
     dead: set[int] = field(default_factory=set)  # pids
+    here: set[int] = field(default_factory=set)  # pids on the scheduler's own host
+    declared: dict[str, Declaration] = field(default_factory=dict)  # the last of each peer
     membership: Membership = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,12 +45,24 @@ class Job:
         )  # fmt: skip
 
     def _alive(self, register: Register) -> bool | None:
-        return False if register.pid in self.dead else None
+        return False if register.pid in self.dead else True if register.pid in self.here else None
 
     def say(self, peer: str, kind: Kind, body: Any = None, **fields: Any) -> list[Action]:
         data = body if isinstance(body, bytes) else b"" if body is None else encode_body(body)
         header = Header(kind, **{"job": JOB, "payload_bytes": len(data), **fields})
         return self.membership.receive(peer.encode(), header, data, self.now)
+
+    def declare(self, peer: str, declaration: Declaration, plan: int = 1) -> list[Action]:
+        """What a worker's coordinator does: its digest, and if it is asked, or another worker is, the whole declaration. All that the
+        scheduler said, but its questions."""
+        self.declared[peer] = declaration
+        actions = self.say(peer, Kind.DECLARE, Declare(declaration.name, declaration.digest(), declaration.unused), plan=plan)
+        asked = [a for a in actions if isinstance(a, Send) and a.header.kind == Kind.DECLARE]
+        said = [action for action in actions if action not in asked]
+        for question in asked:
+            whole = self.declared[question.peer.decode()]
+            said += self.say(question.peer.decode(), Kind.DECLARATION, whole.to_json(), plan=question.header.plan)
+        return said
 
     def join(self, peer: str, register: Register) -> list[Action]:
         return self.say(peer, Kind.REGISTER, replace(register, nodes=self.nodes, servers=self.servers))
@@ -82,7 +95,7 @@ def sent(actions: list[Action], kind: Kind) -> dict[str, Any]:
         if isinstance(action, Send) and action.header.kind == kind:
             assert action.header.sender == SCHEDULER_SENDER
             assert action.header.payload_bytes == len(action.body)
-            found[action.peer.decode()] = json.loads(action.body) if action.body else action.header
+            found[action.peer.decode()] = decode_json(action.body, "body") if action.body else action.header
     return found
 
 

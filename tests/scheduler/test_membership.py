@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from psgc.scheduler.actions import End, Log, Send
 from psgc.scheduler.membership import FAREWELL_S
 from psgc.wire.frames import Kind
-from psgc.wire.messages import ErrorCode, Notice, decode_body, decode_json, encode_body
+from psgc.wire.messages import PACK_FROM_BYTES, Declare, ErrorCode, Notice, decode_body, decode_json, encode_body, pack
 from tests.scheduler.talk import (
     DEAD_S,
     SILENCE_S,
@@ -36,6 +36,13 @@ def test_a_heartbeat_is_answered_and_what_it_says_is_logged() -> None:
     actions = job.say("s0", Kind.HEARTBEAT, Notice(0, "step 3 has awaited rank 1"))
     assert logged(actions) == "step 3 has awaited rank 1"
     assert set(sent(actions, Kind.HEARTBEAT)) == {"s0", "w0", "w1"}, "workers on other machines hear it, too"
+
+
+def test_a_server_that_a_worker_cannot_reach_is_told_to_the_others() -> None:
+    job = complete(nodes=3)
+    actions = job.say("w1", Kind.HEARTBEAT, Notice(0, "rank 1 cannot reach server 0"), step=0)
+    assert logged(actions) == "rank 1 cannot reach server 0"
+    assert {peer for peer, body in sent(actions, Kind.HEARTBEAT).items() if isinstance(body, dict)} == {"w0", "w2"}
 
 
 def test_a_stall_that_every_server_reports_is_named_once() -> None:
@@ -76,6 +83,31 @@ def test_silence_is_named_and_after_longer_silence_counts_as_death() -> None:
     for peer in ("w0", "s0"):
         job.say(peer, Kind.HEARTBEAT)
     assert "worker 1" in aborted(job.tick(1.5))
+
+
+def test_on_the_schedulers_own_host_a_silent_process_that_lives_is_named_and_never_dead() -> None:
+    job = complete()
+    job.here.add(1010)
+    said = ""
+    while job.now < 100 + 10 * DEAD_S:
+        for peer in ("w0", "s0"):
+            job.say(peer, Kind.HEARTBEAT)
+        actions = job.tick(1)
+        assert sent(actions, Kind.ABORT) == {}
+        said += logged(actions)
+    assert "worker 1 (node 1, local rank 0, pid 1010 on host1) has said nothing for 5 s" in said
+    job.dead.add(1010)
+    assert "worker 1 (node 1, local rank 0, pid 1010 on host1) died" in aborted(job.tick(1))
+
+
+def test_silence_while_the_scheduler_itself_did_not_run_is_nobodys() -> None:
+    job = complete()
+    job.hear_everyone()
+    job.tick(1)
+    assert sent(job.tick(10 * DEAD_S), Kind.ABORT) == {}
+    assert logged(job.tick(1)) == ""
+    later = [action for _ in range(int(DEAD_S)) for action in job.tick(1)]
+    assert "has said nothing for" in aborted(later), "what comes after that counts"
 
 
 def test_a_member_that_has_left_is_not_watched() -> None:
@@ -152,7 +184,10 @@ def test_a_worker_that_leaves_what_others_wait_for_ends_the_job_and_is_named(wai
     job = complete()
 
     def wait() -> None:
-        job.say("w0", waiting, declaration().to_json() if waiting is Kind.DECLARE else None, step=1)
+        if waiting is Kind.DECLARE:
+            job.declare("w0", declaration())
+        else:
+            job.say("w0", waiting, step=1)
 
     if leaves_first:
         job.say("w1", Kind.BYE)
@@ -195,6 +230,9 @@ def test_a_fault_without_a_text_still_says_who() -> None:
         ("s0", Kind.BARRIER, None, ErrorCode.UNKNOWN_KIND),
         ("w0", Kind.DECLARE, b"no json", ErrorCode.MALFORMED),
         ("w0", Kind.DECLARE, {"name": "x"}, ErrorCode.MALFORMED),
+        ("w0", Kind.DECLARATION, {"name": "x"}, ErrorCode.MALFORMED),
+        ("w0", Kind.DECLARATION, b"\x78\x9cnot packed", ErrorCode.MALFORMED),
+        ("s0", Kind.DECLARATION, None, ErrorCode.UNKNOWN_KIND),
         ("w0", Kind.FAULT, b"", ErrorCode.MALFORMED),
         ("x", Kind.REGISTER, {"role": "king"}, ErrorCode.MALFORMED),
     ],
@@ -222,7 +260,15 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-BODIES = [encode_body(declaration().to_json()), encode_body(register()), encode_body(Notice(0, "text")), b""]
+DIGEST = Declare("model", declaration().digest())
+BODIES = [
+    encode_body(DIGEST),
+    encode_body(declaration().to_json()),
+    pack(encode_body(declaration().to_json()) + b" " * PACK_FROM_BYTES),
+    encode_body(register()),
+    encode_body(Notice(0, "text")),
+    b"",
+]
 
 
 @st.composite

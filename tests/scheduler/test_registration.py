@@ -160,11 +160,12 @@ def test_registration_gives_up_naming_who_never_came() -> None:
 def test_a_member_that_falls_silent_while_others_are_awaited_ends_the_job() -> None:
     job = Job()
     job.join("w0", register(node=0))
+    limit = int(max(DEAD_S, 3 * SILENCE_S))
     for _ in range(3):
-        job.tick(max(DEAD_S, 3 * SILENCE_S))
+        assert sent([action for _ in range(limit) for action in job.tick(1)], Kind.ABORT) == {}
         job.join("w0", register(node=0))  # it registers again and again
-    text = aborted(job.tick(max(DEAD_S, 3 * SILENCE_S) + 0.1))
-    assert "pid 1000 on host0) has said nothing" in text
+    later = [action for _ in range(limit + 1) for action in job.tick(1)]
+    assert "pid 1000 on host0) has said nothing" in aborted(later)
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
@@ -186,3 +187,31 @@ def test_a_member_that_dies_while_others_are_awaited_ends_the_job() -> None:
     job.join("w1", register(node=1))
     job.dead.add(1010)
     assert "pid 1010 on host1) died" in aborted(job.tick(1))
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "warned"),
+    [
+        ("tcp://127.0.0.1:9000", "boot/net1", True),
+        ("tcp://[::1]:9000", "boot/net1", True),
+        ("tcp://localhost:9000", "boot/net1", True),
+        ("tcp://10.0.0.5:9000", "boot/net1", False),
+        ("tcp://127.0.0.1:9000", "boot/net0/other-container", False),
+    ],
+)
+def test_a_server_elsewhere_that_advertises_loopback_is_named_with_the_remedy(address: str, host: str, warned: bool) -> None:
+    job = Job()
+    job.membership.itself = ("boot/net0/pid0", 1, 1)
+    text = logged(job.join("s0", register("server", address=address, host=host)))
+    assert bool(text) == warned
+    if warned:
+        assert f"server (pid 2000 on host0) says that workers reach it at {address}" in text
+        assert "set DMLC_NODE_HOST or PSGC_ADVERTISE" in text
+
+
+def test_who_sends_the_topology_is_told_with_it() -> None:
+    job = Job(nodes=1)
+    job.membership.roster._scheduler = ("boot/net0/pid0", 77, 5)
+    job.join("s0", register("server"))
+    topology = Topology.from_body(sent(job.join("w0", register()), Kind.TOPOLOGY)["w0"])
+    assert (topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started) == ("boot/net0/pid0", 77, 5)

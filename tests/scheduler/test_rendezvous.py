@@ -10,7 +10,7 @@ import pytest
 from psgc.layout import Declaration, Layout, TensorSpec
 from psgc.scheduler.actions import Send
 from psgc.wire.frames import Kind
-from psgc.wire.messages import Notice
+from psgc.wire.messages import Declare, ErrorCode, Notice
 from tests.scheduler.talk import (
     SILENCE_S,
     STEP_S,
@@ -18,6 +18,7 @@ from tests.scheduler.talk import (
     complete,
     declaration,
     logged,
+    refused,
     sent,
 )
 
@@ -51,7 +52,7 @@ def test_what_is_awaited_is_named_and_fails_at_its_limit(what: str) -> None:
         if what == "barrier 1":
             job.say(peer, Kind.BARRIER, step=1)
         else:
-            job.say(peer, Kind.DECLARE, declaration().to_json(), plan=1)
+            job.declare(peer, declaration(), plan=1)
     named = 0
     while job.now - 100 <= STEP_S:
         job.hear_everyone()
@@ -71,8 +72,8 @@ def test_what_is_awaited_is_named_and_fails_at_its_limit(what: str) -> None:
 
 def test_a_layout_goes_to_the_servers_first_and_to_workers_when_all_servers_are_ready() -> None:
     job = complete(nodes=2, servers=2)
-    assert job.say("w1", Kind.DECLARE, declaration().to_json(), plan=5) == []
-    keys = job.say("w0", Kind.DECLARE, declaration().to_json(), plan=9)
+    assert job.declare("w1", declaration(), plan=5) == []
+    keys = job.declare("w0", declaration(), plan=9)
     assert set(sent(keys, Kind.KEYS)) == {"s0", "s1"}
     assert {a.header.plan for a in keys if isinstance(a, Send)} == {1}
     assert job.say("s1", Kind.KEYS_READY, plan=1) == []
@@ -86,21 +87,60 @@ def test_a_layout_goes_to_the_servers_first_and_to_workers_when_all_servers_are_
 
 def test_a_declaration_said_again_counts_once_and_is_answered_again() -> None:
     job = complete()
-    body = declaration().to_json()
+    body = declaration()
     for _ in range(2):
-        assert job.say("w0", Kind.DECLARE, body, plan=1) == []
-    assert len(sent(job.say("w1", Kind.DECLARE, body, plan=1), Kind.KEYS)) == 1
-    assert job.say("w1", Kind.DECLARE, body, plan=1) == [], "the server is not ready yet"
+        assert job.declare("w0", body) == []
+    assert len(sent(job.declare("w1", body), Kind.KEYS)) == 1
+    assert job.declare("w1", body) == [], "the server is not ready yet"
     job.say("s0", Kind.KEYS_READY, plan=1)
-    assert set(sent(job.say("w1", Kind.DECLARE, body, plan=4), Kind.LAYOUT)) == {"w1"}
+    assert set(sent(job.declare("w1", body, plan=4), Kind.LAYOUT)) == {"w1"}
+
+
+def test_one_rank_alone_is_asked_for_the_whole_declaration() -> None:
+    job = complete(nodes=3)
+    digest = Declare("model", declaration().digest())
+    assert job.say("w2", Kind.DECLARE, digest, plan=7) == []
+    for _ in range(2):
+        asked = job.say("w0", Kind.DECLARE, digest, plan=5)
+        assert {peer: header.plan for peer, header in sent(asked, Kind.DECLARE).items()} == {"w0": 5}, "said again, asked again"
+    assert job.say("w1", Kind.DECLARE, digest, plan=6) == [], "not all is there before rank 0's is"
+    keys = [sent(job.say("w0", Kind.DECLARATION, declaration().to_json(), plan=5), Kind.KEYS) for _ in range(2)]
+    assert [set(each) for each in keys] == [{"s0"}, set()], "said again, counted once"
+    job.say("s0", Kind.KEYS_READY, plan=1)
+    assert set(sent(job.say("w1", Kind.DECLARE, digest, plan=6), Kind.LAYOUT)) == {"w1"}
+
+
+def test_rank_0_is_awaited_until_it_has_said_all() -> None:
+    job = complete(nodes=2)
+    for peer in ("w0", "w1"):
+        job.say(peer, Kind.DECLARE, Declare("model", declaration().digest()), plan=1)
+    job.hear_everyone()
+    assert "the declaration of 'model' has awaited rank(s) 0 for" in logged(job.tick(SILENCE_S))
+
+
+@pytest.mark.parametrize("body", [declaration("other"), declaration(numel=11), replace(declaration(), mean=False)])
+def test_a_declaration_that_was_not_announced_is_refused(body: Declaration) -> None:
+    job = complete()
+    job.say("w0", Kind.DECLARE, Declare("model", declaration().digest()))
+    assert "not what rank 0 announced" in refused(job.say("w0", Kind.DECLARATION, body.to_json()), ErrorCode.MALFORMED)
+    assert "again, and differently" in refused(job.say("w0", Kind.DECLARE, Declare("model", "another")), ErrorCode.MALFORMED)
+
+
+def test_of_many_ranks_that_differ_two_are_asked() -> None:
+    job = complete(nodes=6)
+    for node in (5, 4, 3, 2, 1):
+        job.declared[f"w{node}"] = declaration(numel=node // 4)
+        body = Declare("model", declaration(numel=node // 4).digest())
+        asked = sent(job.say(f"w{node}", Kind.DECLARE, body, plan=node), Kind.DECLARE)
+        assert set(asked) == ({"w3", "w5"} if node == 3 else set())
 
 
 def test_names_declared_in_different_orders_meet_and_are_numbered_as_they_complete() -> None:
     job = complete()
-    job.say("w0", Kind.DECLARE, declaration("a").to_json(), plan=1)
-    job.say("w0", Kind.DECLARE, declaration("b").to_json(), plan=2)
-    first = job.say("w1", Kind.DECLARE, declaration("b").to_json(), plan=1)
-    second = job.say("w1", Kind.DECLARE, declaration("a").to_json(), plan=2)
+    job.declare("w0", declaration("a"), plan=1)
+    job.declare("w0", declaration("b"), plan=2)
+    first = job.declare("w1", declaration("b"), plan=1)
+    second = job.declare("w1", declaration("a"), plan=2)
     assert sent(first, Kind.KEYS)["s0"]["name"] == "b"
     assert sent(second, Kind.KEYS)["s0"]["name"] == "a"
     assert [a.header.plan for a in first + second if isinstance(a, Send)] == [1, 2]
@@ -110,27 +150,27 @@ def test_a_plan_is_laid_out_in_rank_0s_order_apart_from_tensors_that_some_rank_d
     tensors = tuple(TensorSpec(f"t{i}", (10,), "float32") for i in range(4))
     ranks = [Declaration("m", "plan", tensors, "none", True, order=(3, 2, 1, 0), used=used) for used in [(0, 1, 2, 3), (0, 1, 3)]]
     job = complete()
-    job.say("w1", Kind.DECLARE, replace(ranks[1], order=()).to_json())
-    keys = sent(job.say("w0", Kind.DECLARE, ranks[0].to_json()), Kind.KEYS)
+    job.declare("w1", replace(ranks[1], order=()))
+    keys = sent(job.declare("w0", ranks[0]), Kind.KEYS)
     layout = Layout.from_json(json.dumps(keys["s0"]))
     assert sorted(bucket.tensors for bucket in layout.buckets) == [(2,), (3, 1, 0)]
 
 
 def test_ranks_that_differ_end_the_job_as_soon_as_two_do_naming_tensor_and_ranks() -> None:
     job = complete(nodes=4)
-    job.say("w3", Kind.DECLARE, declaration(numel=10).to_json())
-    text = aborted(job.say("w1", Kind.DECLARE, declaration(numel=11).to_json()))
+    job.declare("w3", declaration(numel=10))
+    text = aborted(job.declare("w1", declaration(numel=11)))
     assert text.startswith("'model': shape of tensor 'layer.weight' on rank 1 is (11,), on rank 3 it is (10,)")
 
 
 def test_a_codec_that_cannot_be_had_ends_the_job_with_its_own_words() -> None:
     job = complete(nodes=1)
-    assert "no-such-codec" in aborted(job.say("w0", Kind.DECLARE, replace(declaration(), codec="no-such-codec").to_json()))
+    assert "no-such-codec" in aborted(job.declare("w0", replace(declaration(), codec="no-such-codec")))
 
 
 def test_a_server_that_is_not_ready_is_named_told_again_and_awaited_only_so_long() -> None:
     job = complete(nodes=1, servers=2)
-    job.say("w0", Kind.DECLARE, declaration().to_json())
+    job.declare("w0", declaration())
     job.say("s0", Kind.KEYS_READY, plan=1)
     told = 0
     while job.now - 100 <= STEP_S:
@@ -147,7 +187,7 @@ def test_a_server_that_is_not_ready_is_named_told_again_and_awaited_only_so_long
 
 def test_a_servers_error_about_a_layout_ends_the_job() -> None:
     job = complete(nodes=1)
-    job.say("w0", Kind.DECLARE, declaration().to_json())
+    job.declare("w0", declaration())
     text = aborted(job.say("s0", Kind.ERROR, Notice(1, "no memory for layout 1"), plan=1))
     assert "server 0 (pid 2000 on host0)" in text
     assert "no memory for layout 1" in text

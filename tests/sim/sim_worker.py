@@ -326,6 +326,9 @@ class SimDealer:
         heard, self._heard = self._heard, []
         return heard
 
+    def nobody_listens(self, now: float) -> bool:
+        return False
+
     def events(self) -> list[str]:
         events, self._events = self._events, []
         return events

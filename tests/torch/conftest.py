@@ -16,7 +16,7 @@ import torch
 
 from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError
-from psgc.layout import Declaration, Layout, build_layout, compare, used_by_every_rank
+from psgc.layout import Declaration, Layout, build_layout, compare
 from psgc.torch import api
 from psgc.worker.residual import LayoutMemory, TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
@@ -139,7 +139,7 @@ class FakeSession(Session):
         with job.changed:
             if name not in job.layouts:
                 declarations = [d for _, d in sorted(job.declared[name].items())]
-                used = used_by_every_rank(declarations) if declarations[0].kind == "plan" else None
+                used = frozenset.intersection(*(frozenset(d.used) for d in declarations)) if declarations[0].kind == "plan" else None
                 job.layouts[name] = build_layout(
                     declarations[0], layout_id=len(job.layouts) + 1, servers=1, workers=len(declarations), used_by_all=used
                 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout
-from psgc.wire.messages import ErrorCode, Notice, Register, ServerAddress, Topology, decode_body, decode_json, encode_body
+from psgc.wire.messages import Declare, ErrorCode, Notice, Register, ServerAddress, Topology, decode_body, decode_json, encode_body
 
 TEXT = st.text(max_size=20)
 NUMBER = st.integers(-(2**63), 2**64)
@@ -26,7 +26,7 @@ def records(cls: Any) -> st.SearchStrategy[Any]:
 
 TOPOLOGIES = st.builds(
     Topology, NUMBER, NUMBER, NUMBER, st.lists(NUMBER).map(tuple), NUMBER, st.lists(records(ServerAddress)).map(tuple),
-    st.lists(TEXT).map(tuple), TEXT
+    st.lists(TEXT).map(tuple), TEXT, TEXT, NUMBER, NUMBER
 )  # fmt: skip
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
@@ -40,6 +40,7 @@ PLANNED = replace(DECLARED, buckets=(BucketSpec((1,), "none", -1, 1), BucketSpec
 READERS = {
     "Register": lambda data: decode_body(Register, data),
     "Notice": lambda data: decode_body(Notice, data),
+    "Declare": lambda data: decode_body(Declare, data),
     "Topology": lambda data: Topology.from_body(decode_json(data, "TOPOLOGY")),
     "Declaration": lambda data: Declaration.from_json(decode_json(data, "DECLARE")),
     "Layout": Layout.from_json,
@@ -47,6 +48,7 @@ READERS = {
 RIGHT: dict[str, Any] = {
     "Register": Register("worker", "1", "h", "n", 1, 2, 1, 1),
     "Notice": Notice(1, "text"),
+    "Declare": Declare("m", "0123", (1, 2)),
     "Topology": Topology(0, 1, 1, (1,), 1, (ServerAddress(0, "h", "tcp://h:1", ""),), ("0.0@h",)),
     "Declaration": PLANNED,
     "Layout": build_layout(DECLARED, layout_id=3, servers=2, workers=2, used_by_all=frozenset({0, 1})),

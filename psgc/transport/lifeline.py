@@ -1,0 +1,94 @@
+"""What a worker or server can tell of the scheduler's life, and when it gives it up. Pure: ``now`` is passed in.
+
+On the scheduler's own host only a process that is gone is dead: one that is stopped or busy is named and waited for, for steps go on without
+it. On another host its word and the connection are all there is to go by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from psgc.reminder import Reminder
+
+LAST_WORDS_S: Final = 1.5  # what a process has said before it ended is heard first
+AWAY_S: Final = 2.0  # a tick that is later than that: this process was stopped, or its machine slept
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Something to tell people; ``gone``: the job cannot go on."""
+
+    text: str
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class Lifeline:
+    """See the module's text. every_s: from one tick to the next. alive: whether the scheduler's process runs; None where that cannot be told
+    from here, or not yet. refused: whether its machine answers that nobody listens there."""
+
+    endpoint: str
+    silence_s: float
+    dead_s: float
+    every_s: float
+    began: float
+    refused: Callable[[float], bool]
+    alive: Callable[[], bool | None] = lambda: None
+    up: bool = False  # the connection
+    heard: float = field(init=False)
+    down_since: float = field(init=False)
+    _ticked: float = field(init=False)
+    _named: Reminder | None = None  # of its silence, since it was last heard
+
+    def __post_init__(self) -> None:
+        self.heard = self.down_since = self._ticked = self.began
+
+    def hear(self, now: float) -> None:
+        """The scheduler has said something."""
+        self.heard = now
+        self._named = None
+
+    def connection(self, up: bool, now: float) -> None:
+        """The connection was made, or has broken."""
+        if self.up and not up:
+            self.down_since = now
+        self.up = up
+
+    def tick(self, now: float) -> Sign | None:
+        """What is to be said now."""
+        self._allow_for_absence(now)
+        quiet = now - self.heard
+        alive = self.alive()
+        if alive is False and quiet > LAST_WORDS_S:
+            return self._gone("is gone: its process has ended; look at its log for why")
+        if alive is None:
+            down = 0.0 if self.up else now - self.down_since
+            if down > self.silence_s and self.refused(now):
+                return self._gone(
+                    f"is gone: its connection broke {down:.0f} s ago and nobody listens there; look at its log for why it ended"
+                )
+            if quiet > self.dead_s:
+                return self._gone(
+                    f"has said nothing for {quiet:.0f} s and counts as dead (PSGC_DEAD_S); are its machine and the network alive?"
+                )
+        if quiet < self.silence_s:
+            return None
+        self._named = self._named or Reminder(self.heard)
+        if not self._named.due(now, self.silence_s):
+            return None
+        prospect = (
+            "its process is stopped or busy, and is waited for" if alive else f"after {self.dead_s:.0f} s it counts as dead (PSGC_DEAD_S)"
+        )
+        return Sign(f"the scheduler at {self.endpoint} has said nothing for {quiet:.0f} s; {prospect}")
+
+    def _allow_for_absence(self, now: float) -> None:
+        """While this process did not run it heard nobody; that is nobody's silence."""
+        away = now - self._ticked
+        self._ticked = now
+        if away > self.every_s + AWAY_S:
+            self.heard, self.down_since = min(now, self.heard + away), min(now, self.down_since + away)
+
+    def _gone(self, how: str) -> Sign:
+        return Sign(f"the scheduler at {self.endpoint} {how}", gone=True)

@@ -1,0 +1,96 @@
+"""Hosts and ports: what people write is understood or refused, and a socket listens for everybody."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from psgc import addresses
+from psgc.addresses import bare_host, endpoint, is_loopback, join, listening_socket, needs_ipv6, split
+from psgc.config import Config
+from psgc.errors import ConfigError, PsgcError
+from psgc.transport.host import local_address_for, same_network
+
+needs_v6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [("10.0.0.1", "10.0.0.1"), ("::1", "::1"), ("[::1]", "::1"), (" fe80::1%eth0 ", "fe80::1%eth0"), ("node-1.site", "node-1.site")],
+)
+def test_a_host_is_told_with_or_without_brackets(text: str, host: str) -> None:
+    assert bare_host(text) == host
+    assert split(join(host, 9000)) == split(endpoint(host, 9000)) == (host, 9000)
+    assert Config.from_env({"DMLC_PS_ROOT_URI": text, "DMLC_PS_ROOT_PORT": "9000"}).root_endpoint == f"tcp://{join(host, 9000)}"
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1:9000", "tcp://host", "[::1", "::1]", "[10.0.0.1]", "1:2:3", "a b", "[]", "host/"])
+def test_what_is_no_host_is_refused_by_the_name_of_its_setting(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"DMLC_PS_ROOT_URI=.*a host name or an IP address, without a port"):
+        Config.from_env({"DMLC_PS_ROOT_URI": text})
+
+
+@pytest.mark.parametrize("text", ["host", "::1:9000", "host:", "host:x", "host:0", "host:65536", "[::1]", ":9000"])
+def test_an_advertised_address_needs_host_and_port(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"PSGC_ADVERTISE=.*IPv6 address in brackets"):
+        Config.from_env({"PSGC_ADVERTISE": text})
+
+
+def test_an_advertised_ipv6_address_is_kept() -> None:
+    assert Config.from_env({"PSGC_ADVERTISE": "[2001:db8::1]:9000"}).advertise == "[2001:db8::1]:9000"
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("::ffff:127.0.0.1", True), ("localhost", True), ("LocalHost.", True),
+     ("10.0.0.1", False), ("2001:db8::1", False), ("::ffff:10.0.0.1", False), ("localhost.example.org", False)],
+)  # fmt: skip
+def test_loopback_is_told_from_other_addresses(host: str, loopback: bool) -> None:
+    assert is_loopback(host) == loopback
+
+
+def test_a_name_with_both_kinds_of_address_is_reached_by_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"both": (socket.AF_INET, socket.AF_INET6), "new": (socket.AF_INET6,)}
+
+    def look(host: str, port: Any, family: int = 0, *_: Any, **__: Any) -> list[Any]:
+        found = [f for f in known.get(host, ()) if family in (0, f)]
+        if not found:
+            raise socket.gaierror
+        return found
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", look)
+    assert [needs_ipv6(host) for host in ("both", "new", "unheard-of", "10.0.0.1", "::1")] == [False, True, True, False, True]
+
+
+@needs_v6
+def test_a_listening_socket_hears_both_families() -> None:
+    with listening_socket() as listener:
+        port = listener.getsockname()[1]
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, port), timeout=10).close()
+
+
+@needs_v6
+@pytest.mark.parametrize("taken", ["0.0.0.0", "::"])
+def test_a_port_that_is_taken_in_either_family_is_taken(taken: str) -> None:
+    family = socket.AF_INET6 if ":" in taken else socket.AF_INET
+    with socket.create_server((taken, 0), family=family) as other, pytest.raises(PsgcError, match=r"cannot listen on port .* in use"):
+        listening_socket(other.getsockname()[1])
+
+
+@needs_v6
+def test_the_address_that_the_scheduler_sees_is_of_its_family() -> None:
+    assert (local_address_for("::1"), local_address_for("127.0.0.1")) == ("::1", "127.0.0.1")
+
+
+def test_a_scheduler_that_cannot_be_looked_up_is_a_wrong_setting() -> None:
+    with pytest.raises(ConfigError, match=r"DMLC_PS_ROOT_URI='no\.such\.host\.invalid' cannot be reached or resolved"):
+        local_address_for("no.such.host.invalid")
+
+
+def test_containers_of_one_network_reach_each_others_loopback() -> None:
+    assert same_network("boot/1/2", "boot/1/3")
+    assert not same_network("boot/1/2", "boot/4/2")
+    assert not same_network("boot/1/2", "other/1/2")
