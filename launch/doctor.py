@@ -140,7 +140,7 @@ def _loopback() -> Finding:
 
 
 def _kernel_cache() -> Finding:
-    from psgc.codecs.kernel_cache import cache_folder
+    from psgc.codecs.jit.kernel_cache import cache_folder
 
     folder = cache_folder()
     return folder is not None, str(folder or "no folder can be written")

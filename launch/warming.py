@@ -1,6 +1,6 @@
 """Kernels compiled ahead: ``psgc warm``, and what a launcher does before it starts a job on a machine that has not run one.
 
-Compiled kernels are kept by ``psgc.codecs.kernel_cache``. A mark beside them says that all of a codec's have been: it is named by everything
+Compiled kernels are kept by ``psgc.codecs.jit.kernel_cache``. A mark beside them says that all of a codec's have been: it is named by everything
 that compiling anew could follow from, coarsely, so that a launcher can tell without loading the compiler. A mark that is missing costs a
 second; one that is wrong costs nothing but that the job's own processes compile, and say so.
 """
@@ -115,7 +115,7 @@ def _load(text: str) -> None:
         from psgc.codecs import Setting, parse_scheme
 
         parse_scheme(text, Setting(shapes=((32, 32),))).warm()
-    from psgc.codecs.kernel_cache import cache_folder
+    from psgc.codecs.jit.kernel_cache import cache_folder
 
     folder = cache_folder()
     if folder is not None:

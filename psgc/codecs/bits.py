@@ -15,7 +15,7 @@ import numba.np.arrayobj
 import numpy as np
 from numba import types
 
-from psgc.codecs.kernel import helper, primitive
+from psgc.codecs.jit.kernel import helper, primitive
 
 ir: Any = llvmlite.ir  # untyped
 cgutils: Any = numba.core.cgutils  # untyped

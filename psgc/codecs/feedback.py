@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from psgc.codecs.codec import F32, Codec
-from psgc.codecs.kernel import helper
+from psgc.codecs.jit.kernel import helper
 
 NO_RESIDUAL: Final[F32] = np.empty(0, np.float32)  # kernels take an empty array for "none"
 SCRATCH: Final = 4096  # elements of p that kernels hold at once: 16 KB stay in L1

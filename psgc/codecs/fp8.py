@@ -26,7 +26,7 @@ from psgc.codecs.blocks import BlockFormat
 from psgc.codecs.codec import F32, Array, Codec
 from psgc.codecs.feedback import rounding_contraction
 from psgc.codecs.grouped import GroupedCodec, grouped_format
-from psgc.codecs.kernel import helper
+from psgc.codecs.jit.kernel import helper
 from psgc.codecs.parameters import read_choice, read_switch, with_defaults
 from psgc.codecs.random import uniform
 from psgc.codecs.rows import CodeWords

@@ -26,7 +26,7 @@ from psgc.codecs.bits import bits_of_f32, f32_of_bits, view_f32, view_i8, view_u
 from psgc.codecs.blocks import BlockCodec, BlockFormat
 from psgc.codecs.codec import F32, Array, Bytes, Stream
 from psgc.codecs.feedback import rounding_contraction
-from psgc.codecs.kernel import helper
+from psgc.codecs.jit.kernel import helper
 from psgc.codecs.payloads import check_scales, check_size
 from psgc.codecs.random import define_uniform, uniform
 from psgc.codecs.rows import ROW, CodeWords, row_codes, row_sum

@@ -23,7 +23,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.codec import F32
-from psgc.codecs.kernel import helper, kernel
+from psgc.codecs.jit.kernel import helper, kernel
 from psgc.codecs.sums import LEAF, define_tree_sum, halve
 
 PASSES: Final = 2

@@ -31,7 +31,7 @@ from numba import types
 
 from psgc.codecs.codec import F32, FLOATS, Array, Bytes, CodecPair, Encoded, Stream, parse_codec
 from psgc.codecs.feedback import NO_RESIDUAL, define_corrected
-from psgc.codecs.kernel import kernel
+from psgc.codecs.jit.kernel import kernel
 from psgc.codecs.orthonormal import F32_MATRIX, orthonormalise
 from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.codecs.random import define_uniform

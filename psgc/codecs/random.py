@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs.codec import F32, Stream
-from psgc.codecs.kernel import helper
+from psgc.codecs.jit.kernel import helper
 
 _WORD: Final = 0xFFFFFFFF
 _LONG: Final = 0xFFFFFFFFFFFFFFFF

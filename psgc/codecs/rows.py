@@ -14,7 +14,7 @@ import llvmlite.ir
 from numba import types
 
 from psgc.codecs.bits import pointer, splat
-from psgc.codecs.kernel import primitive
+from psgc.codecs.jit.kernel import primitive
 
 ir: Any = llvmlite.ir  # untyped
 ROW: Final = 32  # bytes, and elements of a plane

@@ -34,7 +34,7 @@ from psgc.codecs.blocks import random_arguments
 from psgc.codecs.codec import F32, FLOATS, Array, Bytes, Codec, CodecPair, Encoded, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, corrected_block, define_corrected
 from psgc.codecs.int8 import GROUP, write_nearest, write_stochastic
-from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
+from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.parameters import read_switch, with_defaults
 from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, define_sum, eight
 from psgc.codecs.random import define_uniform

@@ -20,7 +20,7 @@ from psgc.codecs.bits import add_signed_sum, borrowed, magnitude_mask, negative_
 from psgc.codecs.blocks import BlockCodec, BlockFormat
 from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Stream
 from psgc.codecs.grouped import INFINITY_BITS, top_bits
-from psgc.codecs.kernel import BOOL, I64, IN_BYTES, OUT_F32, helper, kernel
+from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, OUT_F32, helper, kernel
 from psgc.codecs.payloads import MAX_PAYLOADS, check_size, eight
 from psgc.errors import PayloadError
 

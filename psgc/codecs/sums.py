@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from psgc.codecs.codec import F32
 from psgc.codecs.feedback import corrected_block
-from psgc.codecs.kernel import IN_F32, SCALAR_F32, helper, kernel
+from psgc.codecs.jit.kernel import IN_F32, SCALAR_F32, helper, kernel
 
 LEAF: Final = 4096  # elements of a block
 _OUT_F64: Final = types.Array(types.float64, 1, "C")

@@ -37,7 +37,7 @@ from psgc.codecs.grouped import (
     planar_codes,
     top_bits,
 )  # fmt: skip
-from psgc.codecs.kernel import helper
+from psgc.codecs.jit.kernel import helper
 from psgc.codecs.parameters import read_float, with_defaults, write_float
 from psgc.codecs.rows import CodeWords
 

@@ -11,7 +11,7 @@ from numba import types
 from psgc.codecs import bits
 from psgc.codecs.codec import F32
 from psgc.codecs.floats import define_narrow_f16, define_widen_f16
-from psgc.codecs.kernel import IN_F32, OUT_F32, kernel
+from psgc.codecs.jit.kernel import IN_F32, OUT_F32, kernel
 
 HALVES = types.Array(types.int16, 1, "C")
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psgc.codecs import kernel_cache
-from psgc.codecs.fingerprint import UnseenError, fingerprint
+from psgc.codecs.jit import kernel_cache
+from psgc.codecs.jit.fingerprint import UnseenError, fingerprint
 
 SOURCE = '''
 """Kernels of a test."""
 import numpy as np
 from numba import types
-from psgc.codecs.kernel import I64, chosen_by_type, helper, kernel, primitive
+from psgc.codecs.jit.kernel import I64, chosen_by_type, helper, kernel, primitive
 
 TERM, UNUSED = 3, 1
 TABLE = np.arange(4)

@@ -13,8 +13,8 @@ import pytest
 
 from psgc.codecs import elements, floats, int8, largest, onebit, sparse
 from psgc.codecs.codec import parse_codec
-from psgc.codecs.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
-from psgc.codecs.kernel_cache import KernelCache
+from psgc.codecs.jit.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
+from psgc.codecs.jit.kernel_cache import KernelCache
 from psgc.plan.methods import bound, descent, space
 from psgc.plan.methods import espresso_trials as trial
 from psgc.plan.model import bucketing, curves, timeline
@@ -22,7 +22,7 @@ from psgc.plan.model import bucketing, curves, timeline
 TINY = """
 import numpy as np
 from psgc.codecs.bits import view_f32
-from psgc.codecs.kernel import IN_F32, OUT_BYTES, kernel
+from psgc.codecs.jit.kernel import IN_F32, OUT_BYTES, kernel
 from numba import types
 
 @kernel(types.void(IN_F32, OUT_BYTES))
@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_but_not_the_run(tmp_pat
 
 FAMILY = f"""
 import sys
-from psgc.codecs.kernel import SCALAR_F32, helper, kernel
+from psgc.codecs.jit.kernel import SCALAR_F32, helper, kernel
 
 def multiplier(factor):
     @helper

@@ -13,7 +13,7 @@ from typing import Any
 import numba
 import pytest
 
-from psgc.codecs.kernel import I64, kernel
+from psgc.codecs.jit.kernel import I64, kernel
 from psgc.compiling import told_by
 from psgc.launch import warming
 
@@ -61,7 +61,7 @@ def test_what_a_training_script_compiles_for_itself_is_not_told_of() -> None:
 def test_of_the_processes_of_a_terminal_one_says_that_kernels_are_compiled(tmp_path: Path) -> None:
     """Two at once, on a machine that has compiled nothing; a kernel of this test's, for a codec's take long."""
     code = (
-        "import sys, time; from psgc.codecs.kernel import I64, kernel\n"
+        "import sys, time; from psgc.codecs.jit.kernel import I64, kernel\n"
         "for n in range(3): kernel(I64(I64))(lambda x: x + n)\n"
         "print('ready', flush=True); sys.stdin.read()"
     )

@@ -16,7 +16,7 @@ from psgc.codecs.bits import bits_of_f32, f32_of_bits, trailing_zeros, view_u64
 from psgc.codecs.blocks import random_arguments
 from psgc.codecs.codec import F32, Bytes, Stream
 from psgc.codecs.feedback import NO_RESIDUAL, mean_corrected_block
-from psgc.codecs.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
+from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.kit.ops import How, Ops, Vector, packed_bytes
 from psgc.codecs.random import uniform
 

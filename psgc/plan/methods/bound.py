@@ -31,7 +31,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from psgc.codecs.kernel import kernel
+from psgc.codecs.jit.kernel import kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.methods.solver import quiet, solver
 from psgc.plan.methods.space import Space, holds

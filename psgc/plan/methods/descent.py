@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.kernel import I64, helper, kernel
+from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.model.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
 from psgc.plan.model.timeline import STATE, begin, resume
 

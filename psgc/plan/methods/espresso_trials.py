@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.kernel import I64, helper, kernel
+from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.methods.space import WayTable
 from psgc.plan.model.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND

@@ -17,7 +17,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.codec import BLOCK, MAX_PART
-from psgc.codecs.kernel import I64, kernel
+from psgc.codecs.jit.kernel import I64, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.model.timeline import Ints
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from psgc.codecs.kernel import helper, kernel
+from psgc.codecs.jit.kernel import helper, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.model.timeline import Ints
 

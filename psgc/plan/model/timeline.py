@@ -19,7 +19,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from psgc.codecs.kernel import helper, kernel
+from psgc.codecs.jit.kernel import helper, kernel
 from psgc.plan.model.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
 
 F64 = NDArray[np.float64]

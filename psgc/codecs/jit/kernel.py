@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar, cast
 import numba.extending
 from numba import types
 
-from psgc.codecs.fingerprint import UnseenError, fingerprint, implemented_by
-from psgc.codecs.kernel_cache import cache_of
+from psgc.codecs.jit.fingerprint import UnseenError, fingerprint, implemented_by
+from psgc.codecs.jit.kernel_cache import cache_of
 from psgc.compiling import compilation
 
 _numba: Any = numba  # untyped

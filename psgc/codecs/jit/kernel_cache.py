@@ -25,7 +25,7 @@ import numba.core.compiler
 import numba.core.serialize
 import numba.misc.appdirs
 
-from psgc.codecs.fingerprint import VERSIONS, UnseenError, fingerprint
+from psgc.codecs.jit.fingerprint import VERSIONS, UnseenError, fingerprint
 
 logger = logging.getLogger(__name__)
 _numba: Any = numba  # untyped
