@@ -23,9 +23,10 @@ from fractions import Fraction
 from typing import ClassVar, Final, Literal
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.counts import check_count, check_part, count_of, read_k, read_share, write_k
-from psgc.codecs.elements import ElementsCodec
-from psgc.codecs.largest import (
+from psgc.codecs.parameters import read_choice, read_switch, read_whole, with_defaults
+from psgc.codecs.sparsify.counts import check_count, check_part, count_of, read_k, read_share, write_k
+from psgc.codecs.sparsify.elements import ElementsCodec
+from psgc.codecs.sparsify.largest import (
     MOST_OVER,
     Chosen,
     Indices,
@@ -37,7 +38,6 @@ from psgc.codecs.largest import (
     probed,
     sampled_rank,
 )  # fmt: skip
-from psgc.codecs.parameters import read_choice, read_switch, read_whole, with_defaults
 from psgc.codecs.sums import magnitudes_kernel
 
 Selector = Literal["exact", "sampled", "mstopk"]

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psgc.codecs import elements, floats, int8, largest, onebit, sparse
+from psgc.codecs import floats, int8, onebit
 from psgc.codecs.codec import parse_codec
 from psgc.codecs.jit.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
 from psgc.codecs.jit.kernel_cache import KernelCache
+from psgc.codecs.sparsify import elements, largest, sparse
 from psgc.plan.methods import bound, descent, space
 from psgc.plan.methods import espresso_trials as trial
 from psgc.plan.model import bucketing, curves, timeline

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psgc.codecs.codec import Array, Bytes, Stream, parse_codec
-from psgc.codecs.elements import define_encode
-from psgc.codecs.gaps import define_packed, define_unpacked, packed_bound
-from psgc.codecs.largest import define_largest
+from psgc.codecs.sparsify.elements import define_encode
+from psgc.codecs.sparsify.gaps import define_packed, define_unpacked, packed_bound
+from psgc.codecs.sparsify.largest import define_largest
 from psgc.errors import CodecError, PayloadError
 
 STREAM = Stream(0, 0, 0, 0)

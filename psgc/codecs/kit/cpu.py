@@ -193,7 +193,7 @@ def _unpack(packed: Any, bits: Any, out: Any) -> None:
 
 def indices_well_formed(packed: Bytes, count: int, numel: int) -> bool:
     """Whether ``packed`` is exactly the bytes of ``count`` indices below ``numel``."""
-    from psgc.codecs.gaps import well_formed
+    from psgc.codecs.sparsify.gaps import well_formed
 
     return bool(well_formed(packed, count, numel))
 
@@ -254,20 +254,20 @@ class CpuOps(Ops):
     # Importing `gaps` and `largest` compiles their kernels.
 
     def pack_indices(self, indices: Vector) -> Vector:
-        from psgc.codecs.gaps import GAPS, MAX_WIDTH, pack
+        from psgc.codecs.sparsify.gaps import GAPS, MAX_WIDTH, pack
 
         out = np.empty(-(-indices.size // GAPS) * (1 + GAPS * MAX_WIDTH // 8), np.uint8)
         return out[: pack(indices.astype(np.uint32), out)]
 
     def unpack_indices(self, packed: Vector, count: int) -> Vector:
-        from psgc.codecs.gaps import unpack
+        from psgc.codecs.sparsify.gaps import unpack
 
         indices = np.empty(count, np.uint32)
         unpack(packed, indices)
         return indices.astype(np.int64)
 
     def largest(self, x: Vector, k: int) -> Vector:
-        from psgc.codecs.largest import largest
+        from psgc.codecs.sparsify.largest import largest
 
         return largest(np.ascontiguousarray(x), NO_RESIDUAL, 1.0, k)[0].astype(np.int64)
 

@@ -19,9 +19,9 @@ from typing import Any, Final
 import numpy as np
 
 from psgc.codecs.codec import Bytes
-from psgc.codecs.gaps import GAPS
 from psgc.codecs.kit.cpu import indices_well_formed
 from psgc.codecs.kit.ops import TYPES, Ops, Vector, packed_bytes, packed_indices_bytes
+from psgc.codecs.sparsify.gaps import GAPS
 from psgc.errors import CodecError, PayloadError
 
 INDICES: Final = "indices"

@@ -17,8 +17,8 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from psgc.codecs.codec import BLOCK, Stream
-from psgc.codecs.gaps import GAPS, define_packed, define_unpacked
 from psgc.codecs.random import define_uniform
+from psgc.codecs.sparsify.gaps import GAPS, define_packed, define_unpacked
 
 Vector: TypeAlias = Any  # a NumPy array on the CPU; typed so that a codec does not lean on it
 Type = Literal["f32", "f16", "u8", "i8", "u16", "i16", "u32", "i32"]
@@ -86,7 +86,7 @@ class Ops:
 
     def largest(self, x: Vector, k: int) -> Vector:
         """Indices of the k elements of largest magnitude; of equal ones those that come first."""
-        from psgc.codecs.largest import define_largest  # compiles its kernels
+        from psgc.codecs.sparsify.largest import define_largest  # compiles its kernels
 
         return define_largest(x, k)
 
