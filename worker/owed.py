@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.codecs.floats import define_narrow_bf16, define_widen_bf16
+from psgc.codecs.common.floats import define_narrow_bf16, define_widen_bf16
 
 F32 = NDArray[np.float32]
 

@@ -23,13 +23,13 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.feedback import corrected_block
+from psgc.codecs.common.feedback import corrected_block
+from psgc.codecs.common.parameters import read_switch, read_whole, with_defaults
+from psgc.codecs.common.sums import LEAF, halve, halved
 from psgc.codecs.jit.kernel import BOOL, I64, IN_F32, OUT_F32, SCALAR_F32, kernel
-from psgc.codecs.parameters import read_switch, read_whole, with_defaults
 from psgc.codecs.sparsify.counts import check_count, check_part, count_of, read_k, write_k
 from psgc.codecs.sparsify.gaps import IN_U32, define_packed, define_unpacked, pack, packed_bound, packed_length, unpack, well_formed
 from psgc.codecs.sparsify.sparse import SLICE, SparseCodec, define_scattered
-from psgc.codecs.sums import LEAF, halve, halved
 from psgc.errors import PayloadError
 
 MOST_BLOCK: Final = 65536

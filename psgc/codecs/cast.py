@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.floats import (
+from psgc.codecs.common.floats import (
     FLOAT_KERNELS,
     U16,
     define_narrow_bf16,
@@ -24,8 +24,8 @@ from psgc.codecs.floats import (
     define_widen_bf16,
     define_widen_f16,
 )  # fmt: skip
-from psgc.codecs.parameters import with_defaults
-from psgc.codecs.payloads import check_size, eight
+from psgc.codecs.common.parameters import with_defaults
+from psgc.codecs.common.payloads import check_size, eight
 
 
 class _CastCodec(Codec):

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Final, cast
 
-from psgc.codecs.blocks import BlockFormat
 from psgc.codecs.codec import F32, Array, Codec
-from psgc.codecs.grouped import GroupedCodec, Norm, grouped_format, planar_codes
-from psgc.codecs.natural import define_levels, define_powers, level_of, nearest_contraction, power_of
-from psgc.codecs.parameters import read_choice, read_switch, read_whole, with_defaults
+from psgc.codecs.common.blocks import BlockFormat
+from psgc.codecs.common.grouped import GroupedCodec, Norm, grouped_format, planar_codes
+from psgc.codecs.common.natural import define_levels, define_powers, level_of, nearest_contraction, power_of
+from psgc.codecs.common.parameters import read_choice, read_switch, read_whole, with_defaults
 from psgc.errors import CodecError
 
 MOST_K: Final = 127

@@ -21,15 +21,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from psgc.codecs.bits import bits_of_f32, f32_of_bits
-from psgc.codecs.blocks import BlockFormat
 from psgc.codecs.codec import F32, Array, Codec
-from psgc.codecs.feedback import rounding_contraction
-from psgc.codecs.grouped import GroupedCodec, grouped_format
+from psgc.codecs.common.bits import bits_of_f32, f32_of_bits
+from psgc.codecs.common.blocks import BlockFormat
+from psgc.codecs.common.feedback import rounding_contraction
+from psgc.codecs.common.grouped import GroupedCodec, grouped_format
+from psgc.codecs.common.parameters import read_choice, read_switch, with_defaults
+from psgc.codecs.common.rows import CodeWords
+from psgc.codecs.common.streams import uniform
 from psgc.codecs.jit.kernel import helper
-from psgc.codecs.parameters import read_choice, read_switch, with_defaults
-from psgc.codecs.random import uniform
-from psgc.codecs.rows import CodeWords
 
 FORMATS: dict[str, tuple[int, int, float]] = {"e4m3": (3, 7, 448.0), "e5m2": (2, 15, 57344.0)}  # mantissa bits, bias, largest
 

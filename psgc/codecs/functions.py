@@ -19,9 +19,9 @@ from typing import ClassVar, Final
 import numpy as np
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream, parse_codec, registered_codecs, split_text
-from psgc.codecs.feedback import FeedbackCodec, define_corrected
-from psgc.codecs.parameters import read_switch, with_defaults
-from psgc.codecs.payloads import define_sum
+from psgc.codecs.common.feedback import FeedbackCodec, define_corrected
+from psgc.codecs.common.parameters import read_switch, with_defaults
+from psgc.codecs.common.payloads import define_sum
 from psgc.codecs.scheme import registered_schemes
 from psgc.errors import CodecError, PayloadError
 

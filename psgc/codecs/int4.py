@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from psgc.codecs.codec import Codec
-from psgc.codecs.grouped import GroupedCodec
-from psgc.codecs.parameters import read_switch, with_defaults
-from psgc.codecs.rotation import RotatedInt4Codec
+from psgc.codecs.common.grouped import GroupedCodec
+from psgc.codecs.common.parameters import read_switch, with_defaults
+from psgc.codecs.common.rotation import RotatedInt4Codec
 
 
 class Int4Codec(GroupedCodec):

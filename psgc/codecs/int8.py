@@ -20,14 +20,14 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.bits import bits_of_f32, borrowed, f32_of_bits, view_f32, view_i8
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, corrected_block, mean_corrected_block, rounding_contraction
+from psgc.codecs.common.bits import bits_of_f32, borrowed, f32_of_bits, view_f32, view_i8
+from psgc.codecs.common.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, corrected_block, mean_corrected_block, rounding_contraction
+from psgc.codecs.common.parameters import read_switch, with_defaults
+from psgc.codecs.common.payloads import MAX_PAYLOADS, check_scales, check_size, eight
+from psgc.codecs.common.rotation import RotatedInt8Codec
+from psgc.codecs.common.streams import define_uniform, keys, uniform
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
-from psgc.codecs.parameters import read_switch, with_defaults
-from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, eight
-from psgc.codecs.random import define_uniform, keys, uniform
-from psgc.codecs.rotation import RotatedInt8Codec
 
 GROUP: Final = 256  # elements that share a scale
 _TOP: Final = np.float32(127)

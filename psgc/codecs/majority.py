@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from psgc.codecs.codec import Codec
-from psgc.codecs.parameters import with_defaults
-from psgc.codecs.signs import SignsCodec
+from psgc.codecs.common.parameters import with_defaults
+from psgc.codecs.common.signs import SignsCodec
 
 
 class MajorityCodec(SignsCodec):

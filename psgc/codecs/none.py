@@ -17,9 +17,9 @@ from typing import Any, cast
 import numpy as np
 
 from psgc.codecs.codec import DTYPES, F32, FLOATS, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.floats import FLOAT_KERNELS, define_narrow_bf16, define_widen_bf16
-from psgc.codecs.parameters import with_defaults
-from psgc.codecs.payloads import check_size, eight
+from psgc.codecs.common.floats import FLOAT_KERNELS, define_narrow_bf16, define_widen_bf16
+from psgc.codecs.common.parameters import with_defaults
+from psgc.codecs.common.payloads import check_size, eight
 
 
 def accumulator(dtype: str) -> Any:

@@ -24,13 +24,23 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.bits import add_signed_sum, borrowed, negative_mask, set_signed_sum, survey, survey_mean, view_f32, view_u32, view_u64
 from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
+from psgc.codecs.common.bits import (
+    add_signed_sum,
+    borrowed,
+    negative_mask,
+    set_signed_sum,
+    survey,
+    survey_mean,
+    view_f32,
+    view_u32,
+    view_u64,
+)
+from psgc.codecs.common.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
+from psgc.codecs.common.parameters import read_choice, read_switch, with_defaults
+from psgc.codecs.common.payloads import MAX_PAYLOADS, check_scales, check_size, eight
+from psgc.codecs.common.signs import SignsCodec, check_pads
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, helper, kernel
-from psgc.codecs.parameters import read_choice, read_switch, with_defaults
-from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, eight
-from psgc.codecs.signs import SignsCodec, check_pads
 from psgc.errors import CodecError
 
 LANES: Final = 64

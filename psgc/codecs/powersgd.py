@@ -30,11 +30,11 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.codec import F32, FLOATS, Array, Bytes, CodecPair, Encoded, Stream, parse_codec
-from psgc.codecs.feedback import NO_RESIDUAL, define_corrected
+from psgc.codecs.common.feedback import NO_RESIDUAL, define_corrected
+from psgc.codecs.common.orthonormal import F32_MATRIX, orthonormalise
+from psgc.codecs.common.parameters import read_switch, with_defaults
+from psgc.codecs.common.streams import define_uniform
 from psgc.codecs.jit.kernel import kernel
-from psgc.codecs.orthonormal import F32_MATRIX, orthonormalise
-from psgc.codecs.parameters import read_switch, with_defaults
-from psgc.codecs.random import define_uniform
 from psgc.codecs.scheme import Round, Scheme, Setting, Way, check_part
 from psgc.errors import CodecError
 

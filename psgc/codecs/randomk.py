@@ -29,14 +29,14 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from psgc.codecs.bits import view_f32, view_u32
-from psgc.codecs.blocks import BlockCodec, BlockFormat
 from psgc.codecs.codec import F32, Adder, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.grouped import MAX_F32, top_bits
+from psgc.codecs.common.bits import view_f32, view_u32
+from psgc.codecs.common.blocks import BlockCodec, BlockFormat
+from psgc.codecs.common.grouped import MAX_F32, top_bits
+from psgc.codecs.common.parameters import read_switch, with_defaults
+from psgc.codecs.common.payloads import check_size, define_sum
+from psgc.codecs.common.streams import define_hash, keys, word
 from psgc.codecs.jit.kernel import I64, IN_BYTES, IN_F32, OUT_F32, SCALAR_F32, helper, kernel
-from psgc.codecs.parameters import read_switch, with_defaults
-from psgc.codecs.payloads import check_size, define_sum
-from psgc.codecs.random import define_hash, keys, word
 from psgc.codecs.sparsify.counts import check_count, check_part, count_of, read_k, write_k
 from psgc.errors import CodecError, PayloadError
 

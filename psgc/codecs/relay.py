@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, CodecPair, Encoded, Stream
-from psgc.codecs.payloads import MAX_PAYLOADS
+from psgc.codecs.common.payloads import MAX_PAYLOADS
 from psgc.codecs.scheme import Round, Scheme, Setting, Way, check_part, slices
 from psgc.errors import CodecError, PayloadError
 

@@ -29,15 +29,15 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.bits import bits_of_f32, borrowed, f32_of_bits, view_f32, view_i8, view_i16, view_i32
-from psgc.codecs.blocks import random_arguments
 from psgc.codecs.codec import F32, FLOATS, Array, Bytes, Codec, CodecPair, Encoded, Stream
-from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, corrected_block, define_corrected
+from psgc.codecs.common.bits import bits_of_f32, borrowed, f32_of_bits, view_f32, view_i8, view_i16, view_i32
+from psgc.codecs.common.blocks import random_arguments
+from psgc.codecs.common.feedback import NO_RESIDUAL, SCRATCH, corrected_block, define_corrected
+from psgc.codecs.common.parameters import read_switch, with_defaults
+from psgc.codecs.common.payloads import MAX_PAYLOADS, check_scales, check_size, define_sum, eight
+from psgc.codecs.common.streams import define_uniform
 from psgc.codecs.int8 import GROUP, write_nearest, write_stochastic
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
-from psgc.codecs.parameters import read_switch, with_defaults
-from psgc.codecs.payloads import MAX_PAYLOADS, check_scales, check_size, define_sum, eight
-from psgc.codecs.random import define_uniform
 from psgc.codecs.scheme import Round, Scheme, Setting, Way, check_part
 from psgc.errors import CodecError, PayloadError
 

@@ -24,10 +24,10 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from psgc.codecs.bits import f32_of_bits, view_f32, view_u8
-from psgc.codecs.blocks import BlockFormat
 from psgc.codecs.codec import F32, Array, Codec, Stream
-from psgc.codecs.grouped import (
+from psgc.codecs.common.bits import f32_of_bits, view_f32, view_u8
+from psgc.codecs.common.blocks import BlockFormat
+from psgc.codecs.common.grouped import (
     INFINITY_BITS,
     LEAST_SCALE,
     GroupedCodec,
@@ -37,9 +37,9 @@ from psgc.codecs.grouped import (
     planar_codes,
     top_bits,
 )  # fmt: skip
+from psgc.codecs.common.parameters import read_float, with_defaults, write_float
+from psgc.codecs.common.rows import CodeWords
 from psgc.codecs.jit.kernel import helper
-from psgc.codecs.parameters import read_float, with_defaults, write_float
-from psgc.codecs.rows import CodeWords
 
 GROUP: Final = 256
 _BITS: Final = 2

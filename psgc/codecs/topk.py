@@ -23,7 +23,8 @@ from fractions import Fraction
 from typing import ClassVar, Final, Literal
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.parameters import read_choice, read_switch, read_whole, with_defaults
+from psgc.codecs.common.parameters import read_choice, read_switch, read_whole, with_defaults
+from psgc.codecs.common.sums import magnitudes_kernel
 from psgc.codecs.sparsify.counts import check_count, check_part, count_of, read_k, read_share, write_k
 from psgc.codecs.sparsify.elements import ElementsCodec
 from psgc.codecs.sparsify.largest import (
@@ -38,7 +39,6 @@ from psgc.codecs.sparsify.largest import (
     probed,
     sampled_rank,
 )  # fmt: skip
-from psgc.codecs.sums import magnitudes_kernel
 
 Selector = Literal["exact", "sampled", "mstopk"]
 WARMUP_SHARES: Final = tuple(Fraction(1, 4**power) for power in (1, 2, 3, 4))

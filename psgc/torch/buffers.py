@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from psgc.codecs import Setting, parse_scheme
 from psgc.codecs.codec import DTYPES
-from psgc.codecs.floats import FLOAT_KERNELS
+from psgc.codecs.common.floats import FLOAT_KERNELS
 from psgc.errors import UsageError
 from psgc.layout import ITEM_BYTES
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numba import types
 
-from psgc.codecs import bits
 from psgc.codecs.codec import F32
-from psgc.codecs.floats import define_narrow_f16, define_widen_f16
+from psgc.codecs.common import bits
+from psgc.codecs.common.floats import define_narrow_f16, define_widen_f16
 from psgc.codecs.jit.kernel import IN_F32, OUT_F32, kernel
 
 HALVES = types.Array(types.int16, 1, "C")

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psgc.codecs import floats, int8, onebit
+from psgc.codecs import int8, onebit
 from psgc.codecs.codec import parse_codec
+from psgc.codecs.common import floats
 from psgc.codecs.jit.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
 from psgc.codecs.jit.kernel_cache import KernelCache
 from psgc.codecs.sparsify import elements, largest, sparse
@@ -22,7 +23,7 @@ from psgc.plan.model import bucketing, curves, timeline
 
 TINY = """
 import numpy as np
-from psgc.codecs.bits import view_f32
+from psgc.codecs.common.bits import view_f32
 from psgc.codecs.jit.kernel import IN_F32, OUT_BYTES, kernel
 from numba import types
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from psgc.codecs.codec import F32, Stream, join_text, parse_codec, split_text
+from psgc.codecs.common.sums import define_tree_sum
 from psgc.codecs.memory import clipped
 from psgc.codecs.scheme import Setting, parse_scheme
-from psgc.codecs.sums import define_tree_sum
 from psgc.errors import CodecError
 
 NUMEL, STEPS = 5000, 12

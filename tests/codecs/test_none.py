@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from psgc.codecs.codec import DTYPES, Array, Stream, parse_codec
-from psgc.codecs.definitions import define_finish, define_fold
+from psgc.codecs.common.definitions import define_finish, define_fold
 
 STREAM = Stream(0, 0, 0, 0)
 INTEGERS = ["uint8", "int8", "int16", "int32", "int64"]

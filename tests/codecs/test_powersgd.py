@@ -9,7 +9,7 @@ import pytest
 
 from psgc.codecs import Setting, Stream, parse_scheme
 from psgc.codecs.codec import F32
-from psgc.codecs.orthonormal import define_orthonormal, orthonormalise
+from psgc.codecs.common.orthonormal import define_orthonormal, orthonormalise
 from psgc.codecs.powersgd import define_product
 from tests.codecs.workers import Workers, conservation
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from psgc.codecs.codec import Stream, parse_codec
-from psgc.codecs.random import define_uniform, define_words, keys
+from psgc.codecs.common.streams import define_uniform, define_words, keys
 
 BASE = Stream(seed=1, step=2, rank=3, bucket=4)
 

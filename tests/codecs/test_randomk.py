@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from psgc.codecs.codec import F32, Bytes, Codec, Stream, parse_codec, parse_pair
-from psgc.codecs.definitions import define_finish, define_fold
-from psgc.codecs.random import keys
+from psgc.codecs.common.definitions import define_finish, define_fold
+from psgc.codecs.common.streams import keys
 from psgc.codecs.randomk import define_places
 from psgc.errors import CodecError, PayloadError
 

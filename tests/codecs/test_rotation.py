@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from psgc.codecs.codec import F32, Stream, parse_codec
-from psgc.codecs.rotation import GROUP, SIGNS, define_hadamard, define_rotated
+from psgc.codecs.common.rotation import GROUP, SIGNS, define_hadamard, define_rotated
 
 STREAM = Stream(0, 0, 0, 0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from psgc.codecs import Setting, Stream, parse_scheme
 from psgc.codecs.codec import F32, Bytes
-from psgc.codecs.definitions import define_encode, define_fold
+from psgc.codecs.common.definitions import define_encode, define_fold
 from psgc.codecs.dithering import DitheringCodec
 from psgc.codecs.powersgd import PowerSgdScheme
 from psgc.codecs.relay import join_payloads, split_payloads

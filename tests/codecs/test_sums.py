@@ -9,10 +9,10 @@ import pytest
 
 from psgc.codecs.blocktopk import _sum_squares, define_squares
 from psgc.codecs.codec import F32
-from psgc.codecs.feedback import NO_RESIDUAL
+from psgc.codecs.common.feedback import NO_RESIDUAL
+from psgc.codecs.common.sums import LEAF, define_tree_sum, sum_magnitudes, sum_squares
 from psgc.codecs.kit.cpu import CpuOps
 from psgc.codecs.kit.ops import Ops
-from psgc.codecs.sums import LEAF, define_tree_sum, sum_magnitudes, sum_squares
 
 Values = Callable[..., F32]
 SIZES = (1, 2, 63, 4095, 4096, 4097, 20_000, 1 << 20)

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from psgc.codecs.codec import BLOCK, F32, FOREIGN_ID, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.feedback import FeedbackCodec
+from psgc.codecs.common.feedback import FeedbackCodec
+from psgc.codecs.common.parameters import MEMORY_DEFAULTS, read_switch, with_defaults
 from psgc.codecs.kit.cpu import CpuOps, correct
 from psgc.codecs.kit.fields import Field, FieldLayout
 from psgc.codecs.kit.ops import REVISION, Ops, Random, Vector
 from psgc.codecs.kit.values import Value, declared
-from psgc.codecs.parameters import MEMORY_DEFAULTS, read_switch, with_defaults
 from psgc.codecs.scheme import slices
 from psgc.errors import CodecError, PayloadError
 

@@ -12,13 +12,13 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.bits import bits_of_f32, f32_of_bits, trailing_zeros, view_u64
-from psgc.codecs.blocks import random_arguments
 from psgc.codecs.codec import F32, Bytes, Stream
-from psgc.codecs.feedback import NO_RESIDUAL, mean_corrected_block
+from psgc.codecs.common.bits import bits_of_f32, f32_of_bits, trailing_zeros, view_u64
+from psgc.codecs.common.blocks import random_arguments
+from psgc.codecs.common.feedback import NO_RESIDUAL, mean_corrected_block
+from psgc.codecs.common.streams import uniform
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.kit.ops import How, Ops, Vector, packed_bytes
-from psgc.codecs.random import uniform
 
 _INFINITY_BITS: Final = np.uint32(0x7F800000)
 _OUT_I64: Final = types.Array(types.int64, 1, "C")

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from psgc.codecs.codec import BLOCK, Stream
-from psgc.codecs.random import define_uniform
+from psgc.codecs.common.streams import define_uniform
 from psgc.codecs.sparsify.gaps import GAPS, define_packed, define_unpacked
 
 Vector: TypeAlias = Any  # a NumPy array on the CPU; typed so that a codec does not lean on it

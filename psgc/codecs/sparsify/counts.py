@@ -10,7 +10,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final
 
-from psgc.codecs.parameters import Parametrised
+from psgc.codecs.common.parameters import Parametrised
 from psgc.errors import CodecError
 
 MOST_ELEMENTS: Final = 2**31 - 1

@@ -25,11 +25,11 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.bits import borrowed, view_f32, view_u8, view_u32
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, mean_corrected_block
+from psgc.codecs.common.bits import borrowed, view_f32, view_u8, view_u32
+from psgc.codecs.common.feedback import NO_RESIDUAL, SCRATCH, mean_corrected_block
+from psgc.codecs.common.payloads import MAX_PAYLOADS, eight
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_F32, SCALAR_F32, helper, kernel
-from psgc.codecs.payloads import MAX_PAYLOADS, eight
 from psgc.codecs.sparsify.gaps import GAPS, define_packed, define_unpacked, pack, packed_bound, packed_bytes, unpack_block, well_formed
 from psgc.codecs.sparsify.largest import Chosen, Indices
 from psgc.codecs.sparsify.sparse import SLICE, SparseCodec, correct, define_scattered

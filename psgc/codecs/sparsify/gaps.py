@@ -19,8 +19,8 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from psgc.codecs.bits import leading_zeros, view_u32, view_u64
 from psgc.codecs.codec import Bytes
+from psgc.codecs.common.bits import leading_zeros, view_u32, view_u64
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, OUT_BYTES, helper, kernel
 
 IN_U32: Final = types.Array(types.uint32, 1, "C", readonly=True)

@@ -25,12 +25,12 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from psgc.codecs.bits import bits_of_f32, corrected_mask, magnitude_mask, trailing_zeros
 from psgc.codecs.codec import F32
-from psgc.codecs.feedback import SCRATCH, corrected_block
+from psgc.codecs.common.bits import bits_of_f32, corrected_mask, magnitude_mask, trailing_zeros
+from psgc.codecs.common.feedback import SCRATCH, corrected_block
+from psgc.codecs.common.sums import define_tree_sum, sum_magnitudes
 from psgc.codecs.jit.kernel import I64, I64_PAIR, IN_F32, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.sparsify.gaps import OUT_U32
-from psgc.codecs.sums import define_tree_sum, sum_magnitudes
 
 MOST_OVER: Final = 2  # times k elements, at most, that a sampled threshold lets through
 PROBES: Final = 24  # halvings; ratios then still fit a float32

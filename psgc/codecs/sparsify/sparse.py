@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.codec import F32, Array, Bytes, Encoded, Stream
-from psgc.codecs.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, mean_corrected_block
+from psgc.codecs.common.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, mean_corrected_block
 from psgc.codecs.jit.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
 
 SLICE: Final = 16384  # elements that passes hold at once where only a few are touched: 64 KB stay in L2

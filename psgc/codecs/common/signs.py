@@ -16,12 +16,22 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.bits import add_signed_sum, borrowed, magnitude_mask, negative_mask, set_signed_sum, view_f32, view_u8, view_u32, view_u64
-from psgc.codecs.blocks import BlockCodec, BlockFormat
 from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Stream
-from psgc.codecs.grouped import INFINITY_BITS, top_bits
+from psgc.codecs.common.bits import (
+    add_signed_sum,
+    borrowed,
+    magnitude_mask,
+    negative_mask,
+    set_signed_sum,
+    view_f32,
+    view_u8,
+    view_u32,
+    view_u64,
+)
+from psgc.codecs.common.blocks import BlockCodec, BlockFormat
+from psgc.codecs.common.grouped import INFINITY_BITS, top_bits
+from psgc.codecs.common.payloads import MAX_PAYLOADS, check_size, eight
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, OUT_F32, helper, kernel
-from psgc.codecs.payloads import MAX_PAYLOADS, check_size, eight
 from psgc.errors import PayloadError
 
 _ONE: Final = np.float32(1)

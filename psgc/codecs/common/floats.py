@@ -11,11 +11,11 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from psgc.codecs.bits import bits_of_f32, f16_of_f32, f32_of_bits, f32_of_f16, view_f32, view_i16, view_u16
 from psgc.codecs.codec import F32, Bytes
-from psgc.codecs.feedback import SCRATCH
+from psgc.codecs.common.bits import bits_of_f32, f16_of_f32, f32_of_bits, f32_of_f16, view_f32, view_i16, view_u16
+from psgc.codecs.common.feedback import SCRATCH
+from psgc.codecs.common.payloads import MAX_PAYLOADS
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, chosen_by_type, helper, kernel
-from psgc.codecs.payloads import MAX_PAYLOADS
 
 U16 = NDArray[np.uint16]
 QUIET_BF16: Final = 0x7FC0  # the one NaN that narrowing makes

@@ -22,14 +22,14 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 
-from psgc.codecs.bits import bits_of_f32, f32_of_bits, view_f32, view_i8, view_u8
-from psgc.codecs.blocks import BlockCodec, BlockFormat
 from psgc.codecs.codec import F32, Array, Bytes, Stream
-from psgc.codecs.feedback import rounding_contraction
+from psgc.codecs.common.bits import bits_of_f32, f32_of_bits, view_f32, view_i8, view_u8
+from psgc.codecs.common.blocks import BlockCodec, BlockFormat
+from psgc.codecs.common.feedback import rounding_contraction
+from psgc.codecs.common.payloads import check_scales, check_size
+from psgc.codecs.common.rows import ROW, CodeWords, row_codes, row_sum
+from psgc.codecs.common.streams import define_uniform, uniform
 from psgc.codecs.jit.kernel import helper
-from psgc.codecs.payloads import check_scales, check_size
-from psgc.codecs.random import define_uniform, uniform
-from psgc.codecs.rows import ROW, CodeWords, row_codes, row_sum
 
 LEAST_SCALE: Final = np.finfo(np.float32).tiny
 MAX_F32: Final = np.finfo(np.float32).max

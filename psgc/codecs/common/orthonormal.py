@@ -23,8 +23,8 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.codec import F32
+from psgc.codecs.common.sums import LEAF, define_tree_sum, halve
 from psgc.codecs.jit.kernel import helper, kernel
-from psgc.codecs.sums import LEAF, define_tree_sum, halve
 
 PASSES: Final = 2
 LEAST_SQUARE: Final = 1e-10  # of the column's square before: float32's rounding of a dependent column leaves less

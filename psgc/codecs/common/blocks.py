@@ -29,12 +29,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from psgc.codecs.bits import borrowed
 from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
+from psgc.codecs.common.bits import borrowed
+from psgc.codecs.common.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
+from psgc.codecs.common.payloads import MAX_PAYLOADS, eight
+from psgc.codecs.common.streams import keys
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
-from psgc.codecs.payloads import MAX_PAYLOADS, eight
-from psgc.codecs.random import keys
 
 NO_SETTINGS: Final[F32] = np.empty(0, np.float32)
 

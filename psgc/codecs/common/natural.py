@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from psgc.codecs.bits import bits_of_f32, f32_of_bits
 from psgc.codecs.codec import F32, Array
-from psgc.codecs.feedback import rounding_contraction
+from psgc.codecs.common.bits import bits_of_f32, f32_of_bits
+from psgc.codecs.common.feedback import rounding_contraction
+from psgc.codecs.common.streams import word
 from psgc.codecs.jit.kernel import helper
-from psgc.codecs.random import word
 
 _MANTISSA: Final = np.uint32(23)  # bits of it in float32
 _HALF: Final = np.uint32(1 << 22)

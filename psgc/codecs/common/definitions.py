@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from psgc.codecs.codec import F32, Array, Codec, Stream
-from psgc.codecs.feedback import define_corrected, define_mean
+from psgc.codecs.common.feedback import define_corrected, define_mean
+from psgc.codecs.common.payloads import define_sum
 from psgc.codecs.none import NoneCodec, define_finish_uncompressed
-from psgc.codecs.payloads import define_sum
 
 
 def define_encode(codec: Codec, grad: Array, residual: F32 | None, rescale: float, stream: Stream) -> bytes:

@@ -14,7 +14,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.codec import F32
-from psgc.codecs.feedback import corrected_block
+from psgc.codecs.common.feedback import corrected_block
 from psgc.codecs.jit.kernel import IN_F32, SCALAR_F32, helper, kernel
 
 LEAF: Final = 4096  # elements of a block

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import llvmlite.ir
 from numba import types
 
-from psgc.codecs.bits import pointer, splat
+from psgc.codecs.common.bits import pointer, splat
 from psgc.codecs.jit.kernel import primitive
 
 ir: Any = llvmlite.ir  # untyped

@@ -19,12 +19,12 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from psgc.codecs.bits import view_f32
-from psgc.codecs.blocks import BlockFormat
 from psgc.codecs.codec import BLOCK, F32, Array, Codec, Stream
-from psgc.codecs.grouped import GroupedCodec, top_bits
+from psgc.codecs.common.bits import view_f32
+from psgc.codecs.common.blocks import BlockFormat
+from psgc.codecs.common.grouped import GroupedCodec, top_bits
+from psgc.codecs.common.parameters import read_switch, with_defaults
 from psgc.codecs.jit.kernel import helper
-from psgc.codecs.parameters import read_switch, with_defaults
 
 GROUP: Final = 1024  # elements that are rotated together
 _STAGES: Final = 10
