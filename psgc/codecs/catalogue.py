@@ -14,7 +14,7 @@ import numpy as np
 
 from psgc.codecs.codec import F32, Bytes, Codec, Stream, parse_codec, registered_codecs
 from psgc.codecs.figures import FIGURES
-from psgc.codecs.foreign import foreign_codecs
+from psgc.codecs.plugins import foreign_codecs
 from psgc.codecs.scheme import Round, Scheme, Setting, parse_scheme, registered_schemes
 
 PART: Final = 1 << 20  # elements of a 4 MiB fp32 part

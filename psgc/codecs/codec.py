@@ -241,7 +241,7 @@ def registered_codecs() -> tuple[str, ...]:
 def _codec_class(name: str) -> type[Codec]:
     target = _REGISTRY.get(name)
     if target is None:
-        from psgc.codecs.foreign import load_codec
+        from psgc.codecs.plugins import load_codec
 
         return load_codec(name)
     module, _, attribute = target.partition(":")
@@ -253,7 +253,7 @@ def _digest(codec: type[Codec]) -> str:
     """``@`` and the digest of the class's sources if it is another package's; empty for psgc's own."""
     if codec.__module__.partition(".")[0] == "psgc":
         return ""
-    from psgc.codecs.foreign import source_digest
+    from psgc.codecs.plugins import source_digest
 
     return f"@{source_digest(codec)}"
 

@@ -258,7 +258,7 @@ def parse_scheme(text: str, setting: Setting = Setting()) -> Scheme:
         module, _, attribute = target.partition(":")
         made: Scheme = getattr(importlib.import_module(module), attribute).from_parameters(parameters, setting)
         return made
-    from psgc.codecs.memory import MemoryScheme, read_memory, split_memory
+    from psgc.codecs.momentum import MemoryScheme, read_memory, split_memory
 
     own, remembered = split_memory(parameters)
     push = join_text(name, own)
@@ -270,8 +270,8 @@ def parse_scheme(text: str, setting: Setting = Setting()) -> Scheme:
 def _one_round(text: str, setting: Setting) -> Scheme:
     push, _, pull = text.partition("/")
     if pull == "relay":
-        from psgc.codecs.functions import parse_relayed
         from psgc.codecs.relay import RelayScheme
+        from psgc.codecs.script_codec import parse_relayed
 
         codec = parse_relayed(push, setting.dtype)
         _check_bucket([codec], setting)

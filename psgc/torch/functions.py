@@ -6,7 +6,7 @@
 | 1          | each (u8, u8, u32 [dims])  | an item's dtype (its place in DTYPES, 255 for plain bytes), dimensions, extents |
 | then       | bytes                      | the items, one after the other; little-endian, without padding                  |
 
-Owns these bytes and the way between tensors and NumPy; what is done with them ``psgc.codecs.functions`` knows.
+Owns these bytes and the way between tensors and NumPy; what is done with them ``psgc.codecs.script_codec`` knows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from psgc.codecs import functions
+from psgc.codecs import script_codec as functions
 from psgc.errors import CodecError, PayloadError
 from psgc.torch.buffers import TORCH_DTYPES
 

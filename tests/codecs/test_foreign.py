@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from psgc.codecs import parse_codec, parse_pair, parse_scheme
-from psgc.codecs.foreign import foreign_codecs, load_codec, source_digest
+from psgc.codecs.plugins import foreign_codecs, load_codec, source_digest
 from psgc.errors import CodecError
 from psgc.launch import cli
 

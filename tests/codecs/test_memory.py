@@ -7,7 +7,7 @@ import pytest
 
 from psgc.codecs.codec import F32, Stream, join_text, parse_codec, split_text
 from psgc.codecs.common.sums import define_tree_sum
-from psgc.codecs.memory import clipped
+from psgc.codecs.momentum import clipped
 from psgc.codecs.scheme import Setting, parse_scheme
 from psgc.errors import CodecError
 

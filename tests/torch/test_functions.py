@@ -13,7 +13,7 @@ import torch
 
 import psgc.torch as psgc
 from psgc.codecs import Stream, parse_codec, parse_pair, parse_scheme
-from psgc.codecs import functions as known
+from psgc.codecs import script_codec as known
 from psgc.codecs.codec import Codec
 from psgc.errors import CodecError, PayloadError
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from psgc.codecs.codec import FOREIGN_ID, Codec, registered_codecs
-from psgc.codecs.functions import FunctionsCodec, registered_functions
 from psgc.codecs.scheme import registered_schemes
+from psgc.codecs.script_codec import FunctionsCodec, registered_functions
 from psgc.errors import CodecError
 from psgc.spelling import did_you_mean
 
