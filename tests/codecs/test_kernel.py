@@ -135,6 +135,24 @@ def test_kernels_of_one_source_that_different_processes_cached_are_not_mistaken_
         assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100).stdout.strip() == wanted
 
 
+def test_a_kernel_whose_helper_has_moved_to_another_module_is_made_again(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    helper_text = f"from psgc.codecs.jit.kernel import helper\n@helper\ndef times(x):\n    {'x = x / 3 * 3; ' * 99}\n    return 2 * x\n"
+    before = None
+    for place in ("first", "second"):
+        if before is not None:
+            before.unlink()
+        before = tmp_path / f"{place}.py"
+        before.write_text(helper_text)
+        (tmp_path / "caller.py").write_text(
+            f"from {place} import times\nfrom psgc.codecs.jit.kernel import SCALAR_F32, kernel\n"
+            "@kernel(SCALAR_F32(SCALAR_F32))\ndef run(x):\n    return times(x) + times(x + x)\nprint(round(run(1.0)))\n"
+        )
+        command = [sys.executable, "-c", "import caller"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+        assert done.stdout.strip() == "6", done.stderr
+
+
 @kernel(SCALAR_F32(IN_F32, SCALAR_F32, OUT_F32))
 def multiply_and_add(x: np.ndarray, factor: float, y: np.ndarray) -> float:
     for i in range(x.size):

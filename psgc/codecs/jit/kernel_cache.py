@@ -57,9 +57,13 @@ class KernelCache(_numba.core.caching._Cache):  # type: ignore[misc]
             except OSError:
                 continue
             content = data[_CHECK:]
-            if hashlib.sha256(content).digest() == data[:_CHECK]:
+            if hashlib.sha256(content).digest() != data[:_CHECK]:
+                logger.warning("kernel cache: %s is damaged and is made again", folder / name)
+                continue
+            try:
                 return _numba.core.compiler.CompileResult._rebuild(target_context, *pickle.loads(content))
-            logger.warning("kernel cache: %s is damaged and is made again", folder / name)
+            except (ImportError, AttributeError) as error:  # a helper of it stood in another module then
+                logger.debug("kernel cache: %s is made again: %s", folder / name, error)
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -104,7 +108,7 @@ def cache_of(function: Callable[..., Any], options: dict[str, Any]) -> KernelCac
 
 def _candidates() -> tuple[Path, ...]:
     """Folders that kernels are looked for in, the one that they are best kept in first."""
-    beside = Path(_numba.config.CACHE_DIR or Path(__file__).parent / "__pycache__")
+    beside = Path(_numba.config.CACHE_DIR or Path(__file__).parents[1] / "__pycache__")
     return beside / "psgc-kernels", Path(_numba.misc.appdirs.AppDirs("psgc", appauthor=False).user_cache_dir) / "psgc-kernels"
 
 
