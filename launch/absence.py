@@ -32,7 +32,7 @@ def tell_absence(config: Config, pid: int, why: str) -> None:
     host = socket.gethostname()
     register = Register(
         "worker", __version__, host_id(), host, pid, 0, config.nodes, config.servers, config.node, config.local_rank,
-        config.local_size,
+        config.local_size, encrypt=config.encrypt,
     )  # fmt: skip
     text = f"node {config.node} ({host}): {why}, before it joined the job"
     for kind, body in ((Kind.REGISTER, encode_body(register)), (Kind.FAULT, encode_body(Notice(0, text))), (Kind.BYE, b"")):

@@ -19,6 +19,7 @@ from psgc.launch.supervisor import Patience, Supervisor
 from psgc.launch.tables import progress
 from psgc.launch.threads import shared_cores
 from psgc.launch.warming import prepare
+from psgc.transport import encryption
 from psgc.transport.pacing import make_file
 from psgc.transport.voice import own_outlet
 
@@ -52,6 +53,8 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
 
         codec = parse_scheme(codec).canonical
     config = Config.from_env({**_job_env(1, workers, servers, nodes, codec), **files})  # what is wrong is said before kernels are compiled
+    if config.encrypt:
+        encryption.require()
     if note := note_on(command):
         print(f"{program}: {note}", file=sys.stderr)
     prepare([codec] if codec else [])

@@ -100,6 +100,9 @@ VARIABLES: Final = (
     Variable("BYTEPS_FORCE_DISTRIBUTED", "force_distributed", _switch, "w", "1: one worker, too, goes through the servers"),
     Variable("PSGC_JOB", "job", _integer(0), "wsc", "job id in every header, so that jobs on one network cannot mix"),
     Variable("PSGC_TOKEN", "token", _text, "wsc", "the job's secret, from which keys are made: long and random; it never travels"),
+    Variable(
+        "PSGC_ENCRYPT", "encrypt", _switch, "wsc", "1: payloads over TCP are encrypted (AES-GCM); needs `pip install 'psgc[encrypt]'` everywhere"
+    ),
     Variable("PSGC_CODEC", "codec", _text, "w", "codec of DistributedOptimizer where the script names none"),
     Variable("PSGC_PLAN", "plan", _text, "w", "file of the plan that gradients travel by (DistributedOptimizer's or ddp_hook's), on each machine"),
     Variable("PSGC_LAYOUT_OUT", "layout_out", _text, "w", "rank 0 writes the layout of its first DistributedOptimizer or ddp_hook to this file, as a plan"),
@@ -175,6 +178,7 @@ class Config:
     force_distributed: bool = False
     job: int = 0
     token: str = field(default="", repr=False)
+    encrypt: bool = False
     codec: str = "none"
     codec_given: str = ""  # PSGC_CODEC as it was set; "" where it was not
     plan: str = ""

@@ -29,6 +29,7 @@ from psgc.report import Launcher
 from psgc.server.engine import Engine, KeyWork
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Send, SendResidual, ServerState, specs_of
 from psgc.server.store import KeyShape, Store
+from psgc.transport import encryption
 from psgc.transport.curve import control_keys
 from psgc.transport.dealer import TURNED_AWAY, Dealer
 from psgc.transport.gate import Gate, Listener
@@ -53,6 +54,8 @@ TURN_S: Final = 0.02  # of one source's work in a turn of the loop
 def serve(config: Config) -> int:
     """Serve one job to its end. Returns the exit status; why a job failed is the last line logged."""
     config.require_cluster()
+    if config.encrypt:
+        encryption.require()
     server = Server(config)
     stop = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
     before = {
@@ -247,6 +250,7 @@ class Server:
         body = Register(
             "server", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
             config.nodes, config.servers, index=config.server_index, address=SCHEME + address, local_address=local,
+            encrypt=config.encrypt,
         )  # fmt: skip
         self._tell_scheduler(Kind.REGISTER, encode_body(body))
 
@@ -290,7 +294,8 @@ class Server:
 
         def proof(transport: str) -> ServerProof:
             nonce = secrets.token_bytes(NONCE_BYTES)
-            return ServerProof(transport, topology.rank, topology.epoch, topology.size, keys.__getitem__, nonce)
+            encrypt = self.config.encrypt and transport == "tcp"  # what passes between processes of one host passes nobody else
+            return ServerProof(transport, topology.rank, topology.epoch, topology.size, keys.__getitem__, nonce, encrypt=encrypt)
 
         listeners: list[Listener] = [self._tcp]
         if self._listener is not None:

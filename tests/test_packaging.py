@@ -122,7 +122,8 @@ def test_only_config_and_launchers_read_the_environment(path: Path) -> None:
 
 # Names that are imported, by the distribution that has them.
 DISTRIBUTIONS = {"zmq": "pyzmq", "llvmlite": "numba"}  # numba is of no use without llvmlite
-OPTIONAL = {"matplotlib": "psgc.plan.whatif.pictures"}  # with a line that says what to install
+# With a line that says what to install.
+OPTIONAL = {"matplotlib": "psgc.plan.whatif.pictures", "cryptography": "psgc.transport.encryption"}
 
 
 @pytest.mark.parametrize("path", sources(), ids=module_of)

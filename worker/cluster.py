@@ -16,6 +16,7 @@ from psgc.config import Config
 from psgc.descriptors import raise_limit
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, Layout, build_layout
+from psgc.transport import encryption
 from psgc.worker.bucket import BucketWork
 from psgc.worker.memory import own_memory, questions, take_answers, take_up
 from psgc.worker.network import Network, Submission
@@ -43,6 +44,8 @@ class ClusterSession(Session):
     def open(cls, config: Config) -> ClusterSession:
         """Join the job. Raises ConfigError, or JobFailed saying who or what is missing."""
         config.require_cluster()
+        if config.encrypt:
+            encryption.require()
         raise_limit()
         session = cls(config)
         session._network.start()

@@ -94,7 +94,7 @@ class Coordinator:
         config = self._config
         body = Register(
             "worker", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
-            config.nodes, config.servers, config.node, config.local_rank, config.local_size,
+            config.nodes, config.servers, config.node, config.local_rank, config.local_size, encrypt=config.encrypt,
         )  # fmt: skip
         self._send(Kind.REGISTER, encode_body(body))
 

@@ -242,16 +242,17 @@ class LocalServerLink(ServerLink):
 
 
 def connect_server(
-    server: ServerAddress, links: LinkSet, *, host: str, transport: str, rank: int, epoch: int, key: bytes, dead_s: float
-) -> ServerLink:
+    server: ServerAddress, links: LinkSet, *, host: str, transport: str, rank: int, epoch: int, key: bytes, dead_s: float,
+    encrypt: bool = False,
+) -> ServerLink:  # fmt: skip
     """The best link to ``server``: shared memory if it is on this host and answers there, else TCP. ``transport`` may insist on one.
-    key: this rank's data key.
+    key: this rank's data key. encrypt: what travels over TCP.
 
     Raises PsgcError if shared memory was insisted on and cannot be had.
     """
 
     def proof(over: str) -> WorkerProof:
-        return WorkerProof(over, server.index, epoch, rank, key, host, secrets.token_bytes(NONCE_BYTES))
+        return WorkerProof(over, server.index, epoch, rank, key, host, secrets.token_bytes(NONCE_BYTES), encrypt=encrypt and over == "tcp")
 
     if transport != "tcp" and server.host == host and server.local_address and LocalServerLink.answers(server.local_address):
         logger.info("server link server=%d transport=shm", server.index)

@@ -148,7 +148,7 @@ class Network(threading.Thread):
             self.links.append(
                 connect_server(
                     server, self._connections, host=host_id(), transport=config.transport, rank=topology.rank, epoch=topology.epoch,
-                    key=key, dead_s=config.dead_s,
+                    key=key, dead_s=config.dead_s, encrypt=config.encrypt,
                 )
             )  # fmt: skip
         self._reach = Reach(

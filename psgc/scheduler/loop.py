@@ -61,8 +61,10 @@ def _warn(config: Config) -> None:
             "PSGC_TOKEN is not set: whoever reaches port %d can join the job, read and alter gradients; set the same secret everywhere",
             config.root_port,
         )
+    if config.encrypt:
+        return
     logger.warning(
-        "payloads are not encrypted: an attacker on the network's path could read and alter them (who is only connected to the network cannot); "
+        "payloads are not encrypted: an attacker on the network's path could read and alter them (PSGC_ENCRYPT=1 prevents it); "
         "torch.distributed's own collectives are never protected by psgc"
     )
 

@@ -93,6 +93,10 @@ class Roster:
             return f"{new.label} has DMLC_NUM_WORKER={r.nodes}, the scheduler has {self.nodes}; set the same number of nodes everywhere"
         if r.servers != self.servers:
             return f"{new.label} has DMLC_NUM_SERVER={r.servers}, the scheduler has {self.servers}; set the same number everywhere"
+        for other in self:
+            if r.encrypt != other.register.encrypt:
+                one, none = (new, other) if r.encrypt else (other, new)
+                return f"{one.label} has PSGC_ENCRYPT=1, {none.label} has not; set it alike everywhere"
         return self._server_conflict(new) if r.role == "server" else self._worker_conflict(new)
 
     def _worker_conflict(self, new: Member) -> str | None:

@@ -11,6 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from psgc.addresses import join, listening_socket, unmapped
 from psgc.errors import RemoteProtocolError
-from psgc.transport.handshake import Proof
+from psgc.transport.encryption import TAG_BYTES, Cipher
+from psgc.transport.handshake import Proof, ServerProof
 from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Link
 from psgc.transport.pacing import cut
 from psgc.wire.frames import HEADER_BYTES, Header, pack_header, unpack_header
@@ -27,9 +29,13 @@ from psgc.wire.messages import ErrorCode
 Bytes = NDArray[np.uint8]
 MAX_PAYLOAD_BYTES: Final = 512 << 20  # a part is far smaller
 STAGE_BYTES: Final = 16 << 10  # headers and small payloads are received many at once
-UNSENT_BYTES: Final = 512 << 10  # that the kernel keeps beyond what is on its way
+UNSENT_BYTES: Final = 128 << 10  # that the kernel keeps beyond what is on its way, until a connection has shown that it is fast
+MOST_UNSENT_BYTES: Final = 1 << 20
+UNSENT_S: Final = 0.01  # of a fast one: a busy machine wakes us no sooner than that, and then the path would lie idle
+RATED_BYTES: Final = 1 << 20  # after which a connection's rate is looked at
 WAKE_BYTES: Final = 512 << 10  # of a large payload are to be there before a poll returns
 SEND_AT_ONCE: Final = 32  # messages in one system call
+SEALED_BYTES: Final = 256 << 10  # encrypted ahead of what the kernel takes
 KEEPALIVE_S: Final = 5
 _NOTHING: Final[Bytes] = np.empty(0, np.uint8)
 
@@ -45,19 +51,33 @@ def set_options(sock: socket.socket, dead_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(dead_s * 1000))
 
 
+@dataclass(slots=True)
+class _Outgoing:
+    """A message that is queued. body: its payload, once it is sealed encrypted and with its tag. counted: whether ``unsent`` counts it."""
+
+    head: bytes
+    body: memoryview | None
+    counted: bool
+    sealed: bool = False
+
+
 class TcpLink(Link):
     """One end of a connection."""
 
     def __init__(self, sock: socket.socket, proof: Proof, peer: str, dead_s: float) -> None:
         super().__init__(sock, proof, peer)
         set_options(sock, dead_s)
-        self._queue: deque[tuple[bytes, memoryview | None]] = deque()
+        self._queue: deque[_Outgoing] = deque()
+        self._cipher: Cipher | None = None
         self._sent = 0  # bytes of the first of them that the kernel has taken
+        self._unsent_bytes = UNSENT_BYTES  # TCP_NOTSENT_LOWAT
+        self._taken_since, self._taken = 0.0, 0  # since something has been waiting here, and what the kernel has taken of it
         self._stage = memoryview(bytearray(STAGE_BYTES))
         self._lo = self._hi = 0  # what is in it and not looked at yet
         self._header: Header | None = None  # of the payload that is being received
         self._array, self._payload = _NOTHING, _NOTHING.data
         self._filled = 0
+        self._head = b""  # as it came, for its tag
         self._wake = 1  # SO_RCVLOWAT
 
     @classmethod
@@ -75,17 +95,22 @@ class TcpLink(Link):
             raise
         return link
 
+    def prove(self) -> bool:
+        proved = super().prove()
+        if proved and self.proof.encrypted and self._cipher is None:
+            keys = self.proof.key_to_worker, self.proof.key_to_server
+            self._cipher = Cipher(*(keys if isinstance(self.proof, ServerProof) else reversed(keys)))
+        return proved
+
     @property
     def queued(self) -> bool:
         return bool(self._queue)
 
     def send(self, header: Header, payload: Any = None) -> None:
         """Queue one message; ``flush`` sends it. ``payload`` (bytes or a uint8 array) must stay as it is until the peer has answered."""
-        view = None
-        if payload is not None and len(payload):
-            view = memoryview(payload)
-            self.unsent += 1
-        self._queue.append((pack_header(header), view))
+        view = memoryview(payload) if payload is not None and len(payload) else None
+        self.unsent += view is not None
+        self._queue.append(_Outgoing(pack_header(header), view, view is not None))
 
     def flush(self) -> None:
         while self._queue and not self.closed:
@@ -106,14 +131,37 @@ class TcpLink(Link):
             self._forget(sent)
             if self.pace is not None:
                 self.pace.out.spend(sent, more=self.queued)
+            self._rate(sent)
             if sent < total:
                 return
+
+    def _rate(self, sent: int) -> None:
+        """The kernel has taken so much of what waits: how fast that goes says how much of it is to wait there and not here."""
+        now = time.monotonic()
+        if not self._queue or not self._taken_since:
+            self._taken_since, self._taken = now if self._queue else 0.0, 0
+            return
+        self._taken += sent
+        if self._taken >= RATED_BYTES:
+            wanted = UNSENT_S * self._taken / max(now - self._taken_since, 1e-6)
+            unsent = UNSENT_BYTES
+            while unsent < min(wanted, MOST_UNSENT_BYTES):
+                unsent *= 2
+            if unsent != self._unsent_bytes:
+                self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)
+                self._unsent_bytes = unsent
+            self._taken_since, self._taken = now, 0
 
     def _pieces(self) -> tuple[list[Any], int]:
         """What to send next, and how much that is."""
         pieces: list[Any] = []
         skip, total = self._sent, -self._sent
-        for _, (head, payload) in zip(range(SEND_AT_ONCE), self._queue, strict=False):
+        for _, message in zip(range(SEND_AT_ONCE), self._queue, strict=False):
+            if self._cipher is not None and not message.sealed:
+                if total >= SEALED_BYTES:
+                    break  # what is sealed takes memory of its own
+                message.body, message.sealed = self._cipher.seal(message.head, message.body), True
+            head, payload = message.head, message.body
             if skip < HEADER_BYTES:
                 pieces.append(head[skip:] if skip else head)
                 skip = HEADER_BYTES
@@ -128,14 +176,12 @@ class TcpLink(Link):
         """The kernel has taken so many more bytes."""
         self._sent += sent
         while self._queue:
-            payload = self._queue[0][1]
+            payload = self._queue[0].body
             size = HEADER_BYTES + (0 if payload is None else len(payload))
             if self._sent < size:
                 return
             self._sent -= size
-            self._queue.popleft()
-            if payload is not None:
-                self.unsent -= 1
+            self.unsent -= self._queue.popleft().counted
 
     def receive(self, messages: int = MAX_MESSAGES, nbytes: int = MAX_BYTES) -> Iterator[tuple[Header, Any]]:
         self.more = False
@@ -162,13 +208,15 @@ class TcpLink(Link):
             if self._hi - self._lo < HEADER_BYTES:
                 return None
             header = unpack_header(self._stage[self._lo : self._lo + HEADER_BYTES])
+            if self._cipher is not None:
+                self._head = bytes(self._stage[self._lo : self._lo + HEADER_BYTES])
             self._lo += HEADER_BYTES
-            if header.payload_bytes == 0:
+            if header.payload_bytes == 0 and self._cipher is None:
                 return header, None
             if header.payload_bytes > MAX_PAYLOAD_BYTES:
                 raise RemoteProtocolError(f"payload of {header.payload_bytes} bytes, at most {MAX_PAYLOAD_BYTES}", ErrorCode.MALFORMED)
             self._header, self._filled = header, 0
-            self._array = np.empty(header.payload_bytes, np.uint8)
+            self._array = np.empty(header.payload_bytes + (TAG_BYTES if self._cipher is not None else 0), np.uint8)
             self._payload = self._array.data
         count = min(self._hi - self._lo, len(self._payload) - self._filled)
         if count:
@@ -176,9 +224,11 @@ class TcpLink(Link):
             self._lo, self._filled = self._lo + count, self._filled + count
         if self._filled < len(self._payload):
             return None
+        if self._cipher is not None:
+            self._cipher.open(self._head, self._payload)
         array, self._array, self._payload = self._array, _NOTHING, _NOTHING.data
         self._header, self._filled = None, 0
-        return header, array
+        return header, array[: header.payload_bytes] if header.payload_bytes else None
 
     def _fill(self) -> bool:
         """Receive more, straight into the payload that is under way. True if there is nothing more to be had now."""

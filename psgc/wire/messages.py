@@ -55,6 +55,7 @@ class Register:
     index: int = -1  # server: its DMLC_SERVER_ID, or -1 for any
     address: str = ""  # server: where workers connect, tcp://host:port
     local_address: str = ""  # server: abstract Unix socket for peers on the same host
+    encrypt: bool = False  # its payload connections are to be encrypted
 
     def __post_init__(self) -> None:
         if self.role not in ("worker", "server"):

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.errors import ConfigError, PsgcError, RemoteProtocolError
+from psgc.transport.encryption import require
 from psgc.transport.handshake import ServerProof, WorkerProof, worker_key
 from psgc.transport.link_set import LinkSet
 from psgc.transport.tcp import MAX_PAYLOAD_BYTES, STAGE_BYTES, TcpLink, TcpListener
@@ -24,21 +25,25 @@ PATIENCE_S = 60.0
 SIZES = (0, 1, 63, 64, 65, STAGE_BYTES - 1, STAGE_BYTES, STAGE_BYTES + 1, 100_003, (4 << 20) + 5)
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[TcpLink, TcpLink]]:
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def pair(request: Any) -> Iterator[tuple[TcpLink, TcpLink]]:
     """A worker's end and a server's, proved."""
+    encrypt = request.param
+    if encrypt:
+        pytest.importorskip("cryptography", reason="the extra `encrypt` is not installed")
     listener = TcpListener("127.0.0.1", 0, dead_s=30)
-    client = TcpLink.connect(socket.AF_INET, ("127.0.0.1", listener.port), WorkerProof("tcp", 0, 1, 0, KEY, "h", b"w" * 32), dead_s=30)
-    host = until(lambda: accepted(listener))
+    proof = WorkerProof("tcp", 0, 1, 0, KEY, "h", b"w" * 32, encrypt=encrypt)
+    client = TcpLink.connect(socket.AF_INET, ("127.0.0.1", listener.port), proof, dead_s=30)
+    host = until(lambda: accepted(listener, encrypt))
     until(lambda: bool(host.prove()) & bool(client.prove()))
     yield client, host
     for each in (client, host, listener):
         each.close()
 
 
-def accepted(listener: TcpListener) -> Any:
+def accepted(listener: TcpListener, encrypt: bool) -> Any:
     try:
-        return listener.accept(ServerProof("tcp", 0, 1, 1, lambda _: KEY, b"s" * 32))
+        return listener.accept(ServerProof("tcp", 0, 1, 1, lambda _: KEY, b"s" * 32, encrypt=encrypt))
     except BlockingIOError:
         return None
 
@@ -113,7 +118,9 @@ def test_a_turn_is_bounded_and_what_is_left_comes_at_the_next(pair: Any) -> None
 
 def test_bytes_that_come_one_by_one_are_the_same_message(pair: Any) -> None:
     client, host = pair
-    stream = b"".join(pack_header(Header(Kind.PUSH, step=step, payload_bytes=3)) + b"abc" for step in range(3))
+    for step in range(3):
+        client.send(Header(Kind.PUSH, step=step, payload_bytes=3), b"abc")
+    stream = b"".join(bytes(piece) for piece in client._pieces()[0])
     heard = []
     for place in range(len(stream)):
         client.socket.send(stream[place : place + 1])
@@ -228,3 +235,45 @@ def test_a_path_that_carries_nothing_ends_the_connection_and_a_slow_one_does_not
         }
         assert options == {"TCP_NODELAY": 1, "SO_KEEPALIVE": 1, "TCP_USER_TIMEOUT": 30_000}
         assert not link.socket.get_inheritable()
+
+
+def encrypted(pair: Any) -> bool:
+    return bool(pair[0].proof.encrypted)
+
+
+def test_what_travels_encrypted_shows_no_payload_and_the_same_twice_looks_different(pair: Any) -> None:
+    client, _ = pair
+    if not encrypted(pair):
+        return
+    for _ in range(2):
+        client.send(Header(Kind.PUSH, payload_bytes=1000), bytes(1000))
+    head, first, again, second = map(bytes, client._pieces()[0])
+    assert (len(head), len(first)) == (HEADER_BYTES, 1016)
+    assert head == again
+    assert first != second
+    assert bytes(8) not in first
+
+
+@pytest.mark.parametrize("what", ["payload", "tag", "header", "repeated", "left out", "reflected"])
+def test_what_is_altered_repeated_left_out_or_sent_back_on_the_way_ends_the_connection(pair: Any, what: str) -> None:
+    client, host = pair
+    if not encrypted(pair):
+        return
+    for step in range(2):
+        client.send(Header(Kind.PUSH, step=step, payload_bytes=5), b"12345")
+    head, body, *second = (bytearray(piece) for piece in client._pieces()[0])
+    if what in ("payload", "tag", "header"):
+        spoilt = {"payload": body, "tag": body, "header": head}[what]
+        spoilt[{"payload": 0, "tag": -1, "header": 32}[what]] ^= 1  # 32: the step
+    stream = {"repeated": head + body + head + body, "left out": b"".join(second), "reflected": head + body}.get(what, head + body)
+    sender, receiver = (host, client) if what == "reflected" else (client, host)
+    sender.socket.send(stream)
+    until(lambda: receiver.socket.recv(len(stream), socket.MSG_PEEK))
+    with pytest.raises(RemoteProtocolError, match="altered"):
+        list(receiver.receive())
+
+
+def test_without_the_package_the_option_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"PSGC_ENCRYPT=1 needs the package cryptography.*pip install 'psgc\[encrypt\]'"):
+        require()
