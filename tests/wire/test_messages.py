@@ -17,7 +17,7 @@ from psgc.wire.messages import Declare, ErrorCode, Notice, Register, ServerAddre
 
 TEXT = st.text(max_size=20)
 NUMBER = st.integers(-(2**63), 2**64)
-PLAIN = {"str": TEXT, "int": NUMBER, "Literal['worker', 'server']": st.sampled_from(["worker", "server"])}
+PLAIN = {"str": TEXT, "int": NUMBER, "bool": st.booleans(), "Literal['worker', 'server']": st.sampled_from(["worker", "server"])}
 
 
 def records(cls: Any) -> st.SearchStrategy[Any]:
