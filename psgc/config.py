@@ -110,15 +110,18 @@ VARIABLES: Final = (
         "PSGC_LATE_SYNCHRONIZATION", "late_synchronization", _switch, "w",
         "1: the mean gradients are there after step() or optimizer.synchronize(), not after backward",
     ),
-    Variable("PSGC_PART_BYTES", "part_bytes", _integer(4096), "w", "bytes of a tensor in one part", ("BYTEPS_PARTITION_BYTES",)),
+    Variable(
+        "PSGC_PART_BYTES", "part_bytes", _integer(4096), "w",
+        "bytes of a tensor in one part; fewer where a connection would take over half a second for them", ("BYTEPS_PARTITION_BYTES",),
+    ),
     Variable("PSGC_FUSE_BYTES", "fuse_bytes", _integer(0), "w", "small tensors are fused into buckets of up to this many bytes"),
     Variable(
         "PSGC_MIN_COMPRESS_BYTES", "min_compress_bytes", _integer(0), "w",
         "a model's bucket of fewer bytes travels uncompressed", ("BYTEPS_MIN_COMPRESS_BYTES",),
     ),
-    Variable("PSGC_CREDIT_BYTES", "credit_bytes", _integer(0), "w", "payload bytes in flight to a server; 0: no limit"),
+    Variable("PSGC_CREDIT_BYTES", "credit_bytes", _integer(0), "w", "payload bytes sent to a server and not acknowledged; 0: no limit"),
     Variable(
-        "BYTEPS_SCHEDULING_CREDIT", "credit_parts", _integer(0), "w", "parts in flight to a server; 0: first come, first served"
+        "BYTEPS_SCHEDULING_CREDIT", "credit_parts", _integer(0), "w", "parts sent to a server and not acknowledged; 0: first come, first served"
     ),
     Variable("PSGC_NONFINITE", "nonfinite", _one_of("propagate", "raise"), "w", "NaN or infinity in a gradient: pass on, or end the job"),
     Variable("PSGC_SEED", "seed", _integer(0), "w", "seed of the codecs' random streams"),

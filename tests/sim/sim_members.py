@@ -24,7 +24,6 @@ from psgc.wire.messages import Register, Topology, decode_json, encode_body
 if TYPE_CHECKING:
     from simulation import World
 
-PAYLOAD_BYTES = 100_000
 HEARTBEAT_S = 1.0
 
 
@@ -247,7 +246,7 @@ class SimServer:
             nonfinite = self.world.oracle.overflows(fold.key, fold.step)
             self.slots[fold.key, fold.slot] = self._result(fold, tuple(blocks), owed, residual)
             blocks.clear()
-        self._apply(self.state.folded(fold.key, fold.last, PAYLOAD_BYTES, nonfinite, fold.slot, self.clock.now))
+        self._apply(self.state.folded(fold.key, fold.last, self.world.sizes[fold.key][1], nonfinite, fold.slot, self.clock.now))
 
     def _result(self, fold: Fold, tree: Any, owed: Any, residual: Any) -> Any:
         assert self.state is not None

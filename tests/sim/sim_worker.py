@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from sim_members import PAYLOAD_BYTES, WrongError, check
+from sim_members import WrongError, check
 from sim_network import TORN, Client, Link, Ref, Way, read
 from sim_oracle import Outcome, payload_of
 
@@ -187,7 +187,7 @@ class SimWorker:
         word = self.world.oracle.word(running.layout, running.bucket.index, running.step)
         check(running.step == action.step, lambda: f"worker {self.node}: {action} in step {running.step} of its bucket")
         self.slots[action.key] = payload_of(action.key, action.step, self.node)
-        self._apply(self.client.encoded(action.key, PAYLOAD_BYTES, self.node in word.poisoned[number]))
+        self._apply(self.client.encoded(action.key, self.world.sizes[action.key][0], self.node in word.poisoned[number]))
 
     def _decoded(self, action: Decode, payload: Any) -> None:
         """The pool read the result when it began and reads it again when it ends, and must find the same, and the right one."""
@@ -225,13 +225,15 @@ class SimWorker:
 
     def declare(self, declaration: Declaration) -> Ticket:
         ticket = Ticket(self)
-        self.coordinator.declare(declaration, lambda _: ticket.set())
+        assert self.client is not None
+        self.coordinator.declare(declaration, lambda _: ticket.set(), self.client.rate)
         return ticket
 
     def submit_named(self, declaration: Declaration) -> Ticket:
         """Declare at first use, then submit, without waiting in between."""
         ticket = Ticket(self)
-        self.coordinator.declare(declaration, lambda layout: self._chain(self.submit(layout, 0), ticket))
+        assert self.client is not None
+        self.coordinator.declare(declaration, lambda layout: self._chain(self.submit(layout, 0), ticket), self.client.rate)
         return ticket
 
     def transfer(self, transfers: list[Transfer]) -> Ticket:

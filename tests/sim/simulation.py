@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from sim_members import PAYLOAD_BYTES, SimScheduler, SimServer, WrongError, check
+from sim_members import SimScheduler, SimServer, WrongError, check
 from sim_network import Clock, Network, Weather
 from sim_oracle import Chances, Oracle
 from sim_worker import SimWorker, Ticket
@@ -27,7 +27,7 @@ from psgc.worker import coordinator
 from psgc.worker.transfers import Transfer
 
 STUCK_S = 60.0  # no part has come to its end for so long: nothing ever will, but over slow links
-SLOWEST_RATE = 2e4  # bytes a second: a payload takes 5 s, and a few share a link
+SLOWEST_RATE = 2e4  # bytes a second: a payload takes half a second, but for what parts are at the least, and many wait for one another
 PATIENCE_S = 600.0
 
 
@@ -61,8 +61,10 @@ class Scenario:
 
     @classmethod
     def drawn(cls, seed: int) -> Scenario:
-        """The scenario that a seed stands for."""
+        """The scenario that a seed stands for. Slow links only for two codecs: others would be cut into very many parts."""
         rng = random.Random(seed)
+        codec = rng.choice(("none", "none", "onebit", "onebit", "onebit/none", "none/onebit", "shared", "onebit/relay"))
+        rates = (math.inf, math.inf, 2e7, 2e6, 2e5, SLOWEST_RATE) if codec in ("none", "onebit") else (math.inf,)
 
         def sometimes(most: float) -> float:
             return rng.choice((0.0, 0.0, most / 4, most))
@@ -75,7 +77,7 @@ class Scenario:
             steps=rng.randint(1, 5),
             names=rng.choice((0, 0, 1, 2)),
             broadcasts=rng.choice((0, 0, 0, 1)),
-            codec=rng.choice(("none", "none", "onebit", "onebit", "onebit/none", "none/onebit", "shared", "onebit/relay")),
+            codec=codec,
             window_bytes=rng.choice((1 << 30, 1, 1, 1 << 20)),
             credit_parts=rng.choice((-1, 0, 1, 1, 2)),
             credit_bytes=rng.choice((0, 0, 1, 250_000)),
@@ -87,7 +89,7 @@ class Scenario:
             cut_every_s=rng.choice((0.005, 0.02, 0.05, 0.2)),
             weather=Weather(
                 rng.choice((0.0002, 0.001, 0.01)), rng.choice((0.0, 0.02, 0.1)), sometimes(0.15), rng.choice((0.02, 0.3, 1.0)),
-                rng.choice((math.inf, math.inf, 2e7, 2e6, 2e5, SLOWEST_RATE)),
+                rng.choice(rates),
             ),
             chances=Chances(sometimes(0.4), sometimes(0.2), sometimes(0.4), sometimes(0.4), sometimes(0.1)),
             saves=sometimes(0.6),
@@ -113,10 +115,11 @@ class World:
         self.network = Network(self.clock, self.rng, scenario.weather)
         self.oracle = Oracle(self.rng, scenario.workers, scenario.chances)
         self.followers: dict[Ticket, list[Ticket]] = {}
+        self.sizes: dict[int, tuple[int, int]] = {}  # key -> bytes of a push's payload and of a result's
         self._last_progress = 0.0
         self._arrived: dict[int, int] = {}
         self._cuts_left = scenario.cuts
-        self._stuck_s = STUCK_S + 100 * PAYLOAD_BYTES / scenario.weather.rate
+        self._stuck_s = STUCK_S + 1e7 / scenario.weather.rate
         self._barrier_after = [self.rng.random() < scenario.barriers for _ in range(scenario.steps)]
         self.scheduler = SimScheduler(self)
         self.servers = [SimServer(self, index) for index in range(scenario.servers)]
@@ -141,10 +144,11 @@ class World:
         """How long a pool's job takes."""
         return self.scenario.work_s * self.rng.expovariate(1.0)
 
-    @staticmethod
-    def push_codecs(layout: Layout) -> dict[int, int]:
-        schemes = ((part, layout.scheme(bucket).rounds(part.numel)[part.round]) for bucket, part in layout.parts())
-        return {part.key: round_.pair.push.codec_id for part, round_ in schemes}
+    def push_codecs(self, layout: Layout) -> dict[int, int]:
+        """By key; and how long payloads are is noted."""
+        rounds = {part.key: layout.scheme(bucket).rounds(part.numel)[part.round] for bucket, part in layout.parts()}
+        self.sizes |= {key: (r.pair.push.payload_bound(r.numel), r.pair.pull.payload_bound(r.numel)) for key, r in rounds.items()}
+        return {key: round_.pair.push.codec_id for key, round_ in rounds.items()}
 
     # what each rank's trainer does
 
@@ -260,15 +264,16 @@ class World:
     def needed_bytes(self) -> int:
         """Of payloads: one of each contribution that has one, and one of each result for each rank. A connection that is cut may have
         carried some in vain; that none carries one twice is checked as it happens."""
-        payloads = 0
+        needed = 0
         for layout in self.workers[0].layouts.values():
             for bucket, part in layout.parts():
                 for step in range(1, self.scenario.steps + 1):
                     word = self.oracle.word(layout, bucket.index, step)
                     ranks = set(range(self.scenario.workers))
-                    payloads += len(ranks - word.skipping - word.poisoned[part.key & 0xFFFFFF])
-                    payloads += len(ranks) * (self.oracle.outcome(part.key, step).value is not None)
-        return payloads * PAYLOAD_BYTES
+                    push, pull = self.sizes[part.key]
+                    needed += push * len(ranks - word.skipping - word.poisoned[part.key & 0xFFFFFF])
+                    needed += pull * len(ranks) * (self.oracle.outcome(part.key, step).value is not None)
+        return needed
 
     def _stuck(self) -> str:
         awaited = [text for server in self.servers if server.state for text in server.state.tick(self.clock.now + PATIENCE_S)[0]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sim_members import PAYLOAD_BYTES, SimServer
+from sim_members import SimServer
 from sim_network import Channel, Clock, Link, Network, Weather
 from sim_oracle import Word, name_of_residual, name_of_result
 from simulation import SLOWEST_RATE, World, quiet, simulate
@@ -60,7 +60,7 @@ def test_a_lost_answer_is_given_again_and_nothing_is_counted_twice(kind: Kind, l
     asked, resent = (sum(getattr(worker.client, what) for worker in world.workers) for what in ("asked", "resent"))
     assert (asked > 0) == (kind != Kind.WINDOW), "what was pushed, and what was accepted, is asked after"
     assert resent == 0, "the server has it"
-    again = PAYLOAD_BYTES if kind == Kind.RESULT else 0
+    again = world.sizes[make_key(1, 0, 0)][1] if kind == Kind.RESULT else 0
     assert world.network.carried == world.needed_bytes() + again, "of payloads only the one that was lost is sent again"
 
 
@@ -81,18 +81,23 @@ def test_a_lost_push_is_sent_again_when_the_server_says_that_it_lacks_it(local: 
     with pytest.MonkeyPatch.context() as monkeypatch:
         world = simulate(quiet(workers=2, parts=(1,), steps=2, local=local), breaking_pushes)
     assert [sum(getattr(worker.client, what) for worker in world.workers) for what in ("asked", "resent")] == [1, 1]
-    assert world.network.carried == world.needed_bytes() + PAYLOAD_BYTES
+    assert world.network.carried == world.needed_bytes() + world.sizes[make_key(1, 0, 0)][0]
 
 
 @pytest.mark.parametrize("slower", [1, 10, 100, 1000])
 @pytest.mark.parametrize("seed", range(3))
 def test_over_a_link_of_any_speed_each_payload_is_sent_once(slower: int, seed: int) -> None:
-    """At 20 kB/s a payload takes 5 s, several queue at each end, and an answer waits behind all of them."""
+    """At 20 kB/s a payload takes almost half a second, many queue at each end, and an answer waits behind all of them."""
     weather = Weather(delay_s=0.02, slow=0.0, repeats=0.0, rate=SLOWEST_RATE * 1000 / slower)
     scenario = quiet(seed=seed, workers=3, servers=2, parts=(3, 3, 2), steps=3, local=0.0, codec="onebit", weather=weather, saves=0.5)
     world = simulate(scenario)
     assert world.network.carried == world.needed_bytes()
     assert [sum(getattr(worker.client, what) for worker in world.workers) for what in ("asked", "resent")] == [0, 0]
+    parts = [len(bucket.parts) for bucket in world.workers[0].layouts["model"].buckets]
+    if slower < 1000:
+        assert parts == [3, 3, 2], "as asked: a message takes far less than half a second"
+    else:
+        assert parts > [3, 3, 2], "parts are smaller"
     for worker in world.workers:
         assert worker.client is not None
         assert worker.client.rate == pytest.approx(weather.rate, rel=0.6), "20 ms of jitter in 100 ms, at the least"
