@@ -109,8 +109,10 @@ class Gate:
         except Refused as error:
             self._refuse(link.fileno(), error.kind, str(error))
             return []
-        if link.closed:
-            self._refuse(link.fileno(), "gone", link.why)
+        if link.closed:  # it went by itself: a worker that only looked whether somebody listens, or ended
+            self._leave(link.fileno())
+            logger.info("payload connection from %s: %s", link.peer, link.why)
+            link.close()
         return []
 
     def _refuse(self, fd: int, kind: str, why: str) -> None:

@@ -19,6 +19,7 @@ from psgc.transport.link import Link
 from psgc.transport.memfd import LocalLink, LocalListener
 from psgc.transport.tcp import TcpLink, TcpListener
 from psgc.transport.watch import Watch
+from psgc.worker.links import LocalServerLink
 
 DATA_KEY = bytes(32)
 WAIT_S = 60.0
@@ -183,11 +184,13 @@ def test_a_local_peer_of_another_user_is_refused(door: Door, caplog: Any, monkey
     link.close()
 
 
-def test_what_has_closed_before_it_is_heard_costs_a_place_no_longer(door: Door) -> None:
+def test_what_closes_by_itself_costs_a_place_no_longer_and_is_no_news(door: Door, caplog: Any) -> None:
     for _ in range(10):
         door.stranger().close()
+    assert LocalServerLink.answers(door.local.address), "as workers do before they choose how to connect"
     door.serve()
     assert len(door.gate) == 0
+    assert not lines(caplog)
 
 
 def test_the_limits_are_those_that_are_documented() -> None:
