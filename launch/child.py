@@ -30,6 +30,7 @@ class Child:
 
     name: str
     popen: subprocess.Popen[bytes]
+    who: str  # in sentences
     service: bool  # ends by itself once the others have
     keeper: Keeper | None
     relays: dict[IO[bytes], Relay] = field(default_factory=dict)
@@ -38,7 +39,8 @@ class Child:
 
     @classmethod
     def start(
-        cls, name: str, command: Sequence[str], env: Mapping[str, str], relays: tuple[Relay, Relay], *, service: bool = False,
+        cls, name: str, command: Sequence[str], env: Mapping[str, str], relays: tuple[Relay, Relay], *, who: str = "",
+        service: bool = False,
         keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (),
     ) -> Child:  # fmt: skip
         """Run ``command``. relays: of stdout and stderr. cores: stay on these. Raises OSError if no process can be made."""
@@ -54,7 +56,7 @@ class Child:
         )  # fmt: skip
         if keeper is not None:
             keeper.started()
-        child = cls(name, popen, service, keeper)
+        child = cls(name, popen, who or name, service, keeper)
         for pipe, relay in zip((popen.stdout, popen.stderr), relays, strict=True):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
@@ -110,15 +112,14 @@ class Child:
     def describe_end(self) -> str:
         """Who ended and how; for one that said why, the error with its place, or its last line."""
         status = self.status or 0
-        who = f"{self.name} (pid {self.pid})"
         if status < 0:
-            return f"{who} was killed by {_signal_name(-status)}"
+            return f"{self.who} was killed by {_signal_name(-status)} (pid {self.pid})"
         assert self.popen.stderr is not None
         words = self.relays[self.popen.stderr].words
         if status == 1 and words.error:  # the status that Python gives to what nobody catches
-            return f"{who} ended with {words.error}"
+            return f"{self.who} ended with {words.error}"
         said = words.line.removeprefix("psgc: ")
-        return f"{who} ended with status {status}" + (f": {said}" if said and status else "")
+        return f"{self.who} ended with status {status}" + (f": {said}" if said and status else "")
 
 
 def _signal_name(number: int) -> str:

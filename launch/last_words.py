@@ -15,6 +15,7 @@ MAX_REMEMBERED: Final = 400  # characters of a line that are worth repeating
 MAX_FRAMES: Final = 2000  # deeper recursion is cut by Python itself
 NEAR_THE_END: Final = 20  # a traceback that more lines follow was not what ended the process
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_PSGCS_LOG: Final = re.compile(rb"\b(DEBUG|INFO|WARNING)\b\W+psgc\.\w")  # in this order in every usual format of logging
 _FRAME: Final = re.compile(r'\s+File "(.+)", line (\d+)')
 
 
@@ -31,12 +32,13 @@ class LastWords:
     def hear(self, lines: Iterable[bytes]) -> None:
         for line in lines:
             if line.strip():
-                self._last = line
+                if not _PSGCS_LOG.search(line):  # what psgc tells of a run is not why the run ended
+                    self._last = line
                 self._follow(line)
 
     @property
     def line(self) -> str:
-        """The last line that was not blank, without colours, cut to a few hundred characters."""
+        """The last line that was neither blank nor of psgc's log, without colours, cut to a few hundred characters."""
         return _short(self._last.decode(errors="replace"))
 
     @property
@@ -61,7 +63,7 @@ class LastWords:
             if len(self._frames) < MAX_FRAMES:
                 self._frames.append((found[1], int(found[2])))
         elif self._open and not line[:1].isspace():
-            self._open, self._error, self._since = False, _short(line), 0
+            self._open, self._error, self._since = False, _short(line).removeprefix("psgc.errors."), 0
 
 
 def _short(line: str) -> str:

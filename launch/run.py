@@ -114,7 +114,7 @@ def _start_workers(
                     "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(local_size),
                 }  # fmt: skip
                 rank = int(worker["RANK"])
-                supervisor.start(f"worker {rank}", command, worker, cores=cores[rank] if cores else (), pass_fds=fds)
+                supervisor.start(f"worker {rank}", command, worker, who=f"rank {rank}", cores=cores[rank] if cores else (), pass_fds=fds)
 
 
 def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> None:

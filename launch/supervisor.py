@@ -24,6 +24,7 @@ from psgc.launch.child import Child, live_groups, script
 from psgc.launch.keeper import Keeper
 from psgc.launch.relay import Relay, coloured
 from psgc.launch.reports import Reports
+from psgc.report import Report
 
 TURN_S: Final = 0.1  # how soon what nothing signals is seen: remains of a group that are gone, a step of the ladder
 DRAIN_S: Final = 1.0  # somebody outside the groups may hold an output pipe open; nobody waits for him longer
@@ -106,16 +107,18 @@ class Supervisor:
         os.close(self._wake_w)
 
     def start(
-        self, name: str, command: Sequence[str], env: Mapping[str, str], *, service: bool = False, keep_memory: bool = False,
-        pass_fds: Iterable[int] = (), cores: Iterable[int] = (),
+        self, name: str, command: Sequence[str], env: Mapping[str, str], *, who: str = "", service: bool = False,
+        keep_memory: bool = False, pass_fds: Iterable[int] = (), cores: Iterable[int] = (),
     ) -> Child:  # fmt: skip
-        """Start one process in a session of its own. service: it ends by itself when all others have. Raises OSError."""
+        """Start one process in a session of its own. who: in sentences; default: its name, until it has joined as some rank.
+
+        service: it ends by itself when all others have. Raises OSError."""
         child = Child.start(
             name, command, {**env, "PSGC_LAUNCHER": self._reports.address(len(self.children))}, (self._relay(name, sys.stdout), self._relay(name, sys.stderr)),
-            service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores,
+            who=who, service=service, keep_memory=keep_memory, pass_fds=pass_fds, cores=cores,
         )  # fmt: skip
         self.children.append(child)
-        self.blame.accounts.append(Account(name, service, scheduler=name == "scheduler"))
+        self.blame.accounts.append(Account(child.who, service, scheduler=name == "scheduler"))
         self._tell_guardian("+", child)
         for pipe in child.relays:
             self._selector.register(pipe, selectors.EVENT_READ, (child, pipe))
@@ -177,10 +180,16 @@ class Supervisor:
             elif report.event == "saved":
                 self._saving.discard(report.child)
             elif not self._ending_them:
+                self._name_by_rank(report)
                 self.blame.hear(report)
         self._end_if_failed()
         if self.blame.never_formed and not any(c.running for c in self.children if not c.service):
             self._end_within(0)
+
+    def _name_by_rank(self, report: Report) -> None:
+        if report.event == "joined" and report.rank >= 0 and 0 <= report.child < len(self.children):
+            child = self.children[report.child]
+            child.who = self.blame.accounts[report.child].name = f"rank {report.rank}"
 
     @property
     def _ending_them(self) -> bool:

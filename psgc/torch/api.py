@@ -39,6 +39,7 @@ def init(lazy: bool = True) -> None:
         return
     _refuse_to_join_again()
     _prepare_for_the_end()
+    ending.install(_own_session)
     config = Config.from_env()
     _set_up_logging(config)
     logger.info("configuration %s", config)
@@ -131,4 +132,11 @@ def _prepare_for_the_end() -> None:
     """Once a process."""
     atexit.register(SAVES.await_others)  # after ``shutdown``: what is registered last is called first
     atexit.register(shutdown)
-    sys.excepthook = ending.watch(lambda: _session if is_initialized() else None, sys.excepthook)
+
+
+def _own_session() -> Session | None:
+    """The session that this process may speak for."""
+    return _session if is_initialized() else None
+
+
+ending.install(_own_session)  # on import: a call before init() is the likeliest wrong one

@@ -1,7 +1,8 @@
 """What happens when the script dies of an error that nobody catches: who is told, and what is printed.
 
 Told are the launcher that started this process and, through the scheduler, every other rank. Printed is the traceback; of psgc's own errors only
-the user's frames and one line. That the job has failed elsewhere is printed by the launcher, once, where there is one.
+the user's frames and one line. That the job has failed elsewhere is printed by the launcher, once, where there is one. Of Ctrl-C the launcher
+tells, too: beside that one rank says where it was.
 """
 
 from __future__ import annotations
@@ -22,23 +23,47 @@ logger = logging.getLogger(__name__)
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
+def install(session: Callable[[], Session | None]) -> None:
+    """Put the hook in front of what sys.excepthook is now, unless it is there already. Done on import, so that wrong calls before init() are
+    told as those after it, and again by init(): the script may have set a hook of its own in between."""
+    if not isinstance(sys.excepthook, _Watch):
+        sys.excepthook = watch(session, sys.excepthook)
+
+
 def watch(session: Callable[[], Session | None], previous: Hook) -> Hook:
     """An excepthook in front of ``previous``. session: this process's, if it has one that it may speak for."""
 
-    def on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    return _Watch(session, previous)
+
+
+class _Watch:
+    """The hook itself."""
+
+    _seen: BaseException | None = None  # by any of them: a script's hook between two of ours passes the error on
+
+    def __init__(self, session: Callable[[], Session | None], previous: Hook) -> None:
+        self._session, self._previous = session, previous
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if _Watch._seen is error:
+            self._previous(kind, error, trace)
+            return
+        _Watch._seen = error
         where = place(trace)
-        current = session()
+        current = self._session()
+        if kind is KeyboardInterrupt and current is not None and current.config.launcher:
+            _print_interrupted(current, where)
+            _tell(current, error, where)
+            return
         error = _behind(error, current)
         if _job_failure(error) is None:
             _tell(current, error, where)
         if not isinstance(error, PsgcError):
-            previous(kind, error, trace)
+            self._previous(kind, error, trace)
         elif not isinstance(error, JobFailed):
-            _print_short(error, trace, where)
+            _print_short(error, trace)
         elif not error.told:
             sys.stderr.write(f"psgc: {_one_line(error)}\n")
-
-    return on_uncaught
 
 
 def _behind(error: BaseException, session: Session | None) -> BaseException:
@@ -81,12 +106,17 @@ def _tell(session: Session | None, error: BaseException, where: str) -> None:
         logger.warning("could not tell the other ranks: %s", second)
 
 
-def _print_short(error: PsgcError, trace: TracebackType | None, where: str) -> None:
-    """Wrong settings are no matter of the script; of other errors the user's own frames are shown."""
+def _print_short(error: PsgcError, trace: TracebackType | None) -> None:
+    """Wrong settings are no matter of the script; of other errors the user's own frames are shown, as Python shows them."""
     frames = [] if isinstance(error, ConfigError) else users_frames(trace)
     if frames:
         sys.stderr.write("Traceback (most recent call last):\n" + "".join(traceback.format_list(frames)))
-    sys.stderr.write(f"psgc: {_one_line(error)}" + (f" ({where})\n" if frames else "\n"))
+    sys.stderr.write(f"{type(error).__name__ if frames else 'psgc'}: {_one_line(error)}\n")
+
+
+def _print_interrupted(session: Session, where: str) -> None:
+    if session.rank == 0:
+        sys.stderr.write("KeyboardInterrupt" + (f" ({where})\n" if where else "\n"))
 
 
 def _one_line(error: BaseException) -> str:

@@ -24,7 +24,8 @@ from psgc.transport.refusals import SAID_S, Refusals
 logger = logging.getLogger(__name__)
 ROUNDS: Final = 100_000  # of PBKDF2: who has heard a handshake and guesses tokens pays so much a guess
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
-FAILED: Final = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+# without EVENT_HANDSHAKE_FAILED_NO_DETAIL: a peer that ended in the middle of a handshake has shown no wrong key
+FAILED: Final = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -117,8 +117,11 @@ class Gate:
 
     def _refuse(self, fd: int, kind: str, why: str) -> None:
         link = self._leave(fd)
-        self._note(kind, f"payload connection from {link.peer} refused: {why}")
         link.close()
+        if kind == "gone":  # a worker that ended: it is told of elsewhere if it had to stay
+            logger.debug("payload connection from %s ended before it was proved: %s", link.peer, why)
+        else:
+            self._note(kind, f"payload connection from {link.peer} refused: {why}")
 
     def _note(self, kind: str, text: str) -> None:
         self._refusals.note(kind, text, self._clock())

@@ -52,6 +52,19 @@ def test_lines_of_libraries_are_passed_over_unless_there_are_no_others() -> None
     assert words(head + library + installed + error).error == "ValueError: bad (/x/site-packages/torch/nn.py:8)"
 
 
+def test_what_psgc_tells_of_a_run_is_not_why_it_ended() -> None:
+    for log in ("2026-01-02 03:04:05,678 INFO psgc.run: 5 steps, 3.1 ms each", "WARNING:psgc.torch.unheeded:PSGC_CODEC has no effect"):
+        assert words(f"no such data set\n{log}\n").line == "no such data set"
+        assert words(f"{log}\n").line == ""
+    assert words("INFO train: see psgc.log\n").line == "INFO train: see psgc.log"
+
+
+def test_an_error_of_psgcs_has_one_name_and_one_place() -> None:
+    frame = 'Traceback (most recent call last):\n  File "/a/train.py", line 3, in f\n    psgc.init()\n'
+    for name in ("UsageError", "psgc.errors.UsageError"):
+        assert words(f"{frame}{name}: init() after shutdown()\n").error == "UsageError: init() after shutdown() (/a/train.py:3)"
+
+
 def test_colours_are_left_out() -> None:
     frame = '  File \x1b[35m"/a/train.py"\x1b[0m, line \x1b[35m3\x1b[0m, in f\n'
     text = f"Traceback (most recent call last):\n{frame}\x1b[1;35mValueError\x1b[0m: \x1b[35mbad\x1b[0m\n"

@@ -79,9 +79,9 @@ ENDS = str(Path(__file__).parent.parent / "jobs" / "ends.py")
 @pytest.mark.parametrize(
     ("how", "status", "said"),
     [
-        ("import", 1, r"worker 1 \(pid \d+\) ended with ModuleNotFoundError: No module named 'no_such_module' \(tests/jobs/ends\.py:\d+\)"),
-        ("absent", 1, r"worker 1 ended with status 0 and never joined the job, which the other ranks wait for: .*init\(\)"),
-        ("exit", 3, r"worker 1 \(pid \d+\) ended with status 3"),
+        ("import", 1, r"rank 1 ended with ModuleNotFoundError: No module named 'no_such_module' \(tests/jobs/ends\.py:\d+\)"),
+        ("absent", 1, r"rank 1 ended with status 0 and never joined the job, which the other ranks wait for: .*init\(\)"),
+        ("exit", 3, r"rank 1 ended with status 3"),
         ("leave", 1, r"rank\(s\) 1 left the job, but barrier 1 awaits them: every rank must make the same calls"),
     ],
 )
@@ -92,6 +92,37 @@ def test_the_last_line_says_once_who_failed_and_where_and_the_status_is_kept(lau
     assert re.fullmatch(f"psgc run: {said}", last), err
     assert (ended, out) == (status, "")
     assert all(line.startswith("[worker 1]") for line in before), f"consequences on others are not told: {err}"
+
+
+FAULTS = str(Path(__file__).parent.parent / "jobs" / "faults.py")
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("exit", 3, "rank 0 ended with status 3"),
+        ("again", 1, r"rank \d ended with UsageError: init\(\) after shutdown\(\): this process has left its job, .* for another "
+         r"\(tests/jobs/faults\.py:\d+\)"),
+    ],
+)  # fmt: skip
+def test_the_last_line_has_the_error_and_its_place_once_and_nothing_that_psgc_told_before(
+    launched: Any, how: str, status: int, said: str
+) -> None:
+    ended, _, err = launched.end(launched.psgc("run", "--", sys.executable, FAULTS, how, PSGC_SILENCE_S="60"))
+    assert ended == status
+    assert re.fullmatch(f"psgc run: {said}", err.splitlines()[-1]), err
+    assert "psgc.run: " in err, "a summary that is not the reason"
+    assert not re.search(r"psgc/(torch|worker|launch)/|psgc\.errors", err), "no frames of psgc's, and one spelling of its errors"
+
+
+def test_ctrl_c_is_two_lines_where_it_was_and_that_it_was(launched: Any) -> None:
+    popen = launched.psgc("run", "--no-prefix", "--", sys.executable, FAULTS, "wait", PSGC_LOG_LEVEL="error")
+    for _ in range(2):
+        launched.read_until(popen, "trained")
+    popen.send_signal(signal.SIGINT)
+    status, _, err = launched.end(popen)
+    assert status == 128 + signal.SIGINT
+    assert re.fullmatch(r"KeyboardInterrupt \(tests/jobs/faults\.py:\d+\)\npsgc run: ended by SIGINT\n", err), err
 
 
 @pytest.mark.parametrize(
@@ -163,7 +194,7 @@ def test_workers_are_told_the_plans_and_the_layouts_file_wherever_they_go(launch
 def test_a_worker_killed_in_mid_step_is_named_by_its_signal(launched: Any) -> None:
     status, _, err = launched.end(launched.psgc("run", "--", *STEPS, "1000", "--die-at", "4"))
     assert status == 128 + signal.SIGKILL
-    assert re.search(r"psgc run: worker \d \(pid \d+\) was killed by SIGKILL$", err.strip()), err
+    assert re.search(r"psgc run: rank \d was killed by SIGKILL \(pid \d+\)$", err.strip()), err
 
 
 @pytest.mark.parametrize("member", ["scheduler", "server"])
@@ -173,7 +204,7 @@ def test_a_scheduler_or_server_that_is_killed_ends_the_job_and_is_named(launched
     os.kill(victim, signal.SIGKILL)
     status, _, err = launched.end(popen)
     assert status == 128 + signal.SIGKILL
-    assert re.search(rf"psgc run: {member}( 0)? \(pid {victim}\) was killed by SIGKILL$", err.strip()), err
+    assert re.search(rf"psgc run: {member}( 0)? was killed by SIGKILL \(pid {victim}\)$", err.strip()), err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

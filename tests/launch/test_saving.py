@@ -50,7 +50,7 @@ def test_a_checkpoint_that_takes_longer_than_all_patience_is_whole_though_anothe
     assert (status, out) == (128 + signal.SIGKILL, "written, and the job had failed meanwhile\n"), err
     assert (tmp_path / "checkpoint").read_bytes() == whole()
     *before, last = err.splitlines()
-    assert re.fullmatch(r"psgc run: worker 1 \(pid \d+\) was killed by SIGKILL", last), err
+    assert re.fullmatch(r"psgc run: rank 1 was killed by SIGKILL \(pid \d+\)", last), err
     assert re.search(r"psgc run: worker 0: a checkpoint is being written \(psgc\.saving\(\)\) and waited for, \d+ s at most", before[-1]), (
         err
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,9 +103,26 @@ def test_an_uncaught_psgc_error_shows_the_users_own_lines_and_status_1(script: S
     done = script("import json\ndef main():\n  json.loads('1', object_hook=None, parse_int=lambda _: psgc.synchronize(99))\nmain()")
     assert done.returncode == 1
     *trace, last = done.stderr.splitlines()
-    assert last.startswith("psgc: push_pull handle 99 is unknown") and last.endswith(" (train.py:3)")
+    assert last.startswith("UsageError: push_pull handle 99 is unknown")
     assert trace == ["Traceback (most recent call last):", *(f'  File "train.py", line {n}, in {of}' for n, of in (
         (4, "<module>"), (3, "main"), (3, "<lambda>")))]  # fmt: skip
+
+
+def test_a_call_before_init_is_told_as_one_after_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import psgc.torch as psgc\nprint(psgc.rank())")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PSGC_", "DMLC_", "BYTEPS_"))}
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    trace = ["Traceback (most recent call last):", f'  File "{tmp_path}/train.py", line 2, in <module>', "    print(psgc.rank())"]
+    *frames, last = done.stderr.splitlines()
+    assert (done.returncode, last) == (1, "UsageError: psgc is not initialized in this process; call psgc.torch.init() first")
+    assert [line for line in frames if set(line.strip()) - set("^~")] == trace
+
+
+def test_a_hook_that_the_script_sets_between_import_and_init_hears_of_its_errors_once(script: Script) -> None:
+    done = script("import sys\nbefore = sys.excepthook\nsys.excepthook = lambda *error: (print('heard'), before(*error))\n"
+                  "psgc.api.ending.install(lambda: None)\n"
+                  "raise ValueError('lost')")  # fmt: skip
+    assert (done.stdout, done.stderr.splitlines()[-1], done.stderr.count("Traceback")) == ("heard\n", "ValueError: lost", 1)
 
 
 def test_a_job_that_failed_elsewhere_is_one_line_and_none_where_the_launcher_prints_it(script: Script) -> None:
