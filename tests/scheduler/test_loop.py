@@ -15,6 +15,8 @@ import pytest
 import zmq
 
 from psgc import __version__
+from psgc.config import Config
+from psgc.scheduler import loop as scheduler_loop
 from psgc.transport.curve import ControlKeys, control_keys
 from psgc.transport.dealer import Dealer
 from psgc.transport.host import host_id, pid_started, process_alive
@@ -169,3 +171,21 @@ def test_a_reused_pid_is_not_taken_for_the_process_that_had_it() -> None:
     assert process_alive(os.getpid(), started)
     assert not process_alive(os.getpid(), started - 1)
     assert not process_alive(1 << 30, started)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ["PSGC_TOKEN is not set: whoever reaches port 9000 can join the job", "payloads are not encrypted"]),
+        ({"token": "t"}, ["payloads are not encrypted"]),
+        ({"token": "t", "encrypt": True}, []),
+        ({"encrypt": True}, ["PSGC_TOKEN is not set"]),
+    ],
+)
+def test_what_is_not_protected_beyond_one_machine_is_said_at_start(
+    settings: dict[str, Any], said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler_loop._warn(Config(root_host="10.0.0.1", root_port=9000, **settings))
+    assert len(caplog.records) == len(said)
+    for record, words in zip(caplog.records, said, strict=True):
+        assert words in record.getMessage()
