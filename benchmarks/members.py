@@ -157,7 +157,9 @@ class Job:
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
             process.kill()
-            process.communicate()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
         for worker in self.workers:
             worker.talk.close()
         self.context.destroy(0)

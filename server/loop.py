@@ -20,6 +20,7 @@ import zmq
 
 from psgc import __version__
 from psgc.addresses import SCHEME, join, leads_to_loopback
+from psgc.codecs import Setting, parse_scheme
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import Layout
@@ -104,6 +105,7 @@ class Server:
     def run(self) -> int:
         try:
             self._launcher.tell("joining")
+            parse_scheme("none", Setting("float32")).warm()  # loads what kernels need, which takes seconds and the GIL, while nobody waits yet
             self._register()
             next_tick = time.monotonic() + self.config.heartbeat_s
             while self._status is None:
@@ -142,8 +144,16 @@ class Server:
             for link in self._gate.serve():
                 self._let_in(link)
         if self._links.fileno() in ready or self._links.pending:
-            for link in self._links.ready():
-                self._hear_link(link)
+            self._hear_links(self._links.ready())
+
+    def _hear_links(self, ready: list[Link]) -> None:
+        """Each in turn, as many as there is time for: what they sent is answered in between, and ticks and the scheduler wait for none."""
+        until = time.monotonic() + TURN_S
+        for number, link in enumerate(ready):
+            self._hear_link(link)
+            if time.monotonic() >= until:
+                self._links.defer(ready[number + 1 :])
+                return
 
     def _let_in(self, link: Link) -> None:
         """A connection is proved to be a worker's."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from psgc.transport.link import Link
 from psgc.transport.pacing import Alarm, PacedLink
@@ -111,6 +111,10 @@ class LinkSet:
             link.held_in = link.held_out = False
             self._touched[fd] = link
             self._settle(fd, link)
+
+    def defer(self, links: Sequence[Link]) -> None:
+        """There was no time for these, which ``ready`` gave: they come first at the next turn, before those that have been heard."""
+        self._more = {**{link.fileno(): link for link in links if self._links.get(link.fileno()) is link}, **self._more}
 
     def _poll_for(self, fd: int, events: int) -> None:
         if self._polled_for[fd] != events:
