@@ -5,8 +5,8 @@
 
 Members live in this one process: workers' real conversations with the scheduler (``worker/coordinator.py``) and, for ``pushes``, their real
 connections to the server; what takes a machine of its own each (reading a layout, encoding, decoding) they leave out. Scheduler and server are
-processes as ``psgc run`` starts them. Prints one JSON line. Heartbeats: ``answers_s`` is the longest that any member waited from one word of the
-scheduler to the next (they ask once a second), ``server_s`` the longest that the scheduler waited for one of the server.
+processes as ``psgc run`` starts them. Sums are checked. Prints one JSON line. Heartbeats: ``answers_s`` is the longest that any member waited
+from one word of the scheduler to the next (they ask once a second), ``server_s`` the longest that the scheduler waited for one of a server.
 """
 
 from __future__ import annotations
@@ -23,18 +23,24 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import zmq
 
 from psgc.config import Config
 from psgc.layout import Declaration, Layout, TensorSpec
 from psgc.machine import machine
+from psgc.transport.host import host_id
+from psgc.transport.link import Link
+from psgc.transport.link_set import LinkSet
 from psgc.transport.watch import Watch
-from psgc.wire.frames import Header, Kind
+from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import Topology
 from psgc.worker.coordinator import Coordinator, Waiting
+from psgc.worker.links import connect_server
 
 PATIENCE_S = 300.0
 TICK_S = 0.25
+NUMEL = 16  # of a key
 
 
 class Failed(Exception):
@@ -118,6 +124,65 @@ class Worker:
         raise Failed(text)
 
 
+class Pusher:
+    """A worker's connection to the one server. It pushes as many numbers as a key has, all equal to its rank, and looks at what comes back."""
+
+    def __init__(self, worker: Worker, links: LinkSet) -> None:
+        topology = worker.topology
+        assert topology is not None
+        self.rank, self.size, self.job = topology.rank, topology.size, worker.job.config.job
+        self.results, self.lacking, self.first_s, self.last_s = 0, 0, float("inf"), 0.0
+        self._epoch = topology.epoch
+        self._payload = np.full(NUMEL, self.rank, np.float32).tobytes()
+        self._mean = np.full(NUMEL, sum(range(self.size)) / self.size, np.float32).tobytes()
+        self.link = connect_server(
+            topology.servers[0], links, host=host_id(), transport="tcp", rank=self.rank, epoch=topology.epoch, key=bytes.fromhex(topology.key),
+            dead_s=60.0,
+        )  # fmt: skip
+
+    def push(self, layout: Layout) -> None:
+        """All keys of step 1, in the layout's order."""
+        codec = layout.scheme(layout.buckets[0]).rounds(NUMEL)[0].pair.push.codec_id
+        for _, part in layout.parts():
+            self.lacking += 1
+            header = Header(
+                Kind.PUSH,
+                int(Flag.WANT_RESULT),
+                self.job,
+                self._epoch,
+                layout.id,
+                part.key,
+                1,
+                0,
+                codec,
+                self.rank,
+                0,
+                1.0,
+                len(self._payload),
+            )
+            self.link.send(header, self._payload)
+
+    def serve(self, began: float) -> None:
+        """Take in what has come."""
+        for header, payload in self.link.receive():
+            if header.kind == Kind.ERROR:
+                raise Failed(f"the server says {bytes(payload)!r}")
+            if header.kind == Kind.RESULT:
+                if payload.tobytes() != self._mean:
+                    raise Failed(f"rank {self.rank} got another sum than it must be for key {header.key:#x}")
+                now = time.monotonic() - began
+                self.first_s, self.last_s = min(self.first_s, now), now
+                self.results, self.lacking = self.results + 1, self.lacking - 1
+        self.look()
+
+    def look(self) -> None:
+        for event in self.link.events():
+            if event == "up":
+                self.link.send(Header(Kind.HELLO, job=self.job, epoch=self._epoch, sender=self.rank))
+            elif self.lacking:
+                raise Failed(f"rank {self.rank} lost its connection: {self.link.trouble}")
+
+
 class Job:
     """Scheduler, servers and simulated workers; ``with`` it, and nothing is left behind."""
 
@@ -136,6 +201,9 @@ class Job:
         self.context.set(zmq.MAX_SOCKETS, 8 * ranks + 1000)
         self.processes: list[subprocess.Popen[str]] = []
         self.layouts: list[Layout] = []
+        self.links = LinkSet()
+        self.pushers: list[Pusher] = []
+        self.began = 0.0  # the step
         self._watch = Watch()
         self._next_tick = time.monotonic()
         self._servers, self._ranks = servers, ranks
@@ -174,16 +242,22 @@ class Job:
         return time.monotonic() - begin
 
     def turn(self) -> None:
-        things = [thing for worker in self.workers for thing in worker.talk.pollables()]
-        ready = self._watch.wait(things, TICK_S / 5)
+        self.links.flush()
+        things = [(self.links.fileno(), zmq.POLLIN), *(thing for worker in self.workers for thing in worker.talk.pollables())]
+        ready = self._watch.wait(things, 0.0 if self.links.pending else TICK_S / 5)
         for worker in self.workers:
             if not ready.isdisjoint({socket for socket, _ in worker.talk.pollables()}):
                 worker.talk.receive(ready)
+        for connection in self.links.ready():
+            pushers_of(connection).serve(self.began)
         now = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = now + TICK_S
             for worker in self.workers:
                 worker.talk.tick(now)
+            for pusher in self.pushers:
+                if not pusher.link.up:
+                    pusher.look()
 
     def join(self) -> float:
         return self.until(lambda: all(w.topology is not None for w in self.workers), "the job to be complete")
@@ -210,9 +284,12 @@ def scheduler() -> int:
     from psgc.scheduler.membership import Membership
 
     heard: dict[bytes, Heard] = {}
+    whole = 0
 
     class Recorded(Membership):
         def receive(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Any]:
+            nonlocal whole
+            whole += header.kind == Kind.DECLARATION
             member = self.roster._names.get(peer)
             if header.kind == Kind.HEARTBEAT and member is not None and member.register.role == "server":
                 heard.setdefault(peer, Heard()).note()
@@ -220,7 +297,7 @@ def scheduler() -> int:
 
     loop.Membership = Recorded  # type: ignore[misc]
     status = loop.serve(Config.from_env(role="scheduler"))
-    print(json.dumps({"server_s": max((h.longest_s for h in heard.values()), default=None)}))
+    print(json.dumps({"declarations_read": whole, "server_s": max((h.longest_s for h in heard.values()), default=None)}))
     return status
 
 
@@ -250,6 +327,43 @@ def storm(ranks: int, tensors: int, servers: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def pushers_of(connection: Link) -> Pusher:
+    return connection.owner.pusher  # type: ignore[no-any-return]
+
+
+def pushes(ranks: int, keys: int) -> dict[str, Any]:
+    """Every worker pushes all keys of a step at the same moment."""
+    specs = tuple(TensorSpec(f"t{i}", (NUMEL,), "float32") for i in range(keys))
+    everything = tuple(range(keys))
+    declaration = Known("pushes", "plan", specs, "none", True, order=everything, used=everything, fuse_bytes=0)
+    with Job(ranks, 1) as job:
+        joined_s = job.join()
+        for worker in job.workers:
+            pusher = Pusher(worker, job.links)
+            pusher.link.pusher = pusher  # type: ignore[attr-defined]
+            job.pushers.append(pusher)
+            pusher.look()
+            worker.talk.declare(declaration, lambda _: None)
+        job.until(lambda: all(p.link.up for p in job.pushers) and all(w.layout_at for w in job.workers), "servers and the layout")
+        job.settle(3.0)
+        job.began = time.monotonic()
+        for pusher in job.pushers:
+            pusher.push(job.layouts[0])
+            if pusher.rank % 4 == 0:
+                job.turn()
+        pushed_s = time.monotonic() - job.began
+        job.until(lambda: all(p.results == keys for p in job.pushers), "all results")
+        end = time.monotonic() + 2.0
+        job.until(lambda: time.monotonic() >= end, "nothing")
+        answers_s = max(w.heard.longest_s for w in job.workers)
+        recorded = job.leave()
+    return {
+        "ranks": ranks, "keys": keys, "joined_s": joined_s, "pushed_s": pushed_s, "first_result_s": min(p.first_s for p in job.pushers),
+        "last_rank_first_result_s": max(p.first_s for p in job.pushers), "last_result_s": max(p.last_s for p in job.pushers),
+        "answers_s": answers_s, **recorded,
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("storm", "pushes", "scheduler"))
@@ -261,7 +375,10 @@ def main() -> None:
     if options.what == "scheduler":
         sys.exit(scheduler())
     try:
-        found = storm(options.ranks, options.tensors, options.servers)
+        if options.what == "storm":
+            found = storm(options.ranks, options.tensors, options.servers)
+        else:
+            found = pushes(options.ranks, options.keys)
     except Failed as error:
         print(f"members: {error}", file=sys.stderr)
         sys.exit(1)

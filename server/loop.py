@@ -105,7 +105,9 @@ class Server:
     def run(self) -> int:
         try:
             self._launcher.tell("joining")
-            parse_scheme("none", Setting("float32")).warm()  # loads what kernels need, which takes seconds and the GIL, while nobody waits yet
+            parse_scheme(
+                "none", Setting("float32")
+            ).warm()  # loads what kernels need, which takes seconds and the GIL, while nobody waits yet
             self._register()
             next_tick = time.monotonic() + self.config.heartbeat_s
             while self._status is None:
