@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def advise(
-    nodes: Annotated[int, typer.Option(help="Machines.")],
+    nodes: Annotated[int, typer.Option(help="Number of machines.")],
     link: Annotated[float, typer.Option(help="Gbit/s of a machine's link, one way.")],
     model: Annotated[str | None, typer.Option(help="A well-known model, its times computed; --profile has measured ones.")] = None,
     profile: Annotated[str | None, typer.Option(help="A profile: JSON, or a CSV table of tensors.")] = None,

@@ -71,7 +71,9 @@ def _role(env: Mapping[str, str]) -> str:
     """The role, once everything it needs is there."""
     role = env.get("DMLC_ROLE", "").strip().lower() or ("worker" if _one_machine(env) else "")
     if role not in ("worker", "server", "scheduler"):
-        raise ConfigError(f"DMLC_ROLE={env.get('DMLC_ROLE', '')!r}: expected worker, server or scheduler; see psgc-launch --help")
+        Config.from_env({k: v for k, v in env.items() if k != "DMLC_ROLE"})  # a misspelt setting may be why no role was found
+        came = f"={env['DMLC_ROLE']!r}" if env.get("DMLC_ROLE", "").strip() else " is not set"
+        raise ConfigError(f"DMLC_ROLE{came}: expected worker, server or scheduler; see psgc-launch --help")
     config = Config.from_env(
         {k: v for k, v in env.items() if k not in ("DMLC_ROLE", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK", "LOCAL_RANK")}, role=role
     )

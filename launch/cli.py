@@ -12,7 +12,7 @@ from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch import advise_cli, plan_cli, planning, profile_cli, whatif_cli
 from psgc.launch.tables import print_table, progress
 from psgc.launch.unrun import compiles_on_call
-from psgc.launch.usage import WRONG_USAGE, refuse_beside, told
+from psgc.launch.usage import WRONG_USAGE, is_verb, refuse_beside, told
 from psgc.launch.version import version_line
 
 app = typer.Typer(
@@ -49,7 +49,8 @@ def main() -> None:
 
 
 def _refuse(error: PsgcError, status: int) -> NoReturn:
-    print(f"psgc: {error}", file=sys.stderr)
+    verb, colon, _ = str(error).partition(": ")
+    print(f"psgc{' ' if colon and is_verb(typer.main.get_command(app), verb) else ': '}{error}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -154,8 +154,9 @@ def _warm() -> Finding:
     cold = [text for text in known if not is_warm(text)]
     if not cold:
         return True, "all codecs, and the planner"
-    some = ", ".join(text for text in known if text not in cold) if len(cold) < len(known) else "nothing"
-    return True, f"{some}; `psgc warm` compiles the rest"
+    if len(cold) == len(known):
+        return True, "none yet: each is compiled at its first use, or by `psgc warm`"
+    return True, f"{', '.join(text for text in known if text not in cold)}; `psgc warm` compiles the rest"
 
 
 def _kernels() -> Finding:

@@ -27,6 +27,12 @@ def told(error: Any, program: Command, words: Sequence[str]) -> str:
     return f"{path}: {fault}{'' if fault.endswith('?') else ';'} see {path} --help"
 
 
+def is_verb(program: Command, text: str) -> bool:
+    """Whether the text is a verb of the program's, as `run` or `bench kernels`."""
+    path, _, rest = _asked(program, text.split(" "))
+    return path != str(program.name) and not rest
+
+
 def typed(context: typer.Context) -> dict[str, str]:
     """The flags that a verb was given, by their parameters' names; without those that have their defaults."""
     given = {name: context.get_parameter_source(name) for name in context.params}

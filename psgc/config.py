@@ -85,7 +85,7 @@ class Variable:
 
 
 VARIABLES: Final = (
-    Variable("DMLC_ROLE", "role", _one_of("worker", "server", "scheduler"), "wsc", "what this process is"),
+    Variable("DMLC_ROLE", "role", _one_of("worker", "server", "scheduler"), "wsc", "what this process is; psgc-launch has to be told it"),
     Variable("DMLC_NUM_WORKER", "nodes", _integer(1), "wsc", "number of worker machines (nodes)"),
     Variable("DMLC_NUM_SERVER", "servers", _integer(0), "wsc", "number of servers"),
     Variable("DMLC_PS_ROOT_URI", "root_host", _host, "wsc", "address of the scheduler", ("MASTER_ADDR",)),
@@ -219,6 +219,7 @@ class Config:
     keeper_fd: int = -1
     world_size: int = 0  # torch.distributed's processes, as the environment has them; 0: it says nothing
     notes: tuple[str, ...] = ()  # warnings about names that are unknown, or without effect here
+    meeting_place: str = ""  # MASTER_ADDR, where nothing else names the scheduler
     lonely: str = ""  # why a worker that is alone by these settings was hardly meant to be
 
     def __post_init__(self) -> None:
@@ -257,6 +258,7 @@ class Config:
         _refuse_mistyped(env)
         values.setdefault("world_size", int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdigit() else 0)
         role = values.get("role", "worker")
+        values.setdefault("meeting_place", "" if env.get("DMLC_PS_ROOT_URI", "").strip() else env.get("MASTER_ADDR", "").strip())
         return cls(**values, notes=tuple(_notes(env, role)), lonely=_lonely(env, values))
 
     def require_alone(self) -> None:
@@ -266,6 +268,12 @@ class Config:
 
     def require_cluster(self) -> None:
         """Raise ConfigError unless this process knows how to find the scheduler and how many members to expect."""
+        if self.meeting_place and not self.root_port:
+            raise ConfigError(
+                f"MASTER_ADDR={self.meeting_place} is set, as torchrun does, but DMLC_PS_ROOT_PORT is missing: torchrun starts workers alone; start the "
+                f"scheduler and the servers beside it, and set DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and DMLC_NUM_SERVER everywhere "
+                f"(docs/integrations.md); or start the job with `psgc run`"
+            )
         if not self.root_host or not self.root_port:
             raise ConfigError(
                 f"a {self.role} needs DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (the scheduler's address), "

@@ -39,6 +39,17 @@ def test_one_worker_is_alone_unless_forced_as_in_byteps() -> None:
     assert not Config.from_env({**one, "BYTEPS_FORCE_DISTRIBUTED": "1"}).solo
 
 
+def test_torchrun_without_psgcs_own_settings_is_told_what_it_does_not_start() -> None:
+    torchrun = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    with pytest.raises(
+        ConfigError, match=r"^MASTER_ADDR=localhost is set, as torchrun does, .*scheduler and the servers.*docs/integrations\.md"
+    ):
+        Config.from_env(torchrun).require_cluster()
+    Config.from_env({**torchrun, "DMLC_PS_ROOT_PORT": "9000"}).require_cluster()
+    with pytest.raises(ConfigError, match=r"needs DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT .*, got '10\.0\.0\.1' and 'none'"):
+        Config.from_env({**torchrun, "DMLC_PS_ROOT_URI": "10.0.0.1"}).require_cluster()
+
+
 def test_torchrun_is_understood() -> None:
     env = {
         "WORLD_SIZE": "8",

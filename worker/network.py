@@ -397,7 +397,8 @@ class Network(threading.Thread):
         encoded = running.work.encode(key)
         checked = encoded.nonfinite or not running.work.scheme.flags_nonfinite
         if self.config.nonfinite == "raise" and checked and (tensor := running.work.first_nonfinite(key)) is not None:
-            self.fault(f"rank {self._rank_text()}: gradient of {tensor!r} holds NaN or infinity, and PSGC_NONFINITE=raise")
+            self.fault(f"rank {self._rank_text()}: gradient of {tensor!r} holds NaN or infinity in its step {running.work.step}, "
+                       f"and PSGC_NONFINITE=raise")  # fmt: skip
             return
         self._tell(self._encoded, key, encoded.payload_bytes, encoded.nonfinite)
 

@@ -86,7 +86,7 @@ class _Loop:
         self._told = False  # the launcher knows why the job failed, and prints it
         self._state = Membership(
             config.nodes, config.servers, config.job, time.monotonic(), _alive, config.silence_s, config.dead_s,
-            config.register_timeout_s, config.step_timeout_s, heartbeat_s=config.heartbeat_s,
+            config.register_timeout_s, config.step_timeout_s, heartbeat_s=config.heartbeat_s, launched=config.scheduler_fd >= 0,
             itself=(host_id(), os.getpid(), pid_started(os.getpid())),
         )  # fmt: skip
 
@@ -127,6 +127,8 @@ class _Loop:
             elif isinstance(action, Log):
                 if action.level >= logging.ERROR and not self._told:
                     self._told = self._launcher.tell("job failed", action.text)
-                logger.log(logging.DEBUG if self._told and action.level >= logging.ERROR else action.level, "%s", action.text)
+                logger.log(
+                    logging.INFO if action.level >= logging.ERROR else action.level, "%s", action.text
+                )  # an error is the last line, too
             elif self._end is None:
                 self._end = action

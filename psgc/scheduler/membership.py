@@ -25,6 +25,7 @@ from psgc.wire.messages import Declare, ErrorCode, Notice, Register, decode_body
 
 FAREWELL_S = 2.0  # after a fault: how long members may take to say BYE
 SEEN_OUT_S = 15.0  # after the workers have left: how long servers may take
+LAUNCHED = 12  # so many times as late those are named whom a launcher knows to live: they import, or compile kernels, on a busy machine
 AWAY_S = 2.0  # later than a tick is due: then this process was stopped
 
 
@@ -44,6 +45,7 @@ class Membership:
     data_key: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)  # of the job's payload connections
     heartbeat_s: float = 1.0
     itself: tuple[str, int, int] = ("", 0, 0)  # this scheduler's host, pid and when it started
+    launched: bool = False  # a launcher here has started all the others, and tells of one that ends
     roster: Roster = field(init=False)
     barriers: Barriers | None = None  # this and declarations: once everyone is there
     declarations: Declarations | None = None
@@ -291,13 +293,17 @@ class Membership:
 
     def _await_members(self, now: float) -> list[Action]:
         waited = now - self.began
-        text = f"waiting for {', '.join(self.roster.missing())} to register, for {waited:.0f} s so far; here: {self._here()}"
+        missing, here = ", ".join(self.roster.missing()), self._here()
+        text = f"waiting for {missing} to register, for {waited:.0f} s so far; here: {here}"
         if waited > self.register_timeout_s:
-            return self.abort(f"gave up {text}; start the missing ones, or raise PSGC_REGISTER_TIMEOUT_S", now)
+            return self.abort(
+                f"gave up after {waited:.0f} s of waiting for {missing} to register; here: {here}; start the missing ones, or raise PSGC_REGISTER_TIMEOUT_S",
+                now,
+            )
         if now - self._told < self.silence_s:
             return []
         self._told = now  # with text or without: who hears nothing takes the scheduler for gone
-        named = self._named.due(now, self.silence_s)
+        named = self._named.due(now, self.silence_s * (LAUNCHED if self.launched else 1))
         body = encode_body(Notice(0, text)) if named else b""
         return [*([Log(logging.WARNING, text)] if named else []), *(self._send(m.peer, Kind.HEARTBEAT, body) for m in self.roster)]
 
@@ -322,6 +328,8 @@ class Membership:
     def _await(self, gathering: Gathering, now: float) -> list[Action]:
         waited = now - gathering.since
         text = f"{gathering.what} has awaited {gathering.awaited} for {waited:.0f} s"
+        if gathering.of_servers:
+            text += ": they load its codec's kernels, or compile them (`psgc warm` does that ahead)"
         if waited > self.step_timeout_s:
             return self.abort(f"{text}, more than the limit of {self.step_timeout_s:.0f} s (PSGC_STEP_TIMEOUT_S)", now)
         if not gathering.named.due(now, self.silence_s):

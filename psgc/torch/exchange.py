@@ -332,7 +332,8 @@ class GradientExchange:
         codecs = sorted({bucket.bucket.codec for bucket in self._buckets if bucket.feedback})
         if codecs and not self._told_of_drop:
             self._told_of_drop = True
-            logger.warning(
+            logger.log(
+                logging.WARNING if self.session.rank == 0 else logging.DEBUG,
                 "%s: averaged gradients were thrown away before step(); under error feedback (codec %s) they return to the residuals and "
                 "reach the parameters in later steps. A backward that is not meant for this optimizer (a GAN's generator step goes "
                 "through the discriminator, too) belongs inside `with optimizer.no_sync():`", self.name, ", ".join(codecs),

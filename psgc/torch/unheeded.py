@@ -10,7 +10,9 @@ import logging
 import weakref
 
 from psgc.codecs import Setting, parse_scheme
+from psgc.codecs.jit.kernel import compiled_on_call
 from psgc.config import Config
+from psgc.errors import CodecError
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ def choose(session: Session, compression: str | None, by: str) -> str:
 def tell_start(config: Config) -> None:
     """At init: in a job of one there is nothing to compress."""
     asked = f"PSGC_PLAN={config.plan}" if config.plan else _asked(config) if config.codec != "none" else ""
-    if config.solo and asked:
+    if config.solo and asked and (config.plan or _exists(config.codec)):
         logger.warning("%s has no effect: this is a job of one worker, and nothing is sent; `psgc run --workers 2` starts two", asked)
 
 
@@ -54,5 +56,17 @@ def _canonical(codec: str) -> str:
     return parse_scheme(codec, Setting("float32")).canonical
 
 
+def _exists(codec: str) -> bool:
+    """Whether there is such a codec now; one that is none is an error of the call that takes it, and no news before."""
+    try:
+        with compiled_on_call():
+            parse_scheme(codec)
+    except CodecError:
+        return False
+    return True
+
+
 def _asked(config: Config) -> str:
-    return f"PSGC_CODEC={config.codec_given} (--codec)" if config.codec_given else ""
+    if not config.codec_given:
+        return ""
+    return f"PSGC_CODEC={config.codec_given}" + (" (--codec)" if config.launcher else "")

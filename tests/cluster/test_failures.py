@@ -36,6 +36,7 @@ def test_a_missing_worker_is_named_and_waited_for_only_so_long(make_job: Make) -
     job.server()
     job.worker(0, job="steps.py")
     ends_everyone(job, r"gave up.*node 1 \(DMLC_WORKER_ID=1\)")
+    assert job.processes[0].text.count("gave up after") == 1, "the scheduler says once why the job failed"
     assert re.search(r"waiting for .*node 1 \(DMLC_WORKER_ID=1\)", job.processes[0].text), "named while it is waited for, too"
 
 

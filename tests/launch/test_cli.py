@@ -31,10 +31,10 @@ def test_help_shows_an_example(verb: tuple[str, ...]) -> None:
         (("bench", "kernels", "--numel=many"), "psgc bench kernels: --numel many: expected a whole number; see psgc bench kernels --help"),
         (("whatif", "--k", "0.1", "--k", "x"), "psgc whatif: --k x: expected a number; see psgc whatif --help"),
         (("advise", "--nodes", "2"), "psgc advise: --link is missing: Gbit/s of a machine's link, one way; see psgc advise --help"),
-        (("codecs", "--json", "--markdown"), "psgc: codecs: --json and --markdown are two ways to print them; give one"),
+        (("codecs", "--json", "--markdown"), "psgc codecs: --json and --markdown are two ways to print them; give one"),
         (
             ("bench", "kernels", "--numel", "9", "--sizes", "1M"),
-            "psgc: bench kernels: --sizes: --numel 9 is the one size; give one of them",
+            "psgc bench kernels: --sizes: --numel 9 is the one size; give one of them",
         ),
         (("codecs", "int8"), "psgc codecs: got unexpected extra argument(s) (int8); see psgc codecs --help"),
     ],

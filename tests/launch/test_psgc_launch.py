@@ -25,7 +25,8 @@ ALONE = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
 @pytest.mark.parametrize(
     ("env", "command", "said"),
     [
-        ({}, "true", "DMLC_ROLE=''"),
+        ({}, "true", "DMLC_ROLE is not set: expected worker, server or scheduler"),
+        ({"DMLC_NUM_WORKERS": "2"}, "true", "DMLC_NUM_WORKERS=2 is set, but psgc knows no such name; did you mean DMLC_NUM_WORKER?"),
         ({"DMLC_ROLE": "helper"}, "true", "DMLC_ROLE='helper'"),
         ({"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "2"}, "true", "missing DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT"),
         ({"DMLC_ROLE": "scheduler"}, "true", "missing DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT"),

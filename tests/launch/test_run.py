@@ -249,5 +249,5 @@ def test_a_python_of_another_environment_than_psgcs_is_told_of(launched: Any, tm
 def test_a_script_without_its_python_is_told_so() -> None:
     done = psgc("run", "--", "no-such-train.py")
     assert (done.returncode, done.stderr) == (
-        2, "psgc: run: command 'no-such-train.py' is not found or not executable; write python no-such-train.py\n",
+        2, "psgc run: command 'no-such-train.py' is not found or not executable; write python no-such-train.py\n",
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from psgc import __version__
+from psgc.scheduler.actions import Log
 from psgc.transport.handshake import worker_key
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ErrorCode, Notice, Topology
@@ -146,6 +147,18 @@ def test_who_is_missing_is_named_and_named_again_and_the_waiting_are_told() -> N
                 assert word in text
         assert set(sent(actions, Kind.HEARTBEAT)) == {"s0", "w0"}
         assert job.tick(1) == []
+
+
+def test_who_is_missing_under_a_launcher_that_has_started_everyone_is_named_only_after_a_minute() -> None:
+    job = Job(nodes=1, launched=True)
+    job.say("s0", Kind.REGISTER, register("server"))
+    said = []
+    for second in range(1, 100):
+        job.now = 100.0 + second
+        job.say("s0", Kind.HEARTBEAT)
+        said += [(second, action.text) for action in job.membership.tick(job.now) if isinstance(action, Log)]
+    assert [second for second, _ in said] == [60], said
+    assert said[0][1].startswith("waiting for node 0 (DMLC_WORKER_ID=0) to register, for 60 s so far")
 
 
 def test_registration_gives_up_naming_who_never_came() -> None:

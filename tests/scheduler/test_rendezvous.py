@@ -181,6 +181,7 @@ def test_a_server_that_is_not_ready_is_named_told_again_and_awaited_only_so_long
             told += 1
         if text := logged(actions):
             assert "the layout of 'model' has awaited server(s) 1 for" in text
+            assert "they load its codec's kernels, or compile them (`psgc warm` does that ahead)" in text
     assert told == STEP_S / SILENCE_S, "asked as often as ever, however rarely that is said"
     assert "awaited server(s) 1" in aborted(actions)
 

@@ -170,7 +170,7 @@ def test_a_worker_of_several_without_an_address_does_not_start(script: Script) -
 def test_a_codec_in_a_job_of_one_is_told_to_have_no_effect(script: Script) -> None:
     done = script("psgc.DistributedOptimizer", PSGC_CODEC="int8")
     assert done.returncode == 0
-    assert done.stderr.count("PSGC_CODEC=int8 (--codec) has no effect: this is a job of one worker, and nothing is sent") == 1
+    assert done.stderr.count("PSGC_CODEC=int8 has no effect: this is a job of one worker, and nothing is sent") == 1
     assert len(done.stderr.splitlines()) == 1
     assert script("", PSGC_CODEC="none").stderr == ""
 

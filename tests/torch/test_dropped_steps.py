@@ -69,8 +69,8 @@ def test_under_error_feedback_it_is_said_once_what_becomes_of_gradients_thrown_a
             squares(rank, 0)(model).backward()
 
     with caplog.at_level(logging.WARNING):
-        ranks.run(1, train, min_compress_bytes=0)
-    assert caplog.text.count("thrown away before step()") == told
+        ranks.run(2, train, min_compress_bytes=0)
+    assert caplog.text.count("thrown away before step()") == told, "by one of the two ranks"
     assert not told or (f"codec {codec})" in caplog.text and "no_sync()" in caplog.text)
 
 

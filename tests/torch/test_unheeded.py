@@ -41,10 +41,7 @@ def test_a_codec_that_the_script_overrides_is_told_once(
         assert unheeded.choose(session, given, "DistributedOptimizer") == chosen
     unheeded.tell_end(session)
     assert len(told(caplog)) == warned
-    assert all(
-        f"PSGC_CODEC={asked} (--codec) has no effect on DistributedOptimizer: the script gives it '{given}'" in text
-        for text in told(caplog)
-    )
+    assert all(f"PSGC_CODEC={asked} has no effect on DistributedOptimizer: the script gives it '{given}'" in text for text in told(caplog))
 
 
 def test_rank_0_alone_tells(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,7 +54,19 @@ def test_rank_0_alone_tells(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_codec_that_nothing_took_is_told_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     session: Any = Joined("int8")
     unheeded.tell_end(session)
-    assert told(caplog) == ["PSGC_CODEC=int8 (--codec) had no effect: no DistributedOptimizer and no ddp_hook of the script took it"]
+    assert told(caplog) == ["PSGC_CODEC=int8 had no effect: no DistributedOptimizer and no ddp_hook of the script took it"]
+
+
+@pytest.mark.parametrize(("codec", "env", "said"), [
+    ("int8", {}, "PSGC_CODEC=int8 has no effect: this is a job of one worker"),
+    ("int8", {"PSGC_LAUNCHER": "psgc-launcher/1/ab:3"}, "PSGC_CODEC=int8 (--codec) has no effect: this is a job of one worker"),
+    ("onebitt", {}, ""),  # DistributedOptimizer says that there is none
+])  # fmt: skip
+def test_in_a_job_of_one_a_codec_that_exists_has_no_effect(
+    codec: str, env: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    unheeded.tell_start(Config.from_env({"PSGC_CODEC": codec, **env}))
+    assert [text.partition(", and nothing is sent")[0] for text in told(caplog)] == ([said] if said else [])
 
 
 def test_a_script_that_synchronised_nothing_is_told_so_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
