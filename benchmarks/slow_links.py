@@ -91,7 +91,7 @@ def module_of(numel: int) -> Any:
     return Sum()
 
 
-def bf16_hook(_: object, bucket: Any) -> Any:
+def bf16_hook(_, bucket):  # type: ignore[no-untyped-def] # torch refuses annotations that are text
     """torch's own bf16_compress_hook, but for its refusal to run over gloo, which sums bfloat16 as well."""
     import torch
 
