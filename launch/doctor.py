@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from psgc.addresses import join
 from psgc.config import Config
 from psgc.errors import ConfigError
 
@@ -178,4 +179,4 @@ def _scheduler() -> Finding:
         config.require_alone()
         return True, "none named: this process would be a job of one"
     with socket.create_connection((config.root_host, config.root_port), timeout=2):
-        return True, f"{config.root_host}:{config.root_port} accepts connections"
+        return True, f"{join(config.root_host, config.root_port)} accepts connections"

@@ -54,21 +54,14 @@ def endpoint(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only the machine itself reaches this host: an address of 127.0.0.0/8, ::1, or the name localhost. Looks nothing up."""
+    """Whether only the machine itself reaches this host: an address of 127.0.0.0/8, ::1, or the name localhost. Looks nothing up: on many machines
+    their own name leads to 127.0.1.1, and means the network's address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost")
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
-
-
-def leads_to_loopback(host: str) -> bool:
-    """Whether ``host``, looked up, is this machine alone; False where it cannot be looked up."""
-    try:
-        return all(is_loopback(str(address[0])) for _, address in lookup(host, 0))
-    except (OSError, UnicodeError):
-        return False
 
 
 def needs_ipv6(host: str) -> bool:

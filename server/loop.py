@@ -19,7 +19,7 @@ from typing import Any, Final
 import zmq
 
 from psgc import __version__
-from psgc.addresses import SCHEME, join, leads_to_loopback
+from psgc.addresses import SCHEME, is_loopback, join
 from psgc.codecs import Setting, parse_scheme
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
@@ -418,7 +418,7 @@ class Server:
 def _bind_host(config: Config) -> str:
     """Who can reach the scheduler can reach this server, unless another address was told: a job on one machine listens nowhere else."""
     host = config.node_host or config.root_host
-    alone = leads_to_loopback(config.root_host) and leads_to_loopback(host) and not config.advertise
+    alone = is_loopback(config.root_host) and is_loopback(host) and not config.advertise
     return local_address_for(host) if alone else ""
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import zmq
 
-from psgc.addresses import endpoint, leads_to_loopback
+from psgc.addresses import endpoint, is_loopback
 from psgc.codecs import Setting, parse_scheme
 from psgc.config import Config
 from psgc.errors import PsgcError
@@ -34,7 +34,7 @@ def serve(config: Config) -> int:
     config.require_cluster()
     context: zmq.Context[Any] = zmq.Context()
     keys = control_keys(config.job, config.token)
-    alone = leads_to_loopback(config.root_host)
+    alone = is_loopback(config.root_host)
     if not alone:
         _warn(config)
     host = config.root_host if config.scheduler_fd >= 0 else local_address_for(config.root_host) if alone else "*"

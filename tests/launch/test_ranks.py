@@ -130,3 +130,8 @@ def test_sizes_that_nobody_named_are_taken_to_be_equal() -> None:
     assert ranks.node_sizes({}, nodes=3, node=1, local_size=2) == [2, 2, 2]
     with pytest.raises(ConfigError, match="set BYTEPS_LOCAL_SIZE=4 here"):
         ranks.node_sizes({"PSGC_NODE_SIZES": "1,4"}, nodes=2, node=1, local_size=2)
+
+
+def test_the_meeting_place_of_an_ipv6_job_has_no_brackets() -> None:
+    env = {"DMLC_PS_ROOT_URI": "[2001:db8::1]", "DMLC_PS_ROOT_PORT": "9000"}
+    assert ranks.agreed_meeting_place(env, nodes=2) == {"MASTER_ADDR": "2001:db8::1", "MASTER_PORT": "9001"}
