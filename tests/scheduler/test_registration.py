@@ -151,7 +151,7 @@ def test_who_is_missing_is_named_and_named_again_and_the_waiting_are_told() -> N
 
 def test_who_is_missing_under_a_launcher_that_has_started_everyone_is_named_only_after_a_minute() -> None:
     job = Job(nodes=1, launched=True)
-    job.say("s0", Kind.REGISTER, register("server"))
+    job.join("s0", register("server"))
     said = []
     for second in range(1, 100):
         job.now = 100.0 + second

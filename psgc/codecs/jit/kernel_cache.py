@@ -61,7 +61,10 @@ class KernelCache(_numba.core.caching._Cache):  # type: ignore[misc]
                 logger.warning("kernel cache: %s is damaged and is made again", folder / name)
                 continue
             try:
-                return _numba.core.compiler.CompileResult._rebuild(target_context, *pickle.loads(content))
+                try:
+                    return _numba.core.compiler.CompileResult._rebuild(target_context, *pickle.loads(content))
+                except ImportError:  # it names the modules of its helpers, which another version has elsewhere: made again
+                    continue
             except (ImportError, AttributeError) as error:  # a helper of it stood in another module then
                 logger.debug("kernel cache: %s is made again: %s", folder / name, error)
         return None
