@@ -172,21 +172,3 @@ def test_views_read_and_write_at_any_alignment() -> None:
     floats.FLOAT_KERNELS["float32"].finish(np.arange(5, dtype=np.float32), 1, 1, memory[3:])
     assert memory[7:27].tobytes() == np.arange(5, dtype=np.float32).tobytes()
     assert not memory[:7].any()
-
-
-def test_a_kernel_whose_helper_has_moved_to_another_module_is_made_again(tmp_path: Path) -> None:
-    helper = "from psgc.codecs.jit.kernel import helper\n@helper\ndef doubled(x): return 2 * x\n"
-    (tmp_path / "job.py").write_text(
-        "from psgc.codecs.jit.kernel import I64, kernel\n"
-        "try: from before import doubled\n"
-        "except ImportError: from after import doubled\n"
-        "@kernel(I64(I64))\ndef more(x): return doubled(x) + 1\n"
-        "print(more(3))"
-    )
-    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels"), "PYTHONDONTWRITEBYTECODE": "1"}
-    env["PYTHONPATH"] = str(Path(__file__).parents[2])
-    for place in ("before", "after"):
-        (tmp_path / f"{place}.py").write_text(helper)
-        done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
-        (tmp_path / "before.py").unlink(missing_ok=True)

@@ -61,10 +61,7 @@ class KernelCache(_numba.core.caching._Cache):  # type: ignore[misc]
                 logger.warning("kernel cache: %s is damaged and is made again", folder / name)
                 continue
             try:
-                try:
-                    return _numba.core.compiler.CompileResult._rebuild(target_context, *pickle.loads(content))
-                except ImportError:  # it names the modules of its helpers, which another version has elsewhere: made again
-                    continue
+                return _numba.core.compiler.CompileResult._rebuild(target_context, *pickle.loads(content))
             except (ImportError, AttributeError) as error:  # a helper of it stood in another module then
                 logger.debug("kernel cache: %s is made again: %s", folder / name, error)
         return None
