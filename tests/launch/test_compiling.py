@@ -118,7 +118,7 @@ def test_another_processor_version_or_source_has_a_mark_of_its_own(monkeypatch: 
 )  # fmt: skip
 def test_verbs_that_run_no_codec_compile_none(verb: tuple[str, ...]) -> None:
     code = (
-        "import sys; from psgc.codecs import kernel_cache; made = []; begin = kernel_cache.KernelCache.__init__\n"
+        "import sys; from psgc.codecs.jit import kernel_cache; made = []; begin = kernel_cache.KernelCache.__init__\n"
         "kernel_cache.KernelCache.__init__ = lambda self, function, options: (made.append(function.__module__), begin(self, function, options))[1]\n"
         "from psgc.launch.cli import main\n"
         "try: main()\n"
