@@ -56,6 +56,8 @@ def warm(texts: Iterable[str], quiet: bool) -> list[dict[str, Any]]:
     """Compile or load the kernels of each; on a terminal with a bar, elsewhere with a line on stderr for each. Returns for each how many were
     compiled, and the seconds it took. Raises CodecError."""
     wanted, done = list(dict.fromkeys(texts)), []
+    for text in wanted:
+        _scheme(text)
     lines = not quiet and not sys.stderr.isatty()
     if lines:
         _tell(f"compiling the kernels of {', '.join(wanted)}: some 10 s for each that has not been compiled here")
@@ -69,6 +71,13 @@ def warm(texts: Iterable[str], quiet: bool) -> list[dict[str, Any]]:
                 compiled, seconds = bar.compiled - before, time.monotonic() - began
                 _tell(f"{text}: {compiled} kernels compiled in {seconds:.0f} s" if compiled else f"{text}: was compiled before")
     return done
+
+
+def _scheme(text: str) -> Any:
+    """What there is to compile; None for the planner. Raises CodecError."""
+    from psgc.codecs import Setting, parse_scheme
+
+    return None if text == PLANNER else parse_scheme(text, Setting(shapes=((32, 32),)))
 
 
 def _tell(text: str) -> None:

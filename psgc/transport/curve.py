@@ -24,8 +24,10 @@ from psgc.transport.refusals import SAID_S, Refusals
 logger = logging.getLogger(__name__)
 ROUNDS: Final = 100_000  # of PBKDF2: who has heard a handshake and guesses tokens pays so much a guess
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
-# without EVENT_HANDSHAKE_FAILED_NO_DETAIL: a peer that ended in the middle of a handshake has shown no wrong key
-FAILED: Final = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+# What the scheduler's end sees of a wrong key. Of a peer that ended in the middle of a handshake it sees EVENT_HANDSHAKE_FAILED_NO_DETAIL.
+WRONG_KEY: Final = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+# What a member's end sees of it: no more than that the scheduler hung up.
+HUNG_UP: Final = int(WRONG_KEY | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -80,7 +82,7 @@ class Doorkeeper:
 
     def watch(self, socket: zmq.Socket[Any]) -> None:
         """Begin, for this socket."""
-        self._monitor = socket.get_monitor_socket(FAILED)
+        self._monitor = socket.get_monitor_socket(WRONG_KEY)
         self._thread.start()
 
     def _serve(self) -> None:

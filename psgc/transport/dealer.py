@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from psgc.addresses import needs_ipv6, split
 from psgc.errors import RemoteProtocolError
-from psgc.transport.curve import FAILED, ControlKeys, prove_membership
+from psgc.transport.curve import HUNG_UP, ControlKeys, prove_membership
 from psgc.transport.knock import Knock
 from psgc.transport.watch import Pollable, has_message
 from psgc.wire.frames import Header, pack_header, unpack_header
@@ -69,7 +69,7 @@ class Dealer:
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         if keys is not None:
             prove_membership(self.socket, keys)
-        self.monitor = self.socket.get_monitor_socket(int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) | FAILED)
+        self.monitor = self.socket.get_monitor_socket(int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) | HUNG_UP)
         self.socket.connect(endpoint)
         self._knock = Knock(*split(endpoint))
 
@@ -100,7 +100,7 @@ class Dealer:
         while has_message(self.monitor):
             message = recv_monitor_message(self.monitor, zmq.NOBLOCK)
             up = message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self.refused = 0 if up else self.refused + bool(message["event"] & FAILED)
+            self.refused = 0 if up else self.refused + bool(message["event"] & HUNG_UP)
             yield "up" if up else "down"
 
     @property

@@ -24,7 +24,7 @@ def test_a_server_on_ipv6_serves_members_that_come_by_ipv4(make_job: Make) -> No
         port = probe.getsockname()[1]
     job = make_job(nodes=2, env={"PSGC_TRANSPORT": "tcp"})
     job.scheduler()
-    job.server(DMLC_PORT=str(port), PSGC_ADVERTISE=f"[::1]:{port}", DMLC_PS_ROOT_URI="::1")
+    job.server(DMLC_PORT=str(port), PSGC_ADVERTISE=f"[::1]:{port}")
     job.worker(0, "--steps", "5", "--check-sums", job="steps.py")
     job.worker(1, "--steps", "5", "--check-sums", job="steps.py", DMLC_PS_ROOT_URI="localhost")
     assert set(job.end().values()) == {0}, job.text()

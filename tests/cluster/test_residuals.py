@@ -12,6 +12,7 @@ import pytest
 
 from psgc.codecs import Stream
 from psgc.layout import Declaration, Layout, Part, TensorSpec, build_layout
+from psgc.transport.arena import Arena
 from psgc.wire.frames import Flag
 from psgc.worker.bucket import BucketWork, make_slots
 from psgc.worker.memory import own_memory, take_up
@@ -39,7 +40,7 @@ def works(codec: str, fuse: int, part: int, name: str = "l", rank: int = 0, tens
         name, "plan", tensors, codec, True, order=everything, used=everything, part_bytes=part, fuse_bytes=fuse, min_compress_bytes=0
     )
     layout: Layout = build_layout(declaration, layout_id=1, servers=1, workers=1, used_by_all=frozenset(everything))
-    _, slots = make_slots(layout)
+    slots = make_slots(layout, Arena("test"))
     return [BucketWork(layout, bucket, slots, rank=rank) for bucket in layout.buckets]
 
 
