@@ -20,7 +20,8 @@ import numpy as np
 from psgc.codecs.catalogue import answered
 from psgc.codecs.codec import F32, Bytes, Codec, CodecPair, Stream
 from psgc.codecs.common.definitions import define_commit, define_decode, define_encode, define_finish, define_fold
-from psgc.codecs.scheme import PairScheme, Scheme, Setting, Way, parse_scheme, slices
+from psgc.codecs.registry import parse_scheme
+from psgc.codecs.scheme import PairScheme, Scheme, Setting, Way, slices
 from psgc.errors import CodecError, ConfigError, UsageError
 from psgc.launch.baselines import IMPLEMENTATIONS, MULTIPLE, WITH_BASELINES, Runner, one_thread, runner
 from psgc.machine import machine

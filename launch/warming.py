@@ -33,7 +33,7 @@ _CODECS: Final = Path(psgc.__file__).parent / "codecs"
 def everything() -> list[str]:
     """What ``warm`` takes, for all that this installation can compile."""
     from psgc.codecs import registered_codecs, registered_schemes
-    from psgc.codecs.plugins import foreign_codecs
+    from psgc.codecs.registry import foreign_codecs
 
     return [*registered_codecs(), *registered_schemes(), *foreign_codecs(), PLANNER]
 

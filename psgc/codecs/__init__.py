@@ -1,7 +1,8 @@
-"""Codecs: encodings of gradients, one file an algorithm. ``codec.py`` has the interface and the registry."""
+"""Codecs: encodings of gradients, one file an algorithm. ``codec.py`` and ``scheme.py`` are the interfaces, ``registry.py`` knows the names."""
 
-from psgc.codecs.codec import BLOCK, Codec, CodecPair, Encoded, Stream, parse_codec, parse_pair, registered_codecs
-from psgc.codecs.scheme import ResidualDtype, Round, Scheme, Setting, Way, parse_scheme, registered_schemes
+from psgc.codecs.codec import BLOCK, Codec, CodecPair, Encoded, Stream
+from psgc.codecs.registry import parse_codec, parse_pair, parse_scheme, registered_codecs, registered_schemes
+from psgc.codecs.scheme import ResidualDtype, Round, Scheme, Setting, Way
 
 __all__ = [
     "BLOCK", "Codec", "CodecPair", "Encoded", "ResidualDtype", "Round", "Scheme", "Setting", "Stream", "Way",

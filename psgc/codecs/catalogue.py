@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from psgc.codecs.codec import F32, Bytes, Codec, Stream, parse_codec, registered_codecs
+from psgc.codecs.codec import F32, Bytes, Codec, Stream
 from psgc.codecs.figures import FIGURES
-from psgc.codecs.plugins import foreign_codecs
-from psgc.codecs.scheme import Round, Scheme, Setting, parse_scheme, registered_schemes
+from psgc.codecs.registry import foreign_codecs, parse_codec, parse_scheme, registered_codecs, registered_schemes
+from psgc.codecs.scheme import Round, Scheme, Setting
 
 PART: Final = 1 << 20  # elements of a 4 MiB fp32 part
 SHAPE: Final = (1024, PART // 1024)  # of the matrix that low rank is measured on

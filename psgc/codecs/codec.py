@@ -1,4 +1,4 @@
-"""What a codec is, and the registry that finds one by its text form.
+"""What a codec is; ``registry`` finds one by its text form.
 
 A codec turns one part (a flat slice of a bucket) into payload bytes and back. It knows nothing of keys, ranks, sockets or
 threads; whoever calls it owns the buffers and keeps them alive. Kernels release the GIL.
@@ -14,7 +14,6 @@ kernels then trust them.
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from psgc.codecs.common.sources import digest_suffix
+from psgc.codecs.common.texts import join_text
 from psgc.errors import CodecError
 
 BLOCK: Final = 4096  # parts are cut, and scales end, at multiples of this many elements
@@ -93,7 +94,7 @@ class Codec(ABC):
     @property
     def canonical(self) -> str:
         """The text form that is printed, compared and sent: ``name`` or ``name:k=v,...``; of another package's codec ``name@digest``."""
-        return join_text(self.name + _digest(type(self)), self.parameters)
+        return join_text(self.name + digest_suffix(type(self), Codec), self.parameters)
 
     @property
     def feedback(self) -> bool:
@@ -206,94 +207,3 @@ class CodecPair:
     @property
     def canonical(self) -> str:
         return self.push.canonical if self.push.canonical == self.pull.canonical else f"{self.push.canonical}/{self.pull.canonical}"
-
-
-# name -> "module:class"; imported on first use, so that a process loads only the codecs it runs
-_REGISTRY: dict[str, str] = {
-    "none": "psgc.codecs.none:NoneCodec",
-    "bf16": "psgc.codecs.cast:Bf16Codec",
-    "fp16": "psgc.codecs.cast:Fp16Codec",
-    "int8": "psgc.codecs.int8:Int8Codec",
-    "onebit": "psgc.codecs.onebit:OneBitCodec",
-    "topk": "psgc.codecs.topk:TopKCodec",
-    "int4": "psgc.codecs.int4:Int4Codec",
-    "fp8": "psgc.codecs.fp8:Fp8Codec",
-    "dithering": "psgc.codecs.dithering:DitheringCodec",
-    "ternary": "psgc.codecs.dithering:TernaryCodec",
-    "graddrop": "psgc.codecs.topk:GradDropCodec",
-    "blocktopk": "psgc.codecs.blocktopk:BlockTopKCodec",
-    "randomk": "psgc.codecs.randomk:RandomKCodec",
-    "tbq": "psgc.codecs.tbq:TbqCodec",
-    "majority": "psgc.codecs.majority:MajorityCodec",
-}
-
-
-def register_codec(name: str, target: str) -> None:
-    """Make ``module:class`` available as ``name`` in this process."""
-    _REGISTRY[name] = target
-
-
-def registered_codecs() -> tuple[str, ...]:
-    """Names that ``parse_codec`` knows, in registration order."""
-    return tuple(_REGISTRY)
-
-
-def _codec_class(name: str) -> type[Codec]:
-    target = _REGISTRY.get(name)
-    if target is None:
-        from psgc.codecs.plugins import load_codec
-
-        return load_codec(name)
-    module, _, attribute = target.partition(":")
-    found: type[Codec] = getattr(importlib.import_module(module), attribute)
-    return found
-
-
-def _digest(codec: type[Codec]) -> str:
-    """``@`` and the digest of the class's sources if it is another package's; empty for psgc's own."""
-    if codec.__module__.partition(".")[0] == "psgc":
-        return ""
-    from psgc.codecs.plugins import source_digest
-
-    return f"@{source_digest(codec)}"
-
-
-def split_text(text: str) -> tuple[str, dict[str, str]]:
-    """Name and parameters of ``name`` or ``name:key=value,...``. Raises CodecError."""
-    name, _, rest = text.strip().partition(":")
-    parameters: dict[str, str] = {}
-    for item in filter(None, rest.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals or not key or not value:
-            raise CodecError(f"codec {name}: parameter {item!r} is not key=value")
-        if key in parameters:
-            raise CodecError(f"codec {name}: parameter {key!r} is given twice")
-        parameters[key.strip()] = value.strip()
-    return name, parameters
-
-
-def join_text(name: str, parameters: Mapping[str, str]) -> str:
-    """The text form of a name and its parameters."""
-    given = ",".join(f"{key}={value}" for key, value in sorted(parameters.items()))
-    return f"{name}:{given}" if given else name
-
-
-def parse_codec(text: str, dtype: str = "float32") -> Codec:
-    """Build a codec from ``name`` or ``name:key=value,...``. ``name@digest`` asks for exactly the code that has this digest. Raises
-    CodecError naming codec and parameter."""
-    name, parameters = split_text(text)
-    name, at, digest = name.partition("@")
-    found = _codec_class(name)
-    if at and at + digest != (here := _digest(found)):
-        raise CodecError(
-            f"codec {name}: another member of the job has code of digest {digest}, here is {here[1:] or 'psgc'}; install one version of its "
-            f"package with every worker, every server and the scheduler"
-        )
-    return found.from_parameters(parameters, dtype)
-
-
-def parse_pair(text: str, dtype: str = "float32") -> CodecPair:
-    """Build the pair from ``push/pull``, or from one codec for both ways. Raises CodecError, too, for two that do not go together."""
-    push, slash, pull = text.partition("/")
-    first = parse_codec(push, dtype)
-    return CodecPair(first, (parse_codec(pull, dtype) if slash else first).answering(first))

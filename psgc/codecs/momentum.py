@@ -30,9 +30,10 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream, join_text
+from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.common.parameters import MEMORY_DEFAULTS
 from psgc.codecs.common.sums import squares_kernel, sum_squares
+from psgc.codecs.common.texts import join_text
 from psgc.codecs.scheme import ResidualDtype, Round, Scheme, Setting, Way
 from psgc.errors import CodecError
 from psgc.spelling import did_you_mean

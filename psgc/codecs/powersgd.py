@@ -29,12 +29,13 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.codec import F32, FLOATS, Array, Bytes, CodecPair, Encoded, Stream, parse_codec
+from psgc.codecs.codec import F32, FLOATS, Array, Bytes, CodecPair, Encoded, Stream
 from psgc.codecs.common.feedback import NO_RESIDUAL, define_corrected
 from psgc.codecs.common.orthonormal import F32_MATRIX, orthonormalise
 from psgc.codecs.common.parameters import read_switch, with_defaults
 from psgc.codecs.common.streams import define_uniform
 from psgc.codecs.jit.kernel import kernel
+from psgc.codecs.none import NoneCodec
 from psgc.codecs.scheme import Round, Scheme, Setting, Way, check_part
 from psgc.errors import CodecError
 
@@ -141,7 +142,7 @@ class PowerSgdScheme(Scheme):
 
     def rounds(self, numel: int) -> tuple[Round, ...]:
         matrices, plain, factors = self.split(numel)
-        codec = parse_codec("none")
+        codec = NoneCodec()
         pair = CodecPair(codec, codec)
         first = Round(pair, factors + sum(cut.stop - cut.start for cut in plain))
         return (first, Round(pair, self.rank * sum(m.columns for m in matrices))) if matrices else (first,)

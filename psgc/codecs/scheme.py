@@ -2,7 +2,7 @@
 
 A *round* is one exchange: every worker pushes a payload, the server folds and answers. To the server each round of a part is a key like
 any other, with its own codecs and number of elements; what ties rounds together is the worker's ``Way``. Owns these two
-interfaces and the text forms; knows no sockets, keys or threads.
+interfaces; ``registry`` finds a scheme by its text form. Knows no sockets, keys or threads.
 
 | text                  | rounds                                                                                     |
 |-----------------------|--------------------------------------------------------------------------------------------|
@@ -14,32 +14,15 @@ interfaces and the text forms; knows no sockets, keys or threads.
 
 from __future__ import annotations
 
-import importlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from psgc.codecs.codec import (
-    BLOCK,
-    F32,
-    MAX_PART,
-    Array,
-    Bytes,
-    Codec,
-    CodecPair,
-    Encoded,
-    Stream,
-    join_text,
-    parse_pair,
-    split_text,
-)
+from psgc.codecs.codec import BLOCK, F32, MAX_PART, Array, Bytes, Codec, CodecPair, Encoded, Stream
 from psgc.errors import CodecError
-
-_SCHEMES: Final[dict[str, str]] = {"shared": "psgc.codecs.shared:SharedScheme", "powersgd": "psgc.codecs.powersgd:PowerSgdScheme"}
 
 ResidualDtype = Literal["float32", "int8"]
 
@@ -240,53 +223,3 @@ def slices(codec: Codec, numel: int) -> list[tuple[int, int]]:
         return [(0, numel)]
     assert codec.chunk % BLOCK == 0
     return [(lo, min(lo + codec.chunk, numel)) for lo in range(0, numel, codec.chunk)]
-
-
-def registered_schemes() -> tuple[str, ...]:
-    """Names of the schemes of several rounds."""
-    return tuple(_SCHEMES)
-
-
-def parse_scheme(text: str, setting: Setting = Setting()) -> Scheme:
-    """Build the scheme that ``text`` names. Raises CodecError naming codec and parameter."""
-    push, slash, pull = text.strip().partition("/")
-    name, parameters = split_text(push)
-    target = _SCHEMES.get(name)
-    if target is not None:
-        if pull:
-            raise CodecError(f"codec {name} answers in its own way: write {push!r}, not {text!r}")
-        module, _, attribute = target.partition(":")
-        made: Scheme = getattr(importlib.import_module(module), attribute).from_parameters(parameters, setting)
-        return made
-    from psgc.codecs.momentum import MemoryScheme, read_memory, split_memory
-
-    own, remembered = split_memory(parameters)
-    push = join_text(name, own)
-    memory = read_memory(name, remembered)
-    inner = _one_round(f"{push}{slash}{pull}", setting)
-    return MemoryScheme(inner, memory, setting) if memory.parameters else inner
-
-
-def _one_round(text: str, setting: Setting) -> Scheme:
-    push, _, pull = text.partition("/")
-    if pull == "relay":
-        from psgc.codecs.relay import RelayScheme
-        from psgc.codecs.script_codec import parse_relayed
-
-        codec = parse_relayed(push, setting.dtype)
-        _check_bucket([codec], setting)
-        return RelayScheme(codec, setting)
-    pair = parse_pair(text, setting.dtype)
-    _check_bucket([pair.push, pair.pull], setting)
-    return PairScheme(pair)
-
-
-def _check_bucket(codecs: Sequence[Codec], setting: Setting) -> None:
-    """Raise CodecError, naming the bucket's first tensor by its shape, if a codec cannot carry the bucket."""
-    if not setting.shapes:  # not known
-        return
-    for codec in codecs:
-        try:
-            codec.check_bucket(sum(map(math.prod, setting.shapes)))
-        except CodecError as error:
-            raise CodecError(f"{error} (tensor of shape {list(setting.shapes[0])}, of {len(setting.shapes)} in the bucket)") from None

@@ -4,7 +4,7 @@
 |--------|---------------|----------------------------------------------------------------|
 | 0      | u8 [any]      | what the function wrote, up to a bound that the trainer states |
 
-Owns the names under which functions are known in this process, and the text in which layouts speak of them:
+Owns the text in which layouts speak of them:
 ``functions:bytes_per_element=...,extra_bytes=...,name=...``, from which servers learn how long payloads may be and nothing else. Knows
 nothing of torch.
 """
@@ -12,67 +12,17 @@ nothing of torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
-from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream, parse_codec, registered_codecs, split_text
+from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.common.feedback import FeedbackCodec, define_corrected
+from psgc.codecs.common.functions import LEAST_PER_ELEMENT, Functions, known_functions
 from psgc.codecs.common.parameters import read_switch, with_defaults
 from psgc.codecs.common.payloads import define_sum
-from psgc.codecs.scheme import registered_schemes
 from psgc.errors import CodecError, PayloadError
-
-_LEAST_PER_ELEMENT: Final = 0.001  # parts are made so long that a payload is worth a message
-
-
-@dataclass(frozen=True, slots=True)
-class Functions:
-    """A codec's two halves. ``compress`` gets float32 elements that it may overwrite; ``decompress`` gets a payload and how many elements
-    there are, and gives as many float32 elements. Both may be called from several threads."""
-
-    compress: Callable[[F32], Bytes]
-    decompress: Callable[[Bytes, int], F32]
-    bytes_per_element: float
-    extra_bytes: int
-    feedback: bool
-
-
-_registered: dict[str, Functions] = {}
-
-
-def register_functions(name: str, functions: Functions) -> None:
-    """Make ``name/relay`` a codec in this process. Raises CodecError for a name or a bound that cannot be."""
-    if not name.replace("_", "").isalnum() or not name.isascii():
-        raise CodecError(f"codec {name!r}: a name is made of letters, digits and underscores")
-    if name in (*registered_codecs(), *registered_schemes(), FunctionsCodec.name, "relay", *_registered):
-        raise CodecError(f"codec {name}: there is one of this name already; choose another")
-    if not (_LEAST_PER_ELEMENT <= functions.bytes_per_element < math.inf and functions.extra_bytes >= 0):
-        raise CodecError(
-            f"codec {name}: payloads of up to {functions.bytes_per_element} bytes an element and {functions.extra_bytes} more; "
-            f"at least {_LEAST_PER_ELEMENT} and 0 expected"
-        )
-    _registered[name] = functions
-
-
-def registered_functions() -> tuple[str, ...]:
-    """Names that functions have been given in this process."""
-    return tuple(_registered)
-
-
-def parse_relayed(text: str, dtype: str) -> Codec:
-    """The codec in front of ``/relay``: functions, or any other."""
-    name, parameters = split_text(text)
-    if name == FunctionsCodec.name:
-        return FunctionsCodec.from_parameters(parameters, dtype)
-    functions = _registered.get(name)
-    if functions is None:
-        return parse_codec(text, dtype)
-    if parameters:
-        raise CodecError(f"codec {name} is made of functions and takes no parameters, got {', '.join(parameters)}")
-    return FunctionsCodec(dtype, functions_name=name, bound=(functions.bytes_per_element, functions.extra_bytes), ef=functions.feedback)
 
 
 class FunctionsCodec(FeedbackCodec):
@@ -87,7 +37,7 @@ class FunctionsCodec(FeedbackCodec):
         super().__init__(dtype, ef=ef)
         self._name = functions_name
         self._per_element, self._extra = float(bound[0]), bound[1]
-        self._functions = _registered.get(functions_name)
+        self._functions = known_functions().get(functions_name)
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
@@ -98,10 +48,10 @@ class FunctionsCodec(FeedbackCodec):
             bound = float(given["bytes_per_element"]), int(given["extra_bytes"])
         except ValueError:
             bound = math.nan, 0
-        if not (_LEAST_PER_ELEMENT <= bound[0] < math.inf and bound[1] >= 0):
+        if not (LEAST_PER_ELEMENT <= bound[0] < math.inf and bound[1] >= 0):
             raise CodecError(
                 f"codec functions: parameters bytes_per_element and extra_bytes are {given['bytes_per_element']} and {given['extra_bytes']}; "
-                f"numbers of at least {_LEAST_PER_ELEMENT} and 0 expected"
+                f"numbers of at least {LEAST_PER_ELEMENT} and 0 expected"
             )
         return cls(dtype, functions_name=given["name"], bound=bound, ef=read_switch(cls, "ef", given["ef"]))
 

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from psgc.codecs import script_codec as functions
+from psgc.codecs import registry
+from psgc.codecs.common.functions import Functions
 from psgc.errors import CodecError, PayloadError
 from psgc.torch.buffers import TORCH_DTYPES
 
@@ -63,7 +64,7 @@ def register_functions(
         elements: NDArray[np.float32] = given.detach().reshape(-1).to("cpu", torch.float32).numpy()
         return elements
 
-    functions.register_functions(name, functions.Functions(write, read, bytes_per_element, extra_bytes, feedback))
+    registry.register_functions(name, Functions(write, read, bytes_per_element, extra_bytes, feedback))
 
 
 def _called(name: str, which: str, function: Callable[..., Any], *arguments: Any) -> Any:

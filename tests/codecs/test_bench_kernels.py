@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from psgc.codecs import onebit, shared
-from psgc.codecs.codec import Codec, parse_codec
+from psgc.codecs.codec import Codec
+from psgc.codecs.registry import parse_codec
 from psgc.codecs.scheme import Scheme
 from psgc.errors import CodecError, ConfigError, UsageError
 from psgc.launch import bench_kernels as bench

@@ -10,8 +10,7 @@ import pytest
 
 from psgc.codecs import figures
 from psgc.codecs.catalogue import catalogue, measured_figures
-from psgc.codecs.codec import parse_codec, registered_codecs
-from psgc.codecs.scheme import parse_scheme, registered_schemes
+from psgc.codecs.registry import parse_codec, parse_scheme, registered_codecs, registered_schemes
 from psgc.launch import codecsdoc
 from psgc.launch.codecsdoc import advice_table, codec_table, main, nmse_text, render_codecs, render_speeds, section, with_section
 

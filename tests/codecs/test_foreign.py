@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from psgc.codecs import parse_codec, parse_pair, parse_scheme
-from psgc.codecs.plugins import foreign_codecs, load_codec, source_digest
+from psgc.codecs import parse_codec, parse_pair, parse_scheme, registry
+from psgc.codecs.codec import Codec
+from psgc.codecs.common.sources import source_digest
+from psgc.codecs.registry import foreign_codecs
 from psgc.errors import CodecError
 from psgc.launch import cli
 
@@ -26,7 +28,7 @@ def installed(install: Install, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ins
     def put(*arguments: Any) -> Path:
         folders.append(install(*arguments))
         monkeypatch.syspath_prepend(str(folders[-1]))
-        load_codec.cache_clear()
+        registry._foreign_class.cache_clear()
         return folders[-1]
 
     yield put
@@ -35,7 +37,7 @@ def installed(install: Install, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ins
 
 def forget(*folders: Path) -> None:
     """What was imported from these folders is imported anew."""
-    load_codec.cache_clear()
+    registry._foreign_class.cache_clear()
     for name, module in list(sys.modules.items()):
         if any(Path(getattr(module, "__file__", None) or "/").is_relative_to(folder) for folder in folders):
             del sys.modules[name]
@@ -47,7 +49,7 @@ CAST = "from psgc.codecs.cast import Bf16Codec\n\n\nclass Mine(Bf16Codec):\n    
 def test_a_codec_of_another_package_is_found_by_its_name(installed: Install) -> None:
     installed("tools", "2.5", {"mine": "mine_codec:Mine"}, {"mine_codec.py": CAST})
     codec = parse_codec("mine")
-    assert codec.canonical == f"mine@{source_digest(type(codec))}"
+    assert codec.canonical == f"mine@{source_digest(type(codec), Codec)}"
     assert parse_codec(codec.canonical, "float16").dtype == "float16"
     assert foreign_codecs() == {"mine": "tools 2.5"}
     assert parse_pair("mine/none").canonical == f"{codec.canonical}/none"

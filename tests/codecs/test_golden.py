@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psgc.codecs.codec import parse_codec, registered_codecs
+from psgc.codecs.registry import parse_codec, registered_codecs
 
 FOLDER = Path(__file__).parents[1] / "golden" / "codecs"
 RECIPE = runpy.run_path(str(FOLDER / "regenerate.py"))

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from psgc.codecs import int8, onebit
-from psgc.codecs.codec import parse_codec
 from psgc.codecs.common import floats
 from psgc.codecs.jit.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
 from psgc.codecs.jit.kernel_cache import KernelCache
+from psgc.codecs.registry import parse_codec
 from psgc.codecs.sparsify import elements, largest, sparse
 from psgc.plan.methods import bound, descent, space
 from psgc.plan.methods import espresso_trials as trial

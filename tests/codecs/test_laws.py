@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from psgc.codecs.codec import BLOCK, Array, Bytes, Codec, Stream, parse_codec, registered_codecs
+from psgc.codecs.codec import BLOCK, Array, Bytes, Codec, Stream
 from psgc.codecs.common.definitions import define_commit, define_decode, define_encode, define_finish, define_fold
+from psgc.codecs.registry import parse_codec, registered_codecs
 from psgc.errors import PayloadError
 from tests.codecs.lawful import CODECS
 

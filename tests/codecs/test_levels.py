@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from psgc.codecs.codec import Array, Bytes, Codec, Stream, parse_codec
+from psgc.codecs.codec import Array, Bytes, Codec, Stream
+from psgc.codecs.registry import parse_codec
 
 Values = Callable[..., Array]
 STREAM = Stream(seed=3, step=1, rank=0, bucket=0)

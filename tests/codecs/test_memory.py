@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from psgc.codecs.codec import F32, Stream, join_text, parse_codec, split_text
+from psgc.codecs.codec import F32, Stream
 from psgc.codecs.common.sums import define_tree_sum
+from psgc.codecs.common.texts import join_text, split_text
 from psgc.codecs.momentum import clipped
-from psgc.codecs.scheme import Setting, parse_scheme
+from psgc.codecs.registry import parse_codec, parse_scheme
+from psgc.codecs.scheme import Setting
 from psgc.errors import CodecError
 
 NUMEL, STEPS = 5000, 12

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from psgc.codecs.codec import DTYPES, Array, Stream, parse_codec
+from psgc.codecs.codec import DTYPES, Array, Stream
 from psgc.codecs.common.definitions import define_finish, define_fold
+from psgc.codecs.registry import parse_codec
 
 STREAM = Stream(0, 0, 0, 0)
 INTEGERS = ["uint8", "int8", "int16", "int32", "int64"]

@@ -6,8 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from psgc.codecs.codec import DTYPES, FLOATS, parse_codec, parse_pair, registered_codecs
-from psgc.codecs.scheme import Setting, parse_scheme
+from psgc.codecs.codec import DTYPES, FLOATS
+from psgc.codecs.registry import parse_codec, parse_pair, parse_scheme, registered_codecs
+from psgc.codecs.scheme import Setting
 from psgc.codecs.topk import TopKCodec
 from psgc.errors import CodecError
 

@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from psgc.codecs.codec import Stream, parse_codec
+from psgc.codecs.codec import Stream
 from psgc.codecs.common.streams import define_uniform, define_words, keys
+from psgc.codecs.registry import parse_codec
 
 BASE = Stream(seed=1, step=2, rank=3, bucket=4)
 

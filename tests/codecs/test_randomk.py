@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from psgc.codecs.codec import F32, Bytes, Codec, Stream, parse_codec, parse_pair
+from psgc.codecs.codec import F32, Bytes, Codec, Stream
 from psgc.codecs.common.definitions import define_finish, define_fold
 from psgc.codecs.common.streams import keys
 from psgc.codecs.randomk import define_places
+from psgc.codecs.registry import parse_codec, parse_pair
 from psgc.errors import CodecError, PayloadError
 
 STREAM = Stream(seed=3, step=5, rank=0, bucket=2)

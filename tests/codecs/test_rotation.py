@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from psgc.codecs.codec import F32, Stream, parse_codec
+from psgc.codecs.codec import F32, Stream
 from psgc.codecs.common.rotation import GROUP, SIGNS, define_hadamard, define_rotated
+from psgc.codecs.registry import parse_codec
 
 STREAM = Stream(0, 0, 0, 0)
 

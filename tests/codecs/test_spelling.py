@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from psgc.codecs.codec import registered_codecs
-from psgc.codecs.scheme import Setting, parse_scheme, registered_schemes
+from psgc.codecs.registry import parse_scheme, registered_codecs, registered_schemes
+from psgc.codecs.scheme import Setting
 from psgc.errors import CodecError
 
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from psgc.codecs.codec import Array, Codec, Stream, parse_codec, registered_codecs
+from psgc.codecs.codec import Array, Codec, Stream
+from psgc.codecs.registry import parse_codec, registered_codecs
 from psgc.errors import CodecError
 
 VARIANTS = [

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psgc.codecs.codec import Array, Bytes, Stream, parse_codec
+from psgc.codecs.codec import Array, Bytes, Stream
+from psgc.codecs.registry import parse_codec
 from psgc.codecs.sparsify.elements import define_encode
 from psgc.codecs.sparsify.gaps import define_packed, define_unpacked, packed_bound
 from psgc.codecs.sparsify.largest import define_largest

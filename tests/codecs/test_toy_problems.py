@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from psgc.codecs.codec import CodecPair, Stream, parse_pair
+from psgc.codecs.codec import CodecPair, Stream
+from psgc.codecs.registry import parse_pair
 
 Vector = npt.NDArray[np.float64]
 Gradient = Callable[[Vector], Vector]

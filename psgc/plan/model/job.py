@@ -111,7 +111,7 @@ def _check_runs(codec: str) -> None:
     """Raise UsageError for a codec that the bucketings of a plan cannot be run with."""
     if codec in PUBLISHED_BYTES:
         raise UsageError(f"codec {codec}: known by its published times alone, so no job can use it; choose one of psgc codecs")
-    from psgc.codecs.scheme import parse_scheme
+    from psgc.codecs.registry import parse_scheme
 
     if parse_scheme(codec).whole:
         raise UsageError(f"codec {codec}: it does not cut tensors, and a plan that can be run may cut any; choose another of psgc codecs")

@@ -36,7 +36,8 @@ def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
         return CodecCosts(UNCOMPRESSED, FLOAT_BYTES, {}, raw=raw)
     if name in PUBLISHED_BYTES:
         return CodecCosts(name, PUBLISHED_BYTES[name], profile.codecs.get(name, {}), raw=raw)
-    from psgc.codecs.scheme import Setting, parse_scheme
+    from psgc.codecs.registry import parse_scheme
+    from psgc.codecs.scheme import Setting
 
     scheme = parse_scheme(name, Setting("float32", workers, True, ((_SAMPLE,),)))
     curves = _curves(name, scheme.canonical, profile)

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from psgc.codecs.codec import Stream, parse_codec
+from psgc.codecs.codec import Stream
+from psgc.codecs.registry import parse_codec
 
 FOLDER = Path(__file__).parent
 NUMEL = 4999  # more than one block of every codec, and no multiple of anything

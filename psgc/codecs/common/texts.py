@@ -1,0 +1,27 @@
+"""The text form of codecs: ``name`` or ``name:key=value,...``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from psgc.errors import CodecError
+
+
+def split_text(text: str) -> tuple[str, dict[str, str]]:
+    """Name and parameters of ``name`` or ``name:key=value,...``. Raises CodecError."""
+    name, _, rest = text.strip().partition(":")
+    parameters: dict[str, str] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or not key or not value:
+            raise CodecError(f"codec {name}: parameter {item!r} is not key=value")
+        if key in parameters:
+            raise CodecError(f"codec {name}: parameter {key!r} is given twice")
+        parameters[key.strip()] = value.strip()
+    return name, parameters
+
+
+def join_text(name: str, parameters: Mapping[str, str]) -> str:
+    """The text form of a name and its parameters."""
+    given = ",".join(f"{key}={value}" for key, value in sorted(parameters.items()))
+    return f"{name}:{given}" if given else name

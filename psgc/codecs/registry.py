@@ -1,0 +1,196 @@
+"""Codecs and schemes by their text forms: the only file that knows all of them.
+
+| text                     | gives                                                                                      |
+|--------------------------|--------------------------------------------------------------------------------------------|
+| ``name:key=value,...``   | ``parse_codec``: a codec of psgc's, or of another package that is installed                 |
+| ``push/pull``            | ``parse_pair``: two of them; with one name both ways                                        |
+| any of these, ``push/relay``, ``shared``, ``powersgd`` | ``parse_scheme``: how a bucket is synchronised, in one round or several |
+
+A codec's module is imported when it is first named, so that a process loads only what it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from psgc.codecs.codec import Codec, CodecPair
+from psgc.codecs.common.functions import LEAST_PER_ELEMENT, Functions, known_functions
+from psgc.codecs.common.sources import digest_suffix
+from psgc.codecs.common.texts import join_text, split_text
+from psgc.codecs.plugins import load_plugin, plugins
+from psgc.codecs.scheme import PairScheme, Scheme, Setting
+from psgc.errors import CodecError
+from psgc.spelling import did_you_mean
+
+# name -> "module:class"; ids are in each class, and docs/codecs.md has them in one table
+_CODECS: Final[dict[str, str]] = {
+    "none": "psgc.codecs.none:NoneCodec",
+    "bf16": "psgc.codecs.cast:Bf16Codec",
+    "fp16": "psgc.codecs.cast:Fp16Codec",
+    "int8": "psgc.codecs.int8:Int8Codec",
+    "onebit": "psgc.codecs.onebit:OneBitCodec",
+    "topk": "psgc.codecs.topk:TopKCodec",
+    "int4": "psgc.codecs.int4:Int4Codec",
+    "fp8": "psgc.codecs.fp8:Fp8Codec",
+    "dithering": "psgc.codecs.dithering:DitheringCodec",
+    "ternary": "psgc.codecs.dithering:TernaryCodec",
+    "graddrop": "psgc.codecs.topk:GradDropCodec",
+    "blocktopk": "psgc.codecs.blocktopk:BlockTopKCodec",
+    "randomk": "psgc.codecs.randomk:RandomKCodec",
+    "tbq": "psgc.codecs.tbq:TbqCodec",
+    "majority": "psgc.codecs.majority:MajorityCodec",
+}
+_SCHEMES: Final[dict[str, str]] = {"shared": "psgc.codecs.shared:SharedScheme", "powersgd": "psgc.codecs.powersgd:PowerSgdScheme"}
+_ANY: Final = Setting()
+SCRIPT_CODEC: Final = "functions"  # script_codec's name
+
+
+def registered_codecs() -> tuple[str, ...]:
+    """Names of psgc's own codecs."""
+    return tuple(_CODECS)
+
+
+def registered_schemes() -> tuple[str, ...]:
+    """Names of the schemes of several rounds."""
+    return tuple(_SCHEMES)
+
+
+def foreign_codecs() -> dict[str, str]:
+    """Names of other packages' codecs, with the distribution that each is from. Raises CodecError for a name that is taken."""
+    return plugins(_own_names())
+
+
+def registered_functions() -> tuple[str, ...]:
+    """Names that functions have been given in this process."""
+    return tuple(known_functions())
+
+
+def register_functions(name: str, functions: Functions) -> None:
+    """Make ``name/relay`` a codec in this process. Raises CodecError for a name or a bound that cannot be."""
+    if not name.replace("_", "").isalnum() or not name.isascii():
+        raise CodecError(f"codec {name!r}: a name is made of letters, digits and underscores")
+    if name in (*_own_names(), *registered_functions()):
+        raise CodecError(f"codec {name}: there is one of this name already; choose another")
+    if not (LEAST_PER_ELEMENT <= functions.bytes_per_element < math.inf and functions.extra_bytes >= 0):
+        raise CodecError(
+            f"codec {name}: payloads of up to {functions.bytes_per_element} bytes an element and {functions.extra_bytes} more; "
+            f"at least {LEAST_PER_ELEMENT} and 0 expected"
+        )
+    known_functions()[name] = functions
+
+
+def parse_codec(text: str, dtype: str = "float32") -> Codec:
+    """Build a codec from ``name`` or ``name:key=value,...``. ``name@digest`` asks for exactly the code that has this digest. Raises
+    CodecError naming codec and parameter."""
+    name, parameters = split_text(text)
+    name, at, digest = name.partition("@")
+    found = _codec_class(name)
+    if at and at + digest != (here := digest_suffix(found, Codec)):
+        raise CodecError(
+            f"codec {name}: another member of the job has code of digest {digest}, here is {here[1:] or 'psgc'}; install one version of its "
+            f"package with every worker, every server and the scheduler"
+        )
+    return found.from_parameters(parameters, dtype)
+
+
+def parse_pair(text: str, dtype: str = "float32") -> CodecPair:
+    """Build the pair from ``push/pull``, or from one codec for both ways. Raises CodecError, too, for two that do not go together."""
+    push, slash, pull = text.partition("/")
+    first = parse_codec(push, dtype)
+    return CodecPair(first, (parse_codec(pull, dtype) if slash else first).answering(first))
+
+
+def parse_scheme(text: str, setting: Setting = _ANY) -> Scheme:
+    """Build the scheme that ``text`` names. Raises CodecError naming codec and parameter."""
+    push, slash, pull = text.strip().partition("/")
+    name, parameters = split_text(push)
+    target = _SCHEMES.get(name)
+    if target is not None:
+        if pull:
+            raise CodecError(f"codec {name} answers in its own way: write {push!r}, not {text!r}")
+        module, _, attribute = target.partition(":")
+        made: Scheme = getattr(importlib.import_module(module), attribute).from_parameters(parameters, setting)
+        return made
+    from psgc.codecs.momentum import MemoryScheme, read_memory, split_memory
+
+    own, remembered = split_memory(parameters)
+    push = join_text(name, own)
+    memory = read_memory(name, remembered)
+    inner = _one_round(f"{push}{slash}{pull}", setting)
+    return MemoryScheme(inner, memory, setting) if memory.parameters else inner
+
+
+def _one_round(text: str, setting: Setting) -> Scheme:
+    push, _, pull = text.partition("/")
+    if pull == "relay":
+        from psgc.codecs.relay import RelayScheme
+
+        codec = _relayed(push, setting.dtype)
+        _check_bucket([codec], setting)
+        return RelayScheme(codec, setting)
+    pair = parse_pair(text, setting.dtype)
+    _check_bucket([pair.push, pair.pull], setting)
+    return PairScheme(pair)
+
+
+def _check_bucket(codecs: Sequence[Codec], setting: Setting) -> None:
+    """Raise CodecError, naming the bucket's first tensor by its shape, if a codec cannot carry the bucket."""
+    if not setting.shapes:  # not known
+        return
+    for codec in codecs:
+        try:
+            codec.check_bucket(sum(map(math.prod, setting.shapes)))
+        except CodecError as error:
+            raise CodecError(f"{error} (tensor of shape {list(setting.shapes[0])}, of {len(setting.shapes)} in the bucket)") from None
+
+
+def _relayed(text: str, dtype: str) -> Codec:
+    """The codec in front of ``/relay``: functions, or any other."""
+    from psgc.codecs.script_codec import FunctionsCodec
+
+    name, parameters = split_text(text)
+    if name == SCRIPT_CODEC:
+        return FunctionsCodec.from_parameters(parameters, dtype)
+    functions = known_functions().get(name)
+    if functions is None:
+        return parse_codec(text, dtype)
+    if parameters:
+        raise CodecError(f"codec {name} is made of functions and takes no parameters, got {', '.join(parameters)}")
+    return FunctionsCodec(dtype, functions_name=name, bound=(functions.bytes_per_element, functions.extra_bytes), ef=functions.feedback)
+
+
+def _own_names() -> tuple[str, ...]:
+    return (*_CODECS, *_SCHEMES, SCRIPT_CODEC, "relay")
+
+
+def _codec_class(name: str) -> type[Codec]:
+    target = _CODECS.get(name)
+    if target is None:
+        return _foreign_class(name)
+    module, _, attribute = target.partition(":")
+    found: type[Codec] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+@functools.cache
+def _foreign_class(name: str) -> type[Codec]:
+    """The class that another package has for this name. Raises CodecError if there is none, or none that works."""
+    if name == SCRIPT_CODEC or name in registered_functions():
+        raise CodecError(f"codec {name}: its functions exist in the trainer only, so servers cannot decode it; write '{name}/relay'")
+    if name in registered_schemes():
+        raise CodecError(f"codec {name} takes several rounds and answers in its own way: write {name!r} by itself, not as one of a pair")
+    if name == "relay":
+        raise CodecError("codec relay is an answer alone: write it behind the codec whose payloads are forwarded, as in 'onebit/relay'")
+    packages = foreign_codecs()
+    if name not in packages:
+        functions = [f"{each}/relay" for each in registered_functions()]
+        known = (*registered_codecs(), *registered_schemes(), *packages, *functions)
+        raise CodecError(
+            f"unknown codec {name!r}; there are {', '.join(known)}; one of another package has to be installed with every worker, every server "
+            f"and the scheduler{did_you_mean(name.lower(), (*known, 'relay'))}"
+        )
+    return load_plugin(name, packages[name])
