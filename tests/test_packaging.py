@@ -25,6 +25,7 @@ FOLDERS = ("server", "worker", "cuda", "launch")
 PLAN_FLOORS = ("inputs", "model", "methods", "report", "whatif")  # what psgc/plan has folders for, from the ground up
 MOST_FILES = {
     "psgc/codecs": 30,
+    "psgc/codecs/common": 18,
     "launch": 48,
     "psgc/torch": 36,
     "psgc/transport": 22,
