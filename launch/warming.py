@@ -57,7 +57,7 @@ def warm(texts: Iterable[str], quiet: bool) -> list[dict[str, Any]]:
     compiled, and the seconds it took. Raises CodecError."""
     wanted, done = list(dict.fromkeys(texts)), []
     for text in wanted:
-        _scheme(text)
+        _refuse_unknown(text)
     lines = not quiet and not sys.stderr.isatty()
     if lines:
         _tell(f"compiling the kernels of {', '.join(wanted)}: some 10 s for each that has not been compiled here")
@@ -73,11 +73,13 @@ def warm(texts: Iterable[str], quiet: bool) -> list[dict[str, Any]]:
     return done
 
 
-def _scheme(text: str) -> Any:
-    """What there is to compile; None for the planner. Raises CodecError."""
-    from psgc.codecs import Setting, parse_scheme
+def _refuse_unknown(text: str) -> None:
+    """Raise CodecError for names that nobody has, before anything is said or compiled."""
+    from psgc.codecs import parse_scheme
 
-    return None if text == PLANNER else parse_scheme(text, Setting(shapes=((32, 32),)))
+    names = {side.partition(":")[0].partition("@")[0].strip() for side in text.split("/")}
+    if not names <= {*everything(), "relay", "functions"}:
+        parse_scheme(text)
 
 
 def _tell(text: str) -> None:
