@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from psgc.transport.handshake import ANSWER, CHALLENGE, WorkerProof, worker_key
 from psgc.transport.host import host_id, pid_started
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind, pack_header
 from psgc.wire.messages import Register, encode_body
+from tests.proxy import Proxy
 
 WAIT_S = 60.0
 Told = bytes  # what a stranger heard
@@ -193,46 +193,24 @@ def speaks_to_the_scheduler(port: int, job: int, token: str) -> list[Any]:
     return heard
 
 
-class Recorder:
-    """Forwards connections to a port and keeps what the first client says first."""
+class Recorder(Proxy):
+    """Keeps what each client says first."""
 
     def __init__(self, target: int) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.said: list[bytes] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._said: dict[int, bytearray] = {}
+        super().__init__(target)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
-                said = bytearray()
-                for source, sink, keep in ((client, server, said), (server, client, None)):
-                    threading.Thread(target=self._forward, args=(source, sink, keep), daemon=True).start()
-                self.said.append(b"")
-                threading.Thread(target=self._note, args=(said,), daemon=True).start()
+    @property
+    def said(self) -> list[bytes]:
+        """By connection; of the first one nothing before it has said a handshake and some frames."""
+        found = [bytes(said) for _, said in sorted(self._said.items())]
+        return [b"", *found[1:]] if found and len(found[0]) < ANSWER.size + 20_000 else found
 
-    def _note(self, said: bytearray) -> None:
-        while len(said) < ANSWER.size + 20_000:
-            time.sleep(0.01)
-        self.said[0] = bytes(said)
-
-    @staticmethod
-    def _forward(source: socket.socket, sink: socket.socket, keep: bytearray | None) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                if keep is not None and len(keep) < 1 << 20:
-                    keep += data
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def close(self) -> None:
-        self._listener.close()
+    def passed(self, number: int, from_client: bool, data: bytes) -> tuple[bytes, bool]:
+        said = self._said.setdefault(number, bytearray())
+        if from_client and len(said) < 1 << 20:
+            said += data
+        return data, True
 
 
 ATTACKS: tuple[Callable[[int, int], Told], ...] = (

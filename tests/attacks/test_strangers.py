@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,13 +16,9 @@ import pytest
 
 from psgc.transport.handshake import CHALLENGE
 from tests.attacks import strangers
+from tests.conftest import free_port
 
 GROWTH_BYTES = 24 << 20  # of the server under attack; early frames were once taken by the gigabyte
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def resident(pid: int) -> int:

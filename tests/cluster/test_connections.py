@@ -2,59 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
+from tests.conftest import free_port
+from tests.proxy import Proxy
 
-class CuttingProxy:
-    """Forwards TCP connections and cuts each one after a random number of bytes, in mid-payload more often than not."""
+
+class CuttingProxy(Proxy):
+    """Cuts each connection after a random number of bytes, both ways together, in mid-payload more often than not."""
 
     def __init__(self, target: int, seed: int, bytes_between_cuts: int) -> None:
-        self._target, self._random, self._budget = target, random.Random(seed), bytes_between_cuts
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
+        self._random, self._budget = random.Random(seed), bytes_between_cuts
+        self._left: dict[int, int] = {}  # by connection
         self.cuts = 0
         self.cutting = True
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(target)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                try:
-                    server = socket.create_connection(("127.0.0.1", self._target))
-                except OSError:
-                    client.close()
-                    continue
-                left = [self._random.randrange(self._budget // 2, self._budget)]
-                for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=self._forward, args=(source, sink, left), daemon=True).start()
-
-    def _forward(self, source: socket.socket, sink: socket.socket, left: list[int]) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                left[0] -= len(data)
-                if self.cutting and left[0] < 0:
-                    self.cuts += 1
-                    sink.sendall(data[: len(data) // 2])
-                    break
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def close(self) -> None:
-        self._listener.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    def passed(self, number: int, from_client: bool, data: bytes) -> tuple[bytes, bool]:
+        self._left.setdefault(number, self._random.randrange(self._budget // 2, self._budget))
+        self._left[number] -= len(data)
+        if self.cutting and self._left[number] < 0:
+            self.cuts += 1
+            return data[: len(data) // 2], False
+        return data, True
 
 
 def test_steps_survive_connections_cut_in_mid_payload(make_job: Callable[..., Any]) -> None:

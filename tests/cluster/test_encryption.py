@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.conftest import free_port
+from tests.proxy import Proxy
 
-class ReadingProxy:
-    """Forwards TCP connections and keeps what passes."""
+
+class ReadingProxy(Proxy):
+    """Keeps what passes."""
 
     def __init__(self, target: int) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
         self.seen = bytearray()
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(target)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
-                for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
-
-    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                self.seen += data
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def close(self) -> None:
-        self._listener.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    def passed(self, number: int, from_client: bool, data: bytes) -> tuple[bytes, bool]:
+        self.seen += data
+        return data, True
 
 
 @pytest.mark.parametrize("encrypt", [False, True])
