@@ -35,8 +35,8 @@ from psgc.transport.link_set import LinkSet
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import Topology
+from psgc.worker.connections.links import connect_server
 from psgc.worker.coordinator import Coordinator, Waiting
-from psgc.worker.links import connect_server
 
 PATIENCE_S = 300.0
 TICK_S = 0.25

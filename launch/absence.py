@@ -22,9 +22,9 @@ def tell_absence(config: Config, pid: int, why: str) -> None:
     """config: the worker's. why: how it ended, in a line."""
     import zmq
 
-    from psgc.transport.curve import control_keys
-    from psgc.transport.dealer import Dealer
+    from psgc.transport.control.dealer import Dealer
     from psgc.transport.host import host_id
+    from psgc.transport.security.curve import control_keys
 
     context: zmq.Context[Any] = zmq.Context()
     identity = b"launcher-%s-%d" % (os.urandom(6).hex().encode(), os.getpid())

@@ -19,7 +19,7 @@ from psgc.launch.supervisor import Patience, Supervisor
 from psgc.launch.threads import shared_cores
 from psgc.launch.version import version_line
 from psgc.launch.warming import prepare
-from psgc.transport.voice import own_outlet
+from psgc.transport.control.voice import own_outlet
 
 REQUIRED = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 GDB = ("gdb", "-ex", "run", "-ex", "bt", "-batch", "--args")

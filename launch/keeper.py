@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 
-from psgc.transport.keeper_wire import recv_segment
+from psgc.transport.memory.keeper_wire import recv_segment
 
 logger = logging.getLogger(__name__)
 

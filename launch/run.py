@@ -19,9 +19,9 @@ from psgc.launch.supervisor import Patience, Supervisor
 from psgc.launch.tables import progress
 from psgc.launch.threads import shared_cores
 from psgc.launch.warming import prepare
-from psgc.transport import encryption
+from psgc.transport.control.voice import own_outlet
 from psgc.transport.pacing import make_file
-from psgc.transport.voice import own_outlet
+from psgc.transport.security import encryption
 
 # Who is who in a job that this shell was set up for, or that this one is started from: wrong for this one.
 NOT_INHERITED: Final = {

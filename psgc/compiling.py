@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from psgc.config import outlet
-from psgc.transport.voice import Voice
+from psgc.transport.control.voice import Voice
 
 logger = logging.getLogger(__name__)
 TEXT: Final = "compiling kernels, once on this machine"

@@ -30,20 +30,20 @@ from psgc.report import Launcher
 from psgc.server.engine import Engine, KeyWork
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Send, SendResidual, ServerState, specs_of
 from psgc.server.store import KeyShape, Store
-from psgc.transport import encryption
-from psgc.transport.curve import control_keys
-from psgc.transport.dealer import TURNED_AWAY, Dealer
-from psgc.transport.gate import Gate, Listener
-from psgc.transport.handshake import NONCE_BYTES, ServerProof, worker_key
+from psgc.transport.control.dealer import TURNED_AWAY, Dealer
+from psgc.transport.control.lifeline import Lifeline
+from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
 from psgc.transport.host import host_id, local_address_for, member_alive, pid_started
-from psgc.transport.keeper_wire import send_segment
-from psgc.transport.lifeline import Lifeline
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
-from psgc.transport.memfd import LocalLink, LocalListener
+from psgc.transport.memory.keeper_wire import send_segment
 from psgc.transport.pacing import PacedLink
+from psgc.transport.security import encryption
+from psgc.transport.security.curve import control_keys
+from psgc.transport.security.gate import Gate, Listener
+from psgc.transport.security.handshake import NONCE_BYTES, ServerProof, worker_key
+from psgc.transport.shm import LocalLink, LocalListener
 from psgc.transport.tcp import TcpLink, TcpListener
-from psgc.transport.voice import ADMISSION, AWAITED, LIFELINE, Voice
 from psgc.transport.watch import Pollable, Watch
 from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Notice, Register, Topology, decode_body, decode_json, encode_body

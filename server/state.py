@@ -112,7 +112,7 @@ class ServerState:
         return self._effects(entry, entry.state.folded(last, payload_bytes, nonfinite, slot), now)
 
     def joined(self, peer: Hashable, rank: int) -> None:
-        """The connection has proved to be this rank's (see ``transport/handshake.py``). It takes the place of an older one."""
+        """The connection has proved to be this rank's (see ``transport/security/handshake.py``). It takes the place of an older one."""
         assert 0 <= rank < self.workers, "the proof is of a rank that the job has"
         self.lost(self.peers.get(rank, peer))
         for entry in self.keys.values():

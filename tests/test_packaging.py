@@ -28,9 +28,7 @@ MOST_FILES = {
     "psgc/codecs/common": 18,
     "launch": 48,
     "psgc/torch": 36,
-    "psgc/transport": 22,
     "psgc": 18,
-    "worker": 18,
 }  # codecs are of one kind; the others are still to be folded
 LAYERS = {"cuda": 0, "core": 1, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4}
 
@@ -130,7 +128,7 @@ def test_only_config_and_launchers_read_the_environment(path: Path) -> None:
 # Names that are imported, by the distribution that has them.
 DISTRIBUTIONS = {"zmq": "pyzmq", "llvmlite": "numba"}  # numba is of no use without llvmlite
 # With a line that says what to install.
-OPTIONAL = {"matplotlib": "psgc.plan.whatif.pictures", "cryptography": "psgc.transport.encryption"}
+OPTIONAL = {"matplotlib": "psgc.plan.whatif.pictures", "cryptography": "psgc.transport.security.encryption"}
 
 
 @pytest.mark.parametrize("path", sources(), ids=module_of)

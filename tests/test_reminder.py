@@ -7,7 +7,7 @@ import os
 import pytest
 
 from psgc.reminder import Reminder
-from psgc.transport.voice import AWAITED, PARTS, Voice, own_outlet
+from psgc.transport.control.voice import AWAITED, PARTS, Voice, own_outlet
 
 
 @pytest.mark.parametrize(

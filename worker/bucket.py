@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from psgc.codecs import Encoded, Stream, Way
 from psgc.errors import CodecError, UsageError
 from psgc.layout import Bucket, Layout, Part
-from psgc.transport.arena import Arena, Piece
+from psgc.transport.memory.arena import Arena, Piece
 from psgc.wire.frames import Flag
-from psgc.worker.owed import Owed
-from psgc.worker.residual import ExactResidual, Residual, TensorMemory, make_residual
+from psgc.worker.residuals.owed import Owed
+from psgc.worker.residuals.residual import ExactResidual, Residual, TensorMemory, make_residual
 from psgc.worker.session import BucketBuffer
 
 Bytes = NDArray[np.uint8]

@@ -23,8 +23,8 @@ from psgc.layout import ITEM_BYTES, Layout, key_text
 from psgc.reminder import LONGEST_S, Reminder
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, decode_body
-from psgc.worker.pace import Pace
-from psgc.worker.transfers import Transfer, Transfers
+from psgc.worker.connections.pace import Pace
+from psgc.worker.residuals.transfers import Transfer, Transfers
 
 NAMED_BY_SERVER_S: Final = 2.5  # a server looks once a heartbeat, and the scheduler passes its word on
 # Payloads that may wait in a connection's own queue: one that the kernel is taking, one to follow without a pause. All others wait here,

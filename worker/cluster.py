@@ -16,14 +16,14 @@ from psgc.config import Config
 from psgc.descriptors import raise_limit
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, Layout, build_layout
-from psgc.transport import encryption
+from psgc.transport.security import encryption
 from psgc.worker.bucket import BucketWork
-from psgc.worker.memory import own_memory, questions, take_answers, take_up
 from psgc.worker.network import Network, Submission
-from psgc.worker.residual import LayoutMemory
+from psgc.worker.residuals.memory import own_memory, questions, take_answers, take_up
+from psgc.worker.residuals.residual import LayoutMemory
+from psgc.worker.residuals.transfers import Transfer
 from psgc.worker.session import BucketBuffer, Session, Ticket
 from psgc.worker.tickets import StepTicket, TicketBoard
-from psgc.worker.transfers import Transfer
 
 logger = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from psgc.config import Config
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, Layout
 from psgc.reminder import Reminder
-from psgc.transport.curve import control_keys
-from psgc.transport.dealer import TURNED_AWAY, Dealer
+from psgc.transport.control.dealer import TURNED_AWAY, Dealer
+from psgc.transport.control.lifeline import Lifeline
+from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
 from psgc.transport.host import host_id, member_alive, pid_started
-from psgc.transport.lifeline import Lifeline
-from psgc.transport.voice import ADMISSION, AWAITED, LIFELINE, Voice
+from psgc.transport.security.curve import control_keys
 from psgc.transport.watch import Pollable
 from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Declare, Notice, Register, Topology, decode_body, decode_json, encode_body, pack

@@ -25,22 +25,22 @@ from psgc.layout import Declaration, Layout
 from psgc.mailbox import Mailbox
 from psgc.pool import Pool
 from psgc.report import Launcher
-from psgc.transport.arena import Arena
+from psgc.transport.control.voice import PARTS
 from psgc.transport.host import host_id
 from psgc.transport.link_set import LinkSet
+from psgc.transport.memory.arena import Arena
 from psgc.transport.pacing import PacedLink
-from psgc.transport.voice import PARTS
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Topology
 from psgc.worker.bucket import BucketWork, make_slots
 from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Measured, Transferred, Transmit
+from psgc.worker.connections.links import ServerLink, connect_server
+from psgc.worker.connections.reach import Reach
 from psgc.worker.coordinator import TICK_S, Coordinator, Waiting
-from psgc.worker.links import ServerLink, connect_server
-from psgc.worker.reach import Reach
+from psgc.worker.residuals.transfers import Transfer
 from psgc.worker.session import BucketBuffer
 from psgc.worker.tickets import StepTicket, TicketBoard
-from psgc.worker.transfers import Transfer
 
 logger = logging.getLogger(__name__)
 TURN_S = 0.02  # of one source's work in a turn of the loop

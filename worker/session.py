@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from psgc.config import Config
 from psgc.layout import Declaration, Layout
-from psgc.worker.residual import LayoutMemory
+from psgc.worker.residuals.residual import LayoutMemory
 
 
 class BucketBuffer(Protocol):

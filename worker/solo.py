@@ -18,8 +18,8 @@ from psgc.config import Config
 from psgc.errors import JobFailed, NonFiniteError, UsageError
 from psgc.layout import Declaration, Layout, build_layout
 from psgc.report import Launcher
-from psgc.worker.owed import Owed
-from psgc.worker.residual import LayoutMemory, TensorMemory
+from psgc.worker.residuals.owed import Owed
+from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
 
 

@@ -7,7 +7,7 @@ Parameters of any push codec with feedback, beside the codec's own (``topk:k=0.0
 | `momentum` | `none`, `nesterov`, `dgc` | what is compressed in the gradient's place (below)                              |
 | `mu`       | 0 <= mu < 1, 0.9      | momentum's factor                                                                   |
 | `clip`     | >= 0, 0 is off        | each rank first scales its part's gradient g to a norm of at most clip / sqrt(workers) |
-| `residual` | `float32`, `int8`     | how the residual is kept (see psgc/worker/residual.py)                              |
+| `residual` | `float32`, `int8`     | how the residual is kept (see psgc/worker/residuals/residual.py)                              |
 
     nesterov   u <- mu u + g     g + mu u is compressed. The trainer's optimizer then has no momentum of its own.
     dgc        u <- mu u + g     u is compressed; where something was sent u becomes 0 (factor masking). The optimizer is plain SGD.

@@ -18,10 +18,10 @@ from psgc.mailbox import Mailbox
 from psgc.report import Launcher
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.membership import Membership
-from psgc.transport.curve import control_keys
+from psgc.transport.control.router import Router
+from psgc.transport.control.voice import AWAITED, Voice
 from psgc.transport.host import host_id, local_address_for, member_alive, pid_started
-from psgc.transport.router import Router
-from psgc.transport.voice import AWAITED, Voice
+from psgc.transport.security.curve import control_keys
 from psgc.wire.frames import pack_header
 from psgc.wire.messages import MAX_CONTROL_BYTES, Register
 

@@ -18,8 +18,8 @@ from psgc.reminder import Reminder
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name
 from psgc.scheduler.roster import EPOCH, Member, Roster
-from psgc.transport.handshake import KEY_BYTES, worker_key
 from psgc.transport.host import same_network
+from psgc.transport.security.handshake import KEY_BYTES, worker_key
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
 from psgc.wire.messages import Declare, ErrorCode, Notice, Register, decode_body, decode_json, encode_body
 

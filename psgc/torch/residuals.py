@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from psgc.errors import UsageError
 from psgc.layout import Bucket, BucketSpec, Declaration, Layout, TensorSpec, build_layout, equal_parts
-from psgc.worker.residual import F32, ExactResidual, LayoutMemory, TensorMemory
+from psgc.worker.residuals.residual import F32, ExactResidual, LayoutMemory, TensorMemory
 from psgc.worker.session import Session
 
 Memories = dict[str, TensorMemory]

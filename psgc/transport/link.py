@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Final
 
-from psgc.transport.handshake import Proof
 from psgc.transport.pacing import PacedLink
+from psgc.transport.security.handshake import Proof
 from psgc.wire.frames import Header
 
 MAX_MESSAGES: Final = 64  # of one connection in one turn, before the others have theirs

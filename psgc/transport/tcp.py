@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from psgc.addresses import join, listening_socket, unmapped
 from psgc.errors import RemoteProtocolError
-from psgc.transport.encryption import TAG_BYTES, Cipher
-from psgc.transport.handshake import Proof, ServerProof
 from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Link
 from psgc.transport.pacing import cut
+from psgc.transport.security.encryption import TAG_BYTES, Cipher
+from psgc.transport.security.handshake import Proof, ServerProof
 from psgc.wire.frames import HEADER_BYTES, Header, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 

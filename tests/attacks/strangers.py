@@ -15,10 +15,10 @@ import numpy as np
 import zmq
 
 from psgc import __version__
-from psgc.transport.curve import control_keys
-from psgc.transport.dealer import Dealer
-from psgc.transport.handshake import ANSWER, CHALLENGE, WorkerProof, worker_key
+from psgc.transport.control.dealer import Dealer
 from psgc.transport.host import host_id, pid_started
+from psgc.transport.security.curve import control_keys
+from psgc.transport.security.handshake import ANSWER, CHALLENGE, WorkerProof, worker_key
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind, pack_header
 from psgc.wire.messages import Register, encode_body
 from tests.proxy import Proxy

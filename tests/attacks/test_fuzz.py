@@ -16,11 +16,11 @@ import pytest
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.server.state import Fold, Send, ServerState, specs_of
-from psgc.transport.gate import Gate
-from psgc.transport.handshake import ServerProof, WorkerProof, worker_key
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
-from psgc.transport.memfd import LocalLink, LocalListener
+from psgc.transport.security.gate import Gate
+from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
+from psgc.transport.shm import LocalLink, LocalListener
 from psgc.transport.tcp import TcpLink, TcpListener
 from psgc.wire.frames import HEADER_BYTES, HEADER_STRUCT, Flag, Header, Kind, pack_header
 

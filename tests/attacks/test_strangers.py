@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from psgc.transport.handshake import CHALLENGE
+from psgc.transport.security.handshake import CHALLENGE
 from tests.attacks import strangers
 from tests.conftest import free_port
 

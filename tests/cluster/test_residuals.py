@@ -12,11 +12,11 @@ import pytest
 
 from psgc.codecs import Stream
 from psgc.layout import Declaration, Layout, Part, TensorSpec, build_layout
-from psgc.transport.arena import Arena
+from psgc.transport.memory.arena import Arena
 from psgc.wire.frames import Flag
 from psgc.worker.bucket import BucketWork, make_slots
-from psgc.worker.memory import own_memory, take_up
-from psgc.worker.residual import TensorMemory
+from psgc.worker.residuals.memory import own_memory, take_up
+from psgc.worker.residuals.residual import TensorMemory
 
 TENSORS = tuple(TensorSpec(f"t{i}", (numel,), "float32") for i, numel in enumerate((5000, 1, 9000, 300, 20000)))
 

@@ -13,15 +13,15 @@ import pytest
 from psgc.launch.keeper import Keeper
 from psgc.server.step import Commit, Result
 from psgc.server.store import LABEL_BYTES, RECORD_BYTES, KeyShape, KeyStore, Store, find_blocks, read_record
-from psgc.transport.keeper_wire import send_segment
-from psgc.transport.memfd import Segment
+from psgc.transport.memory.keeper_wire import send_segment
+from psgc.transport.shm import Segment
 from psgc.wire.frames import Flag
 
 SERVER = """
 import os, signal, socket
 from psgc.server.step import Commit, Result
 from psgc.server.store import KeyShape, Store
-from psgc.transport.keeper_wire import send_segment
+from psgc.transport.memory.keeper_wire import send_segment
 from psgc.wire.frames import Flag
 store = Store()
 ((number, segment),) = store.add_keys([KeyShape(4, 100, 0), KeyShape(5, 8, 4)])

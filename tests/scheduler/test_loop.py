@@ -17,10 +17,10 @@ import zmq
 from psgc import __version__
 from psgc.config import Config
 from psgc.scheduler import loop as scheduler_loop
-from psgc.transport.curve import ControlKeys, control_keys
-from psgc.transport.dealer import Dealer
+from psgc.transport.control.dealer import Dealer
+from psgc.transport.control.router import Router
 from psgc.transport.host import host_id, pid_started, process_alive
-from psgc.transport.router import Router
+from psgc.transport.security.curve import ControlKeys, control_keys
 from psgc.wire.frames import HEADER_BYTES, Header, Kind, pack_header
 from psgc.wire.messages import Register, encode_body
 

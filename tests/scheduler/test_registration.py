@@ -9,7 +9,7 @@ import pytest
 
 from psgc import __version__
 from psgc.scheduler.actions import Log
-from psgc.transport.handshake import worker_key
+from psgc.transport.security.handshake import worker_key
 from psgc.wire.frames import Kind
 from psgc.wire.messages import ErrorCode, Notice, Topology
 from tests.scheduler.talk import (

@@ -17,7 +17,7 @@ from psgc.wire.messages import Notice, Topology, decode_body
 from psgc.worker import client as worker_client
 from psgc.worker.client import Decode, Encode, Failed, Greet, Measured, Transferred, Transmit
 from psgc.worker.coordinator import Coordinator, Waiting
-from psgc.worker.transfers import Transfer
+from psgc.worker.residuals.transfers import Transfer
 
 if TYPE_CHECKING:
     from simulation import World

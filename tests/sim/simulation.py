@@ -24,7 +24,7 @@ from psgc.layout import Declaration, Layout, TensorSpec, part_numel
 from psgc.wire.frames import Flag
 from psgc.wire.messages import ErrorCode
 from psgc.worker import coordinator
-from psgc.worker.transfers import Transfer
+from psgc.worker.residuals.transfers import Transfer
 
 STUCK_S = 60.0  # no part has come to its end for so long: nothing ever will, but over slow links
 SLOWEST_RATE = 2e4  # bytes a second: a payload takes half a second, but for what parts are at the least, and many wait for one another

@@ -26,7 +26,7 @@ from psgc.server.window import OPEN, Window
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind, pack_header, unpack_header
 from psgc.wire.messages import RESIDUAL_NUMEL, ErrorCode, Notice, encode_body
 from psgc.worker.client import Client, Greet, PartState, Phase, Transferred, Transmit
-from psgc.worker.transfers import Transfer
+from psgc.worker.residuals.transfers import Transfer
 
 
 def breaking(when: Callable[[Header], bool]) -> Callable[[Any], World]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from psgc.wire.messages import MEASURE_BYTES
-from psgc.worker.pace import Pace
+from psgc.worker.connections.pace import Pace
 
 
 def measured(echo_s: Callable[[int], float]) -> tuple[Pace, float, list[int]]:

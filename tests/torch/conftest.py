@@ -18,7 +18,7 @@ from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError
 from psgc.layout import Declaration, Layout, build_layout, compare
 from psgc.torch import api
-from psgc.worker.residual import LayoutMemory, TensorMemory
+from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
 
 WAIT_S = 30.0  # a rank that waits longer hangs

@@ -12,7 +12,7 @@ import psgc.torch as psgc
 from psgc.errors import UsageError
 from psgc.torch import api
 from psgc.torch.saved import check_states, share_of
-from psgc.worker.residual import Int8Residual
+from psgc.worker.residuals.residual import Int8Residual
 
 Ranks = Any  # the fixture ``ranks`` of conftest
 KIND = "gradients"

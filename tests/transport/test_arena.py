@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psgc.transport.arena import FIRST_BYTES, Arena
-from psgc.transport.handshake import WorkerProof
-from psgc.transport.mapping import map_shared, populate
-from psgc.transport.memfd import LocalLink, Segment
+from psgc.transport.memory.arena import FIRST_BYTES, Arena
+from psgc.transport.memory.mapping import map_shared, populate
+from psgc.transport.security.handshake import WorkerProof
+from psgc.transport.shm import LocalLink, Segment
 from psgc.wire.frames import Header, Kind
 
 

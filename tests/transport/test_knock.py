@@ -6,7 +6,7 @@ import errno
 import socket
 
 from psgc.addresses import listening_socket
-from psgc.transport.knock import AGAIN_S, PATIENCE_S, Knock
+from psgc.transport.control.knock import AGAIN_S, PATIENCE_S, Knock
 
 
 def settled(knock: Knock) -> int | None:

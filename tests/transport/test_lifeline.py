@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from psgc.transport.lifeline import Lifeline, Sign
+from psgc.transport.control.lifeline import Lifeline, Sign
 
 SILENCE_S, DEAD_S, TICK_S = 5.0, 60.0, 0.25
 

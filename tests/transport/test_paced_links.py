@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psgc.transport.handshake import ServerProof, WorkerProof, worker_key
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
 from psgc.transport.pacing import FRAME_SHARE, PacedLink
+from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
 from psgc.transport.tcp import TcpLink, TcpListener
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from psgc.layout import Bucket, BucketSpec, Declaration, Layout, Part, TensorSpec
-from psgc.transport.handshake import ANSWER_FIELDS, CHALLENGE_FIELDS, WELCOME_FIELDS
+from psgc.transport.security.handshake import ANSWER_FIELDS, CHALLENGE_FIELDS, WELCOME_FIELDS
 from psgc.wire import messages
 from psgc.wire.frames import FIELDS, Flag, Kind
 from psgc.wire.messages import ErrorCode

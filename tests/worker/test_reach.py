@@ -8,7 +8,7 @@ import os
 import pytest
 
 from psgc.wire.messages import ServerAddress
-from psgc.worker.reach import Reach, Trouble
+from psgc.worker.connections.reach import Reach, Trouble
 
 SILENCE_S, REGISTER_S, STEP_S = 5.0, 300.0, 600.0
 

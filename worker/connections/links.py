@@ -16,15 +16,15 @@ from typing import Any, Final, Literal
 
 from psgc.addresses import lookup, split
 from psgc.errors import PsgcError
-from psgc.transport.handshake import NONCE_BYTES, PATIENCE_S, Refused, WorkerProof
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
-from psgc.transport.memfd import LocalLink, Segment
+from psgc.transport.security.handshake import NONCE_BYTES, PATIENCE_S, Refused, WorkerProof
+from psgc.transport.shm import LocalLink, Segment
 from psgc.transport.tcp import TcpLink
 from psgc.wire.frames import HEADER_BYTES, Header
 from psgc.wire.messages import ServerAddress
 from psgc.worker.bucket import Slot
-from psgc.worker.reach import Trouble
+from psgc.worker.connections.reach import Trouble
 
 logger = logging.getLogger(__name__)
 RECONNECT_S: Final = 0.5

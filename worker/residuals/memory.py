@@ -14,8 +14,8 @@ from psgc.layout import Layout, Part, key_text
 from psgc.wire.frames import Flag
 from psgc.wire.messages import RESIDUAL_NUMEL
 from psgc.worker.bucket import BucketWork
-from psgc.worker.residual import F32, ExactResidual, LayoutMemory, TensorMemory
-from psgc.worker.transfers import Transfer
+from psgc.worker.residuals.residual import F32, ExactResidual, LayoutMemory, TensorMemory
+from psgc.worker.residuals.transfers import Transfer
 
 
 def own_memory(layout: Layout, works: Iterable[BucketWork], dropped: bool) -> LayoutMemory:

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.errors import RemoteProtocolError
-from psgc.transport.handshake import Proof, Refused
 from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Link
-from psgc.transport.mapping import map_shared
+from psgc.transport.memory.mapping import map_shared
+from psgc.transport.security.handshake import Proof, Refused
 from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 

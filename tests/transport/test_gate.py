@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from psgc.transport import gate as gate_module
-from psgc.transport.gate import AT_ONCE, MOST, Gate
-from psgc.transport.handshake import ANSWER, CHALLENGE, PATIENCE_S, ServerProof, WorkerProof, worker_key
 from psgc.transport.link import Link
-from psgc.transport.memfd import LocalLink, LocalListener
+from psgc.transport.security import gate as gate_module
+from psgc.transport.security.gate import AT_ONCE, MOST, Gate
+from psgc.transport.security.handshake import ANSWER, CHALLENGE, PATIENCE_S, ServerProof, WorkerProof, worker_key
+from psgc.transport.shm import LocalLink, LocalListener
 from psgc.transport.tcp import TcpLink, TcpListener
 from psgc.transport.watch import Watch
-from psgc.worker.links import LocalServerLink
+from psgc.worker.connections.links import LocalServerLink
 
 DATA_KEY = bytes(32)
 WAIT_S = 60.0
@@ -175,7 +175,7 @@ def test_out_of_descriptors_the_gate_rests_and_opens_again(door: Door, caplog: A
 
 
 def test_a_local_peer_of_another_user_is_refused(door: Door, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psgc.transport.memfd.os.getuid", lambda: 4242)
+    monkeypatch.setattr("psgc.transport.shm.os.getuid", lambda: 4242)
     link = door.member(over="unix")
     assert not door.admits(link)
     assert link.closed

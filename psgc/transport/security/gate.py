@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from psgc.transport.handshake import PATIENCE_S, Refused, ServerProof
 from psgc.transport.link import Link
-from psgc.transport.refusals import Refusals
+from psgc.transport.security.handshake import PATIENCE_S, Refused, ServerProof
+from psgc.transport.security.refusals import Refusals
 
 logger = logging.getLogger(__name__)
 MOST: Final = 256  # connections that have not proved themselves; one more, and the oldest goes: a worker is done within a round trip

@@ -10,8 +10,8 @@ import zmq
 
 from psgc.addresses import SCHEME, needs_ipv6
 from psgc.errors import PsgcError, RemoteProtocolError
-from psgc.transport.curve import ControlKeys, Doorkeeper, guard_scheduler
-from psgc.transport.dealer import COPY_BELOW_BYTES, MAX_MESSAGE_BYTES, message_of, set_common_options
+from psgc.transport.control.dealer import COPY_BELOW_BYTES, MAX_MESSAGE_BYTES, message_of, set_common_options
+from psgc.transport.security.curve import ControlKeys, Doorkeeper, guard_scheduler
 from psgc.transport.watch import has_message
 from psgc.wire.frames import Header
 

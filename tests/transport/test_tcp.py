@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from psgc.errors import ConfigError, PsgcError, RemoteProtocolError
-from psgc.transport.encryption import require
-from psgc.transport.handshake import ServerProof, WorkerProof, worker_key
 from psgc.transport.link_set import LinkSet
+from psgc.transport.security.encryption import require
+from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
 from psgc.transport.tcp import MAX_PAYLOAD_BYTES, STAGE_BYTES, TcpLink, TcpListener
 from psgc.transport.watch import Watch
 from psgc.wire.frames import HEADER_BYTES, Header, Kind, pack_header

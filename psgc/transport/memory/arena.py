@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.transport.mapping import populate
-from psgc.transport.memfd import Segment, aligned
+from psgc.transport.memory.mapping import populate
+from psgc.transport.shm import Segment, aligned
 
 FIRST_BYTES: Final = 4 << 20  # of the first segment; the thirty-second would have 8 PiB
 

@@ -19,7 +19,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from psgc.transport.refusals import SAID_S, Refusals
+from psgc.transport.security.refusals import SAID_S, Refusals
 
 logger = logging.getLogger(__name__)
 ROUNDS: Final = 100_000  # of PBKDF2: who has heard a handshake and guesses tokens pays so much a guess

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psgc.transport.handshake import ANSWER, CHALLENGE, ENCRYPTED, WELCOME, Refused, ServerProof, WorkerProof, worker_key
+from psgc.transport.security.handshake import ANSWER, CHALLENGE, ENCRYPTED, WELCOME, Refused, ServerProof, WorkerProof, worker_key
 
 DATA_KEY = bytes(range(32))
 WORKERS, EPOCH = 3, 1

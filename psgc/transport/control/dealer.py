@@ -16,8 +16,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from psgc.addresses import needs_ipv6, split
 from psgc.errors import RemoteProtocolError
-from psgc.transport.curve import HUNG_UP, ControlKeys, prove_membership
-from psgc.transport.knock import Knock
+from psgc.transport.control.knock import Knock
+from psgc.transport.security.curve import HUNG_UP, ControlKeys, prove_membership
 from psgc.transport.watch import Pollable, has_message
 from psgc.wire.frames import Header, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode

@@ -1,0 +1,1 @@
+"""Who may come in, and what nobody else may read: proofs, keys, encryption, refusals."""

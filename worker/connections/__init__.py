@@ -1,0 +1,1 @@
+"""A worker's connections to its servers: made, proved, measured, and made again."""
