@@ -15,7 +15,7 @@ from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.methods.space import WayTable
 from psgc.plan.model.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND
-from psgc.plan.model.timeline import STATE, SURELY, Ints, begin, resume
+from psgc.plan.model.timeline import ROUNDING, Ints, begin, new_run, new_snapshots, restore, resume, save
 
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
@@ -54,14 +54,16 @@ class Trials:
 
 
 @helper
-def _set(ready: Any, kind: Any, option: Any, first: Any, length: Any, begins: Any, last: Any, alike: Any) -> None:
-    """Every chain's tasks, and how many chains after it are as it is."""
+def _new_run(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any) -> Any:
+    """A run at its beginning, every chain with the tasks of its option."""
+    run = new_run(ready, resource, us, rest)
     for chain in range(ready.size - 1, -1, -1):
-        begins[chain] = first[kind[chain], option[chain]]
-        last[chain] = begins[chain] + length[option[chain]]
-        alike[chain] = chain + 1
-        if chain + 1 < ready.size and ready[chain] == ready[chain + 1] and begins[chain] == begins[chain + 1]:
-            alike[chain] = alike[chain + 1]
+        run.begins[chain] = first[kind[chain], option[chain]]
+        run.ends[chain] = run.begins[chain] + length[option[chain]]
+        if chain + 1 < ready.size and ready[chain] == ready[chain + 1] and run.begins[chain] == run.begins[chain + 1]:
+            run.alike[chain] = run.alike[chain + 1]
+    begin(run)
+    return run
 
 
 @helper
@@ -85,13 +87,8 @@ _JOB: Final = (_IN_F64, _IN_I64, _IN_I64, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64,
 
 @kernel(types.float64(*_JOB, types.float64))
 def _step(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, below: Any) -> Any:
-    n = ready.size
-    begins, last, alike = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-    state, available, nexts, start, backward = np.empty(STATE), np.empty(n), np.empty(n, np.int64), np.empty(us.size), np.empty(n)
-    _set(ready, kind, option, first, length, begins, last, alike)
-    begin(begins, state, available, nexts)
-    limit = np.nextafter(below, 0.0)
-    step = resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, n, limit, start, backward)
+    run = _new_run(ready, kind, option, first, length, resource, us, rest)
+    step = resume(run, ready.size, np.nextafter(below, 0.0))
     return step if step < below else np.inf
 
 
@@ -99,38 +96,34 @@ def _step(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource:
 def _best(
     ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, low: Any, high: Any, candidates: Any, best: Any
 ) -> Any:  # fmt: skip
-    n = ready.size
-    begins, last, alike = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-    state, available, nexts, start, backward = np.empty(STATE), np.empty(n), np.empty(n, np.int64), np.empty(us.size), np.empty(n)
-    _set(ready, kind, option, first, length, begins, last, alike)
+    run = _new_run(ready, kind, option, first, length, resource, us, rest)
     for chain in range(low - 1, -1, -1):  # others that are alike now will not be
-        alike[chain] = min(alike[chain], low)
-    alike[low:high] = high
+        run.alike[chain] = min(run.alike[chain], low)
+    run.alike[low:high] = high
     until = low
     while until > 0 and ready[until - 1] == ready[low]:
         until -= 1
-    begin(begins, state, available, nexts)
-    resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, until, np.inf, start, backward)
-    kept_state, kept_available, kept_nexts = state.copy(), available.copy(), nexts.copy()
-    # what each resource has before it from when it is next free
+    resume(run, until, np.inf)
+    snapshots = new_snapshots(1, run)
+    save(run, snapshots, 0)
+    # when each resource could be done at the earliest with all that is left, but for the bucket that changes
     busy = np.empty(len(RESOURCES))
-    busy[:] = state[: busy.size]
+    busy[:] = run.state[: busy.size]
     busy[GPU] += ready[-1] - (ready[until - 1] if until else 0.0)
-    for chain in range(n):
+    for chain in range(ready.size):
         if not low <= chain < high:
-            _add(busy, nexts[chain], last[chain], 1.0, resource, us)
+            _add(busy, run.next_task[chain], run.ends[chain], 1.0, resource, us)
     chosen, load = -1, np.empty(busy.size)
     for candidate in candidates:
-        begins[low:high] = first[kind[low], candidate]
-        last[low:high] = begins[low] + length[candidate]
+        run.begins[low:high] = first[kind[low], candidate]
+        run.ends[low:high] = run.begins[low] + length[candidate]
         load[:] = busy
-        _add(load, begins[low], last[low], float(high - low), resource, us)
-        if load.max() * SURELY >= best:
+        _add(load, run.begins[low], run.ends[low], float(high - low), resource, us)
+        if load.max() * ROUNDING >= best:
             continue
-        state[:], available[:], nexts[:] = kept_state, kept_available, kept_nexts
-        nexts[low:high] = begins[low]
-        limit = np.nextafter(best, 0.0)
-        step = resume(ready, begins, last, alike, resource, us, rest, state, available, nexts, n, limit, start, backward)
+        restore(run, snapshots, 0)
+        run.next_task[low:high] = run.begins[low]
+        step = resume(run, ready.size, np.nextafter(best, 0.0))
         if step < best:
             chosen, best = candidate, step
     return chosen, best
@@ -140,32 +133,31 @@ def _best(
 def _last_bubble(
     ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, sent: Any
 ) -> Any:  # fmt: skip
-    """Run it all, each chain with tasks of its own, and go through what is sent, by when it begins. ``sent`` is when each chain was last sent."""
-    n = ready.size
-    begins, last, alike = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-    _set(ready, kind, option, first, length, begins, last, alike)
-    count = (last - begins).sum()
-    owner, own_resource, own_us, start = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count), np.empty(count)
-    state, available, nexts, backward = np.empty(STATE), np.empty(n), np.empty(n, np.int64), np.empty(n)
-    end, left = 0, np.zeros(n, np.int64)
-    for chain in range(n):
-        begin_at, begins[chain] = begins[chain], end
-        for task in range(begin_at, last[chain]):
+    """Simulate it all, each chain with tasks of its own, and go through what is sent, by when it starts. ``sent`` is when each chain was last
+    sent."""
+    shared = _new_run(ready, kind, option, first, length, resource, us, rest)
+    count = (shared.ends - shared.begins).sum()
+    owner, own_resource, own_us = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count)
+    run = new_run(ready, own_resource, own_us, own_us)
+    end, left = 0, np.zeros(ready.size, np.int64)
+    for chain in range(ready.size):
+        run.begins[chain], run.alike[chain] = end, shared.alike[chain]
+        for task in range(shared.begins[chain], shared.ends[chain]):
             owner[end], own_resource[end], own_us[end] = chain, resource[task], us[task]
             left[chain] += 1 if _sends(resource[task]) else 0
             end += 1
-        last[chain] = end
-    begin(begins, state, available, nexts)
-    resume(ready, begins, last, alike, own_resource, own_us, own_us, state, available, nexts, n, np.inf, start, backward)
+        run.ends[chain] = end
+    begin(run)
+    resume(run, ready.size, np.inf)
     bubble, until, in_part = 0.0, 0.0, 0
-    for task in np.argsort(start):
+    for task in np.argsort(run.start_us):
         chain = owner[task]
         if not _sends(own_resource[task]):
             continue
-        if start[task] > until and in_part == 0:
+        if run.start_us[task] > until and in_part == 0:
             bubble = until
         left[chain] -= 1
         in_part += (0 if sent[chain] else 1) - (0 if left[chain] else 1)
-        sent[chain] = start[task] + own_us[task]
+        sent[chain] = run.start_us[task] + own_us[task]
         until = max(until, sent[chain])
     return bubble

@@ -27,12 +27,12 @@ Ints = NDArray[np.int64]
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _OUT_F64: Final = types.Array(types.float64, 1, "C")
-# a run's state: when each resource is free, and then
+# Places in a run's state, behind those of the resources.
 _BACKWARD: Final = len(RESOURCES)
 _STEP: Final = _BACKWARD + 1
 _COMPUTED: Final = _STEP + 1
 STATE: Final = _COMPUTED + 1
-SURELY: Final = 1 - 1e-9  # sums are rounded otherwise than in a run
+ROUNDING: Final = 1 - 1e-9  # a sum of times may be rounded otherwise than the run's own
 
 
 class Chains(NamedTuple):
@@ -98,43 +98,97 @@ def define_timeline(chains: Chains) -> Timeline:
         step = max(step, end)
 
 
-@helper
-def begin(first: Any, state: Any, available: Any, nexts: Any) -> None:
-    """Set a run to its beginning."""
-    state[:] = 0.0
-    available[:] = np.inf
-    nexts[:] = first
+class Run(NamedTuple):
+    """A simulation under way, for compiled code alone; ``new_run`` makes one.
 
-
-@helper
-def resume(
-    ready: Any, begins: Any, last: Any, alike: Any, resource: Any, us: Any, rest: Any, state: Any, available: Any, nexts: Any, until: Any,
-    limit: Any, start: Any, backward: Any,
-) -> Any:  # fmt: skip
-    """Run on until backward would compute bucket ``until``, the step is longer than ``limit`` or will be, or to the end. Returns the step so
-    far, or what it will be at least.
-
-    state: when each resource is free, then backward, then the step, and how many buckets are computed. begins, last: of each bucket's tasks.
-    rest: what each task and those that follow it in its bucket take. alike: behind the buckets that follow this one with the same
-    readiness and the same tasks; none of them can begin before it.
+    ready_us: when backward alone would have computed each chain, ascending. resource, us, rest_us: of each task: what it holds, for how long,
+    and what it and the tasks behind it in its chain take together. begins, ends: each chain's tasks. alike: the chain behind those that
+    follow this one with the same readiness and the same tasks; none of them can begin before it.
+    state: when each resource is free, then backward; the step so far; how many chains are computed. available_us: when each chain's next
+    task can start. next_task: of each chain. start_us, backward_us: the result, as ``Timeline`` has it.
     """
+
+    ready_us: Any
+    resource: Any
+    us: Any
+    rest_us: Any
+    begins: Any
+    ends: Any
+    alike: Any
+    state: Any
+    available_us: Any
+    next_task: Any
+    start_us: Any
+    backward_us: Any
+
+
+class Snapshots(NamedTuple):
+    """What changes during a run, as it was at several moments, a row each."""
+
+    state: Any
+    available_us: Any
+    next_task: Any
+
+
+@helper
+def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any) -> Any:
+    """A run of these tasks, whose chains have none yet."""
+    chains = ready_us.size
+    return Run(
+        ready_us, resource, us, rest_us, np.zeros(chains, np.int64), np.zeros(chains, np.int64), np.arange(1, chains + 1),
+        np.zeros(STATE), np.empty(chains), np.zeros(chains, np.int64), np.empty(us.size), np.empty(chains),
+    )  # fmt: skip
+
+
+@helper
+def new_snapshots(rows: Any, run: Any) -> Any:
+    """Room for so many moments of the run."""
+    chains = run.ready_us.size
+    return Snapshots(np.empty((rows, STATE)), np.empty((rows, chains)), np.empty((rows, chains), np.int64))
+
+
+@helper
+def save(run: Any, snapshots: Any, row: Any) -> None:
+    """Note the run as it is now."""
+    snapshots.state[row], snapshots.available_us[row], snapshots.next_task[row] = run.state, run.available_us, run.next_task
+
+
+@helper
+def restore(run: Any, snapshots: Any, row: Any) -> None:
+    """Set the run back to how it was then."""
+    run.state[:], run.available_us[:], run.next_task[:] = snapshots.state[row], snapshots.available_us[row], snapshots.next_task[row]
+
+
+@helper
+def begin(run: Any) -> None:
+    """Set a run to its beginning."""
+    run.state[:] = 0.0
+    run.available_us[:] = np.inf
+    run.next_task[:] = run.begins
+
+
+@helper
+def resume(run: Any, until: Any, limit: Any) -> Any:
+    """Simulate until backward would compute chain ``until``, the step is longer than ``limit`` or will be, or to the end. Returns the step
+    so far, or a lower bound on it that is over ``limit``."""
+    ready, resource, state, available, nexts = run.ready_us, run.resource, run.state, run.available_us, run.next_task
     count, computed, step = ready.size, int(state[_COMPUTED]), state[_STEP]
     low = 0
     while step <= limit:
         when, chosen = np.inf, -1
         following = low
         while following < computed:
-            bucket = following
-            task = nexts[bucket]
-            following = alike[bucket] if task == begins[bucket] else bucket + 1
-            if task < last[bucket]:
+            chain = following
+            task = nexts[chain]
+            following = run.alike[chain] if task == run.begins[chain] else chain + 1
+            if task < run.ends[chain]:
                 if resource[task] == BOTH_WAYS:
-                    possible = max(available[bucket], state[SEND], state[RECEIVE])
+                    possible = max(available[chain], state[SEND], state[RECEIVE])
                 else:
-                    possible = max(available[bucket], state[resource[task]])
+                    possible = max(available[chain], state[resource[task]])
                 if possible < when:
-                    when, chosen = possible, bucket
-            elif bucket == low:
+                    when, chosen = possible, chain
+            elif chain == low:
                 low += 1
         possible = max(state[_BACKWARD], state[GPU])
         if computed < count and possible < when:
@@ -145,17 +199,17 @@ def resume(
             state[_BACKWARD] = state[GPU] = end
             at = ready[computed]
             while computed < count and ready[computed] == at:
-                backward[computed], available[computed] = possible, end
+                run.backward_us[computed], available[computed] = possible, end
                 computed += 1
         elif chosen < 0:
             break
         else:
             task = nexts[chosen]
-            if (when + rest[task]) * SURELY > limit:
-                step = when + rest[task]
+            if (when + run.rest_us[task]) * ROUNDING > limit:
+                step = when + run.rest_us[task]
                 break
-            start[task], nexts[chosen] = when, task + 1
-            end = when + us[task]
+            run.start_us[task], nexts[chosen] = when, task + 1
+            end = when + run.us[task]
             available[chosen] = end
             if resource[task] == BOTH_WAYS:
                 state[SEND] = state[RECEIVE] = end
@@ -168,18 +222,20 @@ def resume(
 
 @kernel(types.float64(_IN_F64, _IN_I64, _IN_I64, _IN_F64, _OUT_F64, _OUT_F64))
 def _run(ready: Any, first: Any, resource: Any, us: Any, start: Any, backward: Any) -> Any:
-    state, available, nexts = np.empty(STATE), np.empty(ready.size), np.empty(ready.size, np.int64)
-    begin(first[:-1], state, available, nexts)
-    alike = np.arange(1, ready.size + 1)
-    for bucket in range(ready.size - 2, -1, -1):  # a bucket's parts: many, and only the first that has not begun can begin next
-        tasks, others = first[bucket], first[bucket + 1]
+    made = new_run(ready, resource, us, us)  # without a limit nobody asks what the rest of a chain takes
+    made.begins[:], made.ends[:] = first[:-1], first[1:]
+    for chain in range(ready.size - 2, -1, -1):  # a bucket's parts: many, and only the first that has not begun can begin next
+        tasks, others = first[chain], first[chain + 1]
         count = others - tasks
-        same = ready[bucket] == ready[bucket + 1] and first[bucket + 2] - others == count
+        same = ready[chain] == ready[chain + 1] and first[chain + 2] - others == count
         for task in range(count if same else 0):
             same = same and resource[tasks + task] == resource[others + task] and us[tasks + task] == us[others + task]
         if same:
-            alike[bucket] = alike[bucket + 1]
-    return resume(ready, first[:-1], first[1:], alike, resource, us, us, state, available, nexts, ready.size, np.inf, start, backward)
+            made.alike[chain] = made.alike[chain + 1]
+    begin(made)
+    step = resume(made, ready.size, np.inf)
+    start[:], backward[:] = made.start_us, made.backward_us
+    return step
 
 
 def run(chains: Chains) -> Timeline:
