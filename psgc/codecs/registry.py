@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from psgc.codecs.codec import Codec, CodecPair
-from psgc.codecs.common.functions import LEAST_PER_ELEMENT, Functions, known_functions
+from psgc.codecs.common.script_functions import LEAST_PER_ELEMENT, Functions, known_functions
 from psgc.codecs.common.sources import digest_suffix
 from psgc.codecs.common.texts import join_text, split_text
 from psgc.codecs.plugins import load_plugin, plugins

@@ -19,7 +19,7 @@ import numpy as np
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.common.feedback import FeedbackCodec, define_corrected
-from psgc.codecs.common.functions import LEAST_PER_ELEMENT, Functions, known_functions
+from psgc.codecs.common.script_functions import LEAST_PER_ELEMENT, Functions, known_functions
 from psgc.codecs.common.parameters import read_switch, with_defaults
 from psgc.codecs.common.payloads import define_sum
 from psgc.errors import CodecError, PayloadError

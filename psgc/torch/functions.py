@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from psgc.codecs import registry
-from psgc.codecs.common.functions import Functions
+from psgc.codecs.common.script_functions import Functions
 from psgc.errors import CodecError, PayloadError
 from psgc.torch.buffers import TORCH_DTYPES
 

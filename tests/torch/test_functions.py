@@ -14,7 +14,7 @@ import torch
 import psgc.torch as psgc
 from psgc.codecs import Stream, parse_codec, parse_pair, parse_scheme
 from psgc.codecs.codec import Codec
-from psgc.codecs.common import functions as known
+from psgc.codecs.common import script_functions as known
 from psgc.errors import CodecError, PayloadError
 
 MANUAL = Path(__file__).parents[2] / "docs" / "writing-a-codec.md"
