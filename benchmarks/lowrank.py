@@ -33,7 +33,7 @@ from gpt_model import Gpt, GptConfig  # noqa: E402 - the examples are no package
 from text_data import batch_of, load_text  # noqa: E402
 from train_gpt import validation_loss  # noqa: E402
 
-from psgc.codecs import Setting, Stream, parse_scheme  # noqa: E402
+from psgc.codecs import BucketContext, Stream, parse_scheme  # noqa: E402
 from psgc.codecs.catalogue import answered  # noqa: E402
 
 STEPS, WORKERS, BATCH, LR, BETAS = 300, 2, 8, 6e-3, (0.9, 0.95)
@@ -68,7 +68,7 @@ class Compressed:
     """A codec's rounds on the gradients of a model's matrices, with a residual each."""
 
     def __init__(self, variant: Variant, seed: int) -> None:
-        self._variant, self._seed, self._ways = variant, seed, dict[str, tuple[Any, Any]]()
+        self._variant, self._seed, self._states = variant, seed, dict[str, tuple[Any, Any]]()
         self.shares: list[float] = []
 
     def __call__(self, step: int, model: nn.Module) -> None:
@@ -78,21 +78,21 @@ class Compressed:
                 continue
             assert parameter.grad is not None
             grad = parameter.grad.numpy().reshape(-1)
-            if name not in self._ways:
-                scheme = parse_scheme(self._variant.codec, Setting(shapes=(tuple(parameter.shape),)))
-                self._ways[name] = scheme.way(grad.size), np.zeros(grad.size, np.float32) if scheme.feedback else None
-            way, residual = self._ways[name]
+            if name not in self._states:
+                scheme = parse_scheme(self._variant.codec, BucketContext(shapes=(tuple(parameter.shape),)))
+                self._states[name] = scheme.new_state(grad.size), np.zeros(grad.size, np.float32) if scheme.feedback else None
+            state, residual = self._states[name]
             whole = grad + (0 if residual is None else residual)
             payloads: list[Any] = []
-            for number, round_ in enumerate(way.rounds):
+            for number, round_ in enumerate(state.rounds):
                 out = np.empty(round_.pair.push.payload_bound(round_.numel), np.uint8)
                 stream = Stream(self._seed, step, 0, index)
-                payloads.append(out[: way.encode(number, grad, residual, 1.0, stream, out).payload_bytes])
+                payloads.append(out[: state.encode(number, grad, residual, 1.0, stream, out).payload_bytes])
                 answer = answered(round_, payloads[-1:])
-                if number < len(way.rounds) - 1:
-                    way.take(number, answer)
+                if number < len(state.rounds) - 1:
+                    state.take(number, answer)
                 else:
-                    way.apply(answer, payloads, grad, residual, 1.0)
+                    state.apply(answer, payloads, grad, residual, 1.0)
             sent, left = sent + float(np.square(grad).sum()), left + float(np.square(whole - grad).sum())
         self.shares.append(sent / (sent + left) if sent + left else 1.0)
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from psgc.codecs.catalogue import answered
 from psgc.codecs.codec import F32, Bytes, Codec, CodecPair, Stream
-from psgc.codecs.common.definitions import define_commit, define_decode, define_encode, define_finish, define_fold
+from psgc.codecs.common.definitions import reference_commit, reference_decode, reference_encode, reference_finish, reference_fold
 from psgc.codecs.registry import parse_scheme
-from psgc.codecs.scheme import PairScheme, Scheme, Setting, Way, slices
+from psgc.codecs.scheme import BucketContext, PairScheme, Scheme, SchemeState, slices
 from psgc.errors import CodecError, ConfigError, UsageError
 from psgc.launch.baselines import IMPLEMENTATIONS, MULTIPLE, WITH_BASELINES, Runner, one_thread, runner
 from psgc.machine import machine
@@ -82,7 +82,7 @@ def read_sizes(text: str) -> list[int]:
 
 def timed_subject(text: str, numel: int = CHECKED) -> Codec | Scheme:
     """The codec or scheme of several rounds that ``text`` names; low rank is that of a matrix of ``numel`` elements, about square."""
-    scheme = parse_scheme(text, Setting(workers=WORKERS, shapes=_about_square(numel)))
+    scheme = parse_scheme(text, BucketContext(workers=WORKERS, shapes=_about_square(numel)))
     if "/" in scheme.canonical:
         raise CodecError(f"codec {text}: bench kernels takes one codec at a time, not a pair; give --codec twice")
     return scheme.pair.push if isinstance(scheme, PairScheme) else scheme
@@ -255,7 +255,7 @@ class Part:
 class Step:
     """Everything that a step of a scheme of several rounds needs: of one worker, and of the server that sums ``WORKERS`` like it."""
 
-    way: Way
+    state: SchemeState
     grad: F32
     residual: F32 | None
     outs: list[Bytes]
@@ -269,33 +269,33 @@ class Step:
     @classmethod
     def filled(cls, scheme: Scheme, numel: int) -> Step:
         grad, residual = _gaussian(numel, 0), _gaussian(numel, 1) if scheme.feedback else None
-        step = cls(scheme.way(numel), grad, residual, [], [], [], [], [], grad.copy(), None if residual is None else residual.copy())
-        for index, round_ in enumerate(step.way.rounds):
+        step = cls(scheme.new_state(numel), grad, residual, [], [], [], [], [], grad.copy(), None if residual is None else residual.copy())
+        for index, round_ in enumerate(step.state.rounds):
             out = np.zeros(round_.pair.push.payload_bound(round_.numel), np.uint8)
             step.outs.append(out)
-            step.sent.append(out[: step.way.encode(index, grad, residual, RESCALE, STREAM, out).payload_bytes].copy())
+            step.sent.append(out[: step.state.encode(index, grad, residual, RESCALE, STREAM, out).payload_bytes].copy())
             step.pushed.append([step.sent[-1].copy() for _ in range(WORKERS)])
             step.answers.append(answered(round_, step.pushed[-1], WORKERS if round_.divides else 1))
             step.served.append(np.zeros(round_.pair.pull.payload_bound(round_.numel), np.uint8))
-            if index < len(step.way.rounds) - 1:
-                step.way.take(index, step.answers[-1])
+            if index < len(step.state.rounds) - 1:
+                step.state.take(index, step.answers[-1])
         return step
 
     def encode(self) -> None:
         """The payloads of all rounds."""
         for index, out in enumerate(self.outs):
-            self.way.encode(index, self.grad, self.residual, RESCALE, STREAM, out)
+            self.state.encode(index, self.grad, self.residual, RESCALE, STREAM, out)
 
     def decode(self) -> None:
         """Take the answers of all rounds; ``target`` and ``kept`` become the aggregate and the residual."""
         for index, answer in enumerate(self.answers[:-1]):
-            self.way.take(index, answer)
-        self.way.apply(self.answers[-1], self.sent, self.target, self.kept, RESCALE)
+            self.state.take(index, answer)
+        self.state.apply(self.answers[-1], self.sent, self.target, self.kept, RESCALE)
 
     def serve(self) -> list[Bytes]:
         """The server's answers of all rounds, slice by slice."""
         answers = []
-        for round_, pushed, out in zip(self.way.rounds, self.pushed, self.served, strict=True):
+        for round_, pushed, out in zip(self.state.rounds, self.pushed, self.served, strict=True):
             push, pull, numel = round_.pair.push, round_.pair.pull, round_.numel
             acc, divisor = np.empty(min(numel, push.chunk or numel), push.acc_dtype), WORKERS if round_.divides else 1
             for lo, hi in slices(push, numel):
@@ -308,16 +308,16 @@ class Step:
 def check_codec(codec: Codec, numel: int = CHECKED) -> None:
     """Raise CodecError unless every kernel has the definition's bytes."""
     part = Part.filled(codec, numel)
-    wanted = define_encode(codec, part.grad, part.residual, RESCALE, STREAM)
+    wanted = reference_encode(codec, part.grad, part.residual, RESCALE, STREAM)
     _same(codec, "encode", part.encode(), wanted)
     old = None if part.kept is None else part.kept.copy()
     part.decode()
-    _same(codec, "decode", part.elements, define_fold(codec, [wanted], numel, None).tobytes())
+    _same(codec, "decode", part.elements, reference_fold(codec, [wanted], numel, None).tobytes())
     if part.kept is not None and old is not None:
-        _same(codec, "commit", part.kept, define_commit(codec, wanted, part.grad, old, RESCALE).tobytes())
-    total = define_fold(codec, [wanted] * WORKERS, numel, None)
+        _same(codec, "commit", part.kept, reference_commit(codec, wanted, part.grad, old, RESCALE).tobytes())
+    total = reference_fold(codec, [wanted] * WORKERS, numel, None)
     server = codec.answering(codec)
-    answer, left = define_finish(server, total, WORKERS, part.residual if server.feedback else None, RESCALE, STREAM)
+    answer, left = reference_finish(server, total, WORKERS, part.residual if server.feedback else None, RESCALE, STREAM)
     _same(codec, "server", part.serve([part.payload] * WORKERS, np.zeros(codec.chunk or numel, np.float32)), answer)
     if part.kept is not None and left is not None:
         _same(codec, "server residual", part.kept, left.tobytes())
@@ -326,7 +326,7 @@ def check_codec(codec: Codec, numel: int = CHECKED) -> None:
 def check_scheme(scheme: Scheme, numel: int = CHECKED) -> None:
     """Raise CodecError unless a step of workers that are alike keeps what it does not apply, and applies what the definition says."""
     from psgc.codecs.powersgd import PowerSgdScheme
-    from psgc.codecs.shared import SharedScheme, define_step
+    from psgc.codecs.shared import SharedScheme, reference_step
 
     step = Step.filled(scheme, numel)
     step.decode()
@@ -337,7 +337,7 @@ def check_scheme(scheme: Scheme, numel: int = CHECKED) -> None:
         raise _wrong(scheme, "residual")
     if isinstance(scheme, SharedScheme):
         residuals = None if step.residual is None else [step.residual] * WORKERS
-        wanted, left = define_step([step.grad] * WORKERS, residuals, RESCALE, [STREAM] * WORKERS, WORKERS)
+        wanted, left = reference_step([step.grad] * WORKERS, residuals, RESCALE, [STREAM] * WORKERS, WORKERS)
         _same(scheme, "decode", step.target, wanted.tobytes())
         if step.kept is not None:
             _same(scheme, "commit", step.kept, left[0].tobytes())
@@ -361,9 +361,9 @@ def check_baseline(implementation: str, codec: str, found: Runner, numel: int) -
     else:
         subject = timed_subject(codec)
         assert isinstance(subject, Codec)
-        defined = define_encode(subject, grad, residual if subject.feedback else None, RESCALE, STREAM)
-        kept = define_commit(subject, defined, grad, residual, RESCALE) if subject.feedback else None
-        wanted = define_decode(subject, defined, numel), kept
+        defined = reference_encode(subject, grad, residual if subject.feedback else None, RESCALE, STREAM)
+        kept = reference_commit(subject, defined, grad, residual, RESCALE) if subject.feedback else None
+        wanted = reference_decode(subject, defined, numel), kept
     for mine, theirs in zip(got, wanted, strict=True):
         error = np.zeros(1) if mine is None is theirs else np.asarray(mine, np.float64) - np.asarray(theirs, np.float64)
         if not np.sum(error**2) <= 1e-6 * np.sum(grad.astype(np.float64) ** 2):

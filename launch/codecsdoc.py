@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from psgc.codecs import Setting, parse_scheme, registered_codecs, registered_schemes
+from psgc.codecs import BucketContext, parse_scheme, registered_codecs, registered_schemes
 from psgc.codecs.catalogue import catalogue, measured_figures
 from psgc.errors import CodecError
 from psgc.launch.bench_kernels import SIZES, bench_kernels
@@ -50,7 +50,7 @@ def _when(entry: dict[str, Any], what: str) -> str:
     for ef in ("0", "1"):
         if "ef" in entry["parameters"] and entry["parameters"]["ef"] != ef and not entry[what]:
             try:
-                other = parse_scheme(f"{entry['name']}:ef={ef}", Setting())
+                other = parse_scheme(f"{entry['name']}:ef={ef}", BucketContext())
             except CodecError:
                 return "no"
             return f"with ef={ef}" if getattr(other, what) else "no"

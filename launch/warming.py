@@ -33,9 +33,9 @@ _CODECS: Final = Path(psgc.__file__).parent / "codecs"
 def everything() -> list[str]:
     """What ``warm`` takes, for all that this installation can compile."""
     from psgc.codecs import registered_codecs, registered_schemes
-    from psgc.codecs.registry import foreign_codecs
+    from psgc.codecs.registry import plugin_codecs
 
-    return [*registered_codecs(), *registered_schemes(), *foreign_codecs(), PLANNER]
+    return [*registered_codecs(), *registered_schemes(), *plugin_codecs(), PLANNER]
 
 
 def is_warm(text: str) -> bool:
@@ -123,9 +123,9 @@ def _load(text: str) -> None:
             for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
                 import_module(module.name)
     else:
-        from psgc.codecs import Setting, parse_scheme
+        from psgc.codecs import BucketContext, parse_scheme
 
-        parse_scheme(text, Setting(shapes=((32, 32),))).warm()
+        parse_scheme(text, BucketContext(shapes=((32, 32),))).warm()
     from psgc.codecs.jit.kernel_cache import cache_folder
 
     folder = cache_folder()

@@ -20,7 +20,7 @@ class CodecError(PsgcError):
 
 
 class PayloadError(PsgcError):
-    """Payload bytes are not what their codec writes: truncated, flipped or foreign."""
+    """Payload bytes are not what their codec writes: truncated, flipped or another codec's."""
 
 
 class LayoutMismatch(PsgcError):

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final, Literal, get_args
 
-from psgc.codecs import BLOCK, Scheme, Setting, parse_scheme
+from psgc.codecs import BLOCK, BucketContext, Scheme, parse_scheme
 from psgc.codecs.codec import MAX_PART
 from psgc.errors import CodecError, LayoutMismatch, PsgcError, RemoteProtocolError, UsageError
 from psgc.wire.messages import ErrorCode, decode_json, parse_record
@@ -217,7 +217,7 @@ class Layout:
     def scheme(self, bucket: Bucket) -> Scheme:
         """How the bucket's parts are synchronised."""
         shapes = tuple(self.tensors[i].shape for i in bucket.tensors)
-        return parse_scheme(bucket.codec, Setting(bucket.dtype, self.workers, self.mean, shapes))
+        return parse_scheme(bucket.codec, BucketContext(bucket.dtype, self.workers, self.mean, shapes))
 
     def places(self, bucket: Bucket) -> Iterator[tuple[str, slice]]:
         """Where the elements of each of the bucket's tensors, by name, lie in it."""
@@ -315,9 +315,9 @@ def build_layout(
     for index, spec in enumerate(specs):
         dtype = tensors[spec.tensors[0]].dtype
         numel = sum(tensors[i].numel for i in spec.tensors)
-        setting = Setting(dtype, workers, declaration.mean, tuple(tensors[i].shape for i in spec.tensors))
+        context = BucketContext(dtype, workers, declaration.mean, tuple(tensors[i].shape for i in spec.tensors))
         try:
-            scheme = parse_scheme(spec.codec, setting)
+            scheme = parse_scheme(spec.codec, context)
             sizes = _cut(spec, numel, scheme, dtype, declaration.part_bytes, rate)
         except CodecError as error:
             raise CodecError(f"tensor {tensors[spec.tensors[0]].name!r}: {error}") from None

@@ -20,7 +20,7 @@ import zmq
 
 from psgc import __version__
 from psgc.addresses import SCHEME, is_loopback, join
-from psgc.codecs import Setting, parse_scheme
+from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import Layout
@@ -106,7 +106,7 @@ class Server:
         try:
             self._launcher.tell("joining")
             parse_scheme(
-                "none", Setting("float32")
+                "none", BucketContext("float32")
             ).warm()  # loads what kernels need, which takes seconds and the GIL, while nobody waits yet
             self._register()
             next_tick = time.monotonic() + self.config.heartbeat_s

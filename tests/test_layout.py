@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from psgc.codecs import BLOCK, Setting, parse_scheme
+from psgc.codecs import BLOCK, BucketContext, parse_scheme
 from psgc.errors import CodecError, LayoutMismatch, PsgcError
 from psgc.layout import (
     ITEM_BYTES,
@@ -145,7 +145,7 @@ def test_small_buckets_of_a_plan_and_broadcasts_travel_as_they_are(made: Any) ->
     for bucket in layout.buckets:
         small = bucket.numel * ITEM_BYTES[bucket.dtype] < declaration.min_compress_bytes
         plain = layout.kind == "broadcast" or (layout.kind == "plan" and small)
-        assert bucket.codec == ("none" if plain else parse_scheme(declaration.codec, Setting(bucket.dtype)).canonical)
+        assert bucket.codec == ("none" if plain else parse_scheme(declaration.codec, BucketContext(bucket.dtype)).canonical)
 
 
 @given(layouts())

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.codecs import Encoded, Stream, Way
+from psgc.codecs import Encoded, SchemeState, Stream
 from psgc.errors import CodecError, UsageError
 from psgc.layout import Bucket, Layout, Part
 from psgc.transport.memory.arena import Arena, Piece
@@ -44,7 +44,7 @@ class _SliceWork:
 
     offset: int
     numel: int
-    way: Way
+    state: SchemeState
     residual: Residual | None
     slots: list[Slot]
     lengths: list[int]
@@ -71,12 +71,12 @@ class BucketWork:
         for part in bucket.parts:
             if part.round == 0:
                 residual = make_residual(self.scheme.residual_dtype, part.numel) if self.keeps_residual else None
-                self._slices.append(_SliceWork(part.offset, part.numel, self._way(part), residual, [], []))
+                self._slices.append(_SliceWork(part.offset, part.numel, self._new_state(part), residual, [], []))
             self._slices[-1].slots.append(slots[part.key])
             self._slices[-1].lengths.append(0)
             self._by_key[part.key] = (self._slices[-1], part.round)
         # Where the servers keep a residual they add a skipped step's result back; else each worker adds its own payload.
-        rounds = self._slices[0].way.rounds if self._slices else ()
+        rounds = self._slices[0].state.rounds if self._slices else ()
         self._servers_add_back = any(round_.pair.pull.feedback for round_ in rounds)
         self._adds_back = self.keeps_residual and not self._servers_add_back
         self._lock = threading.Lock()
@@ -86,9 +86,9 @@ class BucketWork:
         self._owed: Owed | None = None
         self.step = 0
 
-    def _way(self, part: Part) -> Way:
+    def _new_state(self, part: Part) -> SchemeState:
         try:
-            return self.scheme.way(part.numel)
+            return self.scheme.new_state(part.numel)
         except CodecError as error:
             raise CodecError(f"tensor {self._tensor_at(part.offset)!r}: {error}") from None
 
@@ -102,7 +102,7 @@ class BucketWork:
 
     def push_codec_ids(self) -> dict[int, int]:
         """By key."""
-        return {key: work.way.rounds[index].pair.push.codec_id for key, (work, index) in self._by_key.items()}
+        return {key: work.state.rounds[index].pair.push.codec_id for key, (work, index) in self._by_key.items()}
 
     def begin(self, buffer: BucketBuffer, previous_skipped: bool, rescale: float) -> None:
         """A step starts; the last one has been stored."""
@@ -131,7 +131,7 @@ class BucketWork:
         residual = None if work.residual is None else work.residual.load()
         step = self.layout.past_steps + self.step
         stream = Stream(self.layout.seed, step, self._rank, self.bucket.index, lo, self.layout.number)
-        encoded = work.way.encode(index, array[lo:hi], residual, work.rescale, stream, work.slots[index].bytes)
+        encoded = work.state.encode(index, array[lo:hi], residual, work.rescale, stream, work.slots[index].bytes)
         work.lengths[index] = encoded.payload_bytes
         return encoded
 
@@ -145,7 +145,7 @@ class BucketWork:
         if index < len(work.slots) - 1:
             work.poisoned = bool(flags & Flag.NONFINITE)
             if not flags & (Flag.NONFINITE | Flag.SKIPPED):
-                work.way.take(index, payload)
+                work.state.take(index, payload)
             return False
         if self._owed is not None and flags & (Flag.NONFINITE | Flag.SKIPPED):
             self._owed.unpaid(work.offset)
@@ -166,7 +166,7 @@ class BucketWork:
 
     def _apply(self, work: _SliceWork, payload: Bytes, target: NDArray[Any], own: bool) -> None:
         residual = None if work.residual is None or not own else work.residual.load()
-        work.way.apply(payload, work.sent, target, residual, work.rescale)
+        work.state.apply(payload, work.sent, target, residual, work.rescale)
         if own:
             work.committed = True
         if work.residual is not None and residual is not None:
@@ -177,7 +177,7 @@ class BucketWork:
         """What the slots' payloads stand for returns to the residual."""
         assert work.residual is not None
         residual = work.residual.load()
-        work.way.add_back(work.sent, residual)
+        work.state.add_back(work.sent, residual)
         work.residual.keep(residual)
         work.add_back = False
 
@@ -192,10 +192,10 @@ class BucketWork:
             kept = self._kept(work, dropped)
             if kept is not None:
                 residual[place] = kept.load() * np.float32(work.rescale)
-            state = work.way.state
+            state = work.state.saved
             if state is not None:
                 velocity[place], has_velocity = state * np.float32(work.rescale), True
-            factors |= {self._tensor_at(work.offset + first): values for first, values in work.way.factors.items()}
+            factors |= {self._tensor_at(work.offset + first): values for first, values in work.state.factors.items()}
         if self._owed is not None:
             residual = self._owed.left(dropped and not self._servers_add_back)
         has_residual = self.keeps_residual or self._owed is not None
@@ -226,17 +226,17 @@ class BucketWork:
             if work.residual is not None:
                 work.residual.keep(residual[place])
             work.rescale, work.committed, work.add_back = 1.0, False, False
-            if work.way.state is not None:
-                work.way.restore(velocity[place])
+            if work.state.saved is not None:
+                work.state.restore(velocity[place])
             end = work.offset + work.numel
-            work.way.restore_factors({first - work.offset: q for first, q in factors.items() if work.offset <= first < end})
+            work.state.restore_factors({first - work.offset: q for first, q in factors.items() if work.offset <= first < end})
 
     def _kept(self, work: _SliceWork, dropped: bool) -> Residual | None:
         """The residual of a slice, with what is to be added back to it; a copy then, for nothing changes by asking."""
         if work.residual is None or not (work.add_back or (self._adds_back and dropped and work.committed)):
             return work.residual
         values = work.residual.load().copy()
-        work.way.add_back(work.sent, values)
+        work.state.add_back(work.sent, values)
         kept = make_residual(self.scheme.residual_dtype, work.numel)
         kept.keep(values)
         return kept
@@ -246,7 +246,7 @@ class BucketWork:
         kept = ((number, work, self._kept(work, dropped)) for number, work in enumerate(self._slices))
         rounded = self.scheme.residual_dtype != "float32"
         return {
-            number: ExactResidual(work.rescale, residual.bytes.copy(), work.way.state)
+            number: ExactResidual(work.rescale, residual.bytes.copy(), work.state.saved)
             for number, work, residual in kept
             if residual is not None and (rounded or work.rescale != 1.0)
         }
@@ -259,8 +259,8 @@ class BucketWork:
                 raise UsageError(f"the saved residual of slice {number} of {self.name} is another codec's; is it another job's state?")
             work.residual.bytes[:] = exact.bytes
             work.rescale = exact.rescale
-            if exact.velocity is not None and work.way.state is not None:
-                work.way.restore(exact.velocity)
+            if exact.velocity is not None and work.state.saved is not None:
+                work.state.restore(exact.velocity)
 
     def server_parts(self) -> list[Part]:
         """Those that their server keeps a residual of, element by element."""

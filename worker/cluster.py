@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.codecs import Setting, parse_scheme
+from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
 from psgc.descriptors import raise_limit
 from psgc.errors import JobFailed, UsageError
@@ -189,7 +189,7 @@ class ClusterSession(Session):
             known = self._names.get(declaration.name)
             if known is None:
                 for dtype in {tensor.dtype for tensor in declaration.tensors}:
-                    parse_scheme(declaration.codec, Setting(dtype))
+                    parse_scheme(declaration.codec, BucketContext(dtype))
                 build_layout(declaration, layout_id=0, servers=1, workers=self.size)  # the scheduler's own would end the job
                 self._names[declaration.name] = declaration
                 return

@@ -2,9 +2,9 @@
 
 from psgc.codecs.codec import BLOCK, Codec, CodecPair, Encoded, Stream
 from psgc.codecs.registry import parse_codec, parse_pair, parse_scheme, registered_codecs, registered_schemes
-from psgc.codecs.scheme import ResidualDtype, Round, Scheme, Setting, Way
+from psgc.codecs.scheme import BucketContext, ResidualDtype, Round, Scheme, SchemeState
 
 __all__ = [
-    "BLOCK", "Codec", "CodecPair", "Encoded", "ResidualDtype", "Round", "Scheme", "Setting", "Stream", "Way",
+    "BLOCK", "Codec", "CodecPair", "Encoded", "ResidualDtype", "Round", "Scheme", "BucketContext", "Stream", "SchemeState",
     "parse_codec", "parse_pair", "parse_scheme", "registered_codecs", "registered_schemes",
 ]  # fmt: skip

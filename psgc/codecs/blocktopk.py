@@ -28,8 +28,8 @@ from psgc.codecs.common.parameters import read_switch, read_whole, with_defaults
 from psgc.codecs.common.sums import LEAF, halve, halved
 from psgc.codecs.jit.kernel import BOOL, I64, IN_F32, OUT_F32, SCALAR_F32, kernel
 from psgc.codecs.sparsify.counts import check_count, check_part, count_of, read_k, write_k
-from psgc.codecs.sparsify.gaps import IN_U32, define_packed, define_unpacked, pack, packed_bound, packed_length, unpack, well_formed
-from psgc.codecs.sparsify.sparse import SLICE, SparseCodec, define_scattered
+from psgc.codecs.sparsify.gaps import IN_U32, pack, packed_bound, packed_length, reference_packed, reference_unpacked, unpack, well_formed
+from psgc.codecs.sparsify.sparse import SLICE, SparseCodec, reference_scattered
 from psgc.errors import PayloadError
 
 MOST_BLOCK: Final = 65536
@@ -40,7 +40,7 @@ _INFINITY_BITS: Final = 0x7FF0000000000000
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 
 
-def define_squares(p: F32, block: int) -> NDArray[np.float64]:
+def reference_squares(p: F32, block: int) -> NDArray[np.float64]:
     """||p||_2^2 of each block."""
     squares = []
     for start in range(0, p.size, block):
@@ -57,7 +57,7 @@ def define_squares(p: F32, block: int) -> NDArray[np.float64]:
     return np.array(squares)
 
 
-def define_heaviest(squares: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def reference_heaviest(squares: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """Numbers, ascending, of the heaviest blocks."""
     return np.sort(np.argsort(-_ordered(squares), kind="stable")[:count])
 
@@ -246,16 +246,16 @@ class BlockTopKCodec(SparseCodec):
         unpack(payload, chosen)
         return chosen
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
         count, _ = self.blocks(p.size)
-        chosen = define_heaviest(define_squares(p, self._block), count)
-        return define_packed(chosen) + p[places_of(chosen, self._block, p.size)].tobytes()
+        chosen = reference_heaviest(reference_squares(p, self._block), count)
+        return reference_packed(chosen) + p[places_of(chosen, self._block, p.size)].tobytes()
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
         count, _ = self.blocks(numel)
-        chosen = define_unpacked(payload, count)
+        chosen = reference_unpacked(payload, count)
         end = packed_length(np.frombuffer(payload, np.uint8), count)
-        return define_scattered(places_of(chosen, self._block, numel), np.frombuffer(payload, np.float32, offset=end), numel)
+        return reference_scattered(places_of(chosen, self._block, numel), np.frombuffer(payload, np.float32, offset=end), numel)
 
 
 def _heaviest(ordered: NDArray[np.int64], count: int) -> NDArray[np.uint32]:

@@ -19,10 +19,10 @@ from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.common.floats import (
     FLOAT_KERNELS,
     U16,
-    define_narrow_bf16,
-    define_narrow_f16,
-    define_widen_bf16,
-    define_widen_f16,
+    reference_narrow_bf16,
+    reference_narrow_f16,
+    reference_widen_bf16,
+    reference_widen_f16,
 )  # fmt: skip
 from psgc.codecs.common.parameters import with_defaults
 from psgc.codecs.common.payloads import check_size, eight
@@ -64,11 +64,11 @@ class _CastCodec(Codec):
         FLOAT_KERNELS[self._format].finish(acc, lo, divisor, out)
         return Encoded(2 * numel, nonfinite=False)
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
-        return define_encode(self.name, p)
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
+        return reference_encode(self.name, p)
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
-        return define_decode(self.name, payload)
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
+        return reference_decode(self.name, payload)
 
 
 class Bf16Codec(_CastCodec):
@@ -89,15 +89,15 @@ class Fp16Codec(_CastCodec):
     _format = "float16"
 
 
-_NARROW: dict[str, Callable[[F32], U16]] = {"bf16": define_narrow_bf16, "fp16": define_narrow_f16}
-_WIDEN: dict[str, Callable[[U16], F32]] = {"bf16": define_widen_bf16, "fp16": define_widen_f16}
+_NARROW: dict[str, Callable[[F32], U16]] = {"bf16": reference_narrow_bf16, "fp16": reference_narrow_f16}
+_WIDEN: dict[str, Callable[[U16], F32]] = {"bf16": reference_widen_bf16, "fp16": reference_widen_f16}
 
 
-def define_encode(name: str, p: F32) -> bytes:
+def reference_encode(name: str, p: F32) -> bytes:
     """Payload of codec ``name`` for p."""
     return _NARROW[name](p).tobytes()
 
 
-def define_decode(name: str, payload: bytes) -> F32:
+def reference_decode(name: str, payload: bytes) -> F32:
     """Elements of a payload of codec ``name``."""
     return _WIDEN[name](np.frombuffer(payload, np.uint16))

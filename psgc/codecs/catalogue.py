@@ -14,8 +14,8 @@ import numpy as np
 
 from psgc.codecs.codec import F32, Bytes, Codec, Stream
 from psgc.codecs.figures import FIGURES
-from psgc.codecs.registry import foreign_codecs, parse_codec, parse_scheme, registered_codecs, registered_schemes
-from psgc.codecs.scheme import Round, Scheme, Setting
+from psgc.codecs.registry import parse_codec, parse_scheme, plugin_codecs, registered_codecs, registered_schemes
+from psgc.codecs.scheme import BucketContext, Round, Scheme
 
 PART: Final = 1 << 20  # elements of a 4 MiB fp32 part
 SHAPE: Final = (1024, PART // 1024)  # of the matrix that low rank is measured on
@@ -34,7 +34,7 @@ def catalogue() -> list[dict[str, Any]]:
     """One entry a codec or scheme, at its default parameters; those of other packages, which are measured now, say from which distribution they
     are."""
     own = [_entry(name, one, Figures(*FIGURES[name]) if name in FIGURES else _measured(one)) for name, one in _own().items()]
-    others = [(parse_codec(name), package) for name, package in foreign_codecs().items()]
+    others = [(parse_codec(name), package) for name, package in plugin_codecs().items()]
     return own + [_entry(codec.name, codec, _measured(codec)) | {"distribution": package} for codec, package in others]
 
 
@@ -44,7 +44,7 @@ def measured_figures() -> dict[str, Figures]:
 
 
 def _own() -> dict[str, Codec | Scheme]:
-    schemes = {name: parse_scheme(name, Setting(shapes=(SHAPE,))) for name in registered_schemes()}
+    schemes = {name: parse_scheme(name, BucketContext(shapes=(SHAPE,))) for name in registered_schemes()}
     return {name: parse_codec(name) for name in registered_codecs()} | schemes
 
 
@@ -106,15 +106,15 @@ def codec_decoded(codec: Codec, values: F32) -> tuple[int, F32]:
 
 def scheme_decoded(scheme: Scheme, values: F32) -> F32:
     """What a job of one worker makes of a part."""
-    way, target, sent = scheme.way(values.size), values.copy(), []
-    for index, round_ in enumerate(way.rounds):
+    state, target, sent = scheme.new_state(values.size), values.copy(), []
+    for index, round_ in enumerate(state.rounds):
         out = np.empty(round_.pair.push.payload_bound(round_.numel), np.uint8)
-        sent.append(out[: way.encode(index, target, None, 1.0, STREAM, out).payload_bytes])
+        sent.append(out[: state.encode(index, target, None, 1.0, STREAM, out).payload_bytes])
         answer = answered(round_, sent[-1:])
-        if index < len(way.rounds) - 1:
-            way.take(index, answer)
+        if index < len(state.rounds) - 1:
+            state.take(index, answer)
         else:
-            way.apply(answer, sent, target, None, 1.0)
+            state.apply(answer, sent, target, None, 1.0)
     return target
 
 

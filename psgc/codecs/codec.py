@@ -29,7 +29,7 @@ from psgc.errors import CodecError
 BLOCK: Final = 4096  # parts are cut, and scales end, at multiples of this many elements
 MAX_PART: Final = (1 << 31) - 1  # elements of a part: places and counts in it are 32-bit integers
 FLOATS: Final = ("float32", "bfloat16", "float16")
-FOREIGN_ID: Final = 0x8000  # codecs of other packages have ids from here on
+PLUGIN_ID: Final = 0x8000  # codecs of other packages have ids from here on
 DTYPES: Final[dict[str, Any]] = {  # part dtype -> NumPy dtype of its bytes (NumPy has no bfloat16: its bits as uint16)
     "float32": np.float32, "bfloat16": np.uint16, "float16": np.float16, "float64": np.float64,
     "uint8": np.uint8, "int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64, "bool": np.bool_,
@@ -157,11 +157,11 @@ class Codec(ABC):
         return None
 
     @abstractmethod
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
         """The payload of p in plain NumPy: what the kernels are held against. Never fast, always obvious."""
 
     @abstractmethod
-    def define_elements(self, payload: bytes, numel: int) -> Array:
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
         """The elements of a payload in plain NumPy, in the accumulator's dtype."""
 
     def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:

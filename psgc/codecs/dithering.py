@@ -22,7 +22,7 @@ from typing import ClassVar, Final, cast
 from psgc.codecs.codec import F32, Array, Codec
 from psgc.codecs.common.blocks import BlockFormat
 from psgc.codecs.common.grouped import GroupedCodec, Norm, grouped_format, planar_codes
-from psgc.codecs.common.natural import define_levels, define_powers, level_of, nearest_contraction, power_of
+from psgc.codecs.common.natural import level_of, nearest_contraction, power_of, reference_levels, reference_powers
 from psgc.codecs.common.parameters import read_choice, read_switch, read_whole, with_defaults
 from psgc.errors import CodecError
 
@@ -89,11 +89,11 @@ class NaturalDitheringCodec(DitheringCodec):
     def contraction(self, numel: int) -> float | None:
         return nearest_contraction(self._k, min(numel, self.group)) if self.feedback else None
 
-    def define_codes(self, scaled: F32, random: F32 | None) -> Array:
-        return define_levels(scaled, random, self._k)
+    def reference_codes(self, scaled: F32, random: F32 | None) -> Array:
+        return reference_levels(scaled, random, self._k)
 
-    def define_values(self, codes: Array) -> F32:
-        return define_powers(codes, self._k)
+    def reference_values(self, codes: Array) -> F32:
+        return reference_powers(codes, self._k)
 
 
 class TernaryCodec(GroupedCodec):

@@ -34,7 +34,7 @@ from psgc.codecs.jit.kernel import helper
 FORMATS: dict[str, tuple[int, int, float]] = {"e4m3": (3, 7, 448.0), "e5m2": (2, 15, 57344.0)}  # mantissa bits, bias, largest
 
 
-def define_table(format_: str) -> F32:
+def reference_table(format_: str) -> F32:
     """The values of codes 0..127."""
     mantissa, bias, _ = FORMATS[format_]
     code = np.arange(128)
@@ -138,8 +138,8 @@ class Fp8Codec(GroupedCodec):
         codes = _codes(self._format, random=not self.feedback)
         return grouped_format(self.bits, self.group, self.norm, *codes, _words(self._format))
 
-    def define_codes(self, scaled: F32, random: F32 | None) -> Array:
-        table = define_table(self._format)
+    def reference_codes(self, scaled: F32, random: F32 | None) -> Array:
+        table = reference_table(self._format)
         size = np.minimum(np.abs(scaled), np.float32(self.top_code))
         above = np.minimum(np.searchsorted(table, size, side="right"), 127)
         below = above - 1
@@ -154,6 +154,6 @@ class Fp8Codec(GroupedCodec):
         codes = np.where(size == table[below], below, below + up)
         return np.where(np.signbit(scaled), codes - 128, codes)
 
-    def define_values(self, codes: Array) -> F32:
+    def reference_values(self, codes: Array) -> F32:
         unsigned = codes.astype(np.int16) & 0x7F
-        return np.asarray(np.where(codes < 0, -1, 1).astype(np.float32) * define_table(self._format)[unsigned], np.float32)
+        return np.asarray(np.where(codes < 0, -1, 1).astype(np.float32) * reference_table(self._format)[unsigned], np.float32)

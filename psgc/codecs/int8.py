@@ -26,7 +26,7 @@ from psgc.codecs.common.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, cor
 from psgc.codecs.common.parameters import read_switch, with_defaults
 from psgc.codecs.common.payloads import MAX_PAYLOADS, check_scales, check_size, eight
 from psgc.codecs.common.rotation import RotatedInt8Codec
-from psgc.codecs.common.streams import define_uniform, keys, uniform
+from psgc.codecs.common.streams import keys, reference_uniform, uniform
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
 
 GROUP: Final = 256  # elements that share a scale
@@ -37,7 +37,7 @@ _INFINITY_BITS: Final = np.uint32(0x7F800000)
 _ROUNDER: Final = np.float32(1.5 * 2**23)  # x + this has x, rounded to nearest even, in its low bits for |x| < 2**22
 
 
-def define_group_scale(group: F32) -> np.float32:
+def reference_group_scale(group: F32) -> np.float32:
     """max|p| / 127 of one group; 0 if it would not be normal or an element is not finite."""
     top = np.abs(group).max()
     if not np.isfinite(top) or top / _TOP < _LEAST_SCALE:
@@ -45,9 +45,9 @@ def define_group_scale(group: F32) -> np.float32:
     return min(top / _TOP, _MOST_SCALE)
 
 
-def define_codes(group: F32, random: F32 | None) -> Array:
+def reference_codes(group: F32, random: F32 | None) -> Array:
     """Codes of one group; rounded stochastically where there are random numbers, else to nearest even."""
-    if define_group_scale(group) == 0:
+    if reference_group_scale(group) == 0:
         return np.zeros(group.size, np.int8)
     scaled = group * (_TOP / np.abs(group).max())
     if random is None:
@@ -57,15 +57,15 @@ def define_codes(group: F32, random: F32 | None) -> Array:
     return np.asarray(below + (random < scaled - below), np.int8)
 
 
-def define_encode(p: F32, stream: Stream | None, lo: int = 0) -> bytes:
+def reference_encode(p: F32, stream: Stream | None, lo: int = 0) -> bytes:
     """Payload of p; with a stream, elements of the part from ``lo`` on, rounded stochastically."""
     groups = [p[start : start + GROUP] for start in range(0, p.size, GROUP)]
-    random = None if stream is None else define_uniform(stream, lo, p.size)
-    codes = [define_codes(g, None if random is None else random[i * GROUP :][: g.size]) for i, g in enumerate(groups)]
-    return np.array([define_group_scale(g) for g in groups], np.float32).tobytes() + np.concatenate(codes).tobytes()
+    random = None if stream is None else reference_uniform(stream, lo, p.size)
+    codes = [reference_codes(g, None if random is None else random[i * GROUP :][: g.size]) for i, g in enumerate(groups)]
+    return np.array([reference_group_scale(g) for g in groups], np.float32).tobytes() + np.concatenate(codes).tobytes()
 
 
-def define_decode(payload: bytes, numel: int) -> F32:
+def reference_decode(payload: bytes, numel: int) -> F32:
     """Elements of a payload."""
     groups = -(-numel // GROUP)
     scales = np.repeat(np.frombuffer(payload, np.float32, groups), GROUP)[:numel]
@@ -312,11 +312,11 @@ class Int8Codec(FeedbackCodec):
         finite = _finish(acc, numel, lo, divisor, old, new, rescale, *self._rounding(stream, lo), out)
         return Encoded(self.payload_bound(numel), not finite)
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
-        return define_encode(p, None if self.feedback else stream)
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
+        return reference_encode(p, None if self.feedback else stream)
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
-        return define_decode(payload, numel)
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
+        return reference_decode(payload, numel)
 
     def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
         _commit(payload, numel, lo, grad, residual, rescale)

@@ -31,21 +31,21 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.common.parameters import MEMORY_DEFAULTS
+from psgc.codecs.common.parameters import MOMENTUM_DEFAULTS
 from psgc.codecs.common.sums import squares_kernel, sum_squares
 from psgc.codecs.common.texts import join_text
-from psgc.codecs.scheme import ResidualDtype, Round, Scheme, Setting, Way
+from psgc.codecs.scheme import BucketContext, ResidualDtype, Round, Scheme, SchemeState
 from psgc.errors import CodecError
 from psgc.spelling import did_you_mean
 
-Momentum = Literal["none", "nesterov", "dgc"]
+Kind = Literal["none", "nesterov", "dgc"]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Momentum:
     """The parameters above."""
 
-    momentum: Momentum = "none"
+    momentum: Kind = "none"
     mu: float = 0.9
     clip: float = 0.0
     residual: ResidualDtype = "float32"
@@ -54,22 +54,22 @@ class Memory:
     def parameters(self) -> dict[str, str]:
         """In canonical text, those at their default left out."""
         given = {"momentum": self.momentum, "mu": _text(self.mu), "clip": _text(self.clip), "residual": self.residual}
-        return {key: value for key, value in given.items() if value != MEMORY_DEFAULTS[key]}
+        return {key: value for key, value in given.items() if value != MOMENTUM_DEFAULTS[key]}
 
 
 def _text(number: float) -> str:
     return np.format_float_positional(number, trim="-")
 
 
-def split_memory(parameters: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """A push codec's own parameters, and those that are memory's."""
-    own = {key: value for key, value in parameters.items() if key not in MEMORY_DEFAULTS}
-    return own, {key: value for key, value in parameters.items() if key in MEMORY_DEFAULTS}
+def split_momentum(parameters: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """A push codec's own parameters, and those that are momentum's."""
+    own = {key: value for key, value in parameters.items() if key not in MOMENTUM_DEFAULTS}
+    return own, {key: value for key, value in parameters.items() if key in MOMENTUM_DEFAULTS}
 
 
-def read_memory(name: str, given: Mapping[str, str]) -> Memory:
-    """Memory from its text. Raises CodecError naming codec and parameter."""
-    text = {**MEMORY_DEFAULTS, **given}
+def read_momentum(name: str, given: Mapping[str, str]) -> Momentum:
+    """Momentum from its text. Raises CodecError naming codec and parameter."""
+    text = {**MOMENTUM_DEFAULTS, **given}
     for key, choices in (("momentum", ("none", "nesterov", "dgc")), ("residual", ("float32", "int8"))):
         if text[key] not in choices:
             raise CodecError(
@@ -80,7 +80,7 @@ def read_memory(name: str, given: Mapping[str, str]) -> Memory:
     mu, clip = (_number(name, key, text[key]) for key in ("mu", "clip"))
     if not mu < 1:
         raise CodecError(f"codec {name}: parameter mu is a number from 0 to below 1, not {text['mu']!r}")
-    return Memory(cast("Momentum", text["momentum"]), mu, clip, cast("ResidualDtype", text["residual"]))
+    return Momentum(cast("Kind", text["momentum"]), mu, clip, cast("ResidualDtype", text["residual"]))
 
 
 def _number(name: str, key: str, text: str) -> float:
@@ -93,27 +93,27 @@ def _number(name: str, key: str, text: str) -> float:
     return value
 
 
-class MemoryScheme(Scheme):
-    """One round by two codecs, or by relay, with memory on the worker. To the servers it is that round and nothing else."""
+class MomentumScheme(Scheme):
+    """One round by two codecs, or by relay, with momentum on the worker. To the servers it is that round and nothing else."""
 
-    def __init__(self, inner: Scheme, memory: Memory, setting: Setting) -> None:
+    def __init__(self, inner: Scheme, momentum: Momentum, context: BucketContext) -> None:
         (round_,) = inner.rounds(BLOCK)
         push = round_.pair.push
         if not inner.feedback:
-            raise CodecError(f"codec {push.canonical} keeps no residual, which {', '.join(memory.parameters)} needs; use one with ef=1")
-        if memory.momentum == "dgc" and not push.sparse:
+            raise CodecError(f"codec {push.canonical} keeps no residual, which {', '.join(momentum.parameters)} needs; use one with ef=1")
+        if momentum.momentum == "dgc" and not push.sparse:
             raise CodecError(
                 f"codec {push.canonical}: momentum=dgc forgets the momentum of what was sent, and this codec sends something of every element, so that "
                 f"none would be left; use momentum=nesterov, or a codec that sends some elements alone, as topk does"
             )
-        self._inner, self._push, self.memory = inner, push, memory
-        self._clip = memory.clip / math.sqrt(setting.workers)
-        self.residual_dtype = memory.residual
+        self._inner, self._push, self.momentum = inner, push, momentum
+        self._clip = momentum.clip / math.sqrt(context.workers)
+        self.residual_dtype = momentum.residual
         self.whole = inner.whole
 
     @property
     def canonical(self) -> str:
-        text = join_text(self._push.canonical.partition(":")[0], {**self._push.parameters, **self.memory.parameters})
+        text = join_text(self._push.canonical.partition(":")[0], {**self._push.parameters, **self.momentum.parameters})
         _, slash, pull = self._inner.canonical.partition("/")
         return f"{text}{slash}{pull}"
 
@@ -137,19 +137,19 @@ class MemoryScheme(Scheme):
         if self._clip:
             squares_kernel()
 
-    def way(self, numel: int) -> Way:
-        way = self._inner.way(numel)
-        if self.memory.momentum == "none" and not self._clip:
-            return way
-        return MomentumWay(way, self._push, numel, self.memory, self._clip)
+    def new_state(self, numel: int) -> SchemeState:
+        state = self._inner.new_state(numel)
+        if self.momentum.momentum == "none" and not self._clip:
+            return state
+        return MomentumState(state, self._push, numel, self.momentum, self._clip)
 
 
-class MomentumWay(Way):
+class MomentumState(SchemeState):
     """Compresses the velocity, or the gradient moved along it. velocity: float32 [numel], empty until the first step is applied."""
 
-    def __init__(self, inner: Way, push: Codec, numel: int, memory: Memory, clip: float) -> None:
+    def __init__(self, inner: SchemeState, push: Codec, numel: int, momentum: Momentum, clip: float) -> None:
         self.rounds = inner.rounds
-        self._inner, self._push, self._numel, self._memory, self._clip = inner, push, numel, memory, clip
+        self._inner, self._push, self._numel, self._momentum, self._clip = inner, push, numel, momentum, clip
         self.velocity: F32 = np.zeros(0, np.float32)
 
     def encode(self, index: int, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
@@ -162,7 +162,7 @@ class MomentumWay(Way):
             return
         velocity, moved = self._advanced(target, rescale)
         target[:] = moved  # what was encoded, against which the residual is committed
-        if self._memory.momentum == "dgc":
+        if self._momentum.momentum == "dgc":
             velocity[self._decoded(sent[0]) != 0] = 0
         self._inner.apply(payload, sent, target, residual, rescale)
         self.velocity = velocity
@@ -171,20 +171,20 @@ class MomentumWay(Way):
         self._inner.add_back(sent, residual)
 
     @property
-    def state(self) -> F32 | None:
-        return None if self._memory.momentum == "none" else np.resize(self.velocity, self._numel)
+    def saved(self) -> F32 | None:
+        return None if self._momentum.momentum == "none" else np.resize(self.velocity, self._numel)
 
-    def restore(self, state: F32) -> None:
-        self.velocity = state.copy()
+    def restore(self, saved: F32) -> None:
+        self.velocity = saved.copy()
 
     def _advanced(self, grad: Array, rescale: float) -> tuple[F32, F32]:
         """The next velocity, and what is compressed. rescale: the gradient's unit now against that of the velocity."""
         g = clipped(grad, self._clip)
-        if self._memory.momentum == "none":
+        if self._momentum.momentum == "none":
             return self.velocity, g
-        mu = np.float32(self._memory.mu)
+        mu = np.float32(self._momentum.mu)
         velocity = g + mu * (np.float32(rescale) * self.velocity) if self.velocity.size else np.array(g, np.float32)
-        if self._memory.momentum == "dgc":
+        if self._momentum.momentum == "dgc":
             return velocity, velocity
         return velocity, g + mu * velocity
 

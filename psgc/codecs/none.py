@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from psgc.codecs.codec import DTYPES, F32, FLOATS, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.common.floats import FLOAT_KERNELS, define_narrow_bf16, define_widen_bf16
+from psgc.codecs.common.floats import FLOAT_KERNELS, reference_narrow_bf16, reference_widen_bf16
 from psgc.codecs.common.parameters import with_defaults
 from psgc.codecs.common.payloads import check_size, eight
 
@@ -29,18 +29,18 @@ def accumulator(dtype: str) -> Any:
     return np.float64 if dtype == "float64" else np.int64
 
 
-def define_decode(dtype: str, payload: bytes) -> Array:
+def reference_decode(dtype: str, payload: bytes) -> Array:
     """Elements of a payload, in the accumulator's dtype."""
     items = np.frombuffer(payload, DTYPES[dtype])
-    return define_widen_bf16(items) if dtype == "bfloat16" else items.astype(accumulator(dtype))
+    return reference_widen_bf16(items) if dtype == "bfloat16" else items.astype(accumulator(dtype))
 
 
-def define_finish_uncompressed(dtype: str, acc: Array, divisor: int) -> bytes:
+def reference_finish_uncompressed(dtype: str, acc: Array, divisor: int) -> bytes:
     """Payload of the sum over the divisor."""
     if divisor != 1:
         acc = acc // divisor if acc.dtype == np.int64 else acc / acc.dtype.type(divisor)
     if dtype == "bfloat16":
-        return define_narrow_bf16(acc).tobytes()
+        return reference_narrow_bf16(acc).tobytes()
     with np.errstate(over="ignore"):
         return acc.astype(DTYPES[dtype]).tobytes()
 
@@ -115,11 +115,11 @@ class NoneCodec(Codec):
             np.copyto(self._slice(out, lo, hi), acc, casting="unsafe")
         return Encoded(self.payload_bound(numel), nonfinite=False)
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
         return p.tobytes()
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
-        return define_decode(self.dtype, payload)
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
+        return reference_decode(self.dtype, payload)
 
     def _slice(self, payload: Bytes, lo: int, hi: int) -> Array:
         item = self._items.itemsize

@@ -50,7 +50,7 @@ _GROW: Final = np.float32(2.0**13)
 _WORDS: Final = BLOCK // 32
 
 
-def define_lane_sum(magnitudes: F32) -> np.float32:
+def reference_lane_sum(magnitudes: F32) -> np.float32:
     """Sum of at most 4096 values in the documented order."""
     padded = np.zeros(-(-magnitudes.size // LANES) * LANES, np.float32)
     padded[: magnitudes.size] = magnitudes
@@ -62,24 +62,24 @@ def define_lane_sum(magnitudes: F32) -> np.float32:
     return np.float32(lanes[0])
 
 
-def define_scale(block: F32) -> np.float32:
+def reference_scale(block: F32) -> np.float32:
     """mean |p| of one block; 0 if any element is NaN or infinite."""
     if not np.isfinite(block).all():
         return np.float32(0)
     with np.errstate(over="ignore"):
-        total, count = define_lane_sum(np.abs(block)), np.float32(block.size)
+        total, count = reference_lane_sum(np.abs(block)), np.float32(block.size)
         if total <= MAX_F32:
             return np.float32(total / count)
-        return min(define_lane_sum(np.abs(block) * _SHRINK) / count * _GROW, MAX_F32)
+        return min(reference_lane_sum(np.abs(block) * _SHRINK) / count * _GROW, MAX_F32)
 
 
-def define_encode(p: F32) -> bytes:
+def reference_encode(p: F32) -> bytes:
     """Payload of p."""
-    scales = [define_scale(p[start : start + BLOCK]) for start in range(0, p.size, BLOCK)]
+    scales = [reference_scale(p[start : start + BLOCK]) for start in range(0, p.size, BLOCK)]
     return np.array(scales, np.float32).tobytes() + np.packbits(p < 0, bitorder="little").tobytes()
 
 
-def define_decode(payload: bytes, numel: int) -> F32:
+def reference_decode(payload: bytes, numel: int) -> F32:
     """Elements of a payload."""
     blocks = -(-numel // BLOCK)
     scales = np.repeat(np.frombuffer(payload, np.float32, blocks), BLOCK)[:numel]
@@ -344,11 +344,11 @@ class OneBitCodec(FeedbackCodec):
         finite = _finish(acc, numel, lo, divisor, old, new, rescale, out)
         return Encoded(self.payload_bound(numel), not finite)
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
-        return define_encode(p)
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
+        return reference_encode(p)
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
-        return define_decode(payload, numel)
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
+        return reference_decode(payload, numel)
 
     def fold_and_finish(
         self, push: Codec, payloads: Sequence[Bytes], numel: int, divisor: int, residual: F32 | None, residual_out: F32 | None,

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from psgc.codecs.codec import FOREIGN_ID, Codec
+from psgc.codecs.codec import PLUGIN_ID, Codec
 from psgc.errors import CodecError
 
 GROUP: Final = "psgc.codecs"
@@ -48,9 +48,9 @@ def load_plugin(name: str, package: str) -> type[Codec]:
         raise CodecError(f"{start}: {entry.value} is no subclass of psgc.codecs.Codec with all of its methods")
     if found.name != name:
         raise CodecError(f"{start}: the class calls itself {found.name!r}; the entry point and the class must have one name")
-    if not FOREIGN_ID <= found.codec_id < 2 * FOREIGN_ID:
+    if not PLUGIN_ID <= found.codec_id < 2 * PLUGIN_ID:
         raise CodecError(
-            f"{start}: codec_id is {found.codec_id}; ids of other packages' codecs lie from {FOREIGN_ID} to {2 * FOREIGN_ID - 1}"
+            f"{start}: codec_id is {found.codec_id}; ids of other packages' codecs lie from {PLUGIN_ID} to {2 * PLUGIN_ID - 1}"
         )
     return found
 

@@ -30,13 +30,13 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.codec import F32, FLOATS, Array, Bytes, CodecPair, Encoded, Stream
-from psgc.codecs.common.feedback import NO_RESIDUAL, define_corrected
+from psgc.codecs.common.feedback import NO_RESIDUAL, reference_corrected
 from psgc.codecs.common.orthonormal import F32_MATRIX, orthonormalise
 from psgc.codecs.common.parameters import read_switch, with_defaults
-from psgc.codecs.common.streams import define_uniform
+from psgc.codecs.common.streams import reference_uniform
 from psgc.codecs.jit.kernel import kernel
 from psgc.codecs.none import NoneCodec
-from psgc.codecs.scheme import Round, Scheme, Setting, Way, check_part
+from psgc.codecs.scheme import BucketContext, Round, Scheme, SchemeState, check_part
 from psgc.errors import CodecError
 
 MOST_RANK: Final = 64
@@ -75,7 +75,7 @@ def multiply(p: Any, q: Any, out: Any) -> None:
                 row[j] += left * right[j]
 
 
-def define_product(p: F32, q: F32) -> F32:
+def reference_product(p: F32, q: F32) -> F32:
     """p q^T as ``multiply`` sums it."""
     total = p[:, :1] * q[:, :1].T
     for k in range(1, p.shape[1]):
@@ -93,21 +93,21 @@ class PowerSgdScheme(Scheme):
         "large matrices whose gradients have few strong directions, as in transformers, over slow links; noise, as measured here, is its worst case"
     )
 
-    def __init__(self, setting: Setting = Setting(), *, rank: int = 4, ef: bool = True) -> None:  # noqa: B008 - immutable
-        if setting.dtype not in FLOATS:
-            raise CodecError(f"codec powersgd carries {', '.join(FLOATS)}, not {setting.dtype}; use 'none' for this tensor")
+    def __init__(self, context: BucketContext = BucketContext(), *, rank: int = 4, ef: bool = True) -> None:  # noqa: B008 - immutable
+        if context.dtype not in FLOATS:
+            raise CodecError(f"codec powersgd carries {', '.join(FLOATS)}, not {context.dtype}; use 'none' for this tensor")
         if not 1 <= rank <= MOST_RANK:
             raise CodecError(f"codec powersgd: parameter rank is a whole number from 1 to {MOST_RANK}, not '{rank}'")
-        self.setting, self.rank, self._ef = setting, rank, ef
+        self.context, self.rank, self._ef = context, rank, ef
 
     @classmethod
-    def from_parameters(cls, parameters: Mapping[str, str], setting: Setting) -> PowerSgdScheme:
+    def from_parameters(cls, parameters: Mapping[str, str], context: BucketContext) -> PowerSgdScheme:
         """Build from the text form's parameters. Raises CodecError naming the parameter."""
         given = with_defaults(cls, parameters)
         text = given["rank"]
         if not (text.isascii() and text.isdigit()):
             raise CodecError(f"codec powersgd: parameter rank is a whole number from 1 to {MOST_RANK}, not {text!r}")
-        return cls(setting, rank=int(text), ef=read_switch(cls, "ef", given["ef"]))
+        return cls(context, rank=int(text), ef=read_switch(cls, "ef", given["ef"]))
 
     @property
     def canonical(self) -> str:
@@ -128,7 +128,7 @@ class PowerSgdScheme(Scheme):
         matrices: list[Matrix] = []
         plain: list[slice] = []
         place = first_p = first_q = 0
-        for shape in self.setting.shapes or ((numel,),):
+        for shape in self.context.shapes or ((numel,),):
             size = math.prod(shape)
             rows = shape[0] if len(shape) > 1 else 1
             columns = size // rows if rows else 0
@@ -147,9 +147,9 @@ class PowerSgdScheme(Scheme):
         first = Round(pair, factors + sum(cut.stop - cut.start for cut in plain))
         return (first, Round(pair, self.rank * sum(m.columns for m in matrices))) if matrices else (first,)
 
-    def way(self, numel: int) -> PowerSgdWay:
+    def new_state(self, numel: int) -> PowerSgdState:
         check_part(self.canonical, numel)
-        return PowerSgdWay(self, numel)
+        return PowerSgdState(self, numel)
 
     def warm(self) -> None:
         """The kernels are compiled on import; those of `none` are the servers'."""
@@ -157,7 +157,7 @@ class PowerSgdScheme(Scheme):
             round_.pair.push.warm()
 
 
-class PowerSgdWay(Way):
+class PowerSgdState(SchemeState):
     """Keeps the step's P' from round 0 on, and Q from step to step: zeros before the first one, so that all of it is drawn."""
 
     def __init__(self, scheme: PowerSgdScheme, numel: int) -> None:
@@ -170,7 +170,7 @@ class PowerSgdWay(Way):
     def encode(self, index: int, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
         target = out[: 4 * self.rounds[index].numel].view(np.float32)
         with np.errstate(all="ignore"):  # what overflows is found in the result, and whether BLAS warns of it depends on the CPU
-            finite = self._encode(index, define_corrected(grad, residual, rescale) if residual is not None else grad, stream, target)
+            finite = self._encode(index, reference_corrected(grad, residual, rescale) if residual is not None else grad, stream, target)
         if not finite:
             target.fill(0)
         return Encoded(4 * target.size, not finite)
@@ -251,7 +251,7 @@ class PowerSgdWay(Way):
         if alive.all():
             return scaled
         shared = replace(stream, rank=SHARED_RANK, first=0)
-        drawn = 2 * define_uniform(shared, matrix.first_q, q.size).reshape(q.shape) - np.float32(1)
+        drawn = 2 * reference_uniform(shared, matrix.first_q, q.size).reshape(q.shape) - np.float32(1)
         return np.where(alive, scaled, drawn)
 
     def _products(self, q: F32) -> list[tuple[Matrix, F32]]:

@@ -34,8 +34,8 @@ from psgc.codecs.common.bits import view_f32, view_u32
 from psgc.codecs.common.blocks import BlockCodec, BlockFormat
 from psgc.codecs.common.grouped import MAX_F32, top_bits
 from psgc.codecs.common.parameters import read_switch, with_defaults
-from psgc.codecs.common.payloads import check_size, define_sum
-from psgc.codecs.common.streams import define_hash, keys, word
+from psgc.codecs.common.payloads import check_size, reference_sum
+from psgc.codecs.common.streams import keys, reference_hash, word
 from psgc.codecs.jit.kernel import I64, IN_BYTES, IN_F32, OUT_F32, SCALAR_F32, helper, kernel
 from psgc.codecs.sparsify.counts import check_count, check_part, count_of, read_k, write_k
 from psgc.errors import CodecError, PayloadError
@@ -44,9 +44,9 @@ _INFINITY_BITS: Final = np.uint32(0x7F800000)
 _KEYS: Final = 8  # bytes
 
 
-def define_places(numel: int, count: int, before: int, between: int) -> NDArray[np.int64]:
+def reference_places(numel: int, count: int, before: int, between: int) -> NDArray[np.int64]:
     """The element drawn from each stratum."""
-    words = define_hash(np.arange(count + 2, dtype=np.uint32), before, between).astype(np.int64)
+    words = reference_hash(np.arange(count + 2, dtype=np.uint32), before, between).astype(np.int64)
     turn = (int(words[count]) << 32 | int(words[count + 1])) * numel >> 64
     strata, (size, wide) = np.arange(count), divmod(numel, count)
     starts, sizes = strata * size + np.minimum(strata, wide), size + (strata < wide)
@@ -241,7 +241,7 @@ class RandomKCodec(BlockCodec, Adder):
         total[:_KEYS] = payloads[0][:_KEYS]
         values = total[_KEYS : self.payload_bound(numel)].view(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
-            values[:] = define_sum([payload[_KEYS:].view(np.float32) for payload in payloads], None if fresh else values)
+            values[:] = reference_sum([payload[_KEYS:].view(np.float32) for payload in payloads], None if fresh else values)
 
     def divide(self, total: Bytes, numel: int, divisor: int) -> Encoded:
         payload_bytes = self.payload_bound(numel)
@@ -250,18 +250,18 @@ class RandomKCodec(BlockCodec, Adder):
             values /= np.float32(divisor)
         return Encoded(payload_bytes, not np.isfinite(values).all())
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
         before, between = keys(_shared(stream))
-        places = define_places(p.size, self.count(p.size), before, between)
+        places = reference_places(p.size, self.count(p.size), before, between)
         scale = np.float32(p.size / places.size) if self.settings[0] else np.float32(1)
         with np.errstate(over="ignore"):
             values = np.clip(p[places] * scale, -MAX_F32, MAX_F32)
         return np.array([before, between], np.uint32).tobytes() + values.tobytes()
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
         before, between = np.frombuffer(payload, np.uint32, 2).tolist()
         values, out = np.frombuffer(payload, np.float32, offset=_KEYS), np.zeros(numel, np.float32)
-        out[define_places(numel, values.size, before, between)] = values
+        out[reference_places(numel, values.size, before, between)] = values
         return out
 
 

@@ -22,7 +22,7 @@ from psgc.codecs.common.script_functions import LEAST_PER_ELEMENT, Functions, kn
 from psgc.codecs.common.sources import digest_suffix
 from psgc.codecs.common.texts import join_text, split_text
 from psgc.codecs.plugins import load_plugin, plugins
-from psgc.codecs.scheme import PairScheme, Scheme, Setting
+from psgc.codecs.scheme import BucketContext, PairScheme, Scheme
 from psgc.errors import CodecError
 from psgc.spelling import did_you_mean
 
@@ -45,7 +45,7 @@ _CODECS: Final[dict[str, str]] = {
     "majority": "psgc.codecs.majority:MajorityCodec",
 }
 _SCHEMES: Final[dict[str, str]] = {"shared": "psgc.codecs.shared:SharedScheme", "powersgd": "psgc.codecs.powersgd:PowerSgdScheme"}
-_ANY: Final = Setting()
+_ANY: Final = BucketContext()
 SCRIPT_CODEC: Final = "functions"  # script_codec's name
 
 
@@ -59,7 +59,7 @@ def registered_schemes() -> tuple[str, ...]:
     return tuple(_SCHEMES)
 
 
-def foreign_codecs() -> dict[str, str]:
+def plugin_codecs() -> dict[str, str]:
     """Names of other packages' codecs, with the distribution that each is from. Raises CodecError for a name that is taken."""
     return plugins(_own_names())
 
@@ -104,7 +104,7 @@ def parse_pair(text: str, dtype: str = "float32") -> CodecPair:
     return CodecPair(first, (parse_codec(pull, dtype) if slash else first).answering(first))
 
 
-def parse_scheme(text: str, setting: Setting = _ANY) -> Scheme:
+def parse_scheme(text: str, context: BucketContext = _ANY) -> Scheme:
     """Build the scheme that ``text`` names. Raises CodecError naming codec and parameter."""
     push, slash, pull = text.strip().partition("/")
     name, parameters = split_text(push)
@@ -113,54 +113,54 @@ def parse_scheme(text: str, setting: Setting = _ANY) -> Scheme:
         if pull:
             raise CodecError(f"codec {name} answers in its own way: write {push!r}, not {text!r}")
         module, _, attribute = target.partition(":")
-        made: Scheme = getattr(importlib.import_module(module), attribute).from_parameters(parameters, setting)
+        made: Scheme = getattr(importlib.import_module(module), attribute).from_parameters(parameters, context)
         return made
-    from psgc.codecs.momentum import MemoryScheme, read_memory, split_memory
+    from psgc.codecs.momentum import MomentumScheme, read_momentum, split_momentum
 
-    own, remembered = split_memory(parameters)
+    own, remembered = split_momentum(parameters)
     push = join_text(name, own)
-    memory = read_memory(name, remembered)
-    inner = _one_round(f"{push}{slash}{pull}", setting)
-    return MemoryScheme(inner, memory, setting) if memory.parameters else inner
+    momentum = read_momentum(name, remembered)
+    inner = _one_round(f"{push}{slash}{pull}", context)
+    return MomentumScheme(inner, momentum, context) if momentum.parameters else inner
 
 
-def _one_round(text: str, setting: Setting) -> Scheme:
+def _one_round(text: str, context: BucketContext) -> Scheme:
     push, _, pull = text.partition("/")
     if pull == "relay":
         from psgc.codecs.relay import RelayScheme
 
-        codec = _relayed(push, setting.dtype)
-        _check_bucket([codec], setting)
-        return RelayScheme(codec, setting)
-    pair = parse_pair(text, setting.dtype)
-    _check_bucket([pair.push, pair.pull], setting)
+        codec = _relayed(push, context.dtype)
+        _check_bucket([codec], context)
+        return RelayScheme(codec, context)
+    pair = parse_pair(text, context.dtype)
+    _check_bucket([pair.push, pair.pull], context)
     return PairScheme(pair)
 
 
-def _check_bucket(codecs: Sequence[Codec], setting: Setting) -> None:
+def _check_bucket(codecs: Sequence[Codec], context: BucketContext) -> None:
     """Raise CodecError, naming the bucket's first tensor by its shape, if a codec cannot carry the bucket."""
-    if not setting.shapes:  # not known
+    if not context.shapes:  # not known
         return
     for codec in codecs:
         try:
-            codec.check_bucket(sum(map(math.prod, setting.shapes)))
+            codec.check_bucket(sum(map(math.prod, context.shapes)))
         except CodecError as error:
-            raise CodecError(f"{error} (tensor of shape {list(setting.shapes[0])}, of {len(setting.shapes)} in the bucket)") from None
+            raise CodecError(f"{error} (tensor of shape {list(context.shapes[0])}, of {len(context.shapes)} in the bucket)") from None
 
 
 def _relayed(text: str, dtype: str) -> Codec:
     """The codec in front of ``/relay``: functions, or any other."""
-    from psgc.codecs.script_codec import FunctionsCodec
+    from psgc.codecs.script_codec import ScriptCodec
 
     name, parameters = split_text(text)
     if name == SCRIPT_CODEC:
-        return FunctionsCodec.from_parameters(parameters, dtype)
+        return ScriptCodec.from_parameters(parameters, dtype)
     functions = known_functions().get(name)
     if functions is None:
         return parse_codec(text, dtype)
     if parameters:
         raise CodecError(f"codec {name} is made of functions and takes no parameters, got {', '.join(parameters)}")
-    return FunctionsCodec(dtype, functions_name=name, bound=(functions.bytes_per_element, functions.extra_bytes), ef=functions.feedback)
+    return ScriptCodec(dtype, functions_name=name, bound=(functions.bytes_per_element, functions.extra_bytes), ef=functions.feedback)
 
 
 def _own_names() -> tuple[str, ...]:
@@ -170,14 +170,14 @@ def _own_names() -> tuple[str, ...]:
 def _codec_class(name: str) -> type[Codec]:
     target = _CODECS.get(name)
     if target is None:
-        return _foreign_class(name)
+        return _plugin_class(name)
     module, _, attribute = target.partition(":")
     found: type[Codec] = getattr(importlib.import_module(module), attribute)
     return found
 
 
 @functools.cache
-def _foreign_class(name: str) -> type[Codec]:
+def _plugin_class(name: str) -> type[Codec]:
     """The class that another package has for this name. Raises CodecError if there is none, or none that works."""
     if name == SCRIPT_CODEC or name in registered_functions():
         raise CodecError(f"codec {name}: its functions exist in the trainer only, so servers cannot decode it; write '{name}/relay'")
@@ -185,7 +185,7 @@ def _foreign_class(name: str) -> type[Codec]:
         raise CodecError(f"codec {name} takes several rounds and answers in its own way: write {name!r} by itself, not as one of a pair")
     if name == "relay":
         raise CodecError("codec relay is an answer alone: write it behind the codec whose payloads are forwarded, as in 'onebit/relay'")
-    packages = foreign_codecs()
+    packages = plugin_codecs()
     if name not in packages:
         functions = [f"{each}/relay" for each in registered_functions()]
         known = (*registered_codecs(), *registered_schemes(), *packages, *functions)

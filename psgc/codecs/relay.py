@@ -21,7 +21,7 @@ import numpy as np
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, CodecPair, Encoded, Stream
 from psgc.codecs.common.payloads import MAX_PAYLOADS
-from psgc.codecs.scheme import Round, Scheme, Setting, Way, check_part, slices
+from psgc.codecs.scheme import BucketContext, Round, Scheme, SchemeState, check_part, slices
 from psgc.errors import CodecError, PayloadError
 
 
@@ -93,20 +93,20 @@ class RelayCodec(Codec):
     ) -> Encoded:  # fmt: skip
         raise NotImplementedError
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
         raise NotImplementedError
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
         raise NotImplementedError
 
 
 class RelayScheme(Scheme):
     """One round: ``push`` up, everybody's payloads down."""
 
-    def __init__(self, push: Codec, setting: Setting) -> None:
+    def __init__(self, push: Codec, context: BucketContext) -> None:
         if push.acc_dtype != np.float32 or push.array_dtype != np.float32:
             raise CodecError(f"codec {push.canonical}/relay carries floats that are summed in float32, not {push.dtype}")
-        self._push, self._setting = push, setting
+        self._push, self._context = push, context
 
     @property
     def canonical(self) -> str:
@@ -125,24 +125,24 @@ class RelayScheme(Scheme):
         return self._push.flags_nonfinite
 
     def rounds(self, numel: int) -> tuple[Round, ...]:
-        return (Round(CodecPair(self._push, RelayCodec(self._push, self._setting.workers)), numel, divides=False),)
+        return (Round(CodecPair(self._push, RelayCodec(self._push, self._context.workers)), numel, divides=False),)
 
-    def way(self, numel: int) -> Way:
+    def new_state(self, numel: int) -> SchemeState:
         check_part(self.canonical, numel)
-        return _RelayWay(self._push, self._setting, self.rounds(numel))
+        return _RelayState(self._push, self._context, self.rounds(numel))
 
 
-class _RelayWay(Way):
-    def __init__(self, push: Codec, setting: Setting, rounds: tuple[Round, ...]) -> None:
+class _RelayState(SchemeState):
+    def __init__(self, push: Codec, context: BucketContext, rounds: tuple[Round, ...]) -> None:
         self.rounds = rounds
-        self._push, self._setting, self._numel = push, setting, rounds[0].numel
+        self._push, self._context, self._numel = push, context, rounds[0].numel
 
     def encode(self, index: int, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
         return self._push.encode(grad, residual, rescale, stream, out)
 
     def apply(self, payload: Bytes, sent: Sequence[Bytes], target: Array, residual: F32 | None, rescale: float) -> None:
         push, numel = self._push, self._numel
-        payloads = split_payloads(payload, self._setting.workers)
+        payloads = split_payloads(payload, self._context.workers)
         for part in payloads:
             push.validate(part, numel)
         for lo, hi in slices(push, numel):
@@ -150,8 +150,8 @@ class _RelayWay(Way):
                 push.commit(sent[0], numel, lo, hi, target[lo:hi], residual[lo:hi], rescale)
             for first in range(0, len(payloads), MAX_PAYLOADS):
                 push.fold(payloads[first : first + MAX_PAYLOADS], numel, lo, hi, target[lo:hi], first == 0)
-            if self._setting.mean:
-                target[lo:hi] /= np.float32(self._setting.workers)
+            if self._context.mean:
+                target[lo:hi] /= np.float32(self._context.workers)
 
     def add_back(self, sent: Sequence[Bytes], residual: F32) -> None:
         for lo, hi in slices(self._push, self._numel):

@@ -1,7 +1,7 @@
 """How a part is synchronised: in one round by a pair of codecs, or in several rounds by a scheme of its own.
 
 A *round* is one exchange: every worker pushes a payload, the server folds and answers. To the server each round of a part is a key like
-any other, with its own codecs and number of elements; what ties rounds together is the worker's ``Way``. Owns these two
+any other, with its own codecs and number of elements; what ties rounds together is the worker's ``SchemeState``. Owns these two
 interfaces; ``registry`` finds a scheme by its text form. Knows no sockets, keys or threads.
 
 | text                  | rounds                                                                                     |
@@ -37,7 +37,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class BucketContext:
     """What a scheme may depend on. shapes: of the bucket's tensors, in order. mean: the aggregate is the mean, else the sum."""
 
     dtype: str = "float32"
@@ -46,8 +46,8 @@ class Setting:
     shapes: tuple[tuple[int, ...], ...] = ()
 
 
-class Way(ABC):
-    """One part's way through the rounds of its steps, on one worker. Not for two threads at once.
+class SchemeState(ABC):
+    """What one worker keeps of one part: it encodes and applies the rounds of its steps. Not for two threads at once.
 
     ``grad``, ``target`` (the same memory) and ``residual`` are the part's; ``sent`` are this worker's payloads of the step, by round.
     """
@@ -72,12 +72,12 @@ class Way(ABC):
         """``residual`` += what this worker's payloads of the last step stand for: the trainer did not apply it."""
 
     @property
-    def state(self) -> F32 | None:
-        """What is kept for each element besides the residual, float32 [numel], in gradient units; or None."""
+    def saved(self) -> F32 | None:
+        """What is kept for each element besides the residual, float32 [numel], in gradient units; or None. Checkpoints hold it."""
         return None
 
-    def restore(self, state: F32) -> None:
-        """Go on from another way's ``state``."""
+    def restore(self, saved: F32) -> None:
+        """Go on from what ``saved`` of another state was."""
         raise NotImplementedError
 
     @property
@@ -85,8 +85,8 @@ class Way(ABC):
         """What all ranks keep alike from step to step, flat, by the first element in the part of the tensor that it is of."""
         return {}
 
-    def restore_factors(self, factors: Mapping[int, F32]) -> None:  # noqa: B027 - most ways have none
-        """Go on from another way's ``factors``; from none where this one's are missing or of another size."""
+    def restore_factors(self, factors: Mapping[int, F32]) -> None:  # noqa: B027 - most states have none
+        """Go on from another state's ``factors``; start without where they are missing or of another size."""
 
 
 class Scheme(ABC):
@@ -132,7 +132,7 @@ class Scheme(ABC):
         """The rounds of a part of ``numel`` elements."""
 
     @abstractmethod
-    def way(self, numel: int) -> Way:
+    def new_state(self, numel: int) -> SchemeState:
         """A worker's state for one part."""
 
     def push_bound(self, numel: int) -> int:
@@ -179,12 +179,12 @@ class PairScheme(Scheme):
     def rounds(self, numel: int) -> tuple[Round, ...]:
         return (Round(self.pair, numel),)
 
-    def way(self, numel: int) -> Way:
+    def new_state(self, numel: int) -> SchemeState:
         check_part(self.canonical, numel)
-        return PairWay(self.pair, numel)
+        return PairState(self.pair, numel)
 
 
-class PairWay(Way):
+class PairState(SchemeState):
     """Encodes with the push codec, decodes with the pull codec, in slices that stay in cache."""
 
     def __init__(self, pair: CodecPair, numel: int) -> None:

@@ -18,14 +18,14 @@ from typing import ClassVar
 import numpy as np
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.common.feedback import FeedbackCodec, define_corrected
-from psgc.codecs.common.script_functions import LEAST_PER_ELEMENT, Functions, known_functions
+from psgc.codecs.common.feedback import FeedbackCodec, reference_corrected
 from psgc.codecs.common.parameters import read_switch, with_defaults
-from psgc.codecs.common.payloads import define_sum
+from psgc.codecs.common.payloads import reference_sum
+from psgc.codecs.common.script_functions import LEAST_PER_ELEMENT, Functions, known_functions
 from psgc.errors import CodecError, PayloadError
 
 
-class FunctionsCodec(FeedbackCodec):
+class ScriptCodec(FeedbackCodec):
     """See the module's text. On a server it has a bound, but no functions."""
 
     name = "functions"
@@ -72,7 +72,7 @@ class FunctionsCodec(FeedbackCodec):
             )
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
-        p = define_corrected(grad, residual, rescale)
+        p = reference_corrected(grad, residual, rescale)
         finite = np.isfinite(p)
         all_finite = bool(finite.all())
         payload = self._here().compress(p if all_finite else np.where(finite, p, np.float32(0)))
@@ -89,10 +89,10 @@ class FunctionsCodec(FeedbackCodec):
 
     def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
-            acc[:] = define_sum([self._here().decompress(payload, numel) for payload in payloads], None if fresh else acc)
+            acc[:] = reference_sum([self._here().decompress(payload, numel) for payload in payloads], None if fresh else acc)
 
     def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
-        residual[:] = define_corrected(grad, residual, rescale) - self._here().decompress(payload, numel)
+        residual[:] = reference_corrected(grad, residual, rescale) - self._here().decompress(payload, numel)
 
     def finish(
         self, acc: Array, numel: int, lo: int, hi: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
@@ -100,10 +100,10 @@ class FunctionsCodec(FeedbackCodec):
     ) -> Encoded:  # fmt: skip
         raise NotImplementedError("servers forward what functions write")
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
         return self._here().compress(p.copy()).tobytes()
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
         return self._here().decompress(np.frombuffer(payload, np.uint8), numel)
 
     def _here(self) -> Functions:

@@ -32,13 +32,13 @@ from numba import types
 from psgc.codecs.codec import F32, FLOATS, Array, Bytes, Codec, CodecPair, Encoded, Stream
 from psgc.codecs.common.bits import bits_of_f32, borrowed, f32_of_bits, view_f32, view_i8, view_i16, view_i32
 from psgc.codecs.common.blocks import random_arguments
-from psgc.codecs.common.feedback import NO_RESIDUAL, SCRATCH, corrected_block, define_corrected
+from psgc.codecs.common.feedback import NO_RESIDUAL, SCRATCH, corrected_block, reference_corrected
 from psgc.codecs.common.parameters import read_switch, with_defaults
-from psgc.codecs.common.payloads import MAX_PAYLOADS, check_scales, check_size, define_sum, eight
-from psgc.codecs.common.streams import define_uniform
+from psgc.codecs.common.payloads import MAX_PAYLOADS, check_scales, check_size, eight, reference_sum
+from psgc.codecs.common.streams import reference_uniform
 from psgc.codecs.int8 import GROUP, write_nearest, write_stochastic
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
-from psgc.codecs.scheme import Round, Scheme, Setting, Way, check_part
+from psgc.codecs.scheme import BucketContext, Round, Scheme, SchemeState, check_part
 from psgc.errors import CodecError, PayloadError
 
 TOP: Final = np.float32(127)
@@ -50,12 +50,12 @@ IN_I32: Final = types.Array(types.int32, 1, "C", readonly=True)
 OUT_I32: Final = types.Array(types.int32, 1, "C")
 
 
-def define_maxima(p: F32) -> F32:
+def reference_maxima(p: F32) -> F32:
     """max|p| of each block of 256."""
     return np.array([np.abs(p[start : start + GROUP]).max() for start in range(0, p.size, GROUP)], np.float32)
 
 
-def define_codes(p: F32, maxima: F32, random: F32 | None) -> Array:
+def reference_codes(p: F32, maxima: F32, random: F32 | None) -> Array:
     """Codes of p in the shared scales; rounded stochastically where there are random numbers, else to nearest even."""
     tops = np.repeat(maxima, GROUP)[: p.size]
     live = tops >= _LEAST_TOP
@@ -67,7 +67,7 @@ def define_codes(p: F32, maxima: F32, random: F32 | None) -> Array:
     return np.where(live, below + (random < scaled - below), 0).astype(np.int8)
 
 
-def define_elements(sums: Array, maxima: F32, divisor: int) -> F32:
+def reference_elements(sums: Array, maxima: F32, divisor: int) -> F32:
     """Elements of summed codes."""
     scales = np.repeat(np.where(maxima >= _LEAST_TOP, maxima / TOP, np.float32(0)), GROUP)[: sums.size]
     elements = sums.astype(np.float32) * scales.astype(np.float32)
@@ -188,7 +188,7 @@ def _write_sums(acc: Any, lo: Any, narrow: Any, out: Any) -> None:
 
 
 class _InnerCodec(Codec):
-    """A codec of one round: it has no text form of its own, and half of it is the worker's ``Way``."""
+    """A codec of one round: it has no text form of its own, and half of it is the worker's ``SchemeState``."""
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
@@ -240,10 +240,10 @@ class MaxCodec(_InnerCodec):
             largest = self._most * (acc.max() / TOP)
         return Encoded(4 * numel, not bool(np.isfinite(largest)))
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
         return p.tobytes()
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
         return np.frombuffer(payload, np.float32)
 
 
@@ -273,10 +273,10 @@ class CodesCodec(_InnerCodec):
             raise PayloadError("codes payload holds -128; codes lie in -127..127")
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
-        raise NotImplementedError("the shared scales are needed: see SharedWay")
+        raise NotImplementedError("the shared scales are needed: see SharedState")
 
     def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
-        raise NotImplementedError("the shared scales are needed: see SharedWay")
+        raise NotImplementedError("the shared scales are needed: see SharedState")
 
     def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
         _fold_codes(*eight(payloads), len(payloads), lo, acc, fresh)
@@ -288,10 +288,10 @@ class CodesCodec(_InnerCodec):
         _write_sums(acc, lo, self._narrow, out)
         return Encoded(self._item * numel, nonfinite=False)
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
         return p.astype(np.int16 if self._narrow else np.int32).tobytes()
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
         return np.frombuffer(payload, np.int8).astype(np.int32)
 
 
@@ -304,17 +304,17 @@ class SharedScheme(Scheme):
         "many workers, busy servers: they add integers instead of decoding, and the answer loses nothing; a small extra round a step"
     )
 
-    def __init__(self, setting: Setting = Setting(), *, ef: bool = True) -> None:  # noqa: B008 - immutable
-        if setting.dtype not in FLOATS:
-            raise CodecError(f"codec shared carries {', '.join(FLOATS)}, not {setting.dtype}; use 'none' for this tensor")
-        if setting.workers > MOST_WORKERS:
-            raise CodecError(f"codec shared: sums of {setting.workers} workers do not fit 32 bits; at most {MOST_WORKERS}")
-        self._setting, self._ef = setting, ef
+    def __init__(self, context: BucketContext = BucketContext(), *, ef: bool = True) -> None:  # noqa: B008 - immutable
+        if context.dtype not in FLOATS:
+            raise CodecError(f"codec shared carries {', '.join(FLOATS)}, not {context.dtype}; use 'none' for this tensor")
+        if context.workers > MOST_WORKERS:
+            raise CodecError(f"codec shared: sums of {context.workers} workers do not fit 32 bits; at most {MOST_WORKERS}")
+        self._context, self._ef = context, ef
 
     @classmethod
-    def from_parameters(cls, parameters: Mapping[str, str], setting: Setting) -> SharedScheme:
+    def from_parameters(cls, parameters: Mapping[str, str], context: BucketContext) -> SharedScheme:
         """Build from the text form's parameters. Raises CodecError naming the parameter."""
-        return cls(setting, ef=read_switch(cls, "ef", with_defaults(cls, parameters)["ef"]))
+        return cls(context, ef=read_switch(cls, "ef", with_defaults(cls, parameters)["ef"]))
 
     @property
     def canonical(self) -> str:
@@ -335,24 +335,24 @@ class SharedScheme(Scheme):
     @property
     def narrow(self) -> bool:
         """Whether sums travel in 16 bits."""
-        return self._setting.workers <= NARROW_WORKERS
+        return self._context.workers <= NARROW_WORKERS
 
     def rounds(self, numel: int) -> tuple[Round, ...]:
-        maxima, codes, sums = MaxCodec(self._setting.workers), CodesCodec(down=False), CodesCodec(down=True, narrow=self.narrow)
+        maxima, codes, sums = MaxCodec(self._context.workers), CodesCodec(down=False), CodesCodec(down=True, narrow=self.narrow)
         return Round(CodecPair(maxima, maxima), -(-numel // GROUP), divides=False), Round(CodecPair(codes, sums), numel, divides=False)
 
-    def way(self, numel: int) -> SharedWay:
+    def new_state(self, numel: int) -> SharedState:
         check_part(self.canonical, numel)
-        return SharedWay(self.rounds(numel), self._setting, random=not self._ef, narrow=self.narrow)
+        return SharedState(self.rounds(numel), self._context, random=not self._ef, narrow=self.narrow)
 
 
-class SharedWay(Way):
+class SharedState(SchemeState):
     """Keeps a step's shared maxima from round 0 on, until the next step's come."""
 
-    def __init__(self, rounds: tuple[Round, ...], setting: Setting, *, random: bool, narrow: bool) -> None:
+    def __init__(self, rounds: tuple[Round, ...], context: BucketContext, *, random: bool, narrow: bool) -> None:
         self.rounds = rounds
         self._random, self._narrow = random, narrow
-        self._divisor = setting.workers if setting.mean else 1
+        self._divisor = context.workers if context.mean else 1
         self._maxima = np.zeros(rounds[0].numel, np.float32)
 
     def encode(self, index: int, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
@@ -380,16 +380,18 @@ class SharedWay(Way):
         _add_codes(sent[1], self._maxima, residual)
 
 
-def define_step(
+def reference_step(
     grads: Sequence[F32], residuals: Sequence[F32] | None, rescale: float, streams: Sequence[Stream], divisor: int
 ) -> tuple[F32, list[F32]]:  # fmt: skip
     """One step of all workers: the aggregate, and the residuals (empty without feedback)."""
-    ps = [define_corrected(g, None if residuals is None else residuals[i], rescale) for i, g in enumerate(grads)]
-    maxima = np.asarray(np.max([define_maxima(p) for p in ps], axis=0), np.float32)
+    ps = [reference_corrected(g, None if residuals is None else residuals[i], rescale) for i, g in enumerate(grads)]
+    maxima = np.asarray(np.max([reference_maxima(p) for p in ps], axis=0), np.float32)
     codes = [
-        define_codes(p, maxima, None if residuals is not None else define_uniform(stream, 0, p.size))
+        reference_codes(p, maxima, None if residuals is not None else reference_uniform(stream, 0, p.size))
         for p, stream in zip(ps, streams, strict=True)
     ]
-    sums = define_sum([c.astype(np.int32) for c in codes], None)
-    kept = [] if residuals is None else [np.asarray(p - define_elements(c, maxima, 1), np.float32) for p, c in zip(ps, codes, strict=True)]
-    return define_elements(sums, maxima, divisor), kept
+    sums = reference_sum([c.astype(np.int32) for c in codes], None)
+    kept = (
+        [] if residuals is None else [np.asarray(p - reference_elements(c, maxima, 1), np.float32) for p, c in zip(ps, codes, strict=True)]
+    )
+    return reference_elements(sums, maxima, divisor), kept

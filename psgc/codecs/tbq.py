@@ -31,10 +31,10 @@ from psgc.codecs.common.grouped import (
     INFINITY_BITS,
     LEAST_SCALE,
     GroupedCodec,
-    define_pack,
     group_readers,
     integer_value,
     planar_codes,
+    reference_pack,
     top_bits,
 )  # fmt: skip
 from psgc.codecs.common.parameters import read_float, with_defaults, write_float
@@ -48,7 +48,7 @@ _MOST_TAU: Final = 1e30
 _SHRINK: Final = np.float32(1 / GROUP)  # the sum of so many finite values, each times this, is finite
 
 
-def define_mean(magnitudes: F32) -> np.float32:
+def reference_mean(magnitudes: F32) -> np.float32:
     """The mean of a group's magnitudes in the documented order."""
     sums = np.zeros(GROUP, np.float32)
     sums[: magnitudes.size] = magnitudes * _SHRINK
@@ -57,12 +57,12 @@ def define_mean(magnitudes: F32) -> np.float32:
     return np.float32(sums[0] * (np.float32(GROUP) / np.float32(magnitudes.size)))
 
 
-def define_threshold(group: F32, given: np.float32) -> np.float32:
+def reference_threshold(group: F32, given: np.float32) -> np.float32:
     """tau of one group; 0 given is auto."""
     if not np.isfinite(group).all():
         return np.float32(0)
     with np.errstate(over="ignore"):
-        tau = given if given else min(define_mean(np.abs(group)), np.abs(group).max())
+        tau = given if given else min(reference_mean(np.abs(group)), np.abs(group).max())
     return tau if tau >= LEAST_SCALE else np.float32(0)
 
 
@@ -150,14 +150,14 @@ class TbqCodec(GroupedCodec):
     def block_format(self) -> BlockFormat:
         return _FORMAT
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
         scales, packed = [], []
         for start in range(0, p.size, GROUP):
             values = p[start : start + GROUP]
-            tau = define_threshold(values, self._tau)
+            tau = reference_threshold(values, self._tau)
             sent = (np.abs(values) >= tau) if tau else np.zeros(values.size, np.bool_)
             scales.append(tau)
-            packed.append(define_pack(np.where(sent, np.sign(values), 0), _BITS))
+            packed.append(reference_pack(np.where(sent, np.sign(values), 0), _BITS))
         return np.array(scales, np.float32).tobytes() + b"".join(packed)
 
 

@@ -32,11 +32,11 @@ from psgc.codecs.sparsify.largest import (
     Chosen,
     Indices,
     above_sample,
-    define_above_sample,
-    define_largest,
-    define_probed,
     largest,
     probed,
+    reference_above_sample,
+    reference_largest,
+    reference_probed,
     sampled_rank,
 )  # fmt: skip
 
@@ -44,7 +44,7 @@ Selector = Literal["exact", "sampled", "mstopk"]
 WARMUP_SHARES: Final = tuple(Fraction(1, 4**power) for power in (1, 2, 3, 4))
 MOST_STEPS: Final = 10**9
 _CHOOSE: Final = {"exact": largest, "sampled": above_sample, "mstopk": probed}
-_DEFINE: Final = {"exact": define_largest, "sampled": define_above_sample, "mstopk": define_probed}
+_DEFINE: Final = {"exact": reference_largest, "sampled": reference_above_sample, "mstopk": reference_probed}
 
 
 class _Selecting(ElementsCodec):
@@ -77,7 +77,7 @@ class _Selecting(ElementsCodec):
     def choose(self, values: F32, residual: F32, rescale: float) -> Chosen:
         return _CHOOSE[self._select](values, residual, rescale, self.count(values.size))
 
-    def define_indices(self, p: F32) -> Indices:
+    def reference_indices(self, p: F32) -> Indices:
         return _DEFINE[self._select](p, self.count(p.size))
 
 
@@ -130,9 +130,9 @@ class TopKCodec(_Selecting):
         finish = super().finish if stage is None else stage.finish
         return finish(acc, numel, lo, hi, divisor, residual, residual_out, rescale, stream, out)
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
         stage = self._stage(stream.step, p.size)
-        return super().define_payload(p, stream) if stage is None else stage.define_payload(p, stream)
+        return super().reference_payload(p, stream) if stage is None else stage.reference_payload(p, stream)
 
     def _stage(self, step: int, numel: int) -> TopKCodec | None:
         """What sends more than k in this step of the warm-up, the first being 1; None where k is what is sent."""

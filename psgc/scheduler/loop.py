@@ -11,7 +11,7 @@ from typing import Any, Final
 import zmq
 
 from psgc.addresses import endpoint, is_loopback
-from psgc.codecs import Setting, parse_scheme
+from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
 from psgc.errors import PsgcError
 from psgc.mailbox import Mailbox
@@ -43,7 +43,7 @@ def serve(config: Config) -> int:
     except PsgcError as error:
         context.destroy(0)
         raise PsgcError(f"scheduler: {error}") from None
-    parse_scheme("none", Setting("float32"))  # loads what codecs need, which takes most of a second, while nobody waits yet
+    parse_scheme("none", BucketContext("float32"))  # loads what codecs need, which takes most of a second, while nobody waits yet
     loop = _Loop(config, router)
     names = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
     before = {n: signal.signal(n, lambda number, _: loop.mailbox.put(loop.stop, names[signal.Signals(number)])) for n in names}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from psgc.codecs import Setting, parse_scheme
+from psgc.codecs import BucketContext, parse_scheme
 from psgc.codecs.codec import DTYPES
 from psgc.codecs.common.floats import FLOAT_KERNELS
 from psgc.errors import UsageError
@@ -41,7 +41,7 @@ def _text(value: object) -> str:
 
 def staging_dtype(codec: str, dtype: str) -> torch.dtype:
     """What the codec wants a bucket of ``dtype`` handed over in: its own dtype, or float32."""
-    wanted = np.dtype(parse_scheme(codec, Setting(dtype)).array_dtype)
+    wanted = np.dtype(parse_scheme(codec, BucketContext(dtype)).array_dtype)
     return TORCH_DTYPES[dtype] if wanted == np.dtype(DTYPES[dtype]) else torch.float32
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from psgc.codecs import Setting, parse_scheme
+from psgc.codecs import BucketContext, parse_scheme
 from psgc.errors import UsageError
 from psgc.layout import Bucket, Layout, TensorSpec
 from psgc.torch.buffers import TensorsBuffer, staging_dtype
@@ -156,7 +156,7 @@ class GradientBucket:
     @property
     def feedback(self) -> bool:
         """Whether a worker keeps what its codec does not send."""
-        return parse_scheme(self.bucket.codec, Setting(self.bucket.dtype)).feedback
+        return parse_scheme(self.bucket.codec, BucketContext(self.bucket.dtype)).feedback
 
     @property
     def skip(self) -> bool:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from psgc.codecs import Setting, parse_scheme
+from psgc.codecs import BucketContext, parse_scheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.torch import api
@@ -168,7 +168,7 @@ def codec_text(compression: str | None, dtype: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _canonical(compression: str, dtype: str) -> str:
-    return parse_scheme(compression, Setting(dtype)).canonical
+    return parse_scheme(compression, BucketContext(dtype)).canonical
 
 
 def _declaration(session: Session, name: str, shape: tuple[int, ...], dtype: str, codec: str, average: bool) -> Declaration:

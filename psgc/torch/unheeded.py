@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 
-from psgc.codecs import Setting, parse_scheme
+from psgc.codecs import BucketContext, parse_scheme
 from psgc.codecs.jit.kernel import compiled_on_call
 from psgc.config import Config
 from psgc.errors import CodecError
@@ -28,7 +28,7 @@ def choose(session: Session, compression: str | None, by: str) -> str:
     if asked and session not in _settled and not session.config.solo:
         _settled.add(session)
         if session.rank == 0 and isinstance(compression, str) and _canonical(compression) != _canonical(session.config.codec):
-            logger.warning("%s has no effect on %s: the script gives it %r; leave that out to use the setting", asked, by, compression)
+            logger.warning("%s has no effect on %s: the script gives it %r; leave that out to use the context", asked, by, compression)
     return compression
 
 
@@ -53,7 +53,7 @@ def tell_end(session: Session) -> None:
 
 
 def _canonical(codec: str) -> str:
-    return parse_scheme(codec, Setting("float32")).canonical
+    return parse_scheme(codec, BucketContext("float32")).canonical
 
 
 def _exists(codec: str) -> bool:

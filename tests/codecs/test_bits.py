@@ -10,7 +10,7 @@ from numba import types
 
 from psgc.codecs.codec import F32
 from psgc.codecs.common import bits
-from psgc.codecs.common.floats import define_narrow_f16, define_widen_f16
+from psgc.codecs.common.floats import reference_narrow_f16, reference_widen_f16
 from psgc.codecs.jit.kernel import IN_F32, OUT_F32, kernel
 
 HALVES = types.Array(types.int16, 1, "C")
@@ -30,7 +30,7 @@ def widen(halves: Any, out: Any) -> None:
 
 def edges() -> F32:
     """Every float16, what lies half way between two, and the float32 on both sides of each of these."""
-    halves = define_widen_f16(np.arange(0x7C00, dtype=np.uint16))
+    halves = reference_widen_f16(np.arange(0x7C00, dtype=np.uint16))
     between = (halves[1:].astype(np.float64) + halves[:-1]) / 2
     points = np.concatenate([halves, between.astype(np.float32), np.array([65519.996, 65520, 65536, 3e38, 1e-8, 1e-41], np.float32)])
     points = np.concatenate([points, np.nextafter(points, np.float32(np.inf)), np.nextafter(points, np.float32(-np.inf))])
@@ -41,14 +41,14 @@ def test_float32_is_rounded_to_float16_by_integers_as_by_numpy() -> None:
     values = edges()
     out = np.empty(values.size, np.int16)
     narrow(values, out)
-    np.testing.assert_array_equal(out.view(np.uint16), define_narrow_f16(values))
+    np.testing.assert_array_equal(out.view(np.uint16), reference_narrow_f16(values))
 
 
 def test_every_float16_is_widened_by_integers_as_by_numpy() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16)
     out = np.empty(halves.size, np.float32)
     widen(halves.view(np.int16), out)
-    wanted, number = define_widen_f16(halves), ~np.isnan(define_widen_f16(halves))
+    wanted, number = reference_widen_f16(halves), ~np.isnan(reference_widen_f16(halves))
     np.testing.assert_array_equal(out.view(np.uint32)[number], wanted.view(np.uint32)[number])
     assert np.isnan(out[~number]).all()
     assert (out.view(np.uint32)[~number] & 0x00400000).all(), "quiet"

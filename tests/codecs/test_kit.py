@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from psgc.codecs import Stream
-from psgc.codecs.codec import F32, FOREIGN_ID
+from psgc.codecs.codec import F32, PLUGIN_ID
 from psgc.codecs.kit import Choice, Field, KitCodec, Ops, Random, Real, Vector, Whole
 from psgc.codecs.kit.cpu import CpuOps
 from psgc.codecs.kit.fields import FieldLayout
@@ -117,7 +117,7 @@ def test_parameters_are_read_checked_and_printed() -> None:
     assert (codec.tau, codec.many, codec.word, codec.feedback) == (0.25, 7, "right", False)
     assert codec.parameters == {"tau": "0.25", "many": "7", "word": "right", "ef": "0"}
     assert Plain.from_parameters({"tau": "0.5"}, "float32").parameters == {}
-    assert FOREIGN_ID <= codec.codec_id < 2 * FOREIGN_ID
+    assert PLUGIN_ID <= codec.codec_id < 2 * PLUGIN_ID
 
 
 @pytest.mark.parametrize(

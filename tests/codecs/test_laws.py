@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from psgc.codecs.codec import BLOCK, Array, Bytes, Codec, Stream
-from psgc.codecs.common.definitions import define_commit, define_decode, define_encode, define_finish, define_fold
+from psgc.codecs.common.definitions import reference_commit, reference_decode, reference_encode, reference_finish, reference_fold
 from psgc.codecs.registry import parse_codec, registered_codecs
 from psgc.errors import PayloadError
 from tests.codecs.lawful import CODECS
@@ -75,7 +75,7 @@ def test_encode_writes_the_definitions_bytes(text: str, numel: int, kinds: tuple
     for kind in kinds:
         codec, grad = parse_codec(text), values(kind, numel)
         residual = residual_for(codec, values, numel) if kind == "gauss" else None
-        assert encode(codec, grad, residual).tobytes() == define_encode(codec, grad, residual, RESCALE, STREAM)
+        assert encode(codec, grad, residual).tobytes() == reference_encode(codec, grad, residual, RESCALE, STREAM)
 
 
 @pytest.mark.parametrize("text", CODECS)
@@ -84,7 +84,7 @@ def test_decode_gives_the_definitions_elements(text: str, numel: int, kinds: tup
     for kind in kinds:
         codec = parse_codec(text)
         payload = encode(codec, values(kind, numel))
-        assert decode(codec, payload, numel).tobytes() == define_decode(codec, payload.tobytes(), numel).astype(np.float32).tobytes()
+        assert decode(codec, payload, numel).tobytes() == reference_decode(codec, payload.tobytes(), numel).astype(np.float32).tobytes()
 
 
 @pytest.mark.parametrize("text", CODECS)
@@ -94,8 +94,8 @@ def test_fold_adds_left_to_right_in_float32(text: str, numel: int, values: Value
     payloads = [encode(codec, np.clip(values("wide", numel, seed=i), -1e3, 1e3)) for i in range(8)]
     for count in (1, 2, 3, 4, 5, 8):
         stored = [payload.tobytes() for payload in payloads[:count]]
-        assert fold(codec, payloads[:count], numel).tobytes() == define_fold(codec, stored, numel, None).tobytes()
-        assert fold(codec, payloads[:count], numel, before).tobytes() == define_fold(codec, stored, numel, before).tobytes()
+        assert fold(codec, payloads[:count], numel).tobytes() == reference_fold(codec, stored, numel, None).tobytes()
+        assert fold(codec, payloads[:count], numel, before).tobytes() == reference_fold(codec, stored, numel, before).tobytes()
 
 
 @pytest.mark.parametrize("text", CODECS)
@@ -105,7 +105,7 @@ def test_finish_writes_the_definitions_bytes_and_residual(text: str, numel: int,
         codec, acc, divisor = parse_codec(text), values(kind, numel), (1, 3)[turn % 2]
         residual = residual_for(codec, values, numel)
         payload, kept = finish(codec, acc, divisor, residual)
-        wanted_payload, wanted_kept = define_finish(codec, acc, divisor, residual, RESCALE, STREAM)
+        wanted_payload, wanted_kept = reference_finish(codec, acc, divisor, residual, RESCALE, STREAM)
         assert payload == wanted_payload
         assert (kept is None) == (wanted_kept is None)
         if kept is not None and wanted_kept is not None:
@@ -133,7 +133,7 @@ def test_commit_leaves_the_definitions_residual(text: str, numel: int, kinds: tu
     for kind in kinds:
         codec, grad, residual = parse_codec(text), values(kind, numel), values("gauss", numel, seed=5)
         payload = encode(codec, grad, residual)
-        wanted = define_commit(codec, payload.tobytes(), grad, residual, RESCALE)
+        wanted = reference_commit(codec, payload.tobytes(), grad, residual, RESCALE)
         codec.commit(payload, numel, 0, numel, grad, residual, RESCALE)
         assert residual.tobytes() == wanted.tobytes()
 
@@ -200,7 +200,7 @@ def test_slices_do_not_change_any_byte(text: str, numel: int, step: int, values:
     assert elements.tobytes() == decode(codec, payloads[0], numel).tobytes()
     assert total.tobytes() == fold(codec, payloads, numel).tobytes()
     if residual is not None:
-        assert committed.tobytes() == define_commit(codec, payloads[0].tobytes(), acc, residual, RESCALE).tobytes()
+        assert committed.tobytes() == reference_commit(codec, payloads[0].tobytes(), acc, residual, RESCALE).tobytes()
 
 
 @pytest.mark.parametrize("text", CODECS)
@@ -356,7 +356,7 @@ def test_any_floats_encode_as_defined(text: str, grad: Array, rescale: float) ->
         finite = bool(np.isfinite(p).all())
         assert encoded.nonfinite == (codec.flags_nonfinite and not finite)
         if finite or not codec.flags_nonfinite:
-            assert out[: encoded.payload_bytes].tobytes() == define_encode(codec, grad, residual, rescale, STREAM)
+            assert out[: encoded.payload_bytes].tobytes() == reference_encode(codec, grad, residual, rescale, STREAM)
 
 
 @pytest.mark.parametrize("text", CODECS)

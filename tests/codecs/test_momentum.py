@@ -1,4 +1,4 @@
-"""Momentum before compression and residuals in eight bits: what a worker's Way does, against loops as the papers have them."""
+"""Momentum before compression and residuals in eight bits: what a worker's SchemeState does, against loops as the papers have them."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import numpy as np
 import pytest
 
 from psgc.codecs.codec import F32, Stream
-from psgc.codecs.common.sums import define_tree_sum
+from psgc.codecs.common.sums import reference_tree_sum
 from psgc.codecs.common.texts import join_text, split_text
 from psgc.codecs.momentum import clipped
 from psgc.codecs.registry import parse_codec, parse_scheme
-from psgc.codecs.scheme import Setting
+from psgc.codecs.scheme import BucketContext
 from psgc.errors import CodecError
 
 NUMEL, STEPS = 5000, 12
-SETTING = Setting(workers=4)
+CONTEXT = BucketContext(workers=4)
 
 
 class OneWorker:
     """A worker's part whose result is its own payload: encodes, and applies what it has sent."""
 
     def __init__(self, text: str) -> None:
-        self.scheme = parse_scheme(text, SETTING)
-        self.way = self.scheme.way(NUMEL)
+        self.scheme = parse_scheme(text, CONTEXT)
+        self.state = self.scheme.new_state(NUMEL)
         self.residual = np.zeros(NUMEL, np.float32)
-        self.out = np.empty(self.way.rounds[0].pair.push.payload_bound(NUMEL), np.uint8)
+        self.out = np.empty(self.state.rounds[0].pair.push.payload_bound(NUMEL), np.uint8)
 
     def step(self, grad: F32, number: int, own: bool = True, rescale: float = 1.0) -> F32:
         target = grad.copy()
-        encoded = self.way.encode(0, target, self.residual, rescale, Stream(0, number, 0, 0), self.out)
+        encoded = self.state.encode(0, target, self.residual, rescale, Stream(0, number, 0, 0), self.out)
         assert target.tobytes() == grad.tobytes(), "encoding changes nothing"
         payload = self.out[: encoded.payload_bytes].copy()
         if not encoded.nonfinite:
-            self.way.apply(payload, [payload], target, self.residual if own else None, rescale)
+            self.state.apply(payload, [payload], target, self.residual if own else None, rescale)
         return target
 
 
@@ -84,29 +84,29 @@ def test_another_loss_scale_changes_the_unit_of_everything_that_is_kept(text: st
         got = scaled.step(grad * np.float32(scale), number, rescale=scale / before)
         np.testing.assert_array_equal(got, plain.step(grad, number) * np.float32(scale))
         np.testing.assert_array_equal(scaled.residual, plain.residual * np.float32(scale))
-        assert plain.way.state is not None and scaled.way.state is not None
-        np.testing.assert_array_equal(scaled.way.state, plain.way.state * np.float32(scale))
+        assert plain.state.saved is not None and scaled.state.saved is not None
+        np.testing.assert_array_equal(scaled.state.saved, plain.state.saved * np.float32(scale))
         before = scale
 
 
 def test_a_step_of_others_and_a_nan_leave_velocity_and_residual() -> None:
     worker, (first, second, *_) = OneWorker("topk:k=50,momentum=dgc"), gradients()
     worker.step(first, 0)
-    velocity, residual = worker.way.state, worker.residual.copy()
+    velocity, residual = worker.state.saved, worker.residual.copy()
     worker.step(second, 1, own=False)
     bad = second.copy()
     bad[17] = np.nan
     worker.step(bad, 2)
-    np.testing.assert_array_equal(worker.way.state, velocity)
+    np.testing.assert_array_equal(worker.state.saved, velocity)
     np.testing.assert_array_equal(worker.residual, residual)
 
 
 def test_clipping_bounds_each_ranks_part_by_its_share_of_the_norm() -> None:
     worker, grad = OneWorker("topk:clip=2,k=0.5"), gradients()[0]
     target = worker.step(grad, 0)
-    np.testing.assert_allclose(np.linalg.norm(target + worker.residual), 2 / SETTING.workers**0.5, rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(target + worker.residual), 2 / CONTEXT.workers**0.5, rtol=1e-5)
     assert clipped(grad, 1e9) is grad
-    norm = np.sqrt(define_tree_sum(grad.astype(np.float64) ** 2)[0])
+    norm = np.sqrt(reference_tree_sum(grad.astype(np.float64) ** 2)[0])
     np.testing.assert_array_equal(clipped(grad, 1.0), grad * np.float32(1 / norm))
     assert clipped(grad, 0) is grad
     grad[3] = np.inf
@@ -118,15 +118,15 @@ def test_a_way_goes_on_from_anothers_state() -> None:
     *before, last = gradients()
     for number, grad in enumerate(before):
         first.step(grad, number)
-    assert first.way.state is not None
-    second.way.restore(first.way.state)
+    assert first.state.saved is not None
+    second.state.restore(first.state.saved)
     second.residual[:] = first.residual
     np.testing.assert_array_equal(first.step(last, STEPS), second.step(last, STEPS))
 
 
 def test_without_momentum_there_is_no_state() -> None:
-    assert OneWorker("topk:clip=2").way.state is None
-    assert OneWorker("topk").way.state is None
+    assert OneWorker("topk:clip=2").state.saved is None
+    assert OneWorker("topk").state.saved is None
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_without_momentum_there_is_no_state() -> None:
     ],
 )
 def test_the_text_form_is_canonical(text: str, canonical: str) -> None:
-    assert parse_scheme(text, SETTING).canonical == canonical
-    assert parse_scheme(canonical, SETTING).canonical == canonical
+    assert parse_scheme(text, CONTEXT).canonical == canonical
+    assert parse_scheme(canonical, CONTEXT).canonical == canonical
 
 
 @pytest.mark.parametrize(
@@ -164,16 +164,16 @@ def test_the_text_form_is_canonical(text: str, canonical: str) -> None:
 )
 def test_what_cannot_work_is_refused(text: str, message: str) -> None:
     with pytest.raises(CodecError) as caught:
-        parse_scheme(text, SETTING)
+        parse_scheme(text, CONTEXT)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["topk", "graddrop", "blocktopk", "randomk", "topk:select=mstopk"])
 def test_dgc_goes_with_every_codec_that_sends_some_elements_alone(text: str) -> None:
-    parse_scheme(join_text(text.partition(":")[0], {**split_text(text)[1], "momentum": "dgc"}), SETTING)
+    parse_scheme(join_text(text.partition(":")[0], {**split_text(text)[1], "momentum": "dgc"}), CONTEXT)
 
 
 def test_servers_see_the_codec_alone() -> None:
-    (round_,) = parse_scheme("topk:k=50,momentum=dgc/bf16", SETTING).rounds(NUMEL)
+    (round_,) = parse_scheme("topk:k=50,momentum=dgc/bf16", CONTEXT).rounds(NUMEL)
     assert round_.pair.push.canonical == parse_codec("topk:k=50").canonical
     assert round_.pair.pull.canonical == "bf16"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from psgc.codecs.codec import DTYPES, Array, Stream
-from psgc.codecs.common.definitions import define_finish, define_fold
+from psgc.codecs.common.definitions import reference_finish, reference_fold
 from psgc.codecs.registry import parse_codec
 
 STREAM = Stream(0, 0, 0, 0)
@@ -39,14 +39,14 @@ def test_sums_and_means_of_every_dtype_are_as_defined_from_bytes_of_any_alignmen
     stored = [payload.tobytes() for payload in payloads]
     acc = np.empty(numel, codec.acc_dtype)
     codec.fold(payloads[:3], numel, 0, numel, acc, True)
-    wanted = define_fold(codec, stored[:3], numel, None)
+    wanted = reference_fold(codec, stored[:3], numel, None)
     assert acc.tobytes() == wanted.tobytes()
     codec.fold(payloads[3:], numel, 0, numel, acc, False)
-    wanted = define_fold(codec, stored[3:], numel, wanted)
+    wanted = reference_fold(codec, stored[3:], numel, wanted)
     assert acc.tobytes() == wanted.tobytes()
     out = np.zeros(numel * item + 1, np.uint8)
     codec.finish(acc, numel, 0, numel, divisor, None, None, 1.0, STREAM, out[1:])
-    assert out[1:].tobytes() == define_finish(codec, wanted, divisor, None, 1.0, STREAM)[0]
+    assert out[1:].tobytes() == reference_finish(codec, wanted, divisor, None, 1.0, STREAM)[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,7 +8,7 @@ import pytest
 
 from psgc.codecs.codec import DTYPES, FLOATS
 from psgc.codecs.registry import parse_codec, parse_pair, parse_scheme, registered_codecs
-from psgc.codecs.scheme import Setting
+from psgc.codecs.scheme import BucketContext
 from psgc.codecs.topk import TopKCodec
 from psgc.errors import CodecError
 
@@ -181,9 +181,9 @@ def test_a_part_of_nothing_or_beyond_the_indices_is_refused(name: str, numel: in
 
 @pytest.mark.parametrize("text", ["topk:k=13", "int8/topk:k=13", "topk:k=13/relay", "randomk:k=13", "blocktopk:block=4,k=4"])
 def test_a_count_beyond_the_bucket_is_refused_and_names_codec_parameter_and_tensor(text: str) -> None:
-    setting = Setting(shapes=((2, 4), (4,)))
+    context = BucketContext(shapes=((2, 4), (4,)))
     with pytest.raises(
         CodecError, match=r"codec \w+: parameter k is 1?\d, but the bucket has only (12 elements|3 blocks of 4).*shape \[2, 4\]"
     ):
-        parse_scheme(text, setting)
-    assert parse_scheme(text.replace("13", "12").replace("k=4", "k=3"), setting)
+        parse_scheme(text, context)
+    assert parse_scheme(text.replace("13", "12").replace("k=4", "k=3"), context)

@@ -13,7 +13,7 @@ import pytest
 from psgc.codecs import parse_codec, parse_pair, parse_scheme, registry
 from psgc.codecs.codec import Codec
 from psgc.codecs.common.sources import source_digest
-from psgc.codecs.registry import foreign_codecs
+from psgc.codecs.registry import plugin_codecs
 from psgc.errors import CodecError
 from psgc.launch import cli
 
@@ -28,7 +28,7 @@ def installed(install: Install, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ins
     def put(*arguments: Any) -> Path:
         folders.append(install(*arguments))
         monkeypatch.syspath_prepend(str(folders[-1]))
-        registry._foreign_class.cache_clear()
+        registry._plugin_class.cache_clear()
         return folders[-1]
 
     yield put
@@ -37,7 +37,7 @@ def installed(install: Install, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ins
 
 def forget(*folders: Path) -> None:
     """What was imported from these folders is imported anew."""
-    registry._foreign_class.cache_clear()
+    registry._plugin_class.cache_clear()
     for name, module in list(sys.modules.items()):
         if any(Path(getattr(module, "__file__", None) or "/").is_relative_to(folder) for folder in folders):
             del sys.modules[name]
@@ -51,7 +51,7 @@ def test_a_codec_of_another_package_is_found_by_its_name(installed: Install) -> 
     codec = parse_codec("mine")
     assert codec.canonical == f"mine@{source_digest(type(codec), Codec)}"
     assert parse_codec(codec.canonical, "float16").dtype == "float16"
-    assert foreign_codecs() == {"mine": "tools 2.5"}
+    assert plugin_codecs() == {"mine": "tools 2.5"}
     assert parse_pair("mine/none").canonical == f"{codec.canonical}/none"
     assert parse_scheme(f"{codec.canonical}/relay").canonical == f"{codec.canonical}/relay"
 
@@ -92,7 +92,7 @@ def test_what_is_no_codec_is_refused_and_named(installed: Install, entry: str, t
 @pytest.mark.parametrize("name", ["int8", "shared", "relay"])
 def test_a_name_of_psgcs_own_is_refused(installed: Install, name: str) -> None:
     installed("tools", "2.5", {name: "mine_codec:Mine"}, {"mine_codec.py": CAST})
-    for look in (foreign_codecs, lambda: parse_codec("mine")):
+    for look in (plugin_codecs, lambda: parse_codec("mine")):
         with pytest.raises(CodecError, match=f"codec {name}: tools 2.5 has one of this name, but so has psgc; rename it"):
             look()
 

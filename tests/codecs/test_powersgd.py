@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from psgc.codecs import Setting, Stream, parse_scheme
+from psgc.codecs import BucketContext, Stream, parse_scheme
 from psgc.codecs.codec import F32
-from psgc.codecs.common.orthonormal import define_orthonormal, orthonormalise
-from psgc.codecs.powersgd import define_product
+from psgc.codecs.common.orthonormal import orthonormalise, reference_orthonormal
+from psgc.codecs.powersgd import reference_product
 from tests.codecs.workers import Workers, conservation
 
 Values = Callable[..., F32]
@@ -68,9 +68,9 @@ def test_orthonormalised_columns_are_orthonormal_or_zero(rows: int, values: Valu
 def test_the_product_is_summed_in_order(values: Values) -> None:
     job = Workers("powersgd:rank=3,ef=0", 40 * 30, 1, shapes=((40, 30),))
     got = job.synchronise([values("gauss", 1200)])[0]
-    way = job.ways[0]
-    p = way._p.reshape(40, 3)  # type: ignore[attr-defined]
-    assert got.tobytes() == define_product(p, job.sent[0][1].view(np.float32).reshape(30, 3)).tobytes()
+    state = job.states[0]
+    p = state._p.reshape(40, 3)  # type: ignore[attr-defined]
+    assert got.tobytes() == reference_product(p, job.sent[0][1].view(np.float32).reshape(30, 3)).tobytes()
 
 
 @pytest.mark.parametrize("ef", [0, 1])
@@ -95,8 +95,8 @@ def test_after_gradients_of_a_lower_rank_those_of_a_full_one_arrive_whole(first:
 def test_one_dead_column_of_several_comes_back(values: Values) -> None:
     job, grad = job_of("powersgd:rank=3,ef=0"), of_rank(3, values)
     job.synchronise([grad, grad])
-    for way in job.ways:
-        way._q.reshape(COLUMNS, 3)[:, 1] = 0  # type: ignore[attr-defined]
+    for state in job.states:
+        state._q.reshape(COLUMNS, 3)[:, 1] = 0  # type: ignore[attr-defined]
     assert off(job.synchronise([grad, grad])[0], grad) < 1e-5
 
 
@@ -127,7 +127,7 @@ def test_a_rank_that_skips_draws_as_the_others_do(values: Values) -> None:
         low = [of_rank(1 + step % 2, values, seed=step)] * 3
         got = job.synchronise(low, skipping)
         assert all(target.tobytes() == got[0].tobytes() for target in got)
-    assert len({way._q.tobytes() for way in job.ways}) == 1  # type: ignore[attr-defined]
+    assert len({state._q.tobytes() for state in job.states}) == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
@@ -136,17 +136,17 @@ def test_who_goes_on_from_what_was_kept_draws_as_who_never_stopped(rank: int, va
     for _ in range(3):
         job.synchronise([low * np.float32(rank > 0)] * 2)
     other.step, other.residuals = job.step, [residual.copy() for residual in job.residuals if residual is not None]
-    for old, new in zip(job.ways, other.ways, strict=True):
+    for old, new in zip(job.states, other.states, strict=True):
         new.restore_factors({**old.factors, 77: low})
     assert job.synchronise([full, full])[1].tobytes() == other.synchronise([full, full])[1].tobytes()
 
 
 def test_each_step_matrix_and_column_draws_numbers_of_its_own() -> None:
-    way = parse_scheme("powersgd:rank=2", Setting(shapes=((40, 30), (40, 30)))).way(2400)
-    drawn = [way._started(matrix, Stream(5, step, rank=7, bucket=1, first=0)) for step in (1, 2) for matrix in way._matrices]  # type: ignore[attr-defined]
+    state = parse_scheme("powersgd:rank=2", BucketContext(shapes=((40, 30), (40, 30)))).new_state(2400)
+    drawn = [state._started(matrix, Stream(5, step, rank=7, bucket=1, first=0)) for step in (1, 2) for matrix in state._matrices]  # type: ignore[attr-defined]
     columns = np.concatenate(drawn, axis=1)
     assert np.abs(np.corrcoef(columns.T) - np.eye(8)).max() < 0.8
-    again = way._started(way._matrices[0], Stream(5, 1, rank=3, bucket=1, first=64))  # type: ignore[attr-defined]
+    again = state._started(state._matrices[0], Stream(5, 1, rank=3, bucket=1, first=64))  # type: ignore[attr-defined]
     assert again.tobytes() == drawn[0].tobytes(), "whatever the rank"
 
 
@@ -167,28 +167,28 @@ def test_a_sum_that_overflowed_does_not_stay(values: Values) -> None:
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 1234, 2999, 3000, 3006])
 def test_a_rank_that_is_not_finite_says_so_and_sends_zeros(place: int, poison: float, values: Values) -> None:
-    scheme = parse_scheme("powersgd", Setting(shapes=((ROWS, COLUMNS), (7,))))
-    way, grad, out = scheme.way(3007), values("gauss", 3007), np.ones(4 * scheme.rounds(3007)[0].numel, np.uint8)
+    scheme = parse_scheme("powersgd", BucketContext(shapes=((ROWS, COLUMNS), (7,))))
+    state, grad, out = scheme.new_state(3007), values("gauss", 3007), np.ones(4 * scheme.rounds(3007)[0].numel, np.uint8)
     grad[place] = poison
-    assert way.encode(0, grad, np.ones_like(grad), 1.0, Stream(0, 1, 0, 0), out) == (out.size, True)
+    assert state.encode(0, grad, np.ones_like(grad), 1.0, Stream(0, 1, 0, 0), out) == (out.size, True)
     assert not out.any()
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_factors_that_are_not_finite_are_flagged_in_the_second_round(poison: float, values: Values) -> None:
-    scheme = parse_scheme("powersgd", Setting(shapes=((ROWS, COLUMNS),)))
-    way, grad, out = scheme.way(3000), values("gauss", 3000), np.ones(4 * 4 * COLUMNS, np.uint8)
+    scheme = parse_scheme("powersgd", BucketContext(shapes=((ROWS, COLUMNS),)))
+    state, grad, out = scheme.new_state(3000), values("gauss", 3000), np.ones(4 * 4 * COLUMNS, np.uint8)
     mean = np.ones(4 * ROWS, np.float32)
     mean[17] = poison
-    way.take(0, mean.view(np.uint8))
-    assert way.encode(1, grad, None, 1.0, Stream(0, 1, 0, 0), out).nonfinite
+    state.take(0, mean.view(np.uint8))
+    assert state.encode(1, grad, None, 1.0, Stream(0, 1, 0, 0), out).nonfinite
 
 
 def test_finite_gradients_whose_product_overflows_are_flagged_without_a_warning() -> None:
-    scheme = parse_scheme("powersgd", Setting(shapes=((ROWS, COLUMNS),)))
+    scheme = parse_scheme("powersgd", BucketContext(shapes=((ROWS, COLUMNS),)))
     out = np.zeros(4 * 4 * ROWS, np.uint8)
     for residual in (None, np.full(3000, 3e38, np.float32)):
-        assert scheme.way(3000).encode(0, np.full(3000, 3e38, np.float32), residual, 1.0, Stream(0, 1, 0, 0), out).nonfinite
+        assert scheme.new_state(3000).encode(0, np.full(3000, 3e38, np.float32), residual, 1.0, Stream(0, 1, 0, 0), out).nonfinite
 
 
 @pytest.mark.parametrize("rows", [1, 5, 63, 64, 65, 300, 4096, 4097, 12289, 20481])
@@ -196,7 +196,7 @@ def test_finite_gradients_whose_product_overflows_are_flagged_without_a_warning(
 def test_the_kernel_has_the_definitions_columns(kind: str, rows: int, values: Values) -> None:
     p = values(kind, rows * 4).reshape(rows, 4).copy()
     p[:, 3] = p[:, 0] * np.float32(0.5) - p[:, 1] * np.float32(0.25)
-    wanted = define_orthonormal(p)
+    wanted = reference_orthonormal(p)
     orthonormalise(p)
     assert p.tobytes() == wanted.tobytes()
 
@@ -213,6 +213,6 @@ def test_columns_that_are_nearly_alike_become_orthonormal(apart: float, rows: in
 @pytest.mark.long
 def test_the_tree_has_as_many_levels_as_rows_ask_for() -> None:
     p = np.random.default_rng(0).standard_normal((4096 * 4096 + 4097, 1), np.float32)
-    wanted = define_orthonormal(p)
+    wanted = reference_orthonormal(p)
     orthonormalise(p)
     assert p.tobytes() == wanted.tobytes()

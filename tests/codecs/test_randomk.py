@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from psgc.codecs.codec import F32, Bytes, Codec, Stream
-from psgc.codecs.common.definitions import define_finish, define_fold
+from psgc.codecs.common.definitions import reference_finish, reference_fold
 from psgc.codecs.common.streams import keys
-from psgc.codecs.randomk import define_places
+from psgc.codecs.randomk import reference_places
 from psgc.codecs.registry import parse_codec, parse_pair
 from psgc.errors import CodecError, PayloadError
 
@@ -46,7 +46,7 @@ def test_other_steps_buckets_and_parts_have_other_places(field: str) -> None:
 @pytest.mark.parametrize(("numel", "count"), [(1, 1), (7, 7), (10, 3), (4097, 1000), (70_001, 701), (2**31 - 1, 5)])
 def test_places_are_distinct_and_within_the_part(numel: int, count: int) -> None:
     for step in range(50):
-        places = define_places(numel, count, *keys(dataclasses.replace(STREAM, step=step)))
+        places = reference_places(numel, count, *keys(dataclasses.replace(STREAM, step=step)))
         assert np.unique(places).size == count
         assert 0 <= places.min() <= places.max() < numel
 
@@ -56,7 +56,7 @@ def test_each_element_is_equally_likely_though_strata_are_not_of_one_size(numel:
     draws = 4000
     times = np.zeros(numel)
     for step in range(draws):
-        times[define_places(numel, count, *keys(dataclasses.replace(STREAM, step=step)))] += 1
+        times[reference_places(numel, count, *keys(dataclasses.replace(STREAM, step=step)))] += 1
     share = count / numel
     assert np.abs(times / draws - share).max() < 6 * np.sqrt(share * (1 - share) / draws)
 
@@ -81,11 +81,11 @@ def test_payloads_add_up_to_the_answer_without_decoding(text: str, numel: int, w
     out, wanted = np.zeros(pair.push.payload_bound(numel), np.uint8), None
     for first in range(0, workers, 8):
         pair.adder.add(payloads[first : first + 8], numel, out, first == 0)
-        wanted = define_fold(pair.push, [payload.tobytes() for payload in payloads[first : first + 8]], numel, wanted)
+        wanted = reference_fold(pair.push, [payload.tobytes() for payload in payloads[first : first + 8]], numel, wanted)
     assert wanted is not None
     encoded = pair.adder.divide(out, numel, workers)
     assert not encoded.nonfinite
-    assert out[: encoded.payload_bytes].tobytes() == define_finish(pair.pull, wanted, workers, None, 1.0, STREAM)[0]
+    assert out[: encoded.payload_bytes].tobytes() == reference_finish(pair.pull, wanted, workers, None, 1.0, STREAM)[0]
 
 
 def test_a_sum_that_overflows_is_flagged() -> None:

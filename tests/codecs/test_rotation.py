@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from psgc.codecs.codec import F32, Stream
-from psgc.codecs.common.rotation import GROUP, SIGNS, define_hadamard, define_rotated
+from psgc.codecs.common.rotation import GROUP, SIGNS, reference_hadamard, reference_rotated
 from psgc.codecs.registry import parse_codec
 
 STREAM = Stream(0, 0, 0, 0)
@@ -25,15 +25,15 @@ def test_the_matrix_is_walsh_and_hadamards() -> None:
     matrix = np.ones((1, 1), np.float32)
     while len(matrix) < GROUP:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    assert (define_hadamard(np.eye(GROUP, dtype=np.float32)) == matrix).all()
+    assert (reference_hadamard(np.eye(GROUP, dtype=np.float32)) == matrix).all()
 
 
 def test_rotating_keeps_lengths_and_rotating_back_gives_the_values() -> None:
     p = np.random.default_rng(0).standard_normal(5 * GROUP + 100, np.float32)
-    turned = define_rotated(p, inverse=False)
+    turned = reference_rotated(p, inverse=False)
     assert np.square(turned).sum() == pytest.approx(np.square(p).sum(), rel=1e-5)
     assert (turned[5 * GROUP :] == p[5 * GROUP :]).all()  # what is left of the last whole group is as it was
-    np.testing.assert_allclose(define_rotated(turned, inverse=True), p, atol=2e-6)
+    np.testing.assert_allclose(reference_rotated(turned, inverse=True), p, atol=2e-6)
 
 
 def test_signs_are_fair() -> None:
@@ -43,7 +43,7 @@ def test_signs_are_fair() -> None:
 def test_a_lone_spike_is_spread_over_its_group() -> None:
     p = np.zeros(2 * GROUP, np.float32)
     p[GROUP + 7] = 32
-    turned = define_rotated(p, inverse=False)
+    turned = reference_rotated(p, inverse=False)
     assert (np.abs(turned[GROUP:]) == 1).all()
     assert not turned[:GROUP].any()
 

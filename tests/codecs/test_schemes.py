@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from psgc.codecs import Setting, Stream, parse_scheme
+from psgc.codecs import BucketContext, Stream, parse_scheme
 from psgc.codecs.codec import F32, Bytes
-from psgc.codecs.common.definitions import define_encode, define_fold
+from psgc.codecs.common.definitions import reference_encode, reference_fold
 from psgc.codecs.dithering import DitheringCodec
 from psgc.codecs.powersgd import PowerSgdScheme
 from psgc.codecs.relay import join_payloads, split_payloads
-from psgc.codecs.shared import define_step
+from psgc.codecs.shared import reference_step
 from psgc.errors import CodecError, PayloadError
 from tests.codecs.workers import RESCALE, Workers, conservation
 
@@ -32,7 +32,7 @@ def test_shared_integers_are_the_definitions(text: str, numel: int, workers: int
         grads = [np.clip(grad, -1e30, 1e30) for grad in grads]
         residuals = [r.copy() for r in job.residuals if r is not None] or None
         got = job.synchronise(grads)
-        wanted, kept = define_step(grads, residuals, RESCALE, [job.stream(rank) for rank in range(workers)], workers if mean else 1)
+        wanted, kept = reference_step(grads, residuals, RESCALE, [job.stream(rank) for rank in range(workers)], workers if mean else 1)
         assert all(target.tobytes() == wanted.tobytes() for target in got)
         for residual, left in zip(job.residuals, kept, strict=False):
             assert residual is not None
@@ -40,10 +40,10 @@ def test_shared_integers_are_the_definitions(text: str, numel: int, workers: int
 
 
 def test_shared_sums_grow_wider_with_the_workers() -> None:
-    assert parse_scheme("shared", Setting(workers=258)).rounds(100)[1].pair.pull.payload_bound(100) == 200
-    assert parse_scheme("shared", Setting(workers=259)).rounds(100)[1].pair.pull.payload_bound(100) == 400
+    assert parse_scheme("shared", BucketContext(workers=258)).rounds(100)[1].pair.pull.payload_bound(100) == 200
+    assert parse_scheme("shared", BucketContext(workers=259)).rounds(100)[1].pair.pull.payload_bound(100) == 400
     with pytest.raises(CodecError, match="do not fit 32 bits"):
-        parse_scheme("shared", Setting(workers=1 << 25))
+        parse_scheme("shared", BucketContext(workers=1 << 25))
 
 
 def test_the_sum_of_258_full_scale_codes_fits_16_bits() -> None:
@@ -79,10 +79,10 @@ def test_a_skipped_steps_payload_goes_back_to_the_residual(text: str, values: Va
     job = Workers(text, numel, 2, shapes=SHAPES)
     grads = [values("gauss", numel, seed=rank) for rank in range(2)]
     job.synchronise(grads)
-    for rank, way in enumerate(job.ways):
+    for rank, state in enumerate(job.states):
         residual = job.residuals[rank]
         assert residual is not None
-        way.add_back(job.sent[rank], residual)
+        state.add_back(job.sent[rank], residual)
         assert np.abs(residual - grads[rank]).max() < 1e-5
 
 
@@ -93,10 +93,10 @@ def test_relayed_payloads_are_summed_in_blocks_of_eight(push: str, workers: int,
     grads = [values("gauss", 70001, seed=rank) for rank in range(workers)]
     got = job.synchronise(grads)
     codec = parse_scheme(push).rounds(1)[0].pair.push
-    stored = [define_encode(codec, grad, None, 1.0, job.stream(rank)) for rank, grad in enumerate(grads)]
+    stored = [reference_encode(codec, grad, None, 1.0, job.stream(rank)) for rank, grad in enumerate(grads)]
     total = None
     for first in range(0, workers, 8):
-        total = define_fold(codec, stored[first : first + 8], 70001, total)
+        total = reference_fold(codec, stored[first : first + 8], 70001, total)
     assert total is not None
     assert got[0].tobytes() == (total / np.float32(workers)).astype(np.float32).tobytes()
 
@@ -124,7 +124,7 @@ def test_a_relayed_answer_that_is_none_is_refused(damage: Callable[[Bytes], Byte
 )  # fmt: skip
 def test_what_cannot_work_is_refused(text: str, words: str) -> None:
     with pytest.raises(CodecError, match=words):
-        parse_scheme(text, Setting("float64" if text == "none/relay" else "float32"))
+        parse_scheme(text, BucketContext("float64" if text == "none/relay" else "float32"))
 
 
 @pytest.mark.parametrize("text", ["shared", "shared:ef=0", "powersgd", "powersgd:ef=0,rank=2", "onebit/relay"])
@@ -136,18 +136,18 @@ def test_the_canonical_text_means_the_same(text: str) -> None:
 @pytest.mark.parametrize("text", ["shared", "powersgd"])
 def test_only_16_and_32_bit_floats_are_carried(text: str, dtype: str) -> None:
     with pytest.raises(CodecError, match=f"not {dtype}"):
-        parse_scheme(text, Setting(dtype))
+        parse_scheme(text, BucketContext(dtype))
 
 
 @pytest.mark.parametrize("text", ["shared", "powersgd"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_what_is_not_finite_is_flagged_in_the_first_round(text: str, poison: float, values: Values) -> None:
-    scheme = parse_scheme(text, Setting(shapes=((40, 30),)))
-    way, grad = scheme.way(1200), values("gauss", 1200)
+    scheme = parse_scheme(text, BucketContext(shapes=((40, 30),)))
+    state, grad = scheme.new_state(1200), values("gauss", 1200)
     grad[700] = poison
     round_ = scheme.rounds(1200)[0]
     out = np.zeros(round_.pair.push.payload_bound(round_.numel), np.uint8)
-    assert way.encode(0, grad, None, 1.0, Stream(0, 1, 0, 0), out).nonfinite
+    assert state.encode(0, grad, None, 1.0, Stream(0, 1, 0, 0), out).nonfinite
 
 
 @pytest.mark.parametrize("mean", [True, False])
@@ -159,8 +159,8 @@ def test_shared_sums_beyond_float32_are_flagged_in_the_first_round(workers: int,
     grads = [np.full(300, size if rank % 2 else 1.0, np.float32) for rank in range(workers)]
     first = job.scheme.rounds(300)[0]
     out = np.zeros(first.pair.push.payload_bound(first.numel), np.uint8)
-    for rank, (way, grad) in enumerate(zip(job.ways, grads, strict=True)):
-        assert not way.encode(0, grad, None, 1.0, job.stream(rank), out).nonfinite, "each is finite by itself"
+    for rank, (state, grad) in enumerate(zip(job.states, grads, strict=True)):
+        assert not state.encode(0, grad, None, 1.0, job.stream(rank), out).nonfinite, "each is finite by itself"
     got = job.synchronise(grads)
     assert job.nonfinite is flagged
     if not flagged:
@@ -180,7 +180,7 @@ def test_shared_flags_all_that_overflows(values: Values) -> None:
 @pytest.mark.parametrize("numel", [-1, 0, 1 << 31])
 def test_a_part_has_some_elements_and_no_more_than_kernels_count(text: str, numel: int) -> None:
     with pytest.raises(CodecError, match=f"codec {text}: a part has 1 to 2147483647 elements, not {numel}"):
-        parse_scheme(text).way(numel)
+        parse_scheme(text).new_state(numel)
 
 
 @pytest.mark.parametrize("make", [lambda: PowerSgdScheme(rank=0), lambda: PowerSgdScheme(rank=65), lambda: DitheringCodec(k=0)])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from psgc.codecs.registry import parse_scheme, registered_codecs, registered_schemes
-from psgc.codecs.scheme import Setting
+from psgc.codecs.scheme import BucketContext
 from psgc.errors import CodecError
 
 
 def refused(text: str) -> str:
     with pytest.raises(CodecError) as caught:
-        parse_scheme(text, Setting())
+        parse_scheme(text, BucketContext())
     return str(caught.value)
 
 

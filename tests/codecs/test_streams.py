@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 
 from psgc.codecs.codec import Stream
-from psgc.codecs.common.streams import define_uniform, define_words, keys
+from psgc.codecs.common.streams import keys, reference_uniform, reference_words
 from psgc.codecs.registry import parse_codec
 
 BASE = Stream(seed=1, step=2, rank=3, bucket=4)
 
 
 def test_an_elements_number_does_not_depend_on_where_a_part_or_a_slice_begins() -> None:
-    whole = define_words(BASE, 0, 10_000)
+    whole = reference_words(BASE, 0, 10_000)
     part = dataclasses.replace(BASE, first=4096)
-    assert np.array_equal(define_words(BASE, 4096, 5000), whole[4096:9096])
-    assert np.array_equal(define_words(part, 0, 5000), whole[4096:9096])
-    assert np.array_equal(define_words(part, 1000, 4000), whole[5096:9096])
+    assert np.array_equal(reference_words(BASE, 4096, 5000), whole[4096:9096])
+    assert np.array_equal(reference_words(part, 0, 5000), whole[4096:9096])
+    assert np.array_equal(reference_words(part, 1000, 4000), whole[5096:9096])
 
 
 @pytest.mark.parametrize("field", ["seed", "step", "rank", "bucket", "layout"])
 def test_every_name_in_the_stream_gives_other_numbers(field: str) -> None:
     other = dataclasses.replace(BASE, **{field: 77})
-    mine, its = define_uniform(BASE, 0, 1 << 16), define_uniform(other, 0, 1 << 16)
+    mine, its = reference_uniform(BASE, 0, 1 << 16), reference_uniform(other, 0, 1 << 16)
     assert not np.array_equal(mine, its)
     for shift in (0, 1, 256):  # nor are they the same numbers shifted
         correlation = np.corrcoef(mine[shift:], its[: its.size - shift])[0, 1]
@@ -33,7 +33,7 @@ def test_every_name_in_the_stream_gives_other_numbers(field: str) -> None:
 
 
 def test_names_are_not_interchangeable() -> None:
-    assert not np.array_equal(define_words(Stream(1, 2, 3, 4), 0, 100), define_words(Stream(1, 3, 2, 4), 0, 100))
+    assert not np.array_equal(reference_words(Stream(1, 2, 3, 4), 0, 100), reference_words(Stream(1, 3, 2, 4), 0, 100))
 
 
 def test_keys_are_the_published_ones() -> None:
@@ -42,7 +42,7 @@ def test_keys_are_the_published_ones() -> None:
 
 
 def test_numbers_are_uniform_in_the_unit_interval() -> None:
-    drawn = define_uniform(BASE, 0, 1 << 20)
+    drawn = reference_uniform(BASE, 0, 1 << 20)
     assert drawn.min() >= 0
     assert drawn.max() < 1
     counts = np.bincount((drawn * 256).astype(np.int64), minlength=256)
@@ -51,14 +51,14 @@ def test_numbers_are_uniform_in_the_unit_interval() -> None:
 
 
 def test_neighbours_are_not_correlated() -> None:
-    drawn = define_uniform(BASE, 0, 1 << 18)
+    drawn = reference_uniform(BASE, 0, 1 << 18)
     for lag in (1, 2, 64, 256, 4096):
         assert abs(np.corrcoef(drawn[lag:], drawn[:-lag])[0, 1]) < 5 / np.sqrt(drawn.size - lag)
 
 
 def test_indices_beyond_32_bits_are_taken_modulo() -> None:
     high = dataclasses.replace(BASE, first=(1 << 32) - 10)
-    assert np.array_equal(define_words(high, 10, 20), define_words(BASE, 0, 20))
+    assert np.array_equal(reference_words(high, 10, 20), reference_words(BASE, 0, 20))
 
 
 def test_the_kernel_draws_across_the_32_bit_edge_as_defined() -> None:
@@ -66,7 +66,7 @@ def test_the_kernel_draws_across_the_32_bit_edge_as_defined() -> None:
     grad = np.linspace(-1, 1, 512, dtype=np.float32)
     out = np.zeros(codec.payload_bound(512), np.uint8)
     codec.encode(grad, None, 1.0, edge, out)
-    draws = define_uniform(edge, 0, 512)
+    draws = reference_uniform(edge, 0, 512)
     scaled = np.concatenate([half * np.float32(np.float32(127) / np.abs(half).max()) for half in (grad[:256], grad[256:])])
     scaled = np.clip(scaled, -127, 127)
     wanted = np.floor(scaled) + (draws < scaled - np.floor(scaled))

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from psgc.codecs.blocktopk import _sum_squares, define_squares
+from psgc.codecs.blocktopk import _sum_squares, reference_squares
 from psgc.codecs.codec import F32
 from psgc.codecs.common.feedback import NO_RESIDUAL
-from psgc.codecs.common.sums import LEAF, define_tree_sum, sum_magnitudes, sum_squares
+from psgc.codecs.common.sums import LEAF, reference_tree_sum, sum_magnitudes, sum_squares
 from psgc.codecs.kit.cpu import CpuOps
 from psgc.codecs.kit.ops import Ops
 
@@ -37,17 +37,17 @@ def tree_by_hand(x: list[float]) -> float:
 @pytest.mark.parametrize("numel", SIZES[:-1])
 def test_the_order_is_the_published_one(numel: int, values: Values) -> None:
     x = values("wide", numel).astype(np.float64)
-    assert define_tree_sum(x)[0] == tree_by_hand(x.tolist())
+    assert reference_tree_sum(x)[0] == tree_by_hand(x.tolist())
 
 
 @pytest.mark.parametrize("numel", SIZES)
 @pytest.mark.parametrize("kind", ["gauss", "wide", "huge", "negative zeros"])
 def test_kernels_sum_as_defined(kind: str, numel: int, values: Values) -> None:
     p, residual = values(kind, numel), values("gauss", numel, seed=1)
-    assert sum_squares(p) == define_tree_sum(p.astype(np.float64) ** 2)[0]
-    assert sum_magnitudes(p, NO_RESIDUAL, 1.0) == define_tree_sum(np.abs(p).astype(np.float64))[0]
+    assert sum_squares(p) == reference_tree_sum(p.astype(np.float64) ** 2)[0]
+    assert sum_magnitudes(p, NO_RESIDUAL, 1.0) == reference_tree_sum(np.abs(p).astype(np.float64))[0]
     moved = (p + np.float32(0.3) * residual).astype(np.float32)
-    assert sum_magnitudes(p, residual, 0.3) == define_tree_sum(np.abs(moved).astype(np.float64))[0]
+    assert sum_magnitudes(p, residual, 0.3) == reference_tree_sum(np.abs(moved).astype(np.float64))[0]
 
 
 @pytest.mark.parametrize("numel", [0, *SIZES])
@@ -55,7 +55,7 @@ def test_kernels_sum_as_defined(kind: str, numel: int, values: Values) -> None:
 def test_the_kits_sum_is_the_tree_in_float32(kind: str, numel: int, values: Values) -> None:
     x = values(kind, numel)
     with np.errstate(over="ignore", invalid="ignore"):
-        assert Ops().reduce(x, "sum").tobytes() == CpuOps().reduce(x, "sum").tobytes() == define_tree_sum(x).tobytes()
+        assert Ops().reduce(x, "sum").tobytes() == CpuOps().reduce(x, "sum").tobytes() == reference_tree_sum(x).tobytes()
 
 
 def test_a_sum_of_many_equal_numbers_is_exact_where_one_after_the_other_drifts() -> None:
@@ -69,4 +69,4 @@ def test_a_sum_of_many_equal_numbers_is_exact_where_one_after_the_other_drifts()
 def test_norms_of_blocks_are_as_defined(block: int, numel: int, values: Values) -> None:
     p, squares = values("wide", numel), np.empty(-(-numel // block))
     _sum_squares(p, NO_RESIDUAL, 1.0, block, squares)
-    np.testing.assert_array_equal(squares, define_squares(p, block))
+    np.testing.assert_array_equal(squares, reference_squares(p, block))

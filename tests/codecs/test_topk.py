@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from psgc.codecs.codec import Array, Bytes, Stream
 from psgc.codecs.registry import parse_codec
-from psgc.codecs.sparsify.elements import define_encode
-from psgc.codecs.sparsify.gaps import define_packed, define_unpacked, packed_bound
-from psgc.codecs.sparsify.largest import define_largest
+from psgc.codecs.sparsify.elements import reference_encode
+from psgc.codecs.sparsify.gaps import packed_bound, reference_packed, reference_unpacked
+from psgc.codecs.sparsify.largest import reference_largest
 from psgc.errors import CodecError, PayloadError
 
 STREAM = Stream(0, 0, 0, 0)
@@ -29,7 +29,7 @@ def sent(text: str, grad: Array) -> list[int]:
     """Indices that are sent."""
     payload = encode(text, grad)
     count = int(payload[:4].view(np.uint32)[0])
-    return define_unpacked(payload[4 + 4 * count :].tobytes(), count).tolist()
+    return reference_unpacked(payload[4 + 4 * count :].tobytes(), count).tolist()
 
 
 def test_of_equal_magnitudes_the_lowest_indices_are_sent() -> None:
@@ -55,7 +55,7 @@ def test_a_sample_that_misleads_does_not_change_the_choice(k: int) -> None:
     rng = np.random.default_rng(0)
     grad = rng.standard_normal(20_000).astype(np.float32) * np.float32(1e-20)
     grad[10_000:10_050] = rng.standard_normal(50)  # a burst that a sparse sample overlooks
-    assert encode(f"topk:k={k}", grad).tobytes() == define_encode(grad, define_largest(grad, k))
+    assert encode(f"topk:k={k}", grad).tobytes() == reference_encode(grad, reference_largest(grad, k))
 
 
 @pytest.mark.parametrize("period", [2, 64, 78, 128, 1024])
@@ -63,7 +63,7 @@ def test_columns_that_line_up_with_the_sample_do_not_change_the_choice(period: i
     grad = np.random.default_rng(1).standard_normal(80_000).astype(np.float32)
     grad[::period] *= 100
     for k in (1, 80, 800, 40_000):
-        assert encode(f"topk:k={k}", grad).tobytes() == define_encode(grad, define_largest(grad, k))
+        assert encode(f"topk:k={k}", grad).tobytes() == reference_encode(grad, reference_largest(grad, k))
 
 
 def test_what_is_sent_leaves_nothing_in_the_residual_and_the_rest_all() -> None:
@@ -84,8 +84,8 @@ def test_what_is_sent_leaves_nothing_in_the_residual_and_the_rest_all() -> None:
 @given(st.sets(st.integers(0, 1 << 20), min_size=1, max_size=400))
 def test_packed_indices_come_back_within_their_bound(chosen: set[int]) -> None:
     indices = np.array(sorted(chosen))
-    packed = define_packed(indices)
-    assert define_unpacked(packed, indices.size).tolist() == indices.tolist()
+    packed = reference_packed(indices)
+    assert reference_unpacked(packed, indices.size).tolist() == indices.tolist()
     assert len(packed) <= packed_bound(indices.size, int(indices[-1]) + 1)
 
 
@@ -95,7 +95,7 @@ def test_the_bound_holds_for_the_widest_gaps(count: int) -> None:
         one_wide_in_each_block = np.cumsum(np.where(np.arange(count) % 128 == 127, gap + 1, 1)) - 1
         all_alike = np.arange(1, count + 1) * (gap + 1) - 1
         for indices in (one_wide_in_each_block, all_alike):
-            assert len(define_packed(indices)) <= packed_bound(count, int(indices[-1]) + 1)
+            assert len(reference_packed(indices)) <= packed_bound(count, int(indices[-1]) + 1)
 
 
 @pytest.mark.parametrize("text", ["topk", "topk:select=sampled", "topk:select=mstopk", "graddrop"])
@@ -147,7 +147,7 @@ def test_a_warm_up_sends_more_at_first_and_ends_with_k() -> None:
         stream = Stream(0, step, 0, 0)
         payload = out[: codec.encode(p, None, 1.0, stream, out).payload_bytes]
         codec.validate(payload, numel)
-        assert payload.tobytes() == codec.define_payload(p, stream)
+        assert payload.tobytes() == codec.reference_payload(p, stream)
         counts.append(int(payload[:4].view(np.uint32)[0]))
     assert counts == [2500, 2500, 625, 625, 157, 157, 40, 40, 10, 10]
     assert parse_codec("topk:warmup=0").canonical == "topk"

@@ -1,10 +1,10 @@
-"""Some workers' ways through one part, and the server between them: what the protocol does, without it."""
+"""Some workers at one part, and the server between them: what the protocol does, without it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from psgc.codecs import Scheme, Setting, Stream, Way, parse_scheme
+from psgc.codecs import BucketContext, Scheme, SchemeState, Stream, parse_scheme
 from psgc.codecs.codec import F32, Bytes
 from psgc.codecs.relay import RelayCodec, join_payloads
 
@@ -17,9 +17,9 @@ class Workers:
     def __init__(
         self, text: str, numel: int, workers: int, *, mean: bool = True, shapes: tuple[tuple[int, ...], ...] = (), rescale: float = RESCALE
     ) -> None:
-        self.scheme: Scheme = parse_scheme(text, Setting("float32", workers, mean, shapes))
+        self.scheme: Scheme = parse_scheme(text, BucketContext("float32", workers, mean, shapes))
         self.numel, self.count, self.mean, self.rescale = numel, workers, mean, rescale
-        self.ways: list[Way] = [self.scheme.way(numel) for _ in range(workers)]
+        self.states: list[SchemeState] = [self.scheme.new_state(numel) for _ in range(workers)]
         self.residuals = [np.zeros(numel, np.float32) if self.scheme.feedback else None for _ in range(workers)]
         self.sent: list[list[Bytes]] = []
         self.step = 0
@@ -32,25 +32,25 @@ class Workers:
         """One step; what each worker's gradient becomes. skipping: ranks that have no gradient, and still get the result."""
         self.step += 1
         self.nonfinite = False
-        self.sent = [[] for _ in self.ways]
+        self.sent = [[] for _ in self.states]
         targets = [grad.copy() for grad in grads]
         rounds = self.scheme.rounds(self.numel)
         for index, round_ in enumerate(rounds):
-            for rank, way in enumerate(self.ways):
+            for rank, state in enumerate(self.states):
                 if rank in skipping:
                     continue
                 out = np.zeros(round_.pair.push.payload_bound(round_.numel), np.uint8)
-                encoded = way.encode(index, targets[rank], self.residuals[rank], self.rescale, self.stream(rank), out)
+                encoded = state.encode(index, targets[rank], self.residuals[rank], self.rescale, self.stream(rank), out)
                 assert not encoded.nonfinite
                 round_.pair.push.validate(out[: encoded.payload_bytes], round_.numel)
                 self.sent[rank].append(out[: encoded.payload_bytes])
             answer = self.answer(index)
-            for rank, way in enumerate(self.ways):
+            for rank, state in enumerate(self.states):
                 if index < len(rounds) - 1:
-                    way.take(index, answer)
+                    state.take(index, answer)
                 else:
                     residual = None if rank in skipping else self.residuals[rank]
-                    way.apply(answer, self.sent[rank], targets[rank], residual, self.rescale)
+                    state.apply(answer, self.sent[rank], targets[rank], residual, self.rescale)
         return targets
 
     def answer(self, index: int) -> Bytes:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from array_buffer import ArrayBuffer
 
-from psgc.codecs import Codec, Setting, Stream, parse_pair, parse_scheme
+from psgc.codecs import BucketContext, Codec, Stream, parse_pair, parse_scheme
 from psgc.codecs.codec import DTYPES
 from psgc.config import Config
 from psgc.layout import Declaration, TensorSpec
@@ -122,9 +122,9 @@ class Shared:
     def step(self, step: int) -> Any:
         grads = [gradient(step, rank, self.tensor, self.numel, "float32") for rank in self.ranks]
         streams = [Stream(0, step, rank, 0, layout=self.layout) for rank in self.ranks]
-        from psgc.codecs.shared import define_step  # loads kernels that other codecs do without
+        from psgc.codecs.shared import reference_step  # loads kernels that other codecs do without
 
-        aggregate, kept = define_step(grads, self.residuals, 1.0, streams, self.divisor)
+        aggregate, kept = reference_step(grads, self.residuals, 1.0, streams, self.divisor)
         self.residuals = kept or None
         return aggregate
 
@@ -142,7 +142,7 @@ def compare(session: ClusterSession, codec: str, options: argparse.Namespace, ch
     """Run the steps with one codec; how many results were wrong."""
     names = [(index, numel, dtype) for dtype in options.dtypes.split(",") for index, numel in enumerate(SIZES)]
     mean = not options.sum
-    buffers = {(index, dtype): ArrayBuffer(numel, parse_scheme(codec, Setting(dtype)).array_dtype) for index, numel, dtype in names}
+    buffers = {(index, dtype): ArrayBuffer(numel, parse_scheme(codec, BucketContext(dtype)).array_dtype) for index, numel, dtype in names}
     model = Shared if codec.startswith("shared") else Compressed
     models = {index: model(codec, index, numel, session.size, mean) for index, numel, _ in names}
     wrong = 0

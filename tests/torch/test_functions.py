@@ -97,7 +97,7 @@ def test_nan_is_flagged_and_never_reaches_the_functions() -> None:
     codec, out = pushed("whole"), np.zeros(5000, np.uint8)
     encoded = codec.encode(np.array([1, np.nan, np.inf], np.float32), None, 1.0, STREAM, out)
     assert encoded.nonfinite
-    assert codec.define_elements(out[: encoded.payload_bytes].tobytes(), 3).tolist() == [1, 0, 0]
+    assert codec.reference_elements(out[: encoded.payload_bytes].tobytes(), 3).tolist() == [1, 0, 0]
 
 
 @pytest.mark.usefixtures("names")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.codecs.common.floats import define_narrow_bf16, define_widen_bf16
+from psgc.codecs.common.floats import reference_narrow_bf16, reference_widen_bf16
 
 F32 = NDArray[np.float32]
 
@@ -37,7 +37,7 @@ class Owed:
         owed = self.values[lo : lo + gradient.size]
         with np.errstate(over="ignore"):
             if gradient.dtype == np.uint16:
-                gradient[:] = define_narrow_bf16(define_widen_bf16(gradient) + owed)
+                gradient[:] = reference_narrow_bf16(reference_widen_bf16(gradient) + owed)
             else:
                 gradient[:] = gradient + owed
         self._paying[lo] = lo + gradient.size

@@ -15,7 +15,7 @@ elements that share a scale) lie within it.
 
 The last two follow from ``read``; a format has its own where that is faster.
 
-``settings`` is the codec's float32 array of parameters; ``index``, ``before`` and ``between`` (uint32) are what ``random.uniform``
+``settings`` is the codec's float32 array of parameters; ``index``, ``before`` and ``between`` (uint32) are what ``streams.uniform``
 takes: the index of the block's first element in its stream, and the stream's two keys.
 """
 

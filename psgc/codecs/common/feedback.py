@@ -24,12 +24,12 @@ NO_RESIDUAL: Final[F32] = np.empty(0, np.float32)  # kernels take an empty array
 SCRATCH: Final = 4096  # elements of p that kernels hold at once: 16 KB stay in L1
 
 
-def define_corrected(grad: F32, residual: F32 | None, rescale: float) -> F32:
+def reference_corrected(grad: F32, residual: F32 | None, rescale: float) -> F32:
     """p = grad + rescale * residual, in float32 with both operations rounded; grad itself where there is no residual."""
     return grad.copy() if residual is None else grad + np.float32(rescale) * residual
 
 
-def define_mean(acc: F32, divisor: int) -> F32:
+def reference_mean(acc: F32, divisor: int) -> F32:
     """The accumulated sum over the divisor, by true division in float32."""
     return acc / np.float32(divisor)
 

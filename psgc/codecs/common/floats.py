@@ -22,26 +22,26 @@ QUIET_BF16: Final = 0x7FC0  # the one NaN that narrowing makes
 QUIET_F16: Final = 0x7E00
 
 
-def define_narrow_bf16(values: F32) -> U16:
+def reference_narrow_bf16(values: F32) -> U16:
     """float32 to the bits of bfloat16: nearest, ties to even; every NaN becomes 0x7fc0."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(values), QUIET_BF16, rounded).astype(np.uint16)
 
 
-def define_widen_bf16(bits: U16) -> F32:
+def reference_widen_bf16(bits: U16) -> F32:
     """The bits of bfloat16 to float32, exactly."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def define_narrow_f16(values: F32) -> U16:
+def reference_narrow_f16(values: F32) -> U16:
     """float32 to the bits of float16: nearest, ties to even; overflow becomes infinity, every NaN 0x7e00."""
     with np.errstate(over="ignore", under="ignore"):
         rounded = values.astype(np.float16).view(np.uint16)
     return np.where(np.isnan(values), QUIET_F16, rounded).astype(np.uint16)
 
 
-def define_widen_f16(bits: U16) -> F32:
+def reference_widen_f16(bits: U16) -> F32:
     """The bits of float16 to float32, exactly."""
     return bits.view(np.float16).astype(np.float32)
 

@@ -28,7 +28,7 @@ from psgc.codecs.common.blocks import BlockCodec, BlockFormat
 from psgc.codecs.common.feedback import rounding_contraction
 from psgc.codecs.common.payloads import check_scales, check_size
 from psgc.codecs.common.rows import ROW, CodeWords, row_codes, row_sum
-from psgc.codecs.common.streams import define_uniform, uniform
+from psgc.codecs.common.streams import reference_uniform, uniform
 from psgc.codecs.jit.kernel import helper
 
 LEAST_SCALE: Final = np.finfo(np.float32).tiny
@@ -45,7 +45,7 @@ def code_bytes(bits: int, group: int, numel: int) -> int:
     return full * -(-group * bits // 8) + -(-rest * bits // 8)
 
 
-def define_norm(group: F32, norm: Norm) -> np.float32:
+def reference_norm(group: F32, norm: Norm) -> np.float32:
     """The norm of one group; NaN if an element is not finite, infinity if it overflows."""
     top = np.abs(group).max()
     if not np.isfinite(group).all():
@@ -63,9 +63,9 @@ def define_norm(group: F32, norm: Norm) -> np.float32:
         return np.float32(np.sqrt(lanes[0]) * top)
 
 
-def define_scale(group: F32, norm: Norm, top_code: float) -> tuple[np.float32, np.float32]:
+def reference_scale(group: F32, norm: Norm, top_code: float) -> tuple[np.float32, np.float32]:
     """The group's scale, and the factor that its elements are multiplied with before they are rounded; both 0 for an empty group."""
-    length = define_norm(group, norm)
+    length = reference_norm(group, norm)
     scale = length / np.float32(top_code)
     if not length <= MAX_F32 or scale < LEAST_SCALE:
         return np.float32(0), np.float32(0)
@@ -73,7 +73,7 @@ def define_scale(group: F32, norm: Norm, top_code: float) -> tuple[np.float32, n
     return min(scale, most), np.float32(top_code) / length
 
 
-def define_pack(codes: Array, bits: int) -> bytes:
+def reference_pack(codes: Array, bits: int) -> bytes:
     """Codes (integers) of one group as bytes."""
     if bits == 8:
         return codes.astype(np.int8).tobytes()
@@ -87,7 +87,7 @@ def define_pack(codes: Array, bits: int) -> bytes:
     return packed.tobytes()
 
 
-def define_unpack(packed: bytes, bits: int, count: int) -> Array:
+def reference_unpack(packed: bytes, bits: int, count: int) -> Array:
     """The codes of one group of ``count`` elements."""
     rows = np.frombuffer(packed, np.uint8)
     if bits == 8:
@@ -393,7 +393,7 @@ class GroupedCodec(BlockCodec):
         check_size(self.name, payload, numel, self.payload_bound(numel))
         check_scales(self.name, payload[: 4 * -(-numel // self.group)])
 
-    def define_codes(self, scaled: F32, random: F32 | None) -> Array:
+    def reference_codes(self, scaled: F32, random: F32 | None) -> Array:
         """Codes of one group's elements, already multiplied with its factor."""
         scaled = np.clip(scaled, -np.float32(self.top_code), np.float32(self.top_code))
         if random is None:
@@ -401,30 +401,30 @@ class GroupedCodec(BlockCodec):
         below = np.floor(scaled)
         return np.asarray(below + (random < scaled - below), np.float32)
 
-    def define_values(self, codes: Array) -> F32:
+    def reference_values(self, codes: Array) -> F32:
         """What codes stand for, before the scale."""
         return codes.astype(np.float32)
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
-        random = None if self.feedback else define_uniform(stream, 0, p.size)
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
+        random = None if self.feedback else reference_uniform(stream, 0, p.size)
         scales, packed = [], []
         for start in range(0, p.size, self.group):
             values = p[start : start + self.group]
-            scale, factor = define_scale(values, self.norm, self.top_code)
+            scale, factor = reference_scale(values, self.norm, self.top_code)
             scales.append(scale)
             with np.errstate(invalid="ignore"):
                 scaled = values * factor if scale else np.zeros_like(values)
-            codes = self.define_codes(scaled, None if random is None or not scale else random[start : start + self.group])
-            packed.append(define_pack(codes if scale else np.zeros(values.size), self.bits))
+            codes = self.reference_codes(scaled, None if random is None or not scale else random[start : start + self.group])
+            packed.append(reference_pack(codes if scale else np.zeros(values.size), self.bits))
         return np.array(scales, np.float32).tobytes() + b"".join(packed)
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
         groups = -(-numel // self.group)
         scales, place, out = np.frombuffer(payload, np.float32, groups), 4 * groups, np.empty(numel, np.float32)
         with np.errstate(over="ignore"):
             for number, start in enumerate(range(0, numel, self.group)):
                 target = out[start : start + self.group]
                 end = place + code_bytes(self.bits, self.group, target.size)
-                target[:] = self.define_values(define_unpack(payload[place:end], self.bits, target.size)) * scales[number]
+                target[:] = self.reference_values(reference_unpack(payload[place:end], self.bits, target.size)) * scales[number]
                 place = end
         return out

@@ -28,7 +28,7 @@ _HALF: Final = np.uint32(1 << 22)
 _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 
 
-def define_levels(scaled: F32, random: F32 | None, k: int) -> Array:
+def reference_levels(scaled: F32, random: F32 | None, k: int) -> Array:
     """Codes of p / norm; ``random``: uniform multiples of 2**-24 in [0, 1), of which the uppermost 23 bits count."""
     y = np.minimum(np.abs(scaled), np.float32(1))
     least = np.float32(2.0 ** (1 - k))
@@ -39,7 +39,7 @@ def define_levels(scaled: F32, random: F32 | None, k: int) -> Array:
     return np.asarray(np.where(np.signbit(scaled), -level, level))
 
 
-def define_powers(codes: Array, k: int) -> F32:
+def reference_powers(codes: Array, k: int) -> F32:
     """What codes stand for."""
     code = codes.astype(np.int32)
     return np.asarray(np.where(code == 0, 0, np.sign(code) * np.ldexp(1.0, np.abs(code) - k)), np.float32)

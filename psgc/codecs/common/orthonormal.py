@@ -23,7 +23,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.codec import F32
-from psgc.codecs.common.sums import LEAF, define_tree_sum, halve
+from psgc.codecs.common.sums import LEAF, halve, reference_tree_sum
 from psgc.codecs.jit.kernel import helper, kernel
 
 PASSES: Final = 2
@@ -31,7 +31,7 @@ LEAST_SQUARE: Final = 1e-10  # of the column's square before: float32's rounding
 F32_MATRIX: Final = types.Array(types.float32, 2, "C")
 
 
-def define_orthonormal(p: F32) -> F32:
+def reference_orthonormal(p: F32) -> F32:
     """What ``orthonormalise`` makes of p [rows, rank]."""
     done = p.copy()
     for k in range(p.shape[1]):
@@ -39,13 +39,13 @@ def define_orthonormal(p: F32) -> F32:
         top = np.abs(column).max(initial=0)
         if 0 < top < np.inf:
             column = np.ldexp(column, -np.frexp(top)[1]).astype(np.float32).astype(np.float64)
-        before = define_tree_sum(column * column)[0]
+        before = reference_tree_sum(column * column)[0]
         for _ in range(PASSES):
-            coefficients = [np.float32(define_tree_sum(done[:, j] * column)[0]) for j in range(k)]
+            coefficients = [np.float32(reference_tree_sum(done[:, j] * column)[0]) for j in range(k)]
             for j, coefficient in enumerate(coefficients):
                 column = column - np.float64(coefficient) * done[:, j]
             column = column.astype(np.float32).astype(np.float64)
-        square = define_tree_sum(column * column)[0]
+        square = reference_tree_sum(column * column)[0]
         done[:, k] = column * (1 / np.sqrt(square) if square > LEAST_SQUARE * before else 0.0)
     return done
 

@@ -10,8 +10,8 @@ import numpy as np
 from psgc.errors import CodecError
 from psgc.spelling import did_you_mean
 
-# Parameters of any push codec with feedback beside its own, with their defaults: what a worker keeps between steps, see `memory`.
-MEMORY_DEFAULTS: Final = {"momentum": "none", "mu": "0.9", "clip": "0", "residual": "float32"}
+# Parameters of any push codec with feedback beside its own, with their defaults: what a worker keeps between steps, see `momentum`.
+MOMENTUM_DEFAULTS: Final = {"momentum": "none", "mu": "0.9", "clip": "0", "residual": "float32"}
 
 
 class Parametrised(Protocol):
@@ -29,7 +29,7 @@ def with_defaults(codec: Parametrised, given: Mapping[str, str]) -> dict[str, st
     for key in given:
         if key not in codec.defaults:
             takes = f"takes {', '.join(codec.defaults)}" if codec.defaults else "takes no parameters"
-            known = (*codec.defaults, *(MEMORY_DEFAULTS if "ef" in codec.defaults and key not in MEMORY_DEFAULTS else ()))
+            known = (*codec.defaults, *(MOMENTUM_DEFAULTS if "ef" in codec.defaults and key not in MOMENTUM_DEFAULTS else ()))
             raise CodecError(f"codec {codec.name}: unknown parameter {key!r}; it {takes}{did_you_mean(key.lower(), known)}")
     return {**codec.defaults, **given}
 

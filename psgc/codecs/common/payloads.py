@@ -22,7 +22,7 @@ def eight(payloads: Sequence[Bytes]) -> tuple[Bytes, ...]:
     return (*payloads, *(payloads[0],) * (MAX_PAYLOADS - len(payloads)))
 
 
-def define_sum(terms: Sequence[Array], acc: Array | None) -> Array:
+def reference_sum(terms: Sequence[Array], acc: Array | None) -> Array:
     """The terms added left to right in their own dtype, then, as one sum, to ``acc``."""
     total = terms[0].copy()
     for term in terms[1:]:

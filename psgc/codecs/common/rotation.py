@@ -44,7 +44,7 @@ def _signs() -> F32:
 SIGNS: Final = _signs()
 
 
-def define_hadamard(groups: F32) -> F32:
+def reference_hadamard(groups: F32) -> F32:
     """H times each row of float32 [rows, 1024]."""
     x = groups
     for stage in range(_STAGES):
@@ -53,7 +53,7 @@ def define_hadamard(groups: F32) -> F32:
     return x
 
 
-def define_rotated(p: F32, inverse: bool) -> F32:
+def reference_rotated(p: F32, inverse: bool) -> F32:
     """The part's elements, rotated or rotated back."""
     whole = p.size - p.size % GROUP
     if not whole:
@@ -61,7 +61,7 @@ def define_rotated(p: F32, inverse: bool) -> F32:
     signs = np.resize(SIGNS, whole).reshape(-1, GROUP)
     groups = p[:whole].reshape(-1, GROUP)
     with np.errstate(over="ignore", invalid="ignore"):
-        turned = define_hadamard(groups * _SCALE) * signs if inverse else define_hadamard(groups * (signs * _SCALE))
+        turned = reference_hadamard(groups * _SCALE) * signs if inverse else reference_hadamard(groups * (signs * _SCALE))
     return np.concatenate([turned.reshape(-1), p[whole:]])
 
 
@@ -140,11 +140,11 @@ class RotatedCodec(GroupedCodec):
     def block_format(self) -> BlockFormat:
         return rotated_format(super().block_format)
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
-        return super().define_payload(define_rotated(p, inverse=False), stream)
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
+        return super().reference_payload(reference_rotated(p, inverse=False), stream)
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
-        return define_rotated(super().define_elements(payload, numel), inverse=True)
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
+        return reference_rotated(super().reference_elements(payload, numel), inverse=True)
 
 
 class RotatedInt8Codec(RotatedCodec):

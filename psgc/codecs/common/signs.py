@@ -37,12 +37,12 @@ from psgc.errors import PayloadError
 _ONE: Final = np.float32(1)
 
 
-def define_signs(p: F32) -> bytes:
+def reference_signs(p: F32) -> bytes:
     """The sign bits of p."""
     return np.packbits(p < 0, bitorder="little").tobytes()
 
 
-def define_elements(payload: bytes, numel: int) -> F32:
+def reference_elements(payload: bytes, numel: int) -> F32:
     """Elements of a payload."""
     negative = np.unpackbits(np.frombuffer(payload, np.uint8), count=numel, bitorder="little")
     return np.where(negative == 1, -_ONE, _ONE)
@@ -158,8 +158,8 @@ class SignsCodec(BlockCodec):
     def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
         _fold_kernel()(*eight(payloads), len(payloads), lo, acc, fresh)
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
-        return define_signs(p)
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
+        return reference_signs(p)
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
-        return define_elements(payload, numel)
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
+        return reference_elements(payload, numel)

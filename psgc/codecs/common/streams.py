@@ -38,14 +38,14 @@ def _splitmix(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def define_words(stream: Stream, lo: int, count: int) -> NDArray[np.uint32]:
+def reference_words(stream: Stream, lo: int, count: int) -> NDArray[np.uint32]:
     """32 random bits for each of ``count`` elements of the part, from element ``lo`` on."""
     first = (stream.first + lo) & _WORD
     indices = np.arange(first, first + count, dtype=np.uint64) & np.uint64(_WORD)
-    return define_hash(indices.astype(np.uint32), *keys(stream))
+    return reference_hash(indices.astype(np.uint32), *keys(stream))
 
 
-def define_hash(indices: NDArray[np.uint32], before: int, between: int) -> NDArray[np.uint32]:
+def reference_hash(indices: NDArray[np.uint32], before: int, between: int) -> NDArray[np.uint32]:
     """32 random bits for each index of the stream that has these keys."""
     h = indices + np.uint32(before)
     h = (h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D)
@@ -53,9 +53,9 @@ def define_hash(indices: NDArray[np.uint32], before: int, between: int) -> NDArr
     return np.asarray(h ^ (h >> np.uint32(16)), np.uint32)
 
 
-def define_uniform(stream: Stream, lo: int, count: int) -> F32:
+def reference_uniform(stream: Stream, lo: int, count: int) -> F32:
     """Uniform multiples of 2**-24 in [0, 1), one an element."""
-    return np.asarray((define_words(stream, lo, count) >> np.uint32(8)).astype(np.float32) * _UNIT, np.float32)
+    return np.asarray((reference_words(stream, lo, count) >> np.uint32(8)).astype(np.float32) * _UNIT, np.float32)
 
 
 @helper

@@ -21,15 +21,15 @@ LEAF: Final = 4096  # elements of a block
 _OUT_F64: Final = types.Array(types.float64, 1, "C")
 
 
-def define_tree_sum(x: NDArray[Any]) -> NDArray[Any]:
+def reference_tree_sum(x: NDArray[Any]) -> NDArray[Any]:
     """The sum of a float32 or float64 vector, in its own precision, as an array of one element; 0 of nothing."""
-    sums = define_leaf_sums(x)
+    sums = reference_leaf_sums(x)
     while sums.size > 1:
-        sums = define_leaf_sums(sums)
+        sums = reference_leaf_sums(sums)
     return sums
 
 
-def define_leaf_sums(x: NDArray[Any]) -> NDArray[Any]:
+def reference_leaf_sums(x: NDArray[Any]) -> NDArray[Any]:
     """The sum of each block."""
     rows = np.zeros((max(1, -(-x.size // LEAF)), LEAF), x.dtype)
     rows.ravel()[: x.size] = x
@@ -96,11 +96,11 @@ def sum_magnitudes(values: F32, residual: F32, rescale: float) -> float:
     """The sum of |values + rescale * residual| in float64; an empty residual is none."""
     sums = np.empty(-(-values.size // LEAF))
     magnitudes_kernel()(values, residual, rescale, sums)
-    return float(define_tree_sum(sums)[0])
+    return float(reference_tree_sum(sums)[0])
 
 
 def sum_squares(values: F32) -> float:
     """The sum of squares in float64."""
     sums = np.empty(-(-values.size // LEAF))
     squares_kernel()(values, sums)
-    return float(define_tree_sum(sums)[0])
+    return float(reference_tree_sum(sums)[0])

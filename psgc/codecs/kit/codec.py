@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from psgc.codecs.codec import BLOCK, F32, FOREIGN_ID, Array, Bytes, Codec, Encoded, Stream
+from psgc.codecs.codec import BLOCK, F32, PLUGIN_ID, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.common.feedback import FeedbackCodec
-from psgc.codecs.common.parameters import MEMORY_DEFAULTS, read_switch, with_defaults
+from psgc.codecs.common.parameters import MOMENTUM_DEFAULTS, read_switch, with_defaults
 from psgc.codecs.kit.cpu import CpuOps, correct
 from psgc.codecs.kit.fields import Field, FieldLayout
 from psgc.codecs.kit.ops import REVISION, Ops, Random, Vector
@@ -45,12 +45,12 @@ class KitCodec(FeedbackCodec):
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         cls._declared = declared(cls)
-        if taken := {"ef", *MEMORY_DEFAULTS} & cls._declared.keys():
+        if taken := {"ef", *MOMENTUM_DEFAULTS} & cls._declared.keys():
             raise CodecError(f"codec {cls.__name__}: parameter {min(taken)} is one that every codec takes; give yours another name")
         cls.defaults = {name: value.write(value.default) for name, value in cls._declared.items()} | {"ef": str(int(cls.ef_by_default))}
         cls.chunk = _SLICE if cls.blockwise else 0
         if "name" in vars(cls) and "codec_id" not in vars(cls):
-            cls.codec_id = FOREIGN_ID | zlib.crc32(cls.name.encode()) & (FOREIGN_ID - 1)
+            cls.codec_id = PLUGIN_ID | zlib.crc32(cls.name.encode()) & (PLUGIN_ID - 1)
 
     def __init__(self, dtype: str = "float32", *, ef: bool | None = None, **values: Any) -> None:
         super().__init__(dtype, ef=self.ef_by_default if ef is None else ef)
@@ -146,11 +146,11 @@ class KitCodec(FeedbackCodec):
         p, _ = correct(grad, 1, residual, rescale)
         np.subtract(p, self._read(_CPU, payload, numel, lo, hi), out=residual)
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
         out = np.zeros(self.payload_bound(p.size), np.uint8)
         return out[: self._write(_DEFINITION, np.where(np.isfinite(p), p, np.float32(0)), stream, p.size, 0, out)].tobytes()
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
         return self._read(_DEFINITION, np.frombuffer(payload, np.uint8), numel, 0, numel)
 
     def warm(self) -> None:

@@ -17,8 +17,8 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from psgc.codecs.codec import BLOCK, Stream
-from psgc.codecs.common.streams import define_uniform
-from psgc.codecs.sparsify.gaps import GAPS, define_packed, define_unpacked
+from psgc.codecs.common.streams import reference_uniform
+from psgc.codecs.sparsify.gaps import GAPS, reference_packed, reference_unpacked
 
 Vector: TypeAlias = Any  # a NumPy array on the CPU; typed so that a codec does not lean on it
 Type = Literal["f32", "f16", "u8", "i8", "u16", "i16", "u32", "i32"]
@@ -86,9 +86,9 @@ class Ops:
 
     def largest(self, x: Vector, k: int) -> Vector:
         """Indices of the k elements of largest magnitude; of equal ones those that come first."""
-        from psgc.codecs.sparsify.largest import define_largest  # compiles its kernels
+        from psgc.codecs.sparsify.largest import reference_largest  # compiles its kernels
 
-        return define_largest(x, k)
+        return reference_largest(x, k)
 
     def extract(self, x: Vector, indices: Vector) -> Vector:
         """The elements of x at these indices."""
@@ -143,11 +143,11 @@ class Ops:
 
     def pack_indices(self, indices: Vector) -> Vector:
         """Ascending, distinct indices below 2**32 as bytes, in the layout of ``gaps``."""
-        return np.frombuffer(define_packed(indices), np.uint8)
+        return np.frombuffer(reference_packed(indices), np.uint8)
 
     def unpack_indices(self, packed: Vector, count: int) -> Vector:
         """The ``count`` indices that were packed."""
-        return define_unpacked(packed.tobytes(), count) if count else np.empty(0, np.int64)
+        return reference_unpacked(packed.tobytes(), count) if count else np.empty(0, np.int64)
 
     def saturate(self, x: Vector) -> Vector:
         """x with its infinities replaced by the largest finite numbers of their type, and its NaN by zeros."""
@@ -155,7 +155,7 @@ class Ops:
 
     def uniform(self, stream: Stream, lo: int, count: int) -> Vector:
         """What ``Random.uniform`` gives."""
-        return define_uniform(stream, lo, count)
+        return reference_uniform(stream, lo, count)
 
 
 class Random:

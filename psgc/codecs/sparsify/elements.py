@@ -30,9 +30,18 @@ from psgc.codecs.common.bits import borrowed, view_f32, view_u8, view_u32
 from psgc.codecs.common.feedback import NO_RESIDUAL, SCRATCH, mean_corrected_block
 from psgc.codecs.common.payloads import MAX_PAYLOADS, eight
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_F32, SCALAR_F32, helper, kernel
-from psgc.codecs.sparsify.gaps import GAPS, define_packed, define_unpacked, pack, packed_bound, packed_bytes, unpack_block, well_formed
+from psgc.codecs.sparsify.gaps import (
+    GAPS,
+    pack,
+    packed_bound,
+    packed_bytes,
+    reference_packed,
+    reference_unpacked,
+    unpack_block,
+    well_formed,
+)
 from psgc.codecs.sparsify.largest import Chosen, Indices
-from psgc.codecs.sparsify.sparse import SLICE, SparseCodec, correct, define_scattered
+from psgc.codecs.sparsify.sparse import SLICE, SparseCodec, correct, reference_scattered
 from psgc.errors import PayloadError
 
 ALL: Final = 0xFFFFFFFF  # the count that says that every element follows
@@ -40,19 +49,19 @@ _INFINITY_BITS: Final = 0x7F800000
 _AT, _LOADED, _PLACE, _PREVIOUS = range(4)  # of a cursor: element, elements whose place is known, byte of the next gaps, last place
 
 
-def define_encode(p: F32, indices: Indices) -> bytes:
+def reference_encode(p: F32, indices: Indices) -> bytes:
     """Payload of the elements of p at some places."""
-    sparse = np.uint32(indices.size).tobytes() + p[indices].tobytes() + define_packed(indices)
+    sparse = np.uint32(indices.size).tobytes() + p[indices].tobytes() + reference_packed(indices)
     dense = np.uint32(ALL).tobytes() + p.tobytes()
     return sparse if len(sparse) < len(dense) else dense
 
 
-def define_decode(payload: bytes, numel: int) -> F32:
+def reference_decode(payload: bytes, numel: int) -> F32:
     """Elements of a payload."""
     count = int(np.frombuffer(payload, np.uint32, 1)[0])
     if count == ALL:
-        return define_scattered(np.arange(numel), np.frombuffer(payload, np.float32, numel, 4), numel)
-    return define_scattered(define_unpacked(payload[4 + 4 * count :], count), np.frombuffer(payload, np.float32, count, 4), numel)
+        return reference_scattered(np.arange(numel), np.frombuffer(payload, np.float32, numel, 4), numel)
+    return reference_scattered(reference_unpacked(payload[4 + 4 * count :], count), np.frombuffer(payload, np.float32, count, 4), numel)
 
 
 @helper
@@ -153,7 +162,7 @@ class ElementsCodec(SparseCodec):
         """The elements of ``values + rescale * residual`` to send; an empty residual is none."""
 
     @abstractmethod
-    def define_indices(self, p: F32) -> Indices:
+    def reference_indices(self, p: F32) -> Indices:
         """Their places, ascending, in plain NumPy."""
 
     def payload_bound(self, numel: int) -> int:
@@ -206,8 +215,8 @@ class ElementsCodec(SparseCodec):
         _mean(*eight(payloads), len(payloads), divisor, NO_RESIDUAL if residual is None else residual, rescale, p)
         return self.write_and_take(p, residual_out is not None, out)
 
-    def define_payload(self, p: Array, stream: Stream) -> bytes:
-        return define_encode(p, self.define_indices(p))
+    def reference_payload(self, p: Array, stream: Stream) -> bytes:
+        return reference_encode(p, self.reference_indices(p))
 
-    def define_elements(self, payload: bytes, numel: int) -> Array:
-        return define_decode(payload, numel)
+    def reference_elements(self, payload: bytes, numel: int) -> Array:
+        return reference_decode(payload, numel)

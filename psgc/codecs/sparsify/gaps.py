@@ -31,7 +31,7 @@ MAX_WIDTH: Final = 32
 Indices = NDArray[np.int64]
 
 
-def define_packed(indices: Indices) -> bytes:
+def reference_packed(indices: Indices) -> bytes:
     """The layout above for sorted, distinct indices."""
     gaps = np.diff(indices, prepend=-1) - 1
     blocks = [gaps[start : start + GAPS] for start in range(0, gaps.size, GAPS)]
@@ -43,7 +43,7 @@ def define_packed(indices: Indices) -> bytes:
     return bytes(widths) + b"".join(packed)
 
 
-def define_unpacked(packed: bytes, count: int) -> Indices:
+def reference_unpacked(packed: bytes, count: int) -> Indices:
     """The indices that were packed."""
     blocks, gaps = -(-count // GAPS), [np.empty(0, np.int64)]
     place = blocks

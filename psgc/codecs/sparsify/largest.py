@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from psgc.codecs.codec import F32
 from psgc.codecs.common.bits import bits_of_f32, corrected_mask, magnitude_mask, trailing_zeros
 from psgc.codecs.common.feedback import SCRATCH, corrected_block
-from psgc.codecs.common.sums import define_tree_sum, sum_magnitudes
+from psgc.codecs.common.sums import reference_tree_sum, sum_magnitudes
 from psgc.codecs.jit.kernel import I64, I64_PAIR, IN_F32, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.sparsify.gaps import OUT_U32
 
@@ -54,27 +54,27 @@ class Chosen(NamedTuple):
     top: int
 
 
-def define_magnitudes(p: F32) -> Indices:
+def reference_magnitudes(p: F32) -> Indices:
     """Bits of |p|."""
     return (p.view(np.uint32) & _MAGNITUDE).astype(np.int64)
 
 
-def define_largest(p: F32, k: int) -> Indices:
+def reference_largest(p: F32, k: int) -> Indices:
     """Indices, ascending, of the k elements of largest magnitude."""
-    return np.sort(np.argsort(-define_magnitudes(p), kind="stable")[:k])
+    return np.sort(np.argsort(-reference_magnitudes(p), kind="stable")[:k])
 
 
-def define_above_sample(p: F32, k: int) -> Indices:
+def reference_above_sample(p: F32, k: int) -> Indices:
     """Indices, ascending, of the elements that reach the sampled threshold."""
-    magnitudes, places = define_magnitudes(p), define_sample(p.size, k)
+    magnitudes, places = reference_magnitudes(p), reference_sample(p.size, k)
     least = max(1, int(np.sort(magnitudes[places])[-sampled_rank(p.size, k)]))
     chosen = np.flatnonzero(magnitudes >= least)
-    return define_largest(p, k) if chosen.size > MOST_OVER * k else chosen
+    return reference_largest(p, k) if chosen.size > MOST_OVER * k else chosen
 
 
-def define_probed(p: F32, k: int) -> Indices:
+def reference_probed(p: F32, k: int) -> Indices:
     """Indices, ascending, of the k elements that bisection chooses."""
-    magnitudes, mean, top = define_magnitudes(p), define_mean_magnitude(p), np.abs(p).max()
+    magnitudes, mean, top = reference_magnitudes(p), reference_mean_magnitude(p), np.abs(p).max()
     below, above = _bisect(mean, top, lambda threshold: bool(np.count_nonzero(magnitudes >= threshold) > k))
     sure = np.flatnonzero(magnitudes >= above)
     rest = np.flatnonzero((magnitudes >= below) & (magnitudes < above))
@@ -95,9 +95,9 @@ def _bisect(mean: np.float32, top: np.float32, too_many: Callable[[int], bool]) 
     return below, above
 
 
-def define_mean_magnitude(p: F32) -> np.float32:
+def reference_mean_magnitude(p: F32) -> np.float32:
     """mean |p|, summed in float64 as `sums` says."""
-    return np.float32(define_tree_sum(np.abs(p).astype(np.float64))[0] / p.size)
+    return np.float32(reference_tree_sum(np.abs(p).astype(np.float64))[0] / p.size)
 
 
 def sample_size(numel: int, k: int) -> int:
@@ -113,7 +113,7 @@ def sampled_rank(numel: int, k: int) -> int:
     return -(-k * sample_size(numel, k) // numel)
 
 
-def define_sample(numel: int, k: int) -> Indices:
+def reference_sample(numel: int, k: int) -> Indices:
     """Places of the sample. Within each stride they wander, lest a matrix whose rows are as long shows one column only."""
     size = sample_size(numel, k)
     if size == numel:

@@ -19,7 +19,7 @@ from psgc.codecs.jit.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
 SLICE: Final = 16384  # elements that passes hold at once where only a few are touched: 64 KB stay in L2
 
 
-def define_scattered(places: Array, values: Array, numel: int) -> F32:
+def reference_scattered(places: Array, values: Array, numel: int) -> F32:
     """Elements of a payload."""
     out = np.zeros(numel, np.float32)
     out[places] += values

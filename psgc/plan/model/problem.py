@@ -37,9 +37,9 @@ def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
     if name in PUBLISHED_BYTES:
         return CodecCosts(name, PUBLISHED_BYTES[name], profile.codecs.get(name, {}), raw=raw)
     from psgc.codecs.registry import parse_scheme
-    from psgc.codecs.scheme import Setting
+    from psgc.codecs.scheme import BucketContext
 
-    scheme = parse_scheme(name, Setting("float32", workers, True, ((_SAMPLE,),)))
+    scheme = parse_scheme(name, BucketContext("float32", workers, True, ((_SAMPLE,),)))
     curves = _curves(name, scheme.canonical, profile)
     rounds = scheme.rounds(_SAMPLE)
     push = sum(round_.pair.push.payload_bound(round_.numel) for round_ in rounds) / _SAMPLE
