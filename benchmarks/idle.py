@@ -36,8 +36,8 @@ def roles(launcher: int) -> dict[str, int]:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if parent == launcher and "psgc.launch.role" in words:
-                found[words[words.index("psgc.launch.role") + 1]] = int(entry.name)
+            if parent == launcher and "psgc.launch.job.role" in words:
+                found[words[words.index("psgc.launch.job.role") + 1]] = int(entry.name)
     return found
 
 

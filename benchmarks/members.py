@@ -211,7 +211,7 @@ class Job:
     def __enter__(self) -> Job:
         self._start("scheduler", [sys.executable, __file__, "scheduler"])
         for index in range(self._servers):
-            self._start("server", [sys.executable, "-m", "psgc.launch.role", "server"], DMLC_SERVER_ID=str(index))
+            self._start("server", [sys.executable, "-m", "psgc.launch.job.role", "server"], DMLC_SERVER_ID=str(index))
         self.workers = [Worker(self, node) for node in range(self._ranks)]
         for worker in self.workers:
             worker.talk.register()

@@ -34,7 +34,7 @@ def server():
                 words = (entry / "cmdline").read_bytes().split(b"\\0")
                 same = f"PSGC_JOB={os.environ['PSGC_JOB']}".encode() in (entry / "environ").read_bytes()
             except OSError: continue
-            if same and b"psgc.launch.role" in words and b"server" in words: return int(entry.name)
+            if same and b"psgc.launch.job.role" in words and b"server" in words: return int(entry.name)
 session = ClusterSession.open(Config.from_env())
 def step(name, n):
     buffer = Buffer(); buffer.array = np.ones(n, np.float32)

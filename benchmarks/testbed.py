@@ -44,7 +44,7 @@ LEAST_QUEUE_BYTES: Final = 256 << 10
 UNKILLABLE_S: Final = 10.0
 CAUGHT: Final = (signal.SIGTERM, signal.SIGHUP)
 JOB_PORT: Final = 9000  # every host's ports are its own
-LAUNCH: Final = "import sys; from psgc.launch.bpslaunch import main; sys.exit(main())"
+LAUNCH: Final = "import sys; from psgc.launch.job.bpslaunch import main; sys.exit(main())"
 
 
 class TestbedError(Exception):
@@ -315,7 +315,7 @@ def psgc_job(
     testbed: Testbed, command: Sequence[str], per_host: int = 1, servers: int = 1, extra: Mapping[str, str] | None = None
 ) -> list[Member]:
     """A job's members, services first: host 0 has scheduler and servers, each other host is a node with ``per_host`` workers."""
-    from psgc.launch.run import NOT_INHERITED
+    from psgc.launch.job.run import NOT_INHERITED
 
     nodes = len(testbed.addresses) - 1
     if nodes < 1:
@@ -340,7 +340,7 @@ def psgc_job(
 
 def run_members(testbed: Testbed, members: Sequence[Member]) -> int:
     """Run them to their end, their output marked with their names; as Supervisor.run returns."""
-    from psgc.launch.supervisor import Supervisor
+    from psgc.launch.supervision.supervisor import Supervisor
 
     with Supervisor("testbed") as supervisor:
         for member in members:

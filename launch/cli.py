@@ -9,10 +9,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
-from psgc.launch import advise_cli, plan_cli, planning, profile_cli, whatif_cli
+from psgc.launch.compile_on_call import compiles_on_call
 from psgc.launch.tables import print_table, progress
-from psgc.launch.unrun import compiles_on_call
 from psgc.launch.usage import WRONG_USAGE, is_verb, refuse_beside, told
+from psgc.launch.verbs import advise as advise_cli
+from psgc.launch.verbs import options as plan_cli
+from psgc.launch.verbs import plan as planning
+from psgc.launch.verbs import profile as profile_cli
+from psgc.launch.verbs import whatif as whatif_cli
 from psgc.launch.version import version_line
 
 app = typer.Typer(
@@ -78,7 +82,7 @@ def run(
 
     Example: psgc run --workers 4 --codec onebit -- python train.py
     """
-    from psgc.launch.run import run_job
+    from psgc.launch.job.run import run_job
 
     sys.exit(
         run_job(
@@ -94,7 +98,7 @@ def doctor(as_json: Json = False) -> None:
 
     Example: psgc doctor --json
     """
-    from psgc.launch.doctor import examine
+    from psgc.launch.verbs.doctor import examine
 
     with progress(as_json):
         report = examine()
@@ -121,7 +125,7 @@ def codecs(
     if as_json and markdown:
         raise UsageError("codecs: --json and --markdown are two ways to print them; give one")
     from psgc.codecs.catalogue import catalogue
-    from psgc.launch.codecsdoc import advice_table, codec_table, render_codecs
+    from psgc.launch.pages.codecs import advice_table, codec_table, render_codecs
 
     with progress(as_json):
         entries = catalogue()
@@ -143,8 +147,8 @@ def warm(
 
     Example: psgc warm --codec int8
     """
-    from psgc.launch.warming import ALWAYS, everything
-    from psgc.launch.warming import warm as warm_kernels
+    from psgc.launch.job.warming import ALWAYS, everything
+    from psgc.launch.job.warming import warm as warm_kernels
 
     done = warm_kernels([ALWAYS, *codec] if codec else everything(), quiet=as_json)
     if as_json:
@@ -177,9 +181,9 @@ def kernels(
         refuse_beside(context, ("sizes",), f"--numel {numel} is the one size; give one of them")
     with progress(as_json):
         from psgc.codecs import registered_codecs, registered_schemes
-        from psgc.launch.baselines import IMPLEMENTATIONS
-        from psgc.launch.bench_kernels import bench_kernels, read_sizes, timed_subject
-        from psgc.launch.bench_tables import bytes_text, ratio_table, time_table
+        from psgc.launch.bench.baselines import IMPLEMENTATIONS
+        from psgc.launch.bench.kernels import bench_kernels, read_sizes, timed_subject
+        from psgc.launch.bench.tables import bytes_text, ratio_table, time_table
 
     elements = read_sizes(sizes) if numel is None else [numel]
     chosen = [timed_subject(text).canonical for text in codec or (*registered_codecs(), *registered_schemes())]
@@ -213,7 +217,7 @@ def pushpull(
     Example: psgc bench pushpull --workers 2 --servers 1 --bytes 25000000 --transport tcp
     """
     from psgc.codecs import parse_scheme
-    from psgc.launch.bench_pushpull import bench_pushpull
+    from psgc.launch.bench.pushpull import bench_pushpull
 
     codec = parse_scheme(codec).canonical
     if transport not in ("auto", "tcp", "shm"):

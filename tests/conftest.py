@@ -108,11 +108,11 @@ class Job:
         return process
 
     def scheduler(self, **env: str) -> Process:
-        return self.start("scheduler", [sys.executable, "-m", "psgc.launch.role", "scheduler"], **env)
+        return self.start("scheduler", [sys.executable, "-m", "psgc.launch.job.role", "scheduler"], **env)
 
     def server(self, index: int = 0, **env: str) -> Process:
         env = {"DMLC_SERVER_ID": str(index), **env}
-        return self.start(f"server {index}", [sys.executable, "-m", "psgc.launch.role", "server"], **env)
+        return self.start(f"server {index}", [sys.executable, "-m", "psgc.launch.job.role", "server"], **env)
 
     def worker(self, node: int, *arguments: str, job: str = "sums.py", **env: str) -> Process:
         env = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node), **env}

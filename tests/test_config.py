@@ -8,7 +8,7 @@ import pytest
 
 from psgc.config import VARIABLES, WITHOUT_EFFECT, Config
 from psgc.errors import ConfigError
-from psgc.launch.envdoc import render
+from psgc.launch.pages.env import render
 from psgc.worker.connect import open_session
 
 CLUSTER = {"DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000", "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"}
@@ -16,7 +16,7 @@ CLUSTER = {"DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000", "DMLC_NU
 
 def test_docs_env_md_is_the_table_in_the_code() -> None:
     page = Path(__file__).parent.parent / "docs" / "env.md"
-    assert page.read_text() == render(), "run: python -m psgc.launch.envdoc > docs/env.md"
+    assert page.read_text() == render(), "run: python -m psgc.launch.pages.env > docs/env.md"
 
 
 def test_no_two_variables_set_one_field() -> None:

@@ -108,7 +108,7 @@ def test_the_way_from_profile_to_run_that_readme_shows_can_be_gone(shell: Any) -
     assert "codec int8" in done.stderr, "over so slow a link the plan encodes"
 
 
-@pytest.mark.parametrize("program", ["psgc.launch.cli", "psgc.launch.bpslaunch"])
+@pytest.mark.parametrize("program", ["psgc.launch.cli", "psgc.launch.job.bpslaunch"])
 def test_version_says_which_psgc_and_whose_python(program: str) -> None:
     code = f"import sys; sys.argv = ['x', '--version']; from {program} import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -137,7 +137,7 @@ def test_on_other_hosts_a_wrong_address_is_told_from_a_firewall(wrong: str) -> N
         own = testbed.os.environ
         members = []
         for host, role in enumerate(("scheduler", "server", "worker")):
-            command = [sys.executable, str(job)] if role == "worker" else [sys.executable, "-m", "psgc.launch.role", role]
+            command = [sys.executable, str(job)] if role == "worker" else [sys.executable, "-m", "psgc.launch.job.role", role]
             extra = {"DMLC_NODE_HOST": wrong} if role == "server" else {}
             full_env = {**{k: v for k, v in own.items() if not k.startswith(("DMLC_", "BYTEPS_", "PSGC_"))}, **env, **extra}
             members.append(bed.run(host, command, full_env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))

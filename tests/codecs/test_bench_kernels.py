@@ -15,10 +15,10 @@ from psgc.codecs.codec import Codec
 from psgc.codecs.registry import parse_codec
 from psgc.codecs.scheme import Scheme
 from psgc.errors import CodecError, ConfigError, UsageError
-from psgc.launch import bench_kernels as bench
-from psgc.launch.baselines import MULTIPLE, WITH_BASELINES, numpy_baselines, torch_baselines
-from psgc.launch.bench_kernels import bench_kernels, check_codec, check_scheme, read_sizes, timed_subject
-from psgc.launch.bench_tables import bytes_text, ratio_table, time_table
+from psgc.launch.bench import kernels as bench
+from psgc.launch.bench.baselines import MULTIPLE, WITH_BASELINES, numpy_baselines, torch_baselines
+from psgc.launch.bench.kernels import bench_kernels, check_codec, check_scheme, read_sizes, timed_subject
+from psgc.launch.bench.tables import bytes_text, ratio_table, time_table
 
 ROW = {"codec", "implementation", "op", "numel", "threads", "gbps", "ns_per_element", "ratio_to_memcpy"}
 OPS = ("encode", "decode", "server")

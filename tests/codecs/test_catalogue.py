@@ -11,8 +11,8 @@ import pytest
 from psgc.codecs import figures
 from psgc.codecs.catalogue import catalogue, measured_figures
 from psgc.codecs.registry import parse_codec, parse_scheme, registered_codecs, registered_schemes
-from psgc.launch import codecsdoc
-from psgc.launch.codecsdoc import advice_table, codec_table, main, nmse_text, render_codecs, render_speeds, section, with_section
+from psgc.launch.pages import codecs as codecsdoc
+from psgc.launch.pages.codecs import advice_table, codec_table, main, nmse_text, render_codecs, render_speeds, section, with_section
 
 PAGE = Path(__file__).parents[2] / "docs" / "codecs.md"
 KEYS = {
@@ -37,7 +37,9 @@ def test_every_registered_codec_has_one_entry_with_exactly_the_promised_keys(ent
 
 def test_the_kept_figures_are_those_that_the_kernels_give_on_this_machine() -> None:
     kept = Path(figures.__file__).read_text()
-    assert kept == codecsdoc.render_figures(measured_figures()), "run: python -m psgc.launch.codecsdoc --figures > psgc/codecs/figures.py"
+    assert kept == codecsdoc.render_figures(measured_figures()), (
+        "run: python -m psgc.launch.pages.codecs --figures > psgc/codecs/figures.py"
+    )
 
 
 def test_entries_say_what_the_codecs_say(entries: list[dict[str, Any]]) -> None:
@@ -92,7 +94,7 @@ def test_errors_are_those_that_theory_gives(by_name: dict[str, dict[str, Any]]) 
 
 
 def test_the_page_has_the_tables_of_this_version(entries: list[dict[str, Any]]) -> None:
-    assert section(PAGE.read_text(), "codecs") == render_codecs(entries), "run: python -m psgc.launch.codecsdoc docs/codecs.md"
+    assert section(PAGE.read_text(), "codecs") == render_codecs(entries), "run: python -m psgc.launch.pages.codecs docs/codecs.md"
 
 
 def test_the_tables_say_which_parameter_makes_a_codec_unbiased_or_keeps_a_residual(entries: list[dict[str, Any]]) -> None:
@@ -138,4 +140,4 @@ def test_one_command_rewrites_the_generated_sections_and_nothing_else(
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["a", "--speeds", "c"]])
 def test_the_command_says_how_it_is_used(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
-    assert "usage: python -m psgc.launch.codecsdoc" in capsys.readouterr().err
+    assert "usage: python -m psgc.launch.pages.codecs" in capsys.readouterr().err

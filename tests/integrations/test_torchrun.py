@@ -24,7 +24,7 @@ def test_the_pages_lines_run_a_job(make_job: Callable[..., Job]) -> None:
     lines = lines_of_the_page()
     binaries = Path(sys.executable).parent
     for old, new in {
-        "9000": str(free_port()), "psgc-launch": f"{sys.executable} -c 'from psgc.launch.bpslaunch import main; main()'",
+        "9000": str(free_port()), "psgc-launch": f"{sys.executable} -c 'from psgc.launch.job.bpslaunch import main; main()'",
         "torchrun --nproc-per-node 2 train.py": f"{binaries}/torchrun --master-port {free_port()} --nproc-per-node 2 examples/ddp_plain.py; wait",
     }.items():  # fmt: skip
         assert old in lines

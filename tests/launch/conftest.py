@@ -18,7 +18,7 @@ SETTINGS = ("DMLC_", "PSGC_", "BYTEPS_")
 HANG_S = 90.0  # a process that has not ended by then hangs
 SUPERVISED = """
 import os, sys
-from psgc.launch.supervisor import Patience, Supervisor
+from psgc.launch.supervision.supervisor import Patience, Supervisor
 with Supervisor("launcher", {prefix}, Patience(fault_s={grace_s}, save_s={save_s}, grace_s={grace_s}, service_s={grace_s}, term_s=1)) as supervisor:
     for name, command, service in {children}:
         supervisor.start(name, command, os.environ, service=service)
@@ -53,7 +53,7 @@ class Launched:
         return popen
 
     def psgc_launch(self, *command: str, **env: str) -> subprocess.Popen[str]:
-        return self.python("-c", "from psgc.launch.bpslaunch import main; main()", *command, **env)
+        return self.python("-c", "from psgc.launch.job.bpslaunch import main; main()", *command, **env)
 
     def supervised(
         self, *children: tuple[str, str, bool], prefix: bool = True, grace_s: float = 8, save_s: float = 60

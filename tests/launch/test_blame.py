@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psgc.launch.blame import Account, Blame
+from psgc.launch.supervision.blame import Account, Blame
 from psgc.report import Report
 
 SCHEDULER, SERVER, FIRST, SECOND = range(4)

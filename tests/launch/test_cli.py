@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psgc.launch.bpslaunch import launch
+from psgc.launch.job.bpslaunch import launch
 from tests.plan.commands import psgc
 
 VERBS = ((), ("run",), ("warm",), ("doctor",), ("codecs",), ("bench",), ("bench", "kernels"), ("bench", "pushpull"))

@@ -15,7 +15,7 @@ import pytest
 
 from psgc.codecs.jit.kernel import I64, kernel
 from psgc.compiling import told_by
-from psgc.launch import warming
+from psgc.launch.job import warming
 
 SIGNATURE = I64(I64)
 
@@ -91,7 +91,7 @@ def test_warm_compiles_ahead_says_so_and_finds_it_done_the_next_time(launched: A
     assert first == "psgc warm: compiling the kernels of none: some 10 s for each that has not been compiled here\n"
     status, out, err = launched.end(popen)
     assert (status, out, err) == (0, "all kernels of 1 codec were compiled before\n", "psgc warm: none: was compiled before\n")
-    code = "import json, sys; from psgc.launch.warming import is_warm, prepare; prepare([]); print(is_warm('none'), 'numba' in sys.modules)"
+    code = "import json, sys; from psgc.launch.job.warming import is_warm, prepare; prepare([]); print(is_warm('none'), 'numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **cold}, capture_output=True, text=True, check=True)
     assert done.stdout == "True False\n", "a launcher sees it without loading the compiler"
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from psgc.launch.keeper import Keeper
+from psgc.launch.supervision.keeper import Keeper
 from psgc.server.step import Commit, Result
 from psgc.server.store import LABEL_BYTES, RECORD_BYTES, KeyShape, KeyStore, Store, find_blocks, read_record
 from psgc.transport.memory.keeper_wire import send_segment

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from psgc.launch.last_words import LastWords
+from psgc.launch.supervision.last_words import LastWords
 
 
 def words(text: str) -> LastWords:

@@ -16,8 +16,8 @@ import pytest
 
 from psgc.codecs import registered_codecs
 from psgc.launch.cli import main
-from psgc.launch.profile_curves import USUAL, curve_codecs, measure_curves
-from psgc.launch.profile_links import MOST_GBPS, SIZES, TOGETHER, Trips, fit
+from psgc.launch.profiling.curves import USUAL, curve_codecs, measure_curves
+from psgc.launch.profiling.links import MOST_GBPS, SIZES, TOGETHER, Trips, fit
 from psgc.plan.inputs.cluster import load_cluster
 from psgc.plan.inputs.profile import CostCurve, Spread, load_profile
 from tests.plan.commands import psgc

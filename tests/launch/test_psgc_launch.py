@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from psgc.errors import ConfigError
-from psgc.launch.bpslaunch import launch, local_size, visible_cores
-from psgc.launch.threads import shared_cores
+from psgc.launch.job.bpslaunch import launch, local_size, visible_cores
+from psgc.launch.job.threads import shared_cores
 
 STEPS = (sys.executable, str(Path(__file__).parent.parent / "jobs" / "steps.py"), "--steps")
 TWO_NODES = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "9"}

@@ -13,7 +13,7 @@ import pytest
 
 from psgc.config import Config
 from psgc.errors import ConfigError
-from psgc.launch import ranks
+from psgc.launch.job import ranks
 
 NAMES = (*ranks.NAMES, *ranks.MASTER)
 # Prints what torch.distributed would read, and what psgc says.

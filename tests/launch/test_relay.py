@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from psgc.launch.relay import MAX_LINE_BYTES, Relay, coloured
+from psgc.launch.supervision.relay import MAX_LINE_BYTES, Relay, coloured
 
 
 def relayed(pieces: Iterable[bytes], prefix: str | None = "[a]", clock: Callable[[], float] = lambda: 0.0) -> tuple[str, Relay]:

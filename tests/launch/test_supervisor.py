@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from psgc.launch.child import script
+from psgc.launch.supervision.child import script
 
 SLEEP = "import time; time.sleep(1000)"
 STUBBORN = "from signal import *; import time; signal(SIGTERM, SIG_IGN); signal(SIGINT, SIG_IGN); print('up', flush=True); time.sleep(1000)"

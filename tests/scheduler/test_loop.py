@@ -65,7 +65,7 @@ def scheduler() -> Iterator[tuple[int, subprocess.Popen[str]]]:
         listening.listen(64)
         port, fd = listening.getsockname()[1], listening.fileno()
         env = {**os.environ, **ENV, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "PSGC_SCHEDULER_FD": str(fd)}
-        command = [sys.executable, "-m", "psgc.launch.role", "scheduler"]
+        command = [sys.executable, "-m", "psgc.launch.job.role", "scheduler"]
         process = subprocess.Popen(command, env=env, pass_fds=[fd], stderr=subprocess.PIPE, text=True)
     yield port, process
     process.kill()

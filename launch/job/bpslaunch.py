@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping
 
 from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
-from psgc.launch import ranks
-from psgc.launch.absence import tell_absence
-from psgc.launch.child import Child
-from psgc.launch.interpreter import note_on
-from psgc.launch.role import run_role
-from psgc.launch.run import run_job
-from psgc.launch.supervisor import Patience, Supervisor
-from psgc.launch.threads import shared_cores
+from psgc.launch.job import ranks
+from psgc.launch.job.absence import tell_absence
+from psgc.launch.job.interpreter import note_on
+from psgc.launch.job.role import run_role
+from psgc.launch.job.run import run_job
+from psgc.launch.job.threads import shared_cores
+from psgc.launch.job.warming import prepare
+from psgc.launch.supervision.child import Child
+from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.launch.version import version_line
-from psgc.launch.warming import prepare
 from psgc.transport.control.voice import own_outlet
 
 REQUIRED = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
@@ -124,7 +124,7 @@ def _run_server(env: Mapping[str, str]) -> int:
     """The server is a child, so that its memory is kept here should it die."""
     prepare(_codecs(env))
     with Supervisor("psgc-launch", prefix=False) as supervisor:
-        _start(supervisor, "server", [sys.executable, "-m", "psgc.launch.role", "server"], env, keep_memory=True)
+        _start(supervisor, "server", [sys.executable, "-m", "psgc.launch.job.role", "server"], env, keep_memory=True)
         return supervisor.run()
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from psgc.errors import UsageError
+from psgc.launch.compile_on_call import compiles_on_call
 from psgc.launch.tables import print_table, progress
-from psgc.launch.unrun import compiles_on_call
 
 if TYPE_CHECKING:
     from psgc.plan.model.options import Constraints

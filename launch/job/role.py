@@ -1,4 +1,4 @@
-"""``python -m psgc.launch.role scheduler|server``: one process of the job's own, from the environment to its exit status."""
+"""``python -m psgc.launch.job.role scheduler|server``: one process of the job's own, from the environment to its exit status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from psgc.config import Config
 from psgc.descriptors import raise_limit
 from psgc.errors import ConfigError, PsgcError
-from psgc.launch.logs import set_up_logging
+from psgc.launch.job.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def run_role(role: str) -> int:
 
 def main() -> None:
     if len(sys.argv) != 2 or sys.argv[1] not in ("scheduler", "server"):
-        sys.exit("usage: python -m psgc.launch.role scheduler|server")
+        sys.exit("usage: python -m psgc.launch.job.role scheduler|server")
     sys.exit(run_role(sys.argv[1]))
 
 

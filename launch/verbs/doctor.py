@@ -149,7 +149,7 @@ def _kernel_cache() -> Finding:
 
 def _warm() -> Finding:
     """Never wrong: what is not compiled yet will be."""
-    from psgc.launch.warming import everything, is_warm
+    from psgc.launch.job.warming import everything, is_warm
 
     known = everything()
     cold = [text for text in known if not is_warm(text)]

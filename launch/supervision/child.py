@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
-from psgc.launch.keeper import Keeper
-from psgc.launch.relay import Relay
+from psgc.launch.supervision.keeper import Keeper
+from psgc.launch.supervision.relay import Relay
 
 _SCRIPTS: Final = Path(__file__).parent
 _BARE: Final = ("-I", "-S")  # no site packages: the scripts start in 10 ms

@@ -1,8 +1,8 @@
-"""``python -m psgc.launch.codecsdoc docs/codecs.md``: the page's generated sections, between their markers.
+"""``python -m psgc.launch.pages.codecs docs/codecs.md``: the page's generated sections, between their markers.
 
-python -m psgc.launch.codecsdoc docs/codecs.md             what codecs save and lose; a test compares that with the page
-python -m psgc.launch.codecsdoc docs/codecs.md --speeds    the speeds, measured on this machine, too (some minutes)
-python -m psgc.launch.codecsdoc --figures                  measure what they save and lose, and print psgc/codecs/figures.py
+python -m psgc.launch.pages.codecs docs/codecs.md             what codecs save and lose; a test compares that with the page
+python -m psgc.launch.pages.codecs docs/codecs.md --speeds    the speeds, measured on this machine, too (some minutes)
+python -m psgc.launch.pages.codecs --figures                  measure what they save and lose, and print psgc/codecs/figures.py
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Final
 from psgc.codecs import BucketContext, parse_scheme, registered_codecs, registered_schemes
 from psgc.codecs.catalogue import catalogue, measured_figures
 from psgc.errors import CodecError
-from psgc.launch.bench_kernels import SIZES, bench_kernels
-from psgc.launch.bench_tables import Table, bytes_text, ratio_table, time_table
+from psgc.launch.bench.kernels import SIZES, bench_kernels
+from psgc.launch.bench.tables import Table, bytes_text, ratio_table, time_table
 
-SPEEDS_COMMAND: Final = "python -m psgc.launch.codecsdoc docs/codecs.md --speeds"
+SPEEDS_COMMAND: Final = "python -m psgc.launch.pages.codecs docs/codecs.md --speeds"
 
 
 def codec_table(entries: list[dict[str, Any]]) -> Table:
@@ -90,7 +90,7 @@ def render_figures(measured: Mapping[str, tuple[float, float, float]]) -> str:
     rows = "".join(f'    "{name}": ({", ".join(map(repr, figures))}),\n' for name, figures in measured.items())
     return (
         '"""What psgc\'s own codecs save and lose at their default parameters: see ``catalogue.Figures``.\n\n'
-        "Measured by ``python -m psgc.launch.codecsdoc --figures``, which prints this file; a test measures them again.\n"
+        "Measured by ``python -m psgc.launch.pages.codecs --figures``, which prints this file; a test measures them again.\n"
         '"""\n\nfrom __future__ import annotations\n\nfrom typing import Final\n\n'
         f"FIGURES: Final[dict[str, tuple[float, float, float]]] = {{\n{rows}}}\n"
     )

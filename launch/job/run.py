@@ -13,12 +13,12 @@ from typing import Final
 
 from psgc.config import Config
 from psgc.errors import PsgcError, UsageError
-from psgc.launch import ranks
-from psgc.launch.interpreter import note_on
-from psgc.launch.supervisor import Patience, Supervisor
+from psgc.launch.job import ranks
+from psgc.launch.job.interpreter import note_on
+from psgc.launch.job.threads import shared_cores
+from psgc.launch.job.warming import prepare
+from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.launch.tables import progress
-from psgc.launch.threads import shared_cores
-from psgc.launch.warming import prepare
 from psgc.transport.control.voice import own_outlet
 from psgc.transport.pacing import make_file
 from psgc.transport.security import encryption
@@ -89,7 +89,7 @@ def _link(link_mbit: float | None) -> Iterator[tuple[dict[str, str], list[int]]]
 
 
 def _start_services(supervisor: Supervisor, env: Mapping[str, str], listener: socket.socket, servers: int, link_mbit: float | None) -> None:
-    role = [sys.executable, "-m", "psgc.launch.role"]
+    role = [sys.executable, "-m", "psgc.launch.job.role"]
     fd = listener.fileno()
     scheduler = {**env, "DMLC_ROLE": "scheduler", "PSGC_SCHEDULER_FD": str(fd)}
     supervisor.start("scheduler", [*role, "scheduler"], scheduler, service=True, pass_fds=[fd])

@@ -23,7 +23,7 @@ from psgc.codecs.common.definitions import reference_commit, reference_decode, r
 from psgc.codecs.registry import parse_scheme
 from psgc.codecs.scheme import BucketContext, PairScheme, Scheme, SchemeState, slices
 from psgc.errors import CodecError, ConfigError, UsageError
-from psgc.launch.baselines import IMPLEMENTATIONS, MULTIPLE, WITH_BASELINES, Runner, one_thread, runner
+from psgc.launch.bench.baselines import IMPLEMENTATIONS, MULTIPLE, WITH_BASELINES, Runner, one_thread, runner
 from psgc.machine import machine
 
 SIZES: Final = (1 << 16, 1 << 20, 1 << 24)  # elements: 256 KB, 4 MB and 64 MB of fp32

@@ -15,7 +15,7 @@ from psgc.launch.usage import refuse_beside
 from psgc.plan.inputs.cluster import Link, read_link
 
 if TYPE_CHECKING:
-    from psgc.launch.profiling import Request
+    from psgc.launch.profiling.measure import Request
     from psgc.plan.inputs.profile import Profile
 
 
@@ -69,7 +69,7 @@ def profile(
     if codecs and not time_codecs:
         raise UsageError(f"profile: --codecs {codecs} and --no-codecs: leave one of them out")
     with progress(as_json):
-        from psgc.launch.profiling import Request, cluster_of, measure
+        from psgc.launch.profiling.measure import Request, cluster_of, measure
         from psgc.plan.inputs.observed import unsteady
 
         request = Request(
@@ -94,7 +94,7 @@ def profile(
 
 def _codec_list(text: str | None) -> tuple[str, ...]:
     """Raises CodecError for one that there is none of."""
-    from psgc.launch.profile_curves import USUAL, curve_codecs
+    from psgc.launch.profiling.curves import USUAL, curve_codecs
 
     return USUAL if text is None else tuple(curve_codecs([word for word in text.split(",") if word.strip()]))
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO, Final
 
-from psgc.launch.last_words import LastWords
+from psgc.launch.supervision.last_words import LastWords
 
 COLOURS: Final = (36, 32, 33, 35, 34, 96, 92, 93)
 PROGRESS_S: Final = 1.0  # a progress bar redraws many times a second; one line a second says as much

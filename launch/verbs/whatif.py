@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from psgc.errors import UsageError
+from psgc.launch.compile_on_call import compiles_on_call
 from psgc.launch.tables import print_table, progress
-from psgc.launch.unrun import compiles_on_call
 from psgc.launch.usage import refuse_beside
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def whatif(
 
     Example: psgc whatif --model resnet50 --method powersgd --backward-ms 122 --encode-ms 45 --gpus 64 --bandwidth 10
     """
-    from psgc.launch.planning import check_place
+    from psgc.launch.verbs.plan import check_place
 
     _check_flags(context, cases is not None, profile is not None, method)
     check_place(plot, "whatif: --plot")

@@ -37,7 +37,7 @@ def bench_pushpull(
         spec = {"numel": nbytes // 4, "codec": codec, "rounds": rounds, "out": str(out), "gloo": gloo and workers > 1, "folder": folder}
         env = {**os.environ, "PSGC_TRANSPORT": transport}
         command = [sys.executable, "-m", "psgc.launch", "run", "--workers", str(workers), "--servers", str(servers), "--",
-                   sys.executable, "-c", "from psgc.launch.bench_pushpull import worker_main; worker_main()", json.dumps(spec)]  # fmt: skip
+                   sys.executable, "-c", "from psgc.launch.bench.pushpull import worker_main; worker_main()", json.dumps(spec)]  # fmt: skip
         done = subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode or not out.exists():
             lines = done.stderr.strip().splitlines()

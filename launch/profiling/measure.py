@@ -11,8 +11,8 @@ from typing import Final
 
 from psgc.compiling import Heard, told_by
 from psgc.errors import UsageError
-from psgc.launch.profile_links import SIZES as LINK_SIZES
-from psgc.launch.profile_links import Trips, fit, measure_here, measure_joined
+from psgc.launch.profiling.links import SIZES as LINK_SIZES
+from psgc.launch.profiling.links import Trips, fit, measure_here, measure_joined
 from psgc.machine import machine
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.observed import LEAST_ITERATIONS
@@ -83,7 +83,7 @@ def _tensors(request: Request) -> Profile:
     if request.model is not None:
         return computed_profile(request.model, request.gpu)
     if request.command:
-        from psgc.launch.profile_job import profile_job
+        from psgc.launch.profiling.job import profile_job
 
         return profile_job(request.command, request.workers, request.servers, request.iterations)
     return Profile("", (), machine(), _now(), "measured")
@@ -96,7 +96,7 @@ def _now() -> str:
 def _curves(codecs: Sequence[str], sizes: Sequence[int], bar: bool) -> Curves:
     if not codecs:
         return {}
-    from psgc.launch.profile_curves import measure_curves
+    from psgc.launch.profiling.curves import measure_curves
 
     with _progress_bar(len(codecs) * len(sizes), bar) as advance:
         return measure_curves(codecs, sizes, advance)

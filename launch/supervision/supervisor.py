@@ -19,11 +19,11 @@ from typing import IO, Any, Final
 
 from psgc.config import Config
 from psgc.descriptors import raise_limit
-from psgc.launch.blame import Account, Blame
-from psgc.launch.child import Child, live_groups, script
-from psgc.launch.keeper import Keeper
-from psgc.launch.relay import Relay, coloured
-from psgc.launch.reports import Reports
+from psgc.launch.supervision.blame import Account, Blame
+from psgc.launch.supervision.child import Child, live_groups, script
+from psgc.launch.supervision.keeper import Keeper
+from psgc.launch.supervision.relay import Relay, coloured
+from psgc.launch.supervision.reports import Reports
 from psgc.report import Report
 
 TURN_S: Final = 0.1  # how soon what nothing signals is seen: remains of a group that are gone, a step of the ladder

@@ -14,7 +14,7 @@ import numpy as np
 from psgc.codecs.codec import Codec
 from psgc.codecs.scheme import Scheme
 from psgc.errors import CodecError, PsgcError
-from psgc.launch.bench_kernels import WORKERS, Beside, Part, check_codec, check_scheme, operations, timed_subject
+from psgc.launch.bench.kernels import WORKERS, Beside, Part, check_codec, check_scheme, operations, timed_subject
 from psgc.plan.inputs.profile import CostCurve, Curves
 
 USUAL: Final = ("none", "bf16", "fp16", "int8", "onebit", "topk")

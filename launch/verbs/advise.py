@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from psgc.errors import UsageError
+from psgc.launch.compile_on_call import compiles_on_call
 from psgc.launch.tables import print_table, progress
-from psgc.launch.unrun import compiles_on_call
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 OPTIMIZERS = ("adam", "sgd")

@@ -61,7 +61,7 @@ def measure_here(transport: str) -> Trips:
     with tempfile.TemporaryDirectory(prefix="psgc-links-") as folder:
         out = Path(folder) / "trips.json"
         command = [sys.executable, "-m", "psgc.launch", "run", "--workers", "1", "--servers", "1", "--",
-                   sys.executable, "-c", "from psgc.launch.profile_links import worker_main; worker_main()", str(out)]  # fmt: skip
+                   sys.executable, "-c", "from psgc.launch.profiling.links import worker_main; worker_main()", str(out)]  # fmt: skip
         env = {**os.environ, "PSGC_TRANSPORT": transport}
         done = subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode or not out.exists():

@@ -1,0 +1,1 @@
+"""What ``psgc bench`` measures."""
