@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ import pytest
 from hypothesis import settings
 
 from tests.codecs import lawful
+from tests.preloaded import Preloaded
 
 settings.register_profile("psgc", deadline=None)  # a loaded machine is no failure
 settings.load_profile("psgc")
 for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_signal) is signal.SIG_IGN:  # `make test &` or nohup: launchers under test would leave these ignored, too
         signal.signal(_signal, _handler)
+SETTINGS = ("DMLC_", "BYTEPS_", "PSGC_")
 JOBS = Path(__file__).parent / "jobs"
 LIMITS = {  # low, so that a failure shows within seconds; what is asserted is what is said, never how long it took
     "PSGC_HEARTBEAT_S": "0.3",
@@ -56,7 +58,7 @@ def free_port() -> int:
 @dataclass
 class Process:
     name: str
-    popen: subprocess.Popen[str]
+    popen: subprocess.Popen[str] | Preloaded
     hang_s: float
     text: str = ""
 
@@ -92,7 +94,7 @@ class Job:
     job_id: str = field(default_factory=lambda: str(secrets.randbits(62) | 1))
 
     def start(self, name: str, command: list[str], **env: str) -> Process:
-        full = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "BYTEPS_", "PSGC_"))}
+        full = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
         full.update(LIMITS)
         full.update(
             DMLC_NUM_WORKER=str(self.nodes), DMLC_NUM_SERVER=str(self.servers), DMLC_PS_ROOT_URI="127.0.0.1",
@@ -100,9 +102,14 @@ class Job:
         )  # fmt: skip
         full.update(self.env)
         full.update(env)
-        popen = subprocess.Popen(
-            command, env=full, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
+        popen: subprocess.Popen[str] | Preloaded
+        if command[0] == sys.executable and all(variable.startswith(SETTINGS) for variable in {**self.env, **env}):
+            popen = Preloaded(command[1:], full)
+        else:  # what else is set may be read where a module is imported
+            popen = subprocess.Popen(
+                command, env=full, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                start_new_session=True,
+            )  # fmt: skip
         process = Process(name, popen, self.hang_s)
         self.processes.append(process)
         return process
@@ -135,7 +142,9 @@ class Job:
     def clean_up(self) -> None:
         for process in self.processes:
             if process.popen.poll() is None:
-                os.killpg(process.popen.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # which leads no session yet
+                    os.killpg(process.popen.pid, signal.SIGKILL)
+                process.popen.kill()
                 process.popen.wait()
             if process.popen.stdout is not None:
                 process.popen.stdout.close()
@@ -168,11 +177,12 @@ def making_jobs() -> Iterator[Callable[..., Job]]:
     for job in jobs:
         job.clean_up()
     for job in jobs:
-        assert not remains(job.job_id), f"processes left behind: {remains(job.job_id)}"
+        sessions = [process.popen.pid for process in job.processes]
+        assert not remains(job.job_id, sessions), f"processes left behind: {remains(job.job_id, sessions)}"
 
 
-def remains(job_id: str, patience_s: float = 5.0) -> list[int]:
-    """Processes that still carry the job's id in their environment."""
+def remains(job_id: str, sessions: Sequence[int] = (), patience_s: float = 5.0) -> list[int]:
+    """Processes that still carry the job's id in the environment they started with, or belong to one of the sessions."""
     wanted = f"PSGC_JOB={job_id}".encode()
     deadline = time.monotonic() + patience_s
     while True:
@@ -180,7 +190,8 @@ def remains(job_id: str, patience_s: float = 5.0) -> list[int]:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 try:
-                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    in_session = os.getsid(int(entry.name)) in sessions
+                    if in_session or wanted in (entry / "environ").read_bytes().split(b"\0"):
                         found.append(int(entry.name))
                 except OSError:
                     continue
