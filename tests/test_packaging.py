@@ -26,7 +26,6 @@ PLAN_FLOORS = ("inputs", "model", "methods", "report", "whatif")  # what psgc/pl
 MOST_FILES = {
     "psgc/codecs": 30,
     "psgc/codecs/common": 18,
-    "psgc/torch": 36,
     "psgc": 18,
 }  # codecs are of one kind; the others are still to be folded
 LAYERS = {"cuda": 0, "core": 1, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4}

@@ -1,4 +1,4 @@
-"""A user's job, run until it has said when its gradients become ready. Owns the job's start and end; ``psgc.torch.profiler`` observes."""
+"""A user's job, run until it has said when its gradients become ready. Owns the job's start and end; ``psgc.torch.gradients.profiler`` observes."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """What users import: ``import psgc.torch as psgc``. Names and meanings follow BytePS and Horovod; docstrings say where psgc differs."""
 
 from psgc.checkpoints import saving
-from psgc.torch.adam import OneBitAdam, ZeroOneAdam
-from psgc.torch.api import barrier, current_session, init, is_initialized, local_rank, local_size, rank, shutdown, size
-from psgc.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from psgc.torch.compression import Compression
-from psgc.torch.ddp import ddp_hook
-from psgc.torch.functions import register_functions
-from psgc.torch.optimizer import DistributedOptimizer
-from psgc.torch.profiler import profile_model
-from psgc.torch.push_pull import (
+from psgc.torch.ddp.hook import ddp_hook
+from psgc.torch.gradients.profiler import profile_model
+from psgc.torch.optimizers.adam import OneBitAdam, ZeroOneAdam
+from psgc.torch.optimizers.distributed import DistributedOptimizer
+from psgc.torch.session.api import barrier, current_session, init, is_initialized, local_rank, local_size, rank, shutdown, size
+from psgc.torch.tensors.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from psgc.torch.tensors.compression import Compression
+from psgc.torch.tensors.functions import register_functions
+from psgc.torch.tensors.push_pull import (
     declare,
     poll,
     push_pull,

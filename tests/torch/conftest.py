@@ -17,7 +17,7 @@ import torch
 from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError
 from psgc.layout import Declaration, Layout, build_layout, compare
-from psgc.torch import api
+from psgc.torch.session import api
 from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
 

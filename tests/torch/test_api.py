@@ -15,7 +15,7 @@ import pytest
 
 import psgc.torch as psgc
 from psgc.errors import JobFailed, UsageError
-from psgc.torch import api
+from psgc.torch.session import api
 
 CALLS: list[Any] = [psgc.rank, psgc.size, psgc.local_rank, psgc.local_size, psgc.barrier]
 

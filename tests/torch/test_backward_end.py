@@ -13,7 +13,7 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import JobFailed, UsageError
-from psgc.torch import backward_end
+from psgc.torch.gradients import backward_end
 from tests.torch.backwards import BUCKETS, LATE, TINY, equal, grads, local, mean, squares, two_layers
 from tests.torch.small_models import batch, linear, sgd, weights
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import UsageError
-from psgc.torch.broadcast import CHUNK_BYTES, HEAD_BYTES
+from psgc.torch.tensors.broadcast import CHUNK_BYTES, HEAD_BYTES
 
 ONE_AT_A_TIME = threading.Lock()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from psgc.errors import UsageError
-from psgc.torch.buffers import TORCH_DTYPES, TensorsBuffer, as_array, copy_elements, dtype_name, staging_dtype
+from psgc.torch.tensors.buffers import TORCH_DTYPES, TensorsBuffer, as_array, copy_elements, dtype_name, staging_dtype
 
 STRANGE = [
     torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1),

@@ -17,9 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import psgc.torch as psgc
 from psgc.errors import CodecError, ConfigError, JobFailed, UsageError
-from psgc.torch import api, ddp, wrappers
-from psgc.torch.completions import Completer, Completion
-from psgc.torch.ddp_exchange import Arrival, DdpExchange
+from psgc.torch.ddp import hook as ddp
+from psgc.torch.ddp import wrappers
+from psgc.torch.ddp.completions import Completer, Completion
+from psgc.torch.ddp.exchange import Arrival, DdpExchange
+from psgc.torch.session import api
 
 SHAPES = {"a": (4, 3), "b": (5,), "empty": (0,), "c": (2, 2), "d": (7,)}
 Grads = dict[str, torch.Tensor]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from psgc.errors import JobFailed
-from psgc.torch import ending
+from psgc.torch.session import ending
 
 
 def died_of(raise_it: Any) -> list[type[BaseException]]:

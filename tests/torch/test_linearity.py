@@ -14,7 +14,7 @@ from torch import nn
 import psgc.torch as psgc
 from psgc.codecs import parse_scheme
 from psgc.errors import UsageError
-from psgc.torch import linearity
+from psgc.torch.gradients import linearity
 
 QUALITY = Path(__file__).parents[2] / "docs/quality.md"
 

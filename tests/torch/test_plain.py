@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psgc.errors import RemoteProtocolError, UsageError
-from psgc.torch.plain import TensorPlace, decode, encode
+from psgc.torch.tensors.plain import TensorPlace, decode, encode
 
 KEYS = st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=5) | st.binary(max_size=5) | st.tuples(st.integers())
 PLAIN = st.recursive(

@@ -12,7 +12,7 @@ from torch import nn
 import psgc.torch as psgc
 from psgc.errors import ConfigError, UsageError
 from psgc.plan.inputs.profile import load_profile
-from psgc.torch.profiler import WARM_UP, Recorder
+from psgc.torch.gradients.profiler import WARM_UP, Recorder
 
 
 class Net(nn.Module):

@@ -9,8 +9,8 @@ import torch
 
 import psgc.torch as psgc
 from psgc.errors import CodecError, UsageError
-from psgc.torch.buffers import TORCH_DTYPES
-from psgc.torch.push_pull import UNNAMED_RING
+from psgc.torch.tensors.buffers import TORCH_DTYPES
+from psgc.torch.tensors.push_pull import UNNAMED_RING
 
 
 @pytest.mark.parametrize("dtype", [d for d in TORCH_DTYPES.values() if d != torch.bool])

@@ -10,8 +10,8 @@ import torch
 
 import psgc.torch as psgc
 from psgc.errors import UsageError
-from psgc.torch import api
-from psgc.torch.saved import check_states, share_of
+from psgc.torch.session import api
+from psgc.torch.state.saved import check_states, share_of
 from psgc.worker.residuals.residual import Int8Residual
 
 Ranks = Any  # the fixture ``ranks`` of conftest

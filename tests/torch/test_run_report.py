@@ -9,8 +9,8 @@ import pytest
 
 from psgc.config import Config
 from psgc.layout import Declaration, TensorSpec, build_layout
-from psgc.torch import run_report
-from psgc.torch.run_report import RunReport, described
+from psgc.torch.session import run_report
+from psgc.torch.session.run_report import RunReport, described
 
 
 class Clock:

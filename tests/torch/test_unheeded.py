@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from psgc.config import Config
-from psgc.torch import unheeded
+from psgc.torch.session import unheeded
 
 
 class Joined:

@@ -1,6 +1,6 @@
 """From observed iterations to a profile: outliers left out, medians taken, the spread kept.
 
-Pure: times come in as numbers. What takes them (hooks, clocks, devices) is ``psgc.torch.profiler``'s business.
+Pure: times come in as numbers. What takes them (hooks, clocks, devices) is ``psgc.torch.gradients.profiler``'s business.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from psgc.errors import ConfigError, UsageError
 from psgc.machine import machine
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of, unsteady
 from psgc.plan.inputs.profile import Profile
-from psgc.torch.exchange import GradientExchange
+from psgc.torch.gradients.exchange import GradientExchange
 
 logger = logging.getLogger(__name__)
 WARM_UP: Final = 5  # the first iterations allocate, declare and compile

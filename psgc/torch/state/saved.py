@@ -27,7 +27,7 @@ import torch
 
 from psgc.errors import PsgcError, UsageError
 from psgc.layout import Declaration
-from psgc.torch.residuals import Kept, KeptLayout, Memories
+from psgc.torch.state.residuals import Kept, KeptLayout, Memories
 from psgc.worker.residuals.residual import F32, ExactResidual, TensorMemory
 
 logger = logging.getLogger(__name__)

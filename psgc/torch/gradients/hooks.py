@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from psgc.torch.gradients import Gradient
+from psgc.torch.gradients.buckets import Gradient
 
 
 class Follower(Protocol):

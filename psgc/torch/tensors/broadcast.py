@@ -16,10 +16,11 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
-from psgc.torch import api, plain
-from psgc.torch.buffers import TORCH_DTYPES, TensorsBuffer, dtype_name
-from psgc.torch.plain import TensorPlace
-from psgc.torch.tensor_exchange import TensorExchange
+from psgc.torch.session import api
+from psgc.torch.tensors import plain
+from psgc.torch.tensors.buffers import TORCH_DTYPES, TensorsBuffer, dtype_name
+from psgc.torch.tensors.plain import TensorPlace
+from psgc.torch.tensors.tensor_exchange import TensorExchange
 from psgc.worker.session import Session
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
@@ -75,7 +76,7 @@ def broadcast_optimizer_state(
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, allow_pickle: bool = False) -> Any:
     """The root's object on every rank; what the others pass does not matter. The root gets its own object back.
 
-    The object is of plain types (``psgc/torch/plain.py`` lists them: numbers, text, containers, tensors, arrays); tensors come back on the
+    The object is of plain types (``psgc/torch/tensors/plain.py`` lists them: numbers, text, containers, tensors, arrays); tensors come back on the
     CPU. Anything else only with allow_pickle=True, on every rank: the object is then pickled, and unpickling runs whatever code the root, or
     whoever can alter what it sends, puts into it. Size may change from call to call. Raises UsageError for what is not plain, and on a
     rank that was sent a pickle and does not allow it.

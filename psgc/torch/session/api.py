@@ -14,7 +14,7 @@ import sys
 from psgc.checkpoints import SAVES
 from psgc.config import Config
 from psgc.errors import UsageError
-from psgc.torch import ending, run_report, unheeded
+from psgc.torch.session import ending, run_report, unheeded
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
 

@@ -15,7 +15,7 @@ from torch.utils.weak import TensorWeakRef
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.errors import UsageError
 from psgc.layout import Bucket, Layout, TensorSpec
-from psgc.torch.buffers import TensorsBuffer, staging_dtype
+from psgc.torch.tensors.buffers import TensorsBuffer, staging_dtype
 from psgc.worker.session import Ticket
 
 

@@ -18,17 +18,19 @@ import torch
 from psgc.errors import CodecError, UsageError
 from psgc.layout import TensorSpec
 from psgc.plan.model.plan import Plan
-from psgc.torch import amp, api, saved, unheeded
-from psgc.torch.broadcast import refuse_lbfgs
-from psgc.torch.buffers import dtype_name
-from psgc.torch.exchange import GradientExchange
-from psgc.torch.linearity import CodecAdvice, learning_rates
-from psgc.torch.planned import configured_plan
-from psgc.torch.profiler import JobObserver
-from psgc.torch.push_pull import codec_text
-from psgc.torch.refusals import refuse_foreign
-from psgc.torch.residuals import Residuals, check_sizes
-from psgc.torch.step_flags import StepFlags
+from psgc.torch.ddp import amp
+from psgc.torch.gradients.exchange import GradientExchange
+from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
+from psgc.torch.gradients.planned import configured_plan
+from psgc.torch.gradients.profiler import JobObserver
+from psgc.torch.gradients.step_flags import StepFlags
+from psgc.torch.optimizers.refusals import refuse_foreign
+from psgc.torch.session import api, unheeded
+from psgc.torch.state import saved
+from psgc.torch.state.residuals import Residuals, check_sizes
+from psgc.torch.tensors.broadcast import refuse_lbfgs
+from psgc.torch.tensors.buffers import dtype_name
+from psgc.torch.tensors.push_pull import codec_text
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)

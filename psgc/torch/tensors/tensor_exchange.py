@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 
 from psgc.layout import Declaration
-from psgc.torch.buffers import TensorsBuffer, staging_dtype
-from psgc.torch.run_report import report_of
+from psgc.torch.session.run_report import report_of
+from psgc.torch.tensors.buffers import TensorsBuffer, staging_dtype
 from psgc.worker.session import Session
 
 

@@ -22,13 +22,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from psgc.errors import ConfigError, UsageError
 from psgc.plan.model.plan import Plan
 from psgc.plan.model.runtime import load_runnable
-from psgc.torch import amp, api, unheeded, wrappers
-from psgc.torch.completions import Completer, Completion
-from psgc.torch.ddp_exchange import Arrival, DdpExchange, exchanges_of
-from psgc.torch.linearity import CodecAdvice, coarse_codecs
-from psgc.torch.optimizer import check_carries
-from psgc.torch.planned import configured_plan
-from psgc.torch.push_pull import codec_text
+from psgc.torch.ddp import amp, wrappers
+from psgc.torch.ddp.completions import Completer, Completion
+from psgc.torch.ddp.exchange import Arrival, DdpExchange, exchanges_of
+from psgc.torch.gradients.linearity import CodecAdvice, coarse_codecs
+from psgc.torch.gradients.planned import configured_plan
+from psgc.torch.optimizers.distributed import check_carries
+from psgc.torch.session import api, unheeded
+from psgc.torch.tensors.push_pull import codec_text
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)

@@ -21,16 +21,16 @@ from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
 from psgc.plan.model.plan import Plan
 from psgc.plan.model.runtime import planned_buckets
-from psgc.torch import backward_end, loss_scale
-from psgc.torch.backward_end import BackwardEnd
-from psgc.torch.finishing import finish
-from psgc.torch.gradients import Gradient, GradientBucket
-from psgc.torch.hooks import follow
-from psgc.torch.observer import Observer
-from psgc.torch.planned import write_layout
-from psgc.torch.residuals import Residuals
-from psgc.torch.run_report import report_of
-from psgc.torch.step_flags import StepFlags
+from psgc.torch.gradients import backward_end, loss_scale
+from psgc.torch.gradients.backward_end import BackwardEnd
+from psgc.torch.gradients.buckets import Gradient, GradientBucket
+from psgc.torch.gradients.finishing import finish
+from psgc.torch.gradients.hooks import follow
+from psgc.torch.gradients.observer import Observer
+from psgc.torch.gradients.planned import write_layout
+from psgc.torch.gradients.step_flags import StepFlags
+from psgc.torch.session.run_report import report_of
+from psgc.torch.state.residuals import Residuals
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)

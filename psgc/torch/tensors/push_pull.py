@@ -18,8 +18,8 @@ import torch
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout import Declaration, TensorSpec, build_layout
-from psgc.torch import api
-from psgc.torch.buffers import TensorsBuffer, dtype_name, staging_dtype
+from psgc.torch.session import api
+from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype
 from psgc.worker.session import Session, Ticket
 
 # Unnamed calls of one signature take turns on so many names: memory stays bounded, and so many can be under way at once.

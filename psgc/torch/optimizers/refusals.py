@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from psgc.errors import UsageError
-from psgc.torch import wrappers
+from psgc.torch.ddp import wrappers
 
 WITH_DDP: Final = (
     "DistributedDataParallel averages it already; use the optimizer as it is and psgc under DDP, with "

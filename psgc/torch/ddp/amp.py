@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from psgc.torch import loss_scale
-from psgc.torch.ddp_exchange import exchanges_of
+from psgc.torch.ddp.exchange import exchanges_of
+from psgc.torch.gradients import loss_scale
 
 _unscale = torch.amp.GradScaler.unscale_
 _step = torch.amp.GradScaler.step

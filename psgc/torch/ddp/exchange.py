@@ -23,13 +23,14 @@ from psgc.errors import UsageError
 from psgc.layout import Bucket, Declaration, Layout, TensorSpec
 from psgc.plan.model.plan import Plan
 from psgc.plan.model.runtime import planned_buckets
-from psgc.torch import loss_scale, saved
-from psgc.torch.buffers import TensorsBuffer, dtype_name, staging_dtype
-from psgc.torch.completions import Completer, Completion
-from psgc.torch.planned import write_layout
-from psgc.torch.residuals import Residuals
-from psgc.torch.run_report import report_of
-from psgc.torch.step_flags import MAX_RESCALE
+from psgc.torch.ddp.completions import Completer, Completion
+from psgc.torch.gradients import loss_scale
+from psgc.torch.gradients.planned import write_layout
+from psgc.torch.gradients.step_flags import MAX_RESCALE
+from psgc.torch.session.run_report import report_of
+from psgc.torch.state import saved
+from psgc.torch.state.residuals import Residuals
+from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype
 from psgc.worker.session import Session, Ticket
 
 GRADIENTS: Final = "gradients"  # what residuals are of, as an optimizer's

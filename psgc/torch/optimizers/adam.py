@@ -24,12 +24,12 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
-from psgc.torch import api
-from psgc.torch.optimizer import Distributed, check_carries, check_passes, spec_of
-from psgc.torch.push_pull import codec_text, push_pull_inplace
-from psgc.torch.residuals import Residuals
-from psgc.torch.saved import share_apart
-from psgc.torch.tensor_exchange import TensorExchange
+from psgc.torch.optimizers.distributed import Distributed, check_carries, check_passes, spec_of
+from psgc.torch.session import api
+from psgc.torch.state.residuals import Residuals
+from psgc.torch.state.saved import share_apart
+from psgc.torch.tensors.push_pull import codec_text, push_pull_inplace
+from psgc.torch.tensors.tensor_exchange import TensorExchange
 
 Parameters = Iterable[Any]  # parameters, (name, parameter) pairs, or groups: dicts whose "params" holds either
 Options = dict[str, Any]  # of a parameter group

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from psgc.codecs import registry
 from psgc.codecs.common.script_functions import Functions
 from psgc.errors import CodecError, PayloadError
-from psgc.torch.buffers import TORCH_DTYPES
+from psgc.torch.tensors.buffers import TORCH_DTYPES
 
 Bytes = NDArray[np.uint8]
 Item: TypeAlias = "torch.Tensor | bytes | bytearray | memoryview"

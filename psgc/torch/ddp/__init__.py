@@ -1,0 +1,1 @@
+"""Models that torch's DistributedDataParallel wraps, and torch's loss scaler."""

@@ -1,0 +1,1 @@
+"""DistributedOptimizer and the optimizers that know of the compression."""

@@ -1,0 +1,1 @@
+"""What codecs keep between steps: collected, saved and loaded."""
