@@ -1,0 +1,44 @@
+"""Tensors -> buckets -> parts -> keys: how a declared set of tensors is fused and cut, and which server holds what.
+
+Pure. The scheduler builds a Layout from the ranks' declarations; workers and servers get it as JSON and build the same object.
+"""
+
+from psgc.layout.records import (
+    ITEM_BYTES,
+    MAX_LAYOUTS,
+    MAX_PRIORITY,
+    MIN_PART_PAYLOAD_BYTES,
+    Bucket,
+    BucketSpec,
+    Declaration,
+    Layout,
+    Part,
+    TensorSpec,
+    build_layout,
+    compare,
+    equal_parts,
+    full_parts,
+    key_text,
+    make_key,
+    part_numel,
+)  # fmt: skip
+
+__all__ = [
+    "ITEM_BYTES",
+    "MAX_LAYOUTS",
+    "MAX_PRIORITY",
+    "MIN_PART_PAYLOAD_BYTES",
+    "Bucket",
+    "BucketSpec",
+    "Declaration",
+    "Layout",
+    "Part",
+    "TensorSpec",
+    "build_layout",
+    "compare",
+    "equal_parts",
+    "full_parts",
+    "key_text",
+    "make_key",
+    "part_numel",
+]
