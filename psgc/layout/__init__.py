@@ -3,24 +3,20 @@
 Pure. The scheduler builds a Layout from the ranks' declarations; workers and servers get it as JSON and build the same object.
 """
 
+from psgc.layout.agreement import compare
+from psgc.layout.building import MIN_PART_PAYLOAD_BYTES, build_layout, equal_parts, full_parts, part_numel
 from psgc.layout.records import (
     ITEM_BYTES,
     MAX_LAYOUTS,
     MAX_PRIORITY,
-    MIN_PART_PAYLOAD_BYTES,
     Bucket,
     BucketSpec,
     Declaration,
     Layout,
     Part,
     TensorSpec,
-    build_layout,
-    compare,
-    equal_parts,
-    full_parts,
     key_text,
     make_key,
-    part_numel,
 )  # fmt: skip
 
 __all__ = [
