@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from psgc.config import VARIABLES, WITHOUT_EFFECT, Config
+from psgc.config import Config
 from psgc.errors import ConfigError
 from psgc.launch.pages.env import render
+from psgc.variables import VARIABLES, WITHOUT_EFFECT
 from psgc.worker.connect import open_session
 
 CLUSTER = {"DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000", "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"}

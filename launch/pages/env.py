@@ -1,14 +1,15 @@
-"""``python -m psgc.launch.pages.env``: docs/env.md, made from the table in psgc/config.py; a test compares the two."""
+"""``python -m psgc.launch.pages.env``: docs/env.md, made from the tables in psgc/variables.py; a test compares the two."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 
-from psgc.config import LAUNCHER_VARIABLES, VARIABLES, WITHOUT_EFFECT, Config
+from psgc.config import Config
+from psgc.variables import LAUNCHER_VARIABLES, VARIABLES, WITHOUT_EFFECT
 
 HEAD = """# Settings
 
-Made by `python -m psgc.launch.pages.env > docs/env.md` from the table in `psgc/config.py`, which is the only place that reads them.
+Made by `python -m psgc.launch.pages.env > docs/env.md` from the tables in `psgc/variables.py`; only `psgc/config.py` reads them.
 
 `psgc run` sets those that say who is who; with `psgc-launch` set them yourself, the same on every machine but for `DMLC_ROLE`,
 `DMLC_WORKER_ID` and `DMLC_SERVER_ID`. A name that is set but unknown, or known and without effect, is a warning at start; it says which
