@@ -9,18 +9,14 @@ import typer
 
 from psgc.errors import UsageError
 from psgc.launch.compile_on_call import compiles_on_call
+from psgc.launch.flags import Json
 from psgc.launch.tables import print_table, progress
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 OPTIMIZERS = ("adam", "sgd")
 MOST_TOKENS, MOST_MEMORY_GBPS = 10**9, 1e6  # a typing error beyond
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(compiles_on_call(advise))
-
-
+@compiles_on_call
 def advise(
     nodes: Annotated[int, typer.Option(help="Number of machines.")],
     link: Annotated[float, typer.Option(help="Gbit/s of a machine's link, one way.")],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib
 import importlib.metadata
+import json
 import os
 import platform
 import resource
@@ -18,10 +19,29 @@ from typing import Any
 from psgc.addresses import join
 from psgc.config import Config
 from psgc.errors import ConfigError
+from psgc.launch.flags import Json
+from psgc.launch.tables import print_table, progress
 
 Finding = tuple[bool, str]
 PACKAGES = {"numpy": (1, 26), "numba": (0, 60), "pyzmq": (26,), "torch": (2, 4)}
 IMPORT_NAMES = {"pyzmq": "zmq"}
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check that psgc can run here, and say how to mend what is wrong.
+
+    Example: psgc doctor --json
+    """
+    with progress(as_json):
+        report = examine()
+    if as_json:
+        print(json.dumps(report))
+    else:
+        rows = [
+            ["ok" if c["ok"] else "WRONG", c["name"], c["found"], c["wanted"], "" if c["ok"] else c["remedy"]] for c in report["checks"]
+        ]
+        print_table(["", "check", "found", "wanted", "remedy"], rows)
+    sys.exit(0 if report["ok"] else 1)
 
 
 def examine() -> dict[str, Any]:

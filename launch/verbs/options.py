@@ -8,13 +8,7 @@ from typing import Annotated
 import typer
 
 from psgc.errors import UsageError
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
-    app.command()(options)
+from psgc.launch.flags import Json
 
 
 def options(

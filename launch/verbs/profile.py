@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from psgc.errors import UsageError
+from psgc.launch.flags import Json
 from psgc.launch.tables import print_table, progress
 from psgc.launch.usage import refuse_beside
 from psgc.plan.inputs.cluster import Link, read_link
@@ -17,11 +18,6 @@ from psgc.plan.inputs.cluster import Link, read_link
 if TYPE_CHECKING:
     from psgc.launch.profiling.measure import Request
     from psgc.plan.inputs.profile import Profile
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command(context_settings={"allow_interspersed_args": False})(profile)
 
 
 def profile(
@@ -48,7 +44,7 @@ def profile(
     inter_latency_us: Annotated[float | None, typer.Option(help="Latency between nodes, for --cluster-out.")] = None,
     cluster_out: Annotated[Path | None, typer.Option(help="Write the links as a cluster.toml.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the profile, as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure what plans need: when gradients become ready, what codecs cost on this CPU, what messages cost.
 

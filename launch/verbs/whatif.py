@@ -12,13 +12,14 @@ import typer
 
 from psgc.errors import UsageError
 from psgc.launch.compile_on_call import compiles_on_call
+from psgc.launch.files import check_place
+from psgc.launch.flags import Json
 from psgc.launch.tables import print_table, progress
 from psgc.launch.usage import refuse_beside
 
 if TYPE_CHECKING:
     from psgc.plan.whatif.verdict import Times
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 PEERS = {"fp32": 4.0, "bf16": 2.0}  # bytes an element
 # Which flags say something to which of the three that answer.
@@ -28,11 +29,7 @@ OF_BOTH = ("measured_ms", "plot")
 OF_METHODS = {"rank": "powersgd", "k": "mstopk", "ratio": "sync_compressed"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(compiles_on_call(whatif))
-
-
+@compiles_on_call
 def whatif(
     context: typer.Context,
     cases: Annotated[Path | None, typer.Option(help="A JSON file of questions; see docs/plans.md.")] = None,
@@ -60,8 +57,6 @@ def whatif(
 
     Example: psgc whatif --model resnet50 --method powersgd --backward-ms 122 --encode-ms 45 --gpus 64 --bandwidth 10
     """
-    from psgc.launch.verbs.plan import check_place
-
     _check_flags(context, cases is not None, profile is not None, method)
     check_place(plot, "whatif: --plot")
     if measured_ms is not None and not 0 < measured_ms < math.inf:

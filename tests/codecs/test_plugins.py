@@ -15,7 +15,7 @@ from psgc.codecs.codec import Codec
 from psgc.codecs.common.sources import source_digest
 from psgc.codecs.registry import plugin_codecs
 from psgc.errors import CodecError
-from psgc.launch import cli
+from psgc.launch.verbs import codecs
 
 Install = Callable[..., Path]
 
@@ -62,11 +62,11 @@ def test_the_command_line_lists_it_with_its_distribution(
     installed("tools", "2.5", {"mine": "mine_codec:Mine"}, {"mine_codec.py": CAST})
     for own in ("registered_codecs", "registered_schemes"):  # which have tests of their own
         monkeypatch.setattr(f"psgc.codecs.catalogue.{own}", tuple)
-    cli.codecs(as_json=True)
+    codecs.codecs(as_json=True)
     (entry,) = json.loads(capsys.readouterr().out)
     assert (entry["name"], entry["distribution"], entry["ratio_fp32"]) == ("mine", "tools 2.5", 2)
     monkeypatch.setenv("COLUMNS", "250")
-    cli.codecs()
+    codecs.codecs()
     assert f"{entry['canonical']} (tools 2.5)" in capsys.readouterr().out
 
 

@@ -1,0 +1,41 @@
+"""The verb ``psgc run``: a whole job on this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def run(
+    command: Annotated[list[str] | None, typer.Argument(metavar="CMD", help="What every worker runs.", show_default=False)] = None,
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes that the workers pretend to be spread over. Default: 1; with --link-mbit one for each worker.")
+    ] = None,
+    codec: Annotated[str | None, typer.Option(help="Codec of DistributedOptimizer, e.g. int8 or onebit/int8.")] = None,
+    plan: Annotated[str | None, typer.Option(help="File of the plan that gradients travel by, in place of --codec.")] = None,
+    layout_out: Annotated[str | None, typer.Option(help="Write the layout that was used to this file, as a plan.")] = None,
+    link_mbit: Annotated[
+        float | None,
+        typer.Option(
+            help="Give each node and each server a simulated link of so many 1e6 bit/s, each way: psgc's payloads are paced and go by TCP. "
+            "Not paced: torch.distributed's collectives, and psgc's control messages."
+        ),
+    ] = None,
+    prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Prefix each line with its process.")] = True,
+) -> None:
+    """Run a whole job on this machine: scheduler, servers, and CMD once a worker.
+
+    Example: psgc run --workers 4 --codec onebit -- python train.py
+    """
+    from psgc.launch.job.run import run_job
+
+    sys.exit(
+        run_job(
+            command or [], workers=workers, servers=servers, nodes=nodes, codec=codec, plan=plan, layout_out=layout_out, link_mbit=link_mbit,
+            prefix=prefix,
+        )
+    )  # fmt: skip

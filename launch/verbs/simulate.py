@@ -1,0 +1,69 @@
+"""The verb ``psgc simulate``: a plan in; its step as tables, JSON and a trace out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from psgc.launch.compile_on_call import compiles_on_call
+from psgc.launch.files import check_place, write
+from psgc.launch.flags import ClusterText, GpuText, Json, ProfileText, check_gpu
+from psgc.launch.tables import print_table, progress
+
+
+@compiles_on_call
+def simulate(
+    profile: ProfileText,
+    cluster: ClusterText,
+    plan: Annotated[str, typer.Option(help="The plan, as psgc plan -o writes it.")],
+    codec: Annotated[str | None, typer.Option(help="Encode with this codec, in place of each bucket's own.")] = None,
+    gpu: GpuText = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the timeline for ui.perfetto.dev.")] = None,
+    forward: Annotated[bool, typer.Option("--forward", help="And the next forward, after the step and overlapped with it.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Predict one step of a plan: how long it takes, who works when, and how much of communication backward hides.
+
+    Example: psgc simulate --profile bert-base --cluster espresso-nvlink --plan plan.json --trace step.json
+    """
+    check_place(trace, "--trace")
+    check_gpu("simulate", profile, gpu)
+    with progress(as_json):
+        from psgc.plan.model.forward import with_forward
+        from psgc.plan.model.job import codec_of, load_job, recoded
+        from psgc.plan.model.lanes import busy_us, overlap, spans
+        from psgc.plan.model.plan import load_plan
+        from psgc.plan.model.problem import simulate as simulate_plan
+        from psgc.plan.report.trace import trace as trace_of
+    planned = load_plan(plan)
+    own = () if codec else {bucket.codec for bucket in planned.buckets}
+    job = load_job(profile, cluster, codec or codec_of(planned.buckets), gpu=gpu, beside=own)
+    buckets = recoded(planned.buckets, job.problem.codec.name) if codec else planned.buckets
+    found = simulate_plan(job.problem, buckets)
+    work = spans(found)
+    if trace is not None:
+        write(trace, json.dumps(trace_of(found, buckets, f"{planned.model} on {job.problem.cluster.name}")), "--trace")
+    lanes = [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(work).items()]
+    answer: dict[str, Any] = {"step_ms": found.step_us / 1e3, "lanes": lanes, "overlap": overlap(work)}
+    if forward:
+        iteration = with_forward(job.problem, buckets, found)
+        answer["iteration_ms"] = {"barrier": iteration.barrier_us / 1e3, "overlapped": iteration.overlapped_us / 1e3}
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        _print_step(answer, job.notes)
+
+
+def _print_step(answer: dict[str, Any], notes: tuple[str, ...]) -> None:
+    for note in notes:
+        print(f"note: {note}")
+    step = answer["step_ms"]
+    rows = [[lane["lane"], f"{lane['busy_ms']:.3f}", f"{lane['busy_ms'] / step:.0%}" if step else ""] for lane in answer["lanes"]]
+    print_table(["lane", "works, ms", "of the step"], rows)
+    print(f"the step takes {step:.3f} ms; backward hides {answer['overlap']:.0%} of communication")
+    if "iteration_ms" in answer:
+        barrier, overlapped = answer["iteration_ms"]["barrier"], answer["iteration_ms"]["overlapped"]
+        print(f"with the next forward {barrier:.3f} ms; {overlapped:.3f} if each layer began as soon as its gradients are there")

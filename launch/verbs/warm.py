@@ -1,0 +1,34 @@
+"""The verb ``psgc warm``: kernels compiled ahead of their first use."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from psgc.launch.flags import Json
+
+
+def warm(
+    codec: Annotated[list[str] | None, typer.Option(help="Codec; give it several times for several. Default: everything.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile kernels ahead of their first use, for this machine's processor.
+
+    Example: psgc warm --codec int8
+    """
+    from psgc.launch.job.warming import ALWAYS, everything
+    from psgc.launch.job.warming import warm as warm_kernels
+
+    done = warm_kernels([ALWAYS, *codec] if codec else everything(), quiet=as_json)
+    if as_json:
+        print(json.dumps(done))
+    else:
+        compiled = sum(one["compiled"] for one in done)
+        seconds = sum(one["seconds"] for one in done)
+        print(
+            f"{compiled} kernels compiled in {seconds:.0f} s"
+            if compiled
+            else f"all kernels of {len(done)} codec{'s' * (len(done) > 1)} were compiled before"
+        )
