@@ -72,7 +72,7 @@ def test_what_no_sync_gathered_can_be_thrown_away_and_nothing_was_sent(ranks: An
             with optimizer.no_sync():
                 model(torch.ones(1, 3)).sum().backward()
             optimizer.zero_grad()
-        return len(psgc.api.current_session().submissions)
+        return len(psgc.session.api.current_session().submissions)
 
     assert ranks.run(2, train) == [0, 0]
 

@@ -143,9 +143,9 @@ def test_ranks_of_zero_one_adam_meet_ever_more_rarely(ranks: Any) -> None:
         optimizer = zero_one(model.named_parameters(), warmup_steps=1)
         met = []
         for step in range(21):
-            before = len(psgc.api.current_session().submissions)
+            before = len(psgc.session.api.current_session().submissions)
             train(model, optimizer, rank, range(step, step + 1))
-            if len(psgc.api.current_session().submissions) > before:
+            if len(psgc.session.api.current_session().submissions) > before:
                 met.append(step)
         return met
 

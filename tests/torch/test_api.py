@@ -34,14 +34,14 @@ def test_a_process_alone_is_rank_0_of_1() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_init_and_shutdown_can_be_repeated() -> None:
-    session = psgc.current_session()
+    session = psgc.session.api.current_session()
     psgc.init()
-    assert psgc.current_session() is session
+    assert psgc.session.api.current_session() is session
     psgc.shutdown()
     psgc.shutdown()
     assert not psgc.is_initialized()
     psgc.init()
-    assert psgc.is_initialized() and psgc.current_session() is not session
+    assert psgc.is_initialized() and psgc.session.api.current_session() is not session
 
 
 @pytest.mark.usefixtures("alone")
@@ -51,12 +51,12 @@ def test_init_sets_the_switch_interval(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_a_forked_child_does_not_own_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = psgc.current_session()
+    session = psgc.session.api.current_session()
     monkeypatch.setattr(api.os, "getpid", lambda: 1)
     assert not psgc.is_initialized()
     psgc.shutdown()
     monkeypatch.undo()
-    assert psgc.current_session() is session
+    assert psgc.session.api.current_session() is session
 
 
 # A process that has imported torch, which takes seconds, forks a child for each script: what the child does not catch ends it as it
@@ -120,7 +120,7 @@ def test_a_call_before_init_is_told_as_one_after_it(tmp_path: Path) -> None:
 
 def test_a_hook_that_the_script_sets_between_import_and_init_hears_of_its_errors_once(script: Script) -> None:
     done = script("import sys\nbefore = sys.excepthook\nsys.excepthook = lambda *error: (print('heard'), before(*error))\n"
-                  "psgc.api.ending.install(lambda: None)\n"
+                  "psgc.session.api.ending.install(lambda: None)\n"
                   "raise ValueError('lost')")  # fmt: skip
     assert (done.stdout, done.stderr.splitlines()[-1], done.stderr.count("Traceback")) == ("heard\n", "ValueError: lost", 1)
 
@@ -149,7 +149,7 @@ def test_other_errors_keep_their_traceback(script: Script) -> None:
 def test_the_other_ranks_are_told_what_killed_this_one_unless_they_told_it(script: Script, raised: str, told: str | None) -> None:
     done = script(
         "import psgc.errors as psgc_errors\n"
-        "psgc.current_session().fail = lambda text: print('told:', text)\n"
+        "psgc.session.api.current_session().fail = lambda text: print('told:', text)\n"
         f"raise {raised}"
     )  # fmt: skip
     assert done.stdout == ("" if told is None else f"told: {told}\n")
@@ -187,6 +187,6 @@ def test_settings_are_logged_where_asked_without_the_token(script: Script) -> No
 
 @pytest.mark.usefixtures("alone")
 def test_a_failed_session_raises_at_the_next_call() -> None:
-    psgc.current_session().fail("rank 0 ended with lost")
+    psgc.session.api.current_session().fail("rank 0 ended with lost")
     with pytest.raises(JobFailed, match="lost"):
         psgc.barrier()

@@ -49,7 +49,7 @@ def test_from_the_second_step_on_buckets_leave_during_backward(ranks: Any) -> No
         for step in range(2):
             optimizer.zero_grad()
             model(batch(rank, step)).square().mean().backward()
-            sent.append(len(psgc.api.current_session().submissions))
+            sent.append(len(psgc.session.api.current_session().submissions))
             optimizer.step()
         return sent
 

@@ -64,11 +64,11 @@ def test_autograd_grad_changes_nothing(ranks: Any) -> None:
         model = linear()
         optimizer = sgd(model)
         squares(rank, 0)(model).backward()
-        before, sent = grads(model), len(psgc.api.current_session().submissions)
+        before, sent = grads(model), len(psgc.session.api.current_session().submissions)
         own = torch.autograd.grad(squares(rank, 1)(model), list(model.parameters()))
         assert equal(list(own), local(linear, squares(rank, 1))) and equal(before, grads(model))
         optimizer.step()
-        return len(psgc.api.current_session().submissions) - sent
+        return len(psgc.session.api.current_session().submissions) - sent
 
     assert ranks.run(2, train) == [0, 0]
 

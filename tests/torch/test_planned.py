@@ -130,7 +130,7 @@ def test_ranks_with_different_plans_end_the_job_naming_the_bucket(ranks: Any, tm
     files = [written(tmp_path / "0", WHOLE), written(tmp_path / "1", other)]
 
     def work(rank: int) -> None:
-        session = psgc.api.current_session()
+        session = psgc.session.api.current_session()
         session.config = replace(session.config, plan=files[rank])
         train(rank)
 
