@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from psgc.errors import PayloadError
 from psgc.server.step import Commit, Result
 from psgc.transport.memory.arena import Arena, Piece
-from psgc.transport.shm import Segment, aligned
+from psgc.transport.memory.segment import Segment, aligned
 
 LABEL: Final = struct.Struct("<QQQQ")
 LABELLED: Final = 0x79656B2063677370  # "psgc key"

@@ -120,8 +120,9 @@ def _open_files() -> Finding:
 
 def _shared_memory() -> Finding:
     """A sealed segment is passed over an abstract socket, and what was written to it is read at the other end."""
+    from psgc.transport.memory.segment import Segment
     from psgc.transport.security.handshake import NONCE_BYTES, ServerProof, WorkerProof
-    from psgc.transport.shm import LocalLink, LocalListener, Segment
+    from psgc.transport.shm import LocalLink, LocalListener
     from psgc.wire.frames import Header, Kind
 
     segment = Segment.create("psgc-doctor", 4096)

@@ -6,9 +6,7 @@ the network namespace, so two processes that can connect and map a passed descri
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import mmap
 import os
 import socket
 import struct
@@ -16,74 +14,18 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from psgc.errors import RemoteProtocolError
 from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Link
-from psgc.transport.memory.mapping import map_shared
+from psgc.transport.memory.segment import Segment
 from psgc.transport.security.handshake import Proof, Refused
 from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 
 logger = logging.getLogger(__name__)
-Bytes = NDArray[np.uint8]
 
 LOCATOR: Final = struct.Struct("<QQ")  # segment id, offset; follows the header of a LOCATED message
 MAX_SEGMENTS: Final = 256  # of one peer; an arena doubles from one to the next and never gets there
 MAX_PACKET_BYTES: Final = 128 << 10  # headers and small control bodies; below the kernel's default socket buffer
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_ALIGN: Final = 64
-
-
-def aligned(nbytes: int) -> int:
-    """``nbytes`` rounded up to a cache line, so that neighbouring slots share none."""
-    return -(-nbytes // _ALIGN) * _ALIGN
-
-
-class Segment:
-    """A piece of shared memory. Its size is sealed: whoever maps it can rely on it being there. It takes memory where it is used."""
-
-    def __init__(self, fd: int, nbytes: int) -> None:
-        self.fd = fd
-        self.nbytes = nbytes
-        self.bytes: Bytes = map_shared(fd, nbytes)
-
-    @classmethod
-    def create(cls, name: str, nbytes: int) -> Segment:
-        """Fresh zeroed memory of at least one page."""
-        nbytes = max(nbytes, mmap.PAGESIZE)
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        return cls(fd, nbytes)
-
-    @classmethod
-    def attach(cls, fd: int, nbytes: int) -> Segment:
-        """Map a descriptor that a peer passed, which is then closed. Raises RemoteProtocolError if it is not what the peer said."""
-        try:
-            size, seals = os.fstat(fd).st_size, fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-            if size != nbytes or nbytes < 1 or not seals & fcntl.F_SEAL_SHRINK:
-                raise RemoteProtocolError(f"segment of {size} bytes, seals {seals:#x}; expected {nbytes} sealed bytes", ErrorCode.MALFORMED)
-            segment = cls(fd, nbytes)
-        except (OSError, OverflowError, ValueError) as error:  # a pipe knows no seals; more bytes than can be mapped
-            raise RemoteProtocolError(f"segment of {nbytes} bytes cannot be mapped: {error}", ErrorCode.MALFORMED) from None
-        finally:
-            os.close(fd)
-        segment.fd = -1
-        return segment
-
-    def view(self, offset: int, nbytes: int) -> Bytes:
-        """The bytes ``[offset, offset + nbytes)``. Raises RemoteProtocolError outside the segment."""
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise RemoteProtocolError(f"payload at {offset}+{nbytes} is outside its segment of {self.nbytes} bytes", ErrorCode.MALFORMED)
-        return self.bytes[offset : offset + nbytes]
-
-    def close(self) -> None:
-        """Give the descriptor back; the mapping goes when the last array over it does."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
 
 
 class LocalLink(Link):

@@ -14,7 +14,7 @@ from psgc.launch.supervision.keeper import Keeper
 from psgc.server.step import Commit, Result
 from psgc.server.store import LABEL_BYTES, RECORD_BYTES, KeyShape, KeyStore, Store, find_blocks, read_record
 from psgc.transport.memory.keeper_wire import send_segment
-from psgc.transport.shm import Segment
+from psgc.transport.memory.segment import Segment
 from psgc.wire.frames import Flag
 
 SERVER = """

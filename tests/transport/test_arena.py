@@ -15,8 +15,9 @@ import pytest
 
 from psgc.transport.memory.arena import FIRST_BYTES, Arena
 from psgc.transport.memory.mapping import map_shared, populate
+from psgc.transport.memory.segment import Segment
 from psgc.transport.security.handshake import WorkerProof
-from psgc.transport.shm import LocalLink, Segment
+from psgc.transport.shm import LocalLink
 from psgc.wire.frames import Header, Kind
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from psgc.errors import RemoteProtocolError
+from psgc.transport.memory.segment import Segment
 from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
-from psgc.transport.shm import LOCATOR, MAX_PACKET_BYTES, MAX_SEGMENTS, LocalLink, LocalListener, Segment
+from psgc.transport.shm import LOCATOR, MAX_PACKET_BYTES, MAX_SEGMENTS, LocalLink, LocalListener
 from psgc.wire.frames import Flag, Header, Kind, pack_header
 
 KEY = worker_key(bytes(32), 0, 1)

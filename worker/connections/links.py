@@ -18,8 +18,9 @@ from psgc.addresses import lookup, split
 from psgc.errors import PsgcError
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
+from psgc.transport.memory.segment import Segment
 from psgc.transport.security.handshake import NONCE_BYTES, PATIENCE_S, Refused, WorkerProof
-from psgc.transport.shm import LocalLink, Segment
+from psgc.transport.shm import LocalLink
 from psgc.transport.tcp import TcpLink
 from psgc.wire.frames import HEADER_BYTES, Header
 from psgc.wire.messages import ServerAddress

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.transport.memory.mapping import populate
-from psgc.transport.shm import Segment, aligned
+from psgc.transport.memory.segment import Segment, aligned
 
 FIRST_BYTES: Final = 4 << 20  # of the first segment; the thirty-second would have 8 PiB
 
