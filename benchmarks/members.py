@@ -29,7 +29,6 @@ import zmq
 from psgc.config import Config
 from psgc.layout import Declaration, Layout, TensorSpec
 from psgc.machine import machine
-from psgc.transport.host import host_id
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
 from psgc.transport.watch import Watch
@@ -135,10 +134,10 @@ class Pusher:
         self._epoch = topology.epoch
         self._payload = np.full(NUMEL, self.rank, np.float32).tobytes()
         self._mean = np.full(NUMEL, sum(range(self.size)) / self.size, np.float32).tobytes()
+        config = replace(worker.job.config, transport="tcp")
         self.link = connect_server(
-            topology.servers[0], links, host=host_id(), transport="tcp", rank=self.rank, epoch=topology.epoch, key=bytes.fromhex(topology.key),
-            dead_s=60.0,
-        )  # fmt: skip
+            topology.servers[0], links, config, rank=self.rank, epoch=topology.epoch, key=bytes.fromhex(topology.key)
+        )
 
     def push(self, layout: Layout) -> None:
         """All keys of step 1, in the layout's order."""

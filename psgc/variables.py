@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from psgc.addresses import bare_host, join, split
 from psgc.spelling import did_you_mean
+from psgc.transport.registry import choices
 
 
 def _integer(minimum: int = 0) -> Callable[[str], int]:
@@ -66,6 +67,13 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
     parse.__doc__ = "one of " + ", ".join(choices)
     return parse
+
+
+def _transport(text: str) -> str:
+    return str(_one_of(*choices())(text))
+
+
+_transport.__doc__ = _one_of(*choices()).__doc__
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,7 @@ VARIABLES: Final = (
     Variable("PSGC_CPU_THREADS", "cpu_threads", _integer(1), "w", "encode and decode threads", ("BYTEPS_THREADPOOL_SIZE",)),
     Variable("PSGC_SERVER_THREADS", "server_threads", _integer(1), "s", "summation threads", ("BYTEPS_SERVER_ENGINE_THREAD",)),
     Variable("PSGC_WINDOW_BYTES", "window_bytes", _integer(1), "s", "payload bytes of a plan that a server has room for at once"),
-    Variable("PSGC_TRANSPORT", "transport", _one_of("auto", "tcp", "shm"), "ws", "auto: shared memory on one host, else TCP"),
+    Variable("PSGC_TRANSPORT", "transport", _transport, "ws", "auto: shared memory on one host, else TCP"),
     Variable("PSGC_LINK_MBIT", "link_mbit", _rate, "ws", "set by `psgc run --link-mbit`: rate of this process's host's link, each way, 1e6 bit/s"),
     Variable("PSGC_LINK_FD", "link_fd", _integer(0), "ws", "set by `psgc run --link-mbit`: by which the processes of one host share its link"),
     Variable("PSGC_HEARTBEAT_S", "heartbeat_s", _seconds, "wsc", "seconds between heartbeats"),

@@ -1,7 +1,7 @@
 """The server process: the only place of the server that does I/O. Headers in, headers out; payloads stay where they are.
 
-One thread polls everything: workers over TCP and over shared memory, those that have yet to prove that they are workers (the gate), the
-scheduler, and the engine's mailbox. Sums run in the engine's pool.
+One thread polls everything: the workers' links, connections that have yet to prove that they are workers' (the gate), the scheduler, and the
+engine's mailbox. Sums run in the engine's pool. What links are made of is the transports' (``psgc/transport``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, Final
 import zmq
 
 from psgc import __version__
-from psgc.addresses import SCHEME, is_loopback, join
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
@@ -33,20 +32,19 @@ from psgc.server.store import KeyShape, Store
 from psgc.transport.control.dealer import TURNED_AWAY, Dealer
 from psgc.transport.control.lifeline import Lifeline
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
-from psgc.transport.host import host_id, local_address_for, member_alive, pid_started
-from psgc.transport.link import Link
+from psgc.transport.host import host_id, member_alive, pid_started
+from psgc.transport.link import Link, Transport
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.keeper_wire import send_segment
 from psgc.transport.pacing import PacedLink
 from psgc.transport.security import encryption
 from psgc.transport.security.curve import control_keys
-from psgc.transport.security.gate import Gate, Listener
+from psgc.transport.security.gate import Gate
 from psgc.transport.security.handshake import NONCE_BYTES, ServerProof, worker_key
-from psgc.transport.shm import LocalLink, LocalListener
-from psgc.transport.tcp import TcpLink, TcpListener
+from psgc.transport.selection import listen
 from psgc.transport.watch import Pollable, Watch
 from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
-from psgc.wire.messages import Notice, Register, Topology, decode_body, decode_json, encode_body
+from psgc.wire.messages import Notice, Register, Topology, address_fields, decode_body, decode_json, encode_body
 
 logger = logging.getLogger(__name__)
 TURN_S: Final = 0.02  # of one source's work in a turn of the loop
@@ -77,12 +75,9 @@ class Server:
         self.mailbox = Mailbox()
         self._context: zmq.Context[Any] = zmq.Context()
         self._watch = Watch()
-        self._tcp = TcpListener(_bind_host(config), config.port, config.dead_s)
+        self._listeners = listen(config)
         identity, keys = b"server-" + secrets.token_hex(6).encode(), control_keys(config.job, config.token)
         self._scheduler = Dealer(self._context, config.root_endpoint, identity, config.dead_s, keys)
-        self._listener = None
-        if config.transport != "tcp":
-            self._listener = LocalListener(f"psgc/{config.job:x}/{os.getpid()}/{secrets.token_hex(4)}")
         self._gate: Gate | None = None  # once we know who may come in; until then connections wait in the kernel
         self._links = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
         self._store = Store()
@@ -160,18 +155,13 @@ class Server:
     def _let_in(self, link: Link) -> None:
         """A connection is proved to be a worker's."""
         assert self._state is not None
-        assert isinstance(link.proof, ServerProof)
         rank = link.proof.rank
-        before = self._state.peers.get(rank)
+        before: Link | None = self._state.peers.get(rank)
         self._state.joined(link, rank)
-        if isinstance(before, Link):
+        if before is not None:
             before.fail("the worker has a new connection")
             self._bury(before)
         self._links.add(link)
-        if isinstance(link, LocalLink):
-            for segment_id, segment in self._store.segments.items():
-                link.announce(segment_id, segment)
-            self._links.touch(link)
         logger.debug("worker connected rank=%d peer=%s", rank, link.peer)
 
     def _hear_link(self, link: Link) -> None:
@@ -209,20 +199,10 @@ class Server:
                 self._fault(effect)
 
     def _send(self, send: Send) -> None:
-        peer, header = send.peer, send.header
-        store = None if send.result_slot is None else self._store.keys[header.key]
-        if isinstance(peer, LocalLink):
-            if store is not None and send.result_slot is not None:
-                peer.send_located(header, store.segment_id, store.offsets[send.result_slot])
-            else:
-                peer.send(header, send.body)
-        else:
-            assert isinstance(peer, TcpLink)
-            if store is not None and send.result_slot is not None:
-                peer.send(header, store.result(send.result_slot)[: header.payload_bytes])
-            else:
-                peer.send(header, send.body)
-        self._links.touch(peer)
+        link: Link = send.peer
+        place = None if send.result_slot is None else self._store.keys[send.header.key].place(send.result_slot)
+        link.send(send.header, send.body, place)
+        self._links.touch(link)
 
     def _send_residual(self, send: SendResidual) -> None:
         key, first = send.header.key, send.header.contributors
@@ -256,13 +236,10 @@ class Server:
 
     def _register(self) -> None:
         config = self.config
-        host = config.node_host or local_address_for(config.root_host)
-        address = config.advertise or join(host, self._tcp.port)
-        local = self._listener.address if self._listener is not None else ""
         body = Register(
             "server", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
-            config.nodes, config.servers, index=config.server_index, address=SCHEME + address, local_address=local,
-            encrypt=config.encrypt,
+            config.nodes, config.servers, index=config.server_index, encrypt=config.encrypt,
+            **address_fields(listener.address for listener in self._listeners),
         )  # fmt: skip
         self._tell_scheduler(Kind.REGISTER, encode_body(body))
 
@@ -304,15 +281,12 @@ class Server:
         data_key = bytes.fromhex(topology.key)
         keys = [worker_key(data_key, rank, topology.epoch) for rank in range(topology.size)]
 
-        def proof(transport: str) -> ServerProof:
+        def proof(transport: Transport) -> ServerProof:
             nonce = secrets.token_bytes(NONCE_BYTES)
-            encrypt = self.config.encrypt and transport == "tcp"  # what passes between processes of one host passes nobody else
-            return ServerProof(transport, topology.rank, topology.epoch, topology.size, keys.__getitem__, nonce, encrypt=encrypt)
+            encrypt = self.config.encrypt and not transport.local
+            return ServerProof(transport.label, topology.rank, topology.epoch, topology.size, keys.__getitem__, nonce, encrypt=encrypt)
 
-        listeners: list[Listener] = [self._tcp]
-        if self._listener is not None:
-            listeners.append(self._listener)
-        self._gate = Gate(listeners, proof)
+        self._gate = Gate(self._listeners, proof)
 
     def _prepare(self, layout: Layout) -> None:
         """Load the layout's kernels in a pool thread, for compiling them takes seconds in which heartbeats must go on; then add it."""
@@ -341,10 +315,6 @@ class Server:
         for number, segment in self._store.add_keys(shapes):
             if self._keeper is not None:
                 send_segment(self._keeper, f"store-{number}", segment.fd, segment.nbytes)
-            for peer in state.ranks:
-                if isinstance(peer, LocalLink):
-                    peer.announce(number, segment)
-                    self._links.touch(peer)
         self._apply(state.register(layout, specs, costs))
         self._tell_scheduler(Kind.KEYS_READY, plan=layout.id)
 
@@ -402,10 +372,10 @@ class Server:
         self._engine.close()
         self._links.flush()
         if self._gate is not None:
-            self._gate.close()
-        self._tcp.close()
-        if self._listener is not None:
-            self._listener.close()
+            self._gate.close()  # and the listeners
+        else:
+            for listener in self._listeners:
+                listener.close()
         for link in self._links:
             link.close()
         self._links.close()
@@ -413,13 +383,6 @@ class Server:
         self._scheduler.close(linger_ms=500)
         self._context.destroy(linger=500)
         self._store.close()
-
-
-def _bind_host(config: Config) -> str:
-    """Who can reach the scheduler can reach this server, unless another address was told: a job on one machine listens nowhere else."""
-    host = config.node_host or config.root_host
-    alone = is_loopback(config.root_host) and is_loopback(host) and not config.advertise
-    return local_address_for(host) if alone else ""
 
 
 def _threads(config: Config) -> int:

@@ -5,7 +5,7 @@ Pure: no sockets, clocks, threads or numbers; ``now`` is passed in. The loop (``
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +17,14 @@ from psgc.server.window import Window
 from psgc.wire.frames import SERVER_SENDER, Header, Kind
 from psgc.wire.messages import MEASURE_BYTES, ErrorCode, Notice, encode_body
 
+Peer = Any  # a connection, as the loop knows it; here it is only a name, and hashable
+
 
 @dataclass(frozen=True, slots=True)
 class Send:
     """Send to one connection. ``result`` names the key's result buffer that holds the payload, ``body`` is a control body."""
 
-    peer: Hashable
+    peer: Peer
     header: Header
     body: bytes = b""
     result_slot: int | None = None
@@ -40,7 +42,7 @@ class SendResidual:
     """Send ``header`` to one connection with elements of the key's residual, from ``header.contributors`` on. add_back: the result buffer
     that is added to them first, or NO_SLOT; the residual itself stays as it is."""
 
-    peer: Hashable
+    peer: Peer
     header: Header
     add_back: int = NO_SLOT
 
@@ -66,8 +68,8 @@ class ServerState:
     window_bytes: int = 1 << 30
     silence_s: float = 5.0
     step_timeout_s: float = 600.0
-    peers: dict[int, Hashable] = field(default_factory=dict)
-    ranks: dict[Hashable, int] = field(default_factory=dict)
+    peers: dict[int, Peer] = field(default_factory=dict)
+    ranks: dict[Peer, int] = field(default_factory=dict)
     keys: dict[int, _Key] = field(default_factory=dict)
     windows: dict[int, Window] = field(default_factory=dict)
     active: set[int] = field(default_factory=set)  # keys whose step under way has a contribution
@@ -87,7 +89,7 @@ class ServerState:
                 self.keys[spec.key] = _Key(KeyState(spec), part)
         return [self._window(peer, layout.id) for peer in self.ranks]
 
-    def receive(self, peer: Hashable, header: Header, payload: Any, now: float) -> list[Effect]:
+    def receive(self, peer: Peer, header: Header, payload: Any, now: float) -> list[Effect]:
         """One message from a worker's connection. Whatever is wrong with it becomes an ERROR reply; the server goes on."""
         try:
             if header.job != self.job:
@@ -111,7 +113,7 @@ class ServerState:
         entry = self.keys[key]
         return self._effects(entry, entry.state.folded(last, payload_bytes, nonfinite, slot), now)
 
-    def joined(self, peer: Hashable, rank: int) -> None:
+    def joined(self, peer: Peer, rank: int) -> None:
         """The connection has proved to be this rank's (see ``transport/security/handshake.py``). It takes the place of an older one."""
         assert 0 <= rank < self.workers, "the proof is of a rank that the job has"
         self.lost(self.peers.get(rank, peer))
@@ -120,7 +122,7 @@ class ServerState:
         self.peers[rank] = peer
         self.ranks[peer] = rank
 
-    def lost(self, peer: Hashable) -> None:
+    def lost(self, peer: Peer) -> None:
         """The connection is gone. Its worker makes a new one."""
         rank = self.ranks.pop(peer, None)
         if rank is not None and self.peers.get(rank) == peer:
@@ -227,10 +229,10 @@ class ServerState:
         (self.active.add if entry.state.contributions else self.active.discard)(entry.state.spec.key)
         return effects
 
-    def _window(self, peer: Hashable, layout: int) -> Send:
+    def _window(self, peer: Peer, layout: int) -> Send:
         return Send(peer, self._stamp(Header(Kind.WINDOW, plan=layout, step=self.windows[layout].limit)))
 
-    def _refuse(self, peer: Hashable, header: Header, error: RemoteProtocolError) -> list[Effect]:
+    def _refuse(self, peer: Peer, header: Header, error: RemoteProtocolError) -> list[Effect]:
         body = encode_body(Notice(error.code, f"server {self.index}: {error}"))
         reply = Header(Kind.ERROR, plan=header.plan, key=header.key, step=header.step, payload_bytes=len(body))
         effects: list[Effect] = [Send(peer, self._stamp(reply), body)]

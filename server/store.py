@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from psgc.errors import PayloadError
 from psgc.server.step import Commit, Result
-from psgc.transport.memory.arena import Arena, Piece
-from psgc.transport.memory.segment import Segment, aligned
+from psgc.transport.memory.arena import Arena
+from psgc.transport.memory.segment import Place, Segment, aligned
 
 LABEL: Final = struct.Struct("<QQQQ")
 LABELLED: Final = 0x79656B2063677370  # "psgc key"
@@ -46,17 +46,15 @@ class KeyShape:
 class KeyStore:
     """One key's buffers over shared memory."""
 
-    def __init__(self, shape: KeyShape, block: Piece) -> None:
+    def __init__(self, shape: KeyShape, block: Place) -> None:
         self.shape = shape
-        self.segment_id = block.segment
         self._block = block
         record = LABEL_BYTES
         first = record + RECORD_BYTES
         second = first + aligned(shape.result_bytes)
         residual = second + aligned(shape.result_bytes)
         self._record = block.bytes[record : record + RECORD_BYTES]
-        self.offsets = (block.offset + first, block.offset + second)
-        self._results = tuple(block.bytes[start : start + shape.result_bytes] for start in (first, second))
+        self._results = tuple(block.part(start, shape.result_bytes) for start in (first, second))
         size = 4 * shape.residual_numel
         starts = (residual, residual + aligned(size)) if size else ()
         self._residuals = tuple(block.bytes[start : start + size].view(np.float32) for start in starts)
@@ -75,10 +73,13 @@ class KeyStore:
         """Make its pages, from any thread and without the GIL. Raises OSError where there is no memory."""
         self._block.populate()
 
+    def place(self, slot: int) -> Place:
+        """Where result buffer 0 or 1 lies, as long as the payload bound."""
+        return self._results[slot]
+
     def result(self, slot: int) -> Bytes:
         """Result buffer 0 or 1, as long as the payload bound."""
-        view: Bytes = self._results[slot]
-        return view
+        return self._results[slot].bytes
 
     def recorded_bytes(self, slot: int) -> int:
         """Length of the payload committed in result buffer ``slot``."""
@@ -151,18 +152,14 @@ class Store:
         self.keys: dict[int, KeyStore] = {}
         self._arena = Arena("psgc-store")
 
-    @property
-    def segments(self) -> dict[int, Segment]:
-        """By number: all memory that results lie in."""
-        return self._arena.segments
-
     def add_keys(self, shapes: list[KeyShape]) -> list[tuple[int, Segment]]:
         """Make room for these keys; the segments that were made for it, with their numbers. A key that is there already stays."""
-        before = len(self.segments)
+        segments = self._arena.segments
+        before = len(segments)
         for shape in shapes:
             if shape.key not in self.keys:
                 self.keys[shape.key] = KeyStore(shape, self._arena.cut(KeyStore.bytes_needed(shape)))
-        return [(number, self.segments[number]) for number in range(before, len(self.segments))]
+        return [(number, segments[number]) for number in range(before, len(segments))]
 
     def close(self) -> None:
         self._arena.close()

@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 from psgc.codecs import Encoded, SchemeState, Stream
 from psgc.errors import CodecError, UsageError
 from psgc.layout import Bucket, Layout, Part
-from psgc.transport.memory.arena import Arena, Piece
+from psgc.transport.memory.arena import Arena
+from psgc.transport.memory.segment import Place
 from psgc.wire.frames import Flag
 from psgc.worker.residuals.owed import Owed
 from psgc.worker.residuals.residual import ExactResidual, Residual, TensorMemory, make_residual
 from psgc.worker.session import BucketBuffer
 
 Bytes = NDArray[np.uint8]
-
-
-Slot = Piece  # where a part's payload is encoded; it stays until the step is decoded
+Slot = Place  # where a part's payload is encoded; it stays until the step is decoded
 
 
 def make_slots(layout: Layout, arena: Arena) -> dict[int, Slot]:

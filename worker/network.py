@@ -26,7 +26,6 @@ from psgc.mailbox import Mailbox
 from psgc.pool import Pool
 from psgc.report import Launcher
 from psgc.transport.control.voice import PARTS
-from psgc.transport.host import host_id
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.arena import Arena
 from psgc.transport.pacing import PacedLink
@@ -145,14 +144,9 @@ class Network(threading.Thread):
         )  # fmt: skip
         key = bytes.fromhex(topology.key)
         for server in topology.servers:
-            self.links.append(
-                connect_server(
-                    server, self._connections, host=host_id(), transport=config.transport, rank=topology.rank, epoch=topology.epoch,
-                    key=key, dead_s=config.dead_s, encrypt=config.encrypt,
-                )
-            )  # fmt: skip
+            self.links.append(connect_server(server, self._connections, config, rank=topology.rank, epoch=topology.epoch, key=key))
         self._reach = Reach(
-            topology.rank, host_id(), topology.servers, self._coordinator.began, time.monotonic(), config.silence_s,
+            topology.rank, [link.address for link in self.links], self._coordinator.began, time.monotonic(), config.silence_s,
             config.register_timeout_s, config.step_timeout_s,
         )  # fmt: skip
         for link in self.links:
@@ -161,11 +155,7 @@ class Network(threading.Thread):
     def laid_out(self, layout: Layout) -> None:
         """A layout has been agreed: make its slots and buckets."""
         assert self.client is not None
-        before = len(self._arena.segments)
         slots = make_slots(layout, self._arena)
-        for number in range(before, len(self._arena.segments)):
-            for link in self.links:
-                link.add_segment(number, self._arena.segments[number])
         works = {}
         for bucket in layout.buckets:
             work = BucketWork(layout, bucket, slots, self.client.rank)
@@ -271,7 +261,7 @@ class Network(threading.Thread):
         reach = self._reach
         if reach is None or self.error is not None or self._closing_since is not None:
             return
-        texts, fault = reach.tick(now, lambda server: self.links[server].trouble)
+        texts, fault = reach.tick(now, lambda server: self.links[server].remedy)
         for server, text in texts:
             if self._coordinator.voice.speaks(f"server {server}"):
                 logger.warning("%s", text)

@@ -120,7 +120,7 @@ def _open_files() -> Finding:
 
 def _shared_memory() -> Finding:
     """A sealed segment is passed over an abstract socket, and what was written to it is read at the other end."""
-    from psgc.transport.memory.segment import Segment
+    from psgc.transport.memory.segment import Place, Segment
     from psgc.transport.security.handshake import NONCE_BYTES, ServerProof, WorkerProof
     from psgc.transport.shm import LocalLink, LocalListener
     from psgc.wire.frames import Header, Kind
@@ -128,14 +128,13 @@ def _shared_memory() -> Finding:
     segment = Segment.create("psgc-doctor", 4096)
     listener = LocalListener(f"psgc-doctor/{os.getpid()}")
     key, nonces = os.urandom(NONCE_BYTES), (os.urandom(NONCE_BYTES), os.urandom(NONCE_BYTES))
-    sender = LocalLink.connect(listener.address, WorkerProof("unix", 0, 1, 0, key, "here", nonces[0]))
+    sender = LocalLink.connect(listener.name, WorkerProof("unix", 0, 1, 0, key, "here", nonces[0]))
     receiver = listener.accept(ServerProof("unix", 0, 1, 1, lambda _: key, nonces[1]))
     try:
         proved = [link.prove() for _ in range(3) for link in (receiver, sender)]
         assert all(proved[-2:]), "both ends know the key"
         segment.bytes[:5] = list(b"hello")
-        sender.announce(1, segment)
-        sender.send_located(Header(Kind.PUSH, payload_bytes=5), 1, 0)
+        sender.send(Header(Kind.PUSH, payload_bytes=5), place=Place(segment, 0, segment.bytes))
         received = [bytes(payload) for _, payload in receiver.receive()]
         sealed = bool(fcntl.fcntl(segment.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
         return received == [b"hello"] and sealed, "a sealed segment passed and read"

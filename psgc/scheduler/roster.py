@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from psgc import __version__
 from psgc.reminder import Reminder
-from psgc.wire.messages import Register, ServerAddress, Topology, encode_body
+from psgc.wire.messages import Register, ServerAddress, Topology, encode_body, plain
 
 EPOCH: Final = 1
 OF_RECEIVER: Final = ("rank", "key")  # fields of a Topology that each member has its own of
@@ -165,11 +165,11 @@ class Roster:
         sizes = [0] * self.nodes
         for member in workers:
             sizes[member.register.node] += 1
-        addresses = tuple(ServerAddress(m.rank, m.register.host, m.register.address, m.register.local_address) for m in servers)
+        addresses = tuple(ServerAddress(m.rank, r.host, r.address, r.local_address, r.more) for m in servers for r in (m.register,))
         names = tuple(f"{m.register.node}.{m.register.local_rank}@{m.register.hostname}" for m in workers)
         host, pid, started = self._scheduler
         topology = Topology(0, len(workers), self.nodes, tuple(sizes), EPOCH, addresses, names, "", host, pid, started)
-        self._topology = encode_body({name: value for name, value in asdict(topology).items() if name not in OF_RECEIVER})
+        self._topology = encode_body({name: value for name, value in plain(topology).items() if name not in OF_RECEIVER})
         return len(workers)
 
     def topology(self, member: Member, key: bytes) -> bytes:

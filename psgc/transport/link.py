@@ -1,46 +1,75 @@
-"""One payload connection between a worker and a server, whatever it travels over: proved first, then messages, never blocking.
+"""The one interface of payload connections: what a worker and a server may expect of a transport, and what a new transport must provide.
 
-A connection object is one connection, ever: a broken one is thrown away, and the peer that it was is gone with it. Owns the handshake's
-bytes on the socket; knows headers, not their meaning.
+A transport is three classes: a ``Transport`` that listens and dials, its ``Listener`` and its ``Link``. ``registry.py`` names each transport;
+worker and server know none of them. A link is one connection, ever: a broken one is thrown away and forgotten. It proves both ends first,
+then carries messages, and it never blocks. Links know headers, not their meaning.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
+from psgc.config import Config
+from psgc.transport.memory.segment import Place
 from psgc.transport.pacing import PacedLink
 from psgc.transport.security.handshake import Proof
 from psgc.wire.frames import Header
 
-MAX_MESSAGES: Final = 64  # of one connection in one turn, before the others have theirs
-MAX_BYTES: Final = 8 << 20  # and of their payloads; a turn is then some milliseconds
+MAX_MESSAGES: Final = 64  # that one link receives in one turn, before the others have their turn
+MAX_BYTES: Final = 8 << 20  # of payloads that one link receives in one turn; a turn then takes some milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a connection is not up. number: the error number; 0: the other end accepted the connection and then did not prove whose it is;
+    None: nothing has come back yet."""
+
+    number: int | None
+    text: str
 
 
 class Link(ABC):
-    """See the module's text. proof: this end's side of the handshake. peer: who is at the other end, for logs.
+    """One end of a payload connection. See the module's text. proof: this end's side of the handshake. peer: who is at the other end, for logs.
 
-    closed: nothing comes or goes any more, and ``why``; ``number``: the error number of that, or 0 where the peer was reached.
-    more: ``receive`` stopped early, and polling would not tell that there is more.
-    unsent: payloads that were queued and that the kernel has not taken whole yet.
+    closed: nothing is sent or received any more, and ``why``; ``number``: the error number, or 0 where the peer was reached.
+    more: ``receive`` stopped early, and polling would not tell that more has come.
+    unsent: how many payloads were queued and have not been taken whole by the kernel yet; 0 where the transport has no such queue.
+    owner: whoever keeps the link, for the loop that finds it ready.
     """
 
-    def __init__(self, sock: socket.socket, proof: Proof, peer: str) -> None:
-        sock.setblocking(False)
-        self.socket, self.proof, self.peer = sock, proof, peer
+    queues: ClassVar[bool] = False  # whether payloads wait in the link for a slow peer: see ``unsent``
+
+    def __init__(self, proof: Proof, peer: str) -> None:
+        self.proof, self.peer = proof, peer
         self.closed, self.why, self.number = False, "", 0
         self.more = False
         self.unsent = 0
-        self.owner: Any = None  # whoever keeps it, for who finds it ready
-        self.pace: PacedLink | None = None  # its simulated host's, if it is paced
-        self.held_out = self.held_in = False  # it had more to send, or perhaps to receive, than the simulated link lets pass now
+        self.owner: Any = None
+        self.pace: PacedLink | None = None  # the simulated link that it shares, if any
+        self.held_out = self.held_in = False  # the simulated link lets nothing more pass now, in that direction
         self._greeting = proof.begin()
 
+    @abstractmethod
     def fileno(self) -> int:
-        return self.socket.fileno()
+        """A descriptor that polls readable when ``prove`` or ``receive`` has something to do, and writable when ``flush`` has room."""
+
+    @abstractmethod
+    def _say(self, data: bytes) -> int:
+        """Send bytes of the handshake; how many were taken. Raises BlockingIOError where there is no room, OSError."""
+
+    @abstractmethod
+    def _hear(self, nbytes: int) -> bytes:
+        """Receive at most ``nbytes`` of the handshake; empty once the peer has closed. Raises BlockingIOError if none has come, OSError."""
+
+    @abstractmethod
+    def send(self, header: Header, body: Any = None, place: Place | None = None) -> None:
+        """Queue one message, with the ``header.payload_bytes`` bytes of ``body``, or of ``place`` from its beginning on, or with neither.
+
+        body: bytes or a uint8 array. Both stay as they are until the peer has answered: they need not be copied. ``flush`` sends what is queued.
+        """
 
     @property
     @abstractmethod
@@ -49,28 +78,29 @@ class Link(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Send what is queued, as far as the kernel takes it."""
+        """Send what is queued, as far as there is room."""
 
     @abstractmethod
     def receive(self, messages: int = MAX_MESSAGES, nbytes: int = MAX_BYTES) -> Iterator[tuple[Header, Any]]:
-        """Messages that have come: header, and payload (array), body or None. At most so many, and payloads of about so many bytes.
+        """The messages that have come: header, and payload (uint8 array), body (bytes) or None. At most so many, with payloads of about so many
+        bytes.
 
-        Raises RemoteProtocolError for what is no message; the connection is then of no use any more.
+        Raises RemoteProtocolError for bytes that are no message; the connection is then of no use any more.
         """
 
     def prove(self) -> bool:
-        """Go on with the handshake. True once both ends have proved themselves: only then is anything else sent or received.
+        """Continue the handshake. True once both ends have proved themselves: nothing else is sent or received before.
 
-        Raises Refused if the peer proves nothing.
+        Raises Refused if the peer cannot prove who it is.
         """
         while not self.closed:
             try:
                 if self._greeting:
-                    self._greeting = self._greeting[self.socket.send(self._greeting) :]
+                    self._greeting = self._greeting[self._say(self._greeting) :]
                     continue
                 if self.proof.done:
                     return True
-                data = self.socket.recv(self.proof.wants)
+                data = self._hear(self.proof.wants)
             except BlockingIOError:
                 return False
             except OSError as error:
@@ -84,25 +114,79 @@ class Link(ABC):
 
     @property
     def reached(self) -> bool:
-        """Whether the peer's kernel has accepted the connection."""
-        try:
-            self.socket.getpeername()
-        except OSError:
-            return False
-        return True
+        """Whether the other end has accepted the connection."""
+        return not self.closed
+
+    def slow_down(self, pace: PacedLink) -> None:  # noqa: B027 - most transports have nothing to slow down
+        """Share a simulated link. Only a transport that such a link stands for does."""
 
     def fail(self, why: str, number: int = 0) -> None:
-        """The connection is of no use any more; whoever owns it closes it."""
+        """The connection is of no use any more; its owner closes it."""
         if not self.closed:
             self.closed, self.why, self.number = True, why, number
 
     def see_off(self, patience_s: float) -> None:
-        """Before it is closed in order: have the peer hear what is queued, for at most so long."""
+        """Before the link is closed in order: let the peer receive what is queued, for at most so long."""
         if not self.closed and self.proof.done:
             self.flush()
 
+    @abstractmethod
     def close(self) -> None:
-        """What is queued is dropped with the memory that it lies in."""
-        self.fail("closed")
-        with contextlib.suppress(OSError):
-            self.socket.close()
+        """Close the connection. What is queued is dropped, and no memory of it is read any more."""
+
+
+class Listener(ABC):
+    """The end that links connect to, at a server."""
+
+    transport: Transport
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where workers connect, as a URL whose scheme is the transport's name."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """A descriptor that polls readable when ``accept`` has a connection."""
+
+    @abstractmethod
+    def accept(self, proof: Proof) -> Link:
+        """A new connection. Raises BlockingIOError if there is none, Refused if it is not to be had by that peer, OSError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Accept nothing more. Links that were accepted stay."""
+
+
+Dial = Callable[[Proof], Link]
+"""Begins a new connection to one address; ``Link.prove`` finds out whether it has been made. Raises OSError if that fails at once."""
+
+
+class Transport(ABC):
+    """One kind of payload connection.
+
+    name: as in PSGC_TRANSPORT, and the scheme of its addresses. label: what handshakes call it, at most 8 ASCII letters; a proof counts on one
+    transport only. local: payloads never leave the host, so that PSGC_ENCRYPT=1 asks nothing of it. encrypts: its links encrypt payloads where
+    ``Proof.encrypted``; a transport that is neither local nor encrypts is refused under PSGC_ENCRYPT=1.
+    """
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    local: ClassVar[bool] = False
+    encrypts: ClassVar[bool] = False
+
+    @abstractmethod
+    def listen(self, config: Config) -> Listener:
+        """At a server: begin to listen. Raises PsgcError where that is not possible."""
+
+    @abstractmethod
+    def dialer(self, address: str, config: Config) -> Dial:
+        """At a worker: how connections to a server's address are begun, again and again."""
+
+    def reaches(self, address: str, same_host: bool) -> bool:
+        """Whether a worker can connect there, as far as that is known without waiting. same_host: the server runs on the worker's host."""
+        return True
+
+    def remedy(self, address: str, same_host: bool, trouble: Trouble) -> str:
+        """What is wrong with a connection that is not up, and how to mend it; the end of a sentence."""
+        return trouble.text

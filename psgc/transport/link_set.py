@@ -7,7 +7,6 @@ host's link is simulated, connections that it holds up are not polled until it i
 from __future__ import annotations
 
 import select
-import socket
 from collections.abc import Iterator, Sequence
 
 from psgc.transport.link import Link
@@ -47,8 +46,7 @@ class LinkSet:
         self._polled_for[fd] = select.EPOLLIN
         self._epoll.register(fd, select.EPOLLIN)
         if self._pace is not None:
-            link.pace = self._pace
-            link.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._pace.queue_bytes)
+            link.slow_down(self._pace)
 
     def discard(self, link: Link) -> None:
         """Before it is closed: a copy of the descriptor in another process would keep the epoll awake."""

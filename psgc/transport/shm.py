@@ -1,70 +1,79 @@
-"""Peers on one host: payloads stay in shared memory, only headers travel, over a Unix socket that also passes the memory.
+"""The transport between peers on one host: payloads stay in shared memory, only headers travel, over a Unix socket that also passes the memory.
 
-Owns segments (sealed memfds) and the SEQPACKET link between two processes. Abstract socket names leave no file behind and live in
+A segment is passed to the peer before the first message whose payload lies in it. Abstract socket names leave no file behind and live in
 the network namespace, so two processes that can connect and map a passed descriptor share a host. Knows headers, not their meaning.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import secrets
 import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
+from psgc.config import Config
 from psgc.errors import RemoteProtocolError
-from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Link
-from psgc.transport.memory.segment import Segment
+from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Dial, Listener, Transport, Trouble
+from psgc.transport.memory.segment import Place, Segment
 from psgc.transport.security.handshake import Proof, Refused
+from psgc.transport.socket_link import SocketLink
 from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 
 logger = logging.getLogger(__name__)
 
+SCHEME: Final = "shm://"
 LOCATOR: Final = struct.Struct("<QQ")  # segment id, offset; follows the header of a LOCATED message
 MAX_SEGMENTS: Final = 256  # of one peer; an arena doubles from one to the next and never gets there
 MAX_PACKET_BYTES: Final = 128 << 10  # headers and small control bodies; below the kernel's default socket buffer
 
 
-class LocalLink(Link):
+class LocalLink(SocketLink):
     """One end of a connection: packets ``[header][locator or body]``; what does not fit now is queued."""
 
     def __init__(self, sock: socket.socket, proof: Proof, peer: str) -> None:
         super().__init__(sock, proof, peer)
-        self._segments: dict[int, Segment] = {}
+        self._passed: dict[Segment, int] = {}  # segments of this process that the peer has, and their ids here
+        self._segments: dict[int, Segment] = {}  # the peer's, by the ids that it gave them
         self._queue: deque[tuple[bytes, int | None]] = deque()
         self._buffer = bytearray(MAX_PACKET_BYTES)
 
     @classmethod
-    def connect(cls, address: str, proof: Proof) -> LocalLink:
+    def connect(cls, name: str, proof: Proof) -> LocalLink:
         """Connect to an abstract socket. Raises OSError if nobody listens there (another host or namespace)."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             sock.setblocking(False)
-            sock.connect("\0" + address)
+            sock.connect("\0" + name)
         except OSError:
             sock.close()
             raise
-        return cls(sock, proof, address)
+        return cls(sock, proof, name)
 
     @property
     def queued(self) -> bool:
         return bool(self._queue)
 
-    def announce(self, segment_id: int, segment: Segment) -> None:
-        """Pass a segment to the peer; it may then be named in locators."""
-        header = Header(Kind.SEGMENT, key=segment_id, payload_bytes=segment.nbytes)
-        self._put(pack_header(header), segment.fd)
+    def send(self, header: Header, body: Any = None, place: Place | None = None) -> None:
+        if place is None:
+            self._put(pack_header(header) + (b"" if body is None else bytes(body)), None)
+            return
+        segment = self._passed.get(place.segment)
+        if segment is None:
+            segment = self._pass(place.segment)
+        self._put(pack_header(header._replace(flags=header.flags | Flag.LOCATED)) + LOCATOR.pack(segment, place.offset), None)
 
-    def send_located(self, header: Header, segment_id: int, offset: int) -> None:
-        """A message whose payload lies in an announced segment."""
-        self._put(pack_header(header._replace(flags=header.flags | Flag.LOCATED)) + LOCATOR.pack(segment_id, offset), None)
-
-    def send(self, header: Header, body: bytes = b"") -> None:
-        """A message with a small body, or none."""
-        self._put(pack_header(header) + body, None)
+    def _pass(self, segment: Segment) -> int:
+        """Pass a segment to the peer; locators may then name the id that is returned."""
+        number = self._passed[segment] = len(self._passed)
+        self._put(pack_header(Header(Kind.SEGMENT, key=number, payload_bytes=segment.nbytes)), segment.fd)
+        return number
 
     def flush(self) -> None:
         while self._queue and not self.closed:
@@ -140,28 +149,31 @@ class LocalLink(Link):
     def close(self) -> None:
         super().close()
         self._queue.clear()
+        self._passed.clear()
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
 
 
-class LocalListener:
-    """Where peers on this host connect."""
+class LocalListener(Listener):
+    """Where peers on this host connect. name: of an abstract socket."""
 
-    transport = "unix"
-
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, name: str) -> None:
+        self.transport = TRANSPORT
+        self.name = name
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        self.socket.bind("\0" + address)
+        self.socket.bind("\0" + name)
         self.socket.listen(1024)
+
+    @property
+    def address(self) -> str:
+        return SCHEME + self.name
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
     def accept(self, proof: Proof) -> LocalLink:
-        """A new connection. Raises BlockingIOError if there is none, OSError if it cannot be had, Refused if it is of another user:
-        abstract sockets know no permissions."""
+        """See Listener. Raises Refused if the peer is of another user: abstract sockets have no permissions."""
         sock, _ = self.socket.accept()
         pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.getuid():
@@ -171,3 +183,44 @@ class LocalListener:
 
     def close(self) -> None:
         self.socket.close()
+
+
+class SharedMemory(Transport):
+    """Between processes of one host and one network namespace."""
+
+    name = "shm"
+    label = "unix"
+    local = True
+
+    def listen(self, config: Config) -> LocalListener:
+        return LocalListener(f"psgc/{config.job:x}/{os.getpid()}/{secrets.token_hex(4)}")
+
+    def dialer(self, address: str, config: Config) -> Dial:
+        return partial(LocalLink.connect, address.removeprefix(SCHEME))
+
+    def reaches(self, address: str, same_host: bool) -> bool:
+        return same_host and answers(address.removeprefix(SCHEME))
+
+    def remedy(self, address: str, same_host: bool, trouble: Trouble) -> str:
+        if trouble.number == errno.ECONNREFUSED:
+            return "nobody listens there any more; has the server ended? Look at its log"
+        if trouble.number == 0:
+            return f"it accepts connections there and does not answer ({trouble.text}); is it stopped or busy?"
+        return trouble.text
+
+
+def answers(name: str) -> bool:
+    """Whether a server listens at this abstract socket: on this host, and in this network namespace."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as trial:
+        trial.setblocking(False)
+        try:
+            trial.connect("\0" + name)
+        except BlockingIOError:  # it has many connections to take in
+            return True
+        except OSError as error:
+            logger.info("server on this host does not answer locally address=%s error=%s", name, error)
+            return False
+    return True
+
+
+TRANSPORT: Final = SharedMemory()

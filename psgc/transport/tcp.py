@@ -1,11 +1,12 @@
-"""Payload connections over TCP by plain sockets: ``[header][payload]`` after ``[header][payload]``, lengths checked before anything is kept.
+"""The transport over TCP, by plain sockets: ``[header][payload]`` after ``[header][payload]``, lengths checked before anything is allocated.
 
-Payloads leave from where they lie and are received where they stay. What the kernel has not taken waits in the link's queue, so that
-the kernel holds little; whether the peer lives is the kernel's to find out, so that one message may take minutes while bytes move.
+Payloads are sent from where they lie and received where they stay. Bytes that the kernel has not taken wait in the link's queue, so that
+the kernel holds few of them. The kernel finds out whether the peer lives, so that one message may take minutes while bytes move.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import socket
 import time
@@ -17,12 +18,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.addresses import join, listening_socket, unmapped
+from psgc.addresses import SCHEME, is_loopback, join, listening_socket, lookup, split, unmapped
+from psgc.config import Config
 from psgc.errors import RemoteProtocolError
-from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Link
-from psgc.transport.pacing import cut
+from psgc.transport.host import local_address_for
+from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Dial, Listener, Transport, Trouble
+from psgc.transport.memory.segment import Place
+from psgc.transport.pacing import PacedLink, cut
 from psgc.transport.security.encryption import TAG_BYTES, Cipher
-from psgc.transport.security.handshake import Proof, ServerProof
+from psgc.transport.security.handshake import Proof
+from psgc.transport.socket_link import SocketLink
+from psgc.transport.tcp_remedies import remedy
 from psgc.wire.frames import HEADER_BYTES, Header, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 
@@ -61,8 +67,10 @@ class _Outgoing:
     sealed: bool = False
 
 
-class TcpLink(Link):
+class TcpLink(SocketLink):
     """One end of a connection."""
+
+    queues = True
 
     def __init__(self, sock: socket.socket, proof: Proof, peer: str, dead_s: float) -> None:
         super().__init__(sock, proof, peer)
@@ -98,16 +106,19 @@ class TcpLink(Link):
     def prove(self) -> bool:
         proved = super().prove()
         if proved and self.proof.encrypted and self._cipher is None:
-            keys = self.proof.key_to_worker, self.proof.key_to_server
-            self._cipher = Cipher(*(keys if isinstance(self.proof, ServerProof) else reversed(keys)))
+            self._cipher = Cipher(*self.proof.keys)
         return proved
 
     @property
     def queued(self) -> bool:
         return bool(self._queue)
 
-    def send(self, header: Header, payload: Any = None) -> None:
-        """Queue one message; ``flush`` sends it. ``payload`` (bytes or a uint8 array) must stay as it is until the peer has answered."""
+    def slow_down(self, pace: PacedLink) -> None:
+        self.pace = pace
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, pace.queue_bytes)
+
+    def send(self, header: Header, body: Any = None, place: Place | None = None) -> None:
+        payload: Any = body if place is None else place.bytes[: header.payload_bytes]
         view = memoryview(payload) if payload is not None and len(payload) else None
         self.unsent += view is not None
         self._queue.append(_Outgoing(pack_header(header), view, view is not None))
@@ -291,24 +302,68 @@ class TcpLink(Link):
             return
 
 
-class TcpListener:
-    """Where workers connect. host: "" for all addresses of this machine. Raises PsgcError if the port is taken."""
+class TcpListener(Listener):
+    """Where workers connect. host: where it listens, "" for all addresses of this machine. reached_at: the host that workers are told, by default
+    the same; advertised: the host:port that they are told instead. Raises PsgcError if the port is taken."""
 
-    transport = "tcp"
-
-    def __init__(self, host: str, port: int, dead_s: float) -> None:
+    def __init__(self, host: str, port: int, dead_s: float, reached_at: str = "", advertised: str = "") -> None:
+        self.transport = TRANSPORT
         self._dead_s = dead_s
         self.socket = listening_socket(port, host)
         self.socket.setblocking(False)
         self.port = int(self.socket.getsockname()[1])
+        self._advertised = advertised or join(reached_at or host, self.port)
+
+    @property
+    def address(self) -> str:
+        return SCHEME + self._advertised
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
     def accept(self, proof: Proof) -> TcpLink:
-        """A new connection. Raises BlockingIOError if there is none, OSError if it cannot be had."""
         sock, address = self.socket.accept()
         return TcpLink(sock, proof, join(unmapped(str(address[0])), address[1]), self._dead_s)
 
     def close(self) -> None:
         self.socket.close()
+
+
+class _Dialer:
+    """Connects to ``tcp://host:port``. A name that stands for several addresses is tried at one after the other."""
+
+    def __init__(self, address: str, dead_s: float) -> None:
+        self._address, self._dead_s, self._attempts = address, dead_s, 0
+
+    def __call__(self, proof: Proof) -> TcpLink:
+        try:
+            found = lookup(*split(self._address))
+        except ValueError as error:
+            raise OSError(errno.EINVAL, str(error)) from None
+        family, where = found[self._attempts % len(found)]
+        self._attempts += 1
+        return TcpLink.connect(family, where, proof, self._dead_s)
+
+
+class Tcp(Transport):
+    """Between any two hosts."""
+
+    name = "tcp"
+    label = "tcp"
+    encrypts = True
+
+    def listen(self, config: Config) -> TcpListener:
+        """Whoever can reach the scheduler can reach this server, unless it was told another address: a job on one machine listens nowhere else."""
+        reached_at = "" if config.advertise else config.node_host or local_address_for(config.root_host)
+        host = config.node_host or config.root_host
+        alone = is_loopback(config.root_host) and is_loopback(host) and not config.advertise
+        return TcpListener(local_address_for(host) if alone else "", config.port, config.dead_s, reached_at, config.advertise)
+
+    def dialer(self, address: str, config: Config) -> Dial:
+        return _Dialer(address, config.dead_s)
+
+    def remedy(self, address: str, same_host: bool, trouble: Trouble) -> str:
+        return remedy(address, same_host, trouble)
+
+
+TRANSPORT: Final = Tcp()

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import IntEnum
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from psgc.errors import RemoteProtocolError
 
@@ -37,6 +38,10 @@ class ErrorCode(IntEnum):
     DISAGREE = 14
 
 
+LEFT_OUT_IF_EMPTY: Final = {"left out": "if empty"}  # a field's metadata: bodies are as they were before there was the field
+NETWORK_SCHEME, LOCAL_SCHEME = "tcp://", "shm://"  # of the addresses that have fields of their own
+
+
 @dataclass(frozen=True, slots=True)
 class Register:
     """A member's first words to the scheduler. ``host`` identifies the machine (boot id and network namespace)."""
@@ -56,6 +61,7 @@ class Register:
     address: str = ""  # server: where workers connect, tcp://host:port
     local_address: str = ""  # server: abstract Unix socket for peers on the same host
     encrypt: bool = False  # its payload connections are to be encrypted
+    more: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)  # server: where workers connect by other transports, URLs
 
     def __post_init__(self) -> None:
         if self.role not in ("worker", "server"):
@@ -64,10 +70,19 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
+    """Where a server is, as it registered."""
+
     index: int
     host: str
     address: str
     local_address: str
+    more: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
+
+    @property
+    def by_transport(self) -> dict[str, str]:
+        """The server's addresses as URLs, by the names of their transports."""
+        local = [f"{LOCAL_SCHEME}{self.local_address}"] if self.local_address else []
+        return {url.partition("://")[0]: url for url in (self.address, *local, *self.more) if url}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +133,26 @@ class Notice:
 Record = TypeVar("Record")
 
 
+def address_fields(urls: Iterable[str]) -> dict[str, Any]:
+    """The fields of Register that tell a server's addresses, one URL a transport."""
+    by_scheme = {url.partition("://")[0] + "://": url for url in urls}
+    address, local = by_scheme.pop(NETWORK_SCHEME, ""), by_scheme.pop(LOCAL_SCHEME, "")
+    return {"address": address, "local_address": local.removeprefix(LOCAL_SCHEME), "more": tuple(by_scheme.values())}
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """A dataclass as a JSON-able value, those within it too; optional fields are left out where they are empty."""
+    body = {}
+    for f in fields(record):
+        value = getattr(record, f.name)
+        if f.metadata != LEFT_OUT_IF_EMPTY or value:
+            body[f.name] = [plain(each) if is_dataclass(each) else each for each in value] if isinstance(value, tuple) else value
+    return body
+
+
 def encode_body(record: Any) -> bytes:
     """A dataclass (or a JSON-able value) as compact UTF-8 JSON."""
-    body = asdict(record) if hasattr(record, "__dataclass_fields__") else record
-    return json.dumps(body, separators=(",", ":")).encode()
+    return json.dumps(plain(record) if is_dataclass(record) else record, separators=(",", ":")).encode()
 
 
 def pack(data: bytes) -> bytes:
@@ -168,14 +199,21 @@ def _field_types(cls: type) -> dict[str, str]:
     return {f.name: str(f.type) for f in fields(cls)}
 
 
+@cache
+def _optional(cls: type) -> frozenset[str]:
+    return frozenset(f.name for f in fields(cls) if f.metadata == LEFT_OUT_IF_EMPTY)
+
+
 def parse_record(cls: type[Record], body: Any) -> Record:
-    """The JSON object ``body`` as ``cls``: every field there, nothing else, plain types right. Raises RemoteProtocolError."""
-    names = _field_types(cls)  # type: ignore[arg-type]
-    if not isinstance(body, dict) or body.keys() != names.keys():
-        odd = sorted(set(body) ^ set(names)) if isinstance(body, dict) else type(body).__name__
+    """The JSON object ``body`` as ``cls``: every field there but optional ones, nothing else, plain types right. Raises RemoteProtocolError."""
+    names, optional = _field_types(cls), _optional(cls)  # type: ignore[arg-type]
+    if not isinstance(body, dict) or not names.keys() - optional <= body.keys() <= names.keys():
+        odd = sorted((set(body) ^ set(names)) - optional | (set(body) - set(names))) if isinstance(body, dict) else type(body).__name__
         raise RemoteProtocolError(f"{cls.__name__}: missing or unknown fields {odd}", ErrorCode.MALFORMED)
     values = dict(body)
     for name, wanted in names.items():
+        if name not in body:
+            continue
         value = body[name]
         if wanted in _TUPLES:
             fine = isinstance(value, list) and all(_is(element, _TUPLES[wanted]) for element in value)

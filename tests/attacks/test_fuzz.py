@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from psgc.errors import RemoteProtocolError
@@ -18,10 +17,11 @@ from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.server.state import Fold, Send, ServerState, specs_of
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
+from psgc.transport.memory.arena import Arena
 from psgc.transport.security.gate import Gate
 from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
-from psgc.transport.shm import LocalLink, LocalListener
-from psgc.transport.tcp import TcpLink, TcpListener
+from psgc.transport.shm import LocalListener
+from psgc.transport.tcp import TcpListener
 from psgc.wire.frames import HEADER_BYTES, HEADER_STRUCT, Flag, Header, Kind, pack_header
 
 JOB, EPOCH, WORKERS = 5, 1, 2
@@ -40,9 +40,12 @@ class Fuzzed:
         self.state = ServerState(0, WORKERS, JOB, EPOCH)
         self.state.register(self.layout, *specs_of(self.layout, 0, WORKERS))
         self.tcp, self.local = TcpListener("127.0.0.1", 0, dead_s=30), LocalListener(f"psgc-fuzz/{os.getpid()}/{os.urandom(4).hex()}")
-        self.gate = Gate([self.tcp, self.local], lambda over: ServerProof(over, 0, EPOCH, WORKERS, self.key, os.urandom(32)))
+        self.gate = Gate(
+            [self.tcp, self.local], lambda transport: ServerProof(transport.label, 0, EPOCH, WORKERS, self.key, os.urandom(32))
+        )
         self.links = LinkSet()
-        self.result = np.zeros(1 << 20, np.uint8)
+        self.arena = Arena("psgc-fuzz")
+        self.result = self.arena.cut(1 << 20)
         self.heard = self.refused = 0
 
     @staticmethod
@@ -52,10 +55,9 @@ class Fuzzed:
     def turn(self) -> None:
         self.links.flush()
         for link in self.gate.serve():
-            assert isinstance(link.proof, ServerProof)
             before = self.state.peers.get(link.proof.rank)
             self.state.joined(link, link.proof.rank)
-            if isinstance(before, Link):
+            if before is not None:
                 self.bury(before)
             self.links.add(link)
         for link in self.links.ready():
@@ -74,12 +76,8 @@ class Fuzzed:
         for effect in effects:
             if isinstance(effect, Fold):
                 self.carry_out(self.state.folded(effect.key, effect.last, 20, False, effect.slot, 0.0))
-            elif isinstance(effect, Send) and isinstance(effect.peer, (TcpLink, LocalLink)) and not effect.peer.closed:
-                if isinstance(effect.peer, LocalLink) and effect.result_slot is not None:
-                    effect.peer.send_located(effect.header, 0, 0)
-                else:
-                    body = effect.body if effect.result_slot is None else self.result[: effect.header.payload_bytes]
-                    effect.peer.send(effect.header, body)  # type: ignore[arg-type]
+            elif isinstance(effect, Send) and not effect.peer.closed:
+                effect.peer.send(effect.header, effect.body, None if effect.result_slot is None else self.result)
                 self.links.touch(effect.peer)
 
     def bury(self, link: Link) -> None:
@@ -92,6 +90,7 @@ class Fuzzed:
             link.close()
         self.gate.close()
         self.links.close()
+        self.arena.close()
 
 
 class Peer:
@@ -103,7 +102,7 @@ class Peer:
             self.socket = socket.create_connection(("127.0.0.1", server.tcp.port))
         else:
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self.socket.connect("\0" + server.local.address)
+            self.socket.connect("\0" + server.local.name)
         self.socket.setblocking(False)
         self.dead = False
         if rank is not None:

@@ -42,7 +42,7 @@ def test_pieces_are_zero_lie_apart_and_stay_as_they_are_written() -> None:
     for number, (size, piece) in enumerate(zip(sizes, pieces, strict=True)):
         assert piece.bytes.size == size
         assert (piece.bytes == number % 251 + 1).all()
-        assert np.shares_memory(piece.bytes, arena.segments[piece.segment].view(piece.offset, size)) or not size
+        assert np.shares_memory(piece.bytes, piece.segment.view(piece.offset, size)) or not size
     arena.close()
 
 
@@ -62,7 +62,7 @@ def test_descriptors_are_as_many_as_doublings_whatever_is_asked_for() -> None:
 def test_one_piece_may_be_larger_than_any_segment_so_far() -> None:
     arena = Arena("test")
     small, large, after = arena.cut(10), arena.cut(50 * FIRST_BYTES + 1), arena.cut(10)
-    assert (small.segment, large.segment, after.segment) == (0, 1, 1)
+    assert [place.segment for place in (small, large, after)] == [arena.segments[number] for number in (0, 1, 1)]
     large.bytes[-1] = 7
     after.bytes[:] = 8
     assert large.bytes[-1] == 7
@@ -117,9 +117,7 @@ def test_a_peer_holds_no_descriptor_of_what_it_was_passed() -> None:
     piece = arena.cut(5)
     piece.bytes[:] = list(b"hello")
     before = descriptors()
-    for _ in range(40):
-        ours.announce(0, arena.segments[0])
-    ours.send_located(Header(Kind.PUSH, payload_bytes=5), piece.segment, piece.offset)
+    ours.send(Header(Kind.PUSH, payload_bytes=5), place=piece)
     ours.flush()
     assert [bytes(payload) for _, payload in theirs.receive()] == [b"hello"]
     assert descriptors() == before

@@ -16,10 +16,9 @@ from psgc.transport.link import Link
 from psgc.transport.security import gate as gate_module
 from psgc.transport.security.gate import AT_ONCE, MOST, Gate
 from psgc.transport.security.handshake import ANSWER, CHALLENGE, PATIENCE_S, ServerProof, WorkerProof, worker_key
-from psgc.transport.shm import LocalLink, LocalListener
+from psgc.transport.shm import LocalLink, LocalListener, answers
 from psgc.transport.tcp import TcpLink, TcpListener
 from psgc.transport.watch import Watch
-from psgc.worker.connections.links import LocalServerLink
 
 DATA_KEY = bytes(32)
 WAIT_S = 60.0
@@ -33,7 +32,9 @@ class Door:
         nonces = (b"%032d" % number for number in itertools.count())
         self.tcp = TcpListener("127.0.0.1", 0, dead_s=30)
         self.local = LocalListener(f"psgc-test/{id(self)}")
-        self.gate = Gate([self.tcp, self.local], lambda over: ServerProof(over, 0, 1, 4, self.key, next(nonces)), lambda: self.now)
+        self.gate = Gate(
+            [self.tcp, self.local], lambda transport: ServerProof(transport.label, 0, 1, 4, self.key, next(nonces)), lambda: self.now
+        )
         self.let_in: list[Link] = []
         self.strangers: list[socket.socket] = []
         self.watch = Watch()
@@ -60,7 +61,7 @@ class Door:
         proof = WorkerProof(over, 0, 1, rank, self.key(rank), "h", b"w" * 32)
         if over == "tcp":
             return TcpLink.connect(socket.AF_INET, ("127.0.0.1", self.tcp.port), proof, 30)
-        return LocalLink.connect(self.local.address, proof)
+        return LocalLink.connect(self.local.name, proof)
 
     def admits(self, link: Link) -> bool:
         deadline = time.monotonic() + WAIT_S
@@ -187,7 +188,7 @@ def test_a_local_peer_of_another_user_is_refused(door: Door, caplog: Any, monkey
 def test_what_closes_by_itself_costs_a_place_no_longer_and_is_no_news(door: Door, caplog: Any) -> None:
     for _ in range(10):
         door.stranger().close()
-    assert LocalServerLink.answers(door.local.address), "as workers do before they choose how to connect"
+    assert answers(door.local.name), "as workers do before they choose how to connect"
     door.serve()
     assert len(door.gate) == 0
     assert not lines(caplog)

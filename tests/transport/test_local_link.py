@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from psgc.errors import RemoteProtocolError
+from psgc.transport.memory.arena import Arena
 from psgc.transport.memory.segment import Segment
 from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
 from psgc.transport.shm import LOCATOR, MAX_PACKET_BYTES, MAX_SEGMENTS, LocalLink, LocalListener
@@ -23,7 +24,7 @@ PAGE = 4096
 @pytest.fixture
 def pair() -> Iterator[tuple[LocalLink, LocalLink]]:
     listener = LocalListener(f"psgc-test/{os.getpid()}/{os.urandom(4).hex()}")
-    client = LocalLink.connect(listener.address, WorkerProof("unix", 0, 1, 0, KEY, "h", b"w" * 32))
+    client = LocalLink.connect(listener.name, WorkerProof("unix", 0, 1, 0, KEY, "h", b"w" * 32))
     host = listener.accept(ServerProof("unix", 0, 1, 1, lambda _: KEY, b"s" * 32))
     assert all([link.prove() for _ in range(3) for link in (host, client)][-2:])
     yield client, host
@@ -42,8 +43,8 @@ def memory(nbytes: int, seals: int) -> int:
     return fd
 
 
-def announced(client: LocalLink, fds: list[int], nbytes: int) -> None:
-    socket.send_fds(client.socket, [pack_header(Header(Kind.SEGMENT, key=1, payload_bytes=nbytes))], fds)
+def announced(client: LocalLink, fds: list[int], nbytes: int, number: int = 1) -> None:
+    socket.send_fds(client.socket, [pack_header(Header(Kind.SEGMENT, key=number, payload_bytes=nbytes))], fds)
 
 
 SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -94,11 +95,11 @@ def test_one_peer_passes_only_so_many_segments(pair: Any) -> None:
     client, host = pair
     segment = Segment.create("test", PAGE)
     for number in range(MAX_SEGMENTS):
-        client.announce(number, segment)
+        announced(client, [segment.fd], PAGE, number)
         assert list(host.receive()) == []
-    client.announce(0, segment)  # one that is known is replaced
+    announced(client, [segment.fd], PAGE, 0)  # one that is known is replaced
     assert list(host.receive()) == []
-    client.announce(MAX_SEGMENTS, segment)
+    announced(client, [segment.fd], PAGE, MAX_SEGMENTS)
     with pytest.raises(RemoteProtocolError, match=f"at most {MAX_SEGMENTS}"):
         list(host.receive())
     segment.close()
@@ -110,7 +111,7 @@ def test_one_peer_passes_only_so_many_segments(pair: Any) -> None:
 def test_a_locator_outside_what_was_passed_is_refused(pair: Any, segment: int, offset: int, nbytes: int) -> None:
     client, host = pair
     memory_ = Segment.create("test", PAGE)
-    client.announce(1, memory_)
+    announced(client, [memory_.fd], PAGE)
     header = Header(Kind.PUSH, flags=Flag.LOCATED, payload_bytes=nbytes)
     client.socket.send(pack_header(header) + LOCATOR.pack(segment, offset))
     with pytest.raises(RemoteProtocolError):
@@ -125,3 +126,20 @@ def test_a_packet_that_is_no_message_is_refused(pair: Any, packet: bytes) -> Non
     client.socket.send(packet)
     with pytest.raises(RemoteProtocolError):
         list(host.receive())
+
+
+def test_a_segment_is_passed_once_and_before_the_first_message_that_lies_in_it(pair: Any) -> None:
+    client, host = pair
+    arena = Arena("test")
+    places = [arena.cut(nbytes) for nbytes in (5, PAGE, 8 << 20)]  # the last has a segment of its own
+    for value, place in enumerate(places):
+        place.bytes[:] = value
+    before = open_descriptors()
+    for place in places * 2:
+        client.send(Header(Kind.PUSH, payload_bytes=place.bytes.size), place=place)
+    assert [payload.tobytes() for _, payload in host.receive()] == [place.bytes.tobytes() for place in places] * 2
+    assert open_descriptors() == before
+    places[0].bytes[:] = 7
+    client.send(Header(Kind.PUSH, payload_bytes=3), place=places[0])
+    assert [bytes(payload) for _, payload in host.receive()] == [b"\x07" * 3], "read where it lies"
+    arena.close()

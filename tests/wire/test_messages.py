@@ -13,11 +13,28 @@ from hypothesis import strategies as st
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout
-from psgc.wire.messages import Declare, ErrorCode, Notice, Register, ServerAddress, Topology, decode_body, decode_json, encode_body
+from psgc.wire.messages import (
+    Declare,
+    ErrorCode,
+    Notice,
+    Register,
+    ServerAddress,
+    Topology,
+    address_fields,
+    decode_body,
+    decode_json,
+    encode_body,
+)
 
 TEXT = st.text(max_size=20)
 NUMBER = st.integers(-(2**63), 2**64)
-PLAIN = {"str": TEXT, "int": NUMBER, "bool": st.booleans(), "Literal['worker', 'server']": st.sampled_from(["worker", "server"])}
+PLAIN = {
+    "str": TEXT,
+    "int": NUMBER,
+    "bool": st.booleans(),
+    "tuple[str, ...]": st.lists(TEXT).map(tuple),
+    "Literal['worker', 'server']": st.sampled_from(["worker", "server"]),
+}
 
 
 def records(cls: Any) -> st.SearchStrategy[Any]:
@@ -64,6 +81,17 @@ def paths(value: Any) -> list[tuple[Any, ...]]:
 @given(records(Register) | records(Notice))
 def test_a_record_comes_back_the_same(record: Any) -> None:
     assert decode_body(type(record), memoryview(encode_body(record))) == record
+
+
+def test_a_server_registers_one_address_of_each_transport_and_workers_hear_all_of_them() -> None:
+    urls = ["shm://psgc/5/1/ab", "tcp://10.0.0.5:4000", "relay://x/1", "other://y"]
+    for offered in (urls, urls[:2], urls[1:2]):
+        register = Register("server", "1", "h", "n", 1, 2, 1, 1, **address_fields(offered))
+        assert ("more" in json.loads(encode_body(register))) == (len(offered) == 4), "left out where there is no other transport"
+        read = decode_body(Register, encode_body(register))
+        address = ServerAddress(0, "h", read.address, read.local_address, read.more)
+        assert address.by_transport == {url.partition(":")[0]: url for url in offered}
+    assert (register.address, register.local_address) == ("tcp://10.0.0.5:4000", "")
 
 
 @given(TOPOLOGIES)

@@ -7,22 +7,23 @@ import os
 
 import pytest
 
-from psgc.wire.messages import ServerAddress
-from psgc.worker.connections.reach import Reach, Trouble
+from psgc.transport.link import Trouble
+from psgc.transport.selection import transport
+from psgc.worker.connections.reach import Reach
 
 SILENCE_S, REGISTER_S, STEP_S = 5.0, 300.0, 600.0
 
 
-def reach(address: str = "tcp://10.0.0.5:4000", host: str = "there", joined: float = 0.0) -> Reach:
-    servers = [ServerAddress(0, "there", "tcp://10.0.0.4:4000", ""), ServerAddress(1, host, address, "")]
-    return Reach(3, "here", servers, 0.0, joined, SILENCE_S, REGISTER_S, STEP_S)
+def reach(address: str = "tcp://10.0.0.5:4000", joined: float = 0.0) -> Reach:
+    return Reach(3, ["tcp://10.0.0.4:4000", address], 0.0, joined, SILENCE_S, REGISTER_S, STEP_S)
 
 
-def said(reach: Reach, begin: float, end: float, why: int | None) -> list[tuple[float, str]]:
+def said(reach: Reach, begin: float, end: float, why: int | None, same_host: bool = False) -> list[tuple[float, str]]:
     """All that is said from ``begin`` to ``end``, and when; the last is the fault, if one comes."""
     found, now = [], begin
+    trouble = Trouble(why, os.strerror(why) if why else "says nothing")
     while now <= end:
-        texts, fault = reach.tick(now, lambda _: Trouble(why, os.strerror(why) if why else "says nothing"))
+        texts, fault = reach.tick(now, lambda server: transport("tcp").remedy(reach.addresses[server], same_host, trouble))
         found += [(now, text) for _, text in texts]
         if fault is not None:
             return [*found, (now, fault)]
@@ -68,10 +69,10 @@ def test_one_that_does_not_answer_is_named_within_5_s_and_given_up_at_the_limit(
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:4000", "tcp://[::1]:4000", "tcp://localhost:4000"])
 def test_a_loopback_address_of_another_machine_is_told_from_ones_own(address: str) -> None:
-    for host, words in (("there", "that is this machine itself, and the server runs on another one"), ("here", "nobody listens there")):
-        here = reach(address, host)
+    for same_host, words in ((False, "that is this machine itself, and the server runs on another one"), (True, "nobody listens there")):
+        here = reach(address)
         here.up(0)
-        assert words in said(here, 0, 4, errno.ECONNREFUSED)[0][1]
+        assert words in said(here, 0, 4, errno.ECONNREFUSED, same_host)[0][1]
 
 
 def test_an_address_that_is_none_is_said() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psgc.errors import RemoteProtocolError
-from psgc.transport.memory.mapping import map_shared
+from psgc.transport.memory.mapping import map_shared, populate
 from psgc.wire.messages import ErrorCode
 
 Bytes = NDArray[np.uint8]
@@ -67,3 +68,20 @@ class Segment:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a payload lies: ``bytes`` of a segment, from ``offset`` on. A transport may send the bytes, or say where they are."""
+
+    segment: Segment
+    offset: int
+    bytes: Bytes
+
+    def part(self, offset: int, nbytes: int) -> Place:
+        """The bytes ``[offset, offset + nbytes)`` of this place."""
+        return Place(self.segment, self.offset + offset, self.bytes[offset : offset + nbytes])
+
+    def populate(self) -> None:
+        """Make its pages, from any thread and without the GIL. Raises OSError where there is no memory."""
+        populate(self.bytes)

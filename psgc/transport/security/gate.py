@@ -10,9 +10,9 @@ import logging
 import select
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from psgc.transport.link import Link
+from psgc.transport.link import Link, Listener, Transport
 from psgc.transport.security.handshake import PATIENCE_S, Refused, ServerProof
 from psgc.transport.security.refusals import Refusals
 
@@ -21,21 +21,11 @@ MOST: Final = 256  # connections that have not proved themselves; one more, and 
 AT_ONCE: Final = 64  # accepted before those that have said something are heard
 
 
-class Listener(Protocol):
-    """Where peers connect: over TCP, or on this host."""
-
-    transport: str
-
-    def fileno(self) -> int: ...
-    def accept(self, proof: ServerProof) -> Link: ...
-    def close(self) -> None: ...
-
-
 class Gate:
     """See the module's text. proof: makes the server's side of a handshake, for a transport."""
 
     def __init__(
-        self, listeners: Sequence[Listener], proof: Callable[[str], ServerProof], clock: Callable[[], float] = time.monotonic
+        self, listeners: Sequence[Listener], proof: Callable[[Transport], ServerProof], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._proof, self._clock = proof, clock

@@ -17,7 +17,7 @@ import hmac
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 from psgc.errors import RemoteProtocolError
 from psgc.wire.messages import ErrorCode
@@ -84,10 +84,14 @@ class Refused(RemoteProtocolError):
 
 
 class Proof(ABC):
-    """One end's side of one handshake. transport: "tcp" or "unix"; what is proved on one counts for nothing on the other."""
+    """One end's side of one handshake. transport: its label, "tcp" or "unix"; a proof on one transport does not count on another.
+    rank: the worker's; at the server -1 until it is proved."""
 
-    def __init__(self, transport: str, server: int, epoch: int, nonce: bytes, encrypt: bool) -> None:
+    _peer_magic: ClassVar[bytes]
+
+    def __init__(self, transport: str, server: int, epoch: int, rank: int, nonce: bytes, encrypt: bool) -> None:
         self._transport, self._server, self.epoch, self._nonce = transport, server, epoch, nonce
+        self.rank = rank
         self.encrypted = encrypt
         self.done = False
         self.key_to_server = self.key_to_worker = b""  # of this connection, once it is proved
@@ -102,6 +106,11 @@ class Proof(ABC):
     def begin(self) -> bytes:
         """What to send first."""
 
+    @property
+    @abstractmethod
+    def keys(self) -> tuple[bytes, bytes]:
+        """Once ``done``: the keys of this connection, for what this end sends and for what it receives."""
+
     @abstractmethod
     def _answer(self, message: bytes) -> bytes: ...
 
@@ -109,8 +118,7 @@ class Proof(ABC):
         """Some bytes have come, at most as many as ``wants``; returns what to send. Raises Refused."""
         wants = self.wants
         self._heard += data
-        magic = _OF_WORKER if isinstance(self, ServerProof) else _OF_SERVER
-        if self._heard[:4] != magic[: len(self._heard)]:
+        if self._heard[:4] != self._peer_magic[: len(self._heard)]:
             raise Refused("not psgc", f"it begins with {self._heard[:4]!r}, which is not psgc")
         if len(data) < wants:
             return b""
@@ -135,14 +143,19 @@ class Proof(ABC):
 
 
 class ServerProof(Proof):
-    """The accepting end. key_of: a rank's key. nonce: never used before. ``rank`` is known once ``done``."""
+    """The accepting end. key_of: a rank's key. nonce: never used before."""
+
+    _peer_magic = _OF_WORKER
 
     def __init__(
         self, transport: str, server: int, epoch: int, workers: int, key_of: Callable[[int], bytes], nonce: bytes, *, encrypt: bool = False
     ) -> None:
-        super().__init__(transport, server, epoch, nonce, encrypt)
+        super().__init__(transport, server, epoch, -1, nonce, encrypt)
         self._workers, self._key_of = workers, key_of
-        self.rank = -1
+
+    @property
+    def keys(self) -> tuple[bytes, bytes]:
+        return self.key_to_worker, self.key_to_server
 
     @property
     def wants(self) -> int:
@@ -167,12 +180,18 @@ class ServerProof(Proof):
 class WorkerProof(Proof):
     """The connecting end. key: the rank's own."""
 
+    _peer_magic = _OF_SERVER
+
     def __init__(
         self, transport: str, server: int, epoch: int, rank: int, key: bytes, host: str, nonce: bytes, *, encrypt: bool = False
     ) -> None:
-        super().__init__(transport, server, epoch, nonce, encrypt)
-        self._rank, self._key, self._host = rank, key, host_digest(host)
+        super().__init__(transport, server, epoch, rank, nonce, encrypt)
+        self._key, self._host = key, host_digest(host)
         self._wanted = b""  # the server's proof, once challenged
+
+    @property
+    def keys(self) -> tuple[bytes, bytes]:
+        return self.key_to_server, self.key_to_worker
 
     @property
     def wants(self) -> int:
@@ -188,5 +207,5 @@ class WorkerProof(Proof):
             self.done = True
             return b""
         of_server = CHALLENGE.unpack(message)[-1]
-        own, self._wanted = self._prove(self._key, self._rank, of_server, self._nonce, self._host)
-        return ANSWER.pack(_OF_WORKER, VERSION, self._flags, 0, self._rank, self.epoch, self._nonce, self._host, own)
+        own, self._wanted = self._prove(self._key, self.rank, of_server, self._nonce, self._host)
+        return ANSWER.pack(_OF_WORKER, VERSION, self._flags, 0, self.rank, self.epoch, self._nonce, self._host, own)
