@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from sim_network import TORN, Client, Connection, Host, Link, Ref, read
+from sim_link import ControlLine, Host, SimLink
+from sim_network import TORN, Place, read
 from sim_oracle import name_of_residual, name_of_restored, name_of_result, restored_of
 
 from psgc import __version__
 from psgc.layout import Layout
 from psgc.scheduler.actions import End, Send
 from psgc.scheduler.membership import Membership
+from psgc.scheduler.roster import EPOCH
 from psgc.server import state as server_state
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, SendResidual, ServerState, specs_of
 from psgc.server.step import NO_SLOT, Result
+from psgc.transport.security.handshake import ServerProof, worker_key
 from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Register, Topology, decode_json, encode_body
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from simulation import World
 
 HEARTBEAT_S = 1.0
+DATA_KEY = bytes(32)
 
 
 class WrongError(AssertionError):
@@ -41,13 +45,12 @@ class SimScheduler:
         scenario = world.scenario
         self.world, self.clock = world, world.clock
         self.state = Membership(scenario.workers, scenario.servers, world.job, self.clock.now)
-        self.host = Host(self._hear, lambda _: None)
         self.ended: End | None = None
         self._peers: dict[bytes, Any] = {}
         self._names: dict[Any, bytes] = {}
         self.clock.after(HEARTBEAT_S, self._tick)
 
-    def _hear(self, peer: Any, header: Header, body: Any) -> None:
+    def hear(self, peer: Any, header: Header, body: Any) -> None:
         name = self._names.setdefault(peer, b"%d" % len(self._names))
         self._peers[name] = peer
         self._apply(self.state.receive(name, header, body or b"", self.clock.now))
@@ -60,7 +63,7 @@ class SimScheduler:
         for action in actions:
             if isinstance(action, Send):
                 peer = self._peers[action.peer]
-                refuses = action.header.kind in (Kind.ABORT, Kind.ERROR) and isinstance(peer, Link)
+                refuses = action.header.kind in (Kind.ABORT, Kind.ERROR) and isinstance(peer, ControlLine)
                 check(not refuses, lambda text=action.body: f"the scheduler says {text!r}")
                 peer.reply(action.header, action.body)
             elif isinstance(action, End):
@@ -74,7 +77,7 @@ class SimServer:
         self.world, self.clock, self.rng = world, world.clock, world.rng
         self.index = index
         self.state: ServerState | None = None
-        self.host = Host(self._hear_worker, self._lost)
+        self.host = Host(self._ready, self._lost, self._proof)
         self.slots: dict[tuple[int, int], Any] = {}
         self.committed: dict[int, Result] = {}
         self.residuals: dict[int, Any] = {}
@@ -84,13 +87,13 @@ class SimServer:
         self._early: list[tuple[Any, Header, Any]] = []
         self._preparing: set[int] = set()
         self._proved: set[Any] = set()  # connections, each once
-        self.link = Link(world.network, Client(self._up, lambda: None, self._hear_scheduler), world.scheduler.host, "zmq")
+        self.control = ControlLine(world.network, self._event, self._hear_scheduler, world.scheduler.hear)
         self.clock.after(HEARTBEAT_S * self.rng.random(), self._tick)
 
     # the scheduler
 
-    def _up(self) -> None:
-        if self.state is None:
+    def _event(self, event: str) -> None:
+        if event == "up" and self.state is None:
             self._register()
 
     def _register(self) -> None:
@@ -103,7 +106,7 @@ class SimServer:
 
     def _say(self, kind: Kind, body: bytes = b"", plan: int = 0) -> None:
         sender = UNASSIGNED_SENDER if self.state is None else SERVER_SENDER + self.index
-        self.link.send(Header(kind, job=self.world.job, plan=plan, sender=sender, payload_bytes=len(body)), body)
+        self.control.send(Header(kind, job=self.world.job, plan=plan, sender=sender, payload_bytes=len(body)), body)
 
     def _hear_scheduler(self, header: Header, body: bytes) -> None:
         if header.kind == Kind.TOPOLOGY and self.state is None:
@@ -150,32 +153,41 @@ class SimServer:
 
     # the workers
 
+    def _proof(self) -> ServerProof:
+        workers = self.world.scenario.workers
+        return ServerProof("sim", self.index, EPOCH, workers, lambda rank: worker_key(DATA_KEY, rank, EPOCH), self.world.nonce())
+
+    def _ready(self, link: SimLink) -> None:
+        for header, payload in link.receive():
+            self._hear_worker(link, header, payload)
+
     def _hear_worker(self, peer: Any, header: Header, payload: Any) -> None:
         if self.state is None:
             self._early.append((peer, header, payload))
             return
         if header.kind == Kind.HELLO:
-            self._let_in(peer, header.sender)
+            self._let_in(peer)
         if header.kind == Kind.PUSH and header.payload_bytes and peer in self.state.ranks and not self.world.network.repeating:
             state = self.state.keys[header.key].state
             lacks = header.step == state.step and header.sender not in state.contributions
-            late = isinstance(peer, Connection) and peer.link.current is not peer  # the worker has given it up, and asked on another since
+            late = not peer.owner.is_current(peer)  # the worker has given it up, and asked on another since
             check(lacks or late, lambda: f"server {self.index}: the payload of {header} comes though the server has it")
         self._apply(self.state.receive(peer, header, payload, self.clock.now))
         if self.world.scenario.window_bytes < 1 << 30:
             self._check_room()
 
-    def _let_in(self, peer: Any, rank: int) -> None:
-        """HELLO is what a worker says first once it has proved who it is. The connection takes the place of another, which is closed, even if
-        it is an old one of which the proof comes late: the worker then makes yet another."""
+    def _let_in(self, link: SimLink) -> None:
+        """HELLO is the first message of a worker that has proved who it is. The connection takes the place of another, which is closed, even if
+        it is an old one of which HELLO comes late: the worker then makes yet another."""
         assert self.state is not None
-        if peer in self._proved:
+        if link in self._proved:
             return
-        self._proved.add(peer)
+        self._proved.add(link)
+        rank = link.proof.rank
         before = self.state.peers.get(rank)
-        self.state.joined(peer, rank)
-        if before is not None and before is not peer and before.link.current is before:  # type: ignore[attr-defined]
-            before.link.cut()  # type: ignore[attr-defined]
+        self.state.joined(link, rank)
+        if before is not None and before is not link and before.owner.is_current(before):
+            before.owner.cut()
 
     def _lost(self, peer: Any) -> None:
         if self.state is not None:
@@ -198,21 +210,21 @@ class SimServer:
                 raise WrongError(f"server {self.index} ends the job: {effect.text}")
 
     def _send(self, send: server_state.Send) -> None:
-        header, payload = send.header, send.body or None
+        header, place = send.header, None
         if header.kind == Kind.RESULT:
             kept = self.committed.get(header.key)
             check(kept is not None and kept.step == header.step, lambda: f"server {self.index}: {header} is sent, what it keeps is {kept}")
             assert kept is not None
             check(kept.slot == (NO_SLOT if send.result_slot is None else send.result_slot), lambda: f"{send} is not of {kept}")
             if send.result_slot is not None:
-                payload = Ref(self.slots, (header.key, send.result_slot))
-        send.peer.reply(header, payload)  # type: ignore[attr-defined]
+                place = Place(self.slots, (header.key, send.result_slot))
+        send.peer.send(header, send.body, place)
 
     def _send_residual(self, send: SendResidual) -> None:
         key = send.header.key
         owed = None if send.add_back == NO_SLOT else self.slots[key, send.add_back]
         check(owed != TORN, lambda: f"server {self.index}: {send} reads what is being written")
-        send.peer.reply(send.header, (self.residuals.get(key), None if owed is None else owed[:3]))  # type: ignore[attr-defined]
+        send.peer.send(send.header, (self.residuals.get(key), None if owed is None else owed[:3]))
 
     def _commit(self, commit: Commit) -> None:
         result = commit.result

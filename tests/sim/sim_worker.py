@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from sim_members import WrongError, check
-from sim_network import TORN, Client, Link, Ref, Way, read
+from sim_link import Client, ControlLine, HostSocket, Line, SimLink, SimSocket
+from sim_members import DATA_KEY, WrongError, check
+from sim_network import TORN, Place, read
 from sim_oracle import Outcome, payload_of
 
 from psgc.config import Config
 from psgc.layout import Declaration, Layout
+from psgc.transport.security.handshake import WorkerProof, worker_key
 from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import Notice, Topology, decode_body
 from psgc.worker import client as worker_client
@@ -53,7 +55,7 @@ class SimWorker:
         self.layouts: dict[str, Layout] = {}
         self.waiting = Waiting()
         self.client: worker_client.Client | None = None
-        self.links: list[Link] = []
+        self.links: list[Line] = []
         self.slots: dict[int, Any] = {}
         self.results = self.residuals = 0
         self.ended = False
@@ -86,11 +88,12 @@ class SimWorker:
         check(topology.rank == self.node, lambda: f"node {self.node} got rank {topology.rank}")
         for server in range(len(topology.servers)):
             ears = Client(
-                lambda s=server: self._up(s), lambda s=server: self._down(s), lambda h, p, s=server: self._hear(s, h, p),
-                lambda n, s=server: self._departed(s, n),
+                lambda s=server: self._up(s), lambda s=server: self._down(s), lambda link, s=server: self._ready(s, link),
+                lambda unsent, s=server: self._departed(s, unsent), lambda s=server: self._proof(s),
             )  # fmt: skip
-            way: Way = "shm" if self.rng.random() < scenario.local else "tcp"
-            self.links.append(Link(self.world.network, ears, self.world.servers[server].host, way))
+            local = self.rng.random() < scenario.local
+            ends = (SimLink, SimLink) if local else (SimSocket, HostSocket)
+            self.links.append(Line(self.world.network, ears, self.world.servers[server].host, ends))
         self._script = self.world.script(self)
 
     def laid_out(self, layout: Layout) -> None:
@@ -118,6 +121,15 @@ class SimWorker:
     def _departed(self, server: int, unsent: int) -> None:
         assert self.client is not None
         self._apply(self.client.departed(server, unsent, self.clock.now))
+
+    def _proof(self, server: int) -> WorkerProof:
+        assert self.client is not None
+        rank, epoch = self.client.rank, self.client.epoch
+        return WorkerProof("sim", server, epoch, rank, worker_key(DATA_KEY, rank, epoch), "host", self.world.nonce())
+
+    def _ready(self, server: int, link: SimLink) -> None:
+        for header, payload in link.receive():
+            self._hear(server, header, payload)
 
     def _hear(self, server: int, header: Header, payload: Any) -> None:
         assert self.client is not None
@@ -165,7 +177,7 @@ class SimWorker:
             check(server.parts_in_flight <= limit, lambda: f"worker {self.node}: {server.parts_in_flight} parts in flight, credit {limit}")
         if action.payload and self.links[action.server].queues:
             check(server.unsent <= 2, lambda: f"worker {self.node}: {server.unsent} payloads wait in a connection's queue")
-        self.links[action.server].send(action.header, Ref(self.slots, action.header.key) if action.payload else action.body)
+        self.links[action.server].send(action.header, action.body, Place(self.slots, action.header.key) if action.payload else None)
 
     def _transferred(self, transfer: Transfer) -> None:
         if transfer.kind is Kind.RESIDUAL:
@@ -318,8 +330,7 @@ class SimDealer:
 
     def connect(self) -> None:
         world = self.worker.world
-        ears = Client(lambda: self._event("up"), lambda: self._event("down"), self._hear)
-        self.link = Link(world.network, ears, world.scheduler.host, "zmq")
+        self.link = ControlLine(world.network, self._event, self._hear, world.scheduler.hear)
 
     def send(self, header: Header, payload: Any = None) -> None:
         self.link.send(header, payload)

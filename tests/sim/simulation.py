@@ -117,6 +117,7 @@ class World:
         self.followers: dict[Ticket, list[Ticket]] = {}
         self.sizes: dict[int, tuple[int, int]] = {}  # key -> bytes of a push's payload and of a result's
         self._last_progress = 0.0
+        self._nonces = 0
         self._arrived: dict[int, int] = {}
         self._cuts_left = scenario.cuts
         self._stuck_s = STUCK_S + 1e7 / scenario.weather.rate
@@ -139,6 +140,11 @@ class World:
 
     def progress(self) -> None:
         self._last_progress = self.clock.now
+
+    def nonce(self) -> bytes:
+        """Of a handshake; each once."""
+        self._nonces += 1
+        return b"%032d" % self._nonces
 
     def work_time(self) -> float:
         """How long a pool's job takes."""

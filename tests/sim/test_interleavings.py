@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sim_link import Line
 from sim_members import SimServer
-from sim_network import Channel, Clock, Link, Network, Weather
+from sim_network import Channel, Clock, Network, Weather
 from sim_oracle import Word, name_of_residual, name_of_result
 from simulation import SLOWEST_RATE, World, quiet, simulate
 
@@ -45,7 +46,7 @@ def breaking(when: Callable[[Header], bool]) -> Callable[[Any], World]:
                 send(effect)
                 if when(effect.header) and not done[0]:
                     done[0] = True
-                    getattr(effect.peer, "link", effect.peer).cut(everything=True)  # type: ignore[attr-defined]
+                    effect.peer.owner.cut(everything=True)
 
             server._send = watched  # type: ignore[method-assign]
 
@@ -68,14 +69,14 @@ def test_a_lost_answer_is_given_again_and_nothing_is_counted_twice(kind: Kind, l
 def test_a_lost_push_is_sent_again_when_the_server_says_that_it_lacks_it(local: float) -> None:
     def breaking_pushes(scenario: Any) -> World:
         world = World(scenario)
-        send = Link.send
+        send = Line.send
 
-        def watched(link: Link, header: Header, payload: Any = None) -> None:
-            send(link, header, payload)
+        def watched(line: Line, header: Header, body: Any = None, place: Any = None) -> None:
+            send(line, header, body, place)
             if header.kind == Kind.PUSH and not world.network.cuts:
-                link.cut(everything=True)
+                line.cut(everything=True)
 
-        monkeypatch.setattr(Link, "send", watched)
+        monkeypatch.setattr(Line, "send", watched)
         return world
 
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -153,7 +153,9 @@ def test_a_worker_that_insists_on_a_transport_that_does_not_reach_the_server_is_
         ServerAddress(3, "elsewhere", "tcp://10.0.0.5:9", ""),
         ServerAddress(3, "elsewhere", "tcp://10.0.0.5:9", "", ("within://a",)),
     ):
-        with pytest.raises(PsgcError, match=r"PSGC_TRANSPORT=within, but server 3 at tcp://10\.0\.0\.5:9 cannot be reached by it; use auto"):
+        with pytest.raises(
+            PsgcError, match=r"PSGC_TRANSPORT=within, but server 3 at tcp://10\.0\.0\.5:9 cannot be reached by it; use auto"
+        ):
             connect_server(server, links, Config(transport="within"), rank=0, epoch=1, key=bytes(32))
     links.close()
 

@@ -5,6 +5,7 @@ Payloads are handed over where they lie. Each end wakes the other by an eventfd,
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import deque
@@ -149,7 +150,7 @@ class WithinListener(Listener):
         return link
 
     def close(self) -> None:
-        del LISTENERS[self.name]
+        LISTENERS.pop(self.name, None)
         self._bell.close()
 
 
@@ -167,7 +168,7 @@ class Within(Transport):
     @staticmethod
     def _connect(name: str, proof: Proof) -> WithinLink:
         if name not in LISTENERS:
-            raise ConnectionRefusedError(f"no server listens at {name} in this process")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"no server listens at {name} in this process")
         return LISTENERS[name].connect(proof)
 
     def reaches(self, address: str, same_host: bool) -> bool:
