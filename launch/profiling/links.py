@@ -57,7 +57,7 @@ class Trips:
 
 
 def measure_here(transport: str) -> Trips:
-    """Run a job of one worker and one server on this machine. transport: auto, tcp or shm. Raises JobFailed."""
+    """Run a job of one worker and one server on this machine. transport: as PSGC_TRANSPORT. Raises JobFailed."""
     with tempfile.TemporaryDirectory(prefix="psgc-links-") as folder:
         out = Path(folder) / "trips.json"
         command = [sys.executable, "-m", "psgc.launch", "run", "--workers", "1", "--servers", "1", "--",

@@ -17,6 +17,7 @@ from psgc.machine import machine
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.observed import LEAST_ITERATIONS
 from psgc.plan.inputs.profile import Curves, Profile, computed_profile
+from psgc.transport.registry import choices
 
 CURVE_SIZES: Final = tuple(1 << power for power in range(12, 25, 2))  # elements: 16 KB to 64 MB of fp32
 LOOPBACK, BETWEEN_NODES = "loopback", "inter"
@@ -52,8 +53,8 @@ class Request:
             )
         if self.join and self.transport is None:
             raise UsageError("profile: --join says where --links measures; give both")
-        if self.transport not in (None, "auto", "tcp", "shm"):
-            raise UsageError(f"profile: --transport {self.transport}: expected auto, tcp or shm")
+        if self.transport is not None and self.transport not in choices():
+            raise UsageError(f"profile: --transport {self.transport}: expected one of {', '.join(choices())}")
 
 
 def measure(request: Request, bar: bool) -> Profile:

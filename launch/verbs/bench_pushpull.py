@@ -10,6 +10,7 @@ import typer
 from psgc.errors import UsageError
 from psgc.launch.flags import Json
 from psgc.launch.tables import print_table, progress
+from psgc.transport.registry import choices
 
 
 def pushpull(
@@ -17,7 +18,7 @@ def pushpull(
     servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
     nbytes: Annotated[int, typer.Option("--bytes", help="Bytes of fp32.")] = 25_000_000,
     codec: Annotated[str, typer.Option(help="Codec.")] = "none",
-    transport: Annotated[str, typer.Option(help="auto, tcp or shm.")] = "auto",
+    transport: Annotated[str, typer.Option(help=f"One of {', '.join(choices())}.")] = "auto",
     rounds: Annotated[int, typer.Option(help="Rounds timed.")] = 20,
     as_json: Json = False,
 ) -> None:
@@ -29,8 +30,8 @@ def pushpull(
     from psgc.launch.bench.pushpull import bench_pushpull
 
     codec = parse_scheme(codec).canonical
-    if transport not in ("auto", "tcp", "shm"):
-        raise UsageError(f"bench pushpull: --transport {transport}: expected auto, tcp or shm")
+    if transport not in choices():
+        raise UsageError(f"bench pushpull: --transport {transport}: expected one of {', '.join(choices())}")
     if min(workers, servers, rounds) < 1:
         raise UsageError(f"bench pushpull: --workers {workers} --servers {servers} --rounds {rounds}: each must be at least 1")
     with progress(as_json) as tell:

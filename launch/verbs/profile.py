@@ -14,6 +14,7 @@ from psgc.launch.flags import Json
 from psgc.launch.tables import print_table, progress
 from psgc.launch.usage import refuse_beside
 from psgc.plan.inputs.cluster import Link, read_link
+from psgc.transport.registry import choices
 
 if TYPE_CHECKING:
     from psgc.launch.profiling.measure import Request
@@ -39,7 +40,7 @@ def profile(
     join: Annotated[
         bool, typer.Option("--join", help="With --links: to the server of the job that DMLC_* names, whose one worker this is.")
     ] = False,
-    transport: Annotated[str, typer.Option(help="What --links measures: auto, tcp or shm.")] = "auto",
+    transport: Annotated[str, typer.Option(help=f"What --links measures: one of {', '.join(choices())}.")] = "auto",
     inter_gbps: Annotated[float | None, typer.Option(help="Gbit/s between nodes, for --cluster-out.")] = None,
     inter_latency_us: Annotated[float | None, typer.Option(help="Latency between nodes, for --cluster-out.")] = None,
     cluster_out: Annotated[Path | None, typer.Option(help="Write the links as a cluster.toml.")] = None,
