@@ -14,6 +14,7 @@ from psgc.codecs.codec import BLOCK, Array, Bytes, Codec, Stream
 from psgc.codecs.common.definitions import reference_commit, reference_decode, reference_encode, reference_finish, reference_fold
 from psgc.codecs.registry import parse_codec, registered_codecs
 from psgc.errors import PayloadError
+from tests.cases import for_each
 from tests.codecs.lawful import CODECS
 
 SIZES = [1, 7, 8, 9, 63, 255, 256, 257, 4095, 4096, 4097, 70001]
@@ -70,7 +71,7 @@ def residual_for(codec: Codec, values: Values, numel: int) -> Array | None:
 
 
 @pytest.mark.parametrize("text", CODECS)
-@pytest.mark.parametrize("numel", SIZES)
+@for_each(numel=SIZES)
 def test_encode_writes_the_definitions_bytes(text: str, numel: int, kinds: tuple[str, ...], values: Values) -> None:
     for kind in kinds:
         codec, grad = parse_codec(text), values(kind, numel)
@@ -79,7 +80,7 @@ def test_encode_writes_the_definitions_bytes(text: str, numel: int, kinds: tuple
 
 
 @pytest.mark.parametrize("text", CODECS)
-@pytest.mark.parametrize("numel", SIZES)
+@for_each(numel=SIZES)
 def test_decode_gives_the_definitions_elements(text: str, numel: int, kinds: tuple[str, ...], values: Values) -> None:
     for kind in kinds:
         codec = parse_codec(text)
@@ -88,7 +89,7 @@ def test_decode_gives_the_definitions_elements(text: str, numel: int, kinds: tup
 
 
 @pytest.mark.parametrize("text", CODECS)
-@pytest.mark.parametrize("numel", SIZES)
+@for_each(numel=SIZES)
 def test_fold_adds_left_to_right_in_float32(text: str, numel: int, values: Values) -> None:
     codec, before = parse_codec(text), values("gauss", numel, seed=99)
     payloads = [encode(codec, np.clip(values("wide", numel, seed=i), -1e3, 1e3)) for i in range(8)]
@@ -99,7 +100,7 @@ def test_fold_adds_left_to_right_in_float32(text: str, numel: int, values: Value
 
 
 @pytest.mark.parametrize("text", CODECS)
-@pytest.mark.parametrize("numel", SIZES)
+@for_each(numel=SIZES)
 def test_finish_writes_the_definitions_bytes_and_residual(text: str, numel: int, kinds: tuple[str, ...], values: Values) -> None:
     for turn, kind in enumerate(kinds):
         codec, acc, divisor = parse_codec(text), values(kind, numel), (1, 3)[turn % 2]
@@ -113,8 +114,7 @@ def test_finish_writes_the_definitions_bytes_and_residual(text: str, numel: int,
 
 
 @pytest.mark.parametrize("text", CODECS)
-@pytest.mark.parametrize("push", ["itself", "topk:k=0.9", "topk:select=sampled", "int8"])
-@pytest.mark.parametrize("numel", [9, 70001])
+@for_each(push=["itself", "topk:k=0.9", "topk:select=sampled", "int8"], numel=[9, 70001])
 def test_fold_and_finish_do_at_once_what_they_do_in_turn(push: str, text: str, numel: int, values: Values) -> None:
     codec, sender = parse_codec(text), parse_codec(text if push == "itself" else push)
     residual = residual_for(codec, values, numel)
@@ -128,7 +128,7 @@ def test_fold_and_finish_do_at_once_what_they_do_in_turn(push: str, text: str, n
 
 
 @pytest.mark.parametrize("text", FEEDBACK)
-@pytest.mark.parametrize("numel", SIZES)
+@for_each(numel=SIZES)
 def test_commit_leaves_the_definitions_residual(text: str, numel: int, kinds: tuple[str, ...], values: Values) -> None:
     for kind in kinds:
         codec, grad, residual = parse_codec(text), values(kind, numel), values("gauss", numel, seed=5)
@@ -155,7 +155,7 @@ def assert_within_one_ulp(sent: Array, kept: Array, p: Array) -> None:
 
 
 @pytest.mark.parametrize("text", FEEDBACK)
-@pytest.mark.parametrize("numel", SIZES)
+@for_each(numel=SIZES)
 def test_what_is_not_sent_stays_in_the_residual(text: str, numel: int, kinds: tuple[str, ...], values: Values) -> None:
     for kind in kinds:
         codec, grad, residual = parse_codec(text), values(kind, numel), values("gauss", numel, seed=5)
@@ -170,7 +170,7 @@ def test_what_is_not_sent_stays_in_the_residual(text: str, numel: int, kinds: tu
 
 
 @pytest.mark.parametrize("text", FEEDBACK)
-@pytest.mark.parametrize("numel", SIZES)
+@for_each(numel=SIZES)
 def test_what_the_server_does_not_send_stays_in_its_residual(text: str, numel: int, values: Values) -> None:
     codec, acc, residual = parse_codec(text), values("heavy", numel), values("gauss", numel, seed=5)
     p = acc / np.float32(3) + np.float32(RESCALE) * residual
@@ -180,8 +180,7 @@ def test_what_the_server_does_not_send_stays_in_its_residual(text: str, numel: i
 
 
 @pytest.mark.parametrize("text", BLOCKWISE)
-@pytest.mark.parametrize("numel", [4097, 70001])
-@pytest.mark.parametrize("step", [BLOCK, 3 * BLOCK, 65536])
+@for_each(numel=[4097, 70001], step=[BLOCK, 3 * BLOCK, 65536])
 def test_slices_do_not_change_any_byte(text: str, numel: int, step: int, values: Values) -> None:
     codec, acc = parse_codec(text), values("heavy", numel)
     residual = residual_for(codec, values, numel)
@@ -211,7 +210,7 @@ def test_encode_and_finish_write_the_same_bytes(text: str, values: Values) -> No
 
 
 @pytest.mark.parametrize("text", CUTTABLE)
-@pytest.mark.parametrize("cut", [BLOCK, 5 * BLOCK])
+@for_each(cut=[BLOCK, 5 * BLOCK])
 def test_cutting_a_bucket_between_blocks_changes_no_element(text: str, cut: int, values: Values) -> None:
     codec, grad = parse_codec(text), values("heavy", 40001)
     whole = decode(codec, encode(codec, grad), grad.size)
@@ -221,16 +220,14 @@ def test_cutting_a_bucket_between_blocks_changes_no_element(text: str, cut: int,
 
 
 @pytest.mark.parametrize("text", [text for text in CODECS if text not in SIGNS_ALONE])
-@pytest.mark.parametrize("numel", SIZES)
+@for_each(numel=SIZES)
 def test_zeros_come_back_as_zeros(text: str, numel: int) -> None:
     codec = parse_codec(text)
     assert not decode(codec, encode(codec, np.zeros(numel, np.float32)), numel).any()
 
 
 @pytest.mark.parametrize("text", LOSSY)
-@pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where", [0, -1])
+@for_each(numel=SIZES, poison=[np.nan, np.inf, -np.inf], where=[0, -1])
 def test_one_nan_or_infinity_is_flagged_and_the_payload_is_still_well_formed(
     text: str, numel: int, poison: float, where: int, values: Values
 ) -> None:
@@ -256,7 +253,7 @@ def test_a_residual_that_is_not_finite_is_flagged_too(text: str, values: Values)
 
 
 @pytest.mark.parametrize("text", CODECS)
-@pytest.mark.parametrize("numel", SIZES)
+@for_each(numel=SIZES)
 def test_finite_input_never_decodes_to_nan_or_infinity(text: str, numel: int, kinds: tuple[str, ...], values: Values) -> None:
     for kind in kinds:
         codec, grad = parse_codec(text), values(kind, numel)
@@ -270,7 +267,7 @@ def test_finite_input_never_decodes_to_nan_or_infinity(text: str, numel: int, ki
 
 
 @pytest.mark.parametrize("text", CODECS)
-@pytest.mark.parametrize("numel", SIZES)
+@for_each(numel=SIZES)
 def test_kernels_stay_within_every_buffer_and_take_read_only_payloads(text: str, numel: int, values: Values, guarded: Guarded) -> None:
     codec, grad = parse_codec(text), guarded(values("gauss", numel).view(np.uint8)).view(np.float32)
     residual = None if not codec.feedback else guarded(values("gauss", numel, seed=1).view(np.uint8)).view(np.float32)
@@ -289,7 +286,7 @@ def test_kernels_stay_within_every_buffer_and_take_read_only_payloads(text: str,
 
 
 @pytest.mark.parametrize("text", CODECS)
-@pytest.mark.parametrize("numel", [1, 9, 257, 4097])
+@for_each(numel=[1, 9, 257, 4097])
 def test_a_payload_of_another_length_is_refused(text: str, numel: int, values: Values) -> None:
     codec = parse_codec(text)
     payload = encode(codec, values("gauss", numel))
@@ -308,7 +305,7 @@ def run_everything_that_reads(codec: Codec, payload: Bytes, numel: int, guarded:
 
 
 @pytest.mark.parametrize("text", CODECS)
-@pytest.mark.parametrize("numel", [9, 300, 4097])
+@for_each(numel=[9, 300, 4097])
 def test_a_flipped_payload_is_refused_or_decodes_in_bounds(text: str, numel: int, values: Values, guarded: Guarded) -> None:
     codec = parse_codec(text)
     clean = encode(codec, values("gauss", numel))
