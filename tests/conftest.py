@@ -90,6 +90,7 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     hang_s: float = HANG_S
     port: int = field(default_factory=free_port)
+    collectives_port: int = field(default_factory=free_port)  # of torch.distributed
     processes: list[Process] = field(default_factory=list)
     job_id: str = field(default_factory=lambda: str(secrets.randbits(62) | 1))
 
@@ -99,6 +100,7 @@ class Job:
         full.update(
             DMLC_NUM_WORKER=str(self.nodes), DMLC_NUM_SERVER=str(self.servers), DMLC_PS_ROOT_URI="127.0.0.1",
             DMLC_PS_ROOT_PORT=str(self.port), BYTEPS_FORCE_DISTRIBUTED="1", PSGC_JOB=self.job_id, PSGC_TOKEN="secret", OMP_NUM_THREADS="1",
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.collectives_port),
         )  # fmt: skip
         full.update(self.env)
         full.update(env)
@@ -131,6 +133,12 @@ class Job:
         for index in range(self.servers):
             self.server(index, **env)
         return [self.worker(node, *arguments, job=job, **env) for node in range(self.nodes)]
+
+    def said(self, *arguments: str, job: str = "sums.py", **env: str) -> list[str]:
+        """What each worker says, once the whole job has run and ended well."""
+        workers = self.whole(*arguments, job=job, **env)
+        assert set(self.end().values()) == {0}, self.text()
+        return [worker.text for worker in workers]
 
     def end(self) -> dict[str, int]:
         """Wait for everyone; exit statuses by name."""

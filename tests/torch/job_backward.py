@@ -166,7 +166,7 @@ def conserved() -> float:
 def main() -> None:
     torch.set_num_threads(1)
     psgc.init()
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", rank=psgc.rank(), world_size=psgc.size())
     said: dict[str, Any] = {"rank": psgc.rank(), "away": conserved(), "cases": {}}
     for name, case in CASES.items():
         stock = Seen()

@@ -269,7 +269,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 def main() -> None:
     torch.set_num_threads(1)
     psgc.init()
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", rank=psgc.rank(), world_size=psgc.size())
     for name in sys.argv[1:] or CASES:
         print(json.dumps({"case": name, "rank": psgc.rank(), **CASES[name]()}), flush=True)
     psgc.barrier()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,11 @@ CASES = ("clipped", "reentrant", "twice", "gan")
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
+def ranks(make_shared_job: Callable[..., Any]) -> list[dict[str, Any]]:
     """What each rank said."""
-    env = {**os.environ, "PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "50000"}
-    job = str(Path(__file__).parent / "job_backward.py")
-    command = [sys.executable, "-m", "psgc.launch", "run", "--no-prefix", "--workers", "2", "--servers", "2", "--",
-               sys.executable, job, *CODECS]  # fmt: skip
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return sorted(said, key=lambda of_rank: int(of_rank["rank"]))
+    env = {"PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "50000"}
+    texts = make_shared_job(servers=2, env=env).said(*CODECS, job=str(Path(__file__).parent / "job_backward.py"))
+    return [json.loads(line) for text in texts for line in text.splitlines() if line.startswith("{")]
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +30,12 @@ Case = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def cases() -> dict[str, Case]:
+def cases(make_shared_job: Callable[..., Any]) -> dict[str, Case]:
     """What both ranks said of each case."""
-    env = {**os.environ, "PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "100000"}
-    job = str(Path(__file__).parent / "job_ddp.py")
-    command = [sys.executable, "-m", "psgc.launch", "run", "--no-prefix", "--workers", "2", "--servers", "2", "--", sys.executable, job]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {case["case"]: sorted((s for s in said if s["case"] == case["case"]), key=lambda s: int(s["rank"])) for case in said}
+    env = {"PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "100000"}
+    texts = make_shared_job(servers=2, env=env).said(job=str(Path(__file__).parent / "job_ddp.py"))
+    said = [json.loads(line) for text in texts for line in text.splitlines() if line.startswith("{")]
+    return {case["case"]: [of_rank for of_rank in said if of_rank["case"] == case["case"]] for case in said}
 
 
 @pytest.mark.parametrize("name", EXACT)

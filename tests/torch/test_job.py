@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,14 +15,10 @@ CASES = [f"{codec}+{how}" for codec in CODECS for how in ("plain", "branches", "
 
 
 @pytest.fixture(scope="module")
-def output() -> str:
+def output(make_shared_job: Callable[..., Any]) -> str:
     """Of two workers that train every case."""
-    env = {**os.environ, "PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "100000"}
-    command = [sys.executable, "-m", "psgc.launch", "run", "--workers", "2", "--servers", "2", "--",
-               sys.executable, str(Path(__file__).parent / "job_train.py"), *CASES]  # fmt: skip
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    env = {"PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "100000"}
+    return "\n".join(make_shared_job(servers=2, env=env).said(*CASES, job=str(Path(__file__).parent / "job_train.py")))
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +50,6 @@ def test_codecs_make_a_difference(digests: dict[str, list[str]]) -> None:
     ],
 )
 def test_a_job_is_joined_once_and_by_one_process(output: str, call: str, said: str) -> None:
-    lines = [line.partition(f"{call}: ")[2] for line in output.splitlines() if f"] {call}: " in line]
+    lines = [line.removeprefix(f"{call}: ") for line in output.splitlines() if line.startswith(f"{call}: ")]
     assert len(lines) == 2
     assert all(re.fullmatch(said, line) for line in lines), lines

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,15 +16,10 @@ MATRICES = ("0.a", "0.b", "2.a", "2.b")
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, list[list[str]]]:
+def said(make_shared_job: Callable[..., Any]) -> dict[str, list[list[str]]]:
     """Of each case, what two workers printed: four distances and a digest."""
-    command = [sys.executable, "-m", "psgc.launch", "run", "--workers", "2", "--servers", "1", "--",
-               sys.executable, str(Path(__file__).parent / "job_lora.py"), *CASES]  # fmt: skip
-    done = subprocess.run(
-        command, env={**os.environ, "PSGC_MIN_COMPRESS_BYTES": "0"}, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {case: [line.split() for line in re.findall(rf"(?<!\S){re.escape(case)} (.+)", done.stdout)] for case in CASES}
+    texts = make_shared_job(env={"PSGC_MIN_COMPRESS_BYTES": "0"}).said(*CASES, job=str(Path(__file__).parent / "job_lora.py"))
+    return {case: [line.split() for text in texts for line in re.findall(rf"(?<!\S){re.escape(case)} (.+)", text)] for case in CASES}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from psgc.plan.model.plan import load_plan
 from psgc.plan.model.runtime import ENCODED, PLAIN
 
+JOB = str(Path(__file__).parent / "job_planned.py")
 SIZES = {"0.weight": 19200, "0.bias": 300, "2.weight": 60000, "2.bias": 200, "4.weight": 20000, "4.bias": 100}
 # in no order of readiness; fused, cut unevenly, and each codec of another kind
 MIXED: tuple[tuple[tuple[str, ...], int, int, str], ...] = (
@@ -32,24 +31,28 @@ def bucket(tensors: tuple[str, ...], parts: int, priority: int, codec: str) -> d
     }  # fmt: skip
 
 
-def run(*arguments: str, **env: str) -> dict[str, list[str]]:
-    """Of each thing that the two workers printed, its digests."""
-    command = [sys.executable, "-m", "psgc.launch", "run", "--workers", "2", "--servers", "1", *arguments, "--",
-               sys.executable, str(Path(__file__).parent / "job_planned.py")]  # fmt: skip
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, list[str]] = {}
-    for what, digest in re.findall(r"(weights|gradient \S+) (\w+)$", done.stdout, re.MULTILINE):
-        found.setdefault(what, []).append(digest)
-    return found
+@pytest.fixture
+def run(make_job: Callable[..., Any]) -> Callable[..., dict[str, list[str]]]:
+    """Of each thing that the two workers print, its digests."""
+
+    def digests(**env: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for text in make_job(env=env).said(job=JOB):
+            for what, digest in re.findall(r"(weights|gradient \S+) (\w+)$", text, re.MULTILINE):
+                found.setdefault(what, []).append(digest)
+        return found
+
+    return digests
 
 
 @pytest.mark.timeout(500)
-def test_a_plan_of_mixed_codecs_cuts_and_priorities_trains_and_its_plain_sums_are_the_plain_ones(tmp_path: Path) -> None:
+def test_a_plan_of_mixed_codecs_cuts_and_priorities_trains_and_its_plain_sums_are_the_plain_ones(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({"version": 1, "model": "m", "cluster": "", "buckets": [bucket(*each) for each in MIXED], "prediction": {}}))
     default = run()
-    planned = run("--plan", str(path), "--layout-out", str(tmp_path / "used"))
+    planned = run(PSGC_PLAN=str(path), PSGC_LAYOUT_OUT=str(tmp_path / "used"))
     assert planned.keys() == default.keys()
     assert all(first == second for first, second in planned.values())
     same = {what.removeprefix("gradient ") for what in planned if planned[what] == default[what]}
@@ -60,10 +63,10 @@ def test_a_plan_of_mixed_codecs_cuts_and_priorities_trains_and_its_plain_sums_ar
 
 
 @pytest.mark.timeout(500)
-def test_the_layout_of_a_job_run_as_a_plan_gives_the_same_layout_and_sums(tmp_path: Path) -> None:
+def test_the_layout_of_a_job_run_as_a_plan_gives_the_same_layout_and_sums(run: Callable[..., Any], tmp_path: Path) -> None:
     small = {"PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "100000", "PSGC_MIN_COMPRESS_BYTES": "2000"}
-    first = run("--codec", "topk:k=0.02", "--layout-out", str(tmp_path / "first"), **small)
-    again = run("--plan", str(tmp_path / "first"), "--layout-out", str(tmp_path / "again"))
+    first = run(PSGC_CODEC="topk:k=0.02", PSGC_LAYOUT_OUT=str(tmp_path / "first"), **small)
+    again = run(PSGC_PLAN=str(tmp_path / "first"), PSGC_LAYOUT_OUT=str(tmp_path / "again"))
     assert again == first
     assert (tmp_path / "again").read_text() == (tmp_path / "first").read_text()
     assert {b.codec for b in load_plan(str(tmp_path / "first")).buckets} == {"topk:k=0.02"}
