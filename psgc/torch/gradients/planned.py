@@ -14,7 +14,7 @@ from psgc.errors import UsageError
 from psgc.layout import Layout
 from psgc.plan.model.plan import Plan
 from psgc.plan.model.runtime import load_runnable, plan_of
-from psgc.torch.tensors.push_pull import codec_text
+from psgc.torch.tensors.codec_text import codec_text
 
 logger = logging.getLogger(__name__)
 

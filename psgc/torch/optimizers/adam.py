@@ -24,11 +24,12 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
-from psgc.torch.optimizers.distributed import Distributed, check_carries, check_passes, spec_of
+from psgc.torch.optimizers.distributed import Distributed, check_passes, spec_of
 from psgc.torch.session import api
 from psgc.torch.state.residuals import Residuals
 from psgc.torch.state.saved import share_apart
-from psgc.torch.tensors.push_pull import codec_text, push_pull_inplace
+from psgc.torch.tensors.codec_text import check_carries, codec_text
+from psgc.torch.tensors.push_pull import push_pull_inplace
 from psgc.torch.tensors.tensor_exchange import TensorExchange
 
 Parameters = Iterable[Any]  # parameters, (name, parameter) pairs, or groups: dicts whose "params" holds either

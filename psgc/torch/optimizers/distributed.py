@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 
 import torch
 
-from psgc.errors import CodecError, UsageError
+from psgc.errors import UsageError
 from psgc.layout import TensorSpec
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp
@@ -30,7 +30,7 @@ from psgc.torch.state import saved
 from psgc.torch.state.residuals import Residuals, check_sizes
 from psgc.torch.tensors.broadcast import refuse_lbfgs
 from psgc.torch.tensors.buffers import dtype_name
-from psgc.torch.tensors.push_pull import codec_text
+from psgc.torch.tensors.codec_text import check_carries, codec_text
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -281,15 +281,6 @@ def _check_codec(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str
     for parameter, name in names.items():
         check_carries(codec, parameter, name)
     return canonical
-
-
-def check_carries(codec: str, parameter: torch.Tensor, name: str) -> None:
-    """Raise CodecError, naming the parameter, if the codec cannot carry its dtype."""
-    dtype = dtype_name(parameter, f"parameter {name!r}")
-    try:
-        codec_text(codec, dtype)
-    except CodecError as error:
-        raise CodecError(f"parameter {name!r}: {error}") from None
 
 
 def _satisfy_scheduler(optimizer: Distributed) -> None:

@@ -5,7 +5,6 @@ Every rank must call with the same names; between different names the order does
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections import Counter
@@ -15,11 +14,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from psgc.codecs import BucketContext, parse_scheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout import Declaration, TensorSpec, build_layout
 from psgc.torch.session import api
 from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype
+from psgc.torch.tensors.codec_text import codec_text
 from psgc.worker.session import Session, Ticket
 
 # Unnamed calls of one signature take turns on so many names: memory stays bounded, and so many can be under way at once.
@@ -155,20 +154,6 @@ def _start(declaration: Declaration, tensor: torch.Tensor) -> int:
     with names.lock:
         names.under_way[handle] = _UnderWay(ticket, tensor)
     return handle
-
-
-def codec_text(compression: str | None, dtype: str) -> str:
-    """The codec's canonical text. Raises CodecError for an unknown codec, or one that cannot carry ``dtype``."""
-    if compression is None:
-        return "none"
-    if not isinstance(compression, str):
-        raise UsageError(f"compression is {compression!r}, expected codec text such as 'int8', or None")
-    return _canonical(compression, dtype)
-
-
-@functools.lru_cache(maxsize=256)
-def _canonical(compression: str, dtype: str) -> str:
-    return parse_scheme(compression, BucketContext(dtype)).canonical
 
 
 def _declaration(session: Session, name: str, shape: tuple[int, ...], dtype: str, codec: str, average: bool) -> Declaration:
