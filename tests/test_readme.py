@@ -68,6 +68,14 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "cuda" / "README.md"], ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """In backticks, from the root, or from psgc or psgc/torch."""
+    for name in re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|toml))`", page.read_text()):
+        found = [folder for folder in (ROOT, ROOT / "psgc", ROOT / "psgc" / "torch") if (folder / name).exists()]
+        assert found or "NAME" in name, f"{page.name} names {name}"
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> Any:
     """Runs a line as a shell in a folder with README's train.py does, ``psgc`` and ``python`` being this interpreter's."""
