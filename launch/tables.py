@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from psgc.compiling import Heard, told_by
 
 
 def print_table(header: list[str], rows: list[list[str]], title: str | None = None) -> None:
-    """As wide as the terminal lets it be."""
+    """Print a table as wide as the terminal allows. Cells are broken between words; a word is broken only where no other column can give way."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", show_header=any(header))
-    for name in header:
-        table.add_column(name, overflow="fold")
+    console = Console()
+    columns = [[name, *(row[number] for row in rows)] for number, name in enumerate(header)]
+    narrow = _most_words(columns) + 3 * len(columns) + 1 > console.width  # a space and a line beside each cell
+    edge = 3 * len(columns) + (-3 if narrow else 1)
+    table = Table(
+        title=title, title_justify="left", show_header=any(header), box=box.SIMPLE_HEAD if narrow else box.HEAVY_HEAD,
+        show_edge=not narrow, pad_edge=not narrow,
+    )  # fmt: skip
+    for name, width in zip(header, _widths(columns, console.width - edge), strict=True):
+        table.add_column(name, overflow="fold", width=width)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console.print(table)
+
+
+def _longest_word(cells: Sequence[str]) -> int:
+    return max((len(word) for cell in cells for word in cell.split()), default=0)
+
+
+def _most_words(columns: Sequence[Sequence[str]]) -> int:
+    return sum(map(_longest_word, columns))
+
+
+def _widths(columns: Sequence[Sequence[str]], available: int) -> list[int]:
+    """Each column's width: that of its longest cell, or less where the columns together need more than is available; the widest gives way
+    first, down to its longest word and, if that is not enough, below it."""
+    widths = [max((len(line) for cell in cells for line in cell.split("\n")), default=0) for cells in columns]
+    for least in (list(map(_longest_word, columns)), [1] * len(columns)):
+        while sum(widths) > available and any(width > one for width, one in zip(widths, least, strict=True)):
+            widest = max((number for number in range(len(widths)) if widths[number] > least[number]), key=widths.__getitem__)
+            widths[widest] -= 1
+    return widths
 
 
 @contextmanager

@@ -45,6 +45,15 @@ def advice_table(entries: list[dict[str, Any]]) -> Table:
     return ["codec", "for"], [[entry["canonical"], entry["advice"]] for entry in entries]
 
 
+def terminal_tables(entries: list[dict[str, Any]]) -> tuple[Table, Table]:
+    """The same for terminals of 80 columns: what codecs save and lose, then their parameters and when to use which."""
+    header, rows = codec_table(entries)
+    place = header.index("parameters")
+    figures = [*header[:place], *header[place + 1 :]], [[*row[:place], *row[place + 1 :]] for row in rows]
+    advice = [[row[0], row[place], entry["advice"]] for row, entry in zip(rows, entries, strict=True)]
+    return figures, (["codec", "parameters", "for"], advice)
+
+
 def _when(entry: dict[str, Any], what: str) -> str:
     """Whether a codec is so, or which ``ef`` makes it so."""
     for ef in ("0", "1"):

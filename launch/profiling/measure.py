@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -60,7 +61,7 @@ class Request:
 def measure(request: Request, bar: bool) -> Profile:
     """All that was asked for. bar: show progress on a terminal. Raises JobFailed, PsgcError for a wrong kernel, UsageError for an unknown model."""
     found = _tensors(request)
-    trips = _trips(request)
+    trips = _trips(request, bar)
     measured = _curves(request.codecs, CURVE_SIZES, bar)
     codecs = {name: {**found.codecs.get(name, {}), **measured.get(name, {})} for name in {**found.codecs, **measured}}
     if measured and request.model is not None:
@@ -73,9 +74,10 @@ def measure(request: Request, bar: bool) -> Profile:
     return replace(found, codecs=codecs, links=links, overheads=overheads, spread={**found.spread, **trips.spread})
 
 
-def _trips(request: Request) -> Trips | None:
+def _trips(request: Request, bar: bool) -> Trips | None:
     if request.transport is None:
         return None
+    _tell("measuring messages between a worker and a server, for some seconds", bar)
     return measure_joined(request.transport) if request.join else measure_here(request.transport)
 
 
@@ -94,12 +96,19 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
+def _tell(text: str, shown: bool) -> None:
+    if shown:
+        print(f"psgc profile: {text}", file=sys.stderr, flush=True)
+
+
 def _curves(codecs: Sequence[str], sizes: Sequence[int], bar: bool) -> Curves:
     if not codecs:
         return {}
     from psgc.launch.profiling.curves import measure_curves
 
-    with _progress_bar(len(codecs) * len(sizes), bar) as advance:
+    count = len(codecs) * len(sizes)
+    _tell(f"timing {', '.join(codecs)} on this CPU: {count} measurements, which take about a second each", bar)
+    with _progress_bar(count, bar) as advance:
         return measure_curves(codecs, sizes, advance)
 
 

@@ -25,7 +25,7 @@ def codecs(
     if as_json and markdown:
         raise UsageError("codecs: --json and --markdown are two ways to print them; give one")
     from psgc.codecs.catalogue import catalogue
-    from psgc.launch.pages.codecs import advice_table, codec_table, render_codecs
+    from psgc.launch.pages.codecs import render_codecs, terminal_tables
 
     with progress(as_json):
         entries = catalogue()
@@ -34,5 +34,5 @@ def codecs(
     elif markdown:
         print(render_codecs(entries))
     else:
-        print_table(*codec_table(entries))
-        print_table(*advice_table(entries))
+        for header, rows in terminal_tables(entries):
+            print_table(header, rows)

@@ -76,7 +76,7 @@ def profile(
         )  # fmt: skip
     _check_outputs(request, output, cluster_out)
     found = measure(request, bar=not as_json)
-    for warning in unsteady(found):
+    if warning := unsteady(found):
         print(f"psgc profile: warning: {warning}", file=sys.stderr)
     if cluster_out is not None:
         _write(cluster_out, cluster_of(request, found).to_toml())

@@ -11,7 +11,7 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
 
     def differ(what: str, a: object, b: object) -> LayoutMismatch:
         return LayoutMismatch(
-            f"{first.name!r}: {what} on rank {rank_first} is {a}, on rank {rank_other} it is {b}; every rank must declare the same"
+            f"{what} on rank {rank_first} is {a}, on rank {rank_other} it is {b} (declared as {first.name}); every rank must declare the same"
         )
 
     for a, b in zip(first.tensors, other.tensors, strict=False):
@@ -25,7 +25,7 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
         extra = longer.tensors[min(len(first.tensors), len(other.tensors))].name
         lacking = rank_other if rank == rank_first else rank_first
         raise LayoutMismatch(
-            f"{first.name!r}: tensor {extra!r} is on rank {rank} but not on rank {lacking}; build the same model everywhere"
+            f"tensor {extra!r} is on rank {rank} but not on rank {lacking} (declared as {first.name}); build the same model everywhere"
         )
     for attribute in (
         "kind",

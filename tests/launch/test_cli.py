@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from psgc.codecs.catalogue import catalogue
 from psgc.launch import verbs
 from psgc.launch.cli import VERBS
 from psgc.launch.job.bpslaunch import launch
+from psgc.launch.tables import print_table
 from tests.plan.commands import psgc
 
 
@@ -94,3 +96,23 @@ def test_a_bench_whose_job_cannot_start_says_why_and_fails(launched: Any) -> Non
     status, out, err = launched.end(launched.psgc("bench", "pushpull", "--bytes", "400000", PSGC_PART_BYTES="many"))
     assert (status, out) == (1, "")
     assert "PSGC_PART_BYTES='many'" in err.strip().splitlines()[-1]
+
+
+def test_codecs_breaks_no_word_on_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = psgc("codecs").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = {word.strip(",") for line in lines for word in line.split()}
+    for entry in catalogue():
+        assert {entry["name"], *(f"{name}={value}" for name, value in entry["parameters"].items())} <= shown
+
+
+def test_a_table_breaks_words_only_where_nothing_else_can_give_way(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table(["name", "meaning"], [["x" * 12, "some words " * 10], ["y" * 12, "more"]])
+    assert "x" * 12 in capsys.readouterr().out
+    print_table(["name", "meaning"], [["x" * 50, "w" * 50]])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 40 and out.count("x") == out.count("w") == 50

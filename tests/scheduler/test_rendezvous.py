@@ -160,7 +160,7 @@ def test_ranks_that_differ_end_the_job_as_soon_as_two_do_naming_tensor_and_ranks
     job = complete(nodes=4)
     job.declare("w3", declaration(numel=10))
     text = aborted(job.declare("w1", declaration(numel=11)))
-    assert text.startswith("'model': shape of tensor 'layer.weight' on rank 1 is (11,), on rank 3 it is (10,)")
+    assert text.startswith("shape of tensor 'layer.weight' on rank 1 is (11,), on rank 3 it is (10,) (declared as model)")
 
 
 def test_a_codec_that_cannot_be_had_ends_the_job_with_its_own_words() -> None:

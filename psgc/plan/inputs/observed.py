@@ -91,11 +91,14 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(round(median, 3), round(high - low, 3))
 
 
-def unsteady(profile: Profile) -> list[str]:
-    """A sentence for each total that varies too much to plan by: the interquartile range is more than UNSTEADY of the median."""
-    return [
-        f"{total} varies: {spread.median:,.0f} us with an interquartile range of {spread.iqr:,.0f}; "
-        f"end what else runs on this machine, or take more iterations"
+def unsteady(profile: Profile) -> str:
+    """A warning that names the totals that vary too much to plan by, or "": the interquartile range is more than UNSTEADY of the median."""
+    varying = [
+        f"{total} ({spread.median:,.0f} us, interquartile range {spread.iqr:,.0f})"
         for total, spread in profile.spread.items()
         if total != "tail_us" and spread.iqr > UNSTEADY * spread.median
     ]
+    if not varying:
+        return ""
+    named, verb = (varying[0], "varies") if len(varying) == 1 else (f"{', '.join(varying[:-1])} and {varying[-1]}", "vary")
+    return f"{named} {verb} too much to plan by; end what else runs on this machine, or take more iterations"
