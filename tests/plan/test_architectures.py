@@ -24,7 +24,7 @@ def test_a_model_has_its_tensors_and_costs(name: str, tensors: int, numel: int, 
 
 
 def test_unknown_models_are_refused_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"unknown model 'alexnet'; there are vgg16, .*llama-8b"):
+    with pytest.raises(UsageError, match=r"unknown model 'alexnet'; choose one of vgg16, .*llama-8b"):
         architecture("alexnet")
     assert "bert-base" in architecture_names()
     assert architecture("BERT_base").name == "bert-base"

@@ -90,7 +90,7 @@ def test_beside_all_methods_each_has_a_step_or_a_reason() -> None:
 
 
 def test_a_method_that_there_is_none_of_is_refused() -> None:
-    with pytest.raises(UsageError, match="method 'magic': there are"):
+    with pytest.raises(UsageError, match="unknown method 'magic'; choose one of"):
         assessed(1, "magic")
 
 

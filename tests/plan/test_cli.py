@@ -255,7 +255,7 @@ def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path, refus
     (job / "negative.csv").write_text(TABLE.replace("1000,50", "-1000,50"))
     (job / "linkless.toml").write_text("nodes = 2\ngpus_per_node = 1\nintra = {gbps = 100, latency_us = 5}\n")
     for arguments, words in (
-        (("--method", "magic"), "method 'magic': there are"),
+        (("--method", "magic"), "unknown method 'magic'; choose one of"),
         (("--codec", "zip"), "zip"),
         (("--constraints", str(job / "c.toml")), "unknown field 'most_encoded'"),
         (("--profile", str(job / "negative.csv")), "numel of 'last.bias' is -1000"),

@@ -134,7 +134,7 @@ def test_two_groups_are_enumerated_together_or_one_by_one_beyond_the_most(monkey
     ]
     assert together.trials.step() == min(steps)
 
-    monkeypatch.setattr(module, "MOST_ENUMERATED", 1)
+    monkeypatch.setattr(module, "MAX_ENUMERATED", 1)
     apart = all_gathered(problem)
     module.offload(apart)
     assert min(steps) <= apart.trials.step() < steps[0]

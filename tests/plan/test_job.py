@@ -185,7 +185,7 @@ def test_a_pattern_that_no_tensor_matches_is_refused_though_nothing_may_be_encod
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        ({"most_encoded": 1}, "c: unknown field 'most_encoded'; there are most_encodes, devices, flat, hierarchical, servers"),
+        ({"most_encoded": 1}, "c: unknown field 'most_encoded'; expected one of most_encodes, devices, flat, hierarchical, servers"),
         ({"most_encodes": -1}, "field most_encodes is -1"),
         ({"most_encodes": True}, "field most_encodes is True"),
         ({"devices": ["tpu"]}, r"field devices is \['tpu'\], expected a list of gpu and cpu"),

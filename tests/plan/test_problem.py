@@ -102,5 +102,5 @@ def test_a_codecs_times_are_found_by_its_name_and_its_bytes_by_its_payloads() ->
 
 def test_methods_go_by_name() -> None:
     assert find("fp32", problem()).step_us == simulate(problem(), find("fp32", problem()).buckets).step_us
-    with pytest.raises(UsageError, match="method 'magic': there are"):
+    with pytest.raises(UsageError, match="unknown method 'magic'; choose one of"):
         find("magic", problem())

@@ -13,9 +13,9 @@ from psgc.codecs import BLOCK
 from psgc.codecs.codec import MAX_PART
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import V100_CODECS, Profile, TensorProfile
-from psgc.plan.methods.bound import _beaten, bucketing_of, given_buckets, lower_bounds, over_all_bucketings
+from psgc.plan.methods.bound import _dominated, bucketing_of, given_buckets, lower_bounds, over_all_bucketings
 from psgc.plan.methods.registry import METHODS
-from psgc.plan.methods.search import NOTHING, Search, search
+from psgc.plan.methods.search import CONVERGED_RTOL, Search, search
 from psgc.plan.methods.space import Space
 from psgc.plan.model.bucketing import Bucketing, Tensors, bucketing, each_alone, every_fusion, fused, kinds_of, parts_of
 from psgc.plan.model.costs import walk
@@ -203,10 +203,10 @@ def test_kinds_and_parts_are_what_their_definitions_say(seed: int, several: bool
         assert parts.together.tolist() == [parts.ready_us.tolist().index(ready) for ready in made.ready_us]
 
 
-def test_ways_once_stand_in_the_order_in_which_they_first_stood_and_have_their_places() -> None:
-    space, ways = Space(random_job(1, 3, Constraints())), np.random.default_rng(1).integers(0, 300, 1000)
-    assert space.once(ways).tolist() == list(dict.fromkeys(ways.tolist()))
-    assert space.once(ways)[space.places(space.once(ways), ways)].tolist() == ways.tolist()
+def test_unique_options_keep_their_order_of_first_appearance_and_have_positions() -> None:
+    space, numbers = Space(random_job(1, 3, Constraints())), np.random.default_rng(1).integers(0, 300, 1000)
+    assert space.unique(ways).tolist() == list(dict.fromkeys(ways.tolist()))
+    assert space.unique(ways)[space.positions(space.unique(ways), ways)].tolist() == ways.tolist()
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -246,7 +246,7 @@ def test_the_shortest_way_is_the_cheapest_of_all_options() -> None:
     ((cost,),), ((way,),) = space.shortest(costs)
     atoms = {atom: number for number, atom in enumerate(space.graph.atoms)}
     assert cost == pytest.approx(min(sum(costs[atoms[atom], 0] for atom in walk(option)[0]) for option in problem.options))
-    assert cost == pytest.approx(sum(costs[atoms[atom], 0] for atom in walk(space.graph.options[way])[0]))
+    assert cost == pytest.approx(sum(costs[atoms[atom], 0] for atom in walk(space.graph.options[number])[0]))
 
 
 def test_the_next_cheapest_options_cost_more_one_after_the_other_and_are_what_their_numbers_say() -> None:
@@ -286,7 +286,7 @@ def test_a_descent_goes_on_from_the_run_so_far_as_if_it_had_begun_anew(several: 
     made = Search(problem, Space(problem))
     buckets = fused(problem.tensors, problem.profile.numel / 6, 0.5)
     chosen = made.choose(buckets)
-    options = tuple(made.space.graph.options[way] for way in chosen.ways)
+    options = tuple(made.space.graph.options[number] for number in chosen.options)
     assert simulate(problem, buckets_of(problem, buckets, options)).step_us == pytest.approx(chosen.step_us, rel=1e-12)
 
 
@@ -302,14 +302,14 @@ def test_nothing_is_encoded_that_gains_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_options_that_are_beaten_are_those_that_are_nowhere_less_than_another(seed: int) -> None:
+def test_options_that_are_dominated_are_those_that_are_nowhere_less_than_another(seed: int) -> None:
     costs = np.random.default_rng(seed).integers(0, 4, (60, 3)).astype(float)
     costs = costs[costs.sum(axis=1).argsort(kind="stable")]
-    beaten = np.empty(len(costs), bool)
-    _beaten(costs, beaten)
+    dominated = np.empty(len(costs), bool)
+    _dominated(costs, dominated)
     for place, row in enumerate(costs):
         others = [other for at, other in enumerate(costs) if (other <= row).all() and ((other < row).any() or at < place)]
-        assert beaten[place] == bool(others)
+        assert dominated[place] == bool(others)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -336,7 +336,7 @@ def test_no_plan_is_below_what_the_search_takes_for_the_least(several: bool) -> 
         made = Search(problem, Space(problem))
         step = search(problem).step_us
         assert made.least_us <= step * (1 + 1e-9)
-        ended += step <= made.least_us * (1 + NOTHING)
+        ended += step <= made.least_us * (1 + CONVERGED_RTOL)
     assert 0 < ended < 40
 
 

@@ -151,7 +151,7 @@ def test_quantities_of_two_scenarios_are_as_they_are_named() -> None:
         (changed(CASE, "expect.op", "near"), "case X1: field expect.op: 'near' is none of"),
         (changed(CASE, "expect.value", "x"), "case X1: field expect.value: 'x' is no finite number"),
         (PAIR, "case X2: field inputs.method: expected an object"),
-        (changed(MODEL, "inputs.model", "alexnet"), "case X3: field inputs.model: unknown model 'alexnet'; there are vgg16"),
+        (changed(MODEL, "inputs.model", "alexnet"), "case X3: field inputs.model: unknown model 'alexnet'; choose one of vgg16"),
         (changed(MODEL, "inputs.rank", 0), "case X3: field inputs.rank: 0 is no whole number of at least 1"),
         ("text", "case number 0: expected an object"),
     ],

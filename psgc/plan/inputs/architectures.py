@@ -195,6 +195,6 @@ def architecture(name: str) -> Architecture:
     """The model of that name. Raises UsageError naming those there are."""
     found = _MODELS.get(name.lower().replace("_", "-"))
     if found is None:
-        raise UsageError(f"unknown model {name!r}; there are {', '.join(_MODELS)}")
+        raise UsageError(f"unknown model {name!r}; choose one of {', '.join(_MODELS)}")
     item, batch, weights = found
     return Architecture(name.lower().replace("_", "-"), item, batch, tuple(weights()))

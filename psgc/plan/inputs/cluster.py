@@ -117,7 +117,7 @@ def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster
     known = {"name", "nodes", "gpus_per_node", "servers", "intra", "inter", "server", "source"}
     for key in document:
         if key not in known:
-            raise UsageError(f"{source}: unknown field {key!r}; there are {', '.join(sorted(known))}")
+            raise UsageError(f"{source}: unknown field {key!r}; expected one of {', '.join(sorted(known))}")
     nodes, gpus = (_whole(document, key, 1, source) for key in ("nodes", "gpus_per_node"))
     servers = _whole(document, "servers", 0, source) if "servers" in document else 0
     server = _link(document, "server", source) if "server" in document else None

@@ -190,7 +190,7 @@ def _tflops(gpu: str) -> float:
     except ValueError:
         value = 0.0
     if not LEAST_TFLOPS <= value <= MOST_TFLOPS:  # no NaN passes
-        raise UsageError(f"unknown GPU {gpu!r}; there are {', '.join(ACHIEVED_TFLOPS)}, or give what it achieves in TFLOP/s")
+        raise UsageError(f"unknown GPU {gpu!r}; choose one of {', '.join(ACHIEVED_TFLOPS)}, or give what it achieves in TFLOP/s")
     return value
 
 

@@ -1,7 +1,6 @@
-"""What other systems would do with the same job, by their papers, under our costs and our timeline.
+"""The plans of other systems, by their papers, under our costs and our timeline.
 
-Each takes a problem to what it would choose tensor by tensor, as these systems do; or for buckets that are given, in which case it keeps
-what they fuse and how they are cut. Owns the systems' fixed options and rules.
+Each method plans tensor by tensor, as these systems do. Given buckets, it keeps their fusion and their cuts and chooses options alone. Owns the systems' fixed options and rules.
 
     fp32             Jiang et al., OSDI 2020 (BytePS)
     byteps-compress  BytePS with gradient compression on the CPU
@@ -64,7 +63,7 @@ def tensor_by_tensor(problem: Problem) -> tuple[PlannedBucket, ...]:
 
 
 def with_option(bucket: PlannedBucket, option: Option, problem: Problem, parts: int | None = None) -> PlannedBucket:
-    """The bucket on another way; cut as it is, or into ``parts``."""
+    """The bucket with another option; cut as it is, or into ``parts``."""
     codec = UNCOMPRESSED if is_uncompressed(option) else problem.codec_of(bucket).name
     return replace(bucket, option=option, codec=codec, parts=bucket.parts if parts is None else parts)
 
@@ -102,7 +101,7 @@ def _byteps_compress(problem: Problem) -> Choose:
 
 def hitopkcomm(problem: Problem, buckets: Buckets | None = None, *, least_numel: int = 1) -> Found:
     """HiTopKComm (section 3.2 of its paper): a node's GPUs reduce-scatter, each compresses its shard, nodes all-gather the payloads, and the
-    decoded shards are gathered within the node. It compresses everything; ``least_numel`` is for those who would not.
+    decoded shards are gathered within the node. It compresses everything; ``least_numel`` is for a threshold.
 
     Raises UsageError as ``_require`` does."""
     return _found(functools.partial(_hitopkcomm, least_numel=least_numel), problem, buckets, 2)
@@ -123,7 +122,7 @@ def hipress(problem: Problem, buckets: Buckets | None = None, *, fused: bool = F
 
     Partitions are encoded, sent to who sums them, decoded, summed, encoded, sent to all and decoded, each by itself, be it by servers on the
     nodes or on a ring; here that is an all-to-all and an all-gather, which move as many bytes as K = N partitions, or the ring, do. ``fused``:
-    all K at once in one chain, a launch for all, which is more than SeCoPa's formulas claim. Raises UsageError as ``_require`` does."""
+    all K at once in one chain, with one launch, which is more than SeCoPa's formulas claim. Raises UsageError as ``_require`` does."""
     return _found(functools.partial(_hipress, fused=fused), problem, buckets, 2)
 
 
@@ -144,7 +143,7 @@ def _hipress(problem: Problem, *, fused: bool = False) -> Choose:
 
 
 def tensors_choices(problem: Problem) -> Iterator[list[Choice]]:
-    """What each of these systems does with each tensor, but for those that may not do what they do."""
+    """What each of these systems does with each tensor, without those that the constraints rule out."""
     buckets = tensor_by_tensor(problem)
     for system in (_fp32, _byteps_compress, _hitopkcomm, _hipress):
         try:
@@ -186,9 +185,9 @@ def secopa(problem: Problem, numel: int, codec: CodecCosts) -> Predicted:
     encode, decode = gpu.encode_all(elements), gpu.decode_all(elements)
     by_servers += np.minimum(partitions + 1, nodes) * encode + np.minimum(nodes - 1 + partitions, 2 * (nodes - 1)) * decode
     by_ring += nodes * (encode + decode)
-    ways = np.array([np.minimum(*travel(4 * elements)), np.minimum(by_servers, by_ring)]).T
-    best = int(ways.argmin())  # the fewest partitions of equal ones, uncompressed before compressed
-    return Predicted(best % 2 == 1, best // 2 + 1, float(ways.flat[best]))
+    times = np.array([np.minimum(*travel(4 * elements)), np.minimum(by_servers, by_ring)]).T
+    best = int(times.argmin())  # the fewest partitions of equal ones, uncompressed before compressed
+    return Predicted(best % 2 == 1, best // 2 + 1, float(times.flat[best]))
 
 
 def _partitions(numel: int) -> int:
@@ -205,14 +204,14 @@ def _can_take(bucket: PlannedBucket, option: Option, problem: Problem) -> bool:
 
 def _require(method: str, option: Option, problem: Problem) -> None:
     """Raise UsageError unless a method may take the one option that it has for some tensor."""
-    way = f"method {method}: it compresses by {' '.join(option)} alone"
+    only = f"method {method}: it compresses by {' '.join(option)} alone"
     if not problem.used:
-        raise RuledOut(f"{way}, and encoding is ruled out; choose another method", WITHOUT_ENCODING)
+        raise RuledOut(f"{only}, and encoding is ruled out; choose another method", WITHOUT_ENCODING)
     for device in devices_of(option):
         if not any(codec.knows(device) for codec in problem.codecs):
             problem.codec.device(device)
     if not problem.constraints.allows(option):
-        raise RuledOut(f"{way}, which the constraints rule out; choose another method", UNDER_CONSTRAINTS)
+        raise RuledOut(f"{only}, which the constraints rule out; choose another method", UNDER_CONSTRAINTS)
 
 
 def _found(system: Callable[[Problem], Choose], problem: Problem, buckets: Buckets | None, options: int) -> Found:

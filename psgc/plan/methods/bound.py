@@ -1,21 +1,21 @@
-"""What no plan can beat: lower bounds on the step, certified over every allowed option.
+"""Lower bounds on the step, certified over every allowed option.
 
 **Given the bucketing.** However the buckets' options are chosen and whatever order tasks take, of a step T hold, for every resource r and
 every bucket j in order of readiness:
 
     r works           T >= ready_j + head + sum over b >= j of load_r(b) + tail      all of r's work for buckets that are ready from j on
     the GPU           T >= backward + sum over all b of load_gpu(b) + tail           backward is work of the GPU, too
-    one bucket's way  T >= ready_b + before_r(b) + K load_r(b) + after_r(b)          K parts take turns on r
+    one bucket        T >= ready_b + before_r(b) + K load_r(b) + after_r(b)          K parts take turns on r
 
 load, before and after are what the bucket's option spends on r, before its first use of r and after its last; head and tail are the
 least of before and after over the options that are not ruled out, where every bucket must use r for some j. All are linear in which option each
 bucket takes. So the least T, with options mixed at will, is a linear programme over 4341 options a bucket: it is solved over few columns,
-and the dual prices say which of all others would help (column generation). By weak duality any prices give a valid bound over
+and the dual prices say which other options would help (column generation). By weak duality any prices give a valid bound over
 all options, whatever the solver's tolerance. An option whose price alone lifts the bound over a step that is known to be possible is ruled
 out, which raises heads and tails; at last options are made whole again (a mixed-integer programme of those that are left, within a time limit).
 
-**Over all bucketings.** Each tensor pays for its elements what they cost in the largest of buckets, and no latency but for the last one's; runs of
-tensors are taken together as ready as their first. Mixtures of options then stand for fusing and cutting in every way.
+**Over all bucketings.** Each tensor pays for its elements the least rate of any bucket size, and no latency but that of the last tensor's
+bucket. Runs of tensors are ready when their first is. Mixtures of options then cover every fusion and every cut.
 
 Owns the argument and its programmes; knows nothing of how plans are found.
 """
@@ -40,12 +40,12 @@ from psgc.plan.model.costs import GPU, RESOURCES
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem
 
-ROUNDS: Final = 3
-GROUPS: Final = 40  # of tensors, in the bound over all bucketings
-PATIENCE_S: Final = 0.9  # for all of it, as far as programmes can be ended
-WHOLE_S: Final = 0.4  # for making options whole
-MOST_WHOLE: Final = 4000  # columns
-CLOSE: Final = 1e-4
+MAX_PRUNING_ROUNDS: Final = 3
+TENSOR_GROUPS: Final = 40  # of tensors, in the bound over all bucketings
+TIME_LIMIT_S: Final = 0.9  # for all of it, as far as programmes can be ended
+MILP_TIME_LIMIT_S: Final = 0.4  # for making options whole
+MILP_MAX_COLUMNS: Final = 4000  # columns
+GAP_RTOL: Final = 1e-4
 _SLACK: Final = 1e-6
 
 
@@ -61,7 +61,7 @@ class Bounds:
 def lower_bounds(problem: Problem, buckets: Sequence[PlannedBucket], step_us: float) -> Bounds:
     """Bounds for a plan that takes ``step_us`` with these buckets."""
     begun = time.perf_counter()
-    space, until = Space(problem), begun + PATIENCE_S
+    space, until = Space(problem), begun + TIME_LIMIT_S
     any_us = over_all_bucketings(problem, space, until)
     given_us = max(any_us, given_buckets(problem, space, bucketing_of(problem, buckets), step_us, until))
     return Bounds(given_us, any_us, (time.perf_counter() - begun) * 1e3)
@@ -96,7 +96,7 @@ def _allowed(space: Space) -> NDArray[np.bool_]:
 
 class Features(NamedTuple):
     """Of each option and bucket, microseconds: load, before and after by resource, each of a whole bucket, one part and one part; inf where
-    the resource is not used. chain: one part's whole way."""
+    the resource is not used. chain: all tasks of one part."""
 
     load: F64
     before: F64
@@ -151,8 +151,8 @@ class Programme(NamedTuple):
 
 def programme(found: Features, buckets: Bucketing, backward_us: float, allowed: NDArray[np.bool_]) -> Programme:
     """The inequalities of the module's text, with heads and tails over the allowed options."""
-    ways = np.where(np.isfinite(found.before), found.load + found.before + found.after, 0.0)
-    spent = np.concatenate([found.load, ways, found.chain[None]])
+    routes = np.where(np.isfinite(found.before), found.load + found.before + found.after, 0.0)
+    spent = np.concatenate([found.load, routes, found.chain[None]])
     rows = [*_of_resources(found, buckets, allowed, spent.shape[0]), *_of_buckets(found, buckets, spent.shape[0])]
     tail = min(float(np.where(allowed, found.after[GPU], np.inf).min()), float(np.where(allowed, found.chain, np.inf)[:, -1].min()))
     weights = np.zeros((spent.shape[0], len(buckets.parts)))
@@ -180,7 +180,7 @@ def _of_resources(found: Features, buckets: Bucketing, allowed: NDArray[np.bool_
 
 
 def _of_buckets(found: Features, buckets: Bucketing, features: int) -> Iterator[Row]:
-    """One bucket's way: a part's, and the way through each resource that its parts take turns on."""
+    """One bucket's chain, and its use of each resource that its parts take turns on."""
     for b, parts in enumerate(buckets.parts):
         for feature in range(len(RESOURCES), features - 1) if parts > 1 else ():
             if found.load[feature - len(RESOURCES)].any():
@@ -192,24 +192,39 @@ def _of_buckets(found: Features, buckets: Bucketing, features: int) -> Iterator[
         yield Row(float(buckets.ready_us[b]), weights)
 
 
+class Solved(NamedTuple):
+    """The programme of given buckets. bound_us: valid over every choice of options; reduced: by how much it rises at least if a bucket
+    (columns) takes an option (rows), infinite where it is ruled out; options: the integer solution's, None if none was found."""
+
+    bound_us: float
+    reduced: F64
+    options: NDArray[np.int64] | None
+
+
 def given_buckets(problem: Problem, space: Space, buckets: Bucketing, step_us: float, until: float = np.inf) -> float:
-    """The bound over every choice of options for these buckets; about ``step_us`` where none is better. until: on the clock, when what has
-    been found by then is enough."""
+    """The bound over every choice of options for these buckets; about ``step_us`` where none is better. until: the deadline, on the clock."""
+    return solve_given(problem, space, buckets, step_us, until).bound_us
+
+
+def solve_given(problem: Problem, space: Space, buckets: Bucketing, step_us: float, until: float = np.inf) -> Solved:
+    """The programme solved for these buckets, of which a choice with ``step_us`` is known."""
     found = features(space, buckets)
     allowed = _allowed(space)[:, buckets.codec]
-    best = 0.0
-    for _ in range(ROUNDS):
+    best, reduced = 0.0, np.where(allowed, 0.0, np.inf)
+    for _ in range(MAX_PRUNING_ROUNDS):
         made = programme(found, buckets, problem.profile.backward_us, allowed)
         relaxed = _relaxed(made, allowed, until)
-        best = max(best, relaxed.bound)
-        if best >= step_us * (1 - CLOSE) or time.perf_counter() > until:
-            return best
+        if relaxed.bound > best:
+            best, reduced = relaxed.bound, np.where(allowed, relaxed.reduced, np.inf)
+        if best >= step_us * (1 - GAP_RTOL) or time.perf_counter() > until:
+            return Solved(best, reduced, None)
         left = allowed & (relaxed.bound + relaxed.reduced <= step_us + _SLACK)
         if left.sum() == allowed.sum():
             break
         allowed = left
     made = programme(found, buckets, problem.profile.backward_us, allowed)
-    return max(best, _whole(made, allowed, step_us, min(WHOLE_S, until - time.perf_counter())))
+    whole, options = _whole(made, allowed, step_us, min(MILP_TIME_LIMIT_S, until - time.perf_counter()))
+    return Solved(max(best, whole), reduced, options)
 
 
 class Relaxed(NamedTuple):
@@ -220,7 +235,7 @@ class Relaxed(NamedTuple):
 
 
 def _relaxed(made: Programme, allowed: NDArray[np.bool_], until: float = np.inf) -> Relaxed:
-    """The least T with options mixed, or what has been proved of it ``until`` then."""
+    """The least T with options mixed, or the best bound proved by the deadline."""
     buckets = np.arange(allowed.shape[1])
     weights = np.full(len(made.constants), 1 / len(made.constants))
     used = np.zeros(allowed.shape, bool)
@@ -241,69 +256,73 @@ def _relaxed(made: Programme, allowed: NDArray[np.bool_], until: float = np.inf)
         objective[-1] = 1.0
         with quiet():
             solved = solver().linprog(objective, columns, -made.constants, made.one_each(bucket), np.ones(len(buckets)), method="highs")
-        if solved.status or solved.fun - best.bound <= CLOSE * solved.fun:
+        if solved.status or solved.fun - best.bound <= GAP_RTOL * solved.fun:
             return best
         weights = np.maximum(-solved.ineqlin.marginals, 0.0)
         weights /= weights.sum()
 
 
-def _whole(made: Programme, allowed: NDArray[np.bool_], step_us: float, seconds: float) -> float:
-    """The bound with one option for each bucket, of those that are left, as far as it is found in time."""
+def _whole(made: Programme, allowed: NDArray[np.bool_], step_us: float, seconds: float) -> tuple[float, NDArray[np.int64] | None]:
+    """The bound with one whole option for each bucket, as far as it is proved in time, and the best solution's options."""
     option, bucket = _undominated(made, allowed)
-    if len(option) > MOST_WHOLE or seconds <= 0:
-        return 0.0
+    if len(option) > MILP_MAX_COLUMNS or seconds <= 0:
+        return 0.0, None
     columns = made.columns(option, bucket)
     objective = np.zeros(columns.shape[1])
     objective[-1] = 1.0
-    optimize, shorter_us = solver(), step_us * (1 - CLOSE)
+    optimize, shorter_us = solver(), step_us * (1 - GAP_RTOL)
     with quiet():
         solved = optimize.milp(
             objective, integrality=1 - objective, bounds=optimize.Bounds(0, np.append(np.ones(len(option)), shorter_us)),
             constraints=[optimize.LinearConstraint(columns, ub=-made.constants), optimize.LinearConstraint(made.one_each(bucket), 1, 1)],
-            options={"time_limit": seconds, "mip_rel_gap": CLOSE},
+            options={"time_limit": seconds, "mip_rel_gap": GAP_RTOL},
         )  # fmt: skip
-    if solved.status == 2:  # no step is so much shorter than the one that is known
-        return shorter_us
-    bound = solved.mip_dual_bound
-    return 0.0 if bound is None or not np.isfinite(bound) else min(float(bound) * (1 - _SLACK), shorter_us)
+    if solved.status == 2:  # no shorter step exists in this model
+        return shorter_us, None
+    bound, chosen = solved.mip_dual_bound, None
+    if solved.x is not None:
+        chosen = np.empty(allowed.shape[1], np.int64)
+        taken = np.flatnonzero(solved.x[:-1] > 0.5)
+        chosen[bucket[taken]] = option[taken]
+    return (0.0 if bound is None or not np.isfinite(bound) else min(float(bound) * (1 - _SLACK), shorter_us)), chosen
 
 
 def _undominated(made: Programme, allowed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each bucket, the allowed options that no other beats in everything that rows ask for."""
+    """Of each bucket, the allowed options that no other one dominates in the features that rows use."""
     asked: NDArray[np.bool_] = np.any(made.weights != 0, axis=0)  # by feature and bucket
     options, buckets = [], []
     for b in range(allowed.shape[1]):
         left = np.nonzero(allowed[:, b])[0]
         costs = made.spent[asked[:, b]][:, left, b].T
         order = costs.sum(axis=1).argsort(kind="stable")
-        beaten = np.empty(len(left), bool)
-        _beaten(np.ascontiguousarray(costs[order]), beaten)
-        options.append(left[order[~beaten]])
+        dominated = np.empty(len(left), bool)
+        _dominated(np.ascontiguousarray(costs[order]), dominated)
+        options.append(left[order[~dominated]])
         buckets.append(np.full(len(options[-1]), b))
     return np.concatenate(options), np.concatenate(buckets)
 
 
 @kernel(types.void(types.Array(types.float64, 2, "C", readonly=True), types.Array(types.boolean, 1, "C")))
-def _beaten(costs: Any, beaten: Any) -> None:
-    """Whether a row is nowhere less than one before it that is not beaten itself. Rows stand in the order of their sums."""
+def _dominated(costs: Any, dominated: Any) -> None:
+    """Whether each row is dominated by one before it that is not dominated. Rows are sorted by their sums."""
     options, asked = costs.shape
     for option in range(options):
-        beaten[option] = False
+        dominated[option] = False
         for other in range(option):
-            if not beaten[other]:
+            if not dominated[other]:
                 feature = 0
                 while feature < asked and costs[other, feature] <= costs[option, feature]:
                     feature += 1
                 if feature == asked:
-                    beaten[option] = True
+                    dominated[option] = True
                     break
 
 
 def over_all_bucketings(problem: Problem, space: Space, until: float = np.inf) -> float:
-    """The bound over every way of fusing, cutting and choosing. until: as for ``given_buckets``."""
+    """The bound over every fusion, cut and choice of options. until: as for ``given_buckets``."""
     tensors = problem.tensors
     sizes = tensors.numel
-    group = np.minimum((np.cumsum(sizes) - sizes) * GROUPS // sizes.sum(), GROUPS - 1).astype(np.int64)
+    group = np.minimum((np.cumsum(sizes) - sizes) * TENSOR_GROUPS // sizes.sum(), TENSOR_GROUPS - 1).astype(np.int64)
     # of each group and codec one column, as ready as the group's first tensor
     columns, of = np.unique(group * len(space.codecs) + tensors.codec, return_inverse=True)
     numel, codec = np.bincount(of, sizes), columns % len(space.codecs)
@@ -321,6 +340,6 @@ def over_all_bucketings(problem: Problem, space: Space, until: float = np.inf) -
             weights[-1][one, j:] = 1.0
     made = Programme(np.array(constants), np.array(weights), loads[:, :, codec] * numel)
     allowed = _allowed(space)
-    # whatever bucket the last tensor is in, it sends its messages when backward is done
+    # the last tensor's bucket sends its messages after backward, whichever it is
     latency = np.append(space.fixed_us, 0.0)[sequences].sum(axis=1)[allowed[:, tensors.codec[-1]]].min()
     return max(_relaxed(made, allowed[:, codec], until).bound, problem.profile.backward_us + float(latency))

@@ -16,7 +16,7 @@ from numba import types
 
 from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.model.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
-from psgc.plan.model.timeline import begin, new_run, new_snapshots, restore, resume, save
+from psgc.plan.model.timeline import ROUNDING, begin, new_run, new_snapshots, restore, resume, save
 
 _F64: Final = types.Array(types.float64, 1, "C")
 _I64: Final = types.Array(types.int64, 1, "C")
@@ -90,6 +90,35 @@ def _is_hopeless(run: Any, choices: Any, bucket: Any, end: Any, option: Any, cho
 
 
 @helper
+def _is_over(busy: Any, choices: Any, bucket: Any, option: Any, best: Any) -> Any:
+    """Whether a resource cannot be done by ``best`` if the bucket takes the option, which it can have."""
+    for resource in range(busy.size):
+        if (busy[resource] + choices.load_us[bucket, option, resource]) * ROUNDING > best:
+            return True
+    return False
+
+
+@helper
+def _busy(run: Any, choices: Any, snapshots: Any, row: Any, until: Any, bucket: Any, choice: Any, busy: Any) -> None:
+    """busy: when each resource is done at the earliest with all that is left at a snapshot, without this bucket, none of whose tasks, nor of
+    those of later buckets, has been started there."""
+    restore(run, snapshots, row)
+    busy[:] = run.state[: busy.size]
+    first = choices.chain[bucket]
+    busy[GPU] += run.ready_us[-1] - (run.ready_us[until - 1] if until else 0.0)
+    for chain in range(first):
+        for task in range(run.next_task[chain], run.ends[chain]):
+            if run.resource[task] == BOTH_WAYS:
+                busy[SEND] += run.us[task]
+                busy[RECEIVE] += run.us[task]
+            else:
+                busy[run.resource[task]] += run.us[task]
+    for other in range(bucket + 1, choice.size):
+        for resource in range(busy.size):
+            busy[resource] += choices.load_us[other, choice[other], resource]
+
+
+@helper
 def _resume_from(run: Any, snapshots: Any, row: Any, chain: Any, limit: Any) -> Any:
     """The step from a snapshot on, with the tasks that chains from ``chain`` on have now."""
     restore(run, snapshots, row)
@@ -97,13 +126,14 @@ def _resume_from(run: Any, snapshots: Any, row: Any, chain: Any, limit: Any) -> 
     return resume(run, run.ready_us.size, limit)
 
 
-@kernel(_RESULT(_F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _F64, _I64_2D, _I64, _I64, I64))
+@kernel(_RESULT(_F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _F64, _I64_2D, _I64, _I64, I64, types.boolean))
 def descend(
     ready: Any, chain: Any, until: Any, kind: Any, fits: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, starts: Any, order: Any, choice: Any,
-    budget: Any,
+    budget: Any, tails: Any,
 ) -> Any:  # fmt: skip
     """Find each bucket's option, ``choice``, from the best of ``starts`` (rows). Returns the step, the objective, and how many simulations
-    were run, about ``budget`` at most.
+    were run, about ``budget`` at most. order: the buckets that are changed one by one; tails: whether all from one on are changed together,
+    too.
 
     ready: of each chain; chain: where each bucket's chains begin, and their number; until: of each bucket, the first chain that is ready when
     it is; kind: of each bucket, its row of ``fits``, which has what options (columns) are worth trying, and of ``first``, which has where their
@@ -112,7 +142,7 @@ def descend(
     buckets, options = kind.size, length.size
     run = new_run(ready, resource, us, rest)
     choices = _choices(run, chain, kind, first, length)
-    snapshots, total = new_snapshots(buckets, run), np.empty(len(RESOURCES))
+    snapshots, total, busy = new_snapshots(buckets, run), np.empty(len(RESOURCES)), np.empty(len(RESOURCES))
     for bucket in range(buckets):
         run.alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]
     best, best_step, trials, improved = np.inf, np.inf, 0, True
@@ -129,8 +159,10 @@ def descend(
     while improved and trials < budget:
         improved = False
         for tail in (True, False):
+            if tail and not tails:
+                continue
             stale = True
-            for place in range(buckets):
+            for place in range(buckets if tail else order.size):
                 bucket = buckets - 1 - place if tail else order[place]
                 if stale:  # simulate the present choice, and note it where each bucket is about to be computed
                     begin(run)
@@ -140,10 +172,12 @@ def descend(
                     stale = False
                 end = buckets if tail else bucket + 1
                 chosen = -1
+                if not tail:
+                    _busy(run, choices, snapshots, bucket, until[bucket], bucket, choice, busy)
                 for option in range(options):
                     if (
                         not fits[kind[bucket], option]
-                        or (not tail and option == choice[bucket])
+                        or (not tail and (option == choice[bucket] or _is_over(busy, choices, bucket, option, best)))
                         or _is_hopeless(run, choices, bucket, end, option, choice, best, total)
                     ):
                         continue

@@ -5,10 +5,10 @@ buckets are given.
 
 - Everything starts as reduce-scatter, all-reduce and all-gather, or as the first uncompressed option that the constraints leave.
 - A bubble is a time in which no link, neither within nodes nor between them, carries anything and nothing has been sent in part, and
-  after which something is sent. (Were a bucket that waits for its decode between two sends part of a bubble, Algorithm 1 would stop at the
-  first large tensor that it compresses: that bucket has been kept waiting by what was sent before.)
+  after which something is sent. (If a bucket that waits for its decode between two sends were part of a bubble, Algorithm 1 would stop at the
+  first large tensor that it compresses.)
 - The counterpart of an option on the CPU has every encode and decode on the CPU.
-- Algorithm 2's product of offload counts may be too large to enumerate (the paper says nothing of it): beyond ``MOST_ENUMERATED`` each
+- Algorithm 2's product of offload counts may be too large to enumerate (the paper says nothing of it): beyond ``MAX_ENUMERATED`` each
   group's count is enumerated with the others held, group after group, until none changes.
 """
 
@@ -34,7 +34,7 @@ from psgc.plan.model.options import Constraints, Option, constrained, is_uncompr
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem
 
-MOST_ENUMERATED: Final = 10_000
+MAX_ENUMERATED: Final = 10_000
 Ints = NDArray[np.int64]
 
 
@@ -67,9 +67,9 @@ class Unit:
     high: int
 
 
-class Ways(NamedTuple):
-    """numbers: the options', among all of the space's; on_gpu: those of Algorithm 1, by their places there; on_cpu: each one's counterpart,
-    itself if it has none; encode: which encode at all."""
+class Candidates(NamedTuple):
+    """numbers: of the options, in the space; on_gpu: indices of Algorithm 1's; on_cpu: index of each option's counterpart, or its own;
+    encode: whether each option encodes."""
 
     numbers: Ints
     on_gpu: Ints
@@ -79,18 +79,17 @@ class Ways(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """options: by the trials' numbers; units: in order of readiness; low: where the chains of each begin; ways: by codec; until_s: when whoever
-    asked has enough."""
+    """options: by the trials' numbers; units: in order of readiness; low: where the chains of each begin; candidates: by codec; until_s: the deadline."""
 
     options: tuple[Option, ...]
     trials: Trials
     units: tuple[Unit, ...]
-    ways: tuple[Ways, ...]
+    candidates: tuple[Candidates, ...]
     low: Ints
     until_s: float = np.inf
 
     def go_on(self) -> None:
-        """Raise UsageError if it is time to give up."""
+        """Raise UsageError after the deadline."""
         if time.perf_counter() > self.until_s:
             raise UsageError(f"method espresso: not waited for with {len(self.units)} tensors; psgc plan --method espresso does")
 
@@ -99,19 +98,19 @@ class Job:
 
     def on_cpu(self, unit: Unit, option: int) -> int:
         """The counterpart of an option of the unit's."""
-        return int(self.ways[unit.kind[1]].on_cpu[option])
+        return int(self.candidates[unit.kind[1]].on_cpu[option])
 
     def take(self, unit: Unit, option: int) -> None:
         self.trials.option[unit.low : unit.high] = option
 
     def is_compressed(self, unit: Unit) -> bool:
-        return bool(self.ways[0].encode[self.option(unit)])
+        return bool(self.candidates[0].encode[self.option(unit)])
 
 
 def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None = None, until_s: float = np.inf) -> Job:
-    options, ways = _options(problem.allowed)
+    options, every = _options(problem.allowed)
     space = space or Space(problem)
-    numbers = ways.numbers
+    numbers = every.numbers
     ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
     units: list[Unit] = []
     low = 0
@@ -131,18 +130,18 @@ def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None
         np.repeat([kinds.index(unit.kind) for unit in units], parts),
         np.full(low, start, np.int64),
     )
-    left = tuple(_left(ways, takes) for takes in space.fits(numbers))
+    left = tuple(_left(every, takes) for takes in space.fits(numbers))
     return Job(options, trials, tuple(units), left, np.array([unit.low for unit in units]), until_s)
 
 
-def _left(ways: Ways, takes: NDArray[np.bool_]) -> Ways:
-    """What is left of the ways for a codec that takes some options."""
-    on_cpu = np.where(takes[ways.on_cpu], ways.on_cpu, np.arange(len(takes)))
-    return ways._replace(on_gpu=ways.on_gpu[takes[ways.on_gpu]], on_cpu=on_cpu)
+def _left(found: Candidates, takes: NDArray[np.bool_]) -> Candidates:
+    """The candidates of a codec that can have some of the options."""
+    on_cpu = np.where(takes[found.on_cpu], found.on_cpu, np.arange(len(takes)))
+    return found._replace(on_gpu=found.on_gpu[takes[found.on_gpu]], on_cpu=on_cpu)
 
 
 @functools.cache
-def _options(allowed_by: Constraints) -> tuple[tuple[Option, ...], Ways]:
+def _options(allowed_by: Constraints) -> tuple[tuple[Option, ...], Candidates]:
     """The options on GPUs alone, uncompressed ones with them, and then their counterparts on the CPU; and which are which."""
     tree = [option for option in constrained(allowed_by) if not any(".push" in action for action in option)]
     if not tree:
@@ -159,7 +158,7 @@ def _options(allowed_by: Constraints) -> tuple[tuple[Option, ...], Ways]:
     on_cpu = [*counterparts, *range(len(gpu), len(number))]
     numbers = np.array([graph(allowed_by).number[option] for option in number])
     encode = np.array([not is_uncompressed(option) for option in number])
-    return tuple(number), Ways(numbers, np.arange(len(gpu)), np.array(on_cpu, np.int64), encode)
+    return tuple(number), Candidates(numbers, np.arange(len(gpu)), np.array(on_cpu, np.int64), encode)
 
 
 def choose_on_gpu(job: Job) -> None:
@@ -170,7 +169,7 @@ def choose_on_gpu(job: Job) -> None:
     while left:
         job.go_on()
         unit, *left = left
-        best, shorter = job.trials.best(unit.low, unit.high, job.ways[unit.kind[1]].on_gpu, step)
+        best, shorter = job.trials.best(unit.low, unit.high, job.candidates[unit.kind[1]].on_gpu, step)
         if best >= 0:
             step = shorter
             job.take(unit, best)
@@ -206,7 +205,7 @@ class Offloading:
 
     def run(self) -> None:
         most = [len(group) for group in self.groups]
-        counts = self._enumerated(most) if prod(size + 1 for size in most) <= MOST_ENUMERATED else self._one_by_one(most)
+        counts = self._enumerated(most) if prod(size + 1 for size in most) <= MAX_ENUMERATED else self._one_by_one(most)
         self._set(counts)
 
     def _enumerated(self, most: Sequence[int]) -> tuple[int, ...]:

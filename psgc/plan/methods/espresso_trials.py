@@ -13,7 +13,7 @@ from numba import types
 
 from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
-from psgc.plan.methods.space import WayTable
+from psgc.plan.methods.space import OptionTable
 from psgc.plan.model.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND
 from psgc.plan.model.timeline import ROUNDING, Ints, begin, new_run, new_snapshots, restore, resume, save
 
@@ -28,7 +28,7 @@ _numba: Any = types  # untyped
 class Trials:
     """Chains in order of readiness, each with a kind and an option of the table by number. ``option`` is changed by who tries."""
 
-    table: WayTable
+    table: OptionTable
     ready_us: F64
     kind: Ints
     option: Ints

@@ -1,4 +1,4 @@
-"""The ways of finding a plan, by name. All are judged by the same costs and the same timeline."""
+"""Planning methods by name, one row each. All are judged by the same costs and the same timeline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHODS: Final[Mapping[str, Method]] = {
 
 
 def find(method: str, problem: Problem) -> Found:
-    """The method's plan. Raises UsageError for a name that no method has."""
+    """The method's plan. Raises UsageError for an unknown method."""
     if method not in METHODS:
-        raise UsageError(f"method {method!r}: there are {', '.join(METHODS)}")
+        raise UsageError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
     return METHODS[method](problem)

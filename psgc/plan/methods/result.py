@@ -1,4 +1,4 @@
-"""What every method of finding a plan answers."""
+"""The result of a planning method."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from psgc.plan.model.plan import PlannedBucket
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a method chose. step_us: by the timeline; select_us: how long it took to choose, cost tables included; options_considered: how
-    many options it had to choose from."""
+    """What a method chose. step_us: by the timeline; select_us: the time of the search, cost tables included;
+    options_considered: the number of options a bucket could have."""
 
     buckets: tuple[PlannedBucket, ...]
     step_us: float
@@ -25,7 +25,7 @@ WITHOUT_ENCODING: Final = ", since encoding is ruled out"
 
 
 class RuledOut(UsageError):
-    """The user has ruled out what a method cannot do without. by: one of the two above, which go on from what is not possible."""
+    """The constraints rule out what a method needs. by: one of the two reasons above."""
 
     def __init__(self, text: str, by: str) -> None:
         super().__init__(text)

@@ -1,6 +1,6 @@
-"""scipy's HiGHS: linear and mixed-integer programmes, without a word on standard output.
+"""scipy's HiGHS for linear and mixed-integer programmes, with nothing on standard output.
 
-Owns how the solver is got at, and kept quiet. Knows nothing of what is solved.
+Owns the import of the solver and its silence. Knows no programme.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A problem's options as a graph: what each costs at any size, and which is the cheapest of all at given prices.
 
-An option is a way through a graph whose edges are atoms; options that go on alike share the rest of their ways, so thousands of them make a
-graph of a few hundred edges. Prices say what a microsecond on each resource is worth. The cheapest of all options at some prices is the
-shortest way, found by one pass over the edges: no option is left out. Owns the graph and that pass; which prices to ask is ``search``'s
-and ``bound``'s business.
+An option is a path through a graph whose edges are atoms. Options with equal remainders share them, so thousands of options make a graph of
+a few hundred edges. A price is the cost of a microsecond on a resource. The cheapest of all options at given prices is the shortest path,
+found by one pass over the edges, so no option is left out. Owns the graph and that pass; ``search`` and ``bound`` choose the prices.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.model import options
-from psgc.plan.model.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, Atom, CodecCosts, Task, price, walk
+from psgc.plan.model.costs import BOTH_WAYS, INTRA, RECEIVE, RESOURCES, SEND, Atom, CodecCosts, Task, price, walk
 from psgc.plan.model.curves import Curves, Points, curves_of, task_times
 from psgc.plan.model.options import DEVICES, Constraints, Option
 from psgc.plan.model.problem import Problem
@@ -38,8 +37,9 @@ _OUT_I64_3D: Final = types.Array(types.int64, 3, "C")
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Every option as a way from the last node to node 0. Node i has the edges first[i] to first[i + 1], each with its atom, the node behind
-    it, whose number is less than i, and how many options go through the node's edges before it. Those add up to an option's number.
+    """Every option as a path from the last node to node 0. Node i has the edges first[i] to first[i + 1]. Each edge has its atom; the node
+    behind it, whose number is less than i; and the number of paths through the node's edges before it. Along a path these add up to the
+    option's number.
 
     options: by number; number: of each; rows: each one's atoms, filled up with -1; plain: the numbers of those that encode nothing; devices:
     which of DEVICES (columns) an atom (rows) is on."""
@@ -58,7 +58,7 @@ class Graph:
 
 @functools.cache
 def graph(constraints: Constraints) -> Graph:
-    """Of the options that are left: the trie of their atoms, with equal subtrees made one."""
+    """The graph of the options that the constraints allow: the trie of their atoms, with equal subtrees merged."""
     found = options.constrained(constraints)
     numbers: dict[Atom, int] = {}
     root: dict[int, Any] = {}
@@ -88,26 +88,26 @@ def graph(constraints: Constraints) -> Graph:
 
 
 def _before(first: Ints, behind: Ints) -> Ints:
-    """Of each edge, how many ways there are through the same node's edges before it."""
-    ways, before = np.ones(len(first) - 1, np.int64), np.zeros(len(behind), np.int64)
-    for node in range(1, len(ways)):
+    """Of each edge, the number of paths through the same node's edges before it."""
+    paths, before = np.ones(len(first) - 1, np.int64), np.zeros(len(behind), np.int64)
+    for node in range(1, len(paths)):
         edges = slice(first[node], first[node + 1])
-        through = ways[behind[edges]]
-        before[edges], ways[node] = np.cumsum(through) - through, through.sum()
+        through = paths[behind[edges]]
+        before[edges], paths[node] = np.cumsum(through) - through, through.sum()
     return before
 
 
 def _by_number(first: Ints, atom: Ints, behind: Ints, option_of: Mapping[tuple[int, ...], Option]) -> tuple[Option, ...]:
-    """The options in the order of the edges that they take: that of their numbers."""
+    """The options in the order of the edges that they take, which is that of their numbers."""
 
-    def ways(node: int) -> Iterator[tuple[int, ...]]:
+    def paths(node: int) -> Iterator[tuple[int, ...]]:
         if not node:
             yield ()
         for edge in range(first[node], first[node + 1]):
-            for rest in ways(int(behind[edge])):
+            for rest in paths(int(behind[edge])):
                 yield int(atom[edge]), *rest
 
-    return tuple(option_of[way] for way in ways(len(first) - 2))
+    return tuple(option_of[path] for path in paths(len(first) - 2))
 
 
 @helper
@@ -125,7 +125,7 @@ def _keep_less(value: Any, chosen: Any, through: Any, step: Any) -> None:
 
 @kernel(types.void(_IN_I64, _IN_I64, _IN_I64, _IN_F64_2D, _OUT_F64_3D, _OUT_I64_3D))
 def _shortest(first: Any, atom: Any, behind: Any, cost: Any, value: Any, chosen: Any) -> None:
-    """value, chosen: by rank, node and column, what the cheapest ways from a node cost, each more than the one before, and their first steps:
+    """value, chosen: by rank, node and column, the costs of the cheapest paths from a node, each more than the one before, and their first steps:
     edge * ranks + rank at the node behind it."""
     ranks, columns = value.shape[0], cost.shape[1]
     through, step = np.empty(columns), np.empty(columns, np.int64)
@@ -142,7 +142,7 @@ def _shortest(first: Any, atom: Any, behind: Any, cost: Any, value: Any, chosen:
 
 
 @kernel(I64(_IN_I64, I64, _OUT_I64))
-def _once(numbers: Any, below: Any, found: Any) -> Any:
+def _unique(numbers: Any, below: Any, found: Any) -> Any:
     seen, count = np.zeros(below, np.bool_), 0
     for number in numbers:
         if not seen[number]:
@@ -153,23 +153,69 @@ def _once(numbers: Any, below: Any, found: Any) -> Any:
 
 
 @kernel(types.void(_IN_I64_2D, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64_2D, _OUT_I64_2D, _OUT_I64, _OUT_I64, _OUT_F64, _OUT_F64))
-def _table(rows: Any, of_atom: Any, ways: Any, held: Any, times: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any) -> None:
-    """Fill a ``WayTable``. rows: every way's atoms; of_atom: every atom's tasks; held: each task's resource; times: of tasks (rows), by kind
+def _table(rows: Any, of_atom: Any, numbers: Any, held: Any, times: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any) -> None:
+    """Fill a ``OptionTable``. rows: every option's atoms; of_atom: every atom's tasks; held: each task's resource; times: of tasks (rows), by kind
     (columns)."""
     end = 0
     for kind in range(times.shape[1]):
-        for way in range(ways.size):
+        for place in range(numbers.size):
             begin = end
-            for atom in rows[ways[way]]:
+            for atom in rows[numbers[place]]:
                 for task in of_atom[atom]:
                     if task >= 0:
                         resource[end], us[end] = held[task], times[task, kind]
                         end += 1
-            first[kind, way], length[way] = begin, end - begin
+            first[kind, place], length[place] = begin, end - begin
             left = 0.0
-            for place in range(end - 1, begin - 1, -1):
-                left += us[place]
-                rest[place] = left
+            for task in range(end - 1, begin - 1, -1):
+                left += us[task]
+                rest[task] = left
+
+
+@kernel(I64(_IN_I64_2D, types.Array(types.float64, 2, "C", readonly=True), types.boolean, _OUT_I64))
+def _undominated(rows: Any, load: Any, by_links: Any, found: Any) -> Any:
+    """found: numbers of the options of which no other one costs at most as much on every resource; by_links: and before its first and after
+    its last use of a link. load: of each resource and atom, infinite where the atom is ruled out. Returns how many they are."""
+    options, resources = rows.shape[0], load.shape[0]
+    features = resources + (3 if by_links else 0)
+    cost, total = np.zeros((options, features)), np.zeros(options)
+    for option in range(options):
+        own = cost[option]
+        before, linked = 0.0, False
+        for atom in rows[option]:
+            if atom < 0:
+                break
+            us, on_link = 0.0, False
+            for resource in range(resources):
+                own[resource] += load[resource, atom]
+                us += load[resource, atom]
+                on_link = on_link or (INTRA <= resource <= RECEIVE and load[resource, atom] > 0)
+            if by_links:
+                if on_link:
+                    own[resources + 1], own[resources + 2], linked = 0.0, max(own[resources + 2], us), True
+                elif linked:
+                    own[resources + 1] += us
+                else:
+                    before += us
+        if by_links:
+            own[resources] = before
+        total[option] = own.sum()
+    count = 0
+    for option in np.argsort(total, kind="mergesort"):
+        if total[option] == np.inf:
+            break
+        dominated = False
+        for other in range(count):
+            feature = 0
+            while feature < features and cost[found[other], feature] <= cost[option, feature]:
+                feature += 1
+            if feature == features:
+                dominated = True
+                break
+        if not dominated:
+            found[count] = option
+            count += 1
+    return count
 
 
 @kernel(
@@ -201,9 +247,9 @@ def holds(resources: Ints) -> NDArray[np.bool_]:
 Priced = tuple[Task, ...]  # one task as each codec has it; they differ in what an element costs
 
 
-class WayTable(NamedTuple):
-    """Some ways' tasks for parts of several kinds, one after the other. first: where they begin in ``resource`` and ``us`` [kind, way];
-    length: how many they are, by way; rest: what a task and those that follow it in its way take."""
+class OptionTable(NamedTuple):
+    """The tasks of some options for parts of several kinds, one after the other. first: where an option's tasks begin in ``resource`` and
+    ``us`` [kind, option]; length: how many tasks each option has; rest: what a task and those behind it in its option take together."""
 
     first: Ints
     length: Ints
@@ -213,12 +259,12 @@ class WayTable(NamedTuple):
 
 
 class Space:
-    """A problem's options, priced. A way is an option's number. may_take: by codec, the atoms that buckets of it can have. Raises
+    """A problem's options, priced. Options are given by their numbers in the graph. may_take: by codec, the atoms that buckets of it can have. Raises
     UsageError for constraints that leave no option."""
 
     def __init__(self, problem: Problem) -> None:
         self.codecs = problem.codecs
-        _ = problem.options  # where there are none, says why
+        _ = problem.options  # raises where none is allowed
         self.graph = graph(problem.allowed)
         self.distinct: list[Priced] = []
         numbered = self._number(problem)
@@ -262,27 +308,27 @@ class Space:
         every: NDArray[np.bool_] = np.logical_and.reduce(has[self._of_atom[:-1]], axis=1).T
         return ~(~takes @ self.graph.devices.T) & every
 
-    def once(self, ways: Ints) -> Ints:
-        """Each of the ways once, in the order in which they first stand there."""
-        found = np.empty(len(ways), np.int64)
-        return found[: _once(ways, len(self.graph.options), found)]
+    def unique(self, numbers: Ints) -> Ints:
+        """The numbers without duplicates, in order of first appearance."""
+        found = np.empty(len(numbers), np.int64)
+        return found[: _unique(numbers, len(self.graph.options), found)]
 
-    def places(self, among: Ints, ways: Ints) -> Ints:
-        """Where each of the ways stands ``among`` others, of which each is there once."""
+    def positions(self, among: Ints, numbers: Ints) -> Ints:
+        """Index of each number in ``among``, which has no duplicates."""
         place = np.empty(len(self.graph.options), np.int64)
         place[among] = np.arange(len(among))
-        return place.take(ways)  # row after row, whatever the order of ``ways``
+        return place.take(numbers)  # row after row, whatever the order of ``numbers``
 
-    def rows(self, ways: Ints) -> Ints:
-        """The ways' tasks, a row each, as numbers of ``distinct``, with -1 between and after them."""
-        return self._of_atom[self.graph.rows[ways]].reshape(len(ways), self.graph.rows.shape[1] * self._of_atom.shape[1])
+    def rows(self, numbers: Ints) -> Ints:
+        """The options' tasks, a row each, as numbers of ``distinct``, with -1 between and after them."""
+        return self._of_atom[self.graph.rows[numbers]].reshape(len(numbers), self.graph.rows.shape[1] * self._of_atom.shape[1])
 
-    def table(self, ways: Ints, sizes: F64, codec: Ints) -> WayTable:
-        """The ways' tasks for parts of these sizes and codecs."""
-        count = len(sizes) * int(self._count_of_atom[self.graph.rows[ways]].sum())
-        first, length = np.empty((len(sizes), len(ways)), np.int64), np.empty(len(ways), np.int64)
-        table = WayTable(first, length, np.empty(count, np.int64), np.empty(count), np.empty(count))
-        _table(self.graph.rows, self._of_atom, ways, self.resources, self.times(sizes, codec), *table)
+    def table(self, numbers: Ints, sizes: F64, codec: Ints) -> OptionTable:
+        """The options' tasks for parts of these sizes and codecs."""
+        count = len(sizes) * int(self._count_of_atom[self.graph.rows[numbers]].sum())
+        first, length = np.empty((len(sizes), len(numbers)), np.int64), np.empty(len(numbers), np.int64)
+        table = OptionTable(first, length, np.empty(count, np.int64), np.empty(count), np.empty(count))
+        _table(self.graph.rows, self._of_atom, numbers, self.resources, self.times(sizes, codec), *table)
         return table
 
     def times(self, numel: F64, codec: Ints) -> F64:
@@ -300,17 +346,25 @@ class Space:
         ]
         return np.array(rows).reshape(len(rows), len(self.codecs))
 
-    def fits(self, ways: Ints) -> NDArray[np.bool_]:
-        """Which codecs' (rows) buckets can have which of the ways (columns)."""
+    def fits(self, numbers: Ints) -> NDArray[np.bool_]:
+        """Whether buckets of each codec (rows) can have each of the options (columns)."""
         if self._all_fit:
-            return np.ones((len(self.codecs), len(ways)), bool)
+            return np.ones((len(self.codecs), len(numbers)), bool)
         may_take = np.append(self.may_take, np.ones((len(self.codecs), 1), bool), axis=1)
-        fits: NDArray[np.bool_] = np.logical_and.reduce(may_take[:, self.graph.rows[ways]], axis=2)
+        fits: NDArray[np.bool_] = np.logical_and.reduce(may_take[:, self.graph.rows[numbers]], axis=2)
         return fits
 
     def loads(self, times: F64) -> F64:
-        """Microseconds of each atom on each resource: resources, atoms, and times' columns."""
+        """Microseconds of each atom on each resource: [resource, atom, column of ``times``]."""
         return self.uses @ times
+
+    def undominated(self, numel: float, codec: int, by_links: bool = False) -> Ints:
+        """The options for parts of this size and codec of which no other one costs at most as much on every resource; by_links: and before
+        its first and after its last use of a link, and in its longest use."""
+        load = self.loads(self.times(np.array([numel]), np.array([codec])))[:, :, 0]
+        load = np.where(self.may_take[codec], load, np.inf)
+        found = np.empty(len(self.graph.options), np.int64)
+        return found[: _undominated(self.graph.rows, np.ascontiguousarray(load), by_links, found)]
 
     def shortest(self, costs: F64, ranks: int = 1) -> tuple[F64, Ints]:
         """The cheapest of all options for each column of atoms' costs, and the next ones that cost more, up to ``ranks`` of them: their costs

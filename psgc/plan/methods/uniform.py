@@ -1,7 +1,6 @@
-"""Plans that compress everything, the same way: gradients fused to one size, one option, one device that encodes.
+"""Plans that compress every bucket with one option: gradients fused to one size, one device that encodes.
 
-What a codec costs where a planner would leave it alone. Owns the fusing and the short list of options worth simulating; ``methods`` has what
-a planner finds.
+They tell the cost of a codec that a planner would not choose. Owns the fusion and the short list of options to simulate.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from psgc.plan.model.options import Option, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem, simulate
 
-MOST_CUTS: Final = 64  # more than this and latencies, not bytes, are what is simulated
-LEAST_NUMEL: Final = 1 << 16  # smaller buckets are latency alone on every link there is
-SHORT_LIST: Final = 24  # ways that are simulated; of the ready-made clusters none has a better one by more than 1.2 % among all others
+MAX_CUTS: Final = 64  # with more, latencies dominate bytes
+MIN_BUCKET_NUMEL: Final = 1 << 16  # smaller buckets cost latency alone on every link
+MAX_SIMULATED: Final = 24  # options and cuts; on the ready-made clusters none beyond is better by more than 1.2 %
 
 
 def compressed(problem: Problem) -> tuple[Option, ...]:
-    """Those of which payloads travel between nodes, encoded on one device throughout. Raises UsageError if there are none."""
+    """The options that send payloads between nodes and encode on one device. Raises UsageError if there are none."""
     found = tuple(option for option in problem.options if _payloads_between_nodes(option) and _one_device(option))
     if not found:
         raise UsageError(
@@ -52,12 +51,12 @@ def best_uniform(problem: Problem, options: Sequence[Option]) -> Found:
         for option in options
         for chain in [tasks(option, problem.cluster, problem.codec)]
     }
-    ways = [
+    estimates = [
         (_estimate_us(problem.codec, chain, numel, cuts, backward), cuts, option)
         for option, chain in chains.values() for cuts in _cuts(numel)
     ]  # fmt: skip
     found = None
-    for _, cuts, option in sorted(ways)[:SHORT_LIST]:
+    for _, cuts, option in sorted(estimates)[:MAX_SIMULATED]:
         buckets = fused(problem, numel / cuts, option)
         step = simulate(problem, buckets).step_us
         if found is None or step < found.step_us:
@@ -68,13 +67,13 @@ def best_uniform(problem: Problem, options: Sequence[Option]) -> Found:
 
 def _cuts(numel: int) -> Iterable[int]:
     cuts = 1
-    while cuts == 1 or (cuts <= MOST_CUTS and numel / cuts >= LEAST_NUMEL):
+    while cuts == 1 or (cuts <= MAX_CUTS and numel / cuts >= MIN_BUCKET_NUMEL):
         yield cuts
         cuts *= 2
 
 
 def _estimate_us(codec: CodecCosts, chain: Sequence[Task], numel: float, cuts: int, backward_us: float) -> float:
-    """The busiest resource's time, and one bucket's way through the others."""
+    """The busiest resource's time, and one bucket's tasks alone."""
     busy, alone = [0.0] * len(RESOURCES), 0.0
     busy[GPU] = backward_us
     for task in chain:

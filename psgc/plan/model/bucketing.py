@@ -24,8 +24,8 @@ from psgc.plan.model.timeline import Ints
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _OUT_I64: Final = types.Array(types.int64, 1, "C")
-MOST_PARTS: Final = 64
-FINEST: Final = 256  # the smallest bucket, of a part
+MAX_PARTS: Final = 64
+MIN_BUCKET_SHARE: Final = 256  # the smallest bucket, of a part
 
 
 class Tensors(NamedTuple):
@@ -120,7 +120,7 @@ def fused(tensors: Tensors, part: float, taper: float) -> Bucketing:
     of = np.empty(len(tensors.numel), np.int64)
     buckets = _fuse(tensors.numel, tensors.codec, part, taper, of)
     sizes = np.bincount(of, tensors.numel, buckets)
-    return bucketing(tensors, of, np.clip(np.round(sizes / part), 1, MOST_PARTS))
+    return bucketing(tensors, of, np.clip(np.round(sizes / part), 1, MAX_PARTS))
 
 
 class Parts(NamedTuple):
@@ -162,7 +162,7 @@ def _fuse(numel: Any, codec: Any, part: Any, taper: Any, of: Any) -> Any:
         begins[own] = tensor if begins[own] < 0 else begins[own]
         size[own] += numel[tensor]
         left -= numel[tensor]
-        if size[own] >= min(part, max(taper * left, part / FINEST)) or tensor == last[own]:
+        if size[own] >= min(part, max(taper * left, part / MIN_BUCKET_SHARE)) or tensor == last[own]:
             for member in range(begins[own], tensor + 1):
                 if codec[member] == own:
                     of[member] = buckets
@@ -173,8 +173,48 @@ def _fuse(numel: Any, codec: Any, part: Any, taper: Any, of: Any) -> Any:
 
 def each_alone(tensors: Tensors, part: float = np.inf) -> Bucketing:
     """Every tensor by itself, cut at about ``part`` elements."""
-    parts = np.clip(np.round(tensors.numel / part), 1, MOST_PARTS)
+    parts = np.clip(np.round(tensors.numel / part), 1, MAX_PARTS)
     return bucketing(tensors, np.arange(len(tensors.numel)), parts)
+
+
+def _renumbered(tensors: Tensors, of: Ints, parts: Sequence[int]) -> tuple[Bucketing, Ints]:
+    """The bucketing in which each tensor is ``of`` this group, and each group's number in it."""
+    order = np.argsort(_last(of, len(parts)), kind="stable")
+    number = np.empty(len(parts), np.int64)
+    number[order] = np.arange(len(parts))
+    return bucketing(tensors, number[of], [parts[group] for group in order.tolist()]), number
+
+
+def merged(tensors: Tensors, made: Bucketing, bucket: int) -> tuple[Bucketing, Ints] | None:
+    """The bucketing with a bucket and the next one of its codec as one, in as many parts as the larger has, and that one's number. None if
+    it is the last."""
+    later = np.flatnonzero(made.codec[bucket + 1 :] == made.codec[bucket])
+    if not len(later):
+        return None
+    other = bucket + 1 + int(later[0])
+    of = np.where(made.of == bucket, other, made.of)
+    parts = made.parts.tolist()
+    parts[other] = max(parts[other], parts[bucket])
+    of[of > bucket] -= 1
+    del parts[bucket]
+    return bucketing(tensors, of, parts), np.array([other - 1])
+
+
+def split(tensors: Tensors, made: Bucketing, bucket: int, at: int | None = None) -> tuple[Bucketing, Ints] | None:
+    """The bucketing with a bucket as two, each in half as many parts, and their numbers. at: how many tensors the first gets; as many as
+    make about half of the elements if left out. None if the bucket is one tensor."""
+    members = np.flatnonzero(made.of == bucket)
+    if len(members) < 2:
+        return None
+    if at is None:
+        at = min(1 + int(np.searchsorted(np.cumsum(tensors.numel[members]), made.numel[bucket] / 2)), len(members) - 1)
+    of, group = made.of.copy(), len(made.parts)
+    of[members[at:]] = group
+    half = max(1, int(made.parts[bucket]) // 2)
+    parts = [*made.parts.tolist(), half]
+    parts[bucket] = half
+    found, number = _renumbered(tensors, of, parts)
+    return found, np.sort(number[[bucket, group]])
 
 
 def every_fusion(tensors: Tensors, parts: Iterable[int]) -> Iterator[Bucketing]:

@@ -45,7 +45,7 @@ def read_constraints(document: Any, source: str) -> Constraints:
         if key == "codec":
             raise UsageError(f"{source}: field codec: choose one for all tensors with --codec, or for those of some names under [codecs]")
         if key not in FIELDS:
-            raise UsageError(f"{source}: unknown field {key!r}; there are {', '.join(FIELDS)}")
+            raise UsageError(f"{source}: unknown field {key!r}; expected one of {', '.join(FIELDS)}")
     switches = {key: _switch(document, key, True, source) for key in SWITCHES}
     runtime = _switch(document, "runtime", False, source)
     codecs = _codecs(document, source)

@@ -103,7 +103,7 @@ def scenario_of(inputs: Any, place: str, *, method: str | None = None, needs_ban
         raise UsageError(f"field {place}.method: {named!r} is none of {', '.join(METHODS)}")
     unknown = sorted(set(inputs) - set(FIELDS))
     if unknown:
-        raise UsageError(f"field {place}.{unknown[0]}: unknown; there are {', '.join(FIELDS)}")
+        raise UsageError(f"field {place}.{unknown[0]}: unknown; expected one of {', '.join(FIELDS)}")
     values: dict[str, Any] = {"method": named, "bandwidth_gbps": None}
     for field in (*COMMON, *NEEDED[named], *(("bw_gbps",) if needs_bandwidth else ())):
         if inputs.get(field) is None:

@@ -50,7 +50,7 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise UsageError(f"unknown method {self.method!r}; there are {', '.join(METHODS)}")
+            raise UsageError(f"unknown method {self.method!r}; choose one of {', '.join(METHODS)}")
         for name, least in (("backward_ms", 0), ("encode_ms", 0), ("alpha_us", 0), ("grad_bytes", 0), ("p_bytes", 0), ("q_bytes", 0)):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= least):

@@ -1,0 +1,164 @@
+"""The search for as long as the user gives it: until the step is close to the lower bound, or time is up.
+
+Starts from the default plan (``search``) and from the complete plans of other systems, Espresso run to its end. Then, in turns, three moves: the
+bound's programme for the best plan's buckets gives each bucket's options of low reduced cost as candidates, and the integer solution as a start;
+the buckets are cut, merged and split until that does not help; and a perturbed copy of the best plan, or another fusion, is improved by
+itself and taken if it is better.
+
+Owns the order of these moves. The result is never longer than the default plan's or than any rival's complete plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from psgc.errors import UsageError
+from psgc.plan.methods.baselines import tensors_choices
+from psgc.plan.methods.bound import bucketing_of, over_all_bucketings, solve_given
+from psgc.plan.methods.espresso import espresso
+from psgc.plan.methods.result import Found
+from psgc.plan.methods.search import BOTH, CONVERGED_RTOL, MOVES_BUDGET, Chosen, Search, planned, searched
+from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, bucketing, fused, kinds_of, merged, split
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Problem
+from psgc.plan.model.timeline import Ints
+
+ESPRESSO_SHARE: Final = 0.25  # of the time, for each run of Espresso's algorithms
+PROGRAMME_S: Final = 0.5  # for one programme of the bound
+MAX_COLUMNS: Final = 40  # of a bucket: the options of the lowest reduced cost
+EVERY_KIND: Final = 12  # kinds of parts whose candidates are all options but dominated ones
+SIMULATIONS: Final = 40_000  # times their chains, of one descent
+MAX_KICKS: Final = 4  # moves of a perturbation
+GAP: Final = 1e-3  # over the lower bound, at which the search ends
+
+
+def search_for(problem: Problem, seconds: float) -> Found:
+    """The best plan found within about so many seconds."""
+    begun = time.perf_counter()
+    made = Anytime(problem, begun + seconds).run()
+    assert made.best is not None
+    chosen = planned(problem, made.space, made.best)
+    return Found(chosen, made.best.step_us, (time.perf_counter() - begun) * 1e6, len(problem.options))
+
+
+class Anytime:
+    """One search. until: the deadline on the clock; bound_us: of every plan."""
+
+    def __init__(self, problem: Problem, until: float) -> None:
+        self.problem, self.until = problem, until
+        self.begun = time.perf_counter()
+        self.made = searched(problem)
+        self.bound_us = over_all_bucketings(problem, self.made.space, self.begun + 1.0)
+        self.rng = np.random.default_rng(0)
+
+    @property
+    def best(self) -> Chosen:
+        assert self.made.best is not None
+        return self.made.best
+
+    @property
+    def is_over(self) -> bool:
+        return time.perf_counter() > self.until or self.best.step_us <= self.bound_us * (1 + GAP)
+
+    def run(self) -> Search:
+        """Search, and remove the encodings that do not shorten the step."""
+        for buckets, options in self._seeds():
+            if self.is_over:
+                break
+            self.made.among(buckets, options, budget=0)
+            self._polish(self.made, Chosen(np.inf, np.inf, buckets, options))
+        bounded: object = None
+        while not self.is_over:
+            if bounded is not self.best:
+                self._columns()
+                bounded = self.best
+            here = self._perturbed()
+            self._polish(here, here.best)
+            if here.best is not None and here.best.objective < self.best.objective:
+                self.made.best = here.best
+        self.made.simplify()
+        return self.made
+
+    def _seeds(self) -> Iterator[tuple[Bucketing, Ints]]:
+        """The default plan, and other systems' complete plans, with their buckets and with ours."""
+        yield self.best.bucketing, self.best.options
+        tensors, number = self.problem.tensors, self.made.space.graph.number
+        for choices in () if self.problem.constraints.runtime else tensors_choices(self.problem):
+            if all(choice.option in number for choice in choices):
+                options = np.array([number[choice.option] for choice in choices])
+                yield bucketing(tensors, np.arange(len(options)), [choice.parts for choice in choices]), options
+        ours = planned(self.problem, self.made.space, self.best)
+        for buckets in (ours, None):
+            found = self._espresso(buckets)
+            if found is not None:
+                made = bucketing_of(self.problem, found)
+                by_turn = sorted(found, key=lambda bucket: -bucket.priority)
+                yield made, np.array([number[bucket.option] for bucket in by_turn])
+
+    def _espresso(self, buckets: tuple[PlannedBucket, ...] | None) -> tuple[PlannedBucket, ...] | None:
+        """Espresso's plan; None where the constraints rule it out, or it takes too long."""
+        patience = ESPRESSO_SHARE * (self.until - self.begun)
+        try:
+            return espresso(self.problem, buckets, space=self.made.space, patience_s=patience).buckets
+        except UsageError:
+            return None
+
+    def _polish(self, search: Search, start: Chosen | None) -> None:
+        """Descend from ``start`` over all options, and move until nothing helps. ``search`` keeps the best."""
+        if start is not None and not self.is_over:
+            search.choose(start.bucketing, start.options, of_all=EVERY_KIND)
+        while search.best is not None and not self.is_over:
+            before = search.best.objective
+            search.improve(MOVES_BUDGET, EVERY_KIND)
+            if search.best.objective >= before * (1 - CONVERGED_RTOL / 10):
+                return
+
+    def _columns(self) -> None:
+        """Descend over the options of low reduced cost in the bound's programme for the best plan's buckets."""
+        buckets = self.made.cut(self.best.bucketing)
+        until = min(self.until, time.perf_counter() + PROGRAMME_S)
+        solved = solve_given(self.problem, self.made.space, buckets, self.best.step_us, until)
+        kinds = kinds_of(buckets)
+        reduced = np.full((len(kinds.sizes), solved.reduced.shape[0]), np.inf)
+        np.minimum.at(reduced, kinds.of, solved.reduced.T)
+        columns = [np.argsort(row, kind="stable")[:MAX_COLUMNS] for row in reduced]
+        columns = [column[np.isfinite(row[column])] for row, column in zip(reduced, columns, strict=True)]
+        starts = [self.best.options] if solved.options is None else [solved.options, self.best.options]
+        options = self.made.space.unique(np.concatenate([*columns, *starts]))
+        fits = np.array([np.isin(options, column) for column in columns])
+        for start in starts:
+            if not self.is_over:
+                self.made.descend(buckets, options, kinds, fits, start[None], SIMULATIONS, None, BOTH)
+
+    def _perturbed(self) -> Search:
+        """A search of its own whose best plan is the best one after a few random moves, or of another fusion."""
+        here = replace(self.made, best=None)
+        tensors, made, options = self.problem.tensors, self.best.bucketing, self.best.options
+        if self.rng.random() < 0.3:
+            parts = 2 ** self.rng.uniform(0, 6)
+            made = fused(tensors, self.problem.profile.numel / parts, 2 ** self.rng.uniform(-4, 0))
+        else:
+            for _ in range(int(self.rng.integers(1, MAX_KICKS + 1))):
+                made = self._moved(made)
+        options = options[self.best.bucketing.of[made.last]]
+        here.choose(made, options)
+        return here
+
+    def _moved(self, made: Bucketing) -> Bucketing:
+        """The bucketing after one random move."""
+        bucket, kind = int(self.rng.integers(len(made.parts))), int(self.rng.integers(3))
+        if kind == 0:
+            parts = made.parts.copy()
+            parts[bucket] = int(np.clip(round(parts[bucket] * 2 ** self.rng.uniform(-1, 1) + self.rng.integers(-1, 2)), 1, MAX_PARTS))
+            return made.cut(parts)
+        members = int((made.of == bucket).sum())
+        if kind == 1 and members > 1:
+            found = split(self.problem.tensors, made, bucket, int(self.rng.integers(1, members)))
+        else:
+            found = merged(self.problem.tensors, made, bucket)
+        return made if found is None else found[0]
