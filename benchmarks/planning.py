@@ -2,6 +2,7 @@
 
     python benchmarks/planning.py --traces DIR [--achieved SHARE] [--json]
     python benchmarks/planning.py --growth
+    python benchmarks/planning.py --rivals 1000 --tensors 1-200 [--seconds S] [--out FILE]
 
 The traces are the public artefact's (Wang et al., EuroSys 2023): tensors and when backward on a V100 had computed each. They are not part of
 this repository; without them there is nothing to plan for, and the bench says so. Codec times are the built-in V100's, payloads are as
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import planning_rivals
 
 from psgc.plan.inputs.cluster import load_cluster
 from psgc.plan.inputs.profile import V100_CODECS, Profile, TensorProfile, load_profile
@@ -197,10 +199,25 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="folder of the artefact's traces, as CSV: name, numel, ready_us")
     parser.add_argument("--growth", action="store_true", help="time the search alone, on made-up models of up to 10,000 tensors")
     parser.add_argument(
+        "--rivals", type=int, metavar="JOBS", help="so many random jobs instead (planning_rivals.py), beside every rival's plan"
+    )
+    parser.add_argument("--tensors", default="1-200", metavar="A-B", help="how many tensors the random jobs have")
+    parser.add_argument("--seconds", type=float, help="search each random job for so long")
+    parser.add_argument("--out", type=Path, help="keep the random jobs' results in this file, and go on from it")
+    parser.add_argument(
         "--achieved", type=float, default=1.0, help="what everybody gets of the links between nodes, as a share of line rate"
     )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.rivals is not None:
+        fewest, _, most = arguments.tensors.partition("-")
+        if not (fewest.isdigit() and most.isdigit() and 1 <= int(fewest) <= int(most) and arguments.rivals > 0):
+            sys.exit(
+                f"planning: --rivals {arguments.rivals} --tensors {arguments.tensors}: expected a number of jobs, and a range as 1-200"
+            )
+        rows = planning_rivals.run(arguments.rivals, int(fewest), int(most), arguments.out, arguments.seconds)
+        print("\n".join(planning_rivals.summary(rows)))
+        return
     if arguments.growth:
         print("\n".join(growth_table()))
         return

@@ -28,9 +28,10 @@ import numpy as np
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import V100_CODECS, Profile, TensorProfile
+from psgc.plan.methods.anytime import search_for
 from psgc.plan.methods.baselines import byteps_compress, fp32, hipress, hitopkcomm
 from psgc.plan.methods.espresso import espresso
-from psgc.plan.methods.registry import METHODS
+from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs
@@ -64,17 +65,20 @@ def random_job(seed: int, fewest: int, most: int) -> Problem:
     return Problem(profile, cluster, codec_costs(codec, profile, cluster.gpus), constraints)
 
 
-def compared(seed: int, fewest: int, most: int, method: str = "psgc") -> dict[str, Any]:
-    """One job: our step, the time that the search took, and each rival's step, with its own buckets and with ours."""
+def compared(seed: int, fewest: int, most: int, seconds: float | None = None) -> dict[str, Any]:
+    """One job: our step, the time that the search took, and each rival's step, with its own buckets and with ours. seconds: of the search, in
+    place of the default."""
     problem = random_job(seed, fewest, most)
-    ours = METHODS[method](problem)
+    ours = search(problem) if seconds is None else search_for(problem, seconds)
     steps: dict[str, float] = {}
     for name, rival in RIVALS.items():
-        steps |= {name: step for step in [_step(name, rival, problem, None)] if step is not None}
-        steps |= {f"{name}, our buckets": step for step in [_step(name, rival, problem, ours.buckets)] if step is not None}
+        for label, buckets in ((name, None), (f"{name}, our buckets", ours.buckets)):
+            step = _step(name, rival, problem, buckets)
+            if step is not None:
+                steps[label] = step
     return {
         "seed": seed, "tensors": [fewest, most], "count": len(problem.profile.tensors), "servers": problem.cluster.servers,
-        "method": method, "step_us": ours.step_us, "select_us": ours.select_us, "rivals": steps,
+        "seconds": seconds, "step_us": ours.step_us, "select_us": ours.select_us, "rivals": steps,
     }  # fmt: skip
 
 
@@ -87,12 +91,12 @@ def _step(name: str, rival: Any, problem: Problem, buckets: Sequence[PlannedBuck
         return None
 
 
-def run(count: int, fewest: int, most: int, out: Path | None, method: str = "psgc") -> list[dict[str, Any]]:
+def run(count: int, fewest: int, most: int, out: Path | None, seconds: float | None = None) -> list[dict[str, Any]]:
     """Compare on the jobs of seeds 0 to ``count``. out: results, a line each; those that are in it already are not computed again."""
-    known = {row["seed"]: row for row in _kept(out) if row["tensors"] == [fewest, most] and row["method"] == method}
+    known = {row["seed"]: row for row in _kept(out) if row["tensors"] == [fewest, most] and row["seconds"] == seconds}
     for seed in range(count):
         if seed not in known:
-            known[seed] = compared(seed, fewest, most, method)
+            known[seed] = compared(seed, fewest, most, seconds)
             if out is not None:
                 with out.open("a") as file:
                     file.write(json.dumps(known[seed]) + "\n")

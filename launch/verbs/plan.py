@@ -32,6 +32,9 @@ def plan(
     runnable: Annotated[
         bool, typer.Option("--runnable", help="Only what psgc run --plan carries: pushes to servers, encoding on CPUs.")
     ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(help="Search for about so many seconds, or until the bound is near; default: some milliseconds.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with the timeline and the reasons.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the plan.")] = None,
     as_json: Json = False,
@@ -43,6 +46,8 @@ def plan(
     check_place(report, "--report")
     check_place(out, "-o")
     check_gpu("plan", profile, gpu)
+    if seconds is not None and not (0 < seconds < float("inf") and method == "psgc"):
+        raise UsageError(f"plan: --seconds {seconds:g}: expected a number above 0, and --method psgc, which alone searches for longer")
     with progress(as_json) as tell:
         from psgc.plan.model.constraints import ALL, load_constraints
         from psgc.plan.model.job import load_job
@@ -53,7 +58,7 @@ def plan(
         _check_encodes(codec, allowed, f"constraints {constraints}")
         job = load_job(profile, cluster, codec, allowed, gpu=gpu)
         tell(f"planning {job.problem.profile.model} by {method}")
-        assessed = assess(job, method, compare=not as_json or report is not None)
+        assessed = assess(job, method, compare=not as_json or report is not None, seconds=seconds)
         text = json.dumps(document(assessed))
         if report is not None:
             from psgc.plan.report.report import report as page

@@ -1,6 +1,7 @@
 """The plans of other systems, by their papers, under our costs and our timeline.
 
-Each method plans tensor by tensor, as these systems do. Given buckets, it keeps their fusion and their cuts and chooses options alone. Owns the systems' fixed options and rules.
+Each method plans tensor by tensor, as these systems do. Given buckets, it keeps
+their fusion and their cuts, and chooses options alone. Owns the systems' fixed options and rules.
 
     fp32             Jiang et al., OSDI 2020 (BytePS)
     byteps-compress  BytePS with gradient compression on the CPU

@@ -92,10 +92,10 @@ def _is_hopeless(run: Any, choices: Any, bucket: Any, end: Any, option: Any, cho
 @helper
 def _is_over(busy: Any, choices: Any, bucket: Any, option: Any, best: Any) -> Any:
     """Whether a resource cannot be done by ``best`` if the bucket takes the option, which it can have."""
+    latest = 0.0
     for resource in range(busy.size):
-        if (busy[resource] + choices.load_us[bucket, option, resource]) * ROUNDING > best:
-            return True
-    return False
+        latest = max(latest, busy[resource] + choices.load_us[bucket, option, resource])
+    return latest * ROUNDING > best
 
 
 @helper

@@ -26,7 +26,17 @@ from psgc.plan.methods.descent import descend, simplify
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.space import OptionTable, Space
 from psgc.plan.model.bucketing import (
-    MAX_PARTS, Bucketing, Kinds, bucketing, each_alone, every_fusion, fused, kinds_of, merged, parts_of, split,
+    MAX_PARTS,
+    Bucketing,
+    Kinds,
+    bucketing,
+    each_alone,
+    every_fusion,
+    fused,
+    kinds_of,
+    merged,
+    parts_of,
+    split,
 )  # fmt: skip
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem
@@ -319,16 +329,15 @@ def searched(problem: Problem) -> Search:
     if count <= EXHAUSTIVE_MAX_TENSORS:
         for buckets in every_fusion(problem.tensors, (1, 2, 4)):
             made.choose(buckets)
-    if not made.is_done:
-        if count <= UNFUSED_MAX_TENSORS:
-            made.unfused()
-        plain, every = len(made.space.graph.plain), len(made.space.graph.options)
-        if (count <= RIVALS_MAX_TENSORS and plain and not problem.constraints.runtime) or plain == every:
-            made.rivals()
-        if count > RIVALS_MAX_TENSORS:
-            made.improve(LARGE_BUDGET, 1)
-        else:
-            made.improve()
+    if count <= UNFUSED_MAX_TENSORS and not made.is_done:
+        made.unfused()
+    plain, every = len(made.space.graph.plain), len(made.space.graph.options)
+    if (count <= RIVALS_MAX_TENSORS and plain and not problem.constraints.runtime) or plain == every:  # few options are simulated quickly
+        made.rivals()
+    if count > RIVALS_MAX_TENSORS:
+        made.improve(LARGE_BUDGET, 1)
+    else:
+        made.improve()
     made.simplify()
     return made
 
@@ -340,6 +349,8 @@ def planned(problem: Problem, space: Space, chosen: Chosen) -> tuple[PlannedBuck
     plain, codecs = set(space.graph.plain.tolist()), [codec.name for codec in space.codecs]
     columns = (members, chosen.options.tolist(), found.codec.tolist(), found.numel.tolist(), found.parts.tolist())
     return tuple(
-        PlannedBucket(tuple(tensors), int(numel), parts, -number, UNCOMPRESSED if option in plain else codecs[codec], space.graph.options[option])
+        PlannedBucket(
+            tuple(tensors), int(numel), parts, -number, UNCOMPRESSED if option in plain else codecs[codec], space.graph.options[option]
+        )
         for number, (tensors, option, codec, numel, parts) in enumerate(zip(*columns, strict=True))
     )

@@ -153,7 +153,9 @@ def _unique(numbers: Any, below: Any, found: Any) -> Any:
 
 
 @kernel(types.void(_IN_I64_2D, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64_2D, _OUT_I64_2D, _OUT_I64, _OUT_I64, _OUT_F64, _OUT_F64))
-def _table(rows: Any, of_atom: Any, numbers: Any, held: Any, times: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any) -> None:
+def _table(
+    rows: Any, of_atom: Any, numbers: Any, held: Any, times: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any
+) -> None:
     """Fill a ``OptionTable``. rows: every option's atoms; of_atom: every atom's tasks; held: each task's resource; times: of tasks (rows), by kind
     (columns)."""
     end = 0

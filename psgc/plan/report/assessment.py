@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
+from psgc.plan.methods.anytime import search_for
 from psgc.plan.methods.bound import Bounds, lower_bounds
 from psgc.plan.methods.espresso import espresso
 from psgc.plan.methods.registry import METHODS, find
@@ -67,11 +68,12 @@ class Assessment:
         return {self.method: self.found.step_us, "uncompressed": self.plain.step_us, **others}
 
 
-def assess(job: Job, method: str, *, compare: bool) -> Assessment:
-    """The method's plan for the job, assessed. compare: beside all methods, else only beside fp32. Raises UsageError for unknown methods,
+def assess(job: Job, method: str, *, compare: bool, seconds: float | None = None) -> Assessment:
+    """The method's plan for the job, assessed. compare: beside all methods, else only beside fp32; seconds: how long psgc's own method may
+    search, with compression and without. Raises UsageError for unknown methods,
     and for one whose plan cannot be run where that is asked for."""
     problem = job.problem
-    found, plain = _found_warm(method, problem), _found_warm(BEST, _without_compression(problem))
+    found, plain = _found_in(seconds, method, problem), _found_in(seconds, BEST, _without_compression(problem))
     _check_carried(method, found, problem)
     sought = found if method == BEST else find(BEST, problem)
     best = _unless_for_nothing(sought, plain)
@@ -93,6 +95,11 @@ def _check_carried(method: str, found: Found, problem: Problem) -> None:
             raise UsageError(
                 f"method {method}: its plan takes {' '.join(bucket.option)}, which no job carries; choose {BEST} for a plan to run"
             )
+
+
+def _found_in(seconds: float | None, method: str, problem: Problem) -> Found:
+    """The method's answer, after about so many seconds if it is psgc's own and they are given."""
+    return _found_warm(method, problem) if seconds is None or method != BEST else search_for(problem, seconds)
 
 
 def _found_warm(method: str, problem: Problem) -> Found:
