@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Final
 
 from psgc.compiling import Heard, told_by
@@ -27,7 +28,8 @@ LOOPBACK, BETWEEN_NODES = "loopback", "inter"
 @dataclass(frozen=True, slots=True)
 class Request:
     """What is to be measured. transport: of links, None if they are not. join: measure them to the server
-    of the job that the environment names, not to one started here. inter: the link between nodes, if it is given."""
+    of the job that the environment names, not to one started here. inter: the link between nodes, if it is given. trace: of a training, which
+    another profiler recorded."""
 
     model: str | None
     gpu: str
@@ -39,12 +41,15 @@ class Request:
     transport: str | None
     join: bool
     inter: Link | None
+    trace: Path | None = None
 
     def __post_init__(self) -> None:
         if self.command and self.model is not None:
             raise UsageError("profile: --model is computed, --script measured; give one of them")
-        if not self.command and self.model is None and self.transport is None:
-            raise UsageError("profile: nothing to measure; give --model NAME, --script -- CMD... or --links")
+        if self.trace is not None and (self.command or self.model is not None):
+            raise UsageError("profile: --trace has times of its own; give one of --trace, --model and --script")
+        if not self.command and self.model is None and self.transport is None and self.trace is None:
+            raise UsageError("profile: nothing to measure; give --model NAME, --script -- CMD..., --trace FILE or --links")
         if self.command and shutil.which(self.command[0]) is None:
             raise UsageError(f"profile: command {self.command[0]!r} is not found or not executable")
         if min(self.workers, self.servers) < 1 or self.iterations < LEAST_ITERATIONS:
@@ -70,7 +75,7 @@ def measure(request: Request, bar: bool) -> Profile:
         return replace(found, codecs=codecs)
     none = measured["none"] if "none" in measured else _curves(("none",), LINK_SIZES, bar)["none"]
     link, overheads = fit(trips, none)
-    links = {BETWEEN_NODES if request.join else LOOPBACK: link}
+    links = {**found.links, BETWEEN_NODES if request.join else LOOPBACK: link}
     return replace(found, codecs=codecs, links=links, overheads=overheads, spread={**found.spread, **trips.spread})
 
 
@@ -89,6 +94,10 @@ def _tensors(request: Request) -> Profile:
         from psgc.launch.profiling.job import profile_job
 
         return profile_job(request.command, request.workers, request.servers, request.iterations)
+    if request.trace is not None:
+        from psgc.plan.inputs.recorded import profile_of_file
+
+        return profile_of_file(request.trace)
     return Profile("", (), machine(), _now(), "measured")
 
 

@@ -29,6 +29,9 @@ def profile(
     model: Annotated[str | None, typer.Option(help="A well-known model: ready times are computed.")] = None,
     gpu: Annotated[str, typer.Option(help="GPU that --model is computed for, or what one achieves in TFLOP/s.")] = "v100",
     script: Annotated[bool, typer.Option("--script", help="Run CMD, a psgc job, on this machine and time its gradients.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="A trace of an ordinary training: of torch.profiler (JSON), or of Nsight Systems (SQLite).")
+    ] = None,
     workers: Annotated[int, typer.Option(help="Worker processes of CMD; nodes of --cluster-out.")] = 2,
     servers: Annotated[int, typer.Option(help="Server processes of CMD; servers of --cluster-out.")] = 1,
     iterations: Annotated[int, typer.Option(help="Iterations observed, after a warm-up.")] = 20,
@@ -50,6 +53,7 @@ def profile(
     """Measure what plans need: when gradients become ready, what codecs cost on this CPU, what messages cost.
 
     Example: psgc profile --script --workers 2 -o profile.json -- python train.py
+    Example: psgc profile --trace trace.json -o profile.json
     """
     if script and not command:
         raise UsageError("profile: --script without a command; for example: psgc profile --script -- python train.py")
@@ -72,7 +76,7 @@ def profile(
         request = Request(
             model, gpu, tuple(command or ()), workers, servers, iterations,
             _codec_list(codecs) if time_codecs and (codecs or model or script) else (),
-            transport if links else None, join, _given_link(inter_gbps, inter_latency_us),
+            transport if links else None, join, _given_link(inter_gbps, inter_latency_us), trace,
         )  # fmt: skip
     _check_outputs(request, output, cluster_out)
     found = measure(request, bar=not as_json)
@@ -111,8 +115,8 @@ def _check_outputs(request: Request, output: Path | None, cluster_out: Path | No
             raise UsageError(f"profile: cannot write {path}: it is a folder")
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"profile: cannot write {path}: no folder {path.parent}")
-    if not request.command and request.model is None and output is not None:
-        raise UsageError("profile: -o writes a model's profile; give --model or --script, too (--cluster-out writes links alone)")
+    if not request.command and request.model is None and request.trace is None and output is not None:
+        raise UsageError("profile: -o writes a model's profile; give --model, --script or --trace, too (--cluster-out writes links alone)")
     if cluster_out is not None and request.transport is None and request.inter is None:
         raise UsageError("profile: --cluster-out without links; give --links, or --inter-gbps and --inter-latency-us")
 

@@ -49,9 +49,10 @@ _TOTALS: Final[Mapping[str, Callable[[Iteration], float]]] = {
 
 
 def profile_of(
-    iterations: Sequence[Iteration], numel: Mapping[str, int], *, model: str = "", hardware: str = "", date: str = ""
+    iterations: Sequence[Iteration], numel: Mapping[str, int], *, model: str = "", hardware: str = "", date: str = "",
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Profile:  # fmt: skip
-    """The profile of these iterations; numel: elements of every tensor.
+    """The profile of these iterations; numel: elements of every tensor; shapes: of those that are known.
 
     An iteration is left out when the time of its computation lies more than FENCE interquartile ranges beyond the quartiles. A tensor is
     ready at the median over the others; one that backward never reached, when backward ends: it leaves with the synchronization.
@@ -66,7 +67,7 @@ def profile_of(
     return Profile(
         model=model, hardware=hardware, date=date,
         source=f"measured: medians of {_counted(len(kept), len(iterations))}",
-        tensors=tuple(TensorProfile(name, numel[name], round(ready[name] - first, 3)) for name in ordered),
+        tensors=tuple(TensorProfile(name, numel[name], round(ready[name] - first, 3), (shapes or {}).get(name)) for name in ordered),
         forward_us=round(statistics.median(iteration.forward_us for iteration in kept), 3),
         spread={total: spread_of([read(iteration) for iteration in kept]) for total, read in _TOTALS.items()},
     )  # fmt: skip

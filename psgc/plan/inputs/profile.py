@@ -1,7 +1,7 @@
 """What a plan needs to know of a model: its tensors, when each gradient is ready, and how long codecs take on its hardware.
 
     {"version": 1, "model", "hardware", "date", "source", "unit": "us",
-     "tensors": [{"name", "numel", "ready_us"}],             in the order in which gradients become ready
+     "tensors": [{"name", "numel", "ready_us", "shape"}],    in the order in which gradients become ready; shape may be left out
      "forward_us": null,                                     all of an iteration before the first gradient and after synchronization
      "codecs": {"int8": {"cpu": {"numel": [..], "encode_us": [..], "decode_us": [..]}, "gpu": {...}, "server": {...}}},
      "spread": {"backward_us": {"median", "iqr"}},           of measured totals: median and interquartile range
@@ -17,6 +17,7 @@ former and one of the latter. ``none`` has times, too: copies into slots, out of
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,11 +41,16 @@ ACHIEVED_TFLOPS: Final = {"v100": 11.0, "t4": 6.0, "a10g": 30.0, "a100": 140.0, 
 
 @dataclass(frozen=True, slots=True)
 class TensorProfile:
-    """One gradient. ready_us: when backward has computed it."""
+    """One gradient. ready_us: when backward has computed it; shape: where it is known."""
 
     name: str
     numel: int
     ready_us: float
+    shape: tuple[int, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        shape = {} if self.shape is None else {"shape": list(self.shape)}
+        return {"name": self.name, "numel": self.numel, "ready_us": self.ready_us, **shape}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +129,7 @@ class Profile:
     def to_json(self) -> dict[str, Any]:
         return {
             "version": VERSION, "model": self.model, "hardware": self.hardware, "date": self.date, "source": self.source, "unit": "us",
-            "tensors": [{"name": t.name, "numel": t.numel, "ready_us": t.ready_us} for t in self.tensors],
+            "tensors": [tensor.to_json() for tensor in self.tensors],
             "forward_us": self.forward_us,
             "codecs": {
                 name: {
@@ -296,7 +302,18 @@ def _tensor(entry: Any, place: str) -> TensorProfile:
         raise UsageError(
             f"{place}: numel of {shown(entry['name'])} is {shown(numel)}, expected a whole number of at least 1, and 2**34 at most"
         )
-    return TensorProfile(entry["name"], int(numel), _number(ready, f"{place}: ready_us of {shown(entry['name'])}"))
+    return TensorProfile(
+        entry["name"], int(numel), _number(ready, f"{place}: ready_us of {shown(entry['name'])}"), _shape(entry, int(numel), place)
+    )
+
+
+def _shape(entry: Mapping[str, Any], numel: int, place: str) -> tuple[int, ...] | None:
+    shape = entry.get("shape")
+    if shape is None:
+        return None
+    if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape) or math.prod(shape) != numel:
+        raise UsageError(f"{place}: shape of {shown(entry['name'])} is {shown(shape)}, expected sizes whose product is its numel, {numel}")
+    return tuple(shape)
 
 
 def _read_curve(entry: Any, place: str) -> CostCurve:
