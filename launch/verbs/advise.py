@@ -11,6 +11,7 @@ from psgc.errors import UsageError
 from psgc.launch.compile_on_call import compiles_on_call
 from psgc.launch.flags import Json
 from psgc.launch.tables import print_table, progress
+from psgc.launch.usage import refuse_beside
 
 OPTIMIZERS = ("adam", "sgd")
 MOST_TOKENS, MOST_MEMORY_GBPS = 10**9, 1e6  # a typing error beyond
@@ -18,32 +19,40 @@ MOST_TOKENS, MOST_MEMORY_GBPS = 10**9, 1e6  # a typing error beyond
 
 @compiles_on_call
 def advise(
+    context: typer.Context,
     nodes: Annotated[int, typer.Option(help="Number of machines.")],
     link: Annotated[float, typer.Option(help="Gbit/s of a machine's link, one way.")],
     model: Annotated[str | None, typer.Option(help="A well-known model, its times computed; --profile has measured ones.")] = None,
     profile: Annotated[str | None, typer.Option(help="A profile: JSON, or a CSV table of tensors.")] = None,
     gpu: Annotated[str | None, typer.Option(help="The GPU: v100, t4, a10g, a100, h100, h200, or what it achieves in TFLOP/s.")] = None,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs a machine; they share its link.")] = 8,
-    tokens: Annotated[int | None, typer.Option(help="Tokens (or images) a GPU and step, with --model.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens (or images) a GPU and step, with --model or --goodput.")] = None,
     latency_us: Annotated[float, typer.Option(help="Of a message between machines.")] = 20.0,
     memory: Annotated[float | None, typer.Option(help="GB/s of the GPU's memory, for a --gpu given in TFLOP/s.")] = None,
     intra: Annotated[float | None, typer.Option(help="Gbit/s between a machine's GPUs, if not what such GPUs have.")] = None,
     servers: Annotated[int, typer.Option(help="CPU servers that sum; 0: GPUs among themselves.")] = 0,
     optimizer: Annotated[str, typer.Option(help="adam or sgd: 1-bit and top-k cost quality under Adam-like ones.")] = "adam",
     codecs: Annotated[str | None, typer.Option(help="Codecs to look at, with commas in between.")] = None,
+    goodput: Annotated[bool, typer.Option("--goodput", help="Say tokens (or images) a second, and what a million cost.")] = False,
+    price_node: Annotated[float, typer.Option(help="With --goodput: of a machine with GPUs, an hour.")] = 0.0,
+    price_server: Annotated[float, typer.Option(help="With --goodput: of a CPU server, an hour.")] = 0.0,
+    price_link: Annotated[float, typer.Option(help="With --goodput: of a machine's link, an hour.")] = 0.0,
     as_json: Json = False,
 ) -> None:
     """Which pays on this link: no compression, bf16, compression every step, or local steps with rare exchanges?
 
     Example: psgc advise --model llama-8b --gpu h100 --nodes 8 --link 100
+    Example: psgc advise --model llama-8b --gpu h100 --nodes 8 --link 100 --goodput --price-node 30 --price-link 2
     """
+    if not goodput:
+        refuse_beside(context, ("price_node", "price_server", "price_link"), "only with --goodput")
     with progress(as_json):
         from psgc.plan.inputs.estimates import cluster_of, known_memory_gbps
         from psgc.plan.whatif import advise as advising
 
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"advise: --optimizer {optimizer!r}: there are {', '.join(OPTIMIZERS)}")
-    measured = _profile(model, profile, gpu, tokens)
+    measured = _profile(model, profile, gpu, tokens, goodput=goodput)
     cluster = cluster_of(gpu or measured.hardware, nodes, gpus_per_node, link, latency_us, servers, intra)
     named = tuple(codecs.split(",")) if codecs else ()
     if memory is None:
@@ -51,19 +60,42 @@ def advise(
     elif not 0 < memory <= MOST_MEMORY_GBPS:
         raise UsageError(f"advise: --memory {memory:g}: expected GB/s above 0, and {MOST_MEMORY_GBPS:g} at most")
     found = advising.advise(measured, cluster, memory_gbps=memory, adam=optimizer == "adam", codecs=named)
+    if goodput:
+        _add_goodput(found, cluster, _items(model, tokens), (price_node, price_server, price_link))
     if as_json:
         print(json.dumps(found))
     else:
         _print(found)
 
 
-def _profile(model: str | None, profile: str | None, gpu: str | None, tokens: int | None) -> Any:
+def _items(model: str | None, tokens: int | None) -> int:
+    """Of one GPU's iteration."""
+    from psgc.plan.inputs.architectures import architecture
+
+    if tokens is None and model is None:
+        raise UsageError("advise: --goodput with --profile needs --tokens: tokens (or images) a GPU and step")
+    return tokens if tokens is not None else architecture(str(model)).batch
+
+
+def _add_goodput(found: dict[str, Any], cluster: Any, items: int, prices: tuple[float, float, float]) -> None:
+    from psgc.plan.whatif.goodput import Prices, goodput
+
+    hour = Prices(*prices)
+    for one in found["candidates"]:
+        one["goodput"] = goodput(one["iteration_ms"] * 1e3, items, cluster, hour).to_json()
+    found["notes"].append(
+        f"goodput: {items:,} tokens (or images) on each of {cluster.gpus} GPUs an iteration, {hour.of(cluster):,.2f} an hour for all machines and links; "
+        f"what a token teaches is taken as the same, which it is not where a candidate costs quality"
+    )
+
+
+def _profile(model: str | None, profile: str | None, gpu: str | None, tokens: int | None, *, goodput: bool) -> Any:
     from psgc.plan.inputs.profile import computed_profile, load_profile
 
     if (model is None) == (profile is None):
         raise UsageError("advise: give --model or --profile, one of them")
     if profile is not None:
-        if tokens is not None:
+        if tokens is not None and not goodput:
             raise UsageError("advise: --tokens goes with --model; a profile's times are of its own batch")
         return load_profile(profile, gpu or "v100")
     if gpu is None:
@@ -79,9 +111,21 @@ def _print(found: dict[str, Any]) -> None:
         for one in found["candidates"]
     ]  # fmt: skip
     print_table(["", "iteration, ms", "saves over bf16", "fewer bytes than bf16", ""], rows)
+    if "goodput" in found["candidates"][0]:
+        print_table(["", "a second", "us each", "price of a million"], [_goodput_row(one) for one in found["candidates"]], title="goodput")
     for note in found["notes"]:
         print(f"- {note}")
     print(f"\n{found['choice']}: {found['why']}")
+
+
+def _goodput_row(one: dict[str, Any]) -> list[str]:
+    million = one["goodput"]["price_per_million"]
+    return [
+        one["name"],
+        f"{one['goodput']['items_per_s']:,.0f}",
+        f"{one['goodput']['us_per_item']:,.3g}",
+        "-" if million is None else f"{million:,.4g}",
+    ]
 
 
 def _gain(one: dict[str, Any], gain: str, margin: str) -> str:

@@ -1,0 +1,56 @@
+"""What a job gets done and what that costs: items (tokens, images) a second, the time of one, and the price of a million.
+
+An iteration of every GPU's batch takes so long; machines and their links cost so much an hour. What a codec changes in what an item teaches is
+not in it: where quality differs, compare times to a loss, not items.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psgc.errors import UsageError
+from psgc.plan.inputs.cluster import Cluster
+
+_HOUR_US: Final = 3.6e9
+MOST_ITEMS, MOST_PRICE = 10**9, 1e9  # a typing error beyond
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Of an hour, in one currency, whichever. node: a machine with GPUs; server: a CPU machine that sums; link: the link of one of either."""
+
+    node: float = 0.0
+    server: float = 0.0
+    link: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, price in (("node", self.node), ("server", self.server), ("link", self.link)):
+            if not (math.isfinite(price) and 0 <= price <= MOST_PRICE):
+                raise UsageError(f"the price of a {name} is {price:g} an hour, expected 0 to {MOST_PRICE:g}")
+
+    def of(self, cluster: Cluster) -> float:
+        """Of an hour of the cluster."""
+        return cluster.nodes * self.node + cluster.servers * self.server + (cluster.nodes + cluster.servers) * self.link
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """What one iteration after another gets done. million: the price of a million items, None where nothing has a price."""
+
+    items_per_s: float
+    us_per_item: float
+    million: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"items_per_s": self.items_per_s, "us_per_item": self.us_per_item, "price_per_million": self.million}
+
+
+def goodput(iteration_us: float, items_a_gpu: int, cluster: Cluster, prices: Prices) -> Goodput:
+    """items_a_gpu: of one GPU's batch in one iteration. Raises UsageError for a number of them that no job has."""
+    if not 1 <= items_a_gpu <= MOST_ITEMS:
+        raise UsageError(f"{items_a_gpu} items a GPU and iteration, expected 1 to {MOST_ITEMS}")
+    us = iteration_us / (items_a_gpu * cluster.gpus)
+    hour = prices.of(cluster)
+    return Goodput(1e6 / us, us, 1e6 * us * hour / _HOUR_US if hour else None)
