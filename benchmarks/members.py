@@ -95,8 +95,9 @@ class Talk(Coordinator):
 
     def _laid_out(self, header: Header, body: bytes) -> None:
         self._own.layout_at = time.monotonic()
-        for name in [n for n, d in self._declared.items() if d.request == header.plan]:
-            del self._declared[name]
+        declared = self._by_request.pop(header.plan, None)
+        if declared is not None:
+            del self._declared[declared.declaration.name]
         if not self._own.job.layouts:
             self._own.job.layouts.append(Layout.from_json(body))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from psgc.addresses import is_loopback, split
@@ -52,6 +52,7 @@ class Membership:
     _named: Reminder = field(init=False)  # of who has not registered
     _told: float = field(init=False)  # when those who have were last told that this is so
     _stalled: float = float("-inf")  # when a stalled step was last named
+    _late: dict[int, Reminder] = field(default_factory=dict)  # of barriers, of declarations, of layouts: while some are late
     _failed: tuple[float, str] | None = None
     _over: float | None = None  # since when all workers have left in order
     _ticked: float = field(init=False)
@@ -128,7 +129,7 @@ class Membership:
             return [self._abort_to(peer)]
         known = self.roster.returns(peer, register, now)
         if known is not None:
-            return [self._topology(known)] if self.barriers is not None else []
+            return [self._topology(known), *self._layouts_again(known)] if self.barriers is not None else []
         member = Member(peer, register, now)
         conflict = self.roster.conflict(member)
         if self.barriers is not None:
@@ -138,6 +139,12 @@ class Membership:
             return self.abort(conflict, now)
         warning = self._warn_of_loopback(member)
         return warning + (self._admit_all(now) if self.roster.complete else [])
+
+    def _layouts_again(self, member: Member) -> Iterator[Action]:
+        """A server that registers again has a new connection: the last one may have lost layouts that it was told, or its answers."""
+        if member.register.role == "server" and self.declarations is not None:
+            for name in self.declarations.unready(member.rank):
+                yield self._keys(name, member)
 
     def _warn_of_loopback(self, member: Member) -> list[Action]:
         """A server that gives workers elsewhere an address of their own machine."""
@@ -240,10 +247,10 @@ class Membership:
 
     def _built(self, name: Name, before: int) -> list[Action]:
         assert self.declarations is not None
-        return self._keys(name, self.roster.server_members()) if self.declarations.layouts > before else []
+        return [self._keys(name, m) for m in self.roster.server_members()] if self.declarations.layouts > before else []
 
-    def _keys(self, name: Name, members: Iterable[Member]) -> list[Action]:
-        return [self._send(m.peer, Kind.KEYS, name.text, plan=name.layout_id) for m in members]
+    def _keys(self, name: Name, member: Member) -> Send:
+        return self._send(member.peer, Kind.KEYS, name.text, plan=name.layout_id)
 
     def _layout(self, member: Member, name: Name) -> Send:
         return self._send(member.peer, Kind.LAYOUT, name.text, plan=name.requests[member.rank], key=name.layout_id)
@@ -312,27 +319,31 @@ class Membership:
         return ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "") or "nobody"
 
     def _await_gatherings(self, now: float) -> list[Action]:
+        """Name what is late: one line for all barriers, one for all declarations, one for all layouts, however many there are."""
+        assert self.barriers is not None and self.declarations is not None
         actions: list[Action] = []
-        for gathering in self._gatherings():
-            actions += self._await(gathering, now)
-        for name, gathering in self.declarations.unready() if self.declarations is not None else ():
-            late = self._await(gathering, now)
+        everything = self.barriers.open(), self.declarations.open(), self.declarations.awaiting_servers()
+        for kind, gatherings in enumerate(everything):
+            late = [gathering for gathering in gatherings if now - gathering.since >= self.silence_s]
+            if late:
+                actions += self._await(kind, late, now)
+            else:
+                self._late.pop(kind, None)
             if self._failed is not None:
-                return actions + late
-            actions += late
-            if now - gathering.asked >= self.silence_s:  # asked again, for it may have been lost
-                gathering.asked = now
-                actions += self._keys(name, (m for m in self.roster.server_members() if m.rank in gathering.missing))
+                return actions
         return actions
 
-    def _await(self, gathering: Gathering, now: float) -> list[Action]:
-        waited = now - gathering.since
-        text = f"{gathering.what} has awaited {gathering.awaited} for {waited:.0f} s"
-        if gathering.of_servers:
+    def _await(self, kind: int, late: list[Gathering], now: float) -> list[Action]:
+        """Gatherings of one kind that are late: the oldest is named, and only so long awaited."""
+        oldest = min(late, key=lambda gathering: gathering.since)
+        waited = now - oldest.since
+        more = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
+        text = f"{oldest.what}{more} has awaited {oldest.awaited} for {waited:.0f} s"
+        if oldest.of_servers:
             text += ": they load its codec's kernels, or compile them (`psgc warm` does that ahead)"
         if waited > self.step_timeout_s:
             return self.abort(f"{text}, more than the limit of {self.step_timeout_s:.0f} s (PSGC_STEP_TIMEOUT_S)", now)
-        if not gathering.named.due(now, self.silence_s):
+        if not self._late.setdefault(kind, Reminder(oldest.since)).due(now, self.silence_s):
             return []
         return [Log(logging.WARNING, text), *self._tell_workers(text)]
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from psgc.errors import LayoutMismatch, RemoteProtocolError, UsageError
 from psgc.layout import MAX_LAYOUTS, Declaration, Layout, build_layout, compare
-from psgc.reminder import Reminder
 from psgc.wire.messages import Declare, ErrorCode, pack
 
 
@@ -23,11 +22,6 @@ class Gathering:
     since: float
     of_servers: bool = False
     came: set[int] = field(default_factory=set)
-    named: Reminder = field(init=False)
-    asked: float = field(init=False)  # when the missing were last told what is wanted of them
-
-    def __post_init__(self) -> None:
-        self.named, self.asked = Reminder(self.since), self.since
 
     @property
     def complete(self) -> bool:
@@ -162,11 +156,13 @@ class Declarations:
         del self._unready[layout_id]
         return name
 
-    def unready(self) -> Iterator[tuple[Name, Gathering]]:
-        """Names whose layouts some servers do not serve yet."""
-        for name in self._unready.values():
-            assert name.servers is not None
-            yield name, name.servers
+    def unready(self, server: int) -> Iterator[Name]:
+        """Names whose layouts this server does not serve yet."""
+        return (name for name in self._unready.values() if name.servers is not None and server not in name.servers.came)
+
+    def awaiting_servers(self) -> list[Gathering]:
+        """Layouts that some server does not serve yet."""
+        return [name.servers for name in self._unready.values() if name.servers is not None]
 
     @property
     def layouts(self) -> int:

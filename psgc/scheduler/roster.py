@@ -11,6 +11,7 @@ from psgc.reminder import Reminder
 from psgc.wire.messages import Register, ServerAddress, Topology, encode_body, plain
 
 EPOCH: Final = 1
+OF_AN_OLD_CONNECTION: Final = b"\0"  # ZeroMQ's own name for a connection begins so: also for one whose member has a newer connection
 OF_RECEIVER: Final = ("rank", "key")  # fields of a Topology that each member has its own of
 
 
@@ -60,15 +61,17 @@ class Roster:
         return self._server_members
 
     def heard_from(self, peer: bytes, now: float) -> Member | None:
-        """The member that speaks under this name: it is there, and is answered here."""
+        """The member that speaks under this name: it is there, and is answered here unless only an old connection has this name."""
         member = self._names.get(peer)
         if member is not None:
-            member.peer, member.heard = peer, now
+            member.heard = now
+            if not peer.startswith(OF_AN_OLD_CONNECTION):
+                member.peer = peer
         return member
 
     def returns(self, peer: bytes, register: Register, now: float) -> Member | None:
-        """The member that registers again, if it is one. While a connection is re-made, words of the old one may come under another
-        name; so a process may have several, and the newest it has spoken under is the one it is answered at."""
+        """The member that registers again, if it is one. While a connection is re-made, messages of the old one may come under another name; so a
+        process may have several names."""
         same = self._registered.get(register)
         if same is not None:
             self._names[peer] = same

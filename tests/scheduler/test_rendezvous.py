@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from psgc.layout import Declaration, Layout, TensorSpec
-from psgc.scheduler.actions import Send
+from psgc.scheduler.actions import Log, Send
 from psgc.wire.frames import Kind
 from psgc.wire.messages import Declare, ErrorCode, Notice
 from tests.scheduler.talk import (
@@ -19,6 +19,7 @@ from tests.scheduler.talk import (
     declaration,
     logged,
     refused,
+    register,
     sent,
 )
 
@@ -168,22 +169,63 @@ def test_a_codec_that_cannot_be_had_ends_the_job_with_its_own_words() -> None:
     assert "no-such-codec" in aborted(job.declare("w0", replace(declaration(), codec="no-such-codec")))
 
 
-def test_a_server_that_is_not_ready_is_named_told_again_and_awaited_only_so_long() -> None:
+def test_a_server_that_is_not_ready_is_named_and_awaited_only_so_long_and_told_nothing_again() -> None:
     job = complete(nodes=1, servers=2)
     job.declare("w0", declaration())
     job.say("s0", Kind.KEYS_READY, plan=1)
-    told = 0
     while job.now - 100 <= STEP_S:
         job.hear_everyone()
         actions = job.tick(1)
-        assert "s0" not in sent(actions, Kind.KEYS)
-        if sent(actions, Kind.KEYS):
-            told += 1
+        assert not sent(actions, Kind.KEYS), "it is told once on a connection, however long it takes"
         if text := logged(actions):
             assert "the layout of 'model' has awaited server(s) 1 for" in text
             assert "they load its codec's kernels, or compile them (`psgc warm` does that ahead)" in text
-    assert told == STEP_S / SILENCE_S, "asked as often as ever, however rarely that is said"
     assert "awaited server(s) 1" in aborted(actions)
+
+
+def test_a_server_with_a_new_connection_is_told_the_layouts_that_it_has_not_answered() -> None:
+    job = complete(nodes=1, servers=2)
+    for number in (1, 2):
+        job.declare("w0", declaration(f"name {number}"), plan=number)
+    job.say("s0", Kind.KEYS_READY, plan=1)
+
+    def again(peer: str, index: int) -> list[int]:
+        actions = job.join(peer, register("server", index, index=index))
+        assert set(sent(actions, Kind.TOPOLOGY)) == {peer}
+        return [a.header.plan for a in actions if isinstance(a, Send) and a.header.kind == Kind.KEYS]
+
+    assert again("s0", 0) == [2]
+    assert again("s1", 1) == [1, 2]
+    for server, layout in (("s1", 1), ("s0", 2), ("s1", 2)):
+        job.say(server, Kind.KEYS_READY, plan=layout)
+    assert again("s1", 1) == []
+
+
+def test_thousands_of_names_that_are_awaited_are_one_line_a_kind() -> None:
+    job = complete(nodes=3)
+    names = 1000
+    for number in range(names):
+        job.now += 0.001
+        job.say("w0", Kind.DECLARE, Declare(f"name {number}", "digest"), plan=number)
+        job.say("w0", Kind.BARRIER, plan=number, step=1)
+    lines = told = 0
+    for _ in range(60):
+        job.hear_everyone()
+        actions = job.tick(1)
+        lines += len([a for a in actions if isinstance(a, Log)])
+        told += len([a for a in actions if isinstance(a, Send)])
+    assert lines == 2 * 3, "after 5, 15 and 35 s"
+    assert told == 3 * lines, "each line goes to each worker"
+    job.hear_everyone()
+    text = logged(job.tick(20))
+    assert f"the declaration of 'name 0' (and {names - 1} more) has awaited rank(s) 0, 1, 2 for 8" in text
+
+
+def test_messages_of_an_old_connection_are_heard_and_not_answered_there() -> None:
+    """ZeroMQ gives a connection that another has replaced a name of its own, which begins with a zero."""
+    job = complete(nodes=1, servers=1)
+    job.join("\0old", register("server", 0, index=0))
+    assert set(sent(job.declare("w0", declaration()), Kind.KEYS)) == {"s0"}
 
 
 def test_a_servers_error_about_a_layout_ends_the_job() -> None:

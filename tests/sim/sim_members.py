@@ -51,7 +51,7 @@ class SimScheduler:
         self.clock.after(HEARTBEAT_S, self._tick)
 
     def hear(self, peer: Any, header: Header, body: Any) -> None:
-        name = self._names.setdefault(peer, b"%d" % len(self._names))
+        name = self._names.setdefault(peer, (b"" if isinstance(peer, ControlLine) else b"\0") + b"%d" % len(self._names))
         self._peers[name] = peer
         self._apply(self.state.receive(name, header, body or b"", self.clock.now))
 
@@ -93,7 +93,7 @@ class SimServer:
     # the scheduler
 
     def _event(self, event: str) -> None:
-        if event == "up" and self.state is None:
+        if event == "up":
             self._register()
 
     def _register(self) -> None:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 from sim_members import WrongError
-from sim_network import Weather
+from sim_network import Channel, Weather
 from sim_oracle import Chances
 from sim_worker import SimWorker, Ticket
 from simulation import Scenario, World, quiet, simulate
@@ -20,7 +20,7 @@ from psgc.scheduler.rendezvous import Barriers, Name
 from psgc.server.state import Commit
 from psgc.server.step import NO_SLOT, Fold, KeyState
 from psgc.server.window import Window
-from psgc.wire.frames import Flag, Kind
+from psgc.wire.frames import Flag, Header, Kind
 from psgc.worker import client
 from psgc.worker.client import Client, Decode, Greet, Phase, Transmit
 
@@ -355,3 +355,26 @@ def test_a_sum_of_which_all_skipped_leaves_gradients_as_they_were() -> None:
     world = simulate(quiet(chances=Chances(skip=1.0), steps=3))
     assert {kept.flags for kept in world.servers[0].committed.values()} == {Flag.SKIPPED}
     assert world.servers[0].slots == {}, "nothing was folded"
+
+
+def test_many_names_over_a_link_on_which_answers_take_long_are_each_said_once() -> None:
+    """Whoever says something again because nothing has come for a while makes a slow link slower."""
+    names, workers, servers = 150, 2, 2
+    scenario = quiet(workers=workers, servers=servers, parts=(1,), steps=1, names=names)
+    slow = replace(scenario, weather=replace(scenario.weather, delay_s=20.0))
+    said: Counter[Kind] = Counter()
+    put = Channel.put
+
+    def counted(self: Channel, header: Header, payload: Any) -> None:
+        said[Kind(header.kind)] += 1
+        put(self, header, payload)
+
+    with patch.object(Channel, "put", counted), patch("simulation.STUCK_S", 1000.0):
+        world = simulate(slow)
+    assert world.clock.now > 100, "silence lasts for longer than PSGC_SILENCE_S again and again"
+    layouts = names + 1
+    questions = layouts  # DECLARE to rank 0
+    assert said[Kind.DECLARE] == workers * layouts + questions
+    assert said[Kind.DECLARATION] == layouts
+    assert said[Kind.KEYS] == said[Kind.KEYS_READY] == servers * layouts
+    assert said[Kind.LAYOUT] == workers * layouts
