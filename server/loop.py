@@ -29,7 +29,7 @@ from psgc.report import Launcher
 from psgc.server.engine import Engine, KeyWork
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Send, SendResidual, ServerState, specs_of
 from psgc.server.store import KeyShape, Store
-from psgc.transport.control.dealer import TURNED_AWAY, Dealer
+from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
 from psgc.transport.host import host_id, member_alive, pid_started
@@ -246,7 +246,7 @@ class Server:
     def _hear_scheduler(self, ready: Set[Any]) -> None:
         for event in self._scheduler.events() if self._scheduler.monitor in ready else ():
             self._life.connection(event == "up", time.monotonic())
-            if self._life.up and self._state is None:
+            if self._life.up:  # once admitted, too: the last connection may have lost layouts
                 self._register()
         for header, payload in self._scheduler.receive() if self._scheduler.socket in ready else ():
             self._life.hear(time.monotonic())
@@ -325,6 +325,7 @@ class Server:
         self._scheduler.send(header, body)
 
     def _tick(self, now: float) -> None:
+        self._scheduler.tick(now)
         if self._state is None:
             self._await_admission(now)
             return
@@ -345,8 +346,8 @@ class Server:
 
     def _await_admission(self, now: float) -> None:
         config = self.config
-        if self._scheduler.turned_away:
-            self._end(1, f"server: the scheduler at {config.root_endpoint} {TURNED_AWAY}")
+        if why := self._scheduler.turned_away():
+            self._end(1, f"server: {why}")
             return
         self._register()
         talks = now - self._life.heard <= 2 * config.silence_s  # then it gives up itself, and can say who is missing

@@ -22,7 +22,7 @@ from psgc.config import Config
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, Layout
 from psgc.reminder import Reminder
-from psgc.transport.control.dealer import TURNED_AWAY, Dealer
+from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
 from psgc.transport.host import host_id, member_alive, pid_started
@@ -81,6 +81,7 @@ class Coordinator:
         self._epoch = 0
         self._requests = 0
         self._declared: dict[str, _Declared] = {}
+        self._by_request: dict[int, _Declared] = {}
         self._barriers: dict[tuple[int, int], threading.Event] = {}  # by layout (0: none) and number
         self._named = Reminder(self.began)
         self.left = False
@@ -108,6 +109,7 @@ class Coordinator:
         if declared is None:
             self._requests += 1
             declared = self._declared[declaration.name] = _Declared(self._requests, declaration, rate)
+            self._by_request[declared.request] = declared
             self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=rate)
         declared.then.append(then)
 
@@ -152,22 +154,23 @@ class Coordinator:
             self._owner.failed(f"the scheduler at {self._config.root_endpoint} sent nonsense: {error}")
 
     def tick(self, now: float) -> None:
-        """Heartbeat; say again what may have been lost; name or give up on a silent scheduler."""
+        """Heartbeat; register again until that is answered; name or give up on a silent scheduler."""
         config = self._config
+        self._dealer.tick(now)
         if now - self._beat >= config.heartbeat_s and self._rank is not None:
             self._beat = now
             self._send(Kind.HEARTBEAT, step=int(1e3 * self._owner.waiting.own_s))
-        if now - self._repeat >= config.silence_s:
+        if self._rank is None and now - self._repeat >= config.silence_s:  # until then this is the heartbeat
             self._repeat = now
-            self._say_again()
+            self.register()
         if self._leaving:
             sign = self._life.tick(now)
             self.left = self.left or (sign is not None and sign.gone)
             if sign is not None and not sign.gone and self.voice.speaks(LIFELINE):
                 logger.warning("%s", sign.text)
             return
-        if self._rank is None and self._dealer.turned_away:
-            self._owner.failed(f"the scheduler at {config.root_endpoint} {TURNED_AWAY}")
+        if self._rank is None and (why := self._dealer.turned_away()):
+            self._owner.failed(why)
         elif self._rank is None:
             self._await_admission(now)
         elif (sign := self._life.tick(now)) is not None:
@@ -195,7 +198,7 @@ class Coordinator:
         )
 
     def _say_again(self) -> None:
-        """Requests that are still unanswered; the scheduler counts none of them twice."""
+        """On a new connection: requests that are still unanswered, which the last one may have lost. The scheduler counts none of them twice."""
         if self._rank is None:
             self.register()
         for declared in self._declared.values():
@@ -233,12 +236,12 @@ class Coordinator:
 
     def _declare_whole(self, request: int) -> None:
         """The scheduler asks for a declaration, not its digest alone."""
-        for declared in self._declared.values():
-            if declared.request == request:
-                self._send(Kind.DECLARATION, pack(encode_body(declared.declaration.to_json())), plan=request)
+        declared = self._by_request.get(request)
+        if declared is not None:
+            self._send(Kind.DECLARATION, pack(encode_body(declared.declaration.to_json())), plan=request)
 
     def _laid_out(self, header: Header, body: bytes) -> None:
-        declared = next((d for d in self._declared.values() if d.request == header.plan), None)
+        declared = self._by_request.pop(header.plan, None)
         if declared is None:
             return  # the answer to a request that was said again
         layout = Layout.from_json(body)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.programs import program
+
 Make = Callable[..., Any]
 GIVE_UP_SOON = {"PSGC_REGISTER_TIMEOUT_S": "15"}
 
@@ -103,6 +105,24 @@ def test_a_stranger_with_a_wrong_token_is_refused_and_ends_nothing(make_job: Mak
     scheduler = job.processes[0]
     assert scheduler.end() == 0, job.text()
     assert scheduler.text.count("control connection refused: it does not hold this job's token") == 1, scheduler.text
+
+
+def test_a_wrong_port_ends_worker_and_server_with_the_name_of_what_listens_there(make_job: Make) -> None:
+    """Also where nothing can be said of it: then a signal ends them."""
+    job = make_job(nodes=1)
+    with program(b"SSH-2.0-OpenSSH_9.6\r\n") as job.port:
+        members = [job.server(), job.worker(0, job="steps.py")]
+        assert [member.end() for member in members] == [1, 1], job.text()
+    for member in members:
+        assert "no scheduler of psgc (it says 'SSH-2.0-OpenSSH_9.6'): check DMLC_PS_ROOT_URI" in member.last_line, member.text
+    with program(b"", b"") as job.port:
+        server = job.server()
+        for line in server.popen.stdout:
+            if "waiting for the scheduler" in line:
+                break
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 1
+    assert "ended by SIGTERM" in server.last_line
 
 
 def test_a_worker_killed_in_mid_step_ends_the_job_and_is_named(make_job: Make) -> None:

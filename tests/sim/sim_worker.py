@@ -321,7 +321,6 @@ class SimDealer:
     """What the coordinator takes for its connection to the scheduler."""
 
     socket, monitor = "socket", "monitor"
-    turned_away = False
 
     def __init__(self, worker: SimWorker) -> None:
         self.worker = worker
@@ -338,6 +337,12 @@ class SimDealer:
     def receive(self) -> list[tuple[Header, Any]]:
         heard, self._heard = self._heard, []
         return heard
+
+    def tick(self, now: float) -> None:
+        """Nothing is given up here."""
+
+    def turned_away(self) -> str:
+        return ""
 
     def nobody_listens(self, now: float) -> bool:
         return False

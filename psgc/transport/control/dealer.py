@@ -1,12 +1,14 @@
 """A member's control connection to the scheduler, by ZeroMQ over TCP: re-made when it breaks, and saying so when it does.
 
-Owns one DEALER socket and its monitor. Messages are ``[header][payload]``; what was in flight when a connection broke may be lost.
+Owns one DEALER socket at a time and its monitor. Messages are ``[header][payload]``; what was in flight when a connection broke may be lost.
+Nothing here waits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import time
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
@@ -16,6 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from psgc.addresses import needs_ipv6, split
 from psgc.errors import RemoteProtocolError
+from psgc.transport.control.greeting import why_refused
 from psgc.transport.control.knock import Knock
 from psgc.transport.security.curve import HUNG_UP, ControlKeys, prove_membership
 from psgc.transport.watch import Pollable, has_message
@@ -24,8 +27,10 @@ from psgc.wire.messages import ErrorCode
 
 # ZeroMQ's own copy beats its zero-copy bookkeeping below this size.
 COPY_BELOW_BYTES: Final = 64 << 10
-TURNED_AWAY: Final = "does not take this member's token: set the same PSGC_TOKEN and PSGC_JOB everywhere"
 CERTAIN: Final = 5  # handshakes that failed: one may fail because the peer has just ended
+PAUSE_S: Final = 0.1  # before a new socket is made for one that ZeroMQ has given up; doubled each time
+LONGEST_PAUSE_S: Final = 1.0
+SILENT_S: Final = 5.0  # from a connection to the end of its handshake, which takes a few round trips
 CONNECT_TIMEOUT_MS: Final = 5000  # then a new attempt: the kernel's own pause between two grows to a minute, after a link is back
 MAX_MESSAGE_BYTES: Final = 512 << 20  # a part is far smaller; a peer that announces more is refused by ZeroMQ itself
 
@@ -56,22 +61,58 @@ def message_of(frames: list[Any]) -> tuple[Header, Any]:
 
 class Dealer:
     """See the module's text. ``identity`` is this member's name at the peer's ROUTER, the same after a reconnect. keys: of the job, if it has
-    a token. refused: how often in a row a handshake has failed: the peer holds another token, or is no scheduler."""
+    a token. refused: how often in a row a handshake has failed: the peer holds another token, or is no scheduler.
+
+    ``socket`` and ``monitor`` are others after a ``tick`` that has found the connection given up."""
 
     def __init__(self, context: zmq.Context[Any], endpoint: str, identity: bytes, dead_s: float, keys: ControlKeys | None = None) -> None:
+        self._context, self._endpoint, self._identity, self._dead_s, self._keys = context, endpoint, identity, dead_s, keys
         self.refused = 0
-        self.socket = context.socket(zmq.DEALER)
-        set_common_options(self.socket, dead_s)
-        self.socket.setsockopt(zmq.IDENTITY, identity)
-        self.socket.setsockopt(zmq.IPV6, needs_ipv6(split(endpoint)[0]))
-        self.socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
-        self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        if keys is not None:
-            prove_membership(self.socket, keys)
-        self.monitor = self.socket.get_monitor_socket(int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) | HUNG_UP)
-        self.socket.connect(endpoint)
+        self._up = self._failed = self._silent = False  # this socket's handshake: done; failed; not answered for SILENT_S
+        self._accepted = float("inf")  # when the peer's machine accepted the connection whose handshake is under way
+        self._pauses, self._retry_at = 0, float("-inf")
+        self.socket, self.monitor = self._connect()
         self._knock = Knock(*split(endpoint))
+
+    def _connect(self) -> tuple[zmq.Socket[Any], zmq.Socket[Any]]:
+        socket = self._context.socket(zmq.DEALER)
+        set_common_options(socket, self._dead_s)
+        socket.setsockopt(zmq.IDENTITY, self._identity)
+        socket.setsockopt(zmq.IPV6, needs_ipv6(split(self._endpoint)[0]))
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if self._keys is not None:
+            prove_membership(socket, self._keys)
+        monitor = socket.get_monitor_socket(int(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) | HUNG_UP)
+        socket.connect(self._endpoint)
+        return socket, monitor
+
+    def tick(self, now: float) -> None:
+        """To be called now and then. After an answer that is no handshake or does not fit (another program's; of a scheduler that has a token
+        where this member has none) ZeroMQ may forget the connection and never make another, and takes another program's for a peer of its
+        first version. So a socket whose handshake has failed is replaced, after a pause."""
+        if self._up or has_message(self.monitor):
+            return
+        if now - self._accepted > SILENT_S:
+            self._silent = self._failed = True
+        elif not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:  # with no high-water mark that means that there is no connection
+            self._fail()
+        if not self._failed or now < self._retry_at:
+            return
+        self._retry_at = now + min(PAUSE_S * 2**self._pauses, LONGEST_PAUSE_S)
+        self._pauses = min(self._pauses + 1, 16)
+        self._failed, self._accepted = False, float("inf")
+        old = self.socket, self.monitor
+        self.socket, self.monitor = (
+            self._connect()
+        )  # before the old ones are closed: else they could have their addresses, and ``Watch`` see no change
+        _close(*old, linger_ms=0)
+
+    def _fail(self) -> None:
+        """This socket's handshake has failed: once, however often ZeroMQ tries it."""
+        self.refused += not self._failed
+        self._failed = True
 
     def nobody_listens(self, now: float) -> bool:
         """While the connection cannot be made: whether the peer's machine answers that nobody listens there. To be asked repeatedly."""
@@ -82,13 +123,15 @@ class Dealer:
         return (self.socket, zmq.POLLIN), (self.monitor, zmq.POLLIN)
 
     def send(self, header: Header, payload: Any = None) -> None:
-        """Queue one message; ``payload`` (bytes or a uint8 array) must stay as it is until the peer has answered."""
+        """Queue one message; ``payload`` (bytes or a uint8 array) must stay as it is until the peer has answered. It is lost if ZeroMQ has given
+        the connection up (see ``tick``), as it may be with any connection that breaks: "up" says when to send again."""
         head = pack_header(header)
-        if payload is None or len(payload) == 0:
-            self.socket.send(head)
-            return
-        self.socket.send(head, zmq.SNDMORE)
-        self.socket.send(payload, copy=len(payload) < COPY_BELOW_BYTES)
+        with contextlib.suppress(zmq.Again):
+            if payload is None or len(payload) == 0:
+                self.socket.send(head, zmq.NOBLOCK)
+                return
+            self.socket.send(head, zmq.SNDMORE | zmq.NOBLOCK)
+            self.socket.send(payload, zmq.NOBLOCK, copy=len(payload) < COPY_BELOW_BYTES)
 
     def receive(self) -> Iterator[tuple[Header, Any]]:
         """All messages that have come. Raises RemoteProtocolError for what is no message."""
@@ -98,19 +141,36 @@ class Dealer:
     def events(self) -> Iterator[Literal["up", "down"]]:
         """What has happened to the connection, in order."""
         while has_message(self.monitor):
-            message = recv_monitor_message(self.monitor, zmq.NOBLOCK)
-            up = message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self.refused = 0 if up else self.refused + bool(message["event"] & HUNG_UP)
-            yield "up" if up else "down"
+            event = recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"]
+            if event == zmq.EVENT_CONNECTED:
+                self._accepted = time.monotonic()
+                continue
+            self._accepted = float("inf")
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._up, self._failed, self._silent, self.refused, self._pauses = True, False, False, 0, 0
+                yield "up"
+                continue
+            if not self._up:
+                self._fail()
+            self._up = False
+            yield "down"
 
-    @property
-    def turned_away(self) -> bool:
-        """Whether it is certain by now that the peer will not let this member speak."""
-        return self.refused >= CERTAIN
+    def turned_away(self) -> str:
+        """Who does not let this member speak, and why, in a sentence; empty where that is not certain. Asking takes up to a second, and only
+        where the handshake has failed again and again."""
+        hung_up, silent = self.refused >= CERTAIN, self._silent
+        if not hung_up and not silent:
+            return ""
+        self.refused, self._silent = 0, False
+        return why_refused(self._endpoint, self._keys is not None, hung_up)
 
     def close(self, linger_ms: int = 0) -> None:
         self._knock.close()
-        with contextlib.suppress(zmq.ZMQError):
-            self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close(linger_ms)
+        _close(self.socket, self.monitor, linger_ms)
+
+
+def _close(socket: zmq.Socket[Any], monitor: zmq.Socket[Any], linger_ms: int) -> None:
+    with contextlib.suppress(zmq.ZMQError):
+        socket.disable_monitor()
+    monitor.close(0)
+    socket.close(linger_ms)

@@ -61,7 +61,7 @@ def _struct(fields: tuple[tuple[str, str, str], ...]) -> struct.Struct:
 
 
 CHALLENGE, ANSWER, WELCOME = map(_struct, (CHALLENGE_FIELDS, ANSWER_FIELDS, WELCOME_FIELDS))
-_OF_SERVER: Final = b"PSGs"
+OF_SERVER: Final = b"PSGs"
 _OF_WORKER: Final = b"PSGw"
 _PLACE: Final = struct.Struct("<IIIB")  # of the transcript: server's index, rank, epoch, flags
 
@@ -162,7 +162,7 @@ class ServerProof(Proof):
         return 0 if self.done else ANSWER.size - len(self._heard)
 
     def begin(self) -> bytes:
-        return CHALLENGE.pack(_OF_SERVER, VERSION, self._flags, 0, self._nonce)
+        return CHALLENGE.pack(OF_SERVER, VERSION, self._flags, 0, self._nonce)
 
     def _answer(self, message: bytes) -> bytes:
         _, _, _, _, rank, epoch, nonce, host, proof = ANSWER.unpack(message)
@@ -174,13 +174,13 @@ class ServerProof(Proof):
         if not hmac.compare_digest(wanted, proof):
             raise Refused("proof", f"it says it is rank {rank} and cannot prove it: a stranger, or a worker of another job")
         self.rank, self.done = rank, True
-        return WELCOME.pack(_OF_SERVER, VERSION, self._flags, 0, own)
+        return WELCOME.pack(OF_SERVER, VERSION, self._flags, 0, own)
 
 
 class WorkerProof(Proof):
     """The connecting end. key: the rank's own."""
 
-    _peer_magic = _OF_SERVER
+    _peer_magic = OF_SERVER
 
     def __init__(
         self, transport: str, server: int, epoch: int, rank: int, key: bytes, host: str, nonce: bytes, *, encrypt: bool = False
