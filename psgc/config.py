@@ -118,9 +118,8 @@ class Config:
         _from_torchrun(env, values)
         _refuse_mistyped(env)
         values.setdefault("world_size", int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdigit() else 0)
-        role = values.get("role", "worker")
         values.setdefault("meeting_place", "" if env.get("DMLC_PS_ROOT_URI", "").strip() else env.get("MASTER_ADDR", "").strip())
-        return cls(**values, notes=tuple(_notes(env, role)), lonely=_lonely(env, values))
+        return cls(**values, notes=tuple(_notes(env)), lonely=_lonely(env, values))
 
     def require_alone(self) -> None:
         """Raise ConfigError if the environment speaks of other members of the job, without whom each worker would train alone."""
@@ -228,7 +227,7 @@ def _refuse_mistyped(env: Mapping[str, str]) -> None:
             raise ConfigError(f"{name}={env[name]} is set, but psgc knows no such name; did you mean {meant}? Else unset it")
 
 
-def _notes(env: Mapping[str, str], role: str) -> list[str]:
+def _notes(env: Mapping[str, str]) -> list[str]:
     """Warnings. A known name without effect on this role is no news: `psgc run` gives every process the same environment."""
     notes = [f"{name} is set but has no effect: {why}" for name, why in sorted(WITHOUT_EFFECT.items()) if name in env]
     for name, meant in _unknown(env).items():

@@ -57,7 +57,3 @@ class JobFailed(PsgcError):
 
 class NonFiniteError(PsgcError):
     """A gradient holds NaN or infinity and the policy is ``nonfinite=raise``."""
-
-
-class StartupTimeout(PsgcError):
-    """Some member never registered. The text names who is missing."""

@@ -48,10 +48,6 @@ class Keeper:
             if old is not None:
                 os.close(old[0])
 
-    def hand_over(self) -> list[tuple[str, int]]:
-        """Name and descriptor of every segment, for a server that takes over; the descriptors stay ours."""
-        return [(name, fd) for name, (fd, _) in self.segments.items()]
-
     def close(self) -> None:
         for fd, _ in self.segments.values():
             os.close(fd)

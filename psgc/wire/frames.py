@@ -73,13 +73,13 @@ class Kind(IntEnum):
 
 
 class Flag(IntEnum):
-    """Header flag bits. Not an IntFlag: those take a microsecond to combine, in every message, under the GIL."""
+    """Header flag bits. Not an IntFlag: those take a microsecond to combine, in every message, under the GIL.
+    Bit 8 was another flag once; it is not used again."""
 
     NONE = 0
     WANT_RESULT = 1
     NONFINITE = 2
     PREVIOUS_SKIPPED = 4
-    INIT = 8
     SKIPPED = 16
     LOCATED = 32
 

@@ -20,15 +20,13 @@ RESIDUAL_NUMEL = 16384  # elements of a RESIDUAL, and at most of a RESTORE: 64 K
 
 
 class ErrorCode(IntEnum):
-    """Typed reasons in an ERROR message. The numbers are the wire's."""
+    """Typed reasons in an ERROR message. The numbers are the wire's; 2 and 7 are not used again."""
 
     MALFORMED = 1
-    WRONG_VERSION = 2
     UNKNOWN_KIND = 3
     UNKNOWN_KEY = 4
     STALE_EPOCH = 5
     WRONG_JOB = 6
-    BAD_TOKEN = 7
     WRONG_STEP = 8
     WRONG_CODEC = 9
     BAD_PAYLOAD = 10

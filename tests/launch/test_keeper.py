@@ -108,7 +108,7 @@ def test_a_segment_of_the_same_name_replaces_the_old_one_and_is_handed_over() ->
         first = len(os.listdir("/proc/self/fd"))
         assert keeper.receive()
         assert len(os.listdir("/proc/self/fd")) == first + 1, "the old descriptor is closed"
-    [(name, fd)] = keeper.hand_over()
+    [(name, (fd, _))] = keeper.segments.items()
     assert (name, os.pread(fd, 3, 0)) == ("layout", b"new")
     assert not os.get_inheritable(fd)
     keeper.close()
@@ -128,6 +128,6 @@ def test_a_packet_that_names_no_segment_is_dropped_and_the_next_is_kept(packet: 
         server.send(b'{"name": "x", "bytes": 4096}')
         send_segment(server, "layout", segment.fd, segment.nbytes)
         assert keeper.receive()
-        assert [name for name, _ in keeper.hand_over()] == ["layout"]
+        assert list(keeper.segments) == ["layout"]
         segment.close()
     keeper.close()

@@ -74,7 +74,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     plan = configured_plan(session.config, compression)
     names = _names(optimizer, named_parameters)
     refuse_foreign(optimizer, names)
-    canonical = _check_codec(optimizer, names, codec)
+    canonical = _check_codec(names, codec)
     rates = learning_rates(optimizer) if residuals_follow_lr else None
     advice = CodecAdvice([canonical] if plan is None else sorted({bucket.codec for bucket in plan.buckets}))
     advice.look(optimizer)
@@ -275,7 +275,7 @@ def _names(
     return {parameter: given[parameter] for parameter in mine}
 
 
-def _check_codec(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], codec: str) -> str:
+def _check_codec(names: dict[torch.Tensor, str], codec: str) -> str:
     """The codec's canonical text. Raises CodecError naming the first parameter it cannot carry."""
     canonical = codec_text(codec, "float32")
     for parameter, name in names.items():

@@ -28,7 +28,7 @@ def choose(session: Session, compression: str | None, by: str) -> str:
     if asked and session not in _settled and not session.config.solo:
         _settled.add(session)
         if session.rank == 0 and isinstance(compression, str) and _canonical(compression) != _canonical(session.config.codec):
-            logger.warning("%s has no effect on %s: the script gives it %r; leave that out to use the context", asked, by, compression)
+            logger.warning("%s has no effect on %s: the script gives it %r; leave that out to use the setting", asked, by, compression)
     return compression
 
 
