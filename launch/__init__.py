@@ -1,1 +1,1 @@
-"""What people start: the command line, the launchers, doctor and the benches. The only part that reads argv and prints."""
+"""The commands ``psgc`` and ``psgc-launch``, and what they start. The only package that reads argv and prints."""

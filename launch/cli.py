@@ -33,8 +33,8 @@ from psgc.launch.version import version_line
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One row of the table. name: as it is typed, with its group. function: typer reads flags and help from it. ends_with_command: flags
-    after the first word that is no flag belong to the user's command."""
+    """One row of the table. name: as it is typed, with its group. function: typer reads flags and help from it. ends_with_command: whatever
+    follows the verb's own flags is the user's command, with its flags."""
 
     name: str
     function: Callable[..., None]

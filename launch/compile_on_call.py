@@ -1,4 +1,4 @@
-"""Verbs that look at codecs without running them: nothing is compiled for them but what they call."""
+"""For verbs that describe codecs without running them: a kernel is compiled only if the verb calls it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def compiles_on_call(verb: Verb) -> Verb:
-    """The verb, run with ``psgc.codecs.jit.kernel.compiled_on_call``. The compiler is loaded only when the verb is called."""
+    """Wrap a verb in ``psgc.codecs.jit.kernel.compiled_on_call``. The compiler is imported when the verb runs, not before."""
 
     @functools.wraps(verb)
     def run(*arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Files that users ask for: refused before the work where they clearly cannot be written, and written after it."""
+"""Output files that a flag names: checked before the work, written after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from psgc.errors import UsageError
 
 
 def check_place(path: Path | None, flag: str) -> None:
-    """Raise UsageError, naming the flag, where a file clearly cannot be written: before the work is done that is to go there."""
+    """Raise UsageError, naming the flag, if the file clearly cannot be written. Call it before the work whose result goes there."""
     if path is not None and path.is_dir():
         raise UsageError(f"{flag} {path}: Is a directory")
     if path is not None and not path.parent.is_dir():

@@ -19,6 +19,6 @@ GpuText = Annotated[
 
 
 def check_gpu(verb: str, profile: str, gpu: str | None) -> None:
-    """Raise UsageError for a GPU beside measured times."""
+    """Raise UsageError if ``--gpu`` is given beside a profile file, whose times were measured on its own GPU."""
     if gpu is not None and Path(profile).is_file():
-        raise UsageError(f"{verb}: --gpu {gpu}: {profile} is a file, whose times are its own GPU's; --gpu goes with a model's name")
+        raise UsageError(f"{verb}: --gpu {gpu}: {profile} is a file with times of its own GPU; use --gpu with a model's name only")

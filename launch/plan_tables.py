@@ -16,7 +16,7 @@ MOST_LETTERS: Final = 28  # of a tensor's name: two lines a bucket on a terminal
 
 
 def print_plan(assessed: Assessment) -> None:
-    """All of it, the verdict last."""
+    """Print the buckets, the comparison with other methods, the notes and the verdict."""
     _print_buckets(assessed.found.buckets)
     _print_methods(assessed)
     for note in assessed.job.notes:
@@ -27,7 +27,7 @@ def print_plan(assessed: Assessment) -> None:
 
 
 def _print_buckets(buckets: Sequence[PlannedBucket]) -> None:
-    """In the plan's order; of many the largest."""
+    """The buckets in the plan's order; only the largest if there are more than MOST_ROWS."""
     shown = sorted(sorted(range(len(buckets)), key=lambda number: -buckets[number].numel)[:MOST_ROWS])
     rows = [_row(number, buckets[number]) for number in shown]
     print_table(["", "tensors", "elements", "parts", "codec", "option"], rows)
@@ -47,7 +47,7 @@ def _stands(short: str, option: str) -> bool:
 
 
 def _print_methods(assessed: Assessment) -> None:
-    """Every plan's step, the quickest first, and how this plan's compares."""
+    """The step time of each method's plan, the shortest first, and how this plan compares."""
     step, rows = assessed.found.step_us, []
     for name, us in sorted(assessed.steps_us.items(), key=lambda item: item[1]):
         rows.append([name, ms(us), "" if name == assessed.method or not us else longer(step / us - 1)])

@@ -50,8 +50,8 @@ def _widths(columns: Sequence[Sequence[str]], available: int) -> list[int]:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """What is being done, on a terminal's stderr while it is done; nothing elsewhere. Kernels that are compiled meanwhile come between, and
-    are told of wherever stderr leads; but nothing is told where it shall be quiet."""
+    """Show the current activity on stderr while it lasts, if stderr is a terminal. Compilation of kernels is announced in any case.
+    quiet: show and announce nothing."""
     from rich.console import Console
 
     console, doing = Console(stderr=True), ""

@@ -1,6 +1,6 @@
-"""Flags that cannot be taken, told in one line: whose they are, what came, what was expected or meant, where help is.
+"""Wrong usage of the command line, in one line: the verb, what came, what was expected or meant, and where help is.
 
-Owns the words. Knows of the command line only what its commands say of themselves: which verbs and flags there are.
+Owns the wording. Learns the verbs and their flags from the commands themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Command = Any  # of click
 
 
 def told(error: Any, program: Command, words: Sequence[str]) -> str:
-    """The line for a ``WRONG_USAGE`` of ``program``'s command line, ``words``; the help where a verb was left out."""
+    """The error message for a ``WRONG_USAGE`` of ``program``; the help text if the user gave no verb. words: the command line."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return str(error.format_message())
     path, command, rest = _asked(program, words)
@@ -43,14 +43,14 @@ def typed(context: typer.Context) -> dict[str, str]:
 
 
 def refuse_beside(context: typer.Context, names: Collection[str], why: str) -> None:
-    """Raise UsageError if the verb was given any of these parameters, which it would have to ignore."""
+    """Raise UsageError if the user gave any of these parameters, because the verb would ignore them."""
     flags = [flag for name, flag in typed(context).items() if name in names]
     if flags:
         raise UsageError(f"{context.command_path.partition(' ')[2]}: {' and '.join(flags)}: {why}")
 
 
 def _asked(program: Command, words: Sequence[str]) -> tuple[str, Command, Sequence[str]]:
-    """The verb that the words begin with, as it is typed and as a command, and the other words."""
+    """The verb at the beginning of ``words``, as typed and as a command, and the rest of the words."""
     path, command = str(program.name), program
     while words and words[0] in _verbs(command):
         path, command, words = f"{path} {words[0]}", _verbs(command)[words[0]], words[1:]
@@ -67,7 +67,7 @@ def _fault(error: Any, command: Command, words: Sequence[str]) -> str:
         flags = [flag for one in command.params for flag in (*one.opts, *one.secondary_opts)]
         return f"no such option {error.option_name}{did_you_mean(error.option_name, flags)}"
     if _verbs(command) and words:
-        return f"no such verb {words[0]}{did_you_mean(words[0], list(_verbs(command))) or '; there are ' + ', '.join(_verbs(command))}"
+        return f"no such verb {words[0]}{did_you_mean(words[0], list(_verbs(command))) or '; choose one of ' + ', '.join(_verbs(command))}"
     if kind == "MissingParameter":
         return f"{error.param.opts[-1]} is missing: {(error.param.help or '').rstrip('.')}"
     if kind == "BadParameter" and (expected := _expected(error.message)):
@@ -77,14 +77,14 @@ def _fault(error: Any, command: Command, words: Sequence[str]) -> str:
 
 
 def _expected(message: str) -> str:
-    """What was expected in place of something that is none."""
+    """What kind of value a flag takes, from click's message; "" if it is not a number."""
     if "integer" in message:
         return "a whole number"
     return "a number" if "number" in message or "float" in message else ""
 
 
 def _typed(words: Sequence[str], flags: Sequence[str]) -> str:
-    """A flag and its value as they were typed; of several the last counts."""
+    """A flag and its value as typed; if it was given several times, the last one."""
     for index in range(len(words) - 1, -1, -1):
         flag, equals, value = words[index].partition("=")
         if flag in flags:

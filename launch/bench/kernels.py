@@ -1,6 +1,6 @@
-"""``psgc bench kernels``: how fast codecs run on one thread, against a memcpy of the same fp32 in the same minutes.
+"""``psgc bench kernels``: how fast codecs run on one thread, compared with a memcpy of the same fp32 data in the same run.
 
-Owns the measuring alone. A kernel whose bytes differ from its definition is not timed, nor is a baseline that answers something else.
+Measures only; ``tables`` prints. A kernel whose bytes differ from its reference is not timed, and neither is a baseline with wrong results.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def bench_kernels(
     sizes: Sequence[int], codecs: Sequence[str], device: str = "cpu", progress: Progress | None = None,
     beside: Sequence[str] = IMPLEMENTATIONS,
 ) -> dict[str, Any]:  # fmt: skip
-    """Time encode, decode (with commit, where there is feedback) and the server's pass of each codec, and what stands beside it.
+    """Time each codec's encode, decode (with commit, if it has error feedback) and server pass, and its baselines.
 
     progress: called with a line of text before each codec. beside: implementations of the same encode and decode that are timed, too, where
     there are any; ``left_out`` of the result says which could not be, and why. Raises ConfigError for a device there are no kernels for,
     CodecError for a kernel that is wrong.
     """
     if device != "cpu":
-        raise ConfigError(f"bench kernels: device cpu expected, got {device!r}: there are no GPU kernels yet; use --device cpu")
+        raise ConfigError(f"bench kernels: device cpu expected, got {device!r}: psgc has no GPU kernels yet; use --device cpu")
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"bench kernels: --sizes (or --numel) of at least 1 element expected, got {', '.join(map(str, sizes))}")
     bench, tell = _Bench({numel: Beside(numel) for numel in sorted(set(sizes))}), progress or (lambda text: None)
@@ -120,7 +120,7 @@ class _Bench:
             return
         odd = [numel for numel in self.beside if numel % MULTIPLE]
         if odd:
-            self.left_out[implementation] = f"there are baselines for multiples of {MULTIPLE} elements, not for {odd[0]}"
+            self.left_out[implementation] = f"baselines need a multiple of {MULTIPLE} elements, not {odd[0]}"
             return
         compiled, largest = implementation == "torch.compile", max(self.beside)
         with nullcontext() if implementation == "numpy" else one_thread():
@@ -199,7 +199,7 @@ def operations(subject: Codec | Scheme, numel: int) -> Operations:
 
 @dataclass
 class Part:
-    """Everything that one part's way through a step needs."""
+    """The buffers of one part for one step: gradient, residual, payload, result."""
 
     codec: Codec
     grad: F32

@@ -1,7 +1,7 @@
-"""Telling a scheduler elsewhere that a worker has ended before it spoke to it: else everyone would wait for that worker to register.
+"""Report a worker that ended before it joined to a scheduler on another machine; otherwise the job would wait for it to register.
 
-The launcher registers in the worker's place, for only members are heard, and reports the fault. It waits for no answer: a scheduler that is not
-up has nobody waiting.
+The scheduler listens to members only, so the launcher registers in the worker's place and then reports the fault. It waits for no answer: if the
+scheduler is not running, nobody waits for the worker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``psgc-launch CMD...``: one machine's part of a job, as bpslaunch is used: the role and the topology come from the environment."""
+"""``psgc-launch CMD...``: one machine's part of a job. Used like BytePS's bpslaunch: role and topology come from the environment."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
 
 
 def _role(env: Mapping[str, str]) -> str:
-    """The role, once everything it needs is there."""
+    """The role of this machine. Raises ConfigError if a setting that the role needs is missing or wrong."""
     role = env.get("DMLC_ROLE", "").strip().lower() or ("worker" if _one_machine(env) else "")
     if role not in ("worker", "server", "scheduler"):
         Config.from_env({k: v for k, v in env.items() if k != "DMLC_ROLE"})  # a misspelt setting may be why no role was found
@@ -88,15 +88,14 @@ def _role(env: Mapping[str, str]) -> str:
 
 
 def _one_machine(env: Mapping[str, str]) -> bool:
-    """Whether the job is one of BytePS's non-distributed ones: a single node, and nothing said of servers elsewhere. Wrong values are not
-    this function's to find."""
+    """Whether the job is what BytePS calls non-distributed: one node, without BYTEPS_FORCE_DISTRIBUTED. Does not validate the values."""
     forced = env.get("BYTEPS_FORCE_DISTRIBUTED", "").strip()
     return env.get("DMLC_NUM_WORKER", "").strip() == "1" and forced in ("", "0")
 
 
 def _run_machine(role: str, command: list[str], env: Mapping[str, str]) -> int:
-    """A job that needs no other machine: alone, or with a scheduler and servers of its own. Ports and addresses that are set do not count,
-    as with bpslaunch."""
+    """Run a job on this machine alone: one worker by itself, or several with a scheduler and servers started here. As with bpslaunch, the
+    ports and addresses in the environment are not used."""
     if role != "worker":
         print(f"psgc-launch: DMLC_NUM_WORKER=1 needs no {role}: the workers' launcher starts what they need; to have them use this one, set "
               f"BYTEPS_FORCE_DISTRIBUTED=1 everywhere", file=sys.stderr)  # fmt: skip
@@ -113,7 +112,7 @@ def _run_machine(role: str, command: list[str], env: Mapping[str, str]) -> int:
 
 
 def _command(command: list[str], env: Mapping[str, str]) -> list[str]:
-    """What each worker runs. Raises UsageError for what is none."""
+    """The command line of each worker. Raises UsageError if there is no such program."""
     if not command or shutil.which(command[0]) is None:
         what = f"command {command[0]!r} is not found or not executable" if command else "no command given"
         raise UsageError(f"worker: {what}; for example: psgc-launch python train.py")
@@ -121,7 +120,7 @@ def _command(command: list[str], env: Mapping[str, str]) -> list[str]:
 
 
 def _run_server(env: Mapping[str, str]) -> int:
-    """The server is a child, so that its memory is kept here should it die."""
+    """Run the server as a child process, so that its memory outlives it in this process."""
     prepare(_codecs(env))
     with Supervisor("psgc-launch", prefix=False) as supervisor:
         _start(supervisor, "server", [sys.executable, "-m", "psgc.launch.job.role", "server"], env, keep_memory=True)
@@ -157,7 +156,8 @@ def _codecs(env: Mapping[str, str]) -> list[str]:
 
 
 def _places(env: Mapping[str, str], size: int) -> list[dict[str, str]]:
-    """torch.distributed's variables of each local rank. What the user has set stays, but for the ranks of several processes."""
+    """torch.distributed's variables for each local rank. The user's own settings are kept, except RANK and LOCAL_RANK when several workers run
+    here."""
     config = Config.from_env({**env, "BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": str(size)})
     node, nodes = config.node, config.nodes
     sizes, meeting_place = ranks.node_sizes(env, nodes, node, size), ranks.agreed_meeting_place(env, nodes)

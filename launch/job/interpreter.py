@@ -1,4 +1,4 @@
-"""Which Python a command would run in: ``python`` is whichever the shell's PATH finds first, and it may not be the one that has psgc."""
+"""Whether a command's ``python``, the first one on PATH, belongs to the environment that psgc is installed in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def note_on(command: Sequence[str]) -> str:
-    """What to tell a user whose command names a Python of another environment than this process's; else empty."""
+    """A note for the user if the command's Python belongs to another environment than this process; else ""."""
     found = shutil.which(command[0]) if re.fullmatch(r"python[\d.]*", os.path.basename(command[0])) else None
     if found is None or _environment(found) == _environment(sys.executable):
         return ""
@@ -22,7 +22,7 @@ def note_on(command: Sequence[str]) -> str:
 
 
 def _environment(interpreter: str) -> Path:
-    """A virtual environment's folder; of other interpreters the program itself, whatever links lead to it."""
+    """The virtual environment's folder, or, outside of one, the resolved path of the interpreter."""
     path = Path(os.path.abspath(interpreter))
     folder = path.parent.parent
     return folder.resolve() if (folder / "pyvenv.cfg").exists() else path.resolve()

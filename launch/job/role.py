@@ -1,4 +1,4 @@
-"""``python -m psgc.launch.job.role scheduler|server``: one process of the job's own, from the environment to its exit status."""
+"""``python -m psgc.launch.job.role scheduler|server``: the process of a scheduler or a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_role(role: str) -> int:
-    """Serve as ``role`` until the job ends. A user's mistake is one line on stderr."""
+    """Serve as ``role`` until the job ends, and return the exit status. A user's mistake is one line on stderr."""
     try:
         config = Config.from_env(role=role)
         set_up_logging(config.log_level)

@@ -23,7 +23,7 @@ from psgc.transport.control.voice import own_outlet
 from psgc.transport.pacing import make_file
 from psgc.transport.security import encryption
 
-# Who is who in a job that this shell was set up for, or that this one is started from: wrong for this one.
+# Variables that identify a process in another job (the shell's, or the one that this command runs in); they do not apply to this job.
 NOT_INHERITED: Final = {
     "DMLC_ROLE", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
     "PSGC_SCHEDULER_FD", "PSGC_LINK_MBIT", "PSGC_LINK_FD", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", *ranks.NAMES, *ranks.MASTER, *ranks.TORCHRUNS,
@@ -77,7 +77,7 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
 
 @contextmanager
 def _link(link_mbit: float | None) -> Iterator[tuple[dict[str, str], list[int]]]:
-    """What the processes of one simulated host are told of its link, and inherit."""
+    """Environment and descriptors that give the processes of one simulated host their link."""
     if link_mbit is None:
         yield {}, []
         return
@@ -103,7 +103,7 @@ def _start_workers(
     supervisor: Supervisor, env: Mapping[str, str], command: Sequence[str], workers: int, nodes: int, cores: Sequence[Iterable[int]],
     link_mbit: float | None,
 ) -> None:  # fmt: skip
-    """Workers are spread over the nodes; sizes may differ by one."""
+    """Start the workers, spread evenly over the simulated nodes (sizes differ by at most one)."""
     sizes = [workers // nodes + (node < workers % nodes) for node in range(nodes)]
     meeting_place = ranks.meeting_place(os.environ)
     for node, local_size in enumerate(sizes):
@@ -145,7 +145,7 @@ def _described(link_mbit: float, workers: int, nodes: int) -> str:
 
 
 def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
-    """The job's files by absolute path: a script may change its directory. A plan that cannot be run is refused here."""
+    """PSGC_PLAN and PSGC_LAYOUT_OUT as absolute paths, because a script may change its directory. Raises UsageError for a plan that cannot run."""
     files = {"PSGC_PLAN": plan, "PSGC_LAYOUT_OUT": layout_out}
     named = {name: path or os.environ.get(name, "").strip() for name, path in files.items()}
     if named["PSGC_PLAN"]:
@@ -161,7 +161,7 @@ def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
 
 
 def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str) -> dict[str, str]:
-    """What every process of the job is told."""
+    """The environment that all processes of the job share."""
     env = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     env.update(
         DMLC_NUM_WORKER=str(nodes), DMLC_NUM_SERVER=str(servers), DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=str(port),

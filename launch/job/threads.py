@@ -1,5 +1,5 @@
-"""How many threads a worker's OpenMP has, and that they sleep between loops: torch's and BLAS's threads share cores with psgc's and with the
-machine's other workers. On two cores, two workers and a server, busy otherwise, a step took 48 ms with sleeping threads, 820 ms with spinning ones
+"""OpenMP settings of a worker: how many threads, and that idle threads sleep, because torch's and BLAS's threads share cores with psgc's
+threads and with other workers. On two cores, two workers and a server, busy otherwise, a step took 48 ms with sleeping threads, 820 ms with spinning ones
 (README's script, November 2026).
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 
 def shared_cores(env: Mapping[str, str], workers: int) -> dict[str, str]:
-    """What the user has not set of OMP_NUM_THREADS and OMP_WAIT_POLICY, for ``workers`` processes on this machine."""
+    """OMP_NUM_THREADS and OMP_WAIT_POLICY for ``workers`` processes on this machine, without those that the user has set."""
     wanted = {"OMP_WAIT_POLICY": "passive"}
     if workers > 1 and not env.get("BYTEPS_VISIBLE_CPU_CORES", "").strip():  # else each has cores of its own, and OpenMP sees which
         wanted["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))

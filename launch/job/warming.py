@@ -1,8 +1,8 @@
-"""Kernels compiled ahead: ``psgc warm``, and what a launcher does before it starts a job on a machine that has not run one.
+"""Compile kernels ahead of their use: ``psgc warm``, and every launcher before it starts a job.
 
-Compiled kernels are kept by ``psgc.codecs.jit.kernel_cache``. A mark beside them says that all of a codec's have been: it is named by everything
-that compiling anew could follow from, coarsely, so that a launcher can tell without loading the compiler. A mark that is missing costs a
-second; one that is wrong costs nothing but that the job's own processes compile, and say so.
+``psgc.codecs.jit.kernel_cache`` keeps compiled kernels. A mark, an empty file beside them, says that all kernels of a codec are compiled. Its name
+is a hash of everything that could make recompilation necessary, so that a launcher need not load the compiler to know. If a mark is missing by
+mistake, the launcher loses a second; if a mark is wrong, the job's own processes compile and say so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CODECS: Final = Path(psgc.__file__).parent / "codecs"
 
 
 def everything() -> list[str]:
-    """What ``warm`` takes, for all that this installation can compile."""
+    """All names that ``warm`` accepts: the codecs and schemes of this installation, and the planner."""
     from psgc.codecs import registered_codecs, registered_schemes
     from psgc.codecs.registry import plugin_codecs
 
@@ -44,7 +44,7 @@ def is_warm(text: str) -> bool:
 
 
 def prepare(texts: Iterable[str]) -> None:
-    """Before a job: compile what these codecs need, in this one process and not in each of the job's, unless that has been done. Raises
+    """Compile these codecs' kernels, unless they are compiled already: once before the job instead of in each of its processes. Raises
     CodecError."""
     cold = [text for text in dict.fromkeys((ALWAYS, *texts)) if not is_warm(text)]
     if cold and any(map(_can_be_made, _folders())):
@@ -74,7 +74,7 @@ def warm(texts: Iterable[str], quiet: bool) -> list[dict[str, Any]]:
 
 
 def _refuse_unknown(text: str) -> None:
-    """Raise CodecError for names that nobody has, before anything is said or compiled."""
+    """Raise CodecError for unknown names, before anything is printed or compiled."""
     from psgc.codecs import parse_scheme
 
     names = {side.partition(":")[0].partition("@")[0].strip() for side in text.split("/")}
@@ -117,7 +117,7 @@ class _Bar:
 
 
 def _load(text: str) -> None:
-    """Compile or load, and leave the mark."""
+    """Compile or load one codec's kernels, and write the mark."""
     if text == PLANNER:
         for package in map(import_module, _PLANNER_PACKAGES):
             for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
@@ -135,7 +135,7 @@ def _load(text: str) -> None:
 
 
 def _folders() -> Iterator[Path]:
-    """Where kernels may be kept: as ``kernel_cache`` has it, without loading the compiler."""
+    """Folders that kernels may be kept in: the same as in ``kernel_cache``, without loading the compiler."""
     yield Path(os.environ.get("NUMBA_CACHE_DIR") or _CODECS / "__pycache__") / "psgc-kernels"
     yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "psgc" / "psgc-kernels"
 
@@ -152,7 +152,7 @@ def _mark(text: str) -> str:
 
 @functools.cache
 def _state() -> str:
-    """What compiled kernels follow from, and more: sources by size and time, versions, the processor."""
+    """Everything that compiled kernels depend on: sources by size and time, versions, processor, settings of Numba."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite", "numpy")]
     stats = [(path.name, (found := path.stat()).st_size, found.st_mtime_ns) for path in sorted(_CODECS.rglob("*.py"))]
     lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -21,7 +21,7 @@ USUAL: Final = ("none", "bf16", "fp16", "int8", "onebit", "topk")
 
 
 def curve_codecs(texts: Sequence[str]) -> list[str]:
-    """What is timed for these codecs: push and pull of a pair by themselves, each once. Raises CodecError."""
+    """The single codecs to time for these texts: a pair counts as its push and its pull codec. Raises CodecError."""
     parts = [part.strip() for text in texts for part in text.split("/")]
     return list(dict.fromkeys(timed_subject(part).canonical for part in parts))
 

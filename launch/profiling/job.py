@@ -1,4 +1,4 @@
-"""A user's job, run until it has said when its gradients become ready. Owns the job's start and end; ``psgc.torch.gradients.profiler`` observes."""
+"""Runs a user's job until it has written its profile. ``psgc.torch.gradients.profiler``, in the job's processes, does the measuring."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from psgc.errors import JobFailed
 from psgc.plan.inputs.profile import Profile, load_profile
 
 POLL_S: Final = 0.1
-LEAVING_S: Final = 20.0  # a script that has not ended by itself so long after its profile was written does not want to
-PATIENCE_S: Final = 30.0  # the launcher ends its job within less, and takes what is left with it
+LEAVING_S: Final = 20.0  # how long a script may take to end by itself after its profile was written
+PATIENCE_S: Final = 30.0  # the launcher needs less than this to end its job
 
 
 def profile_job(command: Sequence[str], workers: int, servers: int, iterations: int) -> Profile:
@@ -43,7 +43,7 @@ def profile_job(command: Sequence[str], workers: int, servers: int, iterations: 
 
 
 def _wait_for(path: Path, launcher: subprocess.Popen[bytes]) -> int | None:
-    """Until the file is there or the job has ended; its status in the latter case."""
+    """Wait until the file exists (then None) or the job has ended (then its status)."""
     while not path.exists():
         try:
             return launcher.wait(POLL_S)

@@ -49,7 +49,7 @@ class Blame:
     causes: list[Cause] = field(default_factory=list)
 
     def hear(self, report: Report) -> None:
-        """A process has told something."""
+        """Take a process's report into account."""
         if not 0 <= report.child < len(self.accounts):
             return
         account = self.accounts[report.child]
@@ -95,7 +95,7 @@ class Blame:
 
     @property
     def unused(self) -> bool:
-        """All workers have ended without a word to the services: the command does not use psgc."""
+        """Whether all workers ended without contacting the scheduler: the command does not use psgc."""
         workers = [account for account in self.accounts if not account.service]
         return self.never_formed and all(account.ended and not account.joining for account in workers)
 
@@ -108,7 +108,7 @@ class Blame:
         return cause.text, status if status > 0 else 128 - status
 
     def _look_for_the_absent(self) -> None:
-        """One has ended well that never called init: those that wait for it there would wait for ever."""
+        """Find a worker that ended with status 0 and never called init, while others wait for it."""
         workers = [account for account in self.accounts if not account.service]
         if self.formed or self.causes or not any(account.joining and not account.ended for account in workers):
             return

@@ -1,4 +1,4 @@
-"""One supervised process: started in a session of its own, tied to the launcher's life, its output relayed. Knows nothing of the others."""
+"""One supervised process: started in a session of its own, killed if the launcher dies, its output relayed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def script(name: str) -> list[str]:
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """``start`` makes one. Its leader stays a zombie until the whole group has gone, so that the group's number is not used again."""
+    """Made by ``start``. The leader is not reaped before its whole process group is gone, so that the group's number is not used again."""
 
     name: str
     popen: subprocess.Popen[bytes]
@@ -72,7 +72,7 @@ class Child:
         return self.status is None
 
     def has_ended(self) -> bool:
-        """Look whether the leader has just ended, and note how."""
+        """Whether the leader has ended since the last call; notes its status."""
         if not self.running:
             return False
         info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -87,7 +87,7 @@ class Child:
                 os.killpg(self.pid, number)
 
     def reap(self) -> None:
-        """The group is empty but for its leader: let go of it."""
+        """Reap the leader. Call it when the group has no other process left."""
         self.popen.wait()
         self.gone = True
 
@@ -101,7 +101,7 @@ class Child:
         return True
 
     def close(self) -> None:
-        """Pass on unfinished lines and give every descriptor back."""
+        """Pass on unfinished lines and close all descriptors."""
         for pipe, relay in self.relays.items():
             with contextlib.suppress(BrokenPipeError):
                 relay.finish()
@@ -110,7 +110,7 @@ class Child:
             self.keeper.close()
 
     def describe_end(self) -> str:
-        """Who ended and how; for one that said why, the error with its place, or its last line."""
+        """Who ended and how: the signal, else the Python error with its place, else the status and the last line of stderr."""
         status = self.status or 0
         if status < 0:
             return f"{self.who} was killed by {_signal_name(-status)} (pid {self.pid})"

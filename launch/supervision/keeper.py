@@ -1,4 +1,4 @@
-"""The launcher holds every server's memory, so that it outlives the server: descriptors come over a socket and are kept by name."""
+"""Keeps a server's shared memory alive in the launcher, so that it outlives the server: descriptors come over a socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a launcher hears from the processes it has started (psgc/report.py). Only those of its own user are believed."""
+"""Receives the reports that a launcher's processes send (psgc/report.py). Reports of other users are dropped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reports:
         return f"{self._name}:{child}"
 
     def receive(self) -> list[Report]:
-        """What has been told since."""
+        """The reports that came since the last call."""
         reports: list[Report] = []
         while True:
             try:

@@ -1,6 +1,7 @@
-"""Processes that live and die together: started in groups of their own, ended in order and without remains, the first fault named.
+"""Starts the processes of a job, watches them, and ends all of them when one fails; names the first fault.
 
-Knows processes; must not know what they compute. Single-threaded: one selector over pipes, kept memory and signals.
+Each child has a process group of its own, and no process of it is left behind. Knows nothing of what the processes compute. Single-threaded:
+one selector over output pipes, keepers' sockets, reports and signals.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from psgc.launch.supervision.relay import Relay, coloured
 from psgc.launch.supervision.reports import Reports
 from psgc.report import Report
 
-TURN_S: Final = 0.1  # how soon what nothing signals is seen: remains of a group that are gone, a step of the ladder
-DRAIN_S: Final = 1.0  # somebody outside the groups may hold an output pipe open; nobody waits for him longer
+TURN_S: Final = 0.1  # polling interval for events without a signal: a group's last process is gone, the next step of the ladder is due
+DRAIN_S: Final = 1.0  # how long to wait for the end of output if a process outside the groups holds a pipe open
 UNKILLABLE_S: Final = 10.0  # a process in the middle of a system call that does not return (a dead file server) outlives SIGKILL
-OWN_END_S: Final = 3.0  # what a process may take to end itself, beyond its own limit
+OWN_END_S: Final = 3.0  # margin beyond a process's own time limit before it is ended from here
 CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -45,7 +46,7 @@ class Patience:
 
     @classmethod
     def of(cls, config: Config) -> Patience:
-        """For a job with these settings: its processes end themselves first."""
+        """Limits longer than the processes' own, so that they end by themselves first."""
         return cls(fault_s=config.abort_grace_s + OWN_END_S, save_s=max(config.abort_grace_s, config.save_timeout_s) + OWN_END_S)
 
 
@@ -142,7 +143,7 @@ class Supervisor:
         return status
 
     def _verdict(self) -> tuple[str, int]:
-        """The last line, "" where there is none, and the status."""
+        """The last line to print ("" for none) and the exit status."""
         found = self.blame.verdict()
         if found is not None:
             return found
@@ -193,7 +194,7 @@ class Supervisor:
 
     @property
     def _ending_them(self) -> bool:
-        """We have told them to end: how they do and what they say of it is our doing."""
+        """Whether we have told the children to end, so that their exit statuses and messages are consequences, not causes."""
         return self._insisted or bool(self._interrupt) or self._unread_output
 
     def _ended(self, child: Child) -> None:
@@ -221,7 +222,7 @@ class Supervisor:
             self._end_within(0 if self.blame.never_formed else self._patience.service_s)
 
     def _end_if_failed(self) -> None:
-        """After the first fault everyone else ends. Where the job was never complete nobody has anything to save, or hears of it."""
+        """After the first fault, end everyone else: at once if the job was never complete, because then nobody has anything to save."""
         if self.blame.failed and not self._failing:
             self._failing = True
             self._end_within(self._patience.fault_s if self.blame.formed else 0)
@@ -231,7 +232,7 @@ class Supervisor:
             self._bury(live_groups())
 
     def _bury(self, live: set[int]) -> None:
-        """Let go of leaders whose group is empty. What a leader left running is told to end once no leader runs any more."""
+        """Reap leaders whose group is empty. Once no leader runs, end the processes that leaders left behind."""
         for child in self.children:
             if not child.running and not child.gone and child.pid not in live:
                 child.reap()
@@ -240,18 +241,18 @@ class Supervisor:
             self._end_within(0)
 
     def _end_within(self, grace_s: float) -> None:
-        """Give the rest time to end by themselves, then insist; never later than was decided before."""
+        """Give the others ``grace_s`` to end by themselves, then send SIGTERM and SIGKILL. Never postpones an earlier deadline."""
         term = time.monotonic() + grace_s
         self._saves_until = min(self._saves_until, time.monotonic() + self._patience.save_s)
         if not self._ladder or (len(self._ladder) == 2 and term < self._ladder[0][0]):
             self._ladder = [(term, signal.SIGTERM), (term + self._patience.term_s, signal.SIGKILL)]
 
     def _writers(self) -> list[Child]:
-        """Those that are writing a checkpoint."""
+        """The children that are writing a checkpoint now."""
         return [child for number, child in enumerate(self.children) if number in self._saving and child.running]
 
     def _hold_for_checkpoints(self, now: float) -> None:
-        """While one is being written nobody is made to end, and everyone has time to end by itself after it; up to a limit, and said."""
+        """Postpone ending the children while one writes a checkpoint, up to a limit, and announce it once."""
         writers = self._writers()
         if not self._ladder or not writers or now >= self._saves_until:
             return
@@ -272,7 +273,7 @@ class Supervisor:
             if self.blame.unused:
                 self._say("no worker has joined the job, so nothing was synchronised: does the command use psgc? (psgc.torch.init())")
             else:
-                self._say(f"the workers have ended; ending {', '.join(left)}, too, which did not see them leave")
+                self._say(f"the workers have ended; ending {', '.join(left)}, too")
         self._insisted = True
         if number == signal.SIGKILL:
             self._hopeless_at = time.monotonic() + UNKILLABLE_S
@@ -327,7 +328,7 @@ class Supervisor:
         pipe.close()
 
     def _unread(self) -> None:
-        """Nobody reads what the job prints: it ends, as a program in a pipeline does."""
+        """Nobody reads our output any more: end the job, as a program in a pipeline ends."""
         for out in (sys.stdout, sys.stderr):
             try:
                 out.flush()

@@ -1,4 +1,4 @@
-"""Becomes a command that cannot outlive the launcher: ``tether.py LAUNCHER_PID CORES CMD...``, run as a script, without site packages.
+"""``tether.py LAUNCHER_PID CORES CMD...``: runs CMD so that it cannot outlive the launcher. A script, run without site packages.
 
 A step of its own between fork and exec, because the launcher may have threads and then nothing of Python is safe to run there.
 CORES: comma-separated numbers to stay on; empty: all.

@@ -51,7 +51,7 @@ def advise(
         from psgc.plan.whatif import advise as advising
 
     if optimizer not in OPTIMIZERS:
-        raise UsageError(f"advise: --optimizer {optimizer!r}: there are {', '.join(OPTIMIZERS)}")
+        raise UsageError(f"advise: --optimizer {optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
     measured = _profile(model, profile, gpu, tokens, goodput=goodput)
     cluster = cluster_of(gpu or measured.hardware, nodes, gpus_per_node, link, latency_us, servers, intra)
     named = tuple(codecs.split(",")) if codecs else ()

@@ -23,7 +23,7 @@ def codecs(
     Example: psgc codecs
     """
     if as_json and markdown:
-        raise UsageError("codecs: --json and --markdown are two ways to print them; give one")
+        raise UsageError("codecs: --json and --markdown exclude each other; give one of them")
     from psgc.codecs.catalogue import catalogue
     from psgc.launch.pages.codecs import render_codecs, terminal_tables
 

@@ -168,7 +168,7 @@ def _kernel_cache() -> Finding:
 
 
 def _warm() -> Finding:
-    """Never wrong: what is not compiled yet will be."""
+    """Whether kernels are compiled ahead. Never an error: the others compile at first use."""
     from psgc.launch.job.warming import everything, is_warm
 
     known = everything()

@@ -1,4 +1,4 @@
-"""The verbs of ``psgc`` that plan."""
+"""The verb ``psgc options``: the options that the planner chooses from."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from psgc.launch.flags import Json
 
 def options(
     gpu_only: Annotated[bool, typer.Option("--gpu-only", help="Encode and decode on GPUs only.")] = False,
-    most_encodes: Annotated[int | None, typer.Option(help="How often a bucket may be encoded.")] = None,
-    flat: Annotated[bool, typer.Option("--flat/--no-flat", help="Options that know no nodes.")] = True,
-    servers: Annotated[bool, typer.Option("--servers", help="Those over servers, too.")] = False,
+    most_encodes: Annotated[int | None, typer.Option(help="Largest number of encodings in an option.")] = None,
+    flat: Annotated[bool, typer.Option("--flat/--no-flat", help="Options without an intra-node stage.")] = True,
+    servers: Annotated[bool, typer.Option("--servers", help="Include options over servers.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the ways that a bucket can take through groups and servers.
+    """List the options of a bucket: which collectives and servers it travels through, and where it is encoded.
 
     Example: psgc options --gpu-only --most-encodes 1
     """

@@ -75,7 +75,7 @@ def plan(
 
 
 def _check_encodes(codec: str | None, allowed: Constraints, source: str) -> None:
-    """Raise UsageError for a codec that nothing could be encoded with."""
+    """Raise UsageError if the constraints forbid every encoding, so that the codec could not be used."""
     from psgc.plan.model.job import may_encode
     from psgc.plan.model.plan import UNCOMPRESSED
 

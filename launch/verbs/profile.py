@@ -1,4 +1,4 @@
-"""``psgc profile``: flags in, a profile out. What is measured and how is ``profiling``'s business."""
+"""The verb ``psgc profile``: flags in, a profile out. ``launch/profiling/`` does the measuring."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def profile(
 
 
 def _codec_list(text: str | None) -> tuple[str, ...]:
-    """Raises CodecError for one that there is none of."""
+    """The codecs that ``--codecs`` names, or the usual ones. Raises CodecError for an unknown codec."""
     from psgc.launch.profiling.curves import USUAL, curve_codecs
 
     return USUAL if text is None else tuple(curve_codecs([word for word in text.split(",") if word.strip()]))
@@ -109,7 +109,7 @@ def _given_link(gbps: float | None, latency_us: float | None) -> Link | None:
 
 
 def _check_outputs(request: Request, output: Path | None, cluster_out: Path | None) -> None:
-    """Raise UsageError where there would be nothing to write, or no place for it, before anything is measured."""
+    """Raise UsageError, before anything is measured, if a file cannot be written or would have no content."""
     for path in (output, cluster_out):
         if path is not None and path.is_dir():
             raise UsageError(f"profile: cannot write {path}: it is a folder")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 PEERS = {"fp32": 4.0, "bf16": 2.0}  # bytes an element
-# Which flags say something to which of the three that answer.
+# Which flags each of the two models takes.
 OF_TIMELINE = ("cluster", "codec", "gpu", "over")
 OF_CLOSED = ("model", "method", "gpus", "bandwidth", "backward_ms", "encode_ms", "grad_mib", "rank", "k", "ratio", "alpha_us")
 OF_BOTH = ("measured_ms", "plot")
@@ -81,7 +81,7 @@ def whatif(
 
 
 def _check_flags(context: typer.Context, cases: bool, profile: bool, method: str) -> None:
-    """Raise UsageError for a flag that would be ignored."""
+    """Raise UsageError for a flag that the chosen model would ignore."""
     if cases:
         refuse_beside(context, ("profile", *OF_TIMELINE, *OF_CLOSED, *OF_BOTH), "the questions in --cases have inputs of their own")
     elif profile:
@@ -100,7 +100,7 @@ def _on_timeline(
     from psgc.plan.whatif.on_timeline import TimelineTimes
 
     if over not in PEERS:
-        raise UsageError(f"whatif: --over {over!r}: there are {', '.join(PEERS)}")
+        raise UsageError(f"whatif: --over {over!r}: choose one of {', '.join(PEERS)}")
     if cluster is None:
         raise UsageError("whatif: --cluster is missing: a TOML file, or the name of a ready-made cluster")
     job = load_job(profile, cluster, codec, gpu=gpu)
