@@ -17,7 +17,7 @@ BACKLOG: Final = 4096
 
 
 def bare_host(text: str) -> str:
-    """The host without brackets: "[::1]" is "::1". Raises ValueError for what is no host: a port or a path behind it, half a bracket."""
+    """The host without brackets: "[::1]" becomes "::1". Raises ValueError if the text has a port, a path or an unpaired bracket."""
     host = text.strip()
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
 
 def needs_ipv6(host: str) -> bool:
     """Whether ``host`` is reached by IPv6: an IPv6 address, or a name that has no IPv4 address (or none yet). A name that has both is reached
-    by IPv4: many networks have IPv6 addresses that lead nowhere."""
+    by IPv4: many networks have IPv6 addresses that do not work."""
     if host in ("*", ""):
         return True  # listens on both
     try:
@@ -80,7 +80,7 @@ def needs_ipv6(host: str) -> bool:
 
 
 def lookup(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
-    """Socket addresses of ``host``, IPv4 first. Raises OSError where the name cannot be looked up."""
+    """Socket addresses of ``host``, IPv4 first. Raises OSError if the name cannot be resolved."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return sorted(
         ((socket.AddressFamily(family), address) for family, _, _, _, address in found), key=lambda each: each[0] != socket.AF_INET

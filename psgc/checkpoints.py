@@ -1,7 +1,7 @@
-"""Checkpoints that are being written in this process: a failed job does not end it in the middle of one.
+"""Checkpoints that this process is writing: a failed job does not end the process in the middle of one.
 
-Owns which saves are under way. Must not know who asks: the watchdog of a failed job and the end of the interpreter do; the launcher is told,
-for it ends processes, too.
+Owns the set of saves in progress. The watchdog of a failed job and the end of the interpreter wait for them; the launcher is told, because it ends
+processes, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ POLL_S: Final = 0.05
 
 
 class Saves:
-    """Those of one process. ``saving`` may be entered by any thread, several at once, and inside itself."""
+    """The saves of one process. ``saving`` may be entered by several threads at once, and nested."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # re-entrant: a signal's handler may save while its thread is in here
@@ -46,14 +46,14 @@ class Saves:
         return bool(self._under_way)
 
     def tell_to(self, tell: Callable[[bool], object], timeout_s: float) -> None:
-        """From now on call ``tell`` with True when the first save begins, and with False when the last one has ended. timeout_s: how long
+        """Call ``tell(True)`` when the first save begins, and ``tell(False)`` when the last one has ended. timeout_s: how long
         the end of the interpreter waits."""
         with self._lock:
             self._tell, self._told, self._timeout_s = tell, False, timeout_s
             self._tell_if_changed()
 
     def await_others(self, name_after_s: float = 5.0) -> None:
-        """Wait for the saves of other threads, which the end of the interpreter would stop wherever they are. What takes long is said."""
+        """Wait for the saves of other threads, which the end of the interpreter would interrupt. Announces a long wait."""
         timeout_s, began, said = self._timeout_s, time.monotonic(), False
         while writers := self._others():
             waited = time.monotonic() - began

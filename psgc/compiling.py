@@ -1,7 +1,7 @@
-"""What is said while kernels are compiled: at first use on a machine that takes many seconds, at later ones nothing is compiled or said.
+"""Tells the user that kernels are being compiled, which takes many seconds at first use on a machine. Later uses compile nothing.
 
-Owns how the compiler is listened to and the words. Knows nothing of kernels, nor of where they are kept. Of the processes whose lines end up
-in one place the first that compiles says so: all of them compile the same.
+Owns the hook into the compiler and the messages. Knows nothing of kernels or their cache. Of the processes that share a terminal, only the first that
+compiles says so, because all of them compile the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAUSE_S: Final = 0.7  # kernels come one after the other: what has not begun by 
 
 
 class Teller(Protocol):
-    """Hears of every kernel that is compiled. Called from whichever thread compiles."""
+    """Called when a kernel's compilation begins and ends, in the thread that compiles."""
 
     def begins(self) -> None: ...
     def ends(self) -> None: ...
@@ -32,7 +32,7 @@ class Teller(Protocol):
 
 @contextmanager
 def told_by(teller: Teller) -> Iterator[None]:
-    """Within, ``teller`` hears of kernels that are compiled, and nothing is said otherwise."""
+    """Inside, ``teller`` replaces the usual messages about compilation."""
     global _teller  # noqa: PLW0603 - the process has one
     before, _teller = _teller, teller
     try:
@@ -43,7 +43,7 @@ def told_by(teller: Teller) -> Iterator[None]:
 
 @contextmanager
 def compilation() -> Iterator[None]:
-    """If a kernel is compiled within, that is told; if it is loaded from the cache, it is not."""
+    """Around what may compile a kernel: tells of the compilation, and of nothing if the kernel comes from the cache."""
     from numba.core import event
 
     with event.install_listener("numba:compile", _listener(_teller)):
@@ -84,7 +84,7 @@ class Heard:
 
 
 class StandardError:
-    """Says it on stderr, once: a bar that moves on a terminal, a line elsewhere."""
+    """Tells on stderr: with a moving bar on a terminal, with one line elsewhere."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -111,7 +111,7 @@ class StandardError:
 
 
 class _Bar:
-    """A bar without an end, for nobody knows how many kernels will be asked for. It goes when none is compiled any more."""
+    """A bar without a total, because the number of kernels is not known. It disappears when no kernel is compiling."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -151,7 +151,7 @@ class _Bar:
 
 
 def moving_bar(count: str) -> Any:
-    """A bar on the terminal that stderr is; nothing of it stays. count: rich's text of how much is done."""
+    """A progress bar on stderr, a terminal; it is erased at the end. count: rich's template for the amount done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -19,13 +19,13 @@ Role = Literal["worker", "server", "scheduler"]
 
 
 def outlet() -> str:
-    """``Config.outlet``, for what happens before a process knows its configuration."""
+    """``Config.outlet``, for code that runs before the configuration is read."""
     return os.environ.get("PSGC_OUTLET", "").strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything one process was told. Built by ``from_env``; printed at start."""
+    """All settings of one process. Built by ``from_env``; logged at the start."""
 
     role: Role = "worker"
     nodes: int = 1
@@ -97,7 +97,7 @@ class Config:
 
     @property
     def solo(self) -> bool:
-        """A worker with nobody to talk to: no scheduler named, or one process that was not told to use servers."""
+        """Whether this worker trains alone: no scheduler is named, or the job has one process and is not forced to use servers."""
         return not self.root_host or (self.nodes * self.local_size == 1 and not self.force_distributed)
 
     @property
@@ -106,7 +106,7 @@ class Config:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None, **overrides: Any) -> Config:
-        """Read, parse and check. Raises ConfigError naming variable, what came and what was expected."""
+        """Read, parse and check the environment. Raises ConfigError that names the variable, its value and what was expected."""
         env = os.environ if env is None else env
         values: dict[str, Any] = {}
         for variable in VARIABLES:
@@ -122,7 +122,7 @@ class Config:
         return cls(**values, notes=tuple(_notes(env)), lonely=_lonely(env, values))
 
     def require_alone(self) -> None:
-        """Raise ConfigError if the environment speaks of other members of the job, without whom each worker would train alone."""
+        """Raise ConfigError if the environment mentions other members, so that this worker was hardly meant to train alone."""
         if self.lonely:
             raise ConfigError(self.lonely)
 
@@ -162,7 +162,7 @@ def _from_torchrun(env: Mapping[str, str], values: dict[str, Any]) -> None:
 
 
 def _lonely(env: Mapping[str, str], values: Mapping[str, Any]) -> str:
-    """What is missing where the environment speaks of other members, and yet the worker would be alone; else nothing."""
+    """What is missing if the environment mentions other members but the worker would train alone; else ""."""
 
     def told(*names: str) -> str:
         return next((f"{name}={env[name].strip()}" for name in names if env.get(name, "").strip()), "")
@@ -205,7 +205,7 @@ def _known() -> dict[str, str]:
 
 
 def _unknown(env: Mapping[str, str]) -> dict[str, str]:
-    """Names that are set, and nothing reads, each with the one that was meant ("" if none is near): of those that are not set, if any."""
+    """Names that are set but unknown, each with the name that was probably meant ("" if no name is similar). Names that are not set come first."""
     honoured = {name for v in VARIABLES for name in (v.name, *v.aliases)} | LAUNCHER_VARIABLES.keys() | WITHOUT_EFFECT.keys()
     unknown, known = {}, _known()
     missing = {end: name for end, name in known.items() if not env.get(name, "").strip()}
@@ -228,7 +228,7 @@ def _refuse_mistyped(env: Mapping[str, str]) -> None:
 
 
 def _notes(env: Mapping[str, str]) -> list[str]:
-    """Warnings. A known name without effect on this role is no news: `psgc run` gives every process the same environment."""
+    """Warnings about names that are unknown or have no effect. A name for another role is no reason: `psgc run` gives all processes the same."""
     notes = [f"{name} is set but has no effect: {why}" for name, why in sorted(WITHOUT_EFFECT.items()) if name in env]
     for name, meant in _unknown(env).items():
         notes.append(f"{name} is set but unknown; " + (f"did you mean {meant}?" if meant else "see docs/env.md for the names psgc honours"))

@@ -12,7 +12,7 @@ class ConfigError(PsgcError):
 
 
 class UsageError(PsgcError):
-    """psgc was called in a way it does not support. Remedy: change the calling code."""
+    """A call that psgc does not support. Remedy: change the calling code."""
 
 
 class CodecError(PsgcError):

@@ -1,4 +1,4 @@
-"""What a measurement was made on, in one line: figures without it say nothing."""
+"""The machine that a measurement was made on, in one line, for tables of figures."""
 
 from __future__ import annotations
 

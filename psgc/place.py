@@ -1,4 +1,4 @@
-"""Where in the user's own code something happened: the line that a traceback ends at once libraries are left out."""
+"""The line of the user's own code in a traceback: the innermost frame outside of libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INSTALLED: Final = {"site-packages", "dist-packages"}
 
 
 def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """Of a traceback, the frames of the user's own files; where there are none, those of other libraries."""
+    """The frames of the user's own files in a traceback; if it has none, those of libraries other than psgc."""
     frames = [frame for frame in traceback.extract_tb(trace) if _is_file(frame.filename)]
     return [frame for frame in frames if _is_users(frame.filename)] or frames
 

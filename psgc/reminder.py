@@ -1,4 +1,4 @@
-"""When something awaited is named again: at first after a short while, then ever more rarely, so that a long wait does not fill a log.
+"""When to repeat the message that something is awaited: soon at first, then at growing intervals, so that a long wait does not fill a log.
 
 Pure: ``now`` is passed in.
 """
@@ -13,13 +13,13 @@ LONGEST_S: Final = 60.0  # a wait of hours is still named this often
 
 @dataclass(slots=True)
 class Reminder:
-    """Of one thing, awaited since ``since``."""
+    """For one wait, which began at ``since``."""
 
     since: float
     times: int = 0  # how often it has been named
 
     def due(self, now: float, first_s: float) -> bool:
-        """Whether it is to be named now; then the next time comes twice as late, up to a minute. first_s: from ``since`` to the first."""
+        """Whether to repeat the message now. Each interval is twice the last one, up to a minute. first_s: from ``since`` to the first message."""
         if now - self.since < min(first_s * 2**self.times, max(first_s, LONGEST_S)):
             return False
         self.since, self.times = now, min(self.times + 1, 16)

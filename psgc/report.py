@@ -1,7 +1,7 @@
-"""What a member of the job tells the launcher that started it: that it joins, has joined or left, is writing a checkpoint, and why it ended.
+"""Reports from a member of the job to the launcher that started it: joining, joined, left, saving a checkpoint, and why it ended.
 
-Datagrams of JSON to an abstract Unix socket, whose name and the member's number there are in PSGC_LAUNCHER. Nothing depends on them but what
-is printed, by whom, and how soon a launcher gives up: one that has gone, or that lives in another network namespace, is no error.
+JSON datagrams to an abstract Unix socket. PSGC_LAUNCHER has its name and the member's number. They only decide what is printed, by whom, and how
+soon a launcher gives up; so it is no error if the launcher is gone, or in another network namespace.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was meant by a name that is not known: the nearest of those that are."""
+"""Suggestions for misspelt names: the most similar known name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known name most like ``word``, or "" where none is. cutoff: difflib's ratio, 1 for equal words."""
+    """The known name most similar to ``word``, or "" if none is similar enough. cutoff: difflib's ratio, 1 for equal names."""
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
 
 

@@ -214,7 +214,7 @@ LAUNCHER_VARIABLES: Final = {
     "PSGC_TEST_FAULT": "nothing; marks the processes of psgc's own tests",
 }
 
-# Who is who: a misspelt one of these is refused, for without it the job would be another one.
+# These identify the job and its members. A misspelt one is an error, not a warning: without it the job would be a different one.
 MEMBERSHIP: Final = {
     "DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK",
     "BYTEPS_LOCAL_SIZE", "BYTEPS_FORCE_DISTRIBUTED",

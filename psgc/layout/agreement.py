@@ -1,4 +1,4 @@
-"""Whether two ranks have declared the same, and what differs first where they have not."""
+"""Compares the declarations of two ranks and names their first difference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
 
 
 def _planned_apart(first: Declaration, other: Declaration) -> tuple[str, str, str]:
-    """What of the plans differs first, and how it stands in each."""
+    """The first difference between two ranks' plans: what differs, and its value in each."""
     for number, (a, b) in enumerate(zip(first.buckets, other.buckets, strict=False)):
         bucket = f"of the plan's bucket {number} (of {first.tensors[a.tensors[0]].name!r})"
         if a.tensors != b.tensors:

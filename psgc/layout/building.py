@@ -18,9 +18,9 @@ MOST_PART_S: Final = 0.5
 
 
 def part_numel(scheme: Scheme, dtype: str, part_bytes: int, rate: int = 0) -> int:
-    """Elements in a full part: ``part_bytes`` of the tensor, but never under 64 KB of payload where there can be as much; a multiple of
-    BLOCK. rate: bytes a second of the slowest connection, or 0; the part is halved until no message of it takes longer than MOST_PART_S
-    there, so that rates measured a little differently give the same parts."""
+    """Elements in a full part, a multiple of BLOCK: ``part_bytes`` of the tensor, but at least MIN_PART_PAYLOAD_BYTES of payload if a part can have
+    that much. rate: bytes a second of the slowest connection, 0 for unlimited; the part is halved until none of its messages takes longer than
+    MOST_PART_S on it. Halving makes slightly different measured rates give the same parts."""
     blocks = max(1, part_bytes // ITEM_BYTES[dtype] // BLOCK)
     while 2 * blocks * BLOCK <= MAX_PART and scheme.push_bound(blocks * BLOCK) < MIN_PART_PAYLOAD_BYTES:
         blocks *= 2
@@ -30,7 +30,7 @@ def part_numel(scheme: Scheme, dtype: str, part_bytes: int, rate: int = 0) -> in
 
 
 def _message_bound(scheme: Scheme, numel: int) -> int:
-    """Most bytes of one payload of such a part, in any round and either direction."""
+    """Upper bound on the bytes of one payload of a part of ``numel`` elements, over all rounds and both directions."""
     pairs = ((round_.pair, round_.numel) for round_ in scheme.rounds(numel))
     return max(max(pair.push.payload_bound(count), pair.pull.payload_bound(count)) for pair, count in pairs)
 
@@ -38,13 +38,15 @@ def _message_bound(scheme: Scheme, numel: int) -> int:
 def build_layout(
     declaration: Declaration, *, layout_id: int, servers: int, workers: int, used_by_all: frozenset[int] | None = None, rate: int = 0
 ) -> Layout:  # fmt: skip
-    """Make the declaration's buckets, or fuse small tensors in ready order; cut what is large, and spread the parts over ``servers``.
+    """Fuse tensors into buckets, cut large buckets into parts, and spread the parts over ``servers``.
 
-    Without buckets of the declaration's own: tensors of a plan that some rank had no gradient for stand alone (``used_by_all`` has the
-    others), so that a bucket skipped by all leaves their p.grad as it was; and a plan's bucket of fewer than ``min_compress_bytes``
-    travels uncompressed; parts are no larger than ``rate``, bytes a second of the slowest connection, can carry in MOST_PART_S (0: of any
-    speed). The server of a bucket's first part rotates, so that one layer's burst does not hit one server. Raises
-    CodecError, naming the tensor, for one that the codec cannot carry; UsageError for buckets that cannot be made.
+    If the declaration has buckets (from a plan), they are used as they are. Otherwise small tensors are fused in ready order. A tensor that is not
+    in ``used_by_all`` (some rank had no gradient for it) gets a bucket of its own, so that its p.grad stays as it was if all ranks skip it. A bucket
+    of fewer than ``min_compress_bytes`` travels uncompressed. A part is small enough to take at most MOST_PART_S at ``rate``, the bytes a second
+    of the slowest connection (0: unlimited).
+
+    The server of a bucket's first part rotates, so that one layer's burst does not hit one server. Raises CodecError, naming the tensor, if the codec
+    cannot carry it; UsageError if the declared buckets are impossible.
     """
     tensors = declaration.tensors
     if declaration.buckets:
@@ -73,14 +75,14 @@ def build_layout(
 
 
 def _fused(declaration: Declaration, members: tuple[int, ...], number: int) -> BucketSpec:
-    """Buckets that become ready first are sent first: nothing is gained by waiting when step() needs them all."""
+    """The spec of a fused bucket. Buckets that become ready first have the highest priority: step() needs all of them."""
     nbytes = sum(declaration.tensors[i].numel * ITEM_BYTES[declaration.tensors[i].dtype] for i in members)
     small = declaration.kind == "plan" and nbytes < declaration.min_compress_bytes
     return BucketSpec(members, "none" if small or declaration.kind == "broadcast" else declaration.codec, -number)
 
 
 def _place(scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, turn: int, counts: list[int]) -> tuple[Part, ...]:
-    """Slices of these sizes, every round of each a part, from server ``turn`` on. counts: parts that each server has so far."""
+    """The parts of slices of these sizes, one part a round, placed on the servers in turn from server ``turn`` on. counts: parts of each server so far."""
     parts: list[Part] = []
     offset = 0
     for number, size in enumerate(sizes):
@@ -93,7 +95,7 @@ def _place(scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, tu
 
 
 def _cut(spec: BucketSpec, numel: int, scheme: Scheme, dtype: str, part_bytes: int, rate: int) -> list[int]:
-    """Elements of each slice; a plan's are as planned. Raises CodecError where the codec cannot carry them."""
+    """Elements of each slice of a bucket, as planned if a plan says so. Raises CodecError if the codec cannot carry a slice."""
     if scheme.whole and spec.parts > 1:
         raise CodecError(f"codec {scheme.canonical} does not cut tensors, but {spec.parts} parts are planned; plan 1")
     if spec.parts and not spec.part_numel:
@@ -109,12 +111,12 @@ def _cut(spec: BucketSpec, numel: int, scheme: Scheme, dtype: str, part_bytes: i
 
 
 def full_parts(numel: int, size: int) -> list[int]:
-    """Parts of ``size`` elements, the last of what is left; one for no elements."""
+    """Parts of ``size`` elements, the last of them smaller if need be; one empty part for an empty bucket."""
     return [min(size, numel - offset) for offset in range(0, max(numel, 1), size)]
 
 
 def equal_parts(numel: int, parts: int) -> list[int]:
-    """Elements of each of so many parts, cut at blocks and as equal as that allows, larger ones first. Not for more parts than blocks."""
+    """Elements of each of ``parts`` parts, cut at multiples of BLOCK and as equal as possible, larger parts first. Needs a block for each part."""
     least, more = divmod(-(-numel // BLOCK), parts)
     ends = [min((number * least + min(number, more)) * BLOCK, numel) for number in range(parts + 1)]
     return [end - start for start, end in pairwise(ends)]
@@ -151,7 +153,7 @@ def _check_parts(bucket: BucketSpec, name: str, numel: int) -> None:
 
 
 def _fuse(declaration: Declaration, used_by_all: frozenset[int] | None) -> list[tuple[int, ...]]:
-    """Tensor indices of each bucket, in ready order; empty tensors are left out, for they have nothing to say."""
+    """Tensor indices of each bucket, in ready order; tensors without elements are left out."""
     tensors, fuse_bytes = declaration.tensors, declaration.fuse_bytes
     listed = set(declaration.order)
     order = [*declaration.order, *(i for i in range(len(tensors)) if i not in listed)]

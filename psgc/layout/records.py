@@ -49,9 +49,8 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """One bucket as it is wanted. ``tensors`` are indices into the declaration's, in this order; of two parts that could travel that of
-    higher priority does. parts: how many, or 0 for as many as ``part_bytes`` says; part_numel: elements of each but the last, or 0 for
-    parts as equal as whole blocks allow."""
+    """One bucket of a declaration. tensors: indices into the declaration's tensors, in this order. priority: parts of higher priority are sent
+    first. parts: number of parts, or 0 to cut at ``part_bytes``. part_numel: elements of each part but the last, or 0 for parts of equal size."""
 
     tensors: tuple[int, ...]
     codec: str

@@ -1,4 +1,4 @@
-"""torch's loss scaler, DistributedOptimizer and models under ddp_hook: gradients are averaged before they are unscaled, and a skipped step is told.
+"""Makes torch's loss scaler work with DistributedOptimizer and ddp_hook: gradients are averaged before they are unscaled, and skipped steps are reported.
 
 Owns the two methods of ``torch.amp.GradScaler`` that it replaces, for every scaler, once; other optimizers pass through unchanged.
 """

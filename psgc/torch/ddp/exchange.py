@@ -1,6 +1,6 @@
-"""The gradients of one model that torch's DistributedDataParallel (DDP) has wrapped, on their way through the job.
+"""Synchronizes the gradients of one model that torch's DistributedDataParallel (DDP) has wrapped.
 
-Owns the layout, and the way from DDP's buckets into psgc's. DDP hands over one flat bucket after the other, in an order that is the same on
+Owns the layout, and the mapping from DDP's buckets to psgc's. DDP hands over one flat bucket after the other, in an order that is the same on
 all ranks, and makes new buckets after the first step. So psgc's layout is of the tensors, declared once, when the first backward has brought
 all of them; from then on a bucket of psgc's leaves with the last of DDP's buckets that it has a tensor in. What error feedback keeps stays
 with its tensor whatever DDP does with its buckets.
@@ -232,7 +232,7 @@ class DdpExchange:
         )  # fmt: skip
 
     def _hand_over(self) -> None:
-        """DDP's buckets of which everything has left, in their order, are completed when it comes back."""
+        """Complete, in order, the futures of those of DDP's buckets whose tensors have all been sent, as soon as the results arrive."""
         while self._open and all(bucket.ticket is not None for bucket in self._open[0][1]):
             arrival, buckets = self._open.pop(0)
             tickets = [bucket.ticket for bucket in buckets if bucket.ticket is not None]

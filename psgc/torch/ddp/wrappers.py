@@ -1,4 +1,4 @@
-"""Which models of this process torch's DistributedDataParallel has wrapped, and what is done with those that it wraps from now on.
+"""Keeps track of the models that torch's DistributedDataParallel has wrapped in this process, and calls a function for each new one.
 
 Owns the one method of DistributedDataParallel that it replaces, its constructor, once. Knows nothing of psgc's sessions and gradients.
 """
@@ -32,7 +32,7 @@ _known = _Known()
 
 
 def watch() -> None:
-    """Know every wrapper from now on, and those that there are already. Again: does nothing."""
+    """Keep track of all wrappers, also of existing ones. Further calls do nothing."""
     if not _known.watching:
         _known.watching = True
         _find()
@@ -54,12 +54,12 @@ def constructed(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Non
 
 
 def made() -> int:
-    """How many wrappers ``watch`` has known. While it stays the same, nothing has been wrapped."""
+    """How many wrappers have been made so far; unchanged as long as no model is wrapped."""
     return _known.made
 
 
 def all_wrappers() -> list[DistributedDataParallel]:
-    """Those that are still there, oldest first."""
+    """All wrappers that still exist, oldest first."""
     return [wrapper for reference in _known.wrappers if (wrapper := reference()) is not None]
 
 
@@ -78,7 +78,7 @@ def reduced(wrapper: DistributedDataParallel) -> dict[str, torch.Tensor]:
 
 
 def _find() -> None:
-    """Wrappers from before. They need a process group, so most programs need no search."""
+    """Find wrappers made before ``watch``. They need a process group; without one there is nothing to search."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         for thing in gc.get_objects():
             if issubclass(type(thing), DistributedDataParallel):

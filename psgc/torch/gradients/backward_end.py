@@ -1,8 +1,8 @@
-"""When a backward is over: the only file that uses what torch keeps private about it, ``queue_callback`` and the node under way.
+"""Detects the end of a backward. The only file that uses torch's private functions for it: ``queue_callback`` and the current node.
 
-Autograd calls a queued callback when a graph is done, before ``backward()`` returns; DDP and FSDP deliver gradients that way, too. Two
-things are added. A backward may run another inside (a reentrant checkpoint runs one for each segment), whose callbacks come while the
-outer one has gradients left to make: those wait until the outermost is over. And all who await the end of one backward are told together.
+Autograd calls a queued callback when a graph is done, before ``backward()`` returns; DDP and FSDP deliver gradients that way, too. This
+file adds two things. A backward may run another one inside it (a reentrant checkpoint runs one for each segment), whose callbacks come before the
+outer one has finished its gradients: they are postponed to the end of the outermost backward. And all who wait for one backward are called together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _unsaid = Lock()  # taken for good when it is said
 
 
 def warn_once(reason: str) -> None:
-    """Say that ends of backward cannot be had, and what that means."""
+    """Warn, once, that the end of a backward cannot be detected, and what follows from it."""
     if _unsaid.acquire(blocking=False):
         logger.warning(
             "torch %s does not tell the end of backward (%s): means are in p.grad after step() or optimizer.synchronize(), as with "
@@ -34,7 +34,7 @@ def warn_once(reason: str) -> None:
 
 
 class BackwardEnd:
-    """The end of one backward, as one of its hooks awaits it. came: it is over. lost: it never will be, for the backward raised."""
+    """The awaited end of one backward. came: the backward is over. lost: the backward raised, so its callback will never come."""
 
     def __init__(self) -> None:
         self.came = False
@@ -65,7 +65,7 @@ def await_end(waiter: Waiter, finish: Callable[[list[Waiter]], None]) -> Backwar
 
 
 class _Callback:
-    """One waiter's, in the queue of one graph."""
+    """The callback of one waiter, queued with one graph."""
 
     __slots__ = ("__weakref__", "end", "finish", "waiter")
 
@@ -81,7 +81,7 @@ class _Callback:
 
 
 def _put_off(callback: _Callback, node: Any) -> None:
-    """Queue it again, with the graph of ``node``, which is running a backward inside: from there whatever node is run next."""
+    """Queue the callback again with the outer graph, whose ``node`` runs the inner backward: the next node of that graph queues it."""
     handles: list[Any] = []
 
     def queue_again(_gradients: object) -> None:
@@ -94,7 +94,7 @@ def _put_off(callback: _Callback, node: Any) -> None:
 
 
 class _Group:
-    """Those whose callbacks have come of one backward; the last in its queue."""
+    """The waiters of one backward whose callbacks have come."""
 
     __slots__ = ("__weakref__", "callbacks")
 

@@ -1,7 +1,7 @@
 """A parameter's gradient between two synchronizations, and the buckets that gradients travel in.
 
-Owns what is known of one gradient (did its hook run, is it still what the hook saw) and of one bucket. Decides nothing about when:
-``exchange`` does.
+Owns the state of one gradient (whether its hook ran, whether it is still what the hook saw) and of one bucket. ``exchange`` decides when
+buckets leave.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from psgc.worker.session import Ticket
 
 @dataclass(slots=True, eq=False)
 class Gradient:
-    """One parameter, and what is known of its gradient since the last synchronization.
+    """One parameter, and the state of its gradient since the last synchronization.
 
     passes: backwards that have added to it, ``backward`` the last of them. repeats: one backward has added to it several times.
     seen, version: p.grad when it was last looked at; None while it takes no part.
@@ -78,7 +78,7 @@ class Gradient:
         self.zero_version = 0 if self.zero is None else self.zero._version
 
     def note_mean(self) -> None:
-        """p.grad is the same on all ranks. Weakly held: a gradient that the trainer lets go is gone."""
+        """Remember p.grad as the mean that all ranks have. Held weakly, so that the trainer can free it."""
         grad = self.parameter.grad
         self.mean = None if grad is None else TensorWeakRef(grad)
         self.mean_version = 0 if grad is None else grad._version
@@ -109,7 +109,7 @@ class Gradient:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """p.grad is what was set aside and what has come since, together."""
+        """Add what was set aside to p.grad again."""
         kept, self.kept, grad = self.kept, None, self.parameter.grad
         if kept is not None and grad is not None:
             self.parameter.grad = kept + grad if kept.requires_grad else kept.add_(grad)
@@ -135,7 +135,7 @@ class GradientBucket:
 
     @property
     def complete(self) -> bool:
-        """Whether backward will add nothing more to it, as far as one can know before it is over."""
+        """Whether backward will not add to it again, as far as that is known before backward is over."""
         return not self.waiting and not any(gradient.repeats for gradient in self.gradients)
 
     @classmethod
@@ -160,7 +160,7 @@ class GradientBucket:
 
     @property
     def skip(self) -> bool:
-        """No gradient of this rank takes part."""
+        """Whether this rank skips the bucket: none of its gradients takes part."""
         return all(gradient.seen is None for gradient in self.gradients)
 
     def bind(self) -> None:
@@ -169,7 +169,7 @@ class GradientBucket:
         self.buffer.bind([parameter.grad for parameter in parameters], parameters)
 
     def bind_nothing(self) -> None:
-        """For a step whose result nobody wants: this rank skips it."""
+        """Bind the buffer for a step that this rank skips and whose result it does not need."""
         for gradient in self.gradients:
             gradient.seen = None
         self.buffer.bind([None] * len(self.gradients), [gradient.parameter for gradient in self.gradients])

@@ -1,10 +1,10 @@
-"""One optimizer's gradients on their way through the job: which buckets may leave, and when a step is over.
+"""Synchronizes one optimizer's gradients: decides which buckets may leave, and when a step is over.
 
-Owns readiness, layouts and the step's flags; ``optimizer`` owns the front that users see. The first synchronization declares the layout, in
+Owns readiness, layouts and the step's flags; ``optimizers/distributed.py`` has the methods that users call. The first synchronization declares the layout, in
 the order in which gradients became ready; from then on a bucket is submitted from backward as soon as its last gradient is ready, and
 synchronize submits the rest: at the end of the backward that completes the step, or late, when the trainer steps. A gradient takes part if
-its hook ran, or if p.grad is there all the same (set by hand). What an earlier synchronization left in p.grad all ranks have alike: it
-is set aside while something is added to it, and only that travels.
+its hook ran, or if p.grad was set by hand. The mean that an earlier synchronization left in p.grad is the same on all ranks: it is set aside while
+backward adds to it, so that only the addition travels.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class GradientExchange:
                 self._finished(gradient)
 
     def _enter(self) -> None:
-        """A hook runs: of a new backward, maybe, whose end is then awaited."""
+        """Called first by every hook: if a new backward has begun, wait for its end."""
         if self._tells_end and (self._end is None or not self._end.ahead):
             if self._end is not None and self._end.lost:
                 self._give_up_lost()
@@ -165,7 +165,7 @@ class GradientExchange:
             )
 
     def _finished(self, gradient: Gradient) -> None:
-        """Its last pass is done: the bucket that it completes may leave."""
+        """The gradient's last backward pass is done: submit the bucket if it is complete."""
         if self.observer is not None:
             self.observer.ready(gradient.spec.name)
         bucket = gradient.bucket
@@ -192,7 +192,7 @@ class GradientExchange:
         return self._declared == len(self._gradients)
 
     def synchronize(self) -> None:
-        """Send what has not left yet, wait, and leave every rank with the same p.grad. Does nothing if nothing happened since."""
+        """Send the remaining buckets, wait for the means, and store them in p.grad. Does nothing if no gradient has come since the last time."""
         if self.synchronized:
             return
         self.session.check()
@@ -257,7 +257,7 @@ class GradientExchange:
         self.forget()
 
     def _skip_the_rest(self) -> None:
-        """A backward raised when a part of its gradients had left: the other ranks await the rest of the step."""
+        """Skip the buckets that have not left: a backward raised after some had, and the other ranks wait for the rest of the step."""
         for bucket in self._buckets:
             if bucket.ticket is None:
                 bucket.bind_nothing()
@@ -271,7 +271,7 @@ class GradientExchange:
             gradient.note_zero()
 
     def end_step(self, applied: bool) -> None:
-        """The trainer has applied the last result, or goes on without having done so."""
+        """Note what became of the last result: the trainer applied it, or not."""
         if applied and self.outcome == "delivered":
             report_of(self.session).step_over(self.name)
         if applied or self.outcome == "delivered":
@@ -297,7 +297,7 @@ class GradientExchange:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Of the gradients that are followed."""
+        """Specs of all gradients that are followed."""
         return tuple(gradient.spec for gradient in self._gradients)
 
     @property
@@ -317,7 +317,7 @@ class GradientExchange:
             gradient.bucket = None
 
     def _begin(self) -> None:
-        """The first thing that happens in a step fixes its flags: ranks whose buckets leave early or late say the same."""
+        """Fix the step's flags at its first submission, so that all ranks send the same flags whenever their buckets leave."""
         self.synchronized = False
         if self._flags is None:
             if self.outcome == "delivered" and not any(gradient.keeps_mean for gradient in self._gradients):
@@ -327,7 +327,7 @@ class GradientExchange:
             self._flags = StepFlags(self.outcome == "dropped", scale, self._rates())
 
     def _drop(self) -> None:
-        """The trainer has thrown away what was synchronized. Error feedback takes it for a step put off."""
+        """Note that the trainer threw the result away, so that it is added back to the residual."""
         self.outcome = "dropped"
         codecs = sorted({bucket.bucket.codec for bucket in self._buckets if bucket.feedback})
         if codecs and not self._told_of_drop:

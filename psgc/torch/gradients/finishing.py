@@ -1,7 +1,7 @@
-"""The end of a backward that several optimizers have gradients of: each finishes its step, none waits for another's turn.
+"""Finishes the steps of several optimizers at the end of one backward, without deadlock between ranks.
 
-Ranks may come to it with other optimizers, or in another order (a rank that used only one of two models). So everything leaves before
-anything is waited for, and declarations, which wait for every rank, are made side by side.
+Ranks may have different optimizers in one backward, or in a different order (a rank that used only one of two models). So all buckets are submitted
+before any result is awaited, and declarations, which wait for all ranks, are made in parallel threads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def finish(exchanges: Sequence[Finisher]) -> None:
 
 
 def _send_side_by_side(exchanges: Sequence[Finisher]) -> None:
-    """In a thread for each; that happens once."""
+    """Send each in a thread of its own: needed once, when layouts are declared."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()  # a new thread has another current stream than the one that gradients were made on
     outcomes: SimpleQueue[BaseException | None] = SimpleQueue()

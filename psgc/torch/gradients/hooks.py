@@ -1,6 +1,6 @@
-"""The hooks that tell an exchange of its parameters' gradients, and which exchange a parameter is followed by.
+"""Autograd hooks that tell an exchange when its parameters' gradients are ready. The first file that a gradient passes through.
 
-Hooks hold their exchange by a weak reference: parameters outlive their optimizer, whose hooks shall then do nothing.
+Hooks hold their exchange by a weak reference: parameters may outlive their optimizer, and its hooks then do nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from psgc.torch.gradients.buckets import Gradient
 
 
 class Follower(Protocol):
-    """Whoever wants to know."""
+    """Receives the hooks' calls: the gradients' exchange."""
 
     def parameter(self, index: int) -> torch.Tensor: ...
 
@@ -31,7 +31,7 @@ _followers: weakref.WeakValueDictionary[int, Follower] = weakref.WeakValueDictio
 
 
 def follow(follower: Follower, gradient: Gradient, index: int) -> None:
-    """From now on ``follower``, and nobody else, hears of this gradient as its ``index``-th."""
+    """Call ``follower`` for this gradient from now on, with ``index``; replaces an earlier follower of the parameter."""
     parameter, reference = gradient.parameter, weakref.ref(follower)
     _followers[id(parameter)] = follower
     parameter.register_post_accumulate_grad_hook(functools.partial(_on_ready, reference, index))  # type: ignore[no-untyped-call]

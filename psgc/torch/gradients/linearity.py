@@ -1,5 +1,4 @@
-"""Whether an optimizer's step is linear in the gradient, and what follows from it: which codecs suit it, and whether residuals may follow
-its learning rate.
+"""Whether an optimizer's step is linear in the gradient. That decides which codecs suit it, and whether residuals may follow its learning rate.
 
 Error feedback sends late what a codec left out. A step of SGD is a sum over gradients, so that late parts add up to the same; an optimizer
 that divides by a measure of earlier gradients (Adam) or takes their sign (Lion) sees the late parts as spikes. Which optimizers do
@@ -36,7 +35,7 @@ def is_linear(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def coarse_codecs(codecs: Iterable[str]) -> list[str]:
-    """Those of the canonical texts that cost quality where steps are not linear in the gradient."""
+    """The codecs among these that cost quality under optimizers whose steps are not linear in the gradient."""
     return [codec for codec in codecs if any(_is_coarse(side) for side in codec.split("/"))]
 
 

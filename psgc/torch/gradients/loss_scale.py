@@ -1,5 +1,5 @@
-"""The loss scaler at work, before it has told an optimizer of itself: in the first step after a state was loaded, backward may send gradients
-whose scale must be known, while GradScaler meets the optimizer only after that."""
+"""The loss scaler that was used last. In the first step after loading a state, backward may send gradients before GradScaler has met the optimizer,
+and their scale must be known by then."""
 
 from __future__ import annotations
 

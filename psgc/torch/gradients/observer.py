@@ -1,4 +1,4 @@
-"""Who times a step's computation, as the gradients' exchange sees it."""
+"""The interface of an observer that times a step's computation; the profiler implements it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Observer(Protocol):
-    """Times a step's computation. While there is one, buckets stay until synchronize, so that nothing else runs beside backward."""
+    """Times a step's computation. While an exchange has an observer, buckets leave only at synchronize, so that only backward runs."""
 
     def ready(self, name: str) -> None:
         """Backward has finished this tensor's gradient. Runs in autograd's thread."""

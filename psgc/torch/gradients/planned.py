@@ -1,6 +1,6 @@
 """The files of a planned job: the plan that an optimizer's gradients travel by (PSGC_PLAN), and the layout they got (PSGC_LAYOUT_OUT).
 
-Each rank reads its own copy of the plan; that all are the same is the scheduler's to see.
+Each rank reads its own copy of the plan; the scheduler checks that all are the same.
 """
 
 from __future__ import annotations

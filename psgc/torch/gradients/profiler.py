@@ -98,7 +98,7 @@ class Recorder:
         self._end(self._clock())
 
     def backward_over(self) -> None:
-        """As if the trainer had gone on from the last gradient at once: nothing was communicated."""
+        """Leave the time of communication out, as if the trainer had continued right after the last gradient."""
         marks = self._marks[-1]
         if marks.ready:
             marks.leaving = marks.last
@@ -115,7 +115,7 @@ class Recorder:
         return len(self._marks) - 1
 
     def iterations(self, leave_out: int) -> list[Iteration]:
-        """All but the first ``leave_out``, and the last, of which nobody knows what came after."""
+        """All iterations but the first ``leave_out`` and the last, whose end was not observed."""
         return [_iteration(now, then.first) for now, then in pairwise(self._marks[leave_out:-1])]
 
 
@@ -197,7 +197,7 @@ class JobObserver:
 
 
 def write_whole(path: Path, profile: Profile) -> None:
-    """Whoever waits for the file finds all of it."""
+    """Write the file atomically, so that a reader never finds a part of it."""
     draft = path.with_name(path.name + ".part")
     draft.write_text(json.dumps(profile.to_json()))
     os.replace(draft, path)

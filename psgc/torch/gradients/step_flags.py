@@ -1,4 +1,4 @@
-"""What every submission of one step says besides its gradients: the same on all ranks, or the servers end the job."""
+"""The flags that every submission of one step carries. They must be the same on all ranks; otherwise the servers end the job."""
 
 from __future__ import annotations
 

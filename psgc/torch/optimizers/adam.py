@@ -1,4 +1,4 @@
-"""Adam that knows of the compression: OneBitAdam and ZeroOneAdam. Their gradients stay home; what travels is the momentum.
+"""Adam for compressed communication: OneBitAdam and ZeroOneAdam. Gradients stay on their rank; the momenta travel.
 
 Under plain Adam a coarse codec spoils the second moment, which sees the spikes that error feedback sends. These two keep it clean: steps
 that update the variance average whole gradients, as DistributedOptimizer does, and are plain Adam's; in all other steps the variance is
@@ -132,7 +132,7 @@ class FrozenVarianceAdam(Distributed):
         self._psgc_exchange.paused = not self._averages_gradients(self.steps)
 
     def _adam_step(self) -> None:
-        """AdamW (or Adam with L2) on gradients that are the same everywhere; operation by operation as torch's."""
+        """A step of AdamW (or Adam with L2) on averaged gradients, with the same operations in the same order as torch's."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -211,7 +211,7 @@ class FrozenVarianceAdam(Distributed):
         return self._psgc_names[parameter]
 
     def _psgc_agree_on_overflow(self, flags: Iterable[torch.Tensor]) -> None:
-        """The loss scaler has looked at this rank's own gradients: a step that one rank must skip is skipped by all."""
+        """Skip the step on all ranks if the loss scaler of any rank found an overflow in its own gradients."""
         if self._psgc_exchange.paused:
             for flag in flags:
                 push_pull_inplace(flag, average=False, name=f"{self._psgc_exchange.name}.overflow")
@@ -298,7 +298,7 @@ class ZeroOneAdam(FrozenVarianceAdam):
         )  # fmt: skip
 
     def synchronize_parameters(self) -> None:
-        """Meet now: on return all ranks hold the same parameters and momenta. Every rank must call it between the same two steps."""
+        """Average parameters and momenta now, so that all ranks hold the same. Every rank must call it between the same two steps."""
         with torch.no_grad():
             moving = self._moving()
             if any("anchor" in self.state[parameter] for _, parameter in moving):

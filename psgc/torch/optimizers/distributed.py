@@ -136,7 +136,7 @@ class Distributed(torch.optim.Optimizer):
     step.hooked = True  # type: ignore[attr-defined]
 
     def _psgc_apply(self) -> Any:
-        """Move the parameters, now that gradients are what they should be."""
+        """Apply the averaged gradients: the wrapped optimizer's own step."""
         return super().step()
 
     def synchronize(self) -> None:
@@ -203,7 +203,7 @@ class Distributed(torch.optim.Optimizer):
             of.restore(kinds[kind])
 
     def _psgc_residuals(self) -> dict[str, Residuals]:
-        """By what it is that leaves something over."""
+        """Residuals by kind: of the gradients, and of an optimizer's momenta."""
         return {GRADIENTS: self._psgc_exchange.residuals}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ class Distributed(torch.optim.Optimizer):
 
 
 def _watcher(optimizer: Distributed) -> Callable[[], None]:
-    """Has the optimizer watch its new parameters; by weak reference, for it owns the watcher."""
+    """A function that makes the optimizer watch its new parameters. It holds the optimizer weakly, because the optimizer owns it."""
     reference = weakref.ref(optimizer)
 
     def watch() -> None:

@@ -1,6 +1,7 @@
 """Parameters that DistributedOptimizer must leave alone, because something else synchronises them or holds only a piece of each.
 
-Owns the lines that say so and name the way that works. A model may be wrapped after its optimizer: ask again before each synchronisation.
+Owns the error messages, which name what to use instead. A model may be wrapped after its optimizer, so the check is repeated before each
+synchronization.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def refuse_foreign(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor
 
 
 def _sharded(parameter: torch.Tensor) -> str:
-    """What holds only a piece of it, or nothing. Looks only at modules that somebody has imported: a tensor cannot be theirs else."""
+    """What shards the parameter (FSDP, DTensor), or "". Looks at imported modules only: without them no tensor can be sharded."""
     for module, name, what in (
         ("torch.distributed.tensor", "DTensor", "a DTensor"),
         ("torch.distributed._tensor", "DTensor", "a DTensor"),

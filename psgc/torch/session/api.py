@@ -1,4 +1,4 @@
-"""This process's membership of the job: entering, leaving, and who it is. Owns the current session and what happens when the script dies.
+"""This process's membership of the job: init, shutdown, rank and size. Owns the current session.
 
 Must not know tensors: ``push_pull``, ``broadcast`` and ``optimizer`` build on ``current_session``.
 """
@@ -77,12 +77,12 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined and not left."""
+    """Whether this process is a member of the job now."""
     return _session is not None and _owner_pid == os.getpid()
 
 
 def current_session() -> Session:
-    """The session under all of psgc.torch. Raises UsageError before ``init``."""
+    """This process's session. Raises UsageError before ``init``."""
     if _session is None or not is_initialized():
         if _left and _owner_pid == os.getpid():
             raise UsageError("psgc has been shut down in this process, which has left its job")

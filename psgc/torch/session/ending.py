@@ -1,4 +1,4 @@
-"""What happens when the script dies of an error that nobody catches: who is told, and what is printed.
+"""Handles an uncaught error of the script: tells the launcher and the other ranks, and prints the traceback.
 
 Told are the launcher that started this process and, through the scheduler, every other rank. Printed is the traceback; of psgc's own errors only
 the user's frames and one line. That the job has failed elsewhere is printed by the launcher, once, where there is one. Of Ctrl-C the launcher
@@ -84,7 +84,7 @@ def _behind(error: BaseException, session: Session | None) -> BaseException:
 
 
 def _job_failure(error: BaseException | None) -> JobFailed | None:
-    """The failed job that an error is a consequence of: other libraries wrap what they catch."""
+    """The JobFailed that caused an error, found through the exceptions that libraries wrap it in; None if there is none."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, JobFailed):
@@ -95,7 +95,7 @@ def _job_failure(error: BaseException | None) -> JobFailed | None:
 
 
 def _tell(session: Session | None, error: BaseException, where: str) -> None:
-    """This script is about to die: the launcher shall say why, and every other rank's next call."""
+    """Tell the launcher and, through the scheduler, every other rank why this script ends."""
     if session is None or session.failed:
         return
     why = f"{type(error).__name__}: {_one_line(error)}".removesuffix(": ") + (f" ({where})" if where else "")

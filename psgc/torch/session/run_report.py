@@ -1,6 +1,6 @@
-"""What a run tells of itself: a line when gradients get a layout, one every PSGC_LOG_STEPS steps, a summary at the end.
+"""The log lines of a run: one when gradients get a layout, one every PSGC_LOG_STEPS steps, and a summary at the end.
 
-Owns the figures of this rank's steps and the words. Must not know gradients: whoever synchronises them waits through ``RunReport.wait``.
+Owns the figures of this rank's steps and the wording. Must not know gradients: whoever synchronises them waits through ``RunReport.wait``.
 The lines of rank 0's start and summary go to the logger ``psgc.run``, which is heard at the default log level, too.
 """
 
@@ -26,7 +26,7 @@ CLEAR_SHARE: Final = 0.02
 
 
 class _Steps:
-    """Steps of one optimizer. The first settles layouts and may compile kernels: its time is no step's time."""
+    """Steps of one optimizer. The first step is not timed, because it declares layouts and may compile kernels."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,7 +44,7 @@ class _Steps:
 
 
 class RunReport:
-    """Of one session: what its optimizers' steps took and carried."""
+    """For one session: how long its optimizers' steps took, and how many bytes they sent."""
 
     def __init__(self, session: Session) -> None:
         self._session = weakref.proxy(session)

@@ -1,7 +1,6 @@
-"""What was asked of psgc and comes to nothing, told once, by rank 0: a codec that the script overrides or has no use for, a script that
-synchronises nothing.
+"""Warnings about settings without effect, once, by rank 0: PSGC_CODEC that the script overrides or does not use, a script that synchronizes nothing.
 
-Owns the words, and which sessions have used PSGC_CODEC. Must not know optimizers.
+Owns the wording, and which sessions have used PSGC_CODEC. Knows no optimizers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def choose(session: Session, compression: str | None, by: str) -> str:
 
 
 def tell_start(config: Config) -> None:
-    """At init: in a job of one there is nothing to compress."""
+    """At init: warn that a job of one worker compresses nothing."""
     asked = f"PSGC_PLAN={config.plan}" if config.plan else _asked(config) if config.codec != "none" else ""
     if config.solo and asked and (config.plan or _exists(config.codec)):
         logger.warning("%s has no effect: this is a job of one worker, and nothing is sent; `psgc run --workers 2` starts two", asked)
@@ -57,7 +56,7 @@ def _canonical(codec: str) -> str:
 
 
 def _exists(codec: str) -> bool:
-    """Whether there is such a codec now; one that is none is an error of the call that takes it, and no news before."""
+    """Whether the codec exists. If it does not, the call that uses it raises the error; no warning is needed."""
     try:
         with compiled_on_call():
             parse_scheme(codec)

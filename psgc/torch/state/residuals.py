@@ -1,4 +1,4 @@
-"""What codecs keep of an optimizer's tensors between steps: collected to be saved, and taken up again in whatever layout there is.
+"""The residuals (and other state of codecs) of an optimizer's tensors: collected for saving, and restored into any layout.
 
 Owns one kind of tensors' layouts (the gradients, or an optimizer's momenta) and what has been loaded for layouts that are not declared
 yet. ``saved`` owns the form in which it is saved. A layout that was saved is declared as it was where that can be; then the job goes on
@@ -50,7 +50,7 @@ class KeptLayout:
 
 
 def cuts(declaration: Declaration, workers: int) -> list[tuple[object, ...]]:
-    """What decides a layout's bytes: each bucket's tensors by name, codec, and where its parts begin."""
+    """Everything that determines a layout's payload bytes: each bucket's tensors by name, its codec, and where its parts begin."""
     layout = build_layout(declaration, layout_id=0, servers=1, workers=workers)
     return [
         (tuple(name for name, _ in layout.places(bucket)), bucket.codec, tuple((part.offset, part.numel) for part in bucket.parts))

@@ -80,7 +80,7 @@ def check_states(states: State | Sequence[State], rank: int, size: int) -> list[
 
 
 def share_of(states: Sequence[State], kind: str, rank: int, size: int) -> Kept:
-    """What rank ``rank`` of ``size`` takes of the states of a job's ranks."""
+    """The share of all ranks' states that rank ``rank`` of ``size`` restores."""
     saved = int(states[0]["size"])
     layouts = _layouts(states[0], kind)
     if saved == size:

@@ -1,4 +1,4 @@
-"""From one rank to all: parameters, optimizer state, any object. Copies the root's bytes; nothing is summed.
+"""Broadcasts from one rank to all: parameters, optimizer state, objects. The root's bytes are copied, nothing is summed.
 
 Owns the layouts that broadcasts use again and again, so that memory stays bounded however often they are called.
 """
@@ -39,7 +39,7 @@ def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str =
     """Overwrite every tensor with the root's.
 
     params: a ``state_dict()``, ``named_parameters()``, or any mapping or pairs of names and tensors, the same on every rank. None
-    values are passed over. Raises UsageError for what is not a tensor, LayoutMismatch where ranks differ, naming the first tensor.
+    values are ignored. Raises UsageError for a value that is no tensor, LayoutMismatch if ranks differ, naming the first tensor.
     """
     pairs = params.items() if isinstance(params, Mapping) else params
     named: list[tuple[str, torch.Tensor]] = []
@@ -103,7 +103,7 @@ def _written(obj: Any, name: str, allow_pickle: bool) -> bytes:
 
 
 def _read(data: bytearray, root_rank: int, allow_pickle: bool) -> Any:
-    """The reverse. What is pickled is left alone unless this rank allows it."""
+    """The object that ``data`` encodes. Raises UsageError for a pickle unless this rank allows pickles."""
     if data[:1] == _PLAIN:
         return plain.decode(memoryview(data)[1:])
     if not allow_pickle:
@@ -148,8 +148,8 @@ def _declaration(session: Session, name: str, specs: tuple[TensorSpec, ...], roo
 
 
 def _set_number(session: Session, prefix: str, specs: tuple[TensorSpec, ...], root_rank: int) -> int:
-    """Which of this prefix's sets this is. Counted, not hashed: ranks whose models differ then meet under one name, and the
-    difference is found."""
+    """The number of this set of tensors among those with this prefix. Counted rather than hashed, so that ranks with different models declare
+    the same name and the difference is found."""
     known = _sets.setdefault(session, {}).setdefault(prefix, [])
     if (specs, root_rank) not in known:
         known.append((specs, root_rank))
@@ -187,7 +187,7 @@ def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The reverse: an empty tensor for each TensorPlace; these go to ``tensors`` in the same order."""
+    """The inverse of ``_take_tensors``: an empty tensor for each TensorPlace, also appended to ``tensors`` in the same order."""
     if isinstance(value, TensorPlace):
         tensors.append(torch.empty(value.shape, dtype=value.dtype))
         assert len(tensors) - 1 == value.index

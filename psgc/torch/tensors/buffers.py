@@ -1,7 +1,7 @@
 """Torch tensors as a bucket: one flat NumPy array to encode from and decode into.
 
-Owns element types, packing in logical order (whatever the strides), and the way over pinned memory for tensors on a GPU. Copies run in
-pool threads, so they are NumPy's and the codecs' kernels: a torch copy there would start a team of OpenMP threads beside the trainer's.
+Owns element types, packing in logical order (whatever the strides), and the copies through pinned memory for tensors on a GPU. Copies run in
+pool threads and use NumPy and the codecs' kernels: a torch copy there would start a team of OpenMP threads beside the trainer's.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 | 1          | each (u8, u8, u32 [dims])  | an item's dtype (its place in DTYPES, 255 for plain bytes), dimensions, extents |
 | then       | bytes                      | the items, one after the other; little-endian, without padding                  |
 
-Owns these bytes and the way between tensors and NumPy; what is done with them ``psgc.codecs.script_codec`` knows.
+Owns these bytes and the conversion between tensors and NumPy; ``psgc.codecs.script_codec`` uses them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Objects of plain types as bytes and back. Whoever makes the bytes chooses values, never code: nothing is looked up but the types below.
+"""Encodes objects of plain types as bytes, and decodes them. Decoding untrusted bytes yields values only and never runs code.
 
 Plain are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict and OrderedDict of plain things; torch
 tensors (dense), torch.Size, torch.dtype, torch.device; numpy arrays, scalars and dtypes of numbers, times and text. Exactly these: an instance of a
@@ -40,14 +40,14 @@ class TensorPlace:
 
 
 def encode(value: Any, name: str, whose: str = "psgc") -> bytes:
-    """``value`` as bytes. name, whose: begin errors. Raises UsageError for what is not plain, saying where in ``value`` it is."""
+    """``value`` as bytes. name, whose: begin error messages. Raises UsageError for an object of another type, with its place in ``value``."""
     out: list[bytes] = []
     _Encoder(out, whose).put(value, name, 0)
     return b"".join(out)
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """The value that ``encode`` made them of. Raises RemoteProtocolError for any other bytes."""
+    """The value that ``encode`` was given. Raises RemoteProtocolError for bytes that ``encode`` does not make."""
     reader = _Decoder(memoryview(data))
     try:
         value = reader.take_value(0)

@@ -21,7 +21,7 @@ from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype
 from psgc.torch.tensors.codec_text import codec_text
 from psgc.worker.session import Session, Ticket
 
-# Unnamed calls of one signature take turns on so many names: memory stays bounded, and so many can be under way at once.
+# Unnamed calls of one signature take turns on this many names: memory stays bounded, and this many can be in flight at once.
 UNNAMED_RING: Final = 16
 
 
@@ -33,7 +33,7 @@ class _UnderWay:
 
 @dataclass(slots=True)
 class _Names:
-    """What one session's ad-hoc calls have declared so far, and what is under way."""
+    """The names that one session's calls have declared so far, and the calls in flight."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     declared: dict[str, Declaration] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class _PushPull(torch.autograd.Function):
 
 
 def _declared(tensor: torch.Tensor, average: bool, name: str | None, compression: str | None) -> Declaration:
-    """What the job is told of this tensor; all that can be wrong with it is found here, before anything is copied."""
+    """The declaration of this tensor. Checks everything about the tensor, before anything is copied."""
     session = api.current_session()
     dtype, codec = _carried(tensor, name, compression)
     return _declaration(session, name or _unnamed(tensor, average, codec), tuple(tensor.shape), dtype, codec, average)

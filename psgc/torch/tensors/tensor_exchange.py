@@ -1,6 +1,6 @@
-"""A fixed list of tensors on its way through the job, bucket by bucket: what broadcasts and compressed momenta have in common.
+"""Synchronizes a fixed list of tensors, bucket by bucket: used by broadcasts and by compressed momenta.
 
-Owns their layout and buffers. Gradients, which become ready one by one, are ``exchange``'s business.
+Owns their layout and buffers. Gradients, which become ready one by one, are synchronized by ``gradients/exchange.py``.
 """
 
 from __future__ import annotations
