@@ -82,8 +82,10 @@ def measure(request: Request, bar: bool) -> Profile:
 def _trips(request: Request, bar: bool) -> Trips | None:
     if request.transport is None:
         return None
+    if request.join:
+        return measure_joined(request.transport)
     _tell("measuring messages between a worker and a server, for some seconds", bar)
-    return measure_joined(request.transport) if request.join else measure_here(request.transport)
+    return measure_here(request.transport)
 
 
 def _tensors(request: Request) -> Profile:

@@ -35,11 +35,11 @@ def test_every_file_of_verbs_is_one_row_of_the_table() -> None:
         (("run", "--workers"), "psgc run: option '--workers' requires an argument; see psgc run --help"),
         (("--verbose",), "psgc: no such option --verbose; did you mean --version? see psgc --help"),
         (("docter", "--json"), "psgc: no such verb docter; did you mean doctor? see psgc --help"),
-        (("bench", "gpus"), "psgc bench: no such verb gpus; there are kernels, pushpull; see psgc bench --help"),
+        (("bench", "gpus"), "psgc bench: no such verb gpus; choose one of kernels, pushpull; see psgc bench --help"),
         (("bench", "kernels", "--numel=many"), "psgc bench kernels: --numel many: expected a whole number; see psgc bench kernels --help"),
         (("whatif", "--k", "0.1", "--k", "x"), "psgc whatif: --k x: expected a number; see psgc whatif --help"),
         (("advise", "--nodes", "2"), "psgc advise: --link is missing: Gbit/s of a machine's link, one way; see psgc advise --help"),
-        (("codecs", "--json", "--markdown"), "psgc codecs: --json and --markdown are two ways to print them; give one"),
+        (("codecs", "--json", "--markdown"), "psgc codecs: --json and --markdown exclude each other; give one of them"),
         (
             ("bench", "kernels", "--numel", "9", "--sizes", "1M"),
             "psgc bench kernels: --sizes: --numel 9 is the one size; give one of them",

@@ -228,7 +228,7 @@ def test_a_well_known_model_is_planned_and_simulated_for_the_gpu_that_is_named(j
     plan.write_text(json.dumps(document | {"buckets": mixed + document["buckets"][1:]}))
     assert json.loads(psgc("simulate", *model, "--plan", str(plan)).stdout)["step_ms"] != pytest.approx(step_ms, rel=1e-6)
     for arguments in (planning(job), simulating(job)):
-        refuses(*arguments, "--gpu", "h100", said="table.csv is a file, whose times are its own GPU's; --gpu goes with a model's name")
+        refuses(*arguments, "--gpu", "h100", said="table.csv is a file with times of its own GPU; use --gpu with a model's name only")
 
 
 def test_a_codec_that_a_plan_to_run_could_not_encode_with_is_refused(job: Path, refuses: Refuses) -> None:
