@@ -73,7 +73,9 @@ def fields_strategy() -> st.SearchStrategy[Header]:
         for name, code, _ in FIELDS
         if name not in ("magic", "version")
     }
-    return st.builds(Header, **{**values, "kind": st.sampled_from([int(k) for k in Kind]), "flags": st.integers(0, 63)})
+    return st.builds(
+        Header, **{**values, "kind": st.sampled_from([int(k) for k in Kind]), "flags": st.sets(st.sampled_from(Flag)).map(sum)}
+    )
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -142,3 +144,9 @@ def test_a_value_that_its_field_cannot_hold_is_our_own_error(wrong: dict[str, in
 def test_a_header_is_64_bytes_and_starts_with_the_magic() -> None:
     assert pack_header(SAMPLES["push"])[:4] == MAGIC
     assert HEADER_BYTES == 64
+
+
+def test_reserved_flag_bits_are_refused() -> None:
+    for bit in {1 << number for number in range(16)} - set(Flag):
+        with pytest.raises(RemoteProtocolError, match="unknown flag bits"):
+            unpack_header(pack_header(Header(Kind.PUSH, bit)))
