@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from typing import ClassVar, Final, cast
 
 from psgc.codecs.codec import F32, Array, Codec
-from psgc.codecs.common.blocks import BlockFormat
-from psgc.codecs.common.grouped import GroupedCodec, Norm, grouped_format, planar_codes
+from psgc.codecs.common.blocks import GroupedCodec, Norm, grouped_format, planar_codes
+from psgc.codecs.common.chunks import BlockFormat
 from psgc.codecs.common.natural import level_of, nearest_contraction, power_of, reference_levels, reference_powers
 from psgc.codecs.common.parameters import read_choice, read_switch, read_whole, with_defaults
 from psgc.errors import CodecError

@@ -23,9 +23,9 @@ import numpy as np
 
 from psgc.codecs.codec import F32, Array, Codec
 from psgc.codecs.common.bits import bits_of_f32, f32_of_bits
-from psgc.codecs.common.blocks import BlockFormat
+from psgc.codecs.common.blocks import GroupedCodec, grouped_format
+from psgc.codecs.common.chunks import BlockFormat
 from psgc.codecs.common.feedback import rounding_contraction
-from psgc.codecs.common.grouped import GroupedCodec, grouped_format
 from psgc.codecs.common.parameters import read_choice, read_switch, with_defaults
 from psgc.codecs.common.rows import CodeWords
 from psgc.codecs.common.streams import uniform

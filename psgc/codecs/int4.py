@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from psgc.codecs.codec import Codec
-from psgc.codecs.common.grouped import GroupedCodec
+from psgc.codecs.common.blocks import GroupedCodec
 from psgc.codecs.common.parameters import read_switch, with_defaults
 from psgc.codecs.common.rotation import RotatedInt4Codec
 

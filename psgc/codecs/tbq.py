@@ -26,8 +26,7 @@ import numpy as np
 
 from psgc.codecs.codec import F32, Array, Codec, Stream
 from psgc.codecs.common.bits import f32_of_bits, view_f32, view_u8
-from psgc.codecs.common.blocks import BlockFormat
-from psgc.codecs.common.grouped import (
+from psgc.codecs.common.blocks import (
     INFINITY_BITS,
     LEAST_SCALE,
     GroupedCodec,
@@ -37,6 +36,7 @@ from psgc.codecs.common.grouped import (
     reference_pack,
     top_bits,
 )  # fmt: skip
+from psgc.codecs.common.chunks import BlockFormat
 from psgc.codecs.common.parameters import read_float, with_defaults, write_float
 from psgc.codecs.common.rows import CodeWords
 from psgc.codecs.jit.kernel import helper

@@ -21,8 +21,8 @@ import numpy as np
 
 from psgc.codecs.codec import BLOCK, F32, Array, Codec, Stream
 from psgc.codecs.common.bits import view_f32
-from psgc.codecs.common.blocks import BlockFormat
-from psgc.codecs.common.grouped import GroupedCodec, top_bits
+from psgc.codecs.common.blocks import GroupedCodec, top_bits
+from psgc.codecs.common.chunks import BlockFormat
 from psgc.codecs.common.parameters import read_switch, with_defaults
 from psgc.codecs.jit.kernel import helper
 

@@ -28,8 +28,8 @@ from psgc.codecs.common.bits import (
     view_u32,
     view_u64,
 )
-from psgc.codecs.common.blocks import BlockCodec, BlockFormat
-from psgc.codecs.common.grouped import INFINITY_BITS, top_bits
+from psgc.codecs.common.blocks import INFINITY_BITS, top_bits
+from psgc.codecs.common.chunks import BlockCodec, BlockFormat
 from psgc.codecs.common.payloads import MAX_PAYLOADS, check_size, eight
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, OUT_F32, helper, kernel
 from psgc.errors import PayloadError

@@ -14,7 +14,7 @@ from numba import types
 
 from psgc.codecs.codec import F32, Bytes, Stream
 from psgc.codecs.common.bits import bits_of_f32, f32_of_bits, trailing_zeros, view_u64
-from psgc.codecs.common.blocks import random_arguments
+from psgc.codecs.common.chunks import random_arguments
 from psgc.codecs.common.feedback import NO_RESIDUAL, mean_corrected_block
 from psgc.codecs.common.streams import uniform
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
