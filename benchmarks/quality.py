@@ -34,7 +34,7 @@ from psgc.codecs import registered_codecs, registered_schemes  # noqa: E402
 TUNING_SEED, STUDY_SEEDS, ONE_SEED = 100, (1, 2, 3, 4, 5), (1,)
 EXTENSIONS = 3  # how often a grid may grow towards a best at its end
 CLAIMED = ("none", "int8", "int4:rotate=1", "fp8", "powersgd:rank=4")  # and 1-bit Adam: five seeds
-FURTHER = ("powersgd:rank=16",)  # beside each codec's own line
+FURTHER = ("powersgd:rank=16", "dithering:k=1", "topk:select=sampled", "onebit:ef=0,scale=unit")  # beside each codec's own line
 PARAMETERS = {"int4": "int4:rotate=1", "powersgd": "powersgd:rank=4"}  # where the study does not take a codec's defaults
 
 

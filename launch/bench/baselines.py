@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from psgc.codecs.codec import BLOCK, F32
-from psgc.codecs.int8 import GROUP
+from psgc.codecs.int8 import Int8Codec
 
 MULTIPLE: Final = BLOCK  # elements: no baseline cares for a last block that is shorter
 IMPLEMENTATIONS: Final = ("numpy", "torch", "torch.compile")
@@ -59,7 +59,7 @@ def numpy_baselines() -> dict[str, Baseline]:
         return payload[0].astype(np.float32)
 
     def write_int8(p: F32) -> tuple[Any, ...]:
-        groups = p.reshape(-1, GROUP)
+        groups = p.reshape(-1, Int8Codec.block)
         tops = np.maximum(np.abs(groups).max(1, keepdims=True), np.float32(_TINY))
         return tops / np.float32(127), np.rint(groups * (np.float32(127) / tops)).astype(np.int8)
 
@@ -108,7 +108,7 @@ def torch_baselines() -> dict[str, Baseline]:
         return Baseline(lambda p: (p.to(dtype),), lambda payload, like: payload[0].to(torch.float32))
 
     def write_int8(p: Any) -> tuple[Any, ...]:
-        groups = p.view(-1, GROUP)
+        groups = p.view(-1, Int8Codec.block)
         tops = groups.abs().amax(1, keepdim=True).clamp(min=_TINY)
         return tops / 127, torch.round(groups * (127 / tops)).to(torch.int8)
 

@@ -76,9 +76,10 @@ def warm(texts: Iterable[str], quiet: bool) -> list[dict[str, Any]]:
 def _refuse_unknown(text: str) -> None:
     """Raise CodecError for unknown names, before anything is printed or compiled."""
     from psgc.codecs import parse_scheme
+    from psgc.codecs.registry import registered_aliases
 
     names = {side.partition(":")[0].partition("@")[0].strip() for side in text.split("/")}
-    if not names <= {*everything(), "relay", "functions"}:
+    if not names <= {*everything(), *registered_aliases(), "relay", "functions"}:
         parse_scheme(text)
 
 

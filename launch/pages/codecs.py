@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from psgc.codecs import BucketContext, parse_scheme, registered_codecs, registered_schemes
 from psgc.codecs.catalogue import catalogue, measured_figures
+from psgc.codecs.table import ROWS
 from psgc.errors import CodecError
 from psgc.launch.bench.kernels import SIZES, bench_kernels
 from psgc.launch.bench.tables import Table, bytes_text, ratio_table, time_table
@@ -83,6 +84,19 @@ def render_codecs(entries: list[dict[str, Any]]) -> str:
     return f"{markdown(codec_table(entries))}\n\n{markdown(advice_table(entries))}"
 
 
+def render_ids() -> str:
+    """The section `ids`: psgc.codecs.table."""
+    rows = [
+        [
+            str(row.codec_id),
+            f"`{row.text}`" if not row.inner else row.text,
+            f"reserved: `{row.retired}` writes these bytes" if row.retired else "",
+        ]
+        for row in sorted(ROWS, key=lambda row: row.codec_id)
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [["id", "payload of", ""], ["---"] * 3, *rows])
+
+
 def render_speeds(result: dict[str, Any]) -> str:
     """The section `speeds`."""
     largest = bytes_text(4 * max(row["numel"] for row in result["codecs"]))
@@ -129,6 +143,7 @@ def main(arguments: list[str]) -> int:
         return 2
     path = Path(arguments[0])
     page = with_section(path.read_text(), "codecs", render_codecs(catalogue()))
+    page = with_section(page, "ids", render_ids())
     if arguments[1:]:
         names = [*registered_codecs(), *registered_schemes()]
         page = with_section(page, "speeds", render_speeds(bench_kernels(SIZES, names, progress=lambda text: print(text, file=sys.stderr))))

@@ -23,7 +23,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.common.feedback import corrected_block
+from psgc.codecs.common.feedback import corrected_chunk
 from psgc.codecs.common.parameters import read_switch, read_whole, with_defaults
 from psgc.codecs.common.sums import LEAF, halve, halved
 from psgc.codecs.jit.kernel import BOOL, I64, IN_F32, OUT_F32, SCALAR_F32, kernel
@@ -83,7 +83,7 @@ def _sum_squares(values: Any, residual: Any, rescale: Any, block: Any, squares: 
             start = first + run * LEAF
             stop = min(start + LEAF, last)
             v = values[start:stop]
-            corrected_block(v, residual[start:stop], rescale, p[: v.size])
+            corrected_chunk(v, residual[start:stop], rescale, p[: v.size])
             end = -(-v.size // _LANES) * _LANES
             p[v.size : end] = np.float32(0)
             lanes[:] = 0.0

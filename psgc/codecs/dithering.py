@@ -1,17 +1,17 @@
-"""The `dithering` and `ternary` codecs: elements rounded at random to a few levels, so that their mean is right.
+"""The `dithering` codec: elements rounded at random to a few levels, so that their mean is right.
 
-Payload: as `grouped` says, in groups of 256, with codes in -k..k of 2 bits (k = 1), 4 bits (k up to 7) or 8 bits. Owns the parameters, named
-as BytePS names them: k, the number of levels above zero; partition, where they are; normalize, the norm that the group is divided by.
+Payload: as `blocks` says, in blocks of 256, with codes in -k..k of 2 bits (k = 1), 4 bits (k up to 7) or 8 bits. Owns the parameters, named
+as BytePS names them: k, the number of levels above zero; partition, where they are; normalize, the norm that the block is divided by.
 
 * ``partition=linear`` (codec id 13): the levels are 0, 1/k, 2/k, ..., 1 times the norm, and the scale is norm / k.
 * ``partition=natural`` (id 14): 0, 2**(1 - k), ..., 1/4, 1/2, 1 times the norm, which is the scale. See `natural`.
 
 Without feedback, the default, codes are rounded at random and unbiased. With it (``ef=1``) they are rounded to nearest, which is a
-contraction, because the group's largest element is then sent as it is. That asks for normalize=max: divided by ||p||_2, all
-elements of a group may round to nothing; and for k >= 2: with k = 1 almost all do. An unbiased code of one level is refused inside feedback for
+contraction, because the block's largest element is then sent as it is. That asks for normalize=max: divided by ||p||_2, all
+elements of a block may round to nothing; and for k >= 2: with k = 1 almost all do. An unbiased code of one level is refused inside feedback for
 the opposite reason, that its error is larger than the gradient itself, so that residuals grow.
 Source: Alistarh et al. 2017 (QSGD), section 3.1; Horvath et al. 2019 (natural dithering), definition 3; Wen et al. 2017 (TernGrad), section 3,
-whose layer-wise scale is here one of a group.
+whose layer-wise scale is here one of a block (``ternary`` is another name of ``dithering:k=1``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from typing import ClassVar, Final, cast
 
 from psgc.codecs.codec import F32, Array, Codec
-from psgc.codecs.common.blocks import GroupedCodec, Norm, grouped_format, planar_codes
-from psgc.codecs.common.chunks import BlockFormat
+from psgc.codecs.common.blocks import CodeHelpers, Norm, planar_codes
+from psgc.codecs.common.integers import IntegerCodec
 from psgc.codecs.common.natural import level_of, nearest_contraction, power_of, reference_levels, reference_powers
 from psgc.codecs.common.parameters import read_choice, read_switch, read_whole, with_defaults
 from psgc.errors import CodecError
@@ -29,13 +29,13 @@ from psgc.errors import CodecError
 MOST_K: Final = 127
 
 
-class DitheringCodec(GroupedCodec):
+class DitheringCodec(IntegerCodec):
     """QSGD with fixed-width codes: 4.125 bits an element for k = 4."""
 
     name = "dithering"
     codec_id = 13
     advice = "where the mean must be right without memory for residuals; int4 with feedback errs less in as many bytes"
-    group = 256
+    block = 256
     partition: ClassVar[str] = "linear"
     defaults: ClassVar[dict[str, str]] = {"k": "7", "partition": "linear", "normalize": "max", "ef": "0"}
 
@@ -51,7 +51,6 @@ class DitheringCodec(GroupedCodec):
         self.bits = 2 if k == 1 else 4 if k <= 7 else 8
         self.top_code: float = k
         self.norm = normalize
-        self.unbiased = not ef
         self._k = k
 
     @classmethod
@@ -81,45 +80,14 @@ class NaturalDitheringCodec(DitheringCodec):
         super().__init__(dtype, k=k, normalize=normalize, ef=ef)
         self.top_code, self.least_code = 1, 2.0 ** (1 - k)
 
-    @property
-    def block_format(self) -> BlockFormat:
-        codes = planar_codes(self.bits, level_of(not self.feedback), power_of)
-        return grouped_format(self.bits, self.group, self.norm, *codes)
+    def code_helpers(self) -> CodeHelpers:
+        return planar_codes(self.bits, level_of(not self.feedback), power_of)
 
     def contraction(self, numel: int) -> float | None:
-        return nearest_contraction(self._k, min(numel, self.group)) if self.feedback else None
+        return nearest_contraction(self._k, min(numel, self.block)) if self.feedback else None
 
     def reference_codes(self, scaled: F32, random: F32 | None) -> Array:
         return reference_levels(scaled, random, self._k)
 
     def reference_values(self, codes: Array) -> F32:
         return reference_powers(codes, self._k)
-
-
-class TernaryCodec(GroupedCodec):
-    """TernGrad: -s, 0 or s, with s the group's largest magnitude; 2.125 bits an element."""
-
-    name = "ternary"
-    codec_id = 11
-    advice = "comparisons with TernGrad: its noise exceeds the gradient; onebit with feedback sends half as much and converges"
-    bits = 2
-    group = 256
-    top_code = 1
-    unbiased = True
-    defaults: ClassVar[dict[str, str]] = {"ef": "0"}
-
-    def __init__(self, dtype: str = "float32") -> None:
-        super().__init__(dtype, ef=False)
-
-    @classmethod
-    def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
-        if read_switch(cls, "ef", with_defaults(cls, parameters)["ef"]):
-            raise CodecError(
-                "codec ternary: ef=1 is refused: its error is unbiased but larger than the gradient (no contraction), so that residuals "
-                "would grow; use ef=0, or onebit, which is made for feedback"
-            )
-        return cls(dtype)
-
-    @property
-    def parameters(self) -> dict[str, str]:
-        return {}

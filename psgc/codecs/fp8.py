@@ -1,6 +1,6 @@
-"""The `fp8` codec: an 8-bit float an element, and one scale for each group of 256.
+"""The `fp8` codec: an 8-bit float an element, and one scale for each block of 256.
 
-Payload: as `grouped` says; a code is the byte of an OCP 8-bit float, sign in the highest bit. Owns the two formats:
+Payload: as `blocks` says; a code is the byte of an OCP 8-bit float, sign in the highest bit. Owns the two formats:
 
 | format | bits (exponent, mantissa) | largest | smallest normal | error of a normal value |
 |--------|---------------------------|---------|-----------------|-------------------------|
@@ -16,15 +16,14 @@ Source: Micikevicius et al. 2022 (FP8 formats for deep learning); OCP 8-bit floa
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from psgc.codecs.codec import F32, Array, Codec
 from psgc.codecs.common.bits import bits_of_f32, f32_of_bits
-from psgc.codecs.common.blocks import GroupedCodec, grouped_format
-from psgc.codecs.common.chunks import BlockFormat
+from psgc.codecs.common.blocks import BlockCodec, CodeHelpers
 from psgc.codecs.common.feedback import rounding_contraction
 from psgc.codecs.common.parameters import read_choice, read_switch, with_defaults
 from psgc.codecs.common.rows import CodeWords
@@ -44,7 +43,7 @@ def reference_table(format_: str) -> F32:
 
 
 @functools.cache
-def _codes(format_: str, random: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _codes(format_: str, random: bool) -> CodeHelpers:
     mantissa, bias, top = FORMATS[format_]
     drop = np.uint32(23 - mantissa)  # mantissa bits of float32 that are rounded away
     half, one = np.uint32((1 << int(drop) - 1) - 1), np.uint32(1)
@@ -57,9 +56,7 @@ def _codes(format_: str, random: bool) -> tuple[Callable[..., Any], Callable[...
     up = np.uint32((127 - bias) << 23)
 
     @helper
-    def write_codes(
-        values: Any, factor: Any, codes: Any, scratch: Any, settings: Any, index: Any, before: Any, between: Any
-    ) -> None:  # fmt: skip
+    def write_codes(values: Any, factor: Any, codes: Any, scratch: Any, settings: Any, draws: Any) -> None:
         for i in range(values.size):
             scaled = values[i] * factor
             bits = bits_of_f32(scaled)
@@ -67,7 +64,7 @@ def _codes(format_: str, random: bool) -> tuple[Callable[..., Any], Callable[...
             size = min(f32_of_bits(bits & np.uint32(0x7FFFFFFF)), largest)
             whole = bits_of_f32(size)
             if random:
-                chance = uniform(np.uint32(index + np.uint32(i)), before, between)
+                chance = uniform(np.uint32(draws[0] + np.uint32(i)), draws[1], draws[2])
                 raised = np.uint32(whole + np.uint32(np.int32(chance * random_bits)))
                 low = np.floor(size * steps)
                 small = np.uint32(np.int32(low + (np.float32(1) if chance < size * steps - low else np.float32(0))))
@@ -88,7 +85,7 @@ def _codes(format_: str, random: bool) -> tuple[Callable[..., Any], Callable[...
             value = small if size < first_normal else normal
             out[i] = f32_of_bits(bits_of_f32(value) | ((code & np.uint32(0x80)) << np.uint32(24))) * scale
 
-    return write_codes, read_codes
+    return CodeHelpers(write_codes, read_codes, _words(format_))
 
 
 def _words(format_: str) -> CodeWords:
@@ -98,14 +95,14 @@ def _words(format_: str) -> CodeWords:
     return CodeWords(8, shift, 0x80000000 | 0x7F << shift, 2.0 ** (127 - bias))
 
 
-class Fp8Codec(GroupedCodec):
+class Fp8Codec(BlockCodec):
     """8.125 bits an element; unbiased without feedback."""
 
     name = "fp8"
     codec_id = 6
     advice = "gradients whose magnitudes differ by decades within 256 elements; int8 is closer on others, in as many bytes"
     bits = 8
-    group = 256
+    block = 256
     defaults: ClassVar[dict[str, str]] = {"format": "e4m3", "ef": "1"}
 
     def __init__(self, dtype: str = "float32", *, format_: str = "e4m3", ef: bool = True) -> None:
@@ -131,12 +128,10 @@ class Fp8Codec(GroupedCodec):
         if not self.feedback:
             return None
         mantissa, bias, top = FORMATS[self._format]
-        return min(1 - 4.0 ** -(mantissa + 1), rounding_contraction(top * 2.0 ** (bias + mantissa - 1), min(numel, self.group)))
+        return min(1 - 4.0 ** -(mantissa + 1), rounding_contraction(top * 2.0 ** (bias + mantissa - 1), min(numel, self.block)))
 
-    @property
-    def block_format(self) -> BlockFormat:
-        codes = _codes(self._format, random=not self.feedback)
-        return grouped_format(self.bits, self.group, self.norm, *codes, _words(self._format))
+    def code_helpers(self) -> CodeHelpers:
+        return _codes(self._format, random=not self.feedback)
 
     def reference_codes(self, scaled: F32, random: F32 | None) -> Array:
         table = reference_table(self._format)

@@ -36,7 +36,7 @@ from psgc.codecs.common.bits import (
     view_u32,
     view_u64,
 )
-from psgc.codecs.common.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
+from psgc.codecs.common.feedback import NO_RESIDUAL, FeedbackCodec, corrected_chunk, mean_corrected_chunk
 from psgc.codecs.common.parameters import read_choice, read_switch, with_defaults
 from psgc.codecs.common.payloads import MAX_PAYLOADS, check_scales, check_size, eight
 from psgc.codecs.common.signs import SignsCodec, check_pads
@@ -131,7 +131,7 @@ def _sum_and_sign(values: Any, divisor: Any, residual: Any, rescale: Any, p: Any
             survey_mean(values, divisor, residual, rescale, p, view_u64(signs, 0, BLOCK // 64), lanes)
         return _fold_lanes(lanes)
     padded = -(-count // LANES) * LANES
-    mean_corrected_block(values, divisor, residual, rescale, p[:count])
+    mean_corrected_chunk(values, divisor, residual, rescale, p[:count])
     p[count:padded] = np.float32(0)
     for first in range(0, padded, 64):
         mask = negative_mask(p, first)
@@ -290,7 +290,7 @@ def _commit(payload: Any, numel: Any, lo: Any, grad: Any, residual: Any, rescale
     p = np.empty(BLOCK, np.float32)
     for start in range(0, grad.size, BLOCK):
         g, r = grad[start : start + BLOCK], residual[start : start + BLOCK]
-        corrected_block(g, r, rescale, p[: g.size])
+        corrected_chunk(g, r, rescale, p[: g.size])
         _add_block(payload, numel, lo + start, np.float32(-1), p[: g.size], r)
 
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from psgc.codecs.codec import F32, Adder, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.common.bits import view_f32, view_u32
 from psgc.codecs.common.blocks import MAX_F32, top_bits
-from psgc.codecs.common.chunks import BlockCodec, BlockFormat
+from psgc.codecs.common.chunks import ChunkCodec, ChunkFormat
 from psgc.codecs.common.parameters import read_switch, with_defaults
 from psgc.codecs.common.payloads import check_size, reference_sum
 from psgc.codecs.common.streams import keys, reference_hash, word
@@ -87,8 +87,9 @@ def _strata(start: Any, elements: Any, size: Any, wide: Any, turn: Any, numel: A
 
 
 @helper
-def _write(p: Any, payload: Any, numel: Any, start: Any, settings: Any, index: Any, before: Any, between: Any) -> Any:
+def _write(p: Any, payload: Any, numel: Any, start: Any, settings: Any, draws: Any) -> Any:
     header, count = view_u32(payload, 0, 2), (payload.size - _KEYS) // 4
+    before, between = draws[1], draws[2]
     header[0], header[1] = before, between
     values, size, wide, turn = view_f32(payload, _KEYS, count), numel // count, numel % count, _turn(numel, count, before, between)
     scale = np.float32(numel / count) if settings[0] > 0 else np.float32(1)
@@ -121,7 +122,7 @@ def _read(payload: Any, numel: Any, start: Any, settings: Any, out: Any) -> None
     _scatter(payload, numel, start, out, False)
 
 
-_FORMAT: Final = BlockFormat(_write, _read)
+_FORMAT: Final = ChunkFormat(_write, _read)
 
 
 class _Kernels(NamedTuple):
@@ -146,7 +147,7 @@ def _kernels() -> _Kernels:
     return _Kernels(decode, commit)
 
 
-class RandomKCodec(BlockCodec, Adder):
+class RandomKCodec(ChunkCodec, Adder):
     """32 bits for each element that is sent; nothing for the others. Unbiased without feedback."""
 
     name = "randomk"
@@ -155,7 +156,7 @@ class RandomKCodec(BlockCodec, Adder):
     additive = True
     sparse = True
     defaults: ClassVar[dict[str, str]] = {"k": "0.01", "ef": "1"}
-    block_format = _FORMAT
+    chunk_format = _FORMAT
 
     def __init__(
         self, dtype: str = "float32", *, k: Fraction | int = Fraction(1, 100), ef: bool = True, sums: bool = False

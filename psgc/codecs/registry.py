@@ -17,46 +17,34 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from psgc.codecs.aliases import ALIASES
 from psgc.codecs.codec import Codec, CodecPair
 from psgc.codecs.common.script_functions import LEAST_PER_ELEMENT, Functions, known_functions
 from psgc.codecs.common.sources import digest_suffix
 from psgc.codecs.common.texts import join_text, split_text
 from psgc.codecs.plugins import load_plugin, plugins
 from psgc.codecs.scheme import BucketContext, PairScheme, Scheme
+from psgc.codecs.table import CODECS, SCHEMES
 from psgc.errors import CodecError
 from psgc.spelling import did_you_mean
 
-# name -> "module:class"; ids are in each class, and docs/codecs.md has them in one table
-_CODECS: Final[dict[str, str]] = {
-    "none": "psgc.codecs.none:NoneCodec",
-    "bf16": "psgc.codecs.cast:Bf16Codec",
-    "fp16": "psgc.codecs.cast:Fp16Codec",
-    "int8": "psgc.codecs.int8:Int8Codec",
-    "onebit": "psgc.codecs.onebit:OneBitCodec",
-    "topk": "psgc.codecs.topk:TopKCodec",
-    "int4": "psgc.codecs.int4:Int4Codec",
-    "fp8": "psgc.codecs.fp8:Fp8Codec",
-    "dithering": "psgc.codecs.dithering:DitheringCodec",
-    "ternary": "psgc.codecs.dithering:TernaryCodec",
-    "graddrop": "psgc.codecs.topk:GradDropCodec",
-    "blocktopk": "psgc.codecs.blocktopk:BlockTopKCodec",
-    "randomk": "psgc.codecs.randomk:RandomKCodec",
-    "tbq": "psgc.codecs.tbq:TbqCodec",
-    "majority": "psgc.codecs.majority:MajorityCodec",
-}
-_SCHEMES: Final[dict[str, str]] = {"shared": "psgc.codecs.shared:SharedScheme", "powersgd": "psgc.codecs.powersgd:PowerSgdScheme"}
 _ANY: Final = BucketContext()
 SCRIPT_CODEC: Final = "functions"  # script_codec's name
 
 
 def registered_codecs() -> tuple[str, ...]:
-    """Names of psgc's own codecs."""
-    return tuple(_CODECS)
+    """Names of psgc's own codecs, as `table` has them; without aliases."""
+    return tuple(CODECS)
+
+
+def registered_aliases() -> tuple[str, ...]:
+    """Other names of psgc's own codecs."""
+    return tuple(ALIASES)
 
 
 def registered_schemes() -> tuple[str, ...]:
     """Names of the schemes of several rounds."""
-    return tuple(_SCHEMES)
+    return tuple(SCHEMES)
 
 
 def plugin_codecs() -> dict[str, str]:
@@ -87,6 +75,8 @@ def parse_codec(text: str, dtype: str = "float32") -> Codec:
     """Build a codec from ``name`` or ``name:key=value,...``. ``name@digest`` asks for exactly the code that has this digest. Raises
     CodecError naming codec and parameter."""
     name, parameters = split_text(text)
+    if name in ALIASES:
+        name, parameters = split_text(ALIASES[name].text(parameters))
     name, at, digest = name.partition("@")
     found = _codec_class(name)
     if at and at + digest != (here := digest_suffix(found, Codec)):
@@ -108,7 +98,7 @@ def parse_scheme(text: str, context: BucketContext = _ANY) -> Scheme:
     """Build the scheme that ``text`` names. Raises CodecError naming codec and parameter."""
     push, slash, pull = text.strip().partition("/")
     name, parameters = split_text(push)
-    target = _SCHEMES.get(name)
+    target = SCHEMES.get(name)
     if target is not None:
         if pull:
             raise CodecError(f"codec {name} answers in its own way: write {push!r}, not {text!r}")
@@ -164,11 +154,11 @@ def _relayed(text: str, dtype: str) -> Codec:
 
 
 def _own_names() -> tuple[str, ...]:
-    return (*_CODECS, *_SCHEMES, SCRIPT_CODEC, "relay")
+    return (*CODECS, *ALIASES, *SCHEMES, SCRIPT_CODEC, "relay")
 
 
 def _codec_class(name: str) -> type[Codec]:
-    target = _CODECS.get(name)
+    target = CODECS.get(name)
     if target is None:
         return _plugin_class(name)
     module, _, attribute = target.partition(":")
@@ -188,9 +178,9 @@ def _plugin_class(name: str) -> type[Codec]:
     packages = plugin_codecs()
     if name not in packages:
         functions = [f"{each}/relay" for each in registered_functions()]
-        known = (*registered_codecs(), *registered_schemes(), *packages, *functions)
+        known = (*registered_codecs(), *registered_aliases(), *registered_schemes(), *packages, *functions)
         raise CodecError(
-            f"unknown codec {name!r}; there are {', '.join(known)}; one of another package has to be installed with every worker, every server "
+            f"unknown codec {name!r}; choose one of {', '.join(known)}; one of another package has to be installed with every worker, every server "
             f"and the scheduler{did_you_mean(name.lower(), (*known, 'relay'))}"
         )
     return load_plugin(name, packages[name])

@@ -7,7 +7,7 @@
 | 4 + 4 * count      | bytes                | the payloads, one after the other                                   |
 
 Owns this answer, written by the server and read by workers. It carries W payloads where a re-encoded sum is one, but nothing is lost
-on the way back. Payloads are added in blocks of 8, left to right, then the blocks: for up to
+on the way back. Payloads are added in eights, left to right, then the eights: for up to
 8 workers in rank order, and alike on every worker.
 Source: the all-gather of Espresso (EuroSys'23) section 4 and of PyTorch's communication hooks, through a server.
 """

@@ -31,20 +31,21 @@ from numba import types
 
 from psgc.codecs.codec import F32, FLOATS, Array, Bytes, Codec, CodecPair, Encoded, Stream
 from psgc.codecs.common.bits import bits_of_f32, borrowed, f32_of_bits, view_f32, view_i8, view_i16, view_i32
-from psgc.codecs.common.chunks import random_arguments
-from psgc.codecs.common.feedback import NO_RESIDUAL, SCRATCH, corrected_block, reference_corrected
+from psgc.codecs.common.blocks import top_bits
+from psgc.codecs.common.feedback import CHUNK, NO_RESIDUAL, corrected_chunk, reference_corrected
 from psgc.codecs.common.parameters import read_switch, with_defaults
 from psgc.codecs.common.payloads import MAX_PAYLOADS, check_scales, check_size, eight, reference_sum
-from psgc.codecs.common.streams import reference_uniform
-from psgc.codecs.int8 import GROUP, write_nearest, write_stochastic
+from psgc.codecs.common.streams import reference_uniform, stream_position, uniform
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.scheme import BucketContext, Round, Scheme, SchemeState, check_part
 from psgc.errors import CodecError, PayloadError
 
+_BLOCK: Final = 256  # elements that share a scale
 TOP: Final = np.float32(127)
 NARROW_WORKERS: Final = 32767 // 127  # whose sums of codes fit 16 bits
 MOST_WORKERS: Final = (2**31 - 1) // 127
 _INFINITY_BITS: Final = np.uint32(0x7F800000)
+_ROUNDER: Final = np.float32(1.5 * 2**23)  # x + this has x, rounded to nearest even, in its low bits for |x| < 2**22
 _LEAST_TOP: Final = np.float32(127 * np.finfo(np.float32).tiny * 1.0001)  # below, the scale might not be a normal float
 IN_I32: Final = types.Array(types.int32, 1, "C", readonly=True)
 OUT_I32: Final = types.Array(types.int32, 1, "C")
@@ -52,12 +53,12 @@ OUT_I32: Final = types.Array(types.int32, 1, "C")
 
 def reference_maxima(p: F32) -> F32:
     """max|p| of each block of 256."""
-    return np.array([np.abs(p[start : start + GROUP]).max() for start in range(0, p.size, GROUP)], np.float32)
+    return np.array([np.abs(p[start : start + _BLOCK]).max() for start in range(0, p.size, _BLOCK)], np.float32)
 
 
 def reference_codes(p: F32, maxima: F32, random: F32 | None) -> Array:
     """Codes of p in the shared scales; rounded stochastically where there are random numbers, else to nearest even."""
-    tops = np.repeat(maxima, GROUP)[: p.size]
+    tops = np.repeat(maxima, _BLOCK)[: p.size]
     live = tops >= _LEAST_TOP
     factors = np.divide(TOP, tops, out=np.zeros_like(tops), where=live)
     scaled = np.clip(p * factors, -TOP, TOP)
@@ -69,30 +70,39 @@ def reference_codes(p: F32, maxima: F32, random: F32 | None) -> Array:
 
 def reference_elements(sums: Array, maxima: F32, divisor: int) -> F32:
     """Elements of summed codes."""
-    scales = np.repeat(np.where(maxima >= _LEAST_TOP, maxima / TOP, np.float32(0)), GROUP)[: sums.size]
+    scales = np.repeat(np.where(maxima >= _LEAST_TOP, maxima / TOP, np.float32(0)), _BLOCK)[: sums.size]
     elements = sums.astype(np.float32) * scales.astype(np.float32)
     return np.asarray(elements if divisor == 1 else elements / np.float32(divisor), np.float32)
 
 
 @helper
-def _top_bits(p: Any) -> Any:
-    top = np.int32(0)
+def _write_nearest(p: Any, factor: Any, codes: Any) -> None:
     for i in range(p.size):
-        top = max(top, np.int32(bits_of_f32(p[i]) & np.uint32(0x7FFFFFFF)))
-    return np.uint32(top)
+        codes[i] = np.int8(bits_of_f32(p[i] * factor + _ROUNDER))
+
+
+@helper
+def _write_at_random(p: Any, factor: Any, codes: Any, index: Any, before: Any, between: Any) -> None:
+    for i in range(p.size):
+        scaled = p[i] * factor
+        scaled = TOP if scaled > TOP else scaled
+        scaled = -TOP if scaled < -TOP else scaled
+        below = np.floor(scaled)
+        up = np.float32(1) if uniform(np.uint32(index + np.uint32(i)), before, between) < scaled - below else np.float32(0)
+        codes[i] = np.int8(bits_of_f32(below + up + _ROUNDER))
 
 
 @kernel(BOOL(IN_F32, IN_F32, SCALAR_F32, OUT_BYTES))
 def _write_maxima(grad: Any, residual: Any, rescale: Any, out: Any) -> bool:
-    p, most = np.empty(SCRATCH, np.float32), np.uint32(0)
-    for start in range(0, grad.size, SCRATCH):
-        g = grad[start : start + SCRATCH]
-        corrected_block(g, residual[start : start + SCRATCH], rescale, p[: g.size])
-        maxima = view_f32(out, 4 * (start // GROUP), -(-g.size // GROUP))
-        for group in range(maxima.size):
-            top = _top_bits(p[group * GROUP : min((group + 1) * GROUP, g.size)])
+    p, most = np.empty(CHUNK, np.float32), np.uint32(0)
+    for start in range(0, grad.size, CHUNK):
+        g = grad[start : start + CHUNK]
+        corrected_chunk(g, residual[start : start + CHUNK], rescale, p[: g.size])
+        maxima = view_f32(out, 4 * (start // _BLOCK), -(-g.size // _BLOCK))
+        for block in range(maxima.size):
+            top = top_bits(p[block * _BLOCK : min((block + 1) * _BLOCK, g.size)])
             most = max(most, top)
-            maxima[group] = f32_of_bits(top) if top < _INFINITY_BITS else np.float32(0)
+            maxima[block] = f32_of_bits(top) if top < _INFINITY_BITS else np.float32(0)
     return bool(most < _INFINITY_BITS)
 
 
@@ -100,35 +110,35 @@ def _write_maxima(grad: Any, residual: Any, rescale: Any, out: Any) -> bool:
 def _write_codes(
     grad: Any, residual: Any, rescale: Any, maxima: Any, random: Any, first: Any, before: Any, between: Any, out: Any
 ) -> None:  # fmt: skip
-    p = np.empty(SCRATCH, np.float32)
-    for start in range(0, grad.size, SCRATCH):
-        g = grad[start : start + SCRATCH]
-        corrected_block(g, residual[start : start + SCRATCH], rescale, p[: g.size])
+    p = np.empty(CHUNK, np.float32)
+    for start in range(0, grad.size, CHUNK):
+        g = grad[start : start + CHUNK]
+        corrected_chunk(g, residual[start : start + CHUNK], rescale, p[: g.size])
         codes = view_i8(out, start, g.size)
-        for low in range(0, g.size, GROUP):
-            values, target = p[low : min(low + GROUP, g.size)], codes[low : min(low + GROUP, g.size)]
-            top = maxima[(start + low) // GROUP]
+        for low in range(0, g.size, _BLOCK):
+            values, target = p[low : min(low + _BLOCK, g.size)], codes[low : min(low + _BLOCK, g.size)]
+            top = maxima[(start + low) // _BLOCK]
             if top < _LEAST_TOP:
                 target[:] = np.int8(0)
             elif random:
-                write_stochastic(values, TOP / top, target, np.uint32(first + np.uint32(start + low)), before, between)
+                _write_at_random(values, TOP / top, target, np.uint32(first + np.uint32(start + low)), before, between)
             else:
-                write_nearest(values, TOP / top, target)
+                _write_nearest(values, TOP / top, target)
 
 
 @kernel(types.void(IN_BYTES, IN_F32, SCALAR_F32, BOOL, IN_BYTES, BOOL, OUT_F32, OUT_F32, SCALAR_F32))
 def _apply(sums: Any, maxima: Any, divisor: Any, narrow: Any, sent: Any, commit: Any, target: Any, residual: Any, rescale: Any) -> None:
     """residual <- target + rescale * residual - codes * scale, then target <- sums * scale / divisor, a block at a time."""
-    p, numel = np.empty(GROUP, np.float32), target.size
+    p, numel = np.empty(_BLOCK, np.float32), target.size
     codes = view_i8(sent, 0, numel)
     short, long = view_i16(sums, 0, numel), view_i32(sums, 0, numel)
-    for low in range(0, numel, GROUP):
-        high = min(low + GROUP, numel)
-        t, top = target[low:high], maxima[low // GROUP]
+    for low in range(0, numel, _BLOCK):
+        high = min(low + _BLOCK, numel)
+        t, top = target[low:high], maxima[low // _BLOCK]
         scale = top / TOP if top >= _LEAST_TOP else np.float32(0)
         if commit:
             r, c = residual[low:high], codes[low:high]
-            corrected_block(t, r, rescale, p[: t.size])
+            corrected_chunk(t, r, rescale, p[: t.size])
             for i in range(t.size):
                 r[i] = p[i] - np.float32(c[i]) * scale
         if narrow:
@@ -148,31 +158,31 @@ def _apply(sums: Any, maxima: Any, divisor: Any, narrow: Any, sent: Any, commit:
 def _add_codes(sent: Any, maxima: Any, residual: Any) -> None:
     codes = view_i8(sent, 0, residual.size)
     for i in range(residual.size):
-        top = maxima[i // GROUP]
+        top = maxima[i // _BLOCK]
         residual[i] += np.float32(codes[i]) * (top / TOP if top >= _LEAST_TOP else np.float32(0))
 
 
 @kernel(types.void(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, OUT_I32, BOOL))
 def _fold_codes(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, lo: Any, acc: Any, fresh: Any) -> None:
     payloads = (*borrowed(a, b, c, d), *borrowed(e, f, g, h))
-    for start in range(0, acc.size, SCRATCH):
-        block, done = acc[start : start + SCRATCH], 0
+    for start in range(0, acc.size, CHUNK):
+        chunk, done = acc[start : start + CHUNK], 0
         if count >= 4:  # constant indices: a switch over eight arrays is slow
-            wa, wb = view_i8(payloads[0], lo + start, block.size), view_i8(payloads[1], lo + start, block.size)
-            wc, wd = view_i8(payloads[2], lo + start, block.size), view_i8(payloads[3], lo + start, block.size)
+            wa, wb = view_i8(payloads[0], lo + start, chunk.size), view_i8(payloads[1], lo + start, chunk.size)
+            wc, wd = view_i8(payloads[2], lo + start, chunk.size), view_i8(payloads[3], lo + start, chunk.size)
             if fresh:  # a sum that begins needs no pass of zeros, nor to be read
-                for i in range(block.size):
-                    block[i] = np.int32(np.int16(wa[i]) + np.int16(wb[i])) + np.int32(np.int16(wc[i]) + np.int16(wd[i]))
+                for i in range(chunk.size):
+                    chunk[i] = np.int32(np.int16(wa[i]) + np.int16(wb[i])) + np.int32(np.int16(wc[i]) + np.int16(wd[i]))
             else:
-                for i in range(block.size):
-                    block[i] += np.int32(np.int16(wa[i]) + np.int16(wb[i])) + np.int32(np.int16(wc[i]) + np.int16(wd[i]))
+                for i in range(chunk.size):
+                    chunk[i] += np.int32(np.int16(wa[i]) + np.int16(wb[i])) + np.int32(np.int16(wc[i]) + np.int16(wd[i]))
             done = 4
         elif fresh:
-            block[:] = np.int32(0)
+            chunk[:] = np.int32(0)
         for k in range(done, count):
-            codes = view_i8(payloads[k], lo + start, block.size)
-            for i in range(block.size):
-                block[i] += np.int32(codes[i])
+            codes = view_i8(payloads[k], lo + start, chunk.size)
+            for i in range(chunk.size):
+                chunk[i] += np.int32(codes[i])
 
 
 @kernel(types.void(IN_I32, I64, BOOL, OUT_BYTES))
@@ -339,7 +349,7 @@ class SharedScheme(Scheme):
 
     def rounds(self, numel: int) -> tuple[Round, ...]:
         maxima, codes, sums = MaxCodec(self._context.workers), CodesCodec(down=False), CodesCodec(down=True, narrow=self.narrow)
-        return Round(CodecPair(maxima, maxima), -(-numel // GROUP), divides=False), Round(CodecPair(codes, sums), numel, divides=False)
+        return Round(CodecPair(maxima, maxima), -(-numel // _BLOCK), divides=False), Round(CodecPair(codes, sums), numel, divides=False)
 
     def new_state(self, numel: int) -> SharedState:
         check_part(self.canonical, numel)
@@ -359,7 +369,7 @@ class SharedState(SchemeState):
         old = NO_RESIDUAL if residual is None else residual
         if index == 0:
             return Encoded(4 * self._maxima.size, not _write_maxima(grad, old, rescale, out))
-        random = random_arguments(stream, 0) if self._random else (0, 0, 0)
+        random = stream_position(stream, 0) if self._random else (0, 0, 0)
         _write_codes(grad, old, rescale, self._maxima, self._random, *random, out)
         return Encoded(grad.size, nonfinite=False)
 

@@ -1,4 +1,4 @@
-"""The `topk` codec: the elements of largest magnitude of each part, and where they are; `graddrop`, its first form.
+"""The `topk` codec: the elements of largest magnitude of each part, and where they are.
 
 Payload: as `elements` says. Owns the parameters, and with them how many elements are sent:
 
@@ -7,7 +7,6 @@ Payload: as `elements` says. Owns the parameters, and with them how many element
 | ``topk:k=0.01``            | exactly k, or ceil(k * numel) for a fraction: the largest             | 5  |
 | ``topk:select=mstopk``     | as many, the smaller ones found by bisection: see `largest`           | 31 |
 | ``topk:select=sampled``    | those above a sampled threshold: about k, from 0 to 2 k               | 20 |
-| ``graddrop:drop=0.99``     | as ``topk:select=sampled``, with k = 1 - drop                         | 18 |
 
 ``topk:warmup=N`` sends more in the first N steps, as DGC's warm-up does: 25 % in the first quarter of them, then 6.25, 1.5625 and 0.390625 %,
 or k where that is more. Payloads say how many elements they hold, so a server takes any number from k to 25 %.
@@ -25,7 +24,7 @@ from typing import ClassVar, Final, Literal
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.common.parameters import read_choice, read_switch, read_whole, with_defaults
 from psgc.codecs.common.sums import magnitudes_kernel
-from psgc.codecs.sparsify.counts import check_count, check_part, count_of, read_k, read_share, write_k
+from psgc.codecs.sparsify.counts import check_count, check_part, count_of, read_k, write_k
 from psgc.codecs.sparsify.elements import ElementsCodec
 from psgc.codecs.sparsify.largest import (
     MOST_OVER,
@@ -44,44 +43,10 @@ Selector = Literal["exact", "sampled", "mstopk"]
 WARMUP_SHARES: Final = tuple(Fraction(1, 4**power) for power in (1, 2, 3, 4))
 MOST_STEPS: Final = 10**9
 _CHOOSE: Final = {"exact": largest, "sampled": above_sample, "mstopk": probed}
-_DEFINE: Final = {"exact": reference_largest, "sampled": reference_above_sample, "mstopk": reference_probed}
+_REFERENCE: Final = {"exact": reference_largest, "sampled": reference_above_sample, "mstopk": reference_probed}
 
 
-class _Selecting(ElementsCodec):
-    """k, or a share of each part, chosen by a selector."""
-
-    def __init__(
-        self, dtype: str = "float32", *, k: Fraction | int = Fraction(1, 100), select: Selector = "exact", ef: bool = True
-    ) -> None:
-        super().__init__(dtype, ef=ef)
-        self._k, self._select = k, select
-
-    def count(self, numel: int) -> int:
-        """How many elements of a part are wanted."""
-        check_part(self, numel)
-        return count_of(self._k, numel)
-
-    def counts(self, numel: int) -> tuple[int, int]:
-        count = self.count(numel)
-        return (0, min(numel, MOST_OVER * count)) if self._select == "sampled" else (count, count)
-
-    def check_bucket(self, numel: int) -> None:
-        check_count(self, self._k, numel, "elements")
-
-    def contraction(self, numel: int) -> float | None:
-        if not self.feedback:
-            return None
-        count = self.count(numel)  # the largest squares are at least their share of all
-        return (sampled_rank(numel, count) if self._select == "sampled" else count) / numel
-
-    def choose(self, values: F32, residual: F32, rescale: float) -> Chosen:
-        return _CHOOSE[self._select](values, residual, rescale, self.count(values.size))
-
-    def reference_indices(self, p: F32) -> Indices:
-        return _DEFINE[self._select](p, self.count(p.size))
-
-
-class TopKCodec(_Selecting):
+class TopKCodec(ElementsCodec):
     """About 42 bits for each element that is sent, at 1 %; nothing for the others."""
 
     name = "topk"
@@ -92,8 +57,8 @@ class TopKCodec(_Selecting):
     def __init__(
         self, dtype: str = "float32", *, k: Fraction | int = Fraction(1, 100), select: Selector = "exact", warmup: int = 0, ef: bool = True
     ) -> None:  # fmt: skip
-        super().__init__(dtype, k=k, select=select, ef=ef)
-        self._warmup = warmup
+        super().__init__(dtype, ef=ef)
+        self._k, self._select, self._warmup = k, select, warmup
         self.codec_id = {"exact": 5, "sampled": 20, "mstopk": 31}[select]
         shares = WARMUP_SHARES if warmup else ()
         self._stages = tuple(TopKCodec(dtype, k=share, select=select, ef=ef) for share in shares)
@@ -110,13 +75,34 @@ class TopKCodec(_Selecting):
         given = {"k": write_k(self._k), "select": self._select, "warmup": str(self._warmup)}
         return super().parameters | {key: text for key, text in given.items() if text != self.defaults[key]}
 
+    def count(self, numel: int) -> int:
+        """How many elements of a part are wanted."""
+        check_part(self, numel)
+        return count_of(self._k, numel)
+
+    def counts(self, numel: int) -> tuple[int, int]:
+        count = self.count(numel)
+        least, most = (0, min(numel, MOST_OVER * count)) if self._select == "sampled" else (count, count)
+        return least, max((most, *(stage.counts(numel)[1] for stage in self._stages)))
+
+    def check_bucket(self, numel: int) -> None:
+        check_count(self, self._k, numel, "elements")
+
+    def contraction(self, numel: int) -> float | None:
+        if not self.feedback:
+            return None
+        count = self.count(numel)  # the largest squares are at least their share of all
+        return (sampled_rank(numel, count) if self._select == "sampled" else count) / numel
+
+    def choose(self, values: F32, residual: F32, rescale: float) -> Chosen:
+        return _CHOOSE[self._select](values, residual, rescale, self.count(values.size))
+
+    def reference_indices(self, p: F32) -> Indices:
+        return _REFERENCE[self._select](p, self.count(p.size))
+
     def warm(self) -> None:
         if self._select == "mstopk":
             magnitudes_kernel()
-
-    def counts(self, numel: int) -> tuple[int, int]:
-        least, most = super().counts(numel)
-        return least, max((most, *(stage.counts(numel)[1] for stage in self._stages)))
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
         stage = self._stage(stream.step, grad.size)
@@ -139,26 +125,3 @@ class TopKCodec(_Selecting):
         number = len(self._stages) * max(step - 1, 0) // self._warmup if self._warmup else 0
         stage = self._stages[number] if number < len(self._stages) else None
         return stage if stage is not None and stage.count(numel) > self.count(numel) else None
-
-
-class GradDropCodec(_Selecting):
-    """Drops a share of each part, by a sampled threshold."""
-
-    name = "graddrop"
-    codec_id = 18
-    advice = "what topk is for, as first published: a sampled threshold, so about so many elements and a faster encode"
-    defaults: ClassVar[dict[str, str]] = {"drop": "0.99", "ef": "1"}
-
-    def __init__(self, dtype: str = "float32", *, drop: Fraction = Fraction(99, 100), ef: bool = True) -> None:
-        super().__init__(dtype, k=1 - drop, select="sampled", ef=ef)
-        self._drop = drop
-
-    @classmethod
-    def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
-        given = with_defaults(cls, parameters)
-        return cls(dtype, drop=read_share(cls, "drop", given["drop"]), ef=read_switch(cls, "ef", given["ef"]))
-
-    @property
-    def parameters(self) -> dict[str, str]:
-        drop = write_k(self._drop)
-        return super().parameters | ({} if drop == self.defaults["drop"] else {"drop": drop})

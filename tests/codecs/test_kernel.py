@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psgc.codecs import int8, onebit
+from psgc.codecs import onebit, shared
 from psgc.codecs.common import floats
 from psgc.codecs.jit.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
 from psgc.codecs.jit.kernel_cache import KernelCache
@@ -43,7 +43,7 @@ DOUBLED = "[2.0, 4.0]"
 def all_kernels() -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = [
         (f"{m.__name__}.{n}", f)
-        for m in (floats, int8, onebit, elements, largest, sparse)
+        for m in (floats, shared, onebit, elements, largest, sparse)
         for n, f in vars(m).items()
         if hasattr(f, "signatures")
     ]
@@ -64,7 +64,11 @@ def test_a_call_with_other_types_is_refused_and_not_compiled() -> None:
 
 def test_every_kernel_of_the_package_is_kept() -> None:
     kept = [function for _, function in all_kernels() if "tests" not in function.__module__]
-    kept += [function for text in ("int4:rotate=1", "fp8", "dithering:partition=natural", "tbq") for function in parse_codec(text)._kernels]
+    kept += [
+        function
+        for text in ("int8", "int4:rotate=1", "fp8", "dithering:partition=natural", "tbq")
+        for function in parse_codec(text)._kernels
+    ]
     kept += [f for m in (bound, bucketing, curves, descent, space, timeline, trial) for f in vars(m).values() if hasattr(f, "signatures")]
     kernels = [function for function in kept if not function._can_compile]
     assert len(kernels) > 60

@@ -71,22 +71,6 @@ def test_what_tbq_does_not_send_adds_up_until_it_reaches_the_threshold() -> None
     assert residual.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("numel", [1, 17, 255, 256])
-def test_the_automatic_threshold_is_the_mean_magnitude_of_the_group(numel: int, values: Values) -> None:
-    p = values("gauss", numel)
-    magnitudes, elements = np.abs(p), sent("tbq", p)
-    tau = np.abs(elements).max()
-    assert tau == pytest.approx(magnitudes.mean(dtype=np.float64), rel=1e-6)
-    assert np.array_equal(elements, np.where(magnitudes >= tau, np.sign(p) * tau, 0))
-
-
-@pytest.mark.parametrize("numel", [1, 3, 100, 256])
-@pytest.mark.parametrize("value", [0.1, 1.1, 1e-30, 3e38])
-def test_the_automatic_threshold_sends_all_of_equal_elements_however_their_mean_is_rounded(numel: int, value: float) -> None:
-    p = np.where(np.arange(numel) % 3, value, -value).astype(np.float32)
-    assert np.array_equal(np.sign(sent("tbq", p)), np.sign(p))
-
-
 @pytest.mark.parametrize("k", [1, 3, 7, 100])
 def test_linear_levels_are_next_to_the_value(k: int, values: Values) -> None:
     p = values("gauss", 256)

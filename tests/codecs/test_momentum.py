@@ -168,7 +168,7 @@ def test_what_cannot_work_is_refused(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["topk", "graddrop", "blocktopk", "randomk", "topk:select=mstopk"])
+@pytest.mark.parametrize("text", ["topk", "blocktopk", "randomk", "topk:select=mstopk"])
 def test_dgc_goes_with_every_codec_that_sends_some_elements_alone(text: str) -> None:
     parse_scheme(join_text(text.partition(":")[0], {**split_text(text)[1], "momentum": "dgc"}), CONTEXT)
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
 from psgc.codecs.codec import DTYPES, FLOATS
-from psgc.codecs.registry import parse_codec, parse_pair, parse_scheme, registered_codecs
+from psgc.codecs.registry import parse_codec, parse_pair, parse_scheme, registered_aliases, registered_codecs
 from psgc.codecs.scheme import BucketContext
+from psgc.codecs.table import ROWS
 from psgc.codecs.topk import TopKCodec
 from psgc.errors import CodecError
+from psgc.launch.codecsdoc import render_ids, section
+
+PAGE = Path(__file__).parents[2] / "docs" / "codecs.md"
 
 CANONICAL = {
     "none": "none",
@@ -30,15 +35,17 @@ CANONICAL = {
     "topk:k=1e-7": "topk:k=0.0000001",
     "topk:select=exact": "topk",
     "topk:select=sampled,k=0.1": "topk:k=0.1,select=sampled",
-    "graddrop:drop=.990": "graddrop",
-    "graddrop:drop=0.999,ef=0": "graddrop:drop=0.999,ef=0",
+    "graddrop:drop=.990": "topk:select=sampled",
+    "graddrop:drop=0.999,ef=0": "topk:ef=0,k=0.001,select=sampled",
+    "ternary:ef=0": "dithering:k=1",
+    "majority": "onebit:ef=0,scale=unit",
     "randomk:k=0.01,ef=0": "randomk:ef=0",
     "randomk:k=100": "randomk:k=100",
     "onebit:scale=block": "onebit",
     "onebit:scale=unit,ef=0": "onebit:ef=0,scale=unit",
     "dithering:k=007,partition=linear,normalize=max": "dithering",
     "dithering:partition=natural,k=4,ef=1": "dithering:ef=1,k=4,partition=natural",
-    "tbq:tau=auto": "tbq",
+    "tbq:tau=1.0": "tbq",
     "tbq:tau=1E-3": "tbq:tau=0.001",
     "tbq:tau=0.1": "tbq:tau=0.1",
     "tbq:tau=20": "tbq:tau=20",
@@ -124,17 +131,28 @@ def test_a_pair_is_written_once_where_both_ways_are_alike() -> None:
     assert parse_pair("topk:k=0.01/topk").canonical == "topk"
 
 
-def test_codec_ids_are_distinct_and_fixed() -> None:
-    ids = {name: parse_codec(name).codec_id for name in registered_codecs()}
-    assert ids == {
-        "none": 0, "bf16": 1, "fp16": 2, "int8": 3, "onebit": 4, "topk": 5, "fp8": 6, "int4": 7, "ternary": 11, "dithering": 13,
-        "graddrop": 18, "blocktopk": 21, "randomk": 22, "tbq": 12, "majority": 15,
-    }  # fmt: skip
-    instances = {
-        "topk:select=mstopk": 31, "blocktopk:block=4097": 32, "int8:rotate=1": 8, "int4:rotate=1": 9, "fp8:format=e5m2": 10, "dithering:partition=natural": 14,
-        "onebit:scale=unit,ef=0": 16, "topk:select=sampled": 20,
-    }  # fmt: skip
-    assert {text: parse_codec(text).codec_id for text in instances} == instances
+IDS = {
+    "none": 0, "bf16": 1, "fp16": 2, "int8": 3, "onebit": 4, "topk": 5, "fp8": 6, "int4": 7, "int8:rotate=1": 8, "int4:rotate=1": 9,
+    "fp8:format=e5m2": 10, "ternary": 11, "tbq": 12, "dithering": 13, "dithering:partition=natural": 14, "majority": 15, "onebit:ef=0,scale=unit": 16,
+    "graddrop": 18, "topk:select=sampled": 20, "blocktopk": 21, "randomk": 22, "topk:select=mstopk": 31, "blocktopk:block=4097": 32,
+}  # fmt: skip
+
+
+def test_codec_ids_are_fixed_and_the_table_has_each_once() -> None:
+    assert {row.text: row.codec_id for row in ROWS if not row.inner} == IDS
+    assert len({row.codec_id for row in ROWS}) == len(ROWS)
+
+
+def test_a_codec_has_the_id_of_its_row_and_a_retired_one_that_of_the_codec_that_took_its_place() -> None:
+    for row in ROWS:
+        if not row.inner:
+            assert parse_codec(row.text).canonical == (row.retired or row.text)
+            assert parse_codec(row.text).codec_id == IDS[row.retired.replace("dithering:k=1", "dithering") or row.text], row
+    assert {row.text for row in ROWS if row.retired} == set(registered_aliases())
+
+
+def test_the_page_has_the_table_of_ids() -> None:
+    assert section(PAGE.read_text(), "ids") == render_ids(), "run: python -m psgc.launch.codecsdoc docs/codecs.md"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +165,7 @@ def test_codec_ids_are_distinct_and_fixed() -> None:
         ("dithering:normalize=l1", "normalize is max or l2, not 'l1'"),
         ("dithering:ef=1,k=1", "unsafe inside feedback"),
         ("dithering:ef=1,normalize=l2", "unsafe inside feedback"),
-        ("ternary:ef=1", "no contraction"),
+        ("ternary:ef=1", "codec dithering: k=1, normalize=max is unsafe inside feedback"),
         ("ternary:k=1", "unknown parameter 'k'"),
         ("dithering:partition=log", "partition is linear or natural, not 'log'"),
         ("dithering:k=7.0", "not '7.0'"),
@@ -157,7 +175,8 @@ def test_codec_ids_are_distinct_and_fixed() -> None:
         ("onebit:scale=unit,ef=1", "no contraction"),
         ("majority:ef=1", "unknown parameter 'ef'; it takes no parameters"),
         ("tbq:ef=0", "unknown parameter 'ef'; it takes tau"),
-        ("tbq:tau=0", "tau is auto or a number from 1e-30 to 1e\\+30, not '0'"),
+        ("tbq:tau=0", "tau is a number from 1e-30 to 1e\\+30, not '0'"),
+        ("tbq:tau=auto", "tau=auto is no more; give tau the size .* or use onebit"),
         ("tbq:tau=-1", "not '-1'"),
         ("tbq:tau=nan", "not 'nan'"),
         ("tbq:tau=mean", "not 'mean'"),
@@ -172,7 +191,7 @@ def test_k_given_in_code_is_printed_too() -> None:
     assert TopKCodec(k=Fraction(1, 8)).canonical == "topk:k=0.125"
 
 
-@pytest.mark.parametrize("name", ["topk", "topk:select=sampled", "graddrop", "blocktopk", "randomk"])
+@pytest.mark.parametrize("name", ["topk", "topk:select=sampled", "blocktopk", "randomk"])
 @pytest.mark.parametrize("numel", [0, 1 << 31])
 def test_a_part_of_nothing_or_beyond_the_indices_is_refused(name: str, numel: int) -> None:
     with pytest.raises(CodecError, match=f"codec {name.partition(':')[0]} carries parts of 1 to 2147483647 elements, not {numel}"):

@@ -106,7 +106,7 @@ def test_one_name_of_two_packages_is_refused(installed: Install) -> None:
 
 def test_an_unknown_name_says_what_there_is(installed: Install) -> None:
     installed("tools", "2.5", {"mine": "mine_codec:Mine"}, {"mine_codec.py": CAST})
-    with pytest.raises(CodecError, match=r"unknown codec 'yours'; there are none, .*mine; one of another package has to be installed"):
+    with pytest.raises(CodecError, match=r"unknown codec 'yours'; choose one of none, .*mine; one of another package has to be installed"):
         parse_codec("yours")
 
 

@@ -159,7 +159,6 @@ def test_and_so_it_is_whatever_the_input(text: str, magnitudes: Array, sign: int
         ("topk:k=0.25", 400, 0.25),
         ("fp8", 1000, 1 - 2.0**-8),
         ("fp8:format=e5m2", 1000, 1 - 2.0**-6),
-        ("tbq", 1000, 1 / 256),
         ("dithering:ef=1,k=9,partition=natural", 1, 8 / 9),
     ],
 )  # fmt: skip
@@ -167,7 +166,7 @@ def test_a_contraction_is_declared_where_one_is_known(text: str, numel: int, del
     assert parse_codec(text).contraction(numel) == pytest.approx(delta)
 
 
-@pytest.mark.parametrize("text", ["none", "int8:ef=0", "onebit:ef=0", "ternary", "majority", "tbq:tau=0.5"])
+@pytest.mark.parametrize("text", ["none", "int8:ef=0", "onebit:ef=0", "ternary", "majority", "tbq"])
 def test_none_is_declared_without_feedback_or_with_a_fixed_threshold(text: str) -> None:
     assert parse_codec(text).contraction(1000) is None
 

@@ -130,7 +130,7 @@ def test_ctrl_c_is_two_lines_where_it_was_and_that_it_was(launched: Any) -> None
     [
         (("run", "--", "no-such-command"), {}, "no-such-command"),
         (("run",), {}, "no command given"),
-        (("run", "--codec", "onebitt", "--", "true"), {}, "unknown codec 'onebitt'; there are none"),
+        (("run", "--codec", "onebitt", "--", "true"), {}, "unknown codec 'onebitt'; choose one of none"),
         (("run", "--codec", "topk:k=0", "--", "true"), {}, "topk"),
         (("run", "--", "true"), {"PSGC_CODEC": "onebitt"}, "unknown codec 'onebitt'"),
         (("run", "--link-mbit", "0", "--", "true"), {}, "--link-mbit 0: expected a rate from 0.001 to 100000"),

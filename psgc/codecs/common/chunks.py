@@ -1,11 +1,11 @@
-"""All five kernels of a block codec from the two functions that make it: write a block, read a block.
+"""A codec from two helpers: one writes a chunk of elements to the payload, one reads it back.
 
-Owns the passes: feedback, means, sums and what is left over, a cache-sized block at a time, with the arithmetic of ``feedback``. Knows
-no payload layout. A block here is at most 4096 elements that begin at a multiple of 4096 of the part; a codec's own groups (the
-elements that share a scale) lie within it.
+Owns the passes over a part that every such codec needs (encode, decode, sum, mean, what is left over), a chunk at a time, so that
+intermediate values stay in the L1 cache. A chunk is at most 4096 elements that begin at a multiple of 4096 of the part; the elements that
+share a scale, a codec's *block*, lie within one. Knows no payload layout. A codec gives a ``ChunkFormat`` of helpers:
 
-    write(p, payload, numel, start, settings, index, before, between) -> bool
-        Write elements ``[start, start + p.size)`` of the whole part's ``payload``; returns whether all of p is finite. Leaves p as it is.
+    write(p, payload, numel, start, settings, draws) -> bool
+        Write elements ``[start, start + p.size)`` to the whole part's ``payload``; returns whether all of p is finite. Leaves p as it is.
     read(payload, numel, start, settings, out) -> None
         out <- the elements from ``start`` on.
     fold_four(payloads, numel, start, settings, total, first) -> None
@@ -13,10 +13,9 @@ elements that share a scale) lie within it.
     take_away(payload, numel, start, settings, p, kept) -> None
         kept <- p - the elements from ``start`` on; may be the same memory.
 
-The last two follow from ``read``; a format has its own where that is faster.
-
-``settings`` is the codec's float32 array of parameters; ``index``, ``before`` and ``between`` (uint32) are what ``streams.uniform``
-takes: the index of the block's first element in its stream, and the stream's two keys.
+The last two follow from ``read``; a format has its own where that is faster. ``settings`` is the codec's float32 array of parameters.
+``draws`` are three uint32: the index of the chunk's first element in its random stream, and the stream's two keys, as
+``streams.uniform`` takes them.
 """
 
 from __future__ import annotations
@@ -28,29 +27,31 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
-from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Codec, Encoded, Stream
+from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.common.bits import borrowed
-from psgc.codecs.common.feedback import NO_RESIDUAL, FeedbackCodec, corrected_block, mean_corrected_block
+from psgc.codecs.common.feedback import CHUNK, NO_RESIDUAL, FeedbackCodec, corrected_chunk, mean_corrected_chunk
 from psgc.codecs.common.payloads import MAX_PAYLOADS, eight
-from psgc.codecs.common.streams import keys
-from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
+from psgc.codecs.common.streams import stream_position
+from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, helper, kernel
 
 NO_SETTINGS: Final[F32] = np.empty(0, np.float32)
+NO_DRAWS: Final = np.zeros(3, np.uint32)
+IN_DRAWS: Final = types.Array(types.uint32, 1, "C", readonly=True)
 
 
-class BlockKernels(NamedTuple):
-    """Compiled for one format."""
+class ChunkKernels(NamedTuple):
+    """Compiled for one format. ``write`` encodes what is given, or the mean of a sum; ``serve`` folds and writes a whole part."""
 
-    encode: Any
-    finish: Any
+    write: Any
     decode: Any
     fold: Any
     commit: Any
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFormat:
+class ChunkFormat:
     """A layout's helpers (see the module's text)."""
 
     write: Callable[..., Any]
@@ -86,7 +87,7 @@ def _left_by_reading(read: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def _adder(format_: BlockFormat) -> Callable[..., Any]:
+def _adder(format_: ChunkFormat) -> Callable[..., Any]:
     read, fold_four = format_.read, format_.fold_four or _four_by_reading(format_.read)
 
     @helper
@@ -110,41 +111,44 @@ def _adder(format_: BlockFormat) -> Callable[..., Any]:
 
 
 @functools.cache
-def block_kernels(format_: BlockFormat) -> BlockKernels:
-    """Compile the format's kernels, or load them from the cache."""
-    write, read = format_.write, format_.read
-    take_away = format_.take_away or _left_by_reading(read)
-    add_up = _adder(format_)
+def _chunk_writer(format_: ChunkFormat) -> Callable[..., Any]:
+    write, take_away = format_.write, format_.take_away or _left_by_reading(format_.read)
 
-    @kernel(BOOL(IN_F32, IN_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES))
-    def encode(grad: Any, residual: Any, rescale: Any, settings: Any, index: Any, before: Any, between: Any, out: Any) -> bool:
-        p, finite = np.empty(BLOCK, np.float32), True
-        for start in range(0, grad.size, BLOCK):
-            g = grad[start : start + BLOCK]
-            block = p[: g.size]
-            corrected_block(g, residual[start : start + BLOCK], rescale, block)
-            finite &= write(block, out, grad.size, start, settings, np.uint32(index + np.uint32(start)), before, between)
+    @helper
+    def write_chunk(
+        values: Any, divisor: Any, residual: Any, rescale: Any, p: Any, kept: Any, out: Any, numel: Any, start: Any, settings: Any, draws: Any
+    ) -> Any:  # fmt: skip
+        """p <- values / divisor + rescale * residual, written to its place in ``out``; kept <- what that leaves out."""
+        mean_corrected_chunk(values, divisor, residual, rescale, p)
+        finite = write(p, out, numel, start, settings, draws)
+        if kept.size:
+            take_away(out, numel, start, settings, p, kept)
         return finite
 
-    @kernel(BOOL(IN_F32, I64, I64, SCALAR_F32, IN_F32, OUT_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES))
-    def finish(
-        acc: Any, numel: Any, lo: Any, divisor: Any, residual: Any, residual_out: Any, rescale: Any, settings: Any,
-        index: Any, before: Any, between: Any, out: Any,
+    return write_chunk
+
+
+@functools.cache
+def chunk_kernels(format_: ChunkFormat) -> ChunkKernels:
+    """Compile the format's kernels, or load them from the cache."""
+    read, take_away = format_.read, format_.take_away or _left_by_reading(format_.read)
+    add_up, write_chunk = _adder(format_), _chunk_writer(format_)
+
+    @kernel(BOOL(IN_F32, I64, I64, SCALAR_F32, IN_F32, SCALAR_F32, OUT_F32, IN_F32, IN_DRAWS, OUT_BYTES))
+    def write(
+        values: Any, numel: Any, lo: Any, divisor: Any, residual: Any, rescale: Any, kept: Any, settings: Any, draws: Any, out: Any
     ) -> bool:  # fmt: skip
-        p, finite = np.empty(BLOCK, np.float32), True
-        for start in range(0, acc.size, BLOCK):
-            a, kept = acc[start : start + BLOCK], residual_out[start : start + BLOCK]
-            block = p[: a.size]
-            mean_corrected_block(a, divisor, residual[start : start + BLOCK], rescale, block)
-            finite &= write(block, out, numel, lo + start, settings, np.uint32(index + np.uint32(start)), before, between)
-            if kept.size:
-                take_away(out, numel, lo + start, settings, block, kept)
+        p, finite = np.empty(CHUNK, np.float32), True
+        for start in range(0, values.size, CHUNK):
+            v, old, new = values[start : start + CHUNK], residual[start : start + CHUNK], kept[start : start + CHUNK]
+            here = (np.uint32(draws[0] + np.uint32(start)), draws[1], draws[2])
+            finite &= write_chunk(v, divisor, old, rescale, p[: v.size], new, out, numel, lo + start, settings, here)
         return finite
 
     @kernel(types.void(IN_BYTES, I64, I64, IN_F32, OUT_F32))
     def decode(payload: Any, numel: Any, lo: Any, settings: Any, out: Any) -> None:
-        for start in range(0, out.size, BLOCK):
-            read(payload, numel, lo + start, settings, out[start : start + BLOCK])
+        for start in range(0, out.size, CHUNK):
+            read(payload, numel, lo + start, settings, out[start : start + CHUNK])
 
     @kernel(types.void(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, I64, IN_F32, OUT_F32, BOOL))
     def fold(
@@ -152,92 +156,85 @@ def block_kernels(format_: BlockFormat) -> BlockKernels:
         fresh: Any,
     ) -> None:  # fmt: skip
         payloads = (*borrowed(a, b, c, d), *borrowed(e, f, g, h))
-        scratch, sent = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-        for start in range(0, acc.size, BLOCK):
-            block = acc[start : start + BLOCK]
-            total = block if fresh else scratch[: block.size]
-            add_up(payloads, count, numel, lo + start, settings, total, sent[: block.size])
+        scratch, sent = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+        for start in range(0, acc.size, CHUNK):
+            chunk = acc[start : start + CHUNK]
+            total = chunk if fresh else scratch[: chunk.size]
+            add_up(payloads, count, numel, lo + start, settings, total, sent[: chunk.size])
             if not fresh:
-                for i in range(block.size):
-                    block[i] += total[i]
+                for i in range(chunk.size):
+                    chunk[i] += total[i]
 
     @kernel(types.void(IN_BYTES, I64, I64, IN_F32, IN_F32, OUT_F32, SCALAR_F32))
     def commit(payload: Any, numel: Any, lo: Any, settings: Any, grad: Any, residual: Any, rescale: Any) -> None:
-        p = np.empty(BLOCK, np.float32)
-        for start in range(0, grad.size, BLOCK):
-            g, r = grad[start : start + BLOCK], residual[start : start + BLOCK]
-            block = p[: g.size]
-            corrected_block(g, r, rescale, block)
-            take_away(payload, numel, lo + start, settings, block, r)
+        p = np.empty(CHUNK, np.float32)
+        for start in range(0, grad.size, CHUNK):
+            g, r = grad[start : start + CHUNK], residual[start : start + CHUNK]
+            corrected_chunk(g, r, rescale, p[: g.size])
+            take_away(payload, numel, lo + start, settings, p[: g.size], r)
 
-    return BlockKernels(encode, finish, decode, fold, commit)
+    return ChunkKernels(write, decode, fold, commit)
 
 
 @functools.cache
-def serving_kernel(format_: BlockFormat) -> Any:
+def serving_kernel(format_: ChunkFormat) -> Any:
     """Fold and finish of a whole part in one pass, with sums that stay in cache."""
-    write, take_away, add_up = format_.write, format_.take_away or _left_by_reading(format_.read), _adder(format_)
+    add_up, write_chunk = _adder(format_), _chunk_writer(format_)
 
-    @kernel(
-        BOOL(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, SCALAR_F32, IN_F32, OUT_F32, SCALAR_F32, IN_F32, U32, U32, U32, OUT_BYTES)
-    )  # fmt: skip
+    @kernel(BOOL(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, SCALAR_F32, IN_F32, SCALAR_F32, OUT_F32, IN_F32, IN_DRAWS, OUT_BYTES))
     def serve(
-        a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, numel: Any, divisor: Any, residual: Any,
-        residual_out: Any, rescale: Any, settings: Any, index: Any, before: Any, between: Any, out: Any,
+        a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, numel: Any,
+        divisor: Any, residual: Any, rescale: Any, kept: Any, settings: Any, draws: Any, out: Any,
     ) -> bool:  # fmt: skip
         payloads = (*borrowed(a, b, c, d), *borrowed(e, f, g, h))
-        sums, p, sent, finite = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), True
-        for start in range(0, numel, BLOCK):
-            size = min(BLOCK, numel - start)
-            total, block, kept = sums[:size], p[:size], residual_out[start : start + BLOCK]
-            add_up(payloads, count, numel, start, settings, total, sent[:size])
-            mean_corrected_block(total, divisor, residual[start : start + BLOCK], rescale, block)
-            finite &= write(block, out, numel, start, settings, np.uint32(index + np.uint32(start)), before, between)
-            if kept.size:
-                take_away(out, numel, start, settings, block, kept)
+        sums, p, sent, finite = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), True
+        for start in range(0, numel, CHUNK):
+            size = min(CHUNK, numel - start)
+            old, new = residual[start : start + CHUNK], kept[start : start + CHUNK]
+            here = (np.uint32(draws[0] + np.uint32(start)), draws[1], draws[2])
+            add_up(payloads, count, numel, start, settings, sums[:size], sent[:size])
+            finite &= write_chunk(sums[:size], divisor, old, rescale, p[:size], new, out, numel, start, settings, here)
         return finite
 
     return serve
 
 
-class BlockCodec(FeedbackCodec):
-    """A codec made of a ``BlockFormat``. Subclasses give the payload's size, its checks, its definition and the format.
-
-    With feedback codes are rounded to nearest and need no random numbers; without, ``write`` gets the stream's.
-    """
+class ChunkCodec(FeedbackCodec):
+    """A codec made of a ``ChunkFormat``. Subclasses give the payload's size, its checks, its reference and the format."""
 
     settings: F32 = NO_SETTINGS
 
     @property
-    def block_format(self) -> BlockFormat:
+    def chunk_format(self) -> ChunkFormat:
         raise NotImplementedError
 
+    def draws(self, stream: Stream, lo: int) -> NDArray[np.uint32]:
+        """What ``write`` gets for a slice that begins at the part's element ``lo``."""
+        return np.array(stream_position(stream, lo), np.uint32)
+
     @functools.cached_property
-    def _kernels(self) -> BlockKernels:
-        return block_kernels(self.block_format)
+    def _kernels(self) -> ChunkKernels:
+        return chunk_kernels(self.chunk_format)
 
     def warm(self) -> None:
-        _ = self._kernels, serving_kernel(self.block_format)
+        _ = self._kernels, serving_kernel(self.chunk_format)
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
-        old = NO_RESIDUAL if residual is None else residual
-        finite = self._kernels.encode(grad, old, rescale, self.settings, *random_arguments(stream, 0), out)
-        return Encoded(self.payload_bound(grad.size), not finite)
-
-    def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
-        self._kernels.decode(payload, numel, lo, self.settings, out)
-
-    def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
-        self._kernels.fold(*eight(payloads), len(payloads), numel, lo, self.settings, acc, fresh)
+        return self.finish(grad, grad.size, 0, grad.size, 1, residual, None, rescale, stream, out)
 
     def finish(
         self, acc: Array, numel: int, lo: int, hi: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
         rescale: float, stream: Stream, out: Bytes,
     ) -> Encoded:  # fmt: skip
         old, new = NO_RESIDUAL if residual is None else residual, NO_RESIDUAL if residual_out is None else residual_out
-        random = random_arguments(stream, lo)
-        finite = self._kernels.finish(acc, numel, lo, divisor, old, new, rescale, self.settings, *random, out)
+        finite = self._kernels.write(acc, numel, lo, divisor, old, rescale, new, self.settings, self.draws(stream, lo), out)
         return Encoded(self.payload_bound(numel), not finite)
+
+    def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
+        self._kernels.decode(payload, numel, lo, self.settings, out)
+
+    def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
+        self._kernels.fold(*eight(payloads), len(payloads), numel, lo, self.settings, acc, fresh)
 
     def fold_and_finish(
         self, push: Codec, payloads: Sequence[Bytes], numel: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
@@ -246,16 +243,11 @@ class BlockCodec(FeedbackCodec):
         if not payloads or len(payloads) > MAX_PAYLOADS or push.canonical != self.canonical:
             return None
         old, new = NO_RESIDUAL if residual is None else residual, NO_RESIDUAL if residual_out is None else residual_out
-        random = random_arguments(stream, 0)
-        finite = serving_kernel(self.block_format)(
-            *eight(payloads), len(payloads), numel, divisor, old, new, rescale, self.settings, *random, out
+        serve = serving_kernel(self.chunk_format)
+        finite = serve(
+            *eight(payloads), len(payloads), numel, divisor, old, rescale, new, self.settings, self.draws(stream, 0), out
         )  # fmt: skip
         return Encoded(self.payload_bound(numel), not finite)
 
     def commit(self, payload: Bytes, numel: int, lo: int, hi: int, grad: F32, residual: F32, rescale: float) -> None:
         self._kernels.commit(payload, numel, lo, self.settings, grad, residual, rescale)
-
-
-def random_arguments(stream: Stream, lo: int) -> tuple[int, int, int]:
-    """Index of the part's element ``lo`` in its stream, modulo 2**32, and the stream's two keys."""
-    return ((stream.first + lo) & 0xFFFFFFFF, *keys(stream))

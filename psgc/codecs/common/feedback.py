@@ -1,6 +1,6 @@
 """Error feedback: what a lossy codec does not send stays in a residual and is sent later.
 
-Owns the algebra, as NumPy definitions and as the helpers that kernels call a block at a time; knows no payload layout.
+Owns the algebra, as NumPy definitions and as the helpers that kernels call a chunk at a time; knows no payload layout.
 
     worker   p = g + f * e         m = encode(p)       when the result has come:   e <- p - decode(m)
     server   p = sum / W + f * E   m = encode(p)       E' = p - decode(m)
@@ -21,7 +21,7 @@ from psgc.codecs.codec import F32, Codec
 from psgc.codecs.jit.kernel import helper
 
 NO_RESIDUAL: Final[F32] = np.empty(0, np.float32)  # kernels take an empty array for "none"
-SCRATCH: Final = 4096  # elements of p that kernels hold at once: 16 KB stay in L1
+CHUNK: Final = 4096  # elements of p that kernels hold at once: 16 KB stay in L1
 
 
 def reference_corrected(grad: F32, residual: F32 | None, rescale: float) -> F32:
@@ -35,8 +35,8 @@ def reference_mean(acc: F32, divisor: int) -> F32:
 
 
 @helper
-def corrected_block(grad: Any, residual: Any, rescale: Any, p: Any) -> None:
-    """p <- grad + rescale * residual for one block; an empty residual is none."""
+def corrected_chunk(grad: Any, residual: Any, rescale: Any, p: Any) -> None:
+    """p <- grad + rescale * residual for one chunk; an empty residual is none."""
     if residual.size == 0:
         for i in range(p.size):
             p[i] = grad[i]
@@ -46,10 +46,10 @@ def corrected_block(grad: Any, residual: Any, rescale: Any, p: Any) -> None:
 
 
 @helper
-def mean_corrected_block(acc: Any, divisor: Any, residual: Any, rescale: Any, p: Any) -> None:
-    """p <- acc / divisor + rescale * residual for one block; an empty residual is none."""
+def mean_corrected_chunk(acc: Any, divisor: Any, residual: Any, rescale: Any, p: Any) -> None:
+    """p <- acc / divisor + rescale * residual for one chunk; an empty residual is none."""
     if divisor == 1:
-        corrected_block(acc, residual, rescale, p)
+        corrected_chunk(acc, residual, rescale, p)
     elif residual.size == 0:
         for i in range(p.size):
             p[i] = acc[i] / divisor

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from psgc.codecs.codec import F32, Bytes
 from psgc.codecs.common.bits import bits_of_f32, f16_of_f32, f32_of_bits, f32_of_f16, view_f32, view_i16, view_u16
-from psgc.codecs.common.feedback import SCRATCH
+from psgc.codecs.common.feedback import CHUNK
 from psgc.codecs.common.payloads import MAX_PAYLOADS
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, chosen_by_type, helper, kernel
 
@@ -119,7 +119,7 @@ def _fold_one(source: Any, total: Any, first: Any) -> None:
 
 
 @helper
-def _fold_block(sources: Any, count: Any, start: Any, total: Any) -> None:
+def _fold_chunk(sources: Any, count: Any, start: Any, total: Any) -> None:
     """total <- the sum of the first ``count`` sources from ``start`` on."""
     end, done = start + total.size, 0
     if count >= 4:  # constant indices: a switch over eight arrays is slow
@@ -134,15 +134,15 @@ def _fold_block(sources: Any, count: Any, start: Any, total: Any) -> None:
 
 @helper
 def _fold(sources: Any, count: Any, acc: Any, fresh: Any) -> None:
-    """acc becomes, or (not fresh) grows by, the sum of the first ``count`` sources, a block at a time so that it stays in L1."""
-    scratch = np.empty(SCRATCH, np.float32)
-    for start in range(0, acc.size, SCRATCH):
-        block = acc[start : start + SCRATCH]
-        total = block if fresh else scratch[: block.size]
-        _fold_block(sources, count, start, total)
+    """acc becomes, or (not fresh) grows by, the sum of the first ``count`` sources, a chunk at a time so that it stays in L1."""
+    scratch = np.empty(CHUNK, np.float32)
+    for start in range(0, acc.size, CHUNK):
+        chunk = acc[start : start + CHUNK]
+        total = chunk if fresh else scratch[: chunk.size]
+        _fold_chunk(sources, count, start, total)
         if not fresh:
-            for i in range(block.size):
-                block[i] += total[i]
+            for i in range(chunk.size):
+                chunk[i] += total[i]
 
 
 @helper

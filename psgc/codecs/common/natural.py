@@ -47,16 +47,17 @@ def reference_powers(codes: Array, k: int) -> F32:
 
 @functools.cache
 def level_of(random: bool) -> Callable[..., Any]:
-    """The code of value * factor, as `grouped.planar_codes` takes it; ``least`` is the lowest level."""
+    """The code of value * factor, as `blocks.planar_codes` takes it; the second limit is the lowest level."""
 
     @helper
-    def code_of(value: Any, factor: Any, top: Any, least: Any, index: Any, before: Any, between: Any) -> Any:
+    def code_of(value: Any, factor: Any, limits: Any, draws: Any) -> Any:
+        top, least = limits
         bits = bits_of_f32(value * factor)
         y = min(f32_of_bits(bits & _MAGNITUDE), top)
         none = np.int32(bits_of_f32(least) >> _MANTISSA) - np.int32(1)  # the exponent that stands for code 0
         none += np.int32(1) if y < least else np.int32(0)
         y += least if y < least else np.float32(0)
-        steps = word(index, before, between) >> np.uint32(9) if random else _HALF
+        steps = word(draws[0], draws[1], draws[2]) >> np.uint32(9) if random else _HALF
         level = np.int32(np.uint32(bits_of_f32(y) + steps) >> _MANTISSA) - none
         sign = np.int32(bits) >> np.int32(31)
         return np.uint32((level ^ sign) - sign)
@@ -65,8 +66,9 @@ def level_of(random: bool) -> Callable[..., Any]:
 
 
 @helper
-def power_of(code: Any, least: Any) -> Any:
-    """What a code stands for, as `grouped.planar_codes` takes it."""
+def power_of(code: Any, limits: Any) -> Any:
+    """What a code stands for, as `blocks.planar_codes` takes it."""
+    least = limits[1]
     sign = code >> np.int32(31)
     level = (code ^ sign) - sign
     none = np.int32(bits_of_f32(least) >> _MANTISSA) - np.int32(1)

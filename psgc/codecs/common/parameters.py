@@ -57,14 +57,14 @@ def read_whole(codec: Parametrised, key: str, text: str, least: int, most: int) 
     return int(text)
 
 
-def read_float(codec: Parametrised, key: str, text: str, least: float, most: float, word: str) -> float:
-    """A parameter that is a float32 from ``least`` to ``most``; ``word`` is what the codec takes instead of a number, for the error."""
+def read_float(codec: Parametrised, key: str, text: str, least: float, most: float) -> float:
+    """A parameter that is a float32 from ``least`` to ``most``."""
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
     if not least <= value <= most:
-        raise CodecError(f"codec {codec.name}: parameter {key} is {word} or a number from {least:g} to {most:g}, not {text!r}")
+        raise CodecError(f"codec {codec.name}: parameter {key} is a number from {least:g} to {most:g}, not {text!r}")
     return float(np.float32(value))
 
 

@@ -6,24 +6,22 @@ whole group of the part is encoded as it is. A few large elements are so spread 
 becomes that of Gaussian ones.
 
 Owns the transform. H is ten stages of sums and differences of pairs, at distances 1, 2, 4, ... 512, each rounded to float32. The sign
-of an element is + where bit 0 of the lowbias32 hash of its index in its block of 4096 is clear: the same on all ranks, in all steps, and
-wherever a bucket is cut. A rotated value that overflows counts as an infinity in the group of codes that it falls in.
+of an element is + where bit 0 of the lowbias32 hash of its index in its chunk of 4096 is clear: the same on all ranks, in all steps, and
+wherever a bucket is cut. A rotated value that overflows counts as an infinity in the block of codes that it falls in.
 Source: Suresh et al. 2017 (rotated quantisation), section 3; Hadamard rotation in SDP4Bit, Jia et al. 2024.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 
-from psgc.codecs.codec import BLOCK, F32, Array, Codec, Stream
+from psgc.codecs.codec import BLOCK, F32
 from psgc.codecs.common.bits import view_f32
-from psgc.codecs.common.blocks import GroupedCodec, top_bits
-from psgc.codecs.common.chunks import BlockFormat
-from psgc.codecs.common.parameters import read_switch, with_defaults
+from psgc.codecs.common.blocks import top_bits
+from psgc.codecs.common.chunks import ChunkFormat
 from psgc.codecs.jit.kernel import helper
 
 GROUP: Final = 1024  # elements that are rotated together
@@ -34,7 +32,7 @@ _QUARTER: Final = GROUP // 4
 
 
 def _signs() -> F32:
-    """The signs of a block's elements."""
+    """The signs of a chunk's elements."""
     h = np.arange(BLOCK, dtype=np.uint32)
     h = (h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D)
     h = (h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B)
@@ -84,14 +82,12 @@ def _hadamard(x: Any, y: Any) -> None:
 
 
 @functools.cache
-def rotated_format(inner: BlockFormat) -> BlockFormat:
-    """The format that writes rotated blocks as ``inner`` writes blocks."""
+def rotated_format(inner: ChunkFormat) -> ChunkFormat:
+    """The format that writes rotated chunks as ``inner`` writes chunks."""
     inner_write, inner_read = inner.write, inner.read
 
     @helper
-    def write(
-        p: Any, payload: Any, numel: Any, start: Any, settings: Any, index: Any, before: Any, between: Any
-    ) -> Any:  # fmt: skip
+    def write(p: Any, payload: Any, numel: Any, start: Any, settings: Any, draws: Any) -> Any:
         turned, memory = np.empty(BLOCK, np.float32), np.empty(GROUP, np.float32)
         scratch = view_f32(memory, 0, GROUP)
         whole = p.size - p.size % GROUP
@@ -102,7 +98,7 @@ def rotated_format(inner: BlockFormat) -> BlockFormat:
             _hadamard(scratch, target)
         for i in range(whole, p.size):
             turned[i] = p[i]
-        inner_write(turned[: p.size], payload, numel, start, settings, index, before, between)
+        inner_write(turned[: p.size], payload, numel, start, settings, draws)
         return top_bits(p) < _INFINITY_BITS
 
     @helper
@@ -118,52 +114,4 @@ def rotated_format(inner: BlockFormat) -> BlockFormat:
             for i in range(GROUP):
                 target[i] *= SIGNS[low + i]
 
-    return BlockFormat(write, read)
-
-
-class RotatedCodec(GroupedCodec):
-    """Integer codes of rotated values; unbiased without feedback."""
-
-    def __init__(self, dtype: str = "float32", *, ef: bool = True) -> None:
-        super().__init__(dtype, ef=ef)
-        self.unbiased = not ef
-
-    @classmethod
-    def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
-        return cls(dtype, ef=read_switch(cls, "ef", with_defaults(cls, parameters)["ef"]))
-
-    @property
-    def parameters(self) -> dict[str, str]:
-        return super().parameters | {"rotate": "1"}
-
-    @property
-    def block_format(self) -> BlockFormat:
-        return rotated_format(super().block_format)
-
-    def reference_payload(self, p: Array, stream: Stream) -> bytes:
-        return super().reference_payload(reference_rotated(p, inverse=False), stream)
-
-    def reference_elements(self, payload: bytes, numel: int) -> Array:
-        return reference_rotated(super().reference_elements(payload, numel), inverse=True)
-
-
-class RotatedInt8Codec(RotatedCodec):
-    """8.125 bits an element."""
-
-    name = "int8"
-    codec_id = 8
-    defaults: ClassVar[dict[str, str]] = {"ef": "1", "rotate": "0"}
-    bits = 8
-    group = 256
-    top_code = 127
-
-
-class RotatedInt4Codec(RotatedCodec):
-    """4.25 bits an element."""
-
-    name = "int4"
-    codec_id = 9
-    defaults: ClassVar[dict[str, str]] = {"ef": "1", "rotate": "0"}
-    bits = 4
-    group = 128
-    top_code = 7
+    return ChunkFormat(write, read)

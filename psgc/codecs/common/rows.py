@@ -1,20 +1,22 @@
 """Codes of 2, 4 or 8 bits as vectors: 32 bytes of them at once, decoded, scaled and summed in registers.
 
-A group's codes lie in planes (see `grouped`): byte i holds the codes of elements i, i + w, ... of the group, w being the group's bytes. Owns
-the instructions for a row, the 32 bytes from some byte on of up to four payloads. Written as loops over a group of 128 they take three times
+A block's codes lie in planes (see `blocks`): byte i holds the codes of elements i, i + w, ... of the block, w being the block's bytes. Owns
+the instructions for a row, the 32 bytes from some byte on of up to four payloads. Written as loops over a block of 128 they take three times
 as long: LLVM asks before each short loop whether arrays overlap.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import llvmlite.ir
+import numpy as np
 from numba import types
 
-from psgc.codecs.common.bits import pointer, splat
-from psgc.codecs.jit.kernel import primitive
+from psgc.codecs.common.bits import pointer, splat, view_f32, view_u8
+from psgc.codecs.jit.kernel import helper, primitive
 
 ir: Any = llvmlite.ir  # untyped
 ROW: Final = 32  # bytes, and elements of a plane
@@ -53,7 +55,7 @@ def _values(builder: Any, loaded: Any, words: CodeWords, place: int) -> Any:
 
 @functools.cache
 def row_sum(words: CodeWords, plane: int, from_base: bool) -> Any:
-    """The instruction (target, first, base, codes, byte, scales) for groups of ``plane`` bytes:
+    """The instruction (target, first, base, codes, byte, scales) for blocks of ``plane`` bytes:
 
     for each plane k, the 32 float32 elements of ``target`` from ``first + k * plane`` on become (``from_base``: what ``base`` holds there, plus)
     the left-to-right sum over payloads of the codes in their 32 bytes from ``byte`` on, times the payload's scale."""
@@ -85,7 +87,7 @@ def row_sum(words: CodeWords, plane: int, from_base: bool) -> Any:
 
 @functools.cache
 def row_codes(bits: int, rounder: float) -> Any:
-    """The instruction (values, first, plane, factor, codes, byte) that writes the integer codes of 32 bytes of a group of ``plane`` bytes: of
+    """The instruction (values, first, plane, factor, codes, byte) that writes the integer codes of 32 bytes of a block of ``plane`` bytes: of
     ``values * factor``, float32 from ``first`` on, rounded to nearest by adding ``rounder``."""
     per, bias = 8 // bits, 1 << (bits - 1) if bits < 8 else 0
 
@@ -110,3 +112,80 @@ def row_codes(bits: int, rounder: float) -> Any:
         return types.void(values, types.intp, types.intp, types.float32, codes, types.intp), generate
 
     return write_row
+
+
+class RowReaders(NamedTuple):
+    """A chunk format's helpers that read, for codes that can be read as rows."""
+
+    read: Callable[..., Any]
+    fold_four: Callable[..., Any]
+    take_away: Callable[..., Any]
+
+
+@functools.cache
+def row_readers(block: int, read: Callable[..., Any], words: CodeWords) -> RowReaders:
+    """How a chunk format reads whole blocks as rows; what follows the last whole block is read by ``read``."""
+    block_bytes = block * words.bits // 8
+    set_one, add_one, set_four, add_four = (row_sum(words, block_bytes, from_base) for from_base in (False, True, False, True))
+
+    @helper
+    def scales_of(payload: Any, start: Any, count: Any) -> Any:
+        return view_f32(payload, 4 * (start // block), count)
+
+    @helper
+    def codes_of(payload: Any, numel: Any, start: Any, count: Any) -> Any:
+        return view_u8(payload, 4 * (-(-numel // block)) + start // block * block_bytes, count * block_bytes)
+
+    @helper
+    def read_rest(payload: Any, numel: Any, start: Any, settings: Any, out: Any, low: Any) -> None:
+        if low < out.size:
+            read(payload, numel, start + low, settings, view_f32(out, low, out.size - low))
+
+    @helper
+    def read_rows(payload: Any, numel: Any, start: Any, settings: Any, out: Any) -> None:
+        whole = out.size // block
+        scales, codes = scales_of(payload, start, whole), codes_of(payload, numel, start, whole)
+        for number in range(whole):
+            for byte in range(0, block_bytes, ROW):
+                set_one(out, number * block + byte, out, (codes,), number * block_bytes + byte, (scales[number],))
+        read_rest(payload, numel, start, settings, out, whole * block)
+
+    @helper
+    def fold_four(payloads: Any, numel: Any, start: Any, settings: Any, total: Any, first: Any) -> None:
+        a, b, c, d = payloads
+        whole = total.size // block
+        sa, sb, sc, sd = scales_of(a, start, whole), scales_of(b, start, whole), scales_of(c, start, whole), scales_of(d, start, whole)
+        ca, cb = codes_of(a, numel, start, whole), codes_of(b, numel, start, whole)
+        cc, cd = codes_of(c, numel, start, whole), codes_of(d, numel, start, whole)
+        for number in range(whole):
+            scales = (sa[number], sb[number], sc[number], sd[number])
+            for byte in range(0, block_bytes, ROW):
+                low, place = number * block + byte, number * block_bytes + byte
+                if first:
+                    set_four(total, low, total, (ca, cb, cc, cd), place, scales)
+                else:
+                    add_four(total, low, total, (ca, cb, cc, cd), place, scales)
+        if whole * block < total.size:
+            rest, term = view_f32(total, whole * block, total.size - whole * block), np.empty(block, np.float32)
+            for k in range(4):
+                if first and k == 0:
+                    read(a, numel, start + whole * block, settings, rest)
+                else:
+                    read(payloads[k], numel, start + whole * block, settings, view_f32(term, 0, rest.size))
+                    for i in range(rest.size):
+                        rest[i] += term[i]
+
+    @helper
+    def take_away(payload: Any, numel: Any, start: Any, settings: Any, p: Any, kept: Any) -> None:
+        whole = p.size // block
+        scales, codes = scales_of(payload, start, whole), codes_of(payload, numel, start, whole)
+        for number in range(whole):
+            for byte in range(0, block_bytes, ROW):
+                add_one(kept, number * block + byte, p, (codes,), number * block_bytes + byte, (-scales[number],))
+        if whole * block < p.size:
+            sent = np.empty(block, np.float32)
+            read(payload, numel, start + whole * block, settings, view_f32(sent, 0, p.size - whole * block))
+            for i in range(whole * block, p.size):
+                kept[i] = p[i] - sent[i - whole * block]
+
+    return RowReaders(read_rows, fold_four, take_away)

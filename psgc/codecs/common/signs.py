@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numba import types
 
-from psgc.codecs.codec import BLOCK, F32, Array, Bytes, Stream
+from psgc.codecs.codec import F32, Array, Bytes, Stream
 from psgc.codecs.common.bits import (
     add_signed_sum,
     borrowed,
@@ -29,7 +29,8 @@ from psgc.codecs.common.bits import (
     view_u64,
 )
 from psgc.codecs.common.blocks import INFINITY_BITS, top_bits
-from psgc.codecs.common.chunks import BlockCodec, BlockFormat
+from psgc.codecs.common.chunks import ChunkCodec, ChunkFormat
+from psgc.codecs.common.feedback import CHUNK
 from psgc.codecs.common.payloads import MAX_PAYLOADS, check_size, eight
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, OUT_F32, helper, kernel
 from psgc.errors import PayloadError
@@ -65,7 +66,7 @@ def _sign(signs: Any, i: Any) -> Any:
 
 
 @helper
-def _write(p: Any, payload: Any, numel: Any, start: Any, settings: Any, index: Any, before: Any, between: Any) -> Any:
+def _write(p: Any, payload: Any, numel: Any, start: Any, settings: Any, draws: Any) -> Any:
     signs = _signs_at(payload, start, p.size)
     words, poison = view_u64(signs, 0, p.size // 64), np.uint64(0)
     for i in range(words.size):
@@ -90,7 +91,7 @@ def _read(payload: Any, numel: Any, start: Any, settings: Any, out: Any) -> None
         out[i] = _sign(signs, i)
 
 
-_FORMAT: Final = BlockFormat(_write, _read)
+_FORMAT: Final = ChunkFormat(_write, _read)
 
 
 @helper
@@ -120,28 +121,28 @@ def _fold_kernel() -> Any:
     @kernel(types.void(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, OUT_F32, BOOL))
     def fold(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count: Any, lo: Any, acc: Any, fresh: Any) -> None:
         first, second = borrowed(a, b, c, d), borrowed(e, f, g, h)
-        scratch = np.empty(BLOCK, np.float32)
-        for start in range(0, acc.size, BLOCK):
-            block = acc[start : start + BLOCK]
-            total = block if fresh else scratch[: block.size]
+        scratch = np.empty(CHUNK, np.float32)
+        for start in range(0, acc.size, CHUNK):
+            chunk = acc[start : start + CHUNK]
+            total = chunk if fresh else scratch[: chunk.size]
             _add_four(first, count, lo + start, total, True)
             if count > 4:
                 _add_four(second, count - 4, lo + start, total, False)
             if not fresh:
-                for i in range(block.size):
-                    block[i] += total[i]
+                for i in range(chunk.size):
+                    chunk[i] += total[i]
 
     return fold
 
 
-class SignsCodec(BlockCodec):
+class SignsCodec(ChunkCodec):
     """1 bit an element. No feedback: -1 and +1 may be further from an element than zero is, so what is left over may be more than it was."""
 
     def __init__(self, dtype: str = "float32") -> None:
         super().__init__(dtype, ef=False)
 
     @property
-    def block_format(self) -> BlockFormat:
+    def chunk_format(self) -> ChunkFormat:
         return _FORMAT
 
     def warm(self) -> None:

@@ -31,6 +31,11 @@ def keys(stream: Stream) -> tuple[int, int]:
     return state & _WORD, state >> 32
 
 
+def stream_position(stream: Stream, lo: int) -> tuple[int, int, int]:
+    """What kernels draw from: the index of the part's element ``lo`` in the stream, modulo 2**32, and the stream's two keys."""
+    return ((stream.first + lo) & _WORD, *keys(stream))
+
+
 def _splitmix(state: int) -> int:
     state = (state + 0x9E3779B97F4A7C15) & _LONG
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _LONG

@@ -1,7 +1,7 @@
-"""Sums over a whole part, as block trees: the same bits whatever the threads, lanes or device.
+"""Sums over a whole part, as trees: the same bits whatever the threads, lanes or device.
 
-Owns the order. In each block of 4096 elements, the last filled up with zeros, elements i and i + 2048 are added, then i and i + 1024, ...
-until one is left. The blocks' sums are summed in the same way, in blocks of 4096, until one number is left.
+Owns the order. In each leaf of 4096 elements, the last filled up with zeros, elements i and i + 2048 are added, then i and i + 1024, ...
+until one is left. The leaves' sums are summed likewise, 4096 at a time, until one number is left.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.codec import F32
-from psgc.codecs.common.feedback import corrected_block
+from psgc.codecs.common.feedback import corrected_chunk
 from psgc.codecs.jit.kernel import IN_F32, SCALAR_F32, helper, kernel
 
-LEAF: Final = 4096  # elements of a block
+LEAF: Final = 4096  # elements
 _OUT_F64: Final = types.Array(types.float64, 1, "C")
 
 
@@ -30,7 +30,7 @@ def reference_tree_sum(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def reference_leaf_sums(x: NDArray[Any]) -> NDArray[Any]:
-    """The sum of each block."""
+    """The sum of each leaf."""
     rows = np.zeros((max(1, -(-x.size // LEAF)), LEAF), x.dtype)
     rows.ravel()[: x.size] = x
     return halved(rows)
@@ -56,14 +56,14 @@ def halve(sums: Any, width: Any) -> None:
 
 @functools.cache
 def magnitudes_kernel() -> Any:
-    """(values, residual, rescale, out): each block's sum of |values + rescale * residual|; compiled or loaded now."""
+    """(values, residual, rescale, out): each leaf's sum of |values + rescale * residual|; compiled or loaded now."""
 
     @kernel(types.void(IN_F32, IN_F32, SCALAR_F32, _OUT_F64))
     def leaf_magnitudes(values: Any, residual: Any, rescale: Any, out: Any) -> None:
         p, sums = np.empty(LEAF, np.float32), np.empty(LEAF, np.float64)
         for leaf in range(out.size):
             v, r = values[leaf * LEAF : (leaf + 1) * LEAF], residual[leaf * LEAF : (leaf + 1) * LEAF]
-            corrected_block(v, r, rescale, p[: v.size])
+            corrected_chunk(v, r, rescale, p[: v.size])
             for i in range(v.size):
                 sums[i] = np.float64(abs(p[i]))
             sums[v.size :] = 0.0
@@ -75,7 +75,7 @@ def magnitudes_kernel() -> Any:
 
 @functools.cache
 def squares_kernel() -> Any:
-    """(values, out): each block's sum of squares; compiled or loaded now."""
+    """(values, out): each leaf's sum of squares; compiled or loaded now."""
 
     @kernel(types.void(IN_F32, _OUT_F64))
     def leaf_squares(values: Any, out: Any) -> None:

@@ -14,9 +14,8 @@ from numba import types
 
 from psgc.codecs.codec import F32, Bytes, Stream
 from psgc.codecs.common.bits import bits_of_f32, f32_of_bits, trailing_zeros, view_u64
-from psgc.codecs.common.chunks import random_arguments
-from psgc.codecs.common.feedback import NO_RESIDUAL, mean_corrected_block
-from psgc.codecs.common.streams import uniform
+from psgc.codecs.common.feedback import NO_RESIDUAL, mean_corrected_chunk
+from psgc.codecs.common.streams import stream_position, uniform
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.kit.ops import How, Ops, Vector, packed_bytes
 
@@ -51,7 +50,7 @@ def _is_finite(x: Any) -> Any:
 @_at_first_call(BOOL(IN_F32, SCALAR_F32, IN_F32, SCALAR_F32, OUT_F32))
 def _correct(values: Any, divisor: Any, residual: Any, rescale: Any, p: Any) -> Any:
     """p <- values / divisor + rescale * residual, with zeros for what is not finite; returns whether all of it is."""
-    mean_corrected_block(values, divisor, residual, rescale, p)
+    mean_corrected_chunk(values, divisor, residual, rescale, p)
     if _is_finite(p):
         return True
     for i in range(p.size):
@@ -208,7 +207,7 @@ class CpuOps(Ops):
 
     def uniform(self, stream: Stream, lo: int, count: int) -> Vector:
         out = np.empty(count, np.float32)
-        _uniform(*random_arguments(stream, lo), out)
+        _uniform(*stream_position(stream, lo), out)
         return out
 
     def divide(self, x: Vector, y: Vector) -> Vector:

@@ -1,10 +1,10 @@
-"""Payloads of single elements and their places: what `topk` and `graddrop` have in common.
+"""Payloads of single elements and their places: the payload of `topk`.
 
 | offset        | type                 | meaning                                                       |
 |---------------|----------------------|---------------------------------------------------------------|
 | 0             | u32                  | count of elements sent                                        |
 | 4             | f32 [count]          | the values, by ascending index                                |
-| 4 + 4 * count | packed indices       | see `gaps`: widths, then gaps bit-packed in blocks of 128     |
+| 4 + 4 * count | packed indices       | see `gaps`: widths, then gaps bit-packed in groups of 128     |
 
 or, where that would not be shorter, all elements; no count can be the marker, as a part has fewer than 2**31 elements:
 
@@ -27,7 +27,7 @@ from numba import types
 
 from psgc.codecs.codec import F32, Array, Bytes, Codec, Encoded, Stream
 from psgc.codecs.common.bits import borrowed, view_f32, view_u8, view_u32
-from psgc.codecs.common.feedback import NO_RESIDUAL, SCRATCH, mean_corrected_block
+from psgc.codecs.common.feedback import CHUNK, NO_RESIDUAL, mean_corrected_chunk
 from psgc.codecs.common.payloads import MAX_PAYLOADS, eight
 from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_F32, SCALAR_F32, helper, kernel
 from psgc.codecs.sparsify.gaps import (
@@ -37,7 +37,7 @@ from psgc.codecs.sparsify.gaps import (
     packed_bytes,
     reference_packed,
     reference_unpacked,
-    unpack_block,
+    unpack_group,
     well_formed,
 )
 from psgc.codecs.sparsify.largest import Chosen, Indices
@@ -84,10 +84,10 @@ def _add(payload: Any, start: Any, out: Any, taken: Any, cursor: Any, places: An
     at, loaded, end = cursor[_AT], cursor[_LOADED], start + out.size
     while at < count:
         if at == loaded:
-            block = places[: min(GAPS, count - loaded)]
-            cursor[_PLACE] = unpack_block(packed, cursor[_PLACE], np.int64(packed[loaded // GAPS]), cursor[_PREVIOUS], block)
-            cursor[_PREVIOUS] = block[block.size - 1]
-            loaded += block.size
+            group = places[: min(GAPS, count - loaded)]
+            cursor[_PLACE] = unpack_group(packed, cursor[_PLACE], np.int64(packed[loaded // GAPS]), cursor[_PREVIOUS], group)
+            cursor[_PREVIOUS] = group[group.size - 1]
+            loaded += group.size
         place = places[at % GAPS]
         if place >= end:
             break
@@ -104,14 +104,14 @@ def _fold(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, count:
     for k in range(count):
         _begin(payloads[k], cursors[k])
     for start in range(0, acc.size, SLICE):
-        block = acc[start : start + SLICE]
-        total = block if fresh else scratch[: block.size]
+        chunk = acc[start : start + SLICE]
+        total = chunk if fresh else scratch[: chunk.size]
         total[:] = np.float32(0)
         for k in range(count):
             _add(payloads[k], start, total, False, cursors[k], places[k])
         if not fresh:
-            for i in range(block.size):
-                block[i] += total[i]
+            for i in range(chunk.size):
+                chunk[i] += total[i]
 
 
 @kernel(types.void(*[IN_BYTES] * MAX_PAYLOADS, I64, SCALAR_F32, IN_F32, SCALAR_F32, OUT_F32))
@@ -120,16 +120,16 @@ def _mean(
 ) -> None:  # fmt: skip
     """p <- the payloads' sum / divisor + rescale * residual; the sum is never held all at once."""
     payloads = (*borrowed(a, b, c, d), *borrowed(e, f, g, h))
-    scratch, cursors, places = np.empty(SCRATCH, np.float32), np.empty((count, 4), np.int64), np.empty((count, GAPS), np.int64)
+    scratch, cursors, places = np.empty(CHUNK, np.float32), np.empty((count, 4), np.int64), np.empty((count, GAPS), np.int64)
     for k in range(count):
         _begin(payloads[k], cursors[k])
-    for start in range(0, p.size, SCRATCH):
-        block = p[start : start + SCRATCH]
-        total = scratch[: block.size]
+    for start in range(0, p.size, CHUNK):
+        chunk = p[start : start + CHUNK]
+        total = scratch[: chunk.size]
         total[:] = np.float32(0)
         for k in range(count):
             _add(payloads[k], start, total, False, cursors[k], places[k])
-        mean_corrected_block(total, divisor, residual[start : start + SCRATCH], rescale, block)
+        mean_corrected_chunk(total, divisor, residual[start : start + CHUNK], rescale, chunk)
 
 
 @kernel(types.void(IN_BYTES, IN_F32, OUT_F32, SCALAR_F32))

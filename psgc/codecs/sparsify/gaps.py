@@ -2,11 +2,11 @@
 
 | offset          | type                       | meaning                                                                     |
 |-----------------|----------------------------|-----------------------------------------------------------------------------|
-| 0               | u8 [ceil(count / 128)]     | width of each block of 128 gaps, 0..32 bits                                 |
-| blocks          | bytes                      | each block's gaps at its width, least significant bit first, then zero bits |
+| 0               | u8 [ceil(count / 128)]     | width of each group of 128 gaps, 0..32 bits                                 |
+| groups          | bytes                      | each group's gaps at its width, least significant bit first, then zero bits |
 |                 |                            | up to the next byte                                                         |
 
-Owns these bytes; knows nothing of the values. A gap is index - previous index - 1, the first one counted from -1; a block's width is
+Owns these bytes; knows nothing of the values. A gap is index - previous index - 1, the first one counted from -1; a group's width is
 that of its largest gap. Source: Lemire and Boytsov 2015, "Decoding billions of integers per second through vectorization".
 """
 
@@ -25,7 +25,7 @@ from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, OUT_BYTES, helper, kerne
 
 IN_U32: Final = types.Array(types.uint32, 1, "C", readonly=True)
 OUT_U32: Final = types.Array(types.uint32, 1, "C")
-GAPS: Final = 128  # a block; 128 gaps at any width end at a byte
+GAPS: Final = 128  # a group; 128 gaps at any width end at a byte
 MAX_WIDTH: Final = 32
 
 Indices = NDArray[np.int64]
@@ -34,21 +34,21 @@ Indices = NDArray[np.int64]
 def reference_packed(indices: Indices) -> bytes:
     """The layout above for sorted, distinct indices."""
     gaps = np.diff(indices, prepend=-1) - 1
-    blocks = [gaps[start : start + GAPS] for start in range(0, gaps.size, GAPS)]
-    widths = [int(block.max()).bit_length() for block in blocks]
+    groups = [gaps[start : start + GAPS] for start in range(0, gaps.size, GAPS)]
+    widths = [int(group.max()).bit_length() for group in groups]
     packed = [
-        np.packbits((block[:, None] >> np.arange(width)) & 1 > 0, bitorder="little").tobytes()
-        for block, width in zip(blocks, widths, strict=True)
+        np.packbits((group[:, None] >> np.arange(width)) & 1 > 0, bitorder="little").tobytes()
+        for group, width in zip(groups, widths, strict=True)
     ]
     return bytes(widths) + b"".join(packed)
 
 
 def reference_unpacked(packed: bytes, count: int) -> Indices:
     """The indices that were packed."""
-    blocks, gaps = -(-count // GAPS), [np.empty(0, np.int64)]
-    place = blocks
-    for block, width in enumerate(packed[:blocks]):
-        size = min(GAPS, count - block * GAPS)
+    groups, gaps = -(-count // GAPS), [np.empty(0, np.int64)]
+    place = groups
+    for group, width in enumerate(packed[:groups]):
+        size = min(GAPS, count - group * GAPS)
         end = place + -(-size * width // 8)
         bits = np.unpackbits(np.frombuffer(packed[place:end], np.uint8), count=size * width, bitorder="little")
         gaps.append(bits.reshape(size, width).astype(np.int64) @ (1 << np.arange(width, dtype=np.int64)))
@@ -59,12 +59,12 @@ def reference_unpacked(packed: bytes, count: int) -> Indices:
 def packed_bound(count: int, numel: int) -> int:
     """Most bytes that ``count`` indices below ``numel`` take.
 
-    The gaps add up to at most numel - count; a block costs 16 bytes for every bit of its width, and widths, being logarithms, add up
-    to most when the blocks' largest gaps are alike.
+    The gaps add up to at most numel - count; a group costs 16 bytes for every bit of its width, and widths, being logarithms, add up
+    to most when the groups' largest gaps are alike.
     """
-    blocks = -(-count // GAPS)
-    widths = blocks * (math.log2((numel - count) / blocks + 1) + 1)
-    return blocks + min(16 * blocks * (numel - count).bit_length(), math.ceil(16 * widths) + 1)
+    groups = -(-count // GAPS)
+    widths = groups * (math.log2((numel - count) / groups + 1) + 1)
+    return groups + min(16 * groups * (numel - count).bit_length(), math.ceil(16 * widths) + 1)
 
 
 def packed_bytes(indices: NDArray[Any]) -> int:
@@ -86,7 +86,7 @@ def _bytes_of(widths: NDArray[Any], count: int) -> int:
 
 
 @helper
-def _pack_block(indices: Any, previous: Any, width: Any, out: Any, place: Any) -> Any:
+def _pack_group(indices: Any, previous: Any, width: Any, out: Any, place: Any) -> Any:
     held, bits = np.uint64(0), np.int64(0)
     for i in range(indices.size):
         held |= np.uint64(np.int64(indices[i]) - previous - 1) << np.uint64(bits)
@@ -106,8 +106,8 @@ def _pack_block(indices: Any, previous: Any, width: Any, out: Any, place: Any) -
 
 
 @helper
-def unpack_block(packed: Any, place: Any, width: Any, previous: Any, indices: Any) -> Any:
-    """indices <- one block's, from bytes that begin at ``place``; returns where the next block begins."""
+def unpack_group(packed: Any, place: Any, width: Any, previous: Any, indices: Any) -> Any:
+    """indices <- one group's, from bytes that begin at ``place``; returns where the next group begins."""
     end = place + (indices.size * width + 7) // 8
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
     if end + 8 <= packed.size:  # whole words can be read
@@ -133,17 +133,17 @@ def unpack_block(packed: Any, place: Any, width: Any, previous: Any, indices: An
 @kernel(I64(IN_U32, OUT_BYTES))
 def pack(indices: Any, out: Any) -> Any:
     """Write sorted uint32 indices to ``out``; returns the bytes written."""
-    blocks = -(-indices.size // GAPS)
-    place, previous = blocks, np.int64(-1)
-    for block in range(blocks):
-        chosen = indices[block * GAPS : (block + 1) * GAPS]
+    groups = -(-indices.size // GAPS)
+    place, previous = groups, np.int64(-1)
+    for group in range(groups):
+        chosen = indices[group * GAPS : (group + 1) * GAPS]
         union, before = np.uint32(0), previous
         for i in range(chosen.size):
             union |= np.uint32(np.int64(chosen[i]) - before - 1)
             before = np.int64(chosen[i])
         width = np.int64(32) - np.int64(leading_zeros(union))
-        out[block] = np.uint8(width)
-        place = _pack_block(chosen, previous, width, out, place)
+        out[group] = np.uint8(width)
+        place = _pack_group(chosen, previous, width, out, place)
         previous = before
     return place
 
@@ -152,24 +152,24 @@ def pack(indices: Any, out: Any) -> Any:
 def unpack(packed: Any, indices: Any) -> None:
     """indices <- as many as it has room for."""
     place, previous = -(-indices.size // GAPS), np.int64(-1)
-    for block in range(-(-indices.size // GAPS)):
-        chosen = indices[block * GAPS : (block + 1) * GAPS]
-        place = unpack_block(packed, place, np.int64(packed[block]), previous, chosen)
+    for group in range(-(-indices.size // GAPS)):
+        chosen = indices[group * GAPS : (group + 1) * GAPS]
+        place = unpack_group(packed, place, np.int64(packed[group]), previous, chosen)
         previous = np.int64(chosen[chosen.size - 1])
 
 
 @kernel(BOOL(IN_BYTES, I64, I64))
 def well_formed(packed: Any, count: Any, numel: Any) -> Any:
     """Whether ``packed`` is exactly the bytes of ``count`` indices below numel; reads within it only."""
-    blocks, scratch = -(-count // GAPS), np.empty(GAPS, np.int64)
-    if packed.size < blocks:
+    groups, scratch = -(-count // GAPS), np.empty(GAPS, np.int64)
+    if packed.size < groups:
         return False
-    place, previous = blocks, np.int64(-1)
-    for block in range(blocks):
-        width, size = np.int64(packed[block]), min(GAPS, count - block * GAPS)
+    place, previous = groups, np.int64(-1)
+    for group in range(groups):
+        width, size = np.int64(packed[group]), min(GAPS, count - group * GAPS)
         if width > MAX_WIDTH or place + -(-size * width // 8) > packed.size:
             return False
-        place = unpack_block(packed, place, width, previous, scratch[:size])
+        place = unpack_group(packed, place, width, previous, scratch[:size])
         previous = scratch[size - 1]
         if previous >= numel:
             return False

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from psgc.codecs.codec import F32
 from psgc.codecs.common.bits import bits_of_f32, corrected_mask, magnitude_mask, trailing_zeros
-from psgc.codecs.common.feedback import SCRATCH, corrected_block
+from psgc.codecs.common.feedback import CHUNK, corrected_chunk
 from psgc.codecs.common.sums import reference_tree_sum, sum_magnitudes
 from psgc.codecs.jit.kernel import I64, I64_PAIR, IN_F32, OUT_F32, SCALAR_F32, U32, helper, kernel
 from psgc.codecs.sparsify.gaps import OUT_U32
@@ -173,10 +173,10 @@ def kth_magnitude(values: Any, k: Any) -> Any:
 @kernel(I64_PAIR(IN_F32, IN_F32, SCALAR_F32, I64))
 def _exact_floor(values: Any, residual: Any, rescale: Any, k: Any) -> Any:
     """The lower edge of the histogram bin that holds the k-th largest magnitude, and how many elements reach it."""
-    p, histogram = np.empty(SCRATCH, np.float32), np.zeros(2048, np.int64)
-    for start in range(0, values.size, SCRATCH):
-        g = values[start : start + SCRATCH]
-        corrected_block(g, residual[start : start + SCRATCH], rescale, p[: g.size])
+    p, histogram = np.empty(CHUNK, np.float32), np.zeros(2048, np.int64)
+    for start in range(0, values.size, CHUNK):
+        g = values[start : start + CHUNK]
+        corrected_chunk(g, residual[start : start + CHUNK], rescale, p[: g.size])
         for i in range(g.size):
             histogram[(bits_of_f32(p[i]) & _MAGNITUDE) >> _HIGH] += 1
     first, rank = _rank(histogram, k)
@@ -184,8 +184,8 @@ def _exact_floor(values: Any, residual: Any, rescale: Any, k: Any) -> Any:
 
 
 @helper
-def collect_block(values: Any, residual: Any, rescale: Any, floor: Any, start: Any, count: Any, indices: Any, found: Any) -> Any:
-    """Append those elements of a block that begins at ``start`` which reach the floor; returns how many there are now. There is room."""
+def collect_chunk(values: Any, residual: Any, rescale: Any, floor: Any, start: Any, count: Any, indices: Any, found: Any) -> Any:
+    """Append those elements of a chunk that begins at ``start`` which reach the floor; returns how many there are now. There is room."""
     whole = values.size // 64 * 64
     for first in range(0, whole, 64):
         if residual.size == 0:
@@ -210,11 +210,11 @@ def collect_block(values: Any, residual: Any, rescale: Any, floor: Any, start: A
 def _collect(values: Any, residual: Any, rescale: Any, floor: Any, indices: Any, found: Any) -> Any:
     """Elements whose magnitude reaches the floor, in order; returns how many, or -1 if there is no room for all."""
     count = np.int64(0)
-    for start in range(0, values.size, SCRATCH):
-        block = values[start : start + SCRATCH]
-        if count + block.size > indices.size:
+    for start in range(0, values.size, CHUNK):
+        chunk = values[start : start + CHUNK]
+        if count + chunk.size > indices.size:
             return np.int64(-1)
-        count = collect_block(block, residual[start : start + SCRATCH], rescale, floor, start, count, indices, found)
+        count = collect_chunk(chunk, residual[start : start + CHUNK], rescale, floor, start, count, indices, found)
     return count
 
 
@@ -253,7 +253,7 @@ class Candidates(NamedTuple):
 
 def _reach(values: F32, residual: F32, rescale: float, floor: int, room: int) -> Candidates | None:
     """All that reach the floor; None if they are more than ``room``."""
-    indices, found = np.empty(room + SCRATCH, np.uint32), np.empty(room + SCRATCH, np.float32)
+    indices, found = np.empty(room + CHUNK, np.uint32), np.empty(room + CHUNK, np.float32)
     count = _collect(values, residual, rescale, floor, indices, found)
     return Candidates(indices[:count], found[:count], floor) if 0 <= count <= room else None
 

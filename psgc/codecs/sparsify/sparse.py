@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.codec import F32, Array, Bytes, Encoded, Stream
-from psgc.codecs.common.feedback import NO_RESIDUAL, SCRATCH, FeedbackCodec, mean_corrected_block
+from psgc.codecs.common.feedback import CHUNK, NO_RESIDUAL, FeedbackCodec, mean_corrected_chunk
 from psgc.codecs.jit.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
 
 SLICE: Final = 16384  # elements that passes hold at once where only a few are touched: 64 KB stay in L2
@@ -29,9 +29,9 @@ def reference_scattered(places: Array, values: Array, numel: int) -> F32:
 @kernel(types.void(IN_F32, SCALAR_F32, IN_F32, SCALAR_F32, OUT_F32))
 def correct(values: Any, divisor: Any, residual: Any, rescale: Any, p: Any) -> None:
     """p <- values / divisor + rescale * residual; p may be either of the two."""
-    for start in range(0, values.size, SCRATCH):
-        block = slice(start, start + SCRATCH)
-        mean_corrected_block(values[block], divisor, residual[block], rescale, p[block])
+    for start in range(0, values.size, CHUNK):
+        chunk = slice(start, start + CHUNK)
+        mean_corrected_chunk(values[chunk], divisor, residual[chunk], rescale, p[chunk])
 
 
 class SparseCodec(FeedbackCodec):

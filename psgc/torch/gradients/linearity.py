@@ -23,7 +23,7 @@ from psgc.errors import UsageError
 
 logger = logging.getLogger(__name__)
 # Beyond two standard deviations of uncompressed training under AdamW: docs/quality.md, whose table a test holds this against.
-COARSE: Final = frozenset({"onebit", "topk", "graddrop", "blocktopk", "randomk", "tbq", "majority"})
+COARSE: Final = frozenset({"onebit", "topk", "blocktopk", "randomk", "tbq"})
 FINE_POWERSGD_RANK: Final = 16  # rank 8 is beyond, and so is any rank without error feedback (docs/codecs.md)
 
 

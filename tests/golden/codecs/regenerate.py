@@ -23,7 +23,7 @@ CODECS = (
     "dithering", "dithering:k=1,normalize=l2", "int8:rotate=1", "int4:rotate=1",
     "topk:select=sampled", "topk:select=mstopk", "topk:k=0.99", "graddrop", "blocktopk", "randomk", "randomk:ef=0",
     "dithering:partition=natural", "dithering:ef=1,k=20,partition=natural",
-    "tbq", "tbq:tau=0.1", "majority", "onebit:ef=0,scale=unit",
+    "tbq:tau=0.1", "majority", "onebit:ef=0,scale=unit",
 )  # fmt: skip
 STREAM = Stream(seed=11, step=5, rank=2, bucket=3, first=8192)
 RESCALE = 0.75

@@ -1,0 +1,61 @@
+"""The table of codec ids: what each payload on the wire is, and the class that makes it.
+
+An id means *these bytes* and these parameters: change either and it is a new row. Rows never go; the id of a codec that is merged into another
+one stays reserved, and its name stays as an alias (``aliases``). Ids from 32768 on are plugins'. docs/codecs.md shows this table, and
+tests/golden/codecs has payloads of each row that has a text.
+
+Owns the ids, and the names of psgc's own codecs and schemes. Imports no codec: ``registry`` loads a class when its name is first used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """text: as users write it; of a name's first row, the default parameters. made_by: "module:Class" in psgc.codecs, in a name's first row alone.
+    retired: the text that writes the same bytes now. inner: a payload of a scheme's round, which has no text of its own."""
+
+    codec_id: int
+    text: str
+    made_by: str = ""
+    retired: str = ""
+    inner: bool = False
+
+
+ROWS: Final = (
+    Row(0, "none", "none:NoneCodec"),
+    Row(1, "bf16", "cast:Bf16Codec"),
+    Row(2, "fp16", "cast:Fp16Codec"),
+    Row(3, "int8", "int8:Int8Codec"),
+    Row(4, "onebit", "onebit:OneBitCodec"),
+    Row(5, "topk", "topk:TopKCodec"),
+    Row(7, "int4", "int4:Int4Codec"),
+    Row(6, "fp8", "fp8:Fp8Codec"),
+    Row(8, "int8:rotate=1"),
+    Row(9, "int4:rotate=1"),
+    Row(10, "fp8:format=e5m2"),
+    Row(11, "ternary", retired="dithering:k=1"),
+    Row(13, "dithering", "dithering:DitheringCodec"),
+    Row(14, "dithering:partition=natural"),
+    Row(15, "majority", retired="onebit:ef=0,scale=unit"),
+    Row(16, "onebit:ef=0,scale=unit"),
+    Row(18, "graddrop", retired="topk:select=sampled"),
+    Row(20, "topk:select=sampled"),
+    Row(21, "blocktopk", "blocktopk:BlockTopKCodec"),
+    Row(22, "randomk", "randomk:RandomKCodec"),
+    Row(12, "tbq", "tbq:TbqCodec"),
+    Row(24, "shared: maxima", inner=True),
+    Row(25, "shared: codes", inner=True),
+    Row(26, "shared: sums of 16 bits", inner=True),
+    Row(27, "relay: an answer", inner=True),
+    Row(28, "shared: sums of 32 bits", inner=True),
+    Row(30, "functions: of the training script", inner=True),
+    Row(31, "topk:select=mstopk"),
+    Row(32, "blocktopk:block=4097"),
+)
+CODECS: Final = {row.text: f"psgc.codecs.{row.made_by}" for row in ROWS if row.made_by}
+SCHEMES: Final = {"shared": "psgc.codecs.shared:SharedScheme", "powersgd": "psgc.codecs.powersgd:PowerSgdScheme"}
+CODEC_IDS: Final = {row.text: row.codec_id for row in ROWS}
