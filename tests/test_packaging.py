@@ -30,7 +30,6 @@ FLOORS = {
 }
 MOST_FILES = {
     "psgc/codecs": 30,
-    "psgc/codecs/common": 18,
 }  # codecs are of one kind
 LAYERS = {"cuda": 0, "core": 1, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4}
 

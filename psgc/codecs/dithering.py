@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from typing import ClassVar, Final, cast
 
 from psgc.codecs.codec import F32, Array, Codec
-from psgc.codecs.common.blocks import CodeHelpers, Norm, planar_codes
-from psgc.codecs.common.integers import IntegerCodec
-from psgc.codecs.common.natural import level_of, nearest_contraction, power_of, reference_levels, reference_powers
 from psgc.codecs.common.parameters import read_choice, read_switch, read_whole, with_defaults
+from psgc.codecs.quantize.blocks import CodeHelpers, Norm, planar_codes
+from psgc.codecs.quantize.integers import IntegerCodec
+from psgc.codecs.quantize.natural import level_of, nearest_contraction, power_of, reference_levels, reference_powers
 from psgc.errors import CodecError
 
 MOST_K: Final = 127

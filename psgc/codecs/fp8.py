@@ -23,12 +23,12 @@ import numpy as np
 
 from psgc.codecs.codec import F32, Array, Codec
 from psgc.codecs.common.bits import bits_of_f32, f32_of_bits
-from psgc.codecs.common.blocks import BlockCodec, CodeHelpers
 from psgc.codecs.common.feedback import rounding_contraction
 from psgc.codecs.common.parameters import read_choice, read_switch, with_defaults
-from psgc.codecs.common.rows import CodeWords
 from psgc.codecs.common.streams import uniform
 from psgc.codecs.jit.kernel import helper
+from psgc.codecs.quantize.blocks import BlockCodec, CodeHelpers
+from psgc.codecs.quantize.rows import CodeWords
 
 FORMATS: dict[str, tuple[int, int, float]] = {"e4m3": (3, 7, 448.0), "e5m2": (2, 15, 57344.0)}  # mantissa bits, bias, largest
 

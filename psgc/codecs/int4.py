@@ -6,7 +6,7 @@
 | 4 * blocks    | u8 [64] of each block   | byte i: element i's code + 8 in the low, element i + 64's in the high four bits  |
 
 A code is p * 7 / max|p|, rounded to an integer in -7..7; the element is code * scale. The last block has half as many bytes as elements,
-rounded up; `common/blocks.py` says what they hold.
+rounded up; `quantize/blocks.py` says what they hold.
 
 Owns the parameters. ``IntegerCodec`` rounds (and rotates, with ``rotate=1``: id 9), its base ``BlockCodec`` owns the bytes, and that one's
 base ``ChunkCodec`` runs the kernels. Blocks of 128 cost 4.25 bits an element; blocks of 32 would cost 5 for two thirds of the squared
@@ -16,7 +16,7 @@ Source: Wang et al. 2023 (ZeRO++, qgZ), section 3.3; Xie et al. 2024 (LoCo) for 
 
 from __future__ import annotations
 
-from psgc.codecs.common.integers import IntegerCodec
+from psgc.codecs.quantize.integers import IntegerCodec
 
 
 class Int4Codec(IntegerCodec):

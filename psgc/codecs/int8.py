@@ -14,7 +14,7 @@ Source: Alistarh et al. 2017 (QSGD) for stochastic rounding, with max-norm block
 
 from __future__ import annotations
 
-from psgc.codecs.common.integers import IntegerCodec
+from psgc.codecs.quantize.integers import IntegerCodec
 
 
 class Int8Codec(IntegerCodec):

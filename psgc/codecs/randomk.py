@@ -30,8 +30,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.codec import F32, Adder, Array, Bytes, Codec, Encoded, Stream
-from psgc.codecs.common.bits import view_f32, view_u32
-from psgc.codecs.common.blocks import MAX_F32, top_bits
+from psgc.codecs.common.bits import MAX_F32, top_bits, view_f32, view_u32
 from psgc.codecs.common.chunks import ChunkCodec, ChunkFormat
 from psgc.codecs.common.parameters import read_switch, with_defaults
 from psgc.codecs.common.payloads import check_size, reference_sum

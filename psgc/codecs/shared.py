@@ -30,8 +30,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.codec import F32, FLOATS, Array, Bytes, Codec, CodecPair, Encoded, Stream
-from psgc.codecs.common.bits import bits_of_f32, borrowed, f32_of_bits, view_f32, view_i8, view_i16, view_i32
-from psgc.codecs.common.blocks import top_bits
+from psgc.codecs.common.bits import bits_of_f32, borrowed, f32_of_bits, top_bits, view_f32, view_i8, view_i16, view_i32
 from psgc.codecs.common.feedback import CHUNK, NO_RESIDUAL, corrected_chunk, reference_corrected
 from psgc.codecs.common.parameters import read_switch, with_defaults
 from psgc.codecs.common.payloads import MAX_PAYLOADS, check_scales, check_size, eight, reference_sum

@@ -18,13 +18,13 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from psgc.codecs.codec import F32, Array, Codec, Stream
-from psgc.codecs.common.bits import view_f32, view_u8
-from psgc.codecs.common.blocks import INFINITY_BITS, block_reading_format, planar_codes, reference_pack, top_bits
+from psgc.codecs.common.bits import INFINITY_BITS, top_bits, view_f32, view_u8
 from psgc.codecs.common.chunks import ChunkFormat
-from psgc.codecs.common.integers import IntegerCodec, integer_value
 from psgc.codecs.common.parameters import read_float, with_defaults, write_float
-from psgc.codecs.common.rows import CodeWords
 from psgc.codecs.jit.kernel import helper
+from psgc.codecs.quantize.blocks import block_reading_format, planar_codes, reference_pack
+from psgc.codecs.quantize.integers import IntegerCodec, integer_value
+from psgc.codecs.quantize.rows import CodeWords
 from psgc.errors import CodecError
 
 _BLOCK: Final = 256

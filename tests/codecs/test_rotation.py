@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from psgc.codecs.codec import F32, Stream
-from psgc.codecs.common.rotation import GROUP, SIGNS, reference_hadamard, reference_rotated
+from psgc.codecs.quantize.rotation import GROUP, SIGNS, reference_hadamard, reference_rotated
 from psgc.codecs.registry import parse_codec
 
 STREAM = Stream(0, 0, 0, 0)

@@ -24,6 +24,8 @@ arrays: Any = numba.np.arrayobj  # untyped
 _FLOAT: Final = ir.FloatType()
 _HALF: Final = ir.HalfType()
 _BIT: Final = ir.IntType(1)
+MAX_F32: Final = np.finfo(np.float32).max
+INFINITY_BITS: Final = np.uint32(0x7F800000)  # magnitudes whose bits are not below these are not finite
 
 
 def _view_of(dtype: Any) -> Any:
@@ -69,6 +71,16 @@ bits_of_f32 = _convert(types.uint32, types.float32, lambda b, x: b.bitcast(x, ir
 f32_of_bits = _convert(types.float32, types.uint32, lambda b, x: b.bitcast(x, _FLOAT))
 trailing_zeros = _convert(types.int64, types.uint64, lambda b, x: b.cttz(x, ir.Constant(_BIT, 1)))  # x is not 0
 leading_zeros = _convert(types.int32, types.uint32, lambda b, x: b.ctlz(x, ir.Constant(_BIT, 0)))  # 32 for 0
+
+
+@helper
+def top_bits(p: Any) -> Any:
+    """Bits of max|p|. As signed integers they order like the values, NaN above infinity, and only so does LLVM vectorise this."""
+    top = np.int32(0)
+    for i in range(p.size):
+        top = max(top, np.int32(bits_of_f32(p[i]) & np.uint32(0x7FFFFFFF)))
+    return np.uint32(top)
+
 
 _narrow_f16 = _convert(types.int16, types.float32, lambda b, x: b.bitcast(b.fptrunc(x, _HALF), ir.IntType(16)))
 _widen_f16 = _convert(types.float32, types.int16, lambda b, x: b.fpext(b.bitcast(x, _HALF), _FLOAT))

@@ -18,17 +18,18 @@ from numba import types
 
 from psgc.codecs.codec import F32, Array, Bytes, Stream
 from psgc.codecs.common.bits import (
+    INFINITY_BITS,
     add_signed_sum,
     borrowed,
     magnitude_mask,
     negative_mask,
     set_signed_sum,
+    top_bits,
     view_f32,
     view_u8,
     view_u32,
     view_u64,
 )
-from psgc.codecs.common.blocks import INFINITY_BITS, top_bits
 from psgc.codecs.common.chunks import ChunkCodec, ChunkFormat
 from psgc.codecs.common.feedback import CHUNK
 from psgc.codecs.common.payloads import MAX_PAYLOADS, check_size, eight

@@ -16,13 +16,13 @@ import numpy as np
 
 from psgc.codecs.codec import F32, Array, Codec, Stream
 from psgc.codecs.common.bits import bits_of_f32
-from psgc.codecs.common.blocks import BlockCodec, CodeHelpers, planar_codes
 from psgc.codecs.common.chunks import ChunkFormat
 from psgc.codecs.common.parameters import read_switch, with_defaults
-from psgc.codecs.common.rotation import reference_rotated, rotated_format
-from psgc.codecs.common.rows import ROW, CodeWords, row_codes
 from psgc.codecs.common.streams import uniform
 from psgc.codecs.jit.kernel import helper
+from psgc.codecs.quantize.blocks import BlockCodec, CodeHelpers, planar_codes
+from psgc.codecs.quantize.rotation import reference_rotated, rotated_format
+from psgc.codecs.quantize.rows import ROW, CodeWords, row_codes
 
 _ROUNDER: Final = np.float32(1.5 * 2**23)  # x + this has x, rounded to nearest even, in its low bits for |x| < 2**22
 

@@ -25,17 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs.codec import F32, Array, Bytes, Stream
-from psgc.codecs.common.bits import bits_of_f32, f32_of_bits, view_f32, view_i8, view_u8
+from psgc.codecs.common.bits import INFINITY_BITS, MAX_F32, bits_of_f32, f32_of_bits, top_bits, view_f32, view_i8, view_u8
 from psgc.codecs.common.chunks import NO_DRAWS, ChunkCodec, ChunkFormat
 from psgc.codecs.common.feedback import rounding_contraction
 from psgc.codecs.common.payloads import check_scales, check_size
-from psgc.codecs.common.rows import CodeWords, row_readers
 from psgc.codecs.common.streams import reference_uniform
 from psgc.codecs.jit.kernel import helper
+from psgc.codecs.quantize.rows import CodeWords, row_readers
 
 LEAST_SCALE: Final = np.finfo(np.float32).tiny
-MAX_F32: Final = np.finfo(np.float32).max
-INFINITY_BITS: Final = np.uint32(0x7F800000)  # magnitudes whose bits are not below these are not finite
 _LANES: Final = 16
 Norm = Literal["max", "l2"]
 
@@ -197,15 +195,6 @@ def _norm_l2(values: Any, top: Any, lanes: Any) -> Any:
             lanes[j] += lanes[width + j]
         width //= 2
     return np.sqrt(lanes[0]) * top
-
-
-@helper
-def top_bits(p: Any) -> Any:
-    """Bits of max|p|. As signed integers they order like the values, NaN above infinity, and only so does LLVM vectorise this."""
-    top = np.int32(0)
-    for i in range(p.size):
-        top = max(top, np.int32(bits_of_f32(p[i]) & np.uint32(0x7FFFFFFF)))
-    return np.uint32(top)
 
 
 @functools.cache

@@ -19,8 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from psgc.codecs.codec import BLOCK, F32
-from psgc.codecs.common.bits import view_f32
-from psgc.codecs.common.blocks import top_bits
+from psgc.codecs.common.bits import top_bits, view_f32
 from psgc.codecs.common.chunks import ChunkFormat
 from psgc.codecs.jit.kernel import helper
 
