@@ -15,7 +15,7 @@ import numpy as np
 from psgc.codecs.codec import F32, Bytes, Codec, Stream
 from psgc.codecs.figures import FIGURES
 from psgc.codecs.registry import parse_codec, parse_scheme, plugin_codecs, registered_codecs, registered_schemes
-from psgc.codecs.scheme import BucketContext, Round, Scheme
+from psgc.codecs.scheme import BucketContext, PairScheme, Round, Scheme
 
 PART: Final = 1 << 20  # elements of a 4 MiB fp32 part
 SHAPE: Final = (1024, PART // 1024)  # of the matrix that low rank is measured on
@@ -34,8 +34,8 @@ def catalogue() -> list[dict[str, Any]]:
     """One entry a codec or scheme, at its default parameters; those of other packages, which are measured now, say from which distribution they
     are."""
     own = [_entry(name, one, Figures(*FIGURES[name]) if name in FIGURES else _measured(one)) for name, one in _own().items()]
-    others = [(parse_codec(name), package) for name, package in plugin_codecs().items()]
-    return own + [_entry(codec.name, codec, _measured(codec)) | {"distribution": package} for codec, package in others]
+    others = [(name, _plugin(name), package) for name, package in plugin_codecs().items()]
+    return own + [_entry(name, one, _measured(one)) | {"distribution": package} for name, one, package in others]
 
 
 def measured_figures() -> dict[str, Figures]:
@@ -46,6 +46,11 @@ def measured_figures() -> dict[str, Figures]:
 def _own() -> dict[str, Codec | Scheme]:
     schemes = {name: parse_scheme(name, BucketContext(shapes=(SHAPE,))) for name in registered_schemes()}
     return {name: parse_codec(name) for name in registered_codecs()} | schemes
+
+
+def _plugin(name: str) -> Codec | Scheme:
+    scheme = parse_scheme(name, BucketContext(shapes=(SHAPE,)))
+    return scheme.pair.push if isinstance(scheme, PairScheme) else scheme
 
 
 def _measured(what: Codec | Scheme) -> Figures:

@@ -110,10 +110,9 @@ class PowerSgdScheme(Scheme):
         return cls(context, rank=int(text), ef=read_switch(cls, "ef", given["ef"]))
 
     @property
-    def canonical(self) -> str:
+    def parameters(self) -> dict[str, str]:
         given = {"ef": "1" if self._ef else "0", "rank": str(self.rank)}
-        text = ",".join(f"{key}={value}" for key, value in given.items() if value != self.defaults[key])
-        return f"powersgd:{text}" if text else "powersgd"
+        return {key: value for key, value in given.items() if value != self.defaults[key]}
 
     @property
     def feedback(self) -> bool:

@@ -15,7 +15,7 @@ import functools
 import importlib
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 from psgc.codecs.aliases import ALIASES
 from psgc.codecs.codec import Codec, CodecPair
@@ -48,7 +48,7 @@ def registered_schemes() -> tuple[str, ...]:
 
 
 def plugin_codecs() -> dict[str, str]:
-    """Names of other packages' codecs, with the distribution that each is from. Raises CodecError for a name that is taken."""
+    """Names of other packages' codecs and schemes, with the distribution that each is from. Raises CodecError for a name that is taken."""
     return plugins(_own_names())
 
 
@@ -79,11 +79,7 @@ def parse_codec(text: str, dtype: str = "float32") -> Codec:
         name, parameters = split_text(ALIASES[name].text(parameters))
     name, at, digest = name.partition("@")
     found = _codec_class(name)
-    if at and at + digest != (here := digest_suffix(found, Codec)):
-        raise CodecError(
-            f"codec {name}: another member of the job has code of digest {digest}, here is {here[1:] or 'psgc'}; install one version of its "
-            f"package with every worker, every server and the scheduler"
-        )
+    _check_digest(name, at + digest, digest_suffix(found, Codec))
     return found.from_parameters(parameters, dtype)
 
 
@@ -98,13 +94,11 @@ def parse_scheme(text: str, context: BucketContext = _ANY) -> Scheme:
     """Build the scheme that ``text`` names. Raises CodecError naming codec and parameter."""
     push, slash, pull = text.strip().partition("/")
     name, parameters = split_text(push)
-    target = SCHEMES.get(name)
-    if target is not None:
+    scheme = _scheme_class(name)
+    if scheme is not None:
         if pull:
-            raise CodecError(f"codec {name} answers in its own way: write {push!r}, not {text!r}")
-        module, _, attribute = target.partition(":")
-        made: Scheme = getattr(importlib.import_module(module), attribute).from_parameters(parameters, context)
-        return made
+            raise CodecError(f"codec {name} answers by a rule of its own: write {push!r}, not {text!r}")
+        return scheme.from_parameters(parameters, context)
     from psgc.codecs.momentum import MomentumScheme, read_momentum, split_momentum
 
     own, remembered = split_momentum(parameters)
@@ -157,22 +151,50 @@ def _own_names() -> tuple[str, ...]:
     return (*CODECS, *ALIASES, *SCHEMES, SCRIPT_CODEC, "relay")
 
 
+def _check_digest(name: str, wanted: str, here: str) -> None:
+    """Raise CodecError if code of another digest than the one that is here was asked for."""
+    if wanted and wanted != here:
+        raise CodecError(
+            f"codec {name}: another member of the job has code of digest {wanted[1:]}, here is {here[1:] or 'psgc'}; install one version of its "
+            f"package with every worker, every server and the scheduler"
+        )
+
+
 def _codec_class(name: str) -> type[Codec]:
     target = CODECS.get(name)
-    if target is None:
-        return _plugin_class(name)
-    module, _, attribute = target.partition(":")
-    found: type[Codec] = getattr(importlib.import_module(module), attribute)
+    found = _imported(target) if target is not None else _plugin_class(name)
+    if issubclass(found, Scheme):
+        raise CodecError(f"codec {name} answers by a rule of its own: write {name!r} by itself, not as one of a pair")
+    return cast("type[Codec]", found)
+
+
+def _scheme_class(text: str) -> type[Scheme] | None:
+    """The class of the scheme of this name, or ``name@digest``; None if a codec has the name. Raises CodecError for a name that nobody has."""
+    name, at, digest = text.partition("@")
+    if name in SCHEMES:
+        return cast("type[Scheme]", _imported(SCHEMES[name]))
+    if name in (*_own_names(), *registered_functions()):
+        return None
+    found = _plugin_class(name)
+    if not issubclass(found, Scheme):
+        return None
+    _check_digest(name, at + digest, digest_suffix(found, Scheme))
     return found
 
 
+def _imported(target: str) -> type:
+    """The class at ``module:class``."""
+    module, _, attribute = target.partition(":")
+    return cast("type", getattr(importlib.import_module(module), attribute))
+
+
 @functools.cache
-def _plugin_class(name: str) -> type[Codec]:
+def _plugin_class(name: str) -> type[Codec] | type[Scheme]:
     """The class that another package has for this name. Raises CodecError if there is none, or none that works."""
     if name == SCRIPT_CODEC or name in registered_functions():
         raise CodecError(f"codec {name}: its functions exist in the trainer only, so servers cannot decode it; write '{name}/relay'")
     if name in registered_schemes():
-        raise CodecError(f"codec {name} takes several rounds and answers in its own way: write {name!r} by itself, not as one of a pair")
+        raise CodecError(f"codec {name} takes several rounds: write {name!r} by itself, not as one of a pair")
     if name == "relay":
         raise CodecError("codec relay is an answer alone: write it behind the codec whose payloads are forwarded, as in 'onebit/relay'")
     packages = plugin_codecs()

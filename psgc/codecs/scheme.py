@@ -22,6 +22,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from psgc.codecs.codec import BLOCK, F32, MAX_PART, Array, Bytes, Codec, CodecPair, Encoded, Stream
+from psgc.codecs.common.sources import digest_suffix
+from psgc.codecs.common.texts import join_text
 from psgc.errors import CodecError
 
 ResidualDtype = Literal["float32", "int8"]
@@ -90,17 +92,28 @@ class SchemeState(ABC):
 
 
 class Scheme(ABC):
-    """A scheme with its parameters. Immutable."""
+    """A scheme with its parameters. Immutable. One with a name of its own has ``name``, ``from_parameters`` and ``parameters``."""
 
+    name: ClassVar[str] = ""
     whole: bool = False  # a bucket is not cut into parts
     defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
     residual_dtype: ResidualDtype = "float32"  # how a worker keeps its residual
     advice: ClassVar[str] = ""  # when to use it, in one line; every scheme with a name of its own has one
 
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str], context: BucketContext) -> Scheme:
+        """Build from the text form's parameters. Raises CodecError naming scheme and parameter."""
+        raise NotImplementedError
+
     @property
-    @abstractmethod
+    def parameters(self) -> dict[str, str]:
+        """Parameters in canonical text, those at their default left out."""
+        return {}
+
+    @property
     def canonical(self) -> str:
-        """The text form that is printed, compared and sent."""
+        """The text form that is printed, compared and sent: ``name:k=v,...``; of another package's scheme ``name@digest:k=v,...``."""
+        return join_text(self.name + digest_suffix(type(self), Scheme), self.parameters)
 
     @property
     @abstractmethod

@@ -326,8 +326,8 @@ class SharedScheme(Scheme):
         return cls(context, ef=read_switch(cls, "ef", with_defaults(cls, parameters)["ef"]))
 
     @property
-    def canonical(self) -> str:
-        return "shared" if self._ef else "shared:ef=0"
+    def parameters(self) -> dict[str, str]:
+        return {} if self._ef else {"ef": "0"}
 
     @property
     def feedback(self) -> bool:

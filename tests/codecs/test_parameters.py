@@ -13,7 +13,7 @@ from psgc.codecs.scheme import BucketContext
 from psgc.codecs.table import ROWS
 from psgc.codecs.topk import TopKCodec
 from psgc.errors import CodecError
-from psgc.launch.codecsdoc import render_ids, section
+from psgc.launch.pages.codecs import render_ids, section
 
 PAGE = Path(__file__).parents[2] / "docs" / "codecs.md"
 
@@ -152,7 +152,7 @@ def test_a_codec_has_the_id_of_its_row_and_a_retired_one_that_of_the_codec_that_
 
 
 def test_the_page_has_the_table_of_ids() -> None:
-    assert section(PAGE.read_text(), "ids") == render_ids(), "run: python -m psgc.launch.codecsdoc docs/codecs.md"
+    assert section(PAGE.read_text(), "ids") == render_ids(), "run: python -m psgc.launch.pages.codecs docs/codecs.md"
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_a_relayed_answer_that_is_none_is_refused(damage: Callable[[Bytes], Byte
         ("powersgd:rank=x", "not 'x'"),
         ("powersgd:r=1", "unknown parameter 'r'"),
         ("shared:bits=8", "unknown parameter 'bits'"),
-        ("shared/int8", "answers in its own way"),
+        ("shared/int8", "answers by a rule of its own"),
         ("relay", "codec relay|unknown codec 'relay'"),
         ("none/relay", "carries floats"),
     ],

@@ -42,7 +42,7 @@ def test_every_codec_is_in_the_list() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("int8/shared", "codec shared takes several rounds and answers in its own way: write 'shared' by itself, not as one of a pair"),
+        ("int8/shared", "codec shared takes several rounds: write 'shared' by itself, not as one of a pair"),
         ("relay", "codec relay is an answer alone: write it behind the codec whose payloads are forwarded, as in 'onebit/relay'"),
     ],
 )

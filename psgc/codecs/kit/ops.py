@@ -3,7 +3,7 @@
 Owns what each operator gives, to the bit; a backend (``cpu.CpuOps`` now) replaces those that can be faster and changes no result. Knows
 no payloads.
 
-Vectors are one-dimensional, of one of ``TYPES`` or bool (a *mask*). They take ``+ - * / < <= > >= == != & | ~`` with vectors as long,
+Vectors are one-dimensional, of one of ``TYPES`` or bool (a *mask*). They take ``+ - * / < <= > >= == != & | ~`` (u32 also ``<< >>``) with vectors as long,
 with vectors of one element (what ``reduce`` gives) and with plain numbers; each operation is rounded to float32 on its own. There is no
 exp, log or power: their last bits differ between devices. Indices are int64, ascending and distinct.
 Source: the operators of Bai et al. 2021 (HiPress's CompLL), section 4.3: map, filter, reduce, random, concat, extract.
@@ -11,7 +11,7 @@ Source: the operators of Bai et al. 2021 (HiPress's CompLL), section 4.3: map, f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from psgc.codecs.codec import BLOCK, Stream
 from psgc.codecs.common.streams import reference_uniform
 from psgc.codecs.sparsify.gaps import GAPS, reference_packed, reference_unpacked
+from psgc.errors import CodecError
 
 Vector: TypeAlias = Any  # a NumPy array on the CPU; typed so that a codec does not lean on it
 Type = Literal["f32", "f16", "u8", "i8", "u16", "i16", "u32", "i32"]
@@ -41,6 +42,24 @@ class Ops:
     def cast(self, x: Vector, type_: Type) -> Vector:
         """x as ``type_``. Floats that become integers must be whole and in range; to f16 they are rounded to nearest even."""
         return x.astype(TYPES[type_])
+
+    def bitcast(self, x: Vector, type_: Type) -> Vector:
+        """The bits of x as another type of the same width: f32, u32 and i32, or f16, u16 and i16."""
+        if x.dtype.itemsize != np.dtype(TYPES[type_]).itemsize:
+            raise CodecError(f"bitcast of {x.dtype} to {type_}: types of the same width expected")
+        return x.view(TYPES[type_])
+
+    def lookup(self, table: Sequence[float], codes: Vector) -> Vector:
+        """The table's number for each code, in float32. Codes are u8, below the length of the table."""
+        return np.array(table, np.float32)[codes]
+
+    def nearest(self, table: Sequence[float], x: Vector) -> Vector:
+        """The code (u8) of the table's number that is nearest to x, for a table of up to 256 ascending float32 numbers; where two are equally
+        near, the even code."""
+        numbers = np.array(table, np.float32).astype(np.float64)
+        middles = (numbers[1:] + numbers[:-1]) / 2  # exact but for numbers that are 2**29 times apart
+        below, above = (np.searchsorted(middles, x, side=side) for side in ("left", "right"))
+        return np.where(below % 2 == 0, below, above).astype(np.uint8)
 
     def absolute(self, x: Vector) -> Vector:
         return np.abs(x)
