@@ -17,7 +17,8 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
 MANUAL = Path(__file__).parents[2] / "docs" / "writing-a-codec.md"
 KIT_CODECS = {
-    "threshold": "threshold_codec:ThresholdCodec", "levels3": "kit_examples:LevelsCodec", "halves": "kit_examples:HalvesCodec",
+    "threshold": "threshold_codec:ThresholdCodec", "mxfp4": "mxfp4_codec:Mxfp4Codec", "ef21": "ef21_scheme:Ef21Scheme",
+    "lowrank": "kit_examples:LowRankScheme", "levels3": "kit_examples:LevelsCodec", "halves": "kit_examples:HalvesCodec",
 }  # fmt: skip
 FINITE_KINDS = ("gauss", "zeros", "negative zeros", "equal", "sparse", "heavy", "denormal", "huge", "signs", "wide")
 
@@ -116,6 +117,6 @@ def other_kit_package(install: Callable[..., Path]) -> Path:
 
 def kit_files() -> dict[str, str]:
     return {
-        "threshold_codec.py": code_of_page("threshold_codec.py"),
+        **{name: code_of_page(name) for name in ("threshold_codec.py", "mxfp4_codec.py", "ef21_scheme.py")},
         "kit_examples.py": (Path(__file__).parent / "kit_examples.py").read_text(),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from psgc.codecs.kit import Choice, Field, KitCodec, Ops, Random, Vector, Whole
+from psgc.codecs.powersgd import PowerSgdScheme
 
 GROUP = 256
 
@@ -77,3 +78,9 @@ class HalvesCodec(KitCodec):
 
     def check(self, ops: Ops, fields: Mapping[str, Vector], numel: int) -> str:
         return "more elements above the mean than there are" if (fields["above"] > fields["places"].size).any() else ""
+
+
+class LowRankScheme(PowerSgdScheme):
+    """A scheme of two rounds from another package."""
+
+    name = "lowrank"

@@ -22,7 +22,7 @@ from psgc.errors import CodecError, PayloadError
 ROOT = Path(__file__).parents[2]
 SIZES = [1, 7, 8, 9, 63, 64, 65, 4097, 70001]
 STREAM = Stream(seed=7, step=3, rank=1, bucket=2, first=4096)
-EXAMPLES = ("levels3", "levels3:bits=5,ef=1", "levels3:bits=8,scale=mean", "halves", "halves:ef=0,k=1000")
+EXAMPLES = ("mxfp4", "levels3", "levels3:bits=5,ef=1", "levels3:bits=8,scale=mean", "halves", "halves:ef=0,k=1000")
 Values = Callable[..., F32]
 
 

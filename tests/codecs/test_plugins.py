@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from psgc.codecs import parse_codec, parse_pair, parse_scheme, registry
+from psgc.codecs.catalogue import catalogue
 from psgc.codecs.codec import Codec
 from psgc.codecs.common.sources import source_digest
 from psgc.codecs.registry import plugin_codecs
+from psgc.codecs.scheme import BucketContext, Scheme
 from psgc.errors import CodecError
 from psgc.launch.verbs import codecs
 
 Install = Callable[..., Path]
+CONTEXT = BucketContext(shapes=((40, 30),))
 
 
 @pytest.fixture
@@ -135,13 +138,30 @@ def test_the_digest_covers_the_folder_of_a_package_and_the_file_of_a_module(inst
         assert (first == third) == same
 
 
+def test_a_scheme_of_another_package_is_found_by_its_name_and_compared_by_its_sources(installed: Install, kit_package: Path) -> None:
+    installed(
+        "schemes", "1.0", {"lowrank": "kit_examples:LowRankScheme"}, {"kit_examples.py": (kit_package / "kit_examples.py").read_text()}
+    )
+    scheme = parse_scheme("lowrank:rank=2", CONTEXT)
+    canonical = f"lowrank@{source_digest(type(scheme), Scheme)}:rank=2"
+    assert scheme.canonical == canonical == parse_scheme(canonical, CONTEXT).canonical
+    assert [round_.numel for round_ in scheme.rounds(1200)] == [2 * 40, 2 * 30], "two rounds"
+    with pytest.raises(CodecError, match="codec lowrank: another member of the job has code of digest 0123456789ab"):
+        parse_scheme("lowrank@0123456789ab", CONTEXT)
+    with pytest.raises(CodecError, match="codec lowrank answers by a rule of its own: write 'lowrank', not 'lowrank/none'"):
+        parse_scheme("lowrank/none", CONTEXT)
+    with pytest.raises(CodecError, match="codec lowrank answers by a rule of its own: write 'lowrank' by itself, not as one of a pair"):
+        parse_scheme("int8/lowrank")
+    assert catalogue()[-1]["name"] == "lowrank", "psgc codecs measures it, too"
+
+
 def with_path(job: Any, folder: Path) -> Any:
     job.env["PYTHONPATH"] = f"{folder}:{Path(__file__).parents[2]}"
     return job
 
 
 def test_a_job_runs_them_by_their_names(make_job: Callable[..., Any], kit_package: Path) -> None:
-    codecs = ("threshold", "levels3/none", "threshold:tau=0.5/levels3:ef=1", "halves/relay")
+    codecs = ("threshold", "levels3/none", "threshold:tau=0.5/levels3:ef=1", "halves/relay", "mxfp4", "ef21:k=0.1")
     job = with_path(make_job(nodes=2, servers=1), kit_package)
     workers = job.whole("--steps", "8", "--codec", *codecs)
     assert set(job.end().values()) == {0}, job.text()

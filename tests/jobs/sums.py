@@ -129,6 +129,25 @@ class Shared:
         return aggregate
 
 
+class Differences:
+    """EF21, rank by rank: compressed differences from each rank's estimate, and the mean of the estimates."""
+
+    def __init__(self, codec: str, tensor: int, numel: int, size: int, mean: bool) -> None:
+        k = codec.partition("k=")[2]
+        self.inner = Compressed(f"topk:ef=0,k={k}/none", tensor, numel, size, mean)
+        self.inner.layout = layout_number(codec, tensor)
+        self.estimates, self.aggregate = [np.zeros(numel, np.float32) for _ in range(size)], np.zeros(numel, np.float32)
+
+    def step(self, step: int) -> Any:
+        inner, sent = self.inner, []
+        for rank, estimate in enumerate(self.estimates):
+            grad = gradient(step, rank, inner.tensor, inner.numel, "float32")
+            sent.append(inner._through(inner.pair.push, grad - estimate, step, rank))
+            self.estimates[rank] = estimate + sent[-1]
+        self.aggregate = self.aggregate + tree_sum(sent, np.float32) / inner.divisor
+        return self.aggregate
+
+
 def tensor_name(codec: str, tensor: int, dtype: str) -> str:
     return f"{codec}.t{tensor}.{dtype}"
 
@@ -143,7 +162,7 @@ def compare(session: ClusterSession, codec: str, options: argparse.Namespace, ch
     names = [(index, numel, dtype) for dtype in options.dtypes.split(",") for index, numel in enumerate(SIZES)]
     mean = not options.sum
     buffers = {(index, dtype): ArrayBuffer(numel, parse_scheme(codec, BucketContext(dtype)).array_dtype) for index, numel, dtype in names}
-    model = Shared if codec.startswith("shared") else Compressed
+    model = Shared if codec.startswith("shared") else Differences if codec.startswith("ef21") else Compressed
     models = {index: model(codec, index, numel, session.size, mean) for index, numel, _ in names}
     wrong = 0
     for step in range(1, options.steps + 1):
