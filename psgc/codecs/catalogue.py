@@ -1,8 +1,8 @@
-"""What codecs there are, what they save and what they lose: the table of ``psgc codecs``.
+"""Which codecs exist, what they save and what they lose: the table of ``psgc codecs``.
 
-Figures come from real payloads of a 4 MiB part of fp32, for a scheme of several rounds from a step of one worker. Sizes are those of Gaussian
-values; a scheme's count both ways. NMSE is |decode(encode(p)) - p|^2 / |p|^2 (Euclidean norms), one way, without feedback. To measure them takes
-every kernel, some minutes of compilation on a new machine: those of psgc's own codecs are kept in ``figures``, where a test holds them.
+Figures come from real payloads of a 4 MiB part of fp32, for a scheme from a step of one worker. Sizes are those of Gaussian values; a scheme's
+are the mean of push and pull. NMSE is |decode(encode(p)) - p|^2 / |p|^2 (Euclidean norms) of one encoding without feedback. To measure them
+takes every kernel, some minutes of compilation on a new machine: those of psgc's own codecs are kept in ``figures``, where a test holds them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
 
 
 class Figures(NamedTuple):
-    """payload_bytes: of a part, one way; of a scheme the mean of both ways. nmse_...: to three digits."""
+    """payload_bytes: of a part; of a scheme the mean of push and pull. nmse_...: to three digits."""
 
     payload_bytes: float
     nmse_gaussian: float

@@ -68,13 +68,13 @@ class Codec(ABC):
     name: ClassVar[str]
     codec_id: int  # means *these bytes*: change the layout and it is a new id; the instance's own where a parameter changes it
     dtypes: ClassVar[tuple[str, ...]] = FLOATS
-    chunk: ClassVar[int] = 65536  # elements worked on at once (256 KB of fp32 stays in L2); 0 = whole part only
+    chunk: ClassVar[int] = 65536  # elements that callers pass at once (256 KB of fp32 stays in L2); 0 = whole part only
     defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
     unbiased: bool = False  # an instance may differ from its class: parameters decide it
     additive: ClassVar[bool] = False  # payloads can be summed without decoding
-    sparse: ClassVar[bool] = False  # sends some elements, and nothing of the others
+    sparse: ClassVar[bool] = False  # sends some elements and leaves out the others
     flags_nonfinite: ClassVar[bool] = True  # False: NaN and infinity travel element by element (none, casts)
-    advice: ClassVar[str] = ""  # when to use it, in one line; every codec of ours has one
+    advice: ClassVar[str] = ""  # when to use it, in one line; every codec of psgc has one
 
     def __init__(self, dtype: str = "float32") -> None:
         if dtype not in self.dtypes:
@@ -98,7 +98,7 @@ class Codec(ABC):
 
     @property
     def feedback(self) -> bool:
-        """Whether what is not sent is kept in a residual and sent later."""
+        """Whether the codec keeps what a payload leaves out in a residual and sends it later."""
         return False
 
     def contraction(self, numel: int) -> float | None:
@@ -152,13 +152,13 @@ class Codec(ABC):
         self, push: Codec, payloads: Sequence[Bytes], numel: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
         rescale: float, stream: Stream, out: Bytes,
     ) -> Encoded | None:  # fmt: skip
-        """What ``push.fold`` and this codec's ``finish`` do for a whole part whose sum is these payloads alone, in fewer passes; None, with
-        nothing done, where there is no such way."""
+        """Do what ``push.fold`` and this codec's ``finish`` do, in fewer passes, for a whole part whose sum is these payloads alone. Returns
+        None, and does nothing, where this codec has no such kernel."""
         return None
 
     @abstractmethod
     def reference_payload(self, p: Array, stream: Stream) -> bytes:
-        """The payload of p in plain NumPy: what the kernels are held against. Never fast, always obvious."""
+        """The payload of p in plain NumPy, which tests hold the kernels against: obvious rather than fast."""
 
     @abstractmethod
     def reference_elements(self, payload: bytes, numel: int) -> Array:

@@ -84,7 +84,7 @@ def reference_product(p: F32, q: F32) -> F32:
 
 
 class PowerSgdScheme(Scheme):
-    """rank * (rows + columns) elements of fp32 each way for a matrix of rows * columns."""
+    """rank * (rows + columns) elements of fp32 in each direction for a matrix of rows * columns."""
 
     name: ClassVar[str] = "powersgd"
     whole = True
@@ -242,7 +242,7 @@ class PowerSgdState(SchemeState):
             orthonormalise(self._factor_p(self._p, matrix))
 
     def _started(self, matrix: Matrix, stream: Stream) -> F32:
-        """The Q that a step begins with: the last step's with its columns scaled, and drawn anew where there is none."""
+        """The Q that a step begins with: the last step's with its columns scaled, and random columns where the last step left none."""
         q = self._factor_q(self._q, matrix)
         top = np.abs(q).max(axis=0)
         alive = (top > 0) & np.isfinite(top)

@@ -184,7 +184,7 @@ class RandomKCodec(ChunkCodec, Adder):
         self, push: Codec, payloads: Sequence[Bytes], numel: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
         rescale: float, stream: Stream, out: Bytes,
     ) -> None:  # fmt: skip
-        """The answer to itself is a sum of payloads; to others there is no way in fewer passes."""
+        """None: the answer to the same codec is a sum of payloads, and for others there is no kernel in fewer passes."""
 
     def answering(self, push: Codec) -> Codec:
         if not isinstance(push, RandomKCodec):

@@ -3,7 +3,7 @@
 | text                     | gives                                                                                      |
 |--------------------------|--------------------------------------------------------------------------------------------|
 | ``name:key=value,...``   | ``parse_codec``: a codec of psgc's, or of another package that is installed                 |
-| ``push/pull``            | ``parse_pair``: two of them; with one name both ways                                        |
+| ``push/pull``            | ``parse_pair``: two of them; one name means both sides                                       |
 | any of these, ``push/relay``, ``shared``, ``powersgd`` | ``parse_scheme``: how a bucket is synchronised, in one round or several |
 
 A codec's module is imported when it is first named, so that a process loads only what it runs.
@@ -84,7 +84,7 @@ def parse_codec(text: str, dtype: str = "float32") -> Codec:
 
 
 def parse_pair(text: str, dtype: str = "float32") -> CodecPair:
-    """Build the pair from ``push/pull``, or from one codec for both ways. Raises CodecError, too, for two that do not go together."""
+    """Build the pair from ``push/pull``, or from one codec for both sides. Raises CodecError also for two that do not go together."""
     push, slash, pull = text.partition("/")
     first = parse_codec(push, dtype)
     return CodecPair(first, (parse_codec(pull, dtype) if slash else first).answering(first))
@@ -190,7 +190,7 @@ def _imported(target: str) -> type:
 
 @functools.cache
 def _plugin_class(name: str) -> type[Codec] | type[Scheme]:
-    """The class that another package has for this name. Raises CodecError if there is none, or none that works."""
+    """The class of another package's codec or scheme of this name. Raises CodecError if no package has one, or if it does not work."""
     if name == SCRIPT_CODEC or name in registered_functions():
         raise CodecError(f"codec {name}: its functions exist in the trainer only, so servers cannot decode it; write '{name}/relay'")
     if name in registered_schemes():

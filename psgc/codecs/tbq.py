@@ -3,7 +3,7 @@
 Payload: as `blocks` says, in blocks of 256 whose scale is tau, with codes -1, 0 and 1 of 2 bits. A block with NaN or infinity has scale 0 and
 codes 0. tau is the same number in every block.
 
-Owns the threshold and the choice. Feedback is built in (what is not sent is not lost is the whole method), so there is no parameter ``ef``.
+Owns the threshold and the choice. Feedback is built in (without it the method would lose all small elements), so there is no parameter ``ef``.
 A fixed tau is no contraction: a block may send nothing, and an element that grows by more than tau a step is never caught up with. The codec
 is for gradients whose size is known, as in the paper; where it is not, use `onebit`, which scales by the mean and sends half as much.
 Source: Strom 2015 (Scalable distributed DNN training), section 3.

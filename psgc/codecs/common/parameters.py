@@ -42,7 +42,7 @@ def read_switch(codec: Parametrised, key: str, text: str) -> bool:
 
 
 def read_choice(codec: Parametrised, key: str, text: str, choices: tuple[str, ...]) -> str:
-    """A parameter that is one of a few words."""
+    """A parameter that is one of a few names."""
     if text not in choices:
         raise CodecError(
             f"codec {codec.name}: parameter {key} is {' or '.join(choices)}, not {text!r}{did_you_mean(text.lower(), choices)}"

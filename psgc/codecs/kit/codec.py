@@ -30,11 +30,11 @@ _SLICE: Final = 65536
 
 class KitCodec(FeedbackCodec):
     """Subclasses give ``name``, parameters as class attributes (``Whole``, ``Real``, ``Choice``) and the methods ``fields``, ``compress``
-    and ``expand``; what they do may depend on the parameters alone. ``ef`` is a parameter of each.
+    and ``expand``, which depend on nothing but the parameters. ``ef`` is a parameter of each.
 
     blockwise: what becomes of an element depends only on the 4096 elements, from a multiple of 4096 on, that it is in; the codec then works
     in slices that stay in cache, and cutting a bucket changes nothing. Fields of such a codec have exact counts that add up over blocks.
-    ef_by_default: whether what is not sent is kept and sent later unless the user says ``ef=0``.
+    ef_by_default: whether the codec has error feedback unless the user says ``ef=0``.
     """
 
     blockwise: ClassVar[bool] = False
@@ -77,7 +77,7 @@ class KitCodec(FeedbackCodec):
         raise NotImplementedError
 
     def check(self, ops: Ops, fields: Mapping[str, Vector], numel: int) -> str:
-        """What is wrong with fields that came within their bounds but that ``expand`` cannot take, in words; empty if nothing is."""
+        """Why ``expand`` cannot take these fields, although each is within its bounds; empty if it can."""
         return ""
 
     @classmethod
@@ -154,7 +154,7 @@ class KitCodec(FeedbackCodec):
         return self._read(_DEFINITION, np.frombuffer(payload, np.uint8), numel, 0, numel)
 
     def warm(self) -> None:
-        """Take one block all the way: whatever this codec calls is compiled then."""
+        """Encode, check and fold one block, which compiles every operator that this codec calls."""
         p = np.random.default_rng(0).standard_normal(BLOCK, np.float32)
         out, stream = np.empty(self.payload_bound(BLOCK), np.uint8), Stream(0, 0, 0, 0)
         payload = out[: self.encode(p, p, 1.0, stream, out).payload_bytes].copy()

@@ -102,7 +102,7 @@ class Field:
         return self.dtype.kind == "f" or self.least is not None or self.most is not None
 
     def wrong(self, values: Any) -> str:
-        """What is wrong with values that arrived, in words; empty if nothing is."""
+        """Why values that arrived are refused; empty if they are not."""
         if not values.size:
             return ""
         least, most = values.min(), values.max()

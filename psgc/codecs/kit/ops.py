@@ -148,7 +148,7 @@ class Ops:
         return _halved(rows) if how == "sum" else _most(rows, how)
 
     def spread(self, x: Vector, block: int, numel: int) -> Vector:
-        """The opposite way: each element of x ``block`` times, ``numel`` in all."""
+        """The inverse of ``block_reduce``: each element of x ``block`` times, ``numel`` in all."""
         return np.repeat(x, block)[:numel]
 
     def pack(self, codes: Vector, bits: int) -> Vector:

@@ -36,7 +36,7 @@ class Value(Generic[T]):
 
     @property
     def wanted(self) -> str:
-        """What it takes, in words."""
+        """What it takes, for messages."""
         raise NotImplementedError
 
     def parse(self, text: str) -> T:
@@ -96,7 +96,7 @@ class Real(Value[float]):
 
 
 class Choice(Value[str]):
-    """One of several words, the first by default."""
+    """One of several names; the first is the default."""
 
     def __init__(self, *words: str) -> None:
         super().__init__(words[0])

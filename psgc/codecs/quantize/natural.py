@@ -79,6 +79,6 @@ def power_of(code: Any, limits: Any) -> Any:
 def nearest_contraction(k: int, count: int) -> float:
     """The contraction of rounding to the nearest level, for ``count`` elements or fewer.
 
-    Above the lowest level the error is at most a third of an element, half way between two levels. Below it is that of rounding to multiples.
+    Above the lowest level the error is at most a third of an element, in the middle between two levels. Below it is that of rounding to multiples.
     """
     return min(8 / 9, rounding_contraction(2.0 ** (k - 1), count))

@@ -114,7 +114,7 @@ def sampled_rank(numel: int, k: int) -> int:
 
 
 def reference_sample(numel: int, k: int) -> Indices:
-    """Places of the sample. Within each stride they wander, lest a matrix whose rows are as long shows one column only."""
+    """Places of the sample. Within each stride they vary: else a matrix whose rows are as long as a stride would show one column only."""
     size = sample_size(numel, k)
     if size == numel:
         return np.arange(numel)

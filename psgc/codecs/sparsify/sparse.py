@@ -63,7 +63,7 @@ class SparseCodec(FeedbackCodec):
         return self.write_and_take(p, residual_out is not None, out)
 
     def write_and_take(self, p: F32, feedback: bool, out: Bytes) -> Encoded:
-        """Write the payload of p; with feedback, p becomes what is not sent of it."""
+        """Write the payload of p; with feedback, p becomes what the payload leaves out."""
         encoded = self.write(p, NO_RESIDUAL, 1.0, out)
         if feedback:
             self.take(out[: encoded.payload_bytes], p)
