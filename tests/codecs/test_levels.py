@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from psgc.codecs.codec import Array, Bytes, Codec, Stream
+from psgc.codecs.common.definitions import reference_fold
+from psgc.codecs.quantize.integers import IntegerCodec
 from psgc.codecs.registry import parse_codec
 
 Values = Callable[..., Array]
@@ -100,3 +102,20 @@ def test_natural_levels_are_powers_of_two_next_to_the_value(k: int, ef: int, val
 @pytest.mark.parametrize("partition", ["linear", "natural"])
 def test_dithered_codes_have_a_width_of_their_own(k: int, bits: int, partition: str) -> None:
     assert parse_codec(f"dithering:k={k},partition={partition}").payload_bound(4096) == 4 * 16 + 512 * bits
+
+
+def test_a_codec_of_the_tree_is_a_few_attributes_whatever_its_blocks_are(values: Values) -> None:
+    """Blocks whose codes fill no whole row of the vector instructions are read one by one, and nothing beyond them is touched."""
+
+    class Int2Codec(IntegerCodec):
+        name, codec_id, rotated_id, bits, block, top_code = "int2", 4000, 4001, 2, 64, 1
+
+    codec = Int2Codec()
+    for numel in (1, 63, 64, 1000):
+        p = values("heavy", numel)
+        payload = encode(codec, p)
+        assert payload.tobytes() == codec.reference_payload(p, STREAM)
+        assert np.array_equal(decode(codec, payload, numel), codec.reference_elements(payload.tobytes(), numel))
+        total = np.empty(numel, np.float32)
+        codec.fold([payload] * 5, numel, 0, numel, total, True)
+        assert np.array_equal(total, reference_fold(codec, [payload.tobytes()] * 5, numel, None))

@@ -31,7 +31,7 @@ from psgc.codecs.common.feedback import rounding_contraction
 from psgc.codecs.common.payloads import check_scales, check_size
 from psgc.codecs.common.streams import reference_uniform
 from psgc.codecs.jit.kernel import helper
-from psgc.codecs.quantize.rows import CodeWords, row_readers
+from psgc.codecs.quantize.rows import ROW, CodeWords, row_readers
 
 LEAST_SCALE: Final = np.finfo(np.float32).tiny
 _LANES: Final = 16
@@ -233,7 +233,7 @@ def _chunk_format(bits: int, block: int, norm: Norm, codes_: CodeHelpers) -> Chu
 
 @functools.cache
 def block_reading_format(bits: int, block: int, codes_: CodeHelpers, write: Callable[..., Any]) -> ChunkFormat:
-    """The chunk format that writes with ``write`` and reads blocks of these codes; whole ones as rows, if there are words for that."""
+    """The chunk format that writes with ``write`` and reads blocks of these codes; whole ones as rows, if the codes have words and a block has whole rows."""
     read_codes, block_bytes = codes_.read, block * bits // 8
 
     @helper
@@ -245,7 +245,9 @@ def block_reading_format(bits: int, block: int, codes_: CodeHelpers, write: Call
             codes = view_u8(payload, 4 * blocks + (start // block + number) * block_bytes, (target.size * bits + 7) // 8)
             read_codes(codes, scales[number], settings, target)
 
-    return ChunkFormat(write, read) if codes_.words is None else ChunkFormat(write, *row_readers(block, read, codes_.words))
+    if codes_.words is None or block_bytes % ROW:
+        return ChunkFormat(write, read)
+    return ChunkFormat(write, *row_readers(block, read, codes_.words))
 
 
 @functools.cache
