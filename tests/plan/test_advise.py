@@ -135,3 +135,14 @@ def test_a_gain_is_taken_in_one_corner_at_a_time() -> None:
 )
 def test_a_rung_is_taken_for_more_than_its_margin_and_what_it_gives_up(rungs: list[Candidate], highest: str) -> None:
     assert climb(rungs).kind == highest
+
+
+def test_the_answer_has_the_memory_that_residuals_take() -> None:
+    """4 bytes for each of the elements that a plan encodes, in each worker; codecs without error feedback keep nothing."""
+    profile = computed_profile("llama-8b", "h100")
+    found = advise(profile, cluster_of("h100", 8, 8, 100, 20), memory_gbps=3350, codecs=("int8", "int8:ef=0", "onebit"))
+    kept = {one["name"]: one["residual_bytes"] for one in found["candidates"]}
+    shares = {one["name"]: one["compressed_share"] for one in found["candidates"]}
+    assert kept["int8"] == pytest.approx(4 * profile.numel * shares["int8"]) and shares["int8"] > 0.9
+    assert kept["none"] == kept["bf16"] == kept["int8:ef=0"] == 0
+    assert any(note.startswith("memory: ") and "32.1 GB in each worker" in note for note in found["notes"])

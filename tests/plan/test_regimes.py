@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from psgc.plan.inputs.cluster import Cluster, Link
-from psgc.plan.inputs.profile import Profile, computed_profile
+from psgc.plan.inputs.profile import Profile, TensorProfile, computed_profile
 from psgc.plan.methods.uniform import fused
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.problem import Problem, simulate
@@ -57,9 +57,22 @@ def test_two_nodes_need_little_more_than_half_as_much_as_many() -> None:
 
 
 def test_latency_adds_to_it_until_no_ratio_would_do() -> None:
-    ratios = [needed_ratio(H100, cluster(25, latency_us=us)) for us in (0, 20, 1000)]
-    assert ratios == sorted(set(ratios))
-    assert needed_ratio(H100, cluster(25, latency_us=5000)) == math.inf
+    """8 nodes: an all-reduce waits for 14 messages; backward takes 572 ms."""
+    ratios = [needed_ratio(H100, cluster(25, latency_us=us)) for us in (0, 20, 1000, 5000, 20_000)]
+    assert ratios == sorted(set(ratios)) and ratios[-1] < math.inf
+    assert needed_ratio(H100, cluster(25, latency_us=H100.backward_us / 14 - 1)) < math.inf
+    assert needed_ratio(H100, cluster(25, latency_us=H100.backward_us / 14)) == math.inf
+
+
+def test_slow_messages_are_sent_in_fewer_buckets_as_one_works_out_by_hand() -> None:
+    """Two nodes, 1 MB at 1 Gbit/s (8000 us each way, 2 (n - 1) / n = 1 of it), backward 10 ms, 1 ms a message, so 2 ms an all-reduce.
+
+    In n buckets one has 10 / (n - 1) - 2 ms for its bytes, and 0.5 ms at most: the former binds from n = 5 on, where 2.5 - 2 = 0.5. So n = 5,
+    and 1600 us of bytes a bucket must shrink to 500: 3.2 times fewer.
+    """
+    tensors = (TensorProfile("a", 500_000, 0.0), TensorProfile("b", 500_000, 10_000.0))
+    where = Cluster("test", 2, 1, Link(100, 0), Link(1, 1000.0))
+    assert needed_ratio(Profile("m", tensors), where, bytes_per_element=1.0) == pytest.approx(3.2)
 
 
 def test_more_tokens_need_less() -> None:

@@ -72,7 +72,7 @@ def advise(
     return {
         "verdict": chosen.kind, "choice": chosen.name, "gain": overall.gain, "margin": overall.margin, "gain_over_bf16": over_bf16.gain,
         "margin_over_bf16": over_bf16.margin, "best_that_psgc_carries": carried.name,
-        "why": _why(profile, cluster, found, carried, chosen), "notes": _notes(profile, cluster, asked, known, estimated, memory_gbps, adam=adam),
+        "why": _why(profile, cluster, found, carried, chosen), "notes": _notes(profile, cluster, found, asked, known, estimated, memory_gbps, adam=adam),
         "needed_ratio_over_bf16": _finite(needed_ratio(profile, cluster)), "candidates": [_shown(one, none, bf16) for one in found],
     }  # fmt: skip
 
@@ -87,7 +87,7 @@ def _shown(one: Candidate, none: Candidate, bf16: Candidate) -> dict[str, Any]:
         "name": one.name, "kind": one.kind, "iteration_ms": one.iteration_us(NOMINAL) / 1e3, "gain": overall.gain, "margin": overall.margin,
         "gain_over_bf16": over_bf16.gain, "margin_over_bf16": over_bf16.margin, "ratio_fp32": 4 / one.bytes_per_element,
         "ratio_bf16": 2 / one.bytes_per_element, "times": one.times, "sound": one.sound, "carried": one.kind != "infrequent",
-        "compressed_share": one.compressed_share,
+        "compressed_share": one.compressed_share, "residual_bytes": one.residual_bytes,
     }  # fmt: skip
 
 
@@ -143,7 +143,8 @@ def _further(found: Sequence[Candidate], chosen: Candidate) -> str:
 
 
 def _notes(
-    profile: Profile, cluster: Cluster, asked: Sequence[str], known: Sequence[str], estimated: frozenset[str], memory_gbps: float | None, *, adam: bool
+    profile: Profile, cluster: Cluster, found: Sequence[Candidate], asked: Sequence[str], known: Sequence[str], estimated: frozenset[str],
+    memory_gbps: float | None, *, adam: bool,
 ) -> list[str]:  # fmt: skip
     """What the answer rests on."""
     notes = [f"ready times: {profile.source or 'as in the profile'}", f"links: {cluster.source}"]
@@ -154,6 +155,13 @@ def _notes(
     if missing:
         notes.append(
             f"left out: {', '.join(missing)}, without times in the profile; measure them with psgc profile, or name a GPU to estimate them"
+        )
+    keeping = [one for one in found if one.residual_bytes]
+    if keeping:
+        most = max(one.residual_bytes for one in keeping)
+        notes.append(
+            f"memory: {', '.join(one.name for one in keeping)} keep what was not sent yet, in fp32: up to {most / 1e9:,.3g} GB in each worker, "
+            f"and as much again over the servers where they encode the sum"
         )
     if adam:
         notes.append(

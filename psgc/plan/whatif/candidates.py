@@ -51,7 +51,8 @@ CORNERS: Final = tuple(Corner(*values) for values in product((0.9, 1.1), (1.0, 1
 class Candidate:
     """name: ``none``, ``bf16``, a codec, or ``local-H``. bytes_per_element: in payloads, of an iteration; iteration_us: forward, backward
     and synchronization, in each corner. sound: whether it keeps quality, None where that is not judged; times: where the codec's come from;
-    compressed_share: of the elements, in buckets that a plan would encode."""
+    compressed_share: of the elements, in buckets that a plan would encode; residual_bytes: of a worker's memory, for what the codec has not sent
+    yet."""
 
     name: str
     kind: str
@@ -60,6 +61,7 @@ class Candidate:
     times: str
     iteration_us: Callable[[Corner], float]
     compressed_share: float
+    residual_bytes: float = 0.0
 
 
 def candidates(profile: Profile, cluster: Cluster, codecs: Sequence[str], estimated: frozenset[str], *, adam: bool) -> list[Candidate]:
@@ -89,6 +91,13 @@ def is_sound(codec: str, *, adam: bool) -> bool:
     return not adam or all(half.partition(":")[0] in SOUND_UNDER_ADAM for half in codec.split("/"))
 
 
+def keeps_residual(codec: str) -> bool:
+    """Whether a worker keeps, in float32, what the codec of its push has not sent yet."""
+    from psgc.codecs.registry import parse_scheme  # which loads numba
+
+    return codec in PUBLISHED_BYTES or parse_scheme(codec).feedback  # those that are published and no codecs of psgc keep one, too
+
+
 def considered(profile: Profile) -> tuple[str, ...]:
     """The codecs looked at unless others are asked for: the usual ones, and those that the profile has been measured with."""
     own = (name for name in profile.codecs if name not in (UNCOMPRESSED, "bf16", "fp16", *PUBLISHED_BYTES, *BY_SHAPE))
@@ -110,7 +119,9 @@ def _every_step(
     def iteration_us(corner: Corner) -> float:
         return forward + simulate(varied(problem, _change(corner, times)), plan.buckets).step_us
 
-    return Candidate(name, kind, size, sound, times, iteration_us, _compressed_share(plan))
+    share = _compressed_share(plan)
+    kept = 4.0 * share * problem.profile.numel if kind == "compress" and keeps_residual(name) else 0.0
+    return Candidate(name, kind, size, sound, times, iteration_us, share, kept)
 
 
 def _local_steps(problem: Problem, name: str, times: str) -> Candidate:

@@ -21,7 +21,9 @@ from psgc.plan.inputs.profile import Profile
 
 BACKWARD_FLOPS: Final = 4.0  # a parameter and token
 BF16_BYTES: Final = 2.0
-BUCKETS: Final = 21  # then the last one, which nothing hides, is a twentieth of backward when the others just hide
+LAST_SHARE: Final = 0.05  # of backward: what the last bucket's bytes, which nothing hides, may take for the rest to count as hidden
+BUCKETS: Final = 21  # the best number without latency: then each takes that share of backward
+MOST_BUCKETS: Final = 1000
 
 
 def hiding_product(tflops: float) -> float:
@@ -36,15 +38,23 @@ def rule_ratio(tokens: float, gbps: float, tflops: float) -> float:
 
 
 def needed_ratio(profile: Profile, cluster: Cluster, bytes_per_element: float = BF16_BYTES) -> float:
-    """How many times fewer bytes would hide behind this profile's backward, on this cluster: 20 of 21 buckets, each (latency + bytes / ratio),
-    take at most backward's time. At least 1; infinity where latency alone takes longer."""
+    """How many times fewer bytes would hide behind this profile's backward, on this cluster, in the number of equal buckets that needs least.
+
+    All buckets but the last, each latency + bytes / ratio, take at most backward's time, and the last one's bytes LAST_SHARE of it. At least 1;
+    infinity where the latency of one bucket takes as long as backward, so that two cannot hide any.
+    """
     nodes = cluster.nodes
     if nodes == 1:
         return 1.0
     latency = 2 * (nodes - 1) * cluster.inter.latency_us
-    sending = 2 * (nodes - 1) / nodes * bytes_per_element * profile.numel / BUCKETS * cluster.inter.us_per_byte
-    budget = profile.backward_us / (BUCKETS - 1)
-    return math.inf if budget <= latency else max(1.0, sending / (budget - latency))
+    sending = 2 * (nodes - 1) / nodes * bytes_per_element * profile.numel * cluster.inter.us_per_byte
+    return max(1.0, min(_ratio_in(buckets, sending, latency, profile.backward_us) for buckets in range(2, MOST_BUCKETS)))
+
+
+def _ratio_in(buckets: int, sending: float, latency: float, backward: float) -> float:
+    """How many times fewer bytes this many buckets need."""
+    budget = min(backward / (buckets - 1) - latency, LAST_SHARE * backward)
+    return sending / buckets / budget if budget > 0 else math.inf
 
 
 def all_reduce_us(profile: Profile, cluster: Cluster, bytes_per_element: float = BF16_BYTES) -> float:
