@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from psgc.addresses import endpoint
+from psgc.addresses import endpoint, is_loopback
 from psgc.errors import ConfigError
 from psgc.spelling import nearest
 from psgc.variables import LAUNCHER_VARIABLES, MEMBERSHIP, PREFIXES, VARIABLES, WITHOUT_EFFECT, Variable
@@ -138,6 +138,10 @@ class Config:
             raise ConfigError(
                 f"a {self.role} needs DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (the scheduler's address), "
                 f"got {self.root_host or 'none'!r} and {self.root_port or 'none'!r}; or start the job with `psgc run`"
+            )
+        if self.encrypt and not self.token and not is_loopback(self.root_host):
+            raise ConfigError(
+                "PSGC_ENCRYPT=1 without PSGC_TOKEN: the keys of payload connections would travel in clear; set PSGC_TOKEN to one long random text everywhere"
             )
         if self.servers < 1:
             raise ConfigError("DMLC_NUM_SERVER=0: a job needs at least one server")

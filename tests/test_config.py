@@ -155,3 +155,12 @@ def test_names_without_effect_and_unknown_names_are_noted() -> None:
 
 def test_the_token_is_not_printed() -> None:
     assert "hush" not in repr(Config.from_env({**CLUSTER, "PSGC_TOKEN": "hush"}))
+
+
+def test_payloads_are_not_encrypted_by_keys_that_travel_in_clear() -> None:
+    env = {**CLUSTER, "PSGC_ENCRYPT": "1"}
+    for role in ("worker", "server", "scheduler"):
+        with pytest.raises(ConfigError, match=r"PSGC_ENCRYPT=1 without PSGC_TOKEN: .* set PSGC_TOKEN"):
+            Config.from_env({**env, "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_ROLE": role}).require_cluster()
+    Config.from_env({**env, "DMLC_PS_ROOT_URI": "10.0.0.1", "PSGC_TOKEN": "secret"}).require_cluster()
+    Config.from_env({**env, "DMLC_PS_ROOT_URI": "127.0.0.1"}).require_cluster()

@@ -271,6 +271,21 @@ def test_a_part_that_no_kernel_could_count_is_refused_by_the_tensors_name() -> N
             build_layout(declaration, layout_id=1, servers=1, workers=2)
 
 
+def test_a_payload_that_no_connection_carries_is_refused_by_the_tensors_name() -> None:
+    """In either direction, and where a plan has cut the bucket, too."""
+    huge = TensorSpec("embedding", (1 << 15, 1 << 13), "float32")  # 1 GiB
+    for codec in ("none", "onebit/none", "none/onebit"):
+        declaration = replace(TWO, tensors=(huge,), codec=codec, part_bytes=8 << 30)
+        with pytest.raises(
+            CodecError, match=r"tensor 'embedding': .* a payload of 1073741824 bytes, at most 536870912 .*lower PSGC_PART_BYTES"
+        ):
+            build_layout(declaration, layout_id=1, servers=1, workers=2)
+        planned = replace(declaration, kind="plan", buckets=(BucketSpec((0,), codec, 0, parts=1),))
+        with pytest.raises(CodecError, match="plan more parts"):
+            build_layout(planned, layout_id=1, servers=1, workers=2)
+        build_layout(replace(planned, buckets=(BucketSpec((0,), codec, 0, parts=2),)), layout_id=1, servers=1, workers=2)
+
+
 def test_a_codec_that_cannot_carry_a_tensor_is_refused_by_the_tensors_name() -> None:
     declaration = replace(TWO, tensors=(TensorSpec("steps", (70001,), "int64"),), codec="int8")
     with pytest.raises(CodecError, match=r"tensor 'steps': codec int8 carries .*, not int64"):

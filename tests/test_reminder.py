@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
+from psgc.config import Config
 from psgc.reminder import Reminder
 from psgc.transport.control.voice import AWAITED, PARTS, Voice, own_outlet
+from psgc.transport.security import curve
 
 
 @pytest.mark.parametrize(
@@ -36,3 +39,15 @@ def test_where_lines_end_up_is_the_launchers_to_say_and_else_this_process_knows(
     assert [first.speaks(PARTS), second.speaks(PARTS)] == [True, False]
     first.close()
     second.close()
+
+
+def test_the_names_that_are_taken_tell_neither_the_token_nor_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody on the host reads them: a token is tried against them no faster than against a handshake."""
+    config = Config(role="worker", root_host="127.0.0.1", root_port=9, token="secret", outlet="terminal")
+    names = {Voice.of(config)._name_of(topic) for topic in (AWAITED, PARTS)}
+    assert len(names) == 2
+    assert len({Voice.of(replace(config, token=token))._name_of(AWAITED) for token in ("secret", "other", "")}) == 3
+    keys = curve.control_keys(0, "secret")
+    monkeypatch.setattr(curve, "control_keys", lambda job, token: keys)
+    for token in ("secret", "other"):
+        assert Voice.of(replace(config, token=token))._name_of(AWAITED) in names, "of the token it knows the keys alone"

@@ -10,6 +10,7 @@ from psgc.codecs import BLOCK, BucketContext, Scheme, parse_scheme
 from psgc.codecs.codec import MAX_PART
 from psgc.errors import CodecError, UsageError
 from psgc.layout.records import ITEM_BYTES, Bucket, BucketSpec, Declaration, Layout, Part, make_key
+from psgc.wire.frames import MAX_PAYLOAD_BYTES
 
 # Below this the header and the system call cost more than the payload.
 MIN_PART_PAYLOAD_BYTES: Final = 64 << 10
@@ -103,10 +104,13 @@ def _cut(spec: BucketSpec, numel: int, scheme: Scheme, dtype: str, part_bytes: i
     else:
         whole = max(numel, 1) if scheme.whole else part_numel(scheme, dtype, part_bytes, rate)
         sizes = full_parts(numel, spec.part_numel or whole)
+    remedy = "plan more parts" if spec.parts else "lower PSGC_PART_BYTES"
+    remedy = "it does not cut tensors: use another codec for this one" if scheme.whole else remedy
     if sizes[0] > MAX_PART:
-        remedy = "plan more parts" if spec.parts else "lower PSGC_PART_BYTES"
-        remedy = "it does not cut tensors: use another codec for this one" if scheme.whole else remedy
         raise CodecError(f"codec {scheme.canonical}: a part of {sizes[0]} elements, at most {MAX_PART}; {remedy}")
+    largest = max(max(r.pair.push.payload_bound(r.numel), r.pair.pull.payload_bound(r.numel)) for r in scheme.rounds(sizes[0]))
+    if largest > MAX_PAYLOAD_BYTES:
+        raise CodecError(f"codec {scheme.canonical}: a payload of {largest} bytes, at most {MAX_PAYLOAD_BYTES} travel as one; {remedy}")
     return sizes
 
 

@@ -29,11 +29,10 @@ from psgc.transport.security.encryption import TAG_BYTES, Cipher
 from psgc.transport.security.handshake import Proof
 from psgc.transport.socket_link import SocketLink
 from psgc.transport.tcp_remedies import remedy
-from psgc.wire.frames import HEADER_BYTES, Header, pack_header, unpack_header
+from psgc.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Header, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 
 Bytes = NDArray[np.uint8]
-MAX_PAYLOAD_BYTES: Final = 512 << 20  # a part is far smaller
 STAGE_BYTES: Final = 16 << 10  # headers and small payloads are received many at once
 UNSENT_BYTES: Final = 128 << 10  # that the kernel keeps beyond what is on its way, until a connection has shown that it is fast
 MOST_UNSENT_BYTES: Final = 1 << 20

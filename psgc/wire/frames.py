@@ -35,6 +35,7 @@ FIELDS: Final = (
     ("payload_bytes", "Q", "length of the payload that follows the header"),
 )
 HEADER_STRUCT: Final = struct.Struct("<" + "".join(code for _, code, _ in FIELDS))
+MAX_PAYLOAD_BYTES: Final = 512 << 20  # of one message; layouts are cut so that no payload is larger
 HEADER_BYTES: Final = HEADER_STRUCT.size
 assert HEADER_BYTES == 64
 

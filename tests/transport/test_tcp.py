@@ -16,9 +16,9 @@ from psgc.errors import ConfigError, PsgcError, RemoteProtocolError
 from psgc.transport.link_set import LinkSet
 from psgc.transport.security.encryption import require
 from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
-from psgc.transport.tcp import MAX_PAYLOAD_BYTES, STAGE_BYTES, TcpLink, TcpListener
+from psgc.transport.tcp import STAGE_BYTES, TcpLink, TcpListener
 from psgc.transport.watch import Watch
-from psgc.wire.frames import HEADER_BYTES, Header, Kind, pack_header
+from psgc.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Header, Kind, pack_header
 
 KEY = worker_key(bytes(32), 0, 1)
 PATIENCE_S = 60.0

@@ -8,7 +8,7 @@ ends; the others then stay silent on that topic. Where there are no such sockets
 from __future__ import annotations
 
 import errno
-import hashlib
+import hmac
 import os
 import socket
 from typing import Final
@@ -33,18 +33,25 @@ def own_outlet() -> str:
 
 
 class Voice:
-    """This process's right to speak. group: what the processes have in common that must not speak together (a job and its secret).
-    outlet: PSGC_OUTLET; without it this process's own."""
+    """This process's right to speak. group: what the processes have in common that must not speak together (a job).
+    outlet: PSGC_OUTLET; without it this process's own. key: the job's, slow to derive from its token: everybody on the host sees the names
+    that are taken, and must neither find the token by them nor the names of other topics."""
 
-    def __init__(self, group: str, outlet: str = "") -> None:
+    def __init__(self, group: str, outlet: str = "", key: bytes = b"") -> None:
         self._outlet = outlet or own_outlet()
-        self._name = hashlib.sha256(f"{os.getuid()} {self._outlet} {group}".encode()).hexdigest()[:32]
+        self._group, self._key = f"{os.getuid()} {self._outlet} {group}", key
         self._held: dict[str, int] = {}  # descriptors of the sockets that hold names, by topic
 
     @classmethod
     def of(cls, config: Config) -> Voice:
         """Of a member of the job that ``config`` describes."""
-        return cls(f"{config.job} {config.root_endpoint} {config.token}", config.outlet)
+        from psgc.transport.security.curve import control_keys  # loads ZeroMQ, which who only compiles does not need
+
+        keys = control_keys(config.job, config.token)
+        return cls(f"{config.job} {config.root_endpoint}", config.outlet, b"" if keys is None else keys.member_secret)
+
+    def _name_of(self, topic: str) -> str:
+        return hmac.digest(self._key, f"voice {self._group} {topic}".encode(), "sha256").hex()[:32]
 
     def speaks(self, topic: str) -> bool:
         """Whether this process is the one that speaks on ``topic`` here; asking takes the right if nobody has it."""
@@ -52,7 +59,7 @@ class Voice:
             return True
         name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            name.bind(f"\0psgc-voice/{self._name}/{topic}")
+            name.bind(f"\0psgc-voice/{self._name_of(topic)}")
         except OSError as error:
             name.close()
             return error.errno != errno.EADDRINUSE
