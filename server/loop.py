@@ -48,6 +48,7 @@ from psgc.wire.messages import Notice, Register, Topology, address_fields, decod
 
 logger = logging.getLogger(__name__)
 TURN_S: Final = 0.02  # of one source's work in a turn of the loop
+AWAY_S: Final = 2.0  # a tick that is later than that: this process was stopped, or its machine slept
 
 
 def serve(config: Config) -> int:
@@ -94,6 +95,7 @@ class Server:
             config.root_endpoint, config.silence_s, config.dead_s, config.heartbeat_s, self._began, self._scheduler.nobody_listens
         )
         self._named = Reminder(self._began)
+        self._ticked = self._began
         self._voice = Voice.of(config)
         self._told = False  # the launcher knows why the job failed, and prints it
 
@@ -248,9 +250,12 @@ class Server:
             self._life.connection(event == "up", time.monotonic())
             if self._life.up:  # once admitted, too: the last connection may have lost layouts
                 self._register()
+        until = time.monotonic() + TURN_S
         for header, payload in self._scheduler.receive() if self._scheduler.socket in ready else ():
             self._life.hear(time.monotonic())
             self._handle(header, b"" if payload is None else payload.tobytes())
+            if time.monotonic() >= until:
+                return  # the rest is heard in the next turn
 
     def _handle(self, header: Header, body: bytes) -> None:
         if header.kind == Kind.TOPOLOGY and self._state is None:
@@ -327,10 +332,14 @@ class Server:
     def _tick(self, now: float) -> None:
         self._scheduler.tick(now)
         if self._state is None:
+            self._ticked = now
             self._await_admission(now)
             return
         if self._gate is not None:
             self._gate.tick()
+        away, self._ticked = now - self._ticked - self.config.heartbeat_s, now
+        if away > AWAY_S:
+            self._state.absent(away)
         texts, faults = self._state.tick(now)
         for text in texts if self._voice.speaks(AWAITED) else ():
             logger.warning("%s", text)

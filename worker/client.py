@@ -228,6 +228,12 @@ class Client:
         state.unsent, state.moved = unsent, now
         return self._pump(server)
 
+    def moved(self, server: int, now: float) -> float:
+        """When something last came through to or from a server; now, where nothing is awaited from it."""
+        state = self.servers[server]
+        waits = state.queue or state.transfers.said or any(True for _ in self._unanswered(server))
+        return state.moved if waits else now
+
     @property
     def measured(self) -> bool:
         """Whether every server has been connected to, and its connection measured where that makes sense."""

@@ -33,6 +33,7 @@ from psgc.wire.messages import Declare, Notice, Register, Topology, decode_body,
 
 logger = logging.getLogger(__name__)
 TICK_S: Final = 0.25  # how often the network thread has it look after itself
+TURN_S: Final = 0.02  # of what the scheduler has said, in a turn of the network thread
 
 
 @dataclass(slots=True)
@@ -146,10 +147,13 @@ class Coordinator:
             self._life.connection(event == "up", time.monotonic())
             if self._life.up:
                 self._say_again()
+        until = time.monotonic() + TURN_S
         try:
             for header, payload in self._dealer.receive() if self._dealer.socket in ready else ():
                 self._life.hear(time.monotonic())
                 self._handle(header, b"" if payload is None else payload.tobytes())
+                if time.monotonic() >= until:
+                    return  # the rest is heard in the next turn
         except RemoteProtocolError as error:
             self._owner.failed(f"the scheduler at {self._config.root_endpoint} sent nonsense: {error}")
 

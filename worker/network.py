@@ -26,6 +26,7 @@ from psgc.mailbox import Mailbox
 from psgc.pool import Pool
 from psgc.report import Launcher
 from psgc.transport.control.voice import PARTS
+from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.arena import Arena
 from psgc.transport.pacing import PacedLink
@@ -209,8 +210,17 @@ class Network(threading.Thread):
         if self.mailbox.fileno() in ready:
             for call, args in self.mailbox.drain(TURN_S):
                 call(*args)
-        for connection in self._connections.ready() if self._connections.fileno() in ready or self._connections.pending else ():
+        if self._connections.fileno() in ready or self._connections.pending:
+            self._serve_links(self._connections.ready())
+
+    def _serve_links(self, ready: list[Link]) -> None:
+        """Each in turn, as many as there is time for: the scheduler, ticks and other threads' calls wait for none."""
+        until = time.monotonic() + TURN_S
+        for number, connection in enumerate(ready):
             self._serve_link(connection.owner)
+            if time.monotonic() >= until:
+                self._connections.defer(ready[number + 1 :])
+                return
 
     def _flush(self) -> None:
         """Have the kernel take what has been queued; what leaves a queue makes room there for more."""
@@ -261,6 +271,10 @@ class Network(threading.Thread):
         reach = self._reach
         if reach is None or self.error is not None or self._closing_since is not None:
             return
+        client = self.client
+        assert client is not None
+        for server in reach.unsteady:
+            reach.progress(server, client.moved(server, now))
         texts, fault = reach.tick(now, lambda server: self.links[server].remedy)
         for server, text in texts:
             if self._coordinator.voice.speaks(f"server {server}"):

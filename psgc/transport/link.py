@@ -113,6 +113,11 @@ class Link(ABC):
         return False
 
     @property
+    def source(self) -> str:
+        """Where the peer is, as far as that can be told of one that has proved nothing: connections of one source are taken for one peer's."""
+        return self.peer
+
+    @property
     def reached(self) -> bool:
         """Whether the other end has accepted the connection."""
         return not self.closed

@@ -22,7 +22,7 @@ from psgc.errors import RemoteProtocolError
 from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Dial, Listener, Transport, Trouble
 from psgc.transport.memory.segment import Place, Segment
 from psgc.transport.security.handshake import Proof, Refused
-from psgc.transport.socket_link import SocketLink
+from psgc.transport.socket_link import MESSAGE_BYTES, SocketLink
 from psgc.wire.frames import HEADER_BYTES, Flag, Header, Kind, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 
@@ -89,6 +89,7 @@ class LocalLink(SocketLink):
                 self.fail(error.strerror or str(error))
                 return
             self._queue.popleft()
+            self._keep(-MESSAGE_BYTES - len(data))
 
     def receive(self, messages: int = MAX_MESSAGES, nbytes: int = MAX_BYTES) -> Iterator[tuple[Header, Any]]:
         self.more = False
@@ -144,6 +145,7 @@ class LocalLink(SocketLink):
         if len(data) > MAX_PACKET_BYTES:
             raise ValueError(f"packet of {len(data)} bytes; large bodies go over TCP")
         self._queue.append((data, fd))
+        self._keep(MESSAGE_BYTES + len(data))
         self.flush()
 
     def close(self) -> None:

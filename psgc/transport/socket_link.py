@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from typing import Final
 
 from psgc.transport.link import Link
 from psgc.transport.security.handshake import Proof
+
+# Of messages that wait in a link, bodies and what Python takes for each, payloads apart: those lie where they are kept anyway. A server that
+# answers 100,000 keys at once to a worker that reads slowly needs a quarter of it.
+MOST_KEPT_BYTES: Final = 128 << 20
+MESSAGE_BYTES: Final = 256
 
 
 class SocketLink(Link):
@@ -16,6 +22,13 @@ class SocketLink(Link):
         super().__init__(proof, peer)
         sock.setblocking(False)
         self.socket = sock
+        self._kept = 0
+
+    def _keep(self, nbytes: int) -> None:
+        """A message that is queued takes so much memory of its own; negative: it has left the queue."""
+        self._kept += nbytes
+        if self._kept > MOST_KEPT_BYTES:
+            self.fail(f"it does not read what it is sent: {MOST_KEPT_BYTES >> 20} MiB of answers wait for it")
 
     def fileno(self) -> int:
         return self.socket.fileno()

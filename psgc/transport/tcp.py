@@ -18,16 +18,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.addresses import SCHEME, is_loopback, join, listening_socket, lookup, split, unmapped
+from psgc.addresses import SCHEME, is_loopback, join, listening_socket, split, unmapped
 from psgc.config import Config
 from psgc.errors import RemoteProtocolError
 from psgc.transport.host import local_address_for
 from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Dial, Listener, Transport, Trouble
+from psgc.transport.lookup import Lookup
 from psgc.transport.memory.segment import Place
 from psgc.transport.pacing import PacedLink, cut
 from psgc.transport.security.encryption import TAG_BYTES, Cipher
 from psgc.transport.security.handshake import Proof
-from psgc.transport.socket_link import SocketLink
+from psgc.transport.socket_link import MESSAGE_BYTES, SocketLink
 from psgc.transport.tcp_remedies import remedy
 from psgc.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Header, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
@@ -58,11 +59,13 @@ def set_options(sock: socket.socket, dead_s: float) -> None:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A message that is queued. body: its payload, once it is sealed encrypted and with its tag. counted: whether ``unsent`` counts it."""
+    """A message that is queued. body: its payload, once it is sealed encrypted and with its tag. counted: whether ``unsent`` counts it.
+    kept: bytes of memory that it takes itself."""
 
     head: bytes
     body: memoryview | None
     counted: bool
+    kept: int
     sealed: bool = False
 
 
@@ -112,6 +115,10 @@ class TcpLink(SocketLink):
     def queued(self) -> bool:
         return bool(self._queue)
 
+    @property
+    def source(self) -> str:
+        return self.peer.rpartition(":")[0]
+
     def slow_down(self, pace: PacedLink) -> None:
         self.pace = pace
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, pace.queue_bytes)
@@ -120,7 +127,9 @@ class TcpLink(SocketLink):
         payload: Any = body if place is None else place.bytes[: header.payload_bytes]
         view = memoryview(payload) if payload is not None and len(payload) else None
         self.unsent += view is not None
-        self._queue.append(_Outgoing(pack_header(header), view, view is not None))
+        kept = 0 if place is not None else MESSAGE_BYTES + (0 if view is None else view.nbytes)
+        self._queue.append(_Outgoing(pack_header(header), view, view is not None, kept))
+        self._keep(kept)
 
     def flush(self) -> None:
         while self._queue and not self.closed:
@@ -191,7 +200,9 @@ class TcpLink(SocketLink):
             if self._sent < size:
                 return
             self._sent -= size
-            self.unsent -= self._queue.popleft().counted
+            message = self._queue.popleft()
+            self.unsent -= message.counted
+            self._keep(-message.kept)
 
     def receive(self, messages: int = MAX_MESSAGES, nbytes: int = MAX_BYTES) -> Iterator[tuple[Header, Any]]:
         self.more = False
@@ -329,16 +340,20 @@ class TcpListener(Listener):
 
 
 class _Dialer:
-    """Connects to ``tcp://host:port``. A name that stands for several addresses is tried at one after the other."""
+    """Connects to ``tcp://host:port``. A name that stands for several addresses is tried at one after the other; where an attempt was not the
+    first, the name is looked up again meanwhile."""
 
     def __init__(self, address: str, dead_s: float) -> None:
         self._address, self._dead_s, self._attempts = address, dead_s, 0
+        self._lookup: Lookup | None = None
 
     def __call__(self, proof: Proof) -> TcpLink:
-        try:
-            found = lookup(*split(self._address))
-        except ValueError as error:
-            raise OSError(errno.EINVAL, str(error)) from None
+        if self._lookup is None:
+            try:
+                self._lookup = Lookup(*split(self._address))
+            except ValueError as error:
+                raise OSError(errno.EINVAL, str(error)) from None
+        found = self._lookup.addresses(again=self._attempts > 0)
         family, where = found[self._attempts % len(found)]
         self._attempts += 1
         return TcpLink.connect(family, where, proof, self._dead_s)

@@ -29,6 +29,8 @@ def remedy(address: str, same_host: bool, trouble: Trouble) -> str:
         return f"nobody listens there; is the server alive, and is the address right? Check {ADVERTISED}"
     if number in (None, errno.ETIMEDOUT):
         return f"nothing comes back from there; open port {port} in the firewall (DMLC_PORT fixes the number), or mend the address: check {ADVERTISED}"
+    if number == errno.EAGAIN:
+        return f"{trouble.text}, and the name service does not answer; mend it, or give an address instead of a name: check {ADVERTISED}"
     if number == errno.EADDRNOTAVAIL:
         return f"{host!r} cannot be looked up here; give an address that can: check {ADVERTISED}"
     return f"{trouble.text}; is there a route to it? Check the network, and {ADVERTISED}"

@@ -107,3 +107,34 @@ def test_one_that_comes_back_begins_anew() -> None:
         assert said(here, begin, begin + STEP_S - 1, None)
         here.up(1)
     assert said(here, 2600, 10_000, None) == []
+
+
+def broken_every(seconds: float, until: float, progress: bool) -> tuple[float, str] | None:
+    """The fault, if a connection that is made again at once breaks so often, with something awaited all the time."""
+    here = reach()
+    here.up(0)
+    here.up(1)
+    now = 1000.0
+    trouble = Trouble(errno.ECONNRESET, "Connection reset by peer")
+    while now < until:
+        here.down(1, now)
+        here.up(1)
+        assert here.unsteady == [1]
+        here.progress(1, now + 0.1 if progress else 900.0)
+        texts, fault = here.tick(now + 0.2, lambda server: transport("tcp").remedy(here.addresses[server], False, trouble))
+        assert not texts
+        if fault is not None:
+            return now, fault
+        now += seconds
+    return None
+
+
+def test_a_connection_that_breaks_again_and_again_before_anything_comes_through_ends_the_job() -> None:
+    found = broken_every(2.0, 10_000.0, progress=False)
+    assert found is not None
+    now, fault = found
+    assert 1000 + STEP_S <= now <= 1000 + STEP_S + 4
+    assert "the connection to server 1 at tcp://10.0.0.5:4000 broke 301 times in 600 s and nothing came through" in fault
+    assert "Connection reset by peer" in fault
+    assert fault.endswith("gave up (PSGC_STEP_TIMEOUT_S)")
+    assert broken_every(2.0, 10_000.0, progress=True) is None, "however slowly, it goes on"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 from psgc.config import Config
-from psgc.errors import PsgcError
+from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.transport.host import host_id
 from psgc.transport.link import Link, Transport, Trouble
 from psgc.transport.link_set import LinkSet
@@ -81,19 +81,21 @@ class ServerLink:
         return self._up
 
     def receive(self) -> Iterator[tuple[Header, Any]]:
-        """What has come on the connection, which is ready. Bounded: what is left is received at the next turn.
-
-        Raises RemoteProtocolError for what is no message.
-        """
+        """What has come on the connection, which is ready. Bounded: the rest is received in the next turn. Bytes that are no message close the
+        connection, which is then made again."""
         link = self._link
         if link is None or link.closed:
             return
         if not self._up:
             self._go_on(link)  # nothing has been said yet: the server speaks when it is greeted
         else:
-            for header, payload in link.receive():
-                self.wire_bytes += HEADER_BYTES + header.payload_bytes
-                yield header, payload
+            try:
+                for header, payload in link.receive():
+                    self.wire_bytes += HEADER_BYTES + header.payload_bytes
+                    yield header, payload
+            except RemoteProtocolError as error:  # altered on the way, or no message at all
+                logger.warning("connection to server %d closed: %s", self.server, error)
+                link.fail(str(error))
             self._links.received(link)
 
     def events(self) -> list[Literal["up", "down"]]:

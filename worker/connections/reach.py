@@ -9,15 +9,19 @@ from typing import Final
 from psgc.reminder import Reminder
 
 NAMED_AFTER_S: Final = 3.0  # of trying: the longest link answers sooner, and whoever waits wants to know why
+REMADE: Final = 3  # times that a connection breaks without progress before that can end the job
 AT_LEAST_S: Final = 10.0  # for the servers to be reached, however much of the time to register has passed by then
 
 
 @dataclass(slots=True)
 class _Connection:
-    """To one server. since: when it went down; None while it is up."""
+    """To one server. since: when it went down; None while it is up. remade: how often it was made again since ``first``, when that began, without
+    any progress."""
 
     since: float | None
     named: Reminder | None = None
+    remade: int = 0
+    first: float = 0.0
 
 
 @dataclass(slots=True)
@@ -46,18 +50,38 @@ class Reach:
     def up(self, server: int) -> None:
         """The server has answered on a new connection."""
         self.reached.add(server)
-        self._connections[server] = _Connection(None)
+        connection = self._connections[server]
+        connection.since = connection.named = None
 
     def down(self, server: int, now: float) -> None:
         """The connection has broken."""
-        if self._connections[server].since is None:
-            self._connections[server].since = now
+        connection = self._connections[server]
+        if connection.since is None:
+            connection.since = now
+            connection.first = connection.first if connection.remade else now
+            connection.remade += 1
+
+    @property
+    def unsteady(self) -> list[int]:
+        """Servers whose connections have broken since something came through."""
+        return [server for server, connection in enumerate(self._connections) if connection.remade]
+
+    def progress(self, server: int, moved: float) -> None:
+        """When something last came through to or from the server, or nothing was awaited."""
+        connection = self._connections[server]
+        if moved > connection.first:
+            connection.remade = 0
 
     def tick(self, now: float, remedy: Callable[[int], str]) -> tuple[list[tuple[int, str]], str | None]:
         """What is to be said of servers that cannot be reached, and why the job cannot go on, if so. remedy: what is wrong with the connection to a
         server, and how to mend it."""
         texts: list[tuple[int, str]] = []
         for server, connection in enumerate(self._connections):
+            if connection.remade >= REMADE and now - connection.first > self.step_timeout_s:
+                return texts, (
+                    f"rank {self.rank}: the connection to server {server} at {self.addresses[server]} broke {connection.remade} times in "
+                    f"{now - connection.first:.0f} s and nothing came through: {remedy(server)}; gave up (PSGC_STEP_TIMEOUT_S)"
+                )
             if connection.since is None:
                 continue
             waited = now - connection.since

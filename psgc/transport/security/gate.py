@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import select
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -17,8 +18,9 @@ from psgc.transport.security.handshake import PATIENCE_S, Refused, ServerProof
 from psgc.transport.security.refusals import Refusals
 
 logger = logging.getLogger(__name__)
-MOST: Final = 256  # connections that have not proved themselves; one more, and the oldest goes: a worker is done within a round trip
+MOST: Final = 256  # connections that have not proved themselves; one more, and one of the largest crowd goes
 AT_ONCE: Final = 64  # accepted before those that have said something are heard
+TURN_S: Final = 0.02  # of handshakes in a turn of the server's loop
 
 
 class Gate:
@@ -45,7 +47,10 @@ class Gate:
     def serve(self) -> list[Link]:
         """Accept, and go on with handshakes; returns the connections that are proved now, which are then the caller's."""
         proved = []
+        until = time.monotonic() + TURN_S
         for fd, _ in self._epoll.poll(0):
+            if time.monotonic() >= until:
+                break  # the rest is ready in the next turn, too
             listener = self._listeners.get(fd)
             if listener is not None:
                 proved += self._accept(listener)
@@ -85,11 +90,17 @@ class Gate:
                 self._shut()
                 break
             if len(self._waiting) >= MOST:
-                self._refuse(next(iter(self._waiting)), "crowd", f"{MOST} others came after it before it had proved itself")
+                self._refuse(self._one_of_the_crowd(), "crowd", f"{MOST} others waited, and most of them came from where it came from")
             self._waiting[link.fileno()] = link, self._clock()
             self._epoll.register(link.fileno(), select.EPOLLIN)
             proved += self._prove(link)
         return proved
+
+    def _one_of_the_crowd(self) -> int:
+        """The oldest connection of those from the source that has the most: who floods a server only keeps itself out."""
+        sources = Counter(link.source for link, _ in self._waiting.values())
+        crowded = max(sources, key=sources.__getitem__)
+        return next(fd for fd, (link, _) in self._waiting.items() if link.source == crowded)
 
     def _prove(self, link: Link) -> list[Link]:
         """The connection, if it is proved now."""
