@@ -23,10 +23,13 @@ from psgc.transport.control.voice import AWAITED, Voice
 from psgc.transport.host import host_id, local_address_for, member_alive, pid_started
 from psgc.transport.security.curve import control_keys
 from psgc.wire.frames import pack_header
-from psgc.wire.messages import MAX_CONTROL_BYTES, Register
+from psgc.wire.messages import Register
 
 logger = logging.getLogger(__name__)
 TURN_S: Final = 0.05
+MAX_HEARD_BYTES: Final = (
+    16 << 20
+)  # of one message, and of a stranger's before it is refused; 100,000 tensors declare themselves in some 2 MB, packed
 
 
 def serve(config: Config) -> int:
@@ -39,7 +42,7 @@ def serve(config: Config) -> int:
         _warn(config)
     host = config.root_host if config.scheduler_fd >= 0 else local_address_for(config.root_host) if alone else "*"
     try:
-        router = Router(context, endpoint(host, config.root_port), config.dead_s, config.scheduler_fd, MAX_CONTROL_BYTES, keys)
+        router = Router(context, endpoint(host, config.root_port), config.dead_s, config.scheduler_fd, MAX_HEARD_BYTES, keys)
     except PsgcError as error:
         context.destroy(0)
         raise PsgcError(f"scheduler: {error}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import zmq
 
@@ -16,6 +16,7 @@ from psgc.transport.watch import has_message
 from psgc.wire.frames import Header
 
 logger = logging.getLogger(__name__)
+HANDSHAKE_MS: Final = 10_000  # then a peer that has not finished it is cut off, and what it has sent is forgotten
 
 
 class Router:
@@ -35,6 +36,7 @@ class Router:
         self.socket = context.socket(zmq.ROUTER)
         set_common_options(self.socket, dead_s)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self.socket.setsockopt(zmq.IPV6, needs_ipv6(endpoint.removeprefix(SCHEME).rpartition(":")[0].strip("[]")))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a member that reconnects is the same member
