@@ -19,6 +19,7 @@ from typing import Any, Final
 import zmq
 
 from psgc import __version__
+from psgc.absence import Absence, younger
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
@@ -94,6 +95,7 @@ class Server:
         self._life = Lifeline(
             config.root_endpoint, config.silence_s, config.dead_s, config.heartbeat_s, self._began, self._scheduler.nobody_listens
         )
+        self._absence = Absence(config.heartbeat_s)
         self._named = Reminder(self._began)
         self._ticked = self._began
         self._voice = Voice.of(config)
@@ -260,7 +262,7 @@ class Server:
     def _handle(self, header: Header, body: bytes) -> None:
         if header.kind == Kind.TOPOLOGY and self._state is None:
             self._admitted(Topology.from_body(decode_json(body, "TOPOLOGY")))
-        elif header.kind == Kind.KEYS and self._state is not None:  # else TOPOLOGY was lost on the way; both are said again
+        elif header.kind == Kind.KEYS and self._state is not None:  # else TOPOLOGY was lost with a connection; both come on the new one
             self._prepare(Layout.from_json(body))
         elif header.kind in (Kind.ABORT, Kind.ERROR):
             self._tell_scheduler(Kind.BYE)
@@ -274,8 +276,9 @@ class Server:
     def _admitted(self, topology: Topology) -> None:
         config = self.config
         self._state = ServerState(
-            topology.rank, topology.size, config.job, topology.epoch, config.window_bytes, config.silence_s, config.step_timeout_s
-        )
+            topology.rank, topology.size, config.job, topology.epoch, config.window_bytes, config.silence_s, config.step_timeout_s,
+            absence=Absence(config.heartbeat_s),
+        )  # fmt: skip
         self._open_gate(topology)
         self._life.alive = partial(member_alive, topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started)
         self._launcher.tell("joined")
@@ -355,6 +358,7 @@ class Server:
 
     def _await_admission(self, now: float) -> None:
         config = self.config
+        self._began = younger(self._began, self._absence.ended(now), now)
         if why := self._scheduler.turned_away():
             self._end(1, f"server: {why}")
             return

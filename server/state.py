@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from psgc.absence import Absence, younger
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Layout
 from psgc.reminder import LONGEST_S, Reminder
@@ -77,6 +78,7 @@ class ServerState:
         default_factory=dict
     )  # layout, rank -> when the rank last contributed to one of its keys
     departed: set[int] = field(default_factory=set)  # ranks that have left the job in order
+    absence: Absence = field(default_factory=lambda: Absence(1.0))  # of this server, which ticks once a heartbeat
     named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # of ranks that were awaited, until that is a while ago
 
     def register(self, layout: Layout, specs: list[KeySpec], costs: list[int]) -> list[Effect]:
@@ -138,6 +140,7 @@ class ServerState:
 
     def tick(self, now: float) -> tuple[list[str], list[Fault]]:
         """What has been awaited for long (for the log and the scheduler), one line for the same ranks, and what for too long."""
+        self._allow_for_absence(now)
         late: dict[tuple[int, ...], list[_Key]] = {}
         faults = []
         for key in sorted(self.active):
@@ -160,6 +163,13 @@ class ServerState:
                 text = f"{self._awaits(entry, missing, now)}, more than the limit of {self.step_timeout_s:.0f} s (PSGC_STEP_TIMEOUT_S)"
                 faults.append(Fault(f"server {self.index}: {text}"))
         return list(self._name(late, now)), faults
+
+    def _allow_for_absence(self, now: float) -> None:
+        """While this process did not run it heard no contribution; no rank is late for that."""
+        if away := self.absence.ended(now):
+            for key in self.active:
+                self.keys[key].since = younger(self.keys[key].since, away, now)
+            self.contributed = {which: younger(since, away, now) for which, since in self.contributed.items()}
 
     def _stalled_since(self, entry: _Key, missing: Sequence[int]) -> float:
         """Over a slow link a rank's contributions may take minutes: a step is not late while each rank that it awaits goes on with others."""

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 import zmq
 
 from psgc import __version__
+from psgc.absence import Absence, younger
 from psgc.config import Config
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, Layout
@@ -75,6 +76,7 @@ class Coordinator:
         self._dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, control_keys(config.job, config.token))
         self.began = time.monotonic()
         self._life = Lifeline(config.root_endpoint, config.silence_s, config.dead_s, TICK_S, self.began, self._dealer.nobody_listens)
+        self._absence = Absence(TICK_S)
         self.told = float("-inf")  # when the scheduler last said what is awaited
         self.voice = Voice.of(config)
         self._beat = self._repeat = 0.0
@@ -184,6 +186,7 @@ class Coordinator:
                 logger.warning("%s", sign.text)
 
     def _await_admission(self, now: float) -> None:
+        self.began = younger(self.began, self._absence.ended(now), now)
         waited = now - self.began
         talks = now - self._life.heard <= 2 * self._config.silence_s  # then it gives up itself, and can say who is missing
         if waited > self._config.register_timeout_s and not talks:

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from psgc.absence import Absence, younger
 from psgc.addresses import is_loopback, split
 from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration
@@ -26,7 +27,6 @@ from psgc.wire.messages import Declare, ErrorCode, Notice, Register, decode_body
 FAREWELL_S = 2.0  # after a fault: how long members may take to say BYE
 SEEN_OUT_S = 15.0  # after the workers have left: how long servers may take
 LAUNCHED = 12  # so many times as late those are named whom a launcher knows to live: they import, or compile kernels, on a busy machine
-AWAY_S = 2.0  # later than a tick is due: then this process was stopped
 
 
 @dataclass(slots=True)
@@ -55,13 +55,14 @@ class Membership:
     _late: dict[int, Reminder] = field(default_factory=dict)  # of barriers, of declarations, of layouts: while some are late
     _failed: tuple[float, str] | None = None
     _over: float | None = None  # since when all workers have left in order
-    _ticked: float = field(init=False)
+    _absence: Absence = field(init=False)
     _least: Member | None = None  # the worker that has waited least, and the longest that any has
     _most_ms: int = 0
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.nodes, self.servers, self.itself)
-        self._named, self._told, self._ticked = Reminder(self.began), self.began, self.began
+        self._named, self._told = Reminder(self.began), self.began
+        self._absence = Absence(self.heartbeat_s, self.began)
 
     def receive(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
         """One message. Whatever is wrong with it becomes an ERROR reply; the job goes on."""
@@ -107,12 +108,14 @@ class Membership:
 
     def _was_away(self, now: float) -> bool:
         """Whether this process did not run since the last tick (stopped, a machine that slept). It heard nobody; that is no silence of theirs."""
-        away = now - self._ticked
-        self._ticked = now
-        if away <= self.heartbeat_s + AWAY_S:
+        away = self._absence.ended(now)
+        if not away:
             return False
+        self.began = younger(self.began, away, now)
         for member in self.roster:
-            member.heard = min(now, member.heard + away)
+            member.heard = younger(member.heard, away, now)
+        for gathering in (*self._gatherings(), *(self.declarations.awaiting_servers() if self.declarations is not None else ())):
+            gathering.since = younger(gathering.since, away, now)
         return True
 
     def abort(self, text: str, now: float) -> list[Action]:

@@ -72,6 +72,10 @@ class Job:
         self.now += after
         return self.membership.tick(self.now)
 
+    def run(self, seconds: int) -> list[Action]:
+        """A tick a second; what each asked for, together."""
+        return [action for _ in range(seconds) for action in self.tick(1)]
+
     def hear_everyone(self) -> None:
         for member in self.membership.roster:
             if not member.left:

@@ -116,7 +116,7 @@ def test_rank_0_is_awaited_until_it_has_said_all() -> None:
     for peer in ("w0", "w1"):
         job.say(peer, Kind.DECLARE, Declare("model", declaration().digest()), plan=1)
     job.hear_everyone()
-    assert "the declaration of 'model' has awaited rank(s) 0 for" in logged(job.tick(SILENCE_S))
+    assert "the declaration of 'model' has awaited rank(s) 0 for" in logged(job.run(int(SILENCE_S)))
 
 
 @pytest.mark.parametrize("body", [declaration("other"), declaration(numel=11), replace(declaration(), mean=False)])
@@ -217,8 +217,8 @@ def test_thousands_of_names_that_are_awaited_are_one_line_a_kind() -> None:
     assert lines == 2 * 3, "after 5, 15 and 35 s"
     assert told == 3 * lines, "each line goes to each worker"
     job.hear_everyone()
-    text = logged(job.tick(20))
-    assert f"the declaration of 'name 0' (and {names - 1} more) has awaited rank(s) 0, 1, 2 for 8" in text
+    text = logged(job.run(20))
+    assert f"the declaration of 'name 0' (and {names - 1} more) has awaited rank(s) 0, 1, 2 for 7" in text
 
 
 def test_messages_of_an_old_connection_are_heard_and_not_answered_there() -> None:

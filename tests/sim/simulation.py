@@ -19,6 +19,7 @@ from sim_network import Clock, Network, Weather
 from sim_oracle import Chances, Oracle
 from sim_worker import SimWorker, Ticket
 
+from psgc.absence import Absence
 from psgc.codecs import parse_scheme
 from psgc.layout import Declaration, Layout, TensorSpec, part_numel
 from psgc.wire.frames import Flag
@@ -282,7 +283,10 @@ class World:
         return needed
 
     def _stuck(self) -> str:
-        awaited = [text for server in self.servers if server.state for text in server.state.tick(self.clock.now + PATIENCE_S)[0]]
+        states = [server.state for server in self.servers if server.state]
+        for state in states:
+            state.absence = Absence(math.inf)  # what would be said after some time of running
+        awaited = [text for state in states for text in state.tick(self.clock.now + PATIENCE_S)[0]]
         phases = [
             f"worker {w.node}: {[(hex(p.key), p.step, p.phase.value) for p in w.client.parts.values()]} credit "
             f"{[(s.in_flight, s.parts_in_flight, s.windows) for s in w.client.servers]}"

@@ -16,6 +16,7 @@ from sim_network import Channel, Clock, Network, Weather
 from sim_oracle import Word, name_of_residual, name_of_result
 from simulation import SLOWEST_RATE, World, quiet, simulate
 
+from psgc.absence import Absence
 from psgc.codecs import CodecPair, Stream, parse_codec
 from psgc.errors import PayloadError, RemoteProtocolError
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout, make_key
@@ -417,7 +418,7 @@ def test_what_moves_slowly_is_not_late_and_what_stands_still_is() -> None:
 
 
 def test_a_step_is_not_late_and_no_job_ends_while_the_awaited_rank_goes_on_with_other_keys_of_the_layout() -> None:
-    server = ServerState(0, 2, 1, 1, step_timeout_s=30.0)
+    server = ServerState(0, 2, 1, 1, step_timeout_s=30.0, absence=Absence(60.0))
     server.joined("w0", 0)
     server.joined("w1", 1)
     layout = a_layout()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from psgc.absence import Absence, younger
 from psgc.reminder import Reminder
 
 NAMED_AFTER_S: Final = 3.0  # of trying: the longest link answers sooner, and whoever waits wants to know why
@@ -26,7 +27,8 @@ class _Connection:
 
 @dataclass(slots=True)
 class Reach:
-    """See the module's text. addresses: of the servers. began: when this worker began to join the job; now: when it heard of the servers."""
+    """See the module's text. addresses: of the servers. began: when this worker began to join the job; now: when it heard of the servers.
+    every_s: from one tick to the next."""
 
     rank: int
     addresses: Sequence[str]
@@ -35,13 +37,16 @@ class Reach:
     silence_s: float
     register_timeout_s: float
     step_timeout_s: float
+    every_s: float = 0.25
     reached: set[int] = field(default_factory=set)  # that have answered at least once
     _connections: list[_Connection] = field(init=False)
     _deadline: float = field(init=False)
+    _absence: Absence = field(init=False)
 
     def __post_init__(self) -> None:
         self._connections = [_Connection(self.now) for _ in self.addresses]
         self._deadline = max(self.began + self.register_timeout_s, self.now + min(AT_LEAST_S, self.register_timeout_s))
+        self._absence = Absence(self.every_s)
 
     @property
     def all_answered(self) -> bool:
@@ -75,6 +80,10 @@ class Reach:
     def tick(self, now: float, remedy: Callable[[int], str]) -> tuple[list[tuple[int, str]], str | None]:
         """What is to be said of servers that cannot be reached, and why the job cannot go on, if so. remedy: what is wrong with the connection to a
         server, and how to mend it."""
+        if away := self._absence.ended(now):
+            self._deadline += away
+            for connection in self._connections:
+                connection.since = None if connection.since is None else younger(connection.since, away, now)
         texts: list[tuple[int, str]] = []
         for server, connection in enumerate(self._connections):
             if connection.remade >= REMADE and now - connection.first > self.step_timeout_s:

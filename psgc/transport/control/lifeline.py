@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from psgc.absence import Absence, younger
 from psgc.reminder import Reminder
 
 LAST_WORDS_S: Final = 1.5  # what a process has said before it ended is heard first
-AWAY_S: Final = 2.0  # a tick that is later than that: this process was stopped, or its machine slept
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,12 @@ class Lifeline:
     up: bool = False  # the connection
     heard: float = field(init=False)
     down_since: float = field(init=False)
-    _ticked: float = field(init=False)
+    _absence: Absence = field(init=False)
     _named: Reminder | None = None  # of its silence, since it was last heard
 
     def __post_init__(self) -> None:
-        self.heard = self.down_since = self._ticked = self.began
+        self.heard = self.down_since = self.began
+        self._absence = Absence(self.every_s, self.began)
 
     def hear(self, now: float) -> None:
         """The scheduler has said something."""
@@ -85,10 +86,8 @@ class Lifeline:
 
     def _allow_for_absence(self, now: float) -> None:
         """While this process did not run it heard nobody; that is nobody's silence."""
-        away = now - self._ticked
-        self._ticked = now
-        if away > self.every_s + AWAY_S:
-            self.heard, self.down_since = min(now, self.heard + away), min(now, self.down_since + away)
+        if away := self._absence.ended(now):
+            self.heard, self.down_since = younger(self.heard, away, now), younger(self.down_since, away, now)
 
     def _gone(self, how: str) -> Sign:
         return Sign(f"the scheduler at {self.endpoint} {how}", gone=True)
