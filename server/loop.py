@@ -49,7 +49,6 @@ from psgc.wire.messages import Notice, Register, Topology, address_fields, decod
 
 logger = logging.getLogger(__name__)
 TURN_S: Final = 0.02  # of one source's work in a turn of the loop
-AWAY_S: Final = 2.0  # a tick that is later than that: this process was stopped, or its machine slept
 
 
 def serve(config: Config) -> int:
@@ -97,7 +96,6 @@ class Server:
         )
         self._absence = Absence(config.heartbeat_s)
         self._named = Reminder(self._began)
-        self._ticked = self._began
         self._voice = Voice.of(config)
         self._told = False  # the launcher knows why the job failed, and prints it
 
@@ -335,14 +333,10 @@ class Server:
     def _tick(self, now: float) -> None:
         self._scheduler.tick(now)
         if self._state is None:
-            self._ticked = now
             self._await_admission(now)
             return
         if self._gate is not None:
             self._gate.tick()
-        away, self._ticked = now - self._ticked - self.config.heartbeat_s, now
-        if away > AWAY_S:
-            self._state.absent(away)
         texts, faults = self._state.tick(now)
         for text in texts if self._voice.speaks(AWAITED) else ():
             logger.warning("%s", text)

@@ -130,14 +130,6 @@ class ServerState:
         if rank is not None and self.peers.get(rank) == peer:
             del self.peers[rank]
 
-    def absent(self, seconds: float) -> None:
-        """This process did not run for so long (it was stopped, or its machine slept): nobody is late because of that."""
-        for key in self.active:
-            self.keys[key].since += seconds
-        for contribution in self.contributed:
-            self.contributed[contribution] += seconds
-        self.named.clear()
-
     def tick(self, now: float) -> tuple[list[str], list[Fault]]:
         """What has been awaited for long (for the log and the scheduler), one line for the same ranks, and what for too long."""
         self._allow_for_absence(now)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -27,6 +29,7 @@ def test_one_of_the_processes_of_an_outlet_speaks_until_it_ends() -> None:
     elsewhere, stranger = Voice(group, "file"), Voice("another job", "terminal")
     assert [voice.speaks(AWAITED) for voice in (first, second, first, elsewhere, stranger)] == [True, False, True, True, True]
     assert second.speaks(PARTS), "a topic of its own"
+    assert [second.speaks(AWAITED) for _ in range(3)] == [False] * 3
     first.close()
     assert second.speaks(AWAITED)
     for voice in (second, elsewhere, stranger):
@@ -51,3 +54,27 @@ def test_the_names_that_are_taken_tell_neither_the_token_nor_each_other(monkeypa
     monkeypatch.setattr(curve, "control_keys", lambda job, token: keys)
     for token in ("secret", "other"):
         assert Voice.of(replace(config, token=token))._name_of(AWAITED) in names, "of the token it knows the keys alone"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_another_users_process_silences_nobody() -> None:
+    """It may see a name, and take it when the process that held it has ended."""
+    for listens in ("listens", ""):
+        voice = Voice(f"test {os.getpid()}", "terminal")
+        code = """if 1:
+            import os, socket, sys
+            os.setuid(65534)
+            held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            held.bind("\\0psgc-voice/" + sys.argv[1])
+            if sys.argv[2]:
+                held.listen()
+            print("held", flush=True)
+            sys.stdin.read()
+        """
+        command = [sys.executable, "-c", code, voice._name_of(PARTS), listens]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as squatter:
+            assert squatter.stdout is not None
+            assert squatter.stdout.readline() == "held\n"
+            assert voice.speaks(PARTS)
+            squatter.communicate()
+        voice.close()

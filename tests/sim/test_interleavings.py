@@ -439,21 +439,6 @@ def test_a_step_is_not_late_and_no_job_ends_while_the_awaited_rank_goes_on_with_
     assert "more than the limit of 30 s (PSGC_STEP_TIMEOUT_S)" in fault.text
 
 
-def test_a_job_that_was_suspended_goes_on_and_no_rank_is_late_because_of_that() -> None:
-    server = ServerState(0, 2, 1, 1, step_timeout_s=30.0)
-    for rank in range(2):
-        server.joined(f"w{rank}", rank)
-    layout = a_layout()
-    server.register(layout, *specs_of(layout, 0, 2))
-    key = next(part.key for _, part in layout.parts())
-    server.receive("w0", Header(Kind.SKIP, job=1, epoch=1, plan=1, key=key, step=1, sender=0), None, 10.0)
-    assert server.tick(20.0)[0] == ["step 1 of key 1.0.0 (a) has awaited rank(s) 1 for 10 s"]
-    server.absent(3600.0)
-    assert server.tick(3621.0)[1] == []
-    assert "for 29 s" in server.tick(3639.0)[0][0]
-    assert len(server.tick(3641.0)[1]) == 1, "its own time counts"
-
-
 def a_layout() -> Layout:
     tensors = (TensorSpec("a", (100,), "float32"), TensorSpec("b", (100,), "float32"))
     declaration = Declaration("m", "plan", tensors, "none", True, order=(0, 1), used=(0, 1), fuse_bytes=0)

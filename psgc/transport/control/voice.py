@@ -1,8 +1,8 @@
 """Which of a job's processes on this machine says what all of them know, where their output comes to one place.
 
 An *outlet* is where a process's lines end up for people: its stderr, or under a launcher the launcher's. Of the processes with one outlet
-the first that has something to say on a topic takes a name in Linux's abstract socket namespace, and keeps it until it ends, however it
-ends; the others then stay silent on that topic. Where there are no such sockets, everybody speaks.
+the first that has something to say on a topic listens under a name in Linux's abstract socket namespace, and keeps it until it ends, however
+it ends; the others of its user then stay silent on that topic. Where there are no such sockets, everybody speaks.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 import errno
 import hmac
 import os
+import select
 import socket
+import struct
 from typing import Final
 
 from psgc.config import Config
 
 STDERR: Final = 2
+BACKLOG: Final = 4096  # processes of one outlet: each that is silent keeps a connection
 # Topics.
 AWAITED: Final = "awaited"  # what the scheduler and the servers know: which members and ranks are waited for
 ADMISSION: Final = "admission"  # that the scheduler does not answer
@@ -40,7 +43,8 @@ class Voice:
     def __init__(self, group: str, outlet: str = "", key: bytes = b"") -> None:
         self._outlet = outlet or own_outlet()
         self._group, self._key = f"{os.getuid()} {self._outlet} {group}", key
-        self._held: dict[str, int] = {}  # descriptors of the sockets that hold names, by topic
+        self._held: dict[str, socket.socket] = {}  # that hold names, by topic
+        self._others: dict[str, socket.socket] = {}  # connections to the processes that hold others: they break when those end
 
     @classmethod
     def of(cls, config: Config) -> Voice:
@@ -54,21 +58,52 @@ class Voice:
         return hmac.digest(self._key, f"voice {self._group} {topic}".encode(), "sha256").hex()[:32]
 
     def speaks(self, topic: str) -> bool:
-        """Whether this process is the one that speaks on ``topic`` here; asking takes the right if nobody has it."""
+        """Whether this process is the one that speaks on ``topic`` here; asking takes the right if no process of this user has it."""
         if topic in self._held or not self._outlet:
             return True
-        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        if topic in self._others:
+            if not _broken(self._others[topic]):
+                return False
+            self._others.pop(topic).close()
+        name = f"\0psgc-voice/{self._name_of(topic)}"
+        own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            name.bind(f"\0psgc-voice/{self._name_of(topic)}")
+            own.bind(name)
+            own.listen(BACKLOG)
         except OSError as error:
-            name.close()
-            return error.errno != errno.EADDRINUSE
-        self._held[topic] = name.detach()
+            own.close()
+            holder = _own_holder(name) if error.errno == errno.EADDRINUSE else None
+            if holder is not None:
+                self._others[topic] = holder
+            return holder is None
+        self._held[topic] = own
         return True
 
     def close(self) -> None:
-        while self._held:
-            os.close(self._held.popitem()[1])
+        for sockets in (self._held, self._others):
+            while sockets:
+                sockets.popitem()[1].close()
 
     def __del__(self) -> None:
         self.close()
+
+
+def _own_holder(name: str) -> socket.socket | None:
+    """A connection to the process that holds the name, if it is this user's; another user's has no right to silence this one."""
+    holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    holder.setblocking(False)
+    try:
+        holder.connect(name)
+        _, uid, _ = struct.unpack("iII", holder.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    except OSError:  # it does not listen as psgc does, or has just ended
+        uid = -1
+    if uid == os.getuid():
+        return holder
+    holder.close()
+    return None
+
+
+def _broken(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, 0)
+    return bool(poll.poll(0))
