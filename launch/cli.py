@@ -13,7 +13,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
-from psgc.launch.usage import WRONG_USAGE, is_verb, told
+from psgc.launch.usage import WRONG_USAGE, error_line, is_verb
 from psgc.launch.verbs import (
     advise,
     bench_kernels,
@@ -92,7 +92,7 @@ def main() -> None:
     try:
         sys.exit(program(prog_name="psgc", standalone_mode=False))
     except WRONG_USAGE as error:
-        print(told(error, program, sys.argv[1:]), file=sys.stderr)
+        print(error_line(error, program, sys.argv[1:]), file=sys.stderr)
         sys.exit(2)
     except typer.Abort:  # how some versions of click tell of Ctrl-C
         sys.exit(130)

@@ -18,7 +18,7 @@ WRONG_USAGE: Final[Any] = typer.BadParameter.__mro__[1]
 Command = Any  # of click
 
 
-def told(error: Any, program: Command, words: Sequence[str]) -> str:
+def error_line(error: Any, program: Command, words: Sequence[str]) -> str:
     """The error message for a ``WRONG_USAGE`` of ``program``; the help text if the user gave no verb. words: the command line."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return str(error.format_message())

@@ -199,7 +199,9 @@ def _lonely(env: Mapping[str, str], values: Mapping[str, Any]) -> str:
 # How many processes Open MPI, MPICH (and Intel MPI) and Slurm's srun say that they started together.
 MPI_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
-NEAR: Final = 0.69  # difflib's ratio: DMLC_PS_ROOT_HOST is near to DMLC_PS_ROOT_URI, no name that BytePS or ps-lite has is near to another
+SIMILARITY_CUTOFF: Final = (
+    0.69  # difflib's ratio: DMLC_PS_ROOT_HOST is near to DMLC_PS_ROOT_URI, no name that BytePS or ps-lite has is near to another
+)
 
 
 def _known() -> dict[str, str]:
@@ -218,7 +220,7 @@ def _unknown(env: Mapping[str, str]) -> dict[str, str]:
         if name in honoured or not end:
             continue
         if prefix in PREFIXES:
-            meant = nearest(end, known, 0.9) or nearest(end, missing, NEAR) or nearest(end, known, NEAR)
+            meant = nearest(end, known, 0.9) or nearest(end, missing, SIMILARITY_CUTOFF) or nearest(end, known, SIMILARITY_CUTOFF)
             unknown[name] = known.get(meant, "")
         elif end in missing and sorted(prefix) in [sorted(p) for p in PREFIXES]:  # DLMC_NUM_WORKER
             unknown[name] = known[end]

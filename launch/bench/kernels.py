@@ -27,10 +27,10 @@ from psgc.launch.bench.baselines import IMPLEMENTATIONS, MULTIPLE, WITH_BASELINE
 from psgc.machine import machine
 
 SIZES: Final = (1 << 16, 1 << 20, 1 << 24)  # elements: 256 KB, 4 MB and 64 MB of fp32
-CHECKED: Final = 70_001  # elements of the check: more than a chunk, and no multiple of anything
+CHECKED: Final = 70_001  # elements that a kernel is checked on: more than a chunk, and no multiple of a block
 CHECKED_BASELINE: Final = 17 * MULTIPLE
-REPEATS, LEAST_REPEATS, BUDGET_S = 9, 3, 1.0  # a median of 9, or of fewer where those take longer than that
-TOGETHER: Final = 1 << 20  # elements: below, so many runs are timed at once that they come to this, for the clock's sake
+REPEATS, LEAST_REPEATS, BUDGET_S = 9, 3, 1.0  # the median of 9 runs, or of at least 3 if they take longer than the budget
+MIN_TIMED_ELEMENTS: Final = 1 << 20  # a smaller subject is run several times in one measurement, because the clock is too coarse
 WORKERS: Final = 4
 STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
 RESCALE: Final = 0.5
@@ -162,7 +162,7 @@ class Beside:
     def __init__(self, numel: int) -> None:
         self.numel, self.copies = numel, list[float]()
         self._source, self._target = np.ones(numel, np.float32), np.ones(numel, np.float32)
-        self._together = max(1, TOGETHER // numel)
+        self._together = max(1, MIN_TIMED_ELEMENTS // numel)
 
     def time(self, run: Callable[[], object], clock: Clock) -> tuple[float, float]:
         """Medians of a memcpy and of ``run``, in seconds of CPU time: kernels never wait, so on an idle machine that is the wall time,

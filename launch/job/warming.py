@@ -24,7 +24,7 @@ from typing import Any, Final
 import psgc
 from psgc.compiling import moving_bar, told_by
 
-ALWAYS: Final = "none"  # whatever a job's codec is, its parameters are broadcast by this one
+BROADCAST_CODEC: Final = "none"  # parameters are broadcast uncompressed, whatever the job's codec is
 PLANNER: Final = "the planner"  # the search's own kernels
 _PLANNER_PACKAGES: Final = ("psgc.plan.model", "psgc.plan.methods")
 _CODECS: Final = Path(psgc.__file__).parent / "codecs"
@@ -46,7 +46,7 @@ def is_warm(text: str) -> bool:
 def prepare(texts: Iterable[str]) -> None:
     """Compile these codecs' kernels, unless they are compiled already: once before the job instead of in each of its processes. Raises
     CodecError."""
-    cold = [text for text in dict.fromkeys((ALWAYS, *texts)) if not is_warm(text)]
+    cold = [text for text in dict.fromkeys((BROADCAST_CODEC, *texts)) if not is_warm(text)]
     if cold and any(map(_can_be_made, _folders())):
         for text in cold:
             _load(text)

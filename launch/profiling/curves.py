@@ -17,7 +17,7 @@ from psgc.errors import CodecError, PsgcError
 from psgc.launch.bench.kernels import WORKERS, Beside, Part, check_codec, check_scheme, operations, timed_subject
 from psgc.plan.inputs.profile import CostCurve, Curves
 
-USUAL: Final = ("none", "bf16", "fp16", "int8", "onebit", "topk")
+DEFAULT_CODECS: Final = ("none", "bf16", "fp16", "int8", "onebit", "topk")
 
 
 def curve_codecs(texts: Sequence[str]) -> list[str]:

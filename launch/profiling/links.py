@@ -35,16 +35,16 @@ from psgc.worker.connect import open_session
 from psgc.worker.session import Session
 
 SIZES: Final = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20)  # elements, one part each: up to 4 MiB
-TOGETHER: Final = 32  # parts under way at once, for what each further one costs
+PARTS_IN_FLIGHT: Final = 32  # parts in flight at once, to measure the cost of each further part
 WARM_UP, LEAST_ROUNDS, ROUNDS, BARRIERS = 3, 5, 25, 100
-BUDGET_S: Final = 3.0  # of a median; slow links make do with fewer rounds
+BUDGET_S: Final = 3.0  # for each median; on a slow link fewer rounds fit
 PART_BYTES: Final = 4 << 20
-MOST_GBPS: Final = 1000.0  # beyond, what moves bytes is lost in what copies and adds them (shared memory)
+MOST_GBPS: Final = 1000.0  # a faster link cannot be told from the copies and sums of the bytes (shared memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Trips:
-    """Round trips in microseconds. parts: by SIZES; together: of TOGETHER parts of the least size submitted at once."""
+    """Round trips in microseconds. parts: by SIZES; together: of PARTS_IN_FLIGHT parts of the least size submitted at once."""
 
     barrier: Spread
     parts: tuple[Spread, ...]
@@ -98,7 +98,7 @@ def fit(trips: Trips, none: Mapping[str, CostCurve]) -> tuple[Link, dict[str, fl
     per_element, fixed = np.polyfit(SIZES, taken - np.array(computed), 1, w=1 / taken)
     gbps = min(MOST_GBPS, 2 * 32e-3 / per_element) if per_element > 0 else MOST_GBPS
     link = Link(round(float(gbps), 3), round(trips.barrier.median / 2, 2))
-    next_part = (trips.together.median - trips.parts[0].median) / (TOGETHER - 1)
+    next_part = (trips.together.median - trips.parts[0].median) / (PARTS_IN_FLIGHT - 1)
     overheads = {"part_us": fixed - 2 * link.latency_us, "next_part_us": next_part}
     return link, {name: round(max(0.0, float(us)), 2) for name, us in overheads.items()}
 
@@ -122,7 +122,7 @@ def _trips(config: Config) -> Trips:
     session = open_session(config)
     try:
         parts = tuple(_parts(session, [numel]) for numel in SIZES)
-        return Trips(_times(session.barrier, BARRIERS), parts, _parts(session, [SIZES[0]] * TOGETHER))
+        return Trips(_times(session.barrier, BARRIERS), parts, _parts(session, [SIZES[0]] * PARTS_IN_FLIGHT))
     finally:
         session.close()
 

@@ -11,9 +11,9 @@ from typing import Final
 
 from psgc.place import place_of
 
-MAX_REMEMBERED: Final = 400  # characters of a line that are worth repeating
+MAX_REMEMBERED: Final = 400  # characters of a line that are repeated in a message
 MAX_FRAMES: Final = 2000  # deeper recursion is cut by Python itself
-NEAR_THE_END: Final = 20  # a traceback that more lines follow was not what ended the process
+NEAR_THE_END: Final = 20  # a traceback followed by more lines than this did not end the process
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _PSGCS_LOG: Final = re.compile(rb"\b(DEBUG|INFO|WARNING)\b\W+psgc\.\w")  # in this order in every usual format of logging
 _FRAME: Final = re.compile(r'\s+File "(.+)", line (\d+)')

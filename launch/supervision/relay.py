@@ -9,8 +9,8 @@ from typing import BinaryIO, Final
 from psgc.launch.supervision.last_words import LastWords
 
 COLOURS: Final = (36, 32, 33, 35, 34, 96, 92, 93)
-PROGRESS_S: Final = 1.0  # a progress bar redraws many times a second; one line a second says as much
-MAX_LINE_BYTES: Final = 1 << 20  # what never ends its line is passed on in pieces
+PROGRESS_S: Final = 1.0  # of a progress bar that redraws many times a second, one line a second is shown
+MAX_LINE_BYTES: Final = 1 << 20  # a longer line is passed on in pieces
 
 
 def coloured(label: str, index: int) -> str:

@@ -31,7 +31,7 @@ TURN_S: Final = 0.1  # polling interval for events without a signal: a group's l
 DRAIN_S: Final = 1.0  # how long to wait for the end of output if a process outside the groups holds a pipe open
 UNKILLABLE_S: Final = 10.0  # a process in the middle of a system call that does not return (a dead file server) outlives SIGKILL
 OWN_END_S: Final = 3.0  # margin beyond a process's own time limit before it is ended from here
-CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HANDLED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Supervisor:
         self._reports = Reports()
         self._selector.register(self._reports.socket, selectors.EVENT_READ, self._reports)
         self._wake_before = signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
-        self._before = {n: signal.signal(n, self._note) for n in CAUGHT if signal.getsignal(n) is not signal.SIG_IGN}
+        self._before = {n: signal.signal(n, self._note) for n in HANDLED_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that it wakes the selector
         self._guardian = subprocess.Popen(
             script("guardian.py"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

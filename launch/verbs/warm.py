@@ -18,10 +18,10 @@ def warm(
 
     Example: psgc warm --codec int8
     """
-    from psgc.launch.job.warming import ALWAYS, everything
+    from psgc.launch.job.warming import BROADCAST_CODEC, everything
     from psgc.launch.job.warming import warm as warm_kernels
 
-    done = warm_kernels([ALWAYS, *codec] if codec else everything(), quiet=as_json)
+    done = warm_kernels([BROADCAST_CODEC, *codec] if codec else everything(), quiet=as_json)
     if as_json:
         print(json.dumps(done))
     else:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from psgc.plan.whatif.verdict import Times
 
 
-PEERS = {"fp32": 4.0, "bf16": 2.0}  # bytes an element
+BASELINE_BYTES = {"fp32": 4.0, "bf16": 2.0}  # bytes an element
 # Which flags each of the two models takes.
-OF_TIMELINE = ("cluster", "codec", "gpu", "over")
-OF_CLOSED = ("model", "method", "gpus", "bandwidth", "backward_ms", "encode_ms", "grad_mib", "rank", "k", "ratio", "alpha_us")
-OF_BOTH = ("measured_ms", "plot")
-OF_METHODS = {"rank": "powersgd", "k": "mstopk", "ratio": "sync_compressed"}
+TIMELINE_FLAGS = ("cluster", "codec", "gpu", "over")
+CLOSED_MODEL_FLAGS = ("model", "method", "gpus", "bandwidth", "backward_ms", "encode_ms", "grad_mib", "rank", "k", "ratio", "alpha_us")
+COMMON_FLAGS = ("measured_ms", "plot")
+METHOD_OF_FLAG = {"rank": "powersgd", "k": "mstopk", "ratio": "sync_compressed"}
 
 
 @compiles_on_call
@@ -83,12 +83,14 @@ def whatif(
 def _check_flags(context: typer.Context, cases: bool, profile: bool, method: str) -> None:
     """Raise UsageError for a flag that the chosen model would ignore."""
     if cases:
-        refuse_beside(context, ("profile", *OF_TIMELINE, *OF_CLOSED, *OF_BOTH), "the questions in --cases have inputs of their own")
+        refuse_beside(
+            context, ("profile", *TIMELINE_FLAGS, *CLOSED_MODEL_FLAGS, *COMMON_FLAGS), "the questions in --cases have inputs of their own"
+        )
     elif profile:
-        refuse_beside(context, OF_CLOSED, "for the closed model, but --profile asks the timeline; leave one of them out")
+        refuse_beside(context, CLOSED_MODEL_FLAGS, "for the closed model, but --profile asks the timeline; leave one of them out")
     else:
-        refuse_beside(context, OF_TIMELINE, "only with --profile, for its timeline; the closed model takes --gpus and --bandwidth")
-        others = {name: owner for name, owner in OF_METHODS.items() if owner != method}
+        refuse_beside(context, TIMELINE_FLAGS, "only with --profile, for its timeline; the closed model takes --gpus and --bandwidth")
+        others = {name: owner for name, owner in METHOD_OF_FLAG.items() if owner != method}
         refuse_beside(context, others, f"not for --method {method}; {', '.join(f'--{n} is for {o}' for n, o in others.items())}")
 
 
@@ -99,12 +101,12 @@ def _on_timeline(
     from psgc.plan.whatif.candidates import ESTIMATED, MEASURED
     from psgc.plan.whatif.on_timeline import TimelineTimes
 
-    if over not in PEERS:
-        raise UsageError(f"whatif: --over {over!r}: choose one of {', '.join(PEERS)}")
+    if over not in BASELINE_BYTES:
+        raise UsageError(f"whatif: --over {over!r}: choose one of {', '.join(BASELINE_BYTES)}")
     if cluster is None:
         raise UsageError("whatif: --cluster is missing: a TOML file, or the name of a ready-made cluster")
     job = load_job(profile, cluster, codec, gpu=gpu)
-    return TimelineTimes(job.problem, ESTIMATED if job.estimated else MEASURED, measured_ms, PEERS[over]), job.notes
+    return TimelineTimes(job.problem, ESTIMATED if job.estimated else MEASURED, measured_ms, BASELINE_BYTES[over]), job.notes
 
 
 def _answer(times: Times, plot: Path | None, as_json: bool, notes: Sequence[str] = ()) -> None:

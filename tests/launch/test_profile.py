@@ -16,8 +16,8 @@ import pytest
 
 from psgc.codecs import registered_codecs
 from psgc.launch.cli import main
-from psgc.launch.profiling.curves import USUAL, curve_codecs, measure_curves
-from psgc.launch.profiling.links import MOST_GBPS, SIZES, TOGETHER, Trips, fit
+from psgc.launch.profiling.curves import DEFAULT_CODECS, curve_codecs, measure_curves
+from psgc.launch.profiling.links import MOST_GBPS, PARTS_IN_FLIGHT, SIZES, Trips, fit
 from psgc.plan.inputs.cluster import load_cluster
 from psgc.plan.inputs.profile import CostCurve, Spread, load_profile
 from tests.plan.commands import psgc
@@ -150,14 +150,14 @@ def test_curves_have_every_codec_at_every_size_on_worker_and_server() -> None:
 
 def test_a_pair_is_timed_as_its_two_codecs_and_each_codec_once() -> None:
     assert curve_codecs(["onebit/int8", "int8", "topk:k=0.05"]) == ["onebit", "int8", "topk:k=0.05"]
-    assert set(USUAL) <= set(registered_codecs())
+    assert set(DEFAULT_CODECS) <= set(registered_codecs())
 
 
 def test_a_link_is_what_round_trips_leave_when_computing_is_taken_off() -> None:
     per_element_us, copy = 2 * 4 * 8e-3 / 10, CostCurve((1.0, 1e6), (1.0, 101.0), (1.0, 101.0))  # 10 Gbit/s there and back
     computed = np.array([copy.encode(n) + copy.decode(n) for n in SIZES])
     parts = 100 + per_element_us * np.array(SIZES) + 2 * computed
-    trips = Trips(Spread(60, 6), tuple(Spread(us, 0) for us in parts), Spread(parts[0] + (TOGETHER - 1) * 25.0, 0))
+    trips = Trips(Spread(60, 6), tuple(Spread(us, 0) for us in parts), Spread(parts[0] + (PARTS_IN_FLIGHT - 1) * 25.0, 0))
     link, overheads = fit(trips, {"cpu": copy, "server": copy})
     assert link.gbps == pytest.approx(10, rel=1e-3)
     assert link.latency_us == 30

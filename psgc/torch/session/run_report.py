@@ -19,7 +19,7 @@ from psgc.worker.session import Session, Ticket
 
 logger = logging.getLogger(__name__)
 run_logger = logging.getLogger("psgc.run")
-RECENT_STEPS: Final = 4096  # the median step time is of so many: a run of any length takes the same memory
+RECENT_STEPS: Final = 4096  # the median step time is taken over these, so that memory stays bounded
 # Ranks whose waiting differs by less were about equally fast: the least that is worth a name.
 CLEAR_S: Final = 0.5
 CLEAR_SHARE: Final = 0.02
