@@ -173,7 +173,7 @@ class Server:
                 self._apply(self._state.receive(link, header, payload, time.monotonic()))
         except RemoteProtocolError as error:
             logger.warning("connection of rank %s closed: %s", self._state.ranks.get(link, "?"), error)
-            link.fail("nonsense")
+            link.fail("bytes that are no message")
         self._links.received(link)
         self._bury(link)
 

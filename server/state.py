@@ -109,9 +109,8 @@ class ServerState:
         except RemoteProtocolError as error:
             return self._refuse(peer, header, error)
 
-    def folded(
-        self, key: int, last: bool, payload_bytes: int, nonfinite: bool, slot: int, now: float
-    ) -> list[Effect]:  # the engine's word on a Fold
+    def folded(self, key: int, last: bool, payload_bytes: int, nonfinite: bool, slot: int, now: float) -> list[Effect]:
+        """The engine has carried out a Fold."""
         entry = self.keys[key]
         return self._effects(entry, entry.state.folded(last, payload_bytes, nonfinite, slot), now)
 

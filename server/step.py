@@ -45,7 +45,7 @@ class KeySpec:
 
 @dataclass(slots=True)
 class Contribution:
-    """One rank's word on the step being collected. payload None: a skip, or a non-finite part."""
+    """One rank's contribution to the step being collected. payload None: a skip, or a non-finite part."""
 
     payload: Any
     skipped: bool
@@ -162,7 +162,7 @@ class KeyState:
         return [self._ack(rank, header.step), *self._advance()]
 
     def pull(self, rank: int, step: int) -> list[Action]:
-        """A PULL: the kept result, unless it is on its way; or nothing yet. Raises RemoteProtocolError with PUSH_MISSING if this rank's
+        """A PULL: the kept result, unless it is queued on the connection; or nothing yet. Raises RemoteProtocolError with PUSH_MISSING if this rank's
         push never came."""
         if self.result is not None and step == self.result.step:
             return [self._ack(rank, step) if self._is_queued(rank) else self._answer(rank)]
@@ -302,10 +302,10 @@ class KeyState:
 
     def _carry_forward(self) -> None:
         """Note what the ranks said of the last step; it takes effect at the next step that has a payload."""
-        word = next(iter(self.contributions.values()))
-        if word.previous_skipped and self.spec.pull_feedback and self._last_had_payload:
+        first = next(iter(self.contributions.values()))
+        if first.previous_skipped and self.spec.pull_feedback and self._last_had_payload:
             self.add_back = True
-        product = max(-_MAX_RESCALE, min(self.rescale * word.rescale, _MAX_RESCALE))
+        product = max(-_MAX_RESCALE, min(self.rescale * first.rescale, _MAX_RESCALE))
         self.rescale = _F32.unpack(_F32.pack(product))[0]
 
     def _commit(self, result: Result) -> list[Action]:

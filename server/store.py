@@ -1,4 +1,4 @@
-"""A server's memory that survives it: kept results and residuals in sealed memfds, double-buffered, the commit word written last.
+"""A server's memory that survives it: kept results and residuals in sealed memfds, double-buffered, the commit record written last.
 
 All keys lie in one arena. Each has a block there: a label of 64 bytes, a record of 64 bytes, two result buffers, and two residual buffers
 where the pull codec keeps one. A segment holds block after block, up to the first without a label: so the memory alone says what is in it.
@@ -92,7 +92,7 @@ class KeyStore:
         return self._residuals[self.residual_slot], self._residuals[1 - self.residual_slot]
 
     def restore(self, first: int, payload: Any) -> None:
-        """Set elements of the residual, from ``first`` on, before the first step. Raises PayloadError for what is not finite."""
+        """Set elements of the residual, from ``first`` on, before the first step. Raises PayloadError for NaN and infinity."""
         values = np.frombuffer(payload, np.float32)
         if not np.isfinite(values).all():
             raise PayloadError("a residual to be restored holds NaN or infinity")
@@ -133,7 +133,7 @@ def read_record(record: Bytes) -> tuple[Result, int] | None:
 
 
 def find_blocks(segment: Bytes) -> Iterator[tuple[KeyShape, Bytes]]:
-    """The shape and the block of every key in a segment's memory, whoever has written it."""
+    """The shape and the block of every key in a segment's memory, whichever process has written it."""
     start = 0
     while start + LABEL_BYTES <= len(segment):
         key, result_bytes, residual_numel, labelled = LABEL.unpack(segment[start : start + LABEL.size].tobytes())

@@ -39,7 +39,7 @@ def make_slots(layout: Layout, arena: Arena) -> dict[int, Slot]:
 
 @dataclass(slots=True)
 class _SliceWork:
-    """A slice of the bucket, on its way through the rounds of its steps. By round: slots, and the lengths of the payloads in them."""
+    """A slice of the bucket and its state in the rounds of a step. By round: slots, and the lengths of the payloads in them."""
 
     offset: int
     numel: int

@@ -1,4 +1,4 @@
-"""The worker's side of the data protocol: which part is where on its way, what may be sent now, what must be sent again.
+"""The worker's side of the data protocol: the state of every part, what may be sent now, what must be sent again.
 
 Pure: no sockets, clocks, threads or numbers; ``now`` is passed in. The network thread carries out the actions in order.
 
@@ -26,7 +26,7 @@ from psgc.wire.messages import ErrorCode, Notice, decode_body
 from psgc.worker.connections.pace import Pace
 from psgc.worker.residuals.transfers import Transfer, Transfers
 
-NAMED_BY_SERVER_S: Final = 2.5  # a server looks once a heartbeat, and the scheduler passes its word on
+NAMED_BY_SERVER_S: Final = 2.5  # a server looks once a heartbeat, and the scheduler passes its line on
 # Payloads that may wait in a connection's own queue: one that the kernel is taking, one to follow without a pause. All others wait here,
 # where one of higher priority still overtakes them; the kernel itself takes what bandwidth and delay of the link can hold.
 MOST_UNSENT: Final = 2
@@ -104,7 +104,7 @@ Action = Encode | Transmit | Decode | Failed | Greet | Transferred | Measured
 
 @dataclass(slots=True)
 class PartState:
-    """One part's way through its steps."""
+    """The state of one part from step to step."""
 
     key: int
     server: int
@@ -117,7 +117,7 @@ class PartState:
     codec: int
     name: str
     of_gradients: bool = False  # of an optimizer's layout
-    plain_bytes: int = 0  # what a step of its slice would carry both ways uncompressed; in later rounds 0
+    plain_bytes: int = 0  # what a step of its slice would carry in both directions uncompressed; in later rounds 0
     step: int = 0
     phase: Phase = Phase.IDLE
     skip: bool = False
@@ -146,7 +146,7 @@ class _Server:
     moved: float = float("-inf")  # when it last answered, or its connection's queue last moved
     named: Reminder | None = None  # of what has been awaited from it, until that is a while ago
     pace: Pace | None = None  # once there is a connection to be measured
-    measured: bool = False  # or there is nothing to be measured
+    measured: bool = False  # or it needs no measurement
     transfers: Transfers = field(default_factory=Transfers)
 
 
@@ -165,7 +165,7 @@ class Client:
     servers: list[_Server] = field(init=False)
     resent: int = 0  # contributions that were lost with a connection and sent again on the next
     asked: int = 0  # questions after parts whose fate was unknown when a connection had been re-made
-    gradient_bytes: int = 0  # payloads of optimizers' layouts, both ways, of steps whose results have come
+    gradient_bytes: int = 0  # payloads of optimizers' layouts, in both directions, of steps whose results have come
     uncompressed_bytes: int = 0  # and what these steps would have carried uncompressed
     _sequence: int = 0
     _outstanding: set[int] = field(default_factory=set)
@@ -284,7 +284,7 @@ class Client:
         return self.submit(part.then, now, skip=part.skip, previous_skipped=previous_skipped, rescale=part.rescale)
 
     def idle(self, keys: Iterable[int]) -> bool:
-        """Whether none of these parts has a step under way."""
+        """Whether all of these parts are between two steps."""
         return all(self.parts[key].phase is Phase.IDLE for key in keys)
 
     def disconnected(self, server: int) -> None:

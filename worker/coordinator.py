@@ -59,7 +59,7 @@ class Owner(Protocol):
 
 
 class _Declared:
-    """A name on its way to a layout."""
+    """A name that is declared and has no layout yet."""
 
     def __init__(self, request: int, declaration: Declaration, rate: int) -> None:
         self.request, self.declaration, self.rate = request, declaration, rate
@@ -157,7 +157,7 @@ class Coordinator:
                 if time.monotonic() >= until:
                     return  # the rest is heard in the next turn
         except RemoteProtocolError as error:
-            self._owner.failed(f"the scheduler at {self._config.root_endpoint} sent nonsense: {error}")
+            self._owner.failed(f"the scheduler at {self._config.root_endpoint} sent bytes that are no message: {error}")
 
     def tick(self, now: float) -> None:
         """Heartbeat; register again until that is answered; name or give up on a silent scheduler."""

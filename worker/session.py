@@ -112,8 +112,8 @@ class Session(ABC):
 
     @abstractmethod
     def statistics(self) -> dict[str, int]:
-        """Counters: wire_bytes (both ways, headers included); resent, contributions that were lost with a
-        connection and sent again; gradient_bytes, the payloads of optimizers' steps both ways,
+        """Counters: wire_bytes (both directions, headers included); resent, contributions that were lost with a
+        connection and sent again; gradient_bytes, the payloads of optimizers' steps in both directions,
         and uncompressed_bytes, what those steps would have carried uncompressed; least_waited_ms, of slowest_rank (-1: not known), and
         most_waited_ms: what ranks had told of their waiting (``note_waited``) about a second ago."""
 

@@ -17,7 +17,7 @@ class StepTicket:
         self.done = False
 
     def finish(self) -> None:
-        """Mark it done and wake whoever waits for it."""
+        """Mark it done and wake the threads that wait for it."""
         self._board.finish(self)
 
 

@@ -63,7 +63,7 @@ def _warn(config: Config) -> None:
     """What of a job beyond one machine is not protected."""
     if not config.token:
         logger.warning(
-            "PSGC_TOKEN is not set: whoever reaches port %d can join the job, read and alter gradients; set the same secret everywhere",
+            "PSGC_TOKEN is not set: anybody who reaches port %d can join the job, read and alter gradients; set the same secret everywhere",
             config.root_port,
         )
     if config.encrypt:

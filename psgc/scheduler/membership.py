@@ -82,7 +82,7 @@ class Membership:
         except RemoteProtocolError as error:
             notice = encode_body(Notice(error.code, f"scheduler: {error}"))
             reply = self._send(peer, Kind.ERROR, notice, plan=header.plan)
-            reply = replace(reply, header=reply.header._replace(job=header.job))  # whoever does not know the job's id is not told
+            reply = replace(reply, header=reply.header._replace(job=header.job))  # a peer that does not know the job's id is not told it
             return [reply, Log(logging.WARNING, f"refused a message: {error}")]
         except CodecError as error:  # a server says its name, too: their packages may differ
             return self.abort(f"scheduler: {error}", now)
@@ -98,7 +98,7 @@ class Membership:
             return [End(1, reason)] if done else []
         if self._over is not None:
             return self._see_out(self._over, now)
-        for member in () if was_away else self.roster:  # last words of whoever has ended meanwhile are heard first
+        for member in () if was_away else self.roster:  # last messages of members that have ended meanwhile are heard first
             if (text := self._death(member, now)) is not None:
                 return self.abort(text, now)
         if self.barriers is None:

@@ -65,7 +65,7 @@ class Barriers:
 
 @dataclass(slots=True)
 class Name:
-    """One declared name on its way to a layout: every rank declares it by a digest, rank 0 is asked for the whole declaration, and then
+    """One declared name, until it has a layout: every rank declares it by a digest, rank 0 is asked for the whole declaration, and then
     every server makes ready to serve the layout. Ranks whose digests differ are asked, too, so that it can be said in what."""
 
     ranks: Gathering  # a rank that is asked has come when it has answered

@@ -49,7 +49,7 @@ class Roster:
         self._names: dict[bytes, Member] = {}
         self._registered: dict[Register, Member] = {}
         self._there: dict[int, dict[int, Member]] = {}  # workers by node and local rank
-        self._topology = b""  # but for the receiver's rank
+        self._topology = b""  # without the receiver's own fields
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members)
@@ -140,7 +140,7 @@ class Roster:
         return len(self._workers) == sum(next(iter(node.values())).register.local_size for node in self._there.values())
 
     def missing(self) -> list[str]:
-        """Who has not registered yet, in words."""
+        """The members that have not registered yet, as text."""
         missing = []
         for node in range(self.nodes):
             there = self._there.get(node)

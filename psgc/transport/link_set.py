@@ -37,7 +37,7 @@ class LinkSet:
 
     @property
     def pending(self) -> bool:
-        """Whether one has more to be received than it was given time for: then there is nothing to sleep for."""
+        """Whether one has more to receive than it was given time for: then the loop must not sleep."""
         return bool(self._more)
 
     def add(self, link: Link) -> None:

@@ -2,8 +2,8 @@
 
 A token bucket for each direction, filled at the link's rate and empty at the start of a message: what passes is paid for afterwards, so a
 quantum goes at once and the next one when it would have arrived. Its level is a moment, the one at which the link is free again; it lies
-in a file in memory that the processes of one simulated host have inherited, so they share the link. Whoever moves payloads asks ``allowance``
-and says ``spend``; nobody sleeps here. Knows bytes, not messages.
+in a file in memory that the processes of one simulated host have inherited, so they share the link. A link that moves payloads asks ``allowance``
+and reports by ``spend``; nothing sleeps here. Knows bytes, not messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 FRAME_SHARE: Final = 1514 / 1448  # of a link's bytes to those that TCP carries: 66 of headers in a full Ethernet frame
 QUANTUM_S: Final = 2e-3  # shorter, and a busy machine's wake-ups cost more than they carry
 LEAST_QUANTUM_BYTES: Final = 1448
-# Whoever is woken late, and found the link busy before, is taken to have sent meanwhile: else a busy machine's link would be slower than
+# A process that is woken late, and found the link busy before, is taken to have sent meanwhile: else a busy machine's link would be slower than
 # its rate. After a longer pause the link was idle.
 LATE_S: Final = 50e-3
 QUEUE_S: Final = 10e-3  # what a switch keeps for a busy link
@@ -128,7 +128,7 @@ class PacedLink:
 
     @classmethod
     def of(cls, mbit: float, fd: int = -1) -> PacedLink:
-        """mbit: 1e6 bit/s, each way. fd: as ``make_file`` made it, for whoever shares the link; -1: nobody does. Raises OSError."""
+        """mbit: 1e6 bit/s, in each direction. fd: as ``make_file`` made it, for the processes that share the link; -1: none do. Raises OSError."""
         if fd < 0:
             fd = make_file()
         os.set_inheritable(fd, False)

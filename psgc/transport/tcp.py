@@ -35,7 +35,7 @@ from psgc.wire.messages import ErrorCode
 
 Bytes = NDArray[np.uint8]
 STAGE_BYTES: Final = 16 << 10  # headers and small payloads are received many at once
-UNSENT_BYTES: Final = 128 << 10  # that the kernel keeps beyond what is on its way, until a connection has shown that it is fast
+UNSENT_BYTES: Final = 128 << 10  # that the kernel keeps beyond the bytes in flight, until a connection has shown that it is fast
 MOST_UNSENT_BYTES: Final = 1 << 20
 UNSENT_S: Final = 0.01  # of a fast one: a busy machine wakes us no sooner than that, and then the path would lie idle
 RATED_BYTES: Final = 1 << 20  # after which a connection's rate is looked at
@@ -252,7 +252,7 @@ class TcpLink(SocketLink):
         return header, array[: header.payload_bytes] if header.payload_bytes else None
 
     def _fill(self) -> bool:
-        """Receive more, straight into the payload that is under way. True if there is nothing more to be had now."""
+        """Receive more, straight into the payload that is under way. True if no more has come."""
         stage, lacks = self._stage, len(self._payload) - self._filled
         if self._lo:
             stage[: self._hi - self._lo] = stage[self._lo : self._hi]
@@ -282,7 +282,7 @@ class TcpLink(SocketLink):
         return count < room
 
     def _wake_for(self, lacks: int) -> None:
-        """Have polls return when much of a large payload is there, and not for every packet."""
+        """Let polls return when much of a large payload has come, and not for every packet."""
         wake = min(lacks, WAKE_BYTES if self.pace is None else self.pace.into.quantum) if lacks > STAGE_BYTES else 1
         if wake != self._wake:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
@@ -367,7 +367,7 @@ class Tcp(Transport):
     encrypts = True
 
     def listen(self, config: Config) -> TcpListener:
-        """Whoever can reach the scheduler can reach this server, unless it was told another address: a job on one machine listens nowhere else."""
+        """Listens where the scheduler can be reached, unless another address is configured: a job on one machine listens on loopback alone."""
         reached_at = "" if config.advertise else config.node_host or local_address_for(config.root_host)
         host = config.node_host or config.root_host
         alone = is_loopback(config.root_host) and is_loopback(host) and not config.advertise

@@ -29,7 +29,7 @@ RECONNECT_S: Final = 0.5
 
 
 class ServerLink:
-    """One server's connection, made again when it breaks. ``wire_bytes`` counts headers and payloads both ways, whatever the transport.
+    """One server's connection, made again when it breaks. ``wire_bytes`` counts headers and payloads in both directions, on any transport.
 
     address: the server's, of that transport. proof: makes the worker's side of a handshake. links: where the connections of this thread are polled.
     """
@@ -93,7 +93,7 @@ class ServerLink:
                 for header, payload in link.receive():
                     self.wire_bytes += HEADER_BYTES + header.payload_bytes
                     yield header, payload
-            except RemoteProtocolError as error:  # altered on the way, or no message at all
+            except RemoteProtocolError as error:  # altered in the network, or no message at all
                 logger.warning("connection to server %d closed: %s", self.server, error)
                 link.fail(str(error))
             self._links.received(link)

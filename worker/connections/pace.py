@@ -15,7 +15,7 @@ LEAST_BYTES: Final = 16 << 10
 TELLING_S: Final = 0.1  # beyond an empty echo's time: what the processes themselves take is then a few percent
 # The first echo of a size may wait for a server that has not been woken up yet, or for TCP, which begins slowly: the better of two counts.
 ECHOES: Final = 2
-# Buffers on the way may take most of a short echo at once, so that a second size is needed; but not where the first alone takes so long.
+# Buffers in the network may take most of a short echo at once, so that a second size is needed; but not where the first alone takes so long.
 ENOUGH_S: Final = 1.0
 
 
@@ -31,7 +31,7 @@ class Pace:
         self._said = 0.0
 
     def say(self, now: float) -> int:
-        """The bytes that are to be echoed now. On a new connection: what was on its way on the last one is said again."""
+        """The bytes that are to be echoed now. On a new connection: the message that the last one lost is sent again."""
         self._said = now
         return self._size
 
@@ -56,7 +56,7 @@ class Pace:
         self.done = True
         self.rate = _both_ways(nbytes, self._took - self._empty_s)
         size, took = self._before
-        if size:  # what buffers on the way take at once is in both
+        if size:  # what buffers in the network take at once is in both
             self.rate = min(self.rate, _both_ways(nbytes - size, self._took - took))
 
 

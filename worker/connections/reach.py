@@ -9,7 +9,7 @@ from typing import Final
 from psgc.absence import Absence, younger
 from psgc.reminder import Reminder
 
-NAMED_AFTER_S: Final = 3.0  # of trying: the longest link answers sooner, and whoever waits wants to know why
+NAMED_AFTER_S: Final = 3.0  # of trying: the longest link answers sooner, and a user who waits wants to know why
 REMADE: Final = 3  # times that a connection breaks without progress before that can end the job
 AT_LEAST_S: Final = 10.0  # for the servers to be reached, however much of the time to register has passed by then
 

@@ -1,6 +1,6 @@
 """What one rank saves of a layout, and what it takes up again: its own residuals and its share of the servers'.
 
-Owns the way between tensors, which saved states are by, and the parts that servers keep. Numbers only: the session carries the messages.
+Owns the mapping between tensors, by which states are saved, and the parts that servers keep. Numbers only: the session carries the messages.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Dealer:
             self.socket.send(payload, zmq.NOBLOCK, copy=len(payload) < COPY_BELOW_BYTES)
 
     def receive(self) -> Iterator[tuple[Header, Any]]:
-        """All messages that have come. Raises RemoteProtocolError for what is no message."""
+        """All messages that have come. Raises RemoteProtocolError for frames that are no message."""
         while has_message(self.socket):
             yield message_of(self.socket.recv_multipart(zmq.NOBLOCK, copy=False))
 

@@ -1,7 +1,7 @@
 """What a worker or server can tell of the scheduler's life, and when it gives it up. Pure: ``now`` is passed in.
 
 On the scheduler's own host only a process that is gone is dead: one that is stopped or busy is named and waited for, for steps go on without
-it. On another host its word and the connection are all there is to go by.
+it. On another host only its messages and the connection tell.
 """
 
 from __future__ import annotations

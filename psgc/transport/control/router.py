@@ -68,7 +68,7 @@ class Router:
         return True
 
     def receive(self) -> Iterator[tuple[bytes, Header, Any]]:
-        """All messages that have come: sender's identity, header, and payload, which owns its bytes. What is no message is logged and left."""
+        """All messages that have come: sender's identity, header, and payload, which owns its bytes. Frames that are no message are logged and dropped."""
         while has_message(self.socket):
             identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:

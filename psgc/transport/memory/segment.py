@@ -26,7 +26,7 @@ def aligned(nbytes: int) -> int:
 
 
 class Segment:
-    """A piece of shared memory. Its size is sealed: whoever maps it can rely on it being there. It takes memory where it is used."""
+    """A piece of shared memory. Its size is sealed: a process that maps it can rely on all of it. It takes memory only where it is used."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd

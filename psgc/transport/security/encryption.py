@@ -59,5 +59,5 @@ class Cipher:
         try:
             self._receiving.decrypt_into(_NONCE.pack(0, self._received), sealed, head, sealed[:-TAG_BYTES])
         except InvalidTag:
-            raise RemoteProtocolError("a message was altered on its way: its tag is wrong", ErrorCode.MALFORMED) from None
+            raise RemoteProtocolError("a message was altered in the network: its tag is wrong", ErrorCode.MALFORMED) from None
         self._received += 1

@@ -76,7 +76,7 @@ def host_digest(host: str) -> bytes:
 
 
 class Refused(RemoteProtocolError):
-    """The peer proves nothing. kind: why, in words that hold nothing of what it has sent."""
+    """The peer has not proved who it is. kind: why, as a text that quotes none of its bytes."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text, ErrorCode.NOT_ADMITTED)
@@ -100,7 +100,7 @@ class Proof(ABC):
     @property
     @abstractmethod
     def wants(self) -> int:
-        """How many more bytes are to be read; 0 once there is nothing more to hear."""
+        """How many more bytes are to be read; 0 once all has been received."""
 
     @abstractmethod
     def begin(self) -> bytes:

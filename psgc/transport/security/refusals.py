@@ -28,7 +28,7 @@ class Refusals:
         self._kinds: dict[str, _Kind] = {}
 
     def note(self, kind: str, text: str, now: float) -> None:
-        """kind: one of a few, in words that hold nothing of what the peer has sent."""
+        """kind: one of a few, as a text that quotes none of the peer's bytes."""
         known = self._kinds.get(kind)
         if known is None:
             self._kinds[kind] = _Kind(Reminder(now))
