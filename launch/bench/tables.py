@@ -1,4 +1,4 @@
-"""The tables of a kernel bench, for terminals and for pages: cells of text, made from the document that ``bench_kernels`` returns."""
+"""The tables of a kernel bench, for terminals and for pages: cells of text, made from the document that ``kernels.bench_kernels`` returns."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def _start(
 
 
 def local_size(env: Mapping[str, str]) -> int:
-    """Worker processes on this node: as told, else one for each visible device, else one."""
+    """Worker processes on this node: BYTEPS_LOCAL_SIZE, else one for each visible device, else one."""
     if env.get("BYTEPS_LOCAL_SIZE", "").isdigit():
         return max(1, int(env["BYTEPS_LOCAL_SIZE"]))
     for name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):

@@ -1,7 +1,7 @@
 """torch.distributed's variables for the workers that a launcher starts: scripts and libraries that read them then see the job's ranks.
 
-Owns RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT. They are for others to read: psgc itself reads
-its own names, which are always set beside these.
+Owns RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT. psgc itself reads its own variables, which are
+always set beside these.
 
 Ranks are numbered as the scheduler numbers them: node by node, on each node by local rank.
 """
@@ -25,7 +25,7 @@ FREE_PORTS: Final = range(20000, 32000)
 
 
 def place(sizes: Sequence[int], node: int, local_rank: int) -> dict[str, str]:
-    """Who one worker is. sizes: workers on each node."""
+    """The rank variables of one worker. sizes: workers on each node."""
     return {
         "RANK": str(sum(sizes[:node]) + local_rank), "WORLD_SIZE": str(sum(sizes)), "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(sizes[node]), "GROUP_RANK": str(node),
@@ -42,7 +42,7 @@ def meeting_place(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on. Raises PsgcError where there is none."""
+    """A free port. Raises PsgcError if all of FREE_PORTS are taken."""
     for port in random.SystemRandom().sample(FREE_PORTS, 100):
         with socket.socket() as probe:
             try:

@@ -1,4 +1,4 @@
-"""What messages cost between a worker and a server: a small job of one each, asked through the session as trainers ask.
+"""Measures the cost of messages between a worker and a server: a small job of one each, through the session that trainers use.
 
 ``measure_here`` starts the job on this machine, ``measure_joined`` is the worker of one whose scheduler and server are elsewhere; ``fit``
 turns round trips into a link. A part of n elements takes
@@ -72,7 +72,7 @@ def measure_here(transport: str) -> Trips:
 
 
 def measure_joined(transport: str) -> Trips:
-    """Be the one worker of the job that the environment names. Raises ConfigError, JobFailed, or UsageError where there are others."""
+    """Join the job that the environment names as its only worker. Raises ConfigError, JobFailed, or UsageError if the job has other workers."""
     config = Config.from_env(role="worker", transport=transport, force_distributed=True)
     config.require_cluster()
     if config.nodes * config.local_size != 1:
@@ -115,7 +115,7 @@ class _Array:
         return self.array
 
     def store(self, skipped: bool) -> None:
-        """The array is the result."""
+        """Do nothing: the result is decoded into the array."""
 
 
 def _trips(config: Config) -> Trips:
@@ -128,7 +128,7 @@ def _trips(config: Config) -> Trips:
 
 
 def _parts(session: Session, sizes: Sequence[int]) -> Spread:
-    """From the submission of so many parts at once to the delivery of all of them."""
+    """Time from the submission of several parts at once to the delivery of all of them."""
     many = len(sizes)
     specs = [TensorSpec(f"{many}.{index}.{numel}", (numel,), "float32") for index, numel in enumerate(sizes)]
     parts = [(Declaration(spec.name, "adhoc", (spec,), "none", True, part_bytes=PART_BYTES), _Array(spec.numel)) for spec in specs]
@@ -136,7 +136,7 @@ def _parts(session: Session, sizes: Sequence[int]) -> Spread:
 
 
 def _times(run: Callable[[], object], rounds: int) -> Spread:
-    """In microseconds, over so many rounds, or fewer where they take longer than BUDGET_S."""
+    """Times in microseconds over ``rounds`` rounds, or fewer if they take longer than BUDGET_S."""
     for _ in range(WARM_UP):
         run()
     times, end = list[float](), time.perf_counter() + BUDGET_S

@@ -1,8 +1,8 @@
-"""Which of the things that went wrong in a job was the first cause, what is said of it, and the exit status it gives. Pure.
+"""Finds the first cause of a job's failure, the message about it, and the exit status. Pure.
 
-One fault makes many processes fail. A process that has heard of the fault says so before it ends; one that fails without having heard of any
-was itself the fault. So what counts, in this order, each time the earliest: a process that failed by itself; what the scheduler found
-wrong; what a process heard from a scheduler elsewhere.
+One fault makes many processes fail. A process that was told of the fault reports so before it ends; a process that fails without such a report
+was itself the fault. So the cause is, in this order of preference and the earliest of each kind: a process that failed by itself; a fault that the
+scheduler found; a fault that a process was told of by a scheduler on another machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Weight(IntEnum):
 
 @dataclass(slots=True)
 class Account:
-    """What is known of one process. name: as its lines begin. status: as Popen's returncode; None while it runs, or if we ended it."""
+    """The state of one process. name: the prefix of its lines. status: as Popen's returncode; None while it runs, or if the launcher ended it."""
 
     name: str
     service: bool
@@ -80,7 +80,7 @@ class Blame:
 
     @property
     def failed(self) -> bool:
-        """Whether the job is lost. One that has heard so from elsewhere ends by itself, and may do something before."""
+        """Whether the job has failed. False if processes were only told of a fault elsewhere: they end by themselves, and may save something first."""
         return any(cause.weight > Weight.HEARD for cause in self.causes)
 
     @property
@@ -90,7 +90,7 @@ class Blame:
 
     @property
     def never_formed(self) -> bool:
-        """The services are up, and the job has not been complete: without workers they wait for nothing."""
+        """Whether the services run but the job was never complete, so that without workers they wait for nothing."""
         return not self.formed and any(account.joining for account in self.accounts if account.service)
 
     @property
@@ -100,7 +100,7 @@ class Blame:
         return self.never_formed and all(account.ended and not account.joining for account in workers)
 
     def verdict(self) -> tuple[str, int] | None:
-        """What is said, and the status: that of the process which was the cause, 128 + its signal, 1 where it has none; None: all well."""
+        """The message and the exit status: the status of the process that was the cause, 128 + its signal, or 1 if it has none. None if nothing failed."""
         if not self.causes:
             return None
         cause = max(self.causes, key=lambda each: each.weight)  # of equals, max takes the first

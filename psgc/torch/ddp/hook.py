@@ -1,7 +1,7 @@
 """``ddp_hook``: models that torch's DistributedDataParallel (DDP) wraps, by the user or by a library, with psgc in place of the all-reduce.
 
-Owns the hook that DDP calls, its registration and its checks; what happens to gradients is ``ddp_exchange``'s business. DDP goes on using its
-process group for all that is no gradient: the first parameters, buffers, which parameters were used.
+Owns the hook that DDP calls, its registration and its checks; ``exchange`` synchronizes the gradients. DDP still uses its process group for
+everything but gradients: initial parameters, buffers, and which parameters were used.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class DdpHook:
         return [self._codec] if self._plan is None else sorted({bucket.codec for bucket in self._plan.buckets})
 
     def _advise(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
-        """An optimizer has stepped; those of DDP's parameters are seen here only."""
+        """Called after any optimizer's step: the only place where the optimizers of DDP's parameters are seen."""
         if any(exchange in self._exchanges for exchange in exchanges_of(optimizer)):
             self._advice.setdefault(optimizer, CodecAdvice(self._codecs)).look(optimizer)
 
@@ -204,7 +204,7 @@ def laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill a piece of memory, each once."""
+    """Whether the tensor's elements fill a contiguous range of memory, each element once."""
     expected = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length > 1:
@@ -226,7 +226,7 @@ def _checked(given: str | os.PathLike[str] | Plan | None) -> tuple[str | None, P
 
 
 def _check_world(session: Session) -> None:
-    """Raise ConfigError where the script would see another number of processes than psgc."""
+    """Raise ConfigError if torch.distributed's number of processes differs from psgc's."""
     world = session.config.world_size
     if world and world != session.size:
         remedy = START if session.size == 1 else "where nodes differ in size, set PSGC_NODE_SIZES on every machine"

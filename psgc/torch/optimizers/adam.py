@@ -10,7 +10,8 @@ a rank's update exceeds what Adam itself could make, max(1, (1 - beta1) / sqrt(1
 of the number of ranks, for the variance is that of their mean: an element that was quiet while its variance froze could else jump by
 any amount, and take its block's scale with it.
 
-Owns the arithmetic and the schedules; ``optimizer`` and ``exchange`` own what happens to whole gradients, ``tensor_exchange`` the rest.
+Owns the arithmetic and the schedules; ``distributed`` and ``gradients/exchange.py`` synchronize whole gradients, ``tensors/tensor_exchange.py``
+the momenta.
 Sources: Tang et al. 2021 (1-bit Adam), Algorithm 1; Lu et al. 2022 (0/1 Adam), Algorithm 1.
 """
 
@@ -95,7 +96,7 @@ class FrozenVarianceAdam(Distributed):
             name, parameter = pair if isinstance(pair, tuple) else (f"param.{number}.{index}", pair)
             if name in self._psgc_names.values():
                 raise UsageError(f"{type(self).__name__}: two parameters are named {name!r}; give each its own name")
-            if isinstance(parameter, torch.Tensor):  # what is none is for torch to refuse
+            if isinstance(parameter, torch.Tensor):  # torch refuses anything else
                 check_carries(self._codec, parameter, name)
                 check_carries(self._psgc_exchange.codec, parameter, name)
                 self._psgc_names[parameter] = name

@@ -1,6 +1,6 @@
 """DistributedOptimizer: any torch optimizer whose gradients are averaged over the job before it applies them.
 
-Owns names, checks and the optimizer's methods, which ``adam`` builds on, too; what happens to gradients is ``exchange``'s business.
+Owns names, checks and the optimizer's methods, which ``adam`` also uses; ``gradients/exchange.py`` synchronizes the gradients.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """This process's membership of the job: init, shutdown, rank and size. Owns the current session.
 
-Must not know tensors: ``push_pull``, ``broadcast`` and ``optimizer`` build on ``current_session``.
+Knows no tensors: ``push_pull``, ``broadcast`` and the optimizers build on ``current_session``.
 """
 
 from __future__ import annotations
