@@ -105,7 +105,8 @@ VARIABLES: Final = (
     Variable("PSGC_JOB", "job", _integer(0), "wsc", "job id in every header, so that jobs on one network cannot mix"),
     Variable("PSGC_TOKEN", "token", _text, "wsc", "the job's secret, from which keys are made: long and random; it never travels"),
     Variable(
-        "PSGC_ENCRYPT", "encrypt", _switch, "wsc", "1: payloads over TCP are encrypted (AES-GCM); needs `pip install 'psgc[encrypt]'` everywhere"
+        "PSGC_ENCRYPT", "encrypt", _switch, "wsc",
+        "1: payloads over TCP are encrypted (AES-GCM); needs PSGC_TOKEN beyond one machine, and `pip install 'psgc[encrypt]'` everywhere",
     ),
     Variable("PSGC_CODEC", "codec", _text, "w", "codec of DistributedOptimizer where the script names none"),
     Variable("PSGC_PLAN", "plan", _text, "w", "file of the plan that gradients travel by (DistributedOptimizer's or ddp_hook's), on each machine"),

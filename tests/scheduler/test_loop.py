@@ -176,7 +176,7 @@ def test_a_reused_pid_is_not_taken_for_the_process_that_had_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, ["PSGC_TOKEN is not set: whoever reaches port 9000 can join the job", "payloads are not encrypted"]),
+        ({}, ["PSGC_TOKEN is not set: anybody who reaches port 9000 can join the job", "payloads are not encrypted"]),
         ({"token": "t"}, ["payloads are not encrypted"]),
         ({"token": "t", "encrypt": True}, []),
         ({"encrypt": True}, ["PSGC_TOKEN is not set"]),
