@@ -220,7 +220,9 @@ class ChunkCodec(FeedbackCodec):
         _ = self._kernels, serving_kernel(self.chunk_format)
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
-        return self.finish(grad, grad.size, 0, grad.size, 1, residual, None, rescale, stream, out)
+        old, numel = NO_RESIDUAL if residual is None else residual, grad.size
+        finite = self._kernels.write(grad, numel, 0, 1.0, old, rescale, NO_RESIDUAL, self.settings, self.draws(stream, 0), out)
+        return Encoded(self.payload_bound(numel), not finite)
 
     def finish(
         self, acc: Array, numel: int, lo: int, hi: int, divisor: int, residual: F32 | None, residual_out: F32 | None,

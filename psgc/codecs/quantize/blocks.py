@@ -35,6 +35,7 @@ from psgc.codecs.quantize.rows import ROW, CodeWords, row_readers
 
 LEAST_SCALE: Final = np.finfo(np.float32).tiny
 _LANES: Final = 16
+MAX_BLOCK: Final = 4096  # elements; a block lies within a chunk
 Norm = Literal["max", "l2"]
 
 
@@ -82,7 +83,7 @@ class BlockCodec(ChunkCodec):
         return _chunk_format(self.bits, self.block, self.norm, self.code_helpers())
 
     def draws(self, stream: Stream, lo: int) -> NDArray[np.uint32]:
-        return NO_DRAWS if self.feedback else super().draws(stream, lo)
+        return NO_DRAWS if self._ef else super().draws(stream, lo)
 
     def contraction(self, numel: int) -> float | None:
         return rounding_contraction(self.top_code / self.least_code, min(numel, self.block)) if self.feedback else None
@@ -121,6 +122,8 @@ class BlockCodec(ChunkCodec):
 
 def code_bytes(bits: int, block: int, numel: int) -> int:
     """Bytes that the codes of numel elements take."""
+    if bits == 8:
+        return numel
     full, rest = divmod(numel, block)
     return full * -(-block * bits // 8) + -(-rest * bits // 8)
 
@@ -197,18 +200,40 @@ def _norm_l2(values: Any, top: Any, lanes: Any) -> Any:
     return np.sqrt(lanes[0]) * top
 
 
+# An allocation for each chunk would cost a tenth of the time of `int8`: only formats that need memory get some.
+@helper
+def _new_lanes(p: Any) -> Any:
+    return np.empty(_LANES, np.float32)
+
+
+@helper
+def _no_lanes(p: Any) -> Any:
+    return view_f32(p, 0, 0)
+
+
+@helper
+def _new_scratch(payload: Any) -> Any:
+    return np.empty(MAX_BLOCK, np.uint8)
+
+
+@helper
+def _no_scratch(payload: Any) -> Any:
+    return view_u8(payload, 0, 0)
+
+
 @functools.cache
 def _chunk_format(bits: int, block: int, norm: Norm, codes_: CodeHelpers) -> ChunkFormat:
     """The chunk format of these codes: the norm and scale of each block of a chunk, then its codes."""
     write_codes, block_bytes = codes_.write, block * bits // 8
     zero = np.uint8(0 if bits == 8 else sum(1 << (bits - 1) << bits * place for place in range(8 // bits)))
     l2 = norm == "l2"
+    lanes_for, scratch_for = _new_lanes if l2 else _no_lanes, _no_scratch if bits == 8 else _new_scratch
 
     @helper
     def write(p: Any, payload: Any, numel: Any, start: Any, settings: Any, draws: Any) -> Any:
         blocks = -(-numel // block)
         scales = view_f32(payload, 4 * (start // block), -(-p.size // block))
-        lanes, scratch, most, top_code = np.empty(_LANES, np.float32), np.empty(block, np.uint8), np.uint32(0), settings[0]
+        lanes, scratch, most, top_code = lanes_for(p), scratch_for(payload), np.uint32(0), settings[0]
         largest = MAX_F32 / top_code
         for number in range(scales.size):
             low = number * block
