@@ -27,9 +27,7 @@ from psgc.wire.messages import Register
 
 logger = logging.getLogger(__name__)
 TURN_S: Final = 0.05
-MAX_HEARD_BYTES: Final = (
-    16 << 20
-)  # of one message, and of a stranger's before it is refused; 100,000 tensors declare themselves in some 2 MB, packed
+MAX_HEARD_BYTES: Final = 16 << 20  # of one message; 100,000 tensors declare themselves in some 2 MB, packed
 
 
 def serve(config: Config) -> int:

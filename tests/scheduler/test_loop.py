@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from psgc import __version__
 from psgc.config import Config
 from psgc.scheduler import loop as scheduler_loop
 from psgc.transport.control.dealer import Dealer
-from psgc.transport.control.router import Router
+from psgc.transport.control.router import MOST_A_FRAME_BYTES, Router
 from psgc.transport.host import host_id, pid_started, process_alive
 from psgc.transport.security.curve import ControlKeys, control_keys
 from psgc.wire.frames import HEADER_BYTES, Header, Kind, pack_header
@@ -133,15 +134,45 @@ def test_nonsense_on_the_socket_ends_nothing(scheduler: Any, peer: Any) -> None:
     assert scheduler[1].poll() is None
 
 
-def test_who_announces_too_much_is_cut_off_and_the_others_are_served(context: zmq.Context[Any]) -> None:
-    router = Router(context, "tcp://127.0.0.1:*", dead_s=15, max_message_bytes=1000)
+def test_who_announces_too_much_is_cut_off_and_the_others_are_served(context: zmq.Context[Any], caplog: pytest.LogCaptureFixture) -> None:
+    router = Router(context, "tcp://127.0.0.1:*", dead_s=15, max_message_bytes=300_000)
     greedy, modest = (Peer(context, router.port, name) for name in ("greedy", "modest"))
-    greedy.dealer.socket.send(bytes(1001))
+    greedy.dealer.socket.send(bytes(MOST_A_FRAME_BYTES + 1))
     assert greedy.dealer.monitor.poll(PATIENCE_MS)
-    modest.dealer.send(Header(Kind.HEARTBEAT, payload_bytes=1000), bytes(1000))
-    assert router.socket.poll(PATIENCE_MS)
-    assert [(identity, header.kind, len(payload)) for identity, header, payload in router.receive()] == [(b"modest", Kind.HEARTBEAT, 1000)]
+    body = os.urandom(300_000)  # travels in several frames
+    modest.dealer.send(Header(Kind.HEARTBEAT, payload_bytes=300_001), body + b"x")
+    modest.dealer.send(Header(Kind.HEARTBEAT, payload_bytes=300_000), body)
+    heard: list[Any] = []
+    while not heard:
+        assert router.socket.poll(PATIENCE_MS)
+        heard += router.receive()
+    assert [(identity, header.kind, payload.tobytes() == body) for identity, header, payload in heard] == [
+        (b"modest", Kind.HEARTBEAT, True)
+    ]
+    assert "payload of 300001 bytes, at most 300000" in caplog.text
     for each in (greedy.dealer, modest.dealer, router):
+        each.close()
+
+
+def test_a_strangers_handshake_takes_no_more_than_a_frame(context: zmq.Context[Any]) -> None:
+    """It is read before the stranger has proved anything, on every connection that it makes."""
+    keys = control_keys(7, "secret")
+    router = Router(context, "tcp://127.0.0.1:*", dead_s=15, keys=keys)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    for announced in (MOST_A_FRAME_BYTES + 1, 60 << 20, (1 << 63) - 1):
+        with socket.create_connection(("127.0.0.1", router.port), PATIENCE_MS / 1000) as stranger:
+            stranger.sendall(greeting)
+            while len(stranger.recv(64, socket.MSG_PEEK)) < 64:
+                pass
+            stranger.recv(64)
+            with suppress(ConnectionError):
+                stranger.sendall(b"\x06" + announced.to_bytes(8, "big") + bytes(100))
+                assert stranger.recv(1) == b"", "it is cut off when it has announced so much, and sent nothing of it"
+    member = Peer(context, router.port, "member", keys)
+    member.dealer.send(Header(Kind.HEARTBEAT, payload_bytes=200_000), bytes(200_000))
+    assert router.socket.poll(PATIENCE_MS)
+    assert [len(payload) for _, _, payload in router.receive()] == [200_000], "encrypted, its frames are long enough"
+    for each in (member.dealer, router):
         each.close()
 
 

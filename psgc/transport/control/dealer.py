@@ -1,6 +1,7 @@
 """A member's control connection to the scheduler, by ZeroMQ over TCP: re-made when it breaks, and saying so when it does.
 
-Owns one DEALER socket at a time and its monitor. Messages are ``[header][payload]``; what was in flight when a connection broke may be lost.
+Owns one DEALER socket at a time and its monitor. A message is a frame with the header and frames with the payload's bytes, none longer than
+``FRAME_BYTES`` on its way to the scheduler; what was in flight when a connection broke may be lost.
 Nothing here waits.
 """
 
@@ -32,6 +33,8 @@ PAUSE_S: Final = 0.1  # before a new socket is made for one that ZeroMQ has give
 LONGEST_PAUSE_S: Final = 1.0
 SILENT_S: Final = 5.0  # from a connection to the end of its handshake, which takes a few round trips
 CONNECT_TIMEOUT_MS: Final = 5000  # then a new attempt: the kernel's own pause between two grows to a minute, after a link is back
+# To the scheduler: it refuses longer frames, so that ZeroMQ allocates no more than that for a stranger whose handshake it reads.
+FRAME_BYTES: Final = 60 << 10
 MAX_MESSAGE_BYTES: Final = 512 << 20  # a part is far smaller; a peer that announces more is refused by ZeroMQ itself
 
 
@@ -48,15 +51,16 @@ def set_common_options(socket: zmq.Socket[Any], dead_s: float) -> None:
 
 def message_of(frames: list[Any]) -> tuple[Header, Any]:
     """Header and payload (uint8 array over the frame, kept alive by it) of a received message. Raises RemoteProtocolError."""
-    if len(frames) not in (1, 2):
-        raise RemoteProtocolError(f"message of {len(frames)} frames, expected header and payload", ErrorCode.MALFORMED)
+    if not frames:
+        raise RemoteProtocolError("message without a header", ErrorCode.MALFORMED)
     header = unpack_header(frames[0].buffer)
-    payload = np.frombuffer(frames[1].buffer, np.uint8) if len(frames) == 2 and len(frames[1].buffer) else None
-    if (0 if payload is None else len(payload)) != header.payload_bytes:
-        raise RemoteProtocolError(
-            f"payload of {0 if payload is None else len(payload)} bytes, header says {header.payload_bytes}", ErrorCode.MALFORMED
-        )
-    return header, payload
+    pieces = [frame.buffer for frame in frames[1:]]
+    count = sum(map(len, pieces))
+    if count != header.payload_bytes:
+        raise RemoteProtocolError(f"payload of {count} bytes, header says {header.payload_bytes}", ErrorCode.MALFORMED)
+    if not count:
+        return header, None
+    return header, np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), np.uint8)
 
 
 class Dealer:
@@ -123,7 +127,7 @@ class Dealer:
         return (self.socket, zmq.POLLIN), (self.monitor, zmq.POLLIN)
 
     def send(self, header: Header, payload: Any = None) -> None:
-        """Queue one message; ``payload`` (bytes or a uint8 array) must stay as it is until the peer has answered. It is lost if ZeroMQ has given
+        """Queue one message, copying ``payload`` (bytes or a uint8 array). It is lost if ZeroMQ has given
         the connection up (see ``tick``), as it may be with any connection that breaks: "up" says when to send again."""
         head = pack_header(header)
         with contextlib.suppress(zmq.Again):
@@ -131,7 +135,11 @@ class Dealer:
                 self.socket.send(head, zmq.NOBLOCK)
                 return
             self.socket.send(head, zmq.SNDMORE | zmq.NOBLOCK)
-            self.socket.send(payload, zmq.NOBLOCK, copy=len(payload) < COPY_BELOW_BYTES)
+            body = memoryview(payload)
+            last = (len(body) - 1) // FRAME_BYTES * FRAME_BYTES
+            for first in range(0, last, FRAME_BYTES):
+                self.socket.send(body[first : first + FRAME_BYTES], zmq.SNDMORE | zmq.NOBLOCK)
+            self.socket.send(body[last:], zmq.NOBLOCK)
 
     def receive(self) -> Iterator[tuple[Header, Any]]:
         """All messages that have come. Raises RemoteProtocolError for frames that are no message."""

@@ -10,20 +10,21 @@ import zmq
 
 from psgc.addresses import SCHEME, needs_ipv6
 from psgc.errors import PsgcError, RemoteProtocolError
-from psgc.transport.control.dealer import COPY_BELOW_BYTES, MAX_MESSAGE_BYTES, message_of, set_common_options
+from psgc.transport.control.dealer import COPY_BELOW_BYTES, FRAME_BYTES, MAX_MESSAGE_BYTES, message_of, set_common_options
 from psgc.transport.security.curve import ControlKeys, Doorkeeper, guard_scheduler
 from psgc.transport.watch import has_message
 from psgc.wire.frames import Header
 
 logger = logging.getLogger(__name__)
+MOST_A_FRAME_BYTES: Final = FRAME_BYTES + (1 << 10)  # what encryption adds is less
 HANDSHAKE_MS: Final = 10_000  # then a peer that has not finished it is cut off, and what it has sent is forgotten
 
 
 class Router:
     """One ROUTER socket. It hears IPv4 and IPv6 where it is bound to ``*``; ``port`` is where.
     listening_fd: a socket that somebody else has bound and set to listen.
-    max_message_bytes: a peer that announces more is cut off by ZeroMQ, before anything is allocated. keys: of the job, if it has a token: then
-    nobody is heard who does not hold them.
+    max_message_bytes: a longer payload is dropped. keys: of the job, if it has a token: then nobody is heard who does not hold them. A peer that
+    announces a frame of more than ``MOST_A_FRAME_BYTES`` is cut off by ZeroMQ before anything is allocated, in its handshake, too.
 
     Raises PsgcError if the port is taken.
     """
@@ -32,10 +33,11 @@ class Router:
         self, context: zmq.Context[Any], endpoint: str, dead_s: float, listening_fd: int = -1, max_message_bytes: int = MAX_MESSAGE_BYTES,
         keys: ControlKeys | None = None,
     ) -> None:  # fmt: skip
+        self._max_message_bytes = max_message_bytes
         self._doorkeeper = None if keys is None else Doorkeeper(context, keys)
         self.socket = context.socket(zmq.ROUTER)
         set_common_options(self.socket, dead_s)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MOST_A_FRAME_BYTES)
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self.socket.setsockopt(zmq.IPV6, needs_ipv6(endpoint.removeprefix(SCHEME).rpartition(":")[0].strip("[]")))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -73,6 +75,8 @@ class Router:
             identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
                 header, payload = message_of(frames)
+                if header.payload_bytes > self._max_message_bytes:
+                    raise RemoteProtocolError(f"payload of {header.payload_bytes} bytes, at most {self._max_message_bytes}")
             except RemoteProtocolError as error:
                 logger.warning("message dropped peer=%r reason=%s", identity.bytes, error)
                 continue
