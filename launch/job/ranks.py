@@ -42,7 +42,7 @@ def meeting_place(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A free port. Raises PsgcError if all of FREE_PORTS are taken."""
+    """A free port. Raises PsgcError if none of 100 random ones of FREE_PORTS is free."""
     for port in random.SystemRandom().sample(FREE_PORTS, 100):
         with socket.socket() as probe:
             try:
