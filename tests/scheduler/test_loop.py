@@ -176,6 +176,28 @@ def test_a_strangers_handshake_takes_no_more_than_a_frame(context: zmq.Context[A
         each.close()
 
 
+def test_a_flood_of_connections_keeps_no_member_from_the_scheduler(context: zmq.Context[Any]) -> None:
+    """Silent ones and ones that begin a handshake, before the member comes and while it proves itself."""
+    keys = control_keys(7, "secret")
+    router = Router(context, "tcp://127.0.0.1:*", dead_s=15, keys=keys)
+    flood: list[socket.socket] = []
+
+    def strangers() -> None:
+        for number in range(100):
+            flood.append(socket.create_connection(("127.0.0.1", router.port), PATIENCE_MS / 1000))
+            if number % 2:
+                flood[-1].sendall(b"\xff" + bytes(8) + b"\x7f\x03")
+
+    strangers()
+    member = Peer(context, router.port, "member", keys)
+    member.dealer.send(Header(Kind.HEARTBEAT))
+    strangers()
+    assert router.socket.poll(PATIENCE_MS)
+    assert [identity for identity, _, _ in router.receive()] == [b"member"]
+    for each in (*flood, member.dealer, router):
+        each.close()
+
+
 def test_what_is_no_message_is_left_out_and_named(context: zmq.Context[Any], caplog: pytest.LogCaptureFixture) -> None:
     router = Router(context, "tcp://127.0.0.1:*", dead_s=15)
     peer = Peer(context, router.port, "stranger")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import select
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,6 +157,36 @@ def test_a_crowd_of_strangers_holds_few_places_fills_no_log_and_keeps_no_member_
     assert len(told) == 3, told
     assert any(f"{MOST + AT_ONCE} more were refused (crowd)" in line for line in told)
     link.close()
+
+
+def test_of_a_crowd_anybody_goes_and_not_who_has_waited_longest(door: Door) -> None:
+    """So a worker from the flood's own address still has a chance."""
+    early = [door.member(rank=1) for _ in range(20)]
+    for _ in range(MOST + 30):
+        door.stranger()
+        door.gate.serve()
+    assert any(door.admits(member) for member in early), "the oldest 50 of the crowd would have been all of them"
+    for member in early:
+        member.close()
+
+
+def test_whoever_there_was_no_time_for_comes_first_in_a_later_turn(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [door.member(rank=1) for _ in range(10)]
+    door.serve()
+    for member in members:  # their answers are all there
+        while not member.proof.done and not member.prove():
+            if not select.select([member], [], [], 0.05)[0]:
+                break
+    seconds = itertools.count()
+    monkeypatch.setattr(gate_module, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    proved: list[Link] = []
+    for _ in range(3 * len(members)):
+        door.stranger()
+        proved += door.gate.serve()
+    door.let_in += proved
+    assert len(proved) == len(members), "one event a turn, though somebody connects in every turn"
+    for member in members:
+        member.close()
 
 
 def test_out_of_descriptors_the_gate_rests_and_opens_again(door: Door, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:

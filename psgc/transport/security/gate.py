@@ -7,6 +7,7 @@ kind of refusal, and then ever more rarely how many more there were.
 from __future__ import annotations
 
 import logging
+import random
 import select
 import time
 from collections import Counter
@@ -46,16 +47,18 @@ class Gate:
 
     def serve(self) -> list[Link]:
         """Accept, and go on with handshakes; returns the connections that are proved now, which are then the caller's."""
-        proved = []
+        proved: list[Link] = []
         until = time.monotonic() + TURN_S
-        for fd, _ in self._epoll.poll(0):
-            if time.monotonic() >= until:
-                break  # the rest is ready in the next turn, too
+        # One event at a time: epoll then gives everybody a turn, also those whom there was no time for in the last one.
+        while ready := self._epoll.poll(0, 1):
+            fd = ready[0][0]
             listener = self._listeners.get(fd)
             if listener is not None:
                 proved += self._accept(listener)
             elif fd in self._waiting:
                 proved += self._prove(self._waiting[fd][0])
+            if time.monotonic() >= until:
+                break  # the rest is ready in the next turn, too
         return proved
 
     def tick(self) -> None:
@@ -97,10 +100,11 @@ class Gate:
         return proved
 
     def _one_of_the_crowd(self) -> int:
-        """The oldest connection of those from the source that has the most: who floods a server only keeps itself out."""
+        """One of those from the source that has the most: who floods a server only keeps itself out. Any of them: a worker that comes from
+        there, too, would surely go if it were the oldest."""
         sources = Counter(link.source for link, _ in self._waiting.values())
         crowded = max(sources, key=sources.__getitem__)
-        return next(fd for fd, (link, _) in self._waiting.items() if link.source == crowded)
+        return random.choice([fd for fd, (link, _) in self._waiting.items() if link.source == crowded])
 
     def _prove(self, link: Link) -> list[Link]:
         """The connection, if it is proved now."""
