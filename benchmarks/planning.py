@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import planning_rivals
 
 from psgc.plan.inputs.cluster import load_cluster
 from psgc.plan.inputs.profile import V100_CODECS, Profile, TensorProfile, load_profile
@@ -215,6 +214,8 @@ def main() -> None:
             sys.exit(
                 f"planning: --rivals {arguments.rivals} --tensors {arguments.tensors}: expected a number of jobs, and a range as 1-200"
             )
+        import planning_rivals  # beside this script
+
         rows = planning_rivals.run(arguments.rivals, int(fewest), int(most), arguments.out, arguments.seconds)
         print("\n".join(planning_rivals.summary(rows)))
         return

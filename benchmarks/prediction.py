@@ -88,8 +88,7 @@ class SharedCores(Problem):
 
     def _message_us(self, travel_us: float) -> float:
         """What cores do for a worker's message that takes so long on the link that the server shares out."""
-        inter = self.cluster.inter
-        size = max(0.0, travel_us - inter.latency_us) / (self.cluster.gpus * inter.us_per_byte)
+        size = travel_us / (self.cluster.gpus * self.cluster.inter.us_per_byte)
         return self.profile.overheads.get("next_part_us", 0.0) / 2 + 2 * size * self.cluster.intra.us_per_byte
 
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve
-from psgc.plan.model.costs import BOTH_WAYS, CPU, GPU, INTRA, RECEIVE, SEND, SERVER, CodecCosts, Held, Task, tasks, walk
+from psgc.plan.model.costs import (
+    ALL_LINKS,
+    BOTH_WAYS,
+    CPU,
+    GPU,
+    IN_FLIGHT,
+    INTRA,
+    RECEIVE,
+    SEND,
+    SERVER,
+    CodecCosts,
+    Held,
+    Task,
+    resources_of,
+    tasks,
+    walk,
+)
 from psgc.plan.model.options import Option, all_options, server_options
+from psgc.plan.model.timeline import chains_of, run
 
 # a byte takes 1 us within a node and 10 us between nodes
 CLUSTER = Cluster("c", nodes=4, gpus_per_node=2, intra=Link(8e-3, 1.0), inter=Link(8e-4, 100.0), servers=2)
@@ -17,12 +36,13 @@ CODEC = CodecCosts("half", PAYLOAD, {"gpu": CostCurve((1.0, 2.0), (3.0, 6.0), (1
 
 
 def by_action(*option: str) -> dict[str, Task]:
-    return {task.action: task for task in tasks(option, CLUSTER, CODEC)}
+    """Of each action the first task: a link's, not what is in flight after it."""
+    return {task.action: task for task in reversed(tasks(option, CLUSTER, CODEC))}
 
 
 def test_a_ring_passes_each_nodes_link_once() -> None:
     (task,) = tasks(("flat.all_reduce",), CLUSTER, CODEC)
-    assert (task.resource, task.fixed_us) == (BOTH_WAYS, 14 * 100)
+    assert (task.resource, task.fixed_us) == (ALL_LINKS, 14 * 100)
     assert task.per_element_us == pytest.approx(2 * 7 / 8 * 4 * 10)
 
 
@@ -49,7 +69,7 @@ def test_gathered_payloads_are_decoded_piece_by_piece() -> None:
 
 def test_all_to_all_deals_out_pieces_of_shards() -> None:
     option = ("comp@cpu", "flat.all_to_all.c", "decomp@gpu", "comp@gpu", "flat.all_gather.c", "decomp@gpu")
-    made = tasks(option, CLUSTER, CODEC)
+    made = [task for task in tasks(option, CLUSTER, CODEC) if task.resource != IN_FLIGHT]
     assert [(task.share, task.times) for task in made if task.curve] == [
         (1.0, 2.0),
         (1 / 8, 8.0),
@@ -69,7 +89,7 @@ def test_of_a_flat_gather_the_roots_link_carries_what_comes_from_other_nodes() -
 
 def test_servers_links_can_be_the_narrow_ones() -> None:
     found = by_action("flat.push", "flat.pull")
-    assert found["flat.push"] == ("flat.push", SEND, 100.0, pytest.approx(4 * 10 * 2 * 4 / 2), "", 1.0, 1.0)  # 8 ranks into 2 servers
+    assert found["flat.push"] == ("flat.push", SEND, 0.0, pytest.approx(4 * 10 * 2 * 4 / 2), "", 1.0, 1.0)  # 8 ranks into 2 servers
     assert found["flat.pull"].resource == RECEIVE
     assert by_action("intra.reduce", "inter.push", "inter.pull", "intra.broadcast")["inter.push"].per_element_us == pytest.approx(
         4 * 10 * 2
@@ -107,7 +127,9 @@ def test_a_server_adds_every_payload_and_finishes_its_share() -> None:
 def test_answers_may_be_of_another_size_than_pushes() -> None:
     answers = CodecCosts("half/float", PAYLOAD, CODEC.curves, pull_bytes_per_element=4.0)
     found = {
-        task.action: task for task in tasks(("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu"), CLUSTER, answers) if not task.curve
+        task.action: task
+        for task in tasks(("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu"), CLUSTER, answers)
+        if not task.curve and task.resource != IN_FLIGHT
     }
     assert found["flat.pull.c"].per_element_us == pytest.approx(8 * found["flat.push.c"].per_element_us)
 
@@ -115,10 +137,97 @@ def test_answers_may_be_of_another_size_than_pushes() -> None:
 def test_what_is_not_encoded_is_copied_where_the_profile_has_times_for_it() -> None:
     raw = CodecCosts("half", PAYLOAD, {}, raw={"cpu": CostCurve((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))})
     made = tasks(("flat.push", "flat.pull"), CLUSTER, raw)
-    assert [task.resource for task in made] == [CPU, SEND, SERVER, SERVER, RECEIVE, CPU]
-    assert raw.task_us(made[2], 10.0) == pytest.approx(10 / 2 * 8)
+    assert [task.resource for task in made if task.resource != IN_FLIGHT] == [CPU, SEND, SERVER, SERVER, RECEIVE, CPU]
+    passes = [raw.task_us(task, 10.0) for task in made if task.curve == "raw:server.decode"]
+    assert passes == [pytest.approx(10 / 2 * 8)] * 2  # the server's share of all parts, and the rest of this one
 
 
 def test_without_times_of_the_workers_own_copies_no_copies_are_counted() -> None:
     alone = CodecCosts("half", PAYLOAD, CODEC.curves, raw={"server": CostCurve((1.0,), (1.0,), (1.0,))})
     assert tasks(("flat.push", "flat.pull"), CLUSTER, alone) == tasks(("flat.push", "flat.pull"), CLUSTER, CODEC)
+
+
+def took_us(option: Option, cluster: Cluster, numel: float, codec: CodecCosts = CODEC) -> float:
+    """Microseconds of one part alone."""
+    return sum(codec.task_us(task, numel) for task in tasks(option, cluster, codec))
+
+
+def test_a_flat_ring_is_as_slow_as_the_links_within_nodes_where_those_are_the_slower() -> None:
+    """8 nodes of 8, 100 Gbit/s within and 400 between, no latency: a ring of 64 passes 2 * 63 / 64 of 100 MB over each rank's link, which
+    takes 1.96875 * 100e6 * 8 / 100e9 s = 15.75 ms; over the links between nodes alone it would be a quarter, 3.94 ms."""
+    slow = Cluster("s", 8, 8, Link(100, 0), Link(400, 0))
+    assert took_us(("flat.all_reduce",), slow, 25e6) == pytest.approx(15_750)
+    assert took_us(("flat.all_reduce",), Cluster("f", 8, 8, Link(400, 0), Link(100, 0)), 25e6) == pytest.approx(15_750)
+    assert took_us(("flat.all_reduce",), Cluster("f", 8, 8, Link(400, 0), Link(400, 0)), 25e6) == pytest.approx(3_937.5)
+    (task,) = tasks(("flat.all_reduce",), slow, CODEC)
+    assert resources_of(task.resource) == (INTRA, SEND, RECEIVE)
+
+
+def test_of_a_flat_all_to_all_what_stays_within_a_node_passes_its_links() -> None:
+    """2 nodes of 4, 1 byte an element for easy sums: each rank sends 3 / 8 to its node's ranks and 4 / 8 away; a node's 4 ranks send 4 * 4 / 8
+    bytes an element away. At 8 Gbit/s a byte takes 1 ns: within 0.375 ns, between 2 ns an element. With links between 100 times as fast it is
+    0.02 ns, and those within are the slower: 0.375 ns."""
+    byte = CodecCosts("byte", 1.0, CODEC.curves)
+    option = ("comp@gpu", "flat.all_to_all.c", "decomp@gpu", "flat.all_gather")
+    for between, us in ((8.0, 2e-3), (800.0, 0.375e-3)):
+        found = [
+            task for task in tasks(option, Cluster("c", 2, 4, Link(8, 0), Link(between, 0)), byte) if task.action == "flat.all_to_all.c"
+        ]
+        assert [task.per_element_us for task in found] == [pytest.approx(us)]
+
+
+def test_a_part_lies_on_one_server_and_parts_on_all_of_them() -> None:
+    """4 nodes of one rank, 4 servers at 10 Gbit/s, 8 MB: one part's bytes from all nodes pass one server's link, 4 * 8e6 * 8 / 10e9 s =
+    25.6 ms, not the 6.4 ms that a node's link takes. Four parts go to four servers: each link carries 4 * 2 MB, 6.4 ms in all, and the last
+    part is late by the rest of its own 6.4 ms, 4.8: 11.2 ms."""
+    cluster = Cluster("c", 4, 1, Link(100, 0), Link(10, 0), servers=4)
+    assert took_us(("flat.push",), cluster, 2e6) == pytest.approx(25_600)
+    part = [(task.resource, CODEC.task_us(task, 5e5)) for task in tasks(("flat.push",), cluster, CODEC)]
+    assert part == [(SEND, pytest.approx(1_600)), (IN_FLIGHT, pytest.approx(4_800))]
+    assert run(chains_of([0.0] * 4, [part] * 4)).step_us == pytest.approx(4 * 1_600 + 4_800)
+
+
+def test_the_shards_of_a_part_lie_on_several_servers() -> None:
+    """2 nodes of 2 ranks, each of which pushes its half of 4 MB: the halves are on 2 servers of 4. A half's server gets 2 * 2 MB, at 8 Gbit/s
+    4 ms; a node's link carries 2 * 2 MB, 4 ms, too: nothing is late."""
+    cluster = Cluster("c", 2, 2, Link(1e6, 0), Link(8, 0), servers=4)
+    option = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
+    found = [(task.resource, CODEC.task_us(task, 1e6)) for task in tasks(option, cluster, CODEC) if task.action == "inter.push"]
+    assert found == [(SEND, pytest.approx(4_000))]
+
+
+def test_a_servers_pass_over_a_lone_part_takes_all_of_its_time() -> None:
+    """A payload of 1000 elements takes a server 1 us an element, of 4 ranks 4000 us, and 1 us an element to finish: 5000 us. Of that the 2
+    servers' common time is half; a lone part waits for the rest, too."""
+    served = CodecCosts("served", 1.0, {"server": CostCurve((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))})
+    made = tasks(("comp@gpu", "flat.push.c"), Cluster("c", 4, 1, Link(1, 0), Link(1e6, 0), servers=2), served)
+    by_resource = {
+        resource: sum(served.task_us(t, 1000.0) for t in made if t.resource == resource and t.curve) for resource in (SERVER, IN_FLIGHT)
+    }
+    assert by_resource == {SERVER: pytest.approx(2_500), IN_FLIGHT: pytest.approx(2_500)}
+
+
+def test_servers_on_the_workers_nodes_use_the_nodes_links() -> None:
+    """2 nodes of one rank and a server each, 8 Gbit/s, a part of 4 MB: half of what a node pushes is for the other's server and half of what
+    its own server gets comes from the other. So each direction carries 2 MB for the push as for the pull, and both are held: 2 ms each. A lone
+    part is on one node, which gets 4 MB from the other: 2 ms later."""
+    apart = Cluster("c", 2, 1, Link(1e6, 0), Link(8, 0), servers=2)
+    beside = replace(apart, servers_on_nodes=True)
+    found = [(task.resource, CODEC.task_us(task, 1e6)) for task in tasks(("flat.push",), beside, CODEC)]
+    assert found == [(BOTH_WAYS, pytest.approx(2_000)), (IN_FLIGHT, pytest.approx(2_000))]
+    assert [task.resource for task in tasks(("flat.push", "flat.pull"), apart, CODEC)] == [SEND, IN_FLIGHT, RECEIVE, IN_FLIGHT]
+    # all servers on the first of the nodes' links: 4 nodes, 1 server: 3 nodes' 4 MB come, 12 ms, as a worker's own link would carry 4
+    one = Cluster("c", 4, 1, Link(1e6, 0), Link(8, 0), servers=1, servers_on_nodes=True)
+    assert took_us(("flat.push",), one, 1e6) == pytest.approx(12_000)
+
+
+def test_a_latency_delays_a_push_and_does_not_hold_the_link() -> None:
+    """51 parts of 0.5 MB from each of 2 workers at 8 Gbit/s and 20 ms: the server's link is busy for 51 ms, and the last part comes 20 ms later:
+    71 ms, not 51 * 21."""
+    cluster = Cluster("c", 2, 1, Link(8, 0), Link(8, 20_000), servers=1)
+    part = [(task.resource, CODEC.task_us(task, 125_000.0)) for task in tasks(("flat.push",), cluster, CODEC)]
+    assert part == [(SEND, pytest.approx(1_000)), (IN_FLIGHT, pytest.approx(20_000))]
+    assert run(chains_of([0.0] * 51, [part] * 51)).step_us == pytest.approx(51_000 + 20_000)
+    (ring,) = tasks(("flat.all_reduce",), cluster, CODEC)  # two messages in a row, as of a collective of NCCL's, one after the other
+    part = [(ring.resource, CODEC.task_us(ring, 125_000.0))]
+    assert run(chains_of([0.0] * 51, [part] * 51)).step_us == pytest.approx(51 * (500 + 2 * 20_000))

@@ -255,8 +255,8 @@ def test_every_fusion_is_tried_once(several: bool) -> None:
 def test_the_shortest_way_is_the_cheapest_of_all_options() -> None:
     problem = random_job(3, 3, Constraints())
     space = Space(problem)
-    prices = np.random.default_rng(0).uniform(size=6)
-    costs = np.tensordot(prices, space.loads(space.times(np.array([1e6]), np.array([0]))), (0, 0))
+    loads = space.loads(space.times(np.array([1e6]), np.array([0])))
+    costs = np.tensordot(np.random.default_rng(0).uniform(size=len(loads)), loads, (0, 0))
     ((cost,),), ((number,),) = space.shortest(costs)
     atoms = {atom: number for number, atom in enumerate(space.graph.atoms)}
     assert cost == pytest.approx(min(sum(costs[atoms[atom], 0] for atom in walk(option)[0]) for option in problem.options))

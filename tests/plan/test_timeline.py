@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psgc.plan.model.costs import BOTH_WAYS, CPU, GPU, INTRA, RECEIVE, RESOURCES, SEND
+from psgc.plan.model.costs import ALL_LINKS, BOTH_WAYS, CPU, GPU, IN_FLIGHT, INTRA, RECEIVE, RESOURCES, SEND, resources_of
 from psgc.plan.model.timeline import Chains, busy_us, chains_of, define_timeline, run
 
-TASK = st.tuples(st.sampled_from([BOTH_WAYS, *range(len(RESOURCES))]), st.integers(0, 20).map(float))
+TASK = st.tuples(st.sampled_from([IN_FLIGHT, ALL_LINKS, BOTH_WAYS, *range(len(RESOURCES))]), st.integers(0, 20).map(float))
 JOBS = st.lists(st.tuples(st.integers(0, 15), st.lists(TASK, max_size=6)), min_size=1, max_size=9)
 
 
@@ -43,7 +43,7 @@ def test_no_resource_does_two_tasks_at_once_and_tasks_keep_their_order(job: list
             assert timeline.start_us[task] >= before
             before = timeline.start_us[task] + made.us[task]
             assert before <= timeline.step_us
-            for resource in (SEND, RECEIVE) if made.resource[task] == BOTH_WAYS else (int(made.resource[task]),):
+            for resource in resources_of(int(made.resource[task])):
                 spans[resource].append((timeline.start_us[task], before))
     for resource, times in spans.items():
         times.sort()

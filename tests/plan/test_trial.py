@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from psgc.plan.methods.baselines import with_option
 from psgc.plan.methods.espresso_trials import Trials
 from psgc.plan.methods.space import Space
-from psgc.plan.model.costs import BOTH_WAYS, INTRA, RECEIVE
+from psgc.plan.model.costs import ALL_LINKS, BOTH_WAYS, INTRA, RECEIVE
 from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, Simulated, simulate
@@ -88,7 +88,9 @@ def plain_bubble(simulated: Simulated) -> tuple[float, dict[int, float]]:
     """The last bubble's beginning, and when each chain was last sent: from the finished timeline."""
     chains, start = simulated.chains, simulated.timeline.start_us
     owner = np.repeat(np.arange(len(chains.ready_us)), np.diff(chains.first))
-    links = [task for task in range(len(start)) if chains.resource[task] == BOTH_WAYS or INTRA <= chains.resource[task] <= RECEIVE]
+    links = [
+        task for task in range(len(start)) if chains.resource[task] in (BOTH_WAYS, ALL_LINKS) or INTRA <= chains.resource[task] <= RECEIVE
+    ]
     spans = [(start[task], start[task] + chains.us[task], owner[task]) for task in links]
     bubble = 0.0
     for when in sorted({begin for begin, _, _ in spans}):

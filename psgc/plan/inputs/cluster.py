@@ -3,6 +3,7 @@
     nodes = 8                  # machines with GPUs
     gpus_per_node = 8
     servers = 0                # machines, or processes on the nodes, that sum
+    servers_on_nodes = false   # whether they are processes on the nodes, and use the nodes' links
     [intra]                    # between the GPUs of a node: each GPU's, one way
     gbps = 1200
     latency_us = 8
@@ -55,6 +56,7 @@ class Cluster:
     servers: int = 0
     server: Link | None = None
     source: str = ""
+    servers_on_nodes: bool = False
 
     @property
     def gpus(self) -> int:
@@ -62,13 +64,14 @@ class Cluster:
 
     @property
     def server_link(self) -> Link:
-        return self.server or self.inter
+        return self.inter if self.servers_on_nodes else self.server or self.inter
 
     def to_toml(self) -> str:
         """The file that ``load_cluster`` reads."""
         links = {"intra": self.intra, "inter": self.inter, "server": self.server}
         head = (
             f"name = {_quoted(self.name)}\nnodes = {self.nodes}\ngpus_per_node = {self.gpus_per_node}\nservers = {self.servers}\n"
+            f"servers_on_nodes = {str(self.servers_on_nodes).lower()}\n"
             f"source = {_quoted(self.source)}\n"
         )
         return head + "".join(
@@ -114,16 +117,21 @@ def load_cluster(text: str) -> Cluster:
 
 def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster:
     """A cluster from its fields. Raises UsageError naming ``source`` and the field."""
-    known = {"name", "nodes", "gpus_per_node", "servers", "intra", "inter", "server", "source"}
+    known = {"name", "nodes", "gpus_per_node", "servers", "servers_on_nodes", "intra", "inter", "server", "source"}
     for key in document:
         if key not in known:
             raise UsageError(f"{source}: unknown field {key!r}; expected one of {', '.join(sorted(known))}")
     nodes, gpus = (_whole(document, key, 1, source) for key in ("nodes", "gpus_per_node"))
     servers = _whole(document, "servers", 0, source) if "servers" in document else 0
     server = _link(document, "server", source) if "server" in document else None
+    on_nodes = document.get("servers_on_nodes", False)
+    if not isinstance(on_nodes, bool):
+        raise UsageError(f"{source}: field servers_on_nodes is {shown(on_nodes)}, expected true or false")
+    if on_nodes and server is not None:
+        raise UsageError(f"{source}: field server: servers on the nodes use the link in [inter]; leave out [server] or servers_on_nodes")
     return Cluster(
         str(document.get("name", name)), nodes, gpus, _link(document, "intra", source), _link(document, "inter", source), servers, server,
-        str(document.get("source", source)),
+        str(document.get("source", source)), on_nodes,
     )  # fmt: skip
 
 

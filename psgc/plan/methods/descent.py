@@ -15,8 +15,8 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.jit.kernel import I64, helper, kernel
-from psgc.plan.model.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
-from psgc.plan.model.timeline import ROUNDING, begin, new_run, new_snapshots, restore, resume, save
+from psgc.plan.model.costs import GPU, RESOURCES
+from psgc.plan.model.timeline import ROUNDING, add_load, begin, new_run, new_snapshots, restore, resume, save
 
 _F64: Final = types.Array(types.float64, 1, "C")
 _I64: Final = types.Array(types.int64, 1, "C")
@@ -47,11 +47,7 @@ def _choices(run: Any, chain: Any, kind: Any, first: Any, length: Any) -> Any:
         for option in range(length.size):
             begins = first[kind[bucket], option]
             for task in range(begins, begins + (length[option] if begins >= 0 else 0)):
-                if run.resource[task] == BOTH_WAYS:
-                    load[bucket, option, SEND] += parts * run.us[task]
-                    load[bucket, option, RECEIVE] += parts * run.us[task]
-                else:
-                    load[bucket, option, run.resource[task]] += parts * run.us[task]
+                add_load(load[bucket, option], run.resource[task], parts * run.us[task])
     return Choices(chain, kind, first, length, load)
 
 
@@ -108,11 +104,7 @@ def _busy(run: Any, choices: Any, snapshots: Any, row: Any, until: Any, bucket: 
     busy[GPU] += run.ready_us[-1] - (run.ready_us[until - 1] if until else 0.0)
     for chain in range(first):
         for task in range(run.next_task[chain], run.ends[chain]):
-            if run.resource[task] == BOTH_WAYS:
-                busy[SEND] += run.us[task]
-                busy[RECEIVE] += run.us[task]
-            else:
-                busy[run.resource[task]] += run.us[task]
+            add_load(busy, run.resource[task], run.us[task])
     for other in range(bucket + 1, choice.size):
         for resource in range(busy.size):
             busy[resource] += choices.load_us[other, choice[other], resource]

@@ -14,8 +14,8 @@ from numba import types
 from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.methods.space import OptionTable
-from psgc.plan.model.costs import BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES, SEND
-from psgc.plan.model.timeline import ROUNDING, Ints, begin, new_run, new_snapshots, restore, resume, save
+from psgc.plan.model.costs import ALL_LINKS, BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES
+from psgc.plan.model.timeline import ROUNDING, Ints, add_load, begin, new_run, new_snapshots, restore, resume, save
 
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
@@ -68,18 +68,14 @@ def _new_run(ready: Any, kind: Any, option: Any, first: Any, length: Any, resour
 
 @helper
 def _sends(resource: Any) -> Any:
-    return resource == BOTH_WAYS or INTRA <= resource <= RECEIVE
+    return resource in (BOTH_WAYS, ALL_LINKS) or INTRA <= resource <= RECEIVE
 
 
 @helper
 def _add(load: Any, begins: Any, last: Any, times: Any, resource: Any, us: Any) -> None:
     """Add to each resource's work that of some tasks, so many times."""
     for task in range(begins, last):
-        if resource[task] == BOTH_WAYS:
-            load[SEND] += times * us[task]
-            load[RECEIVE] += times * us[task]
-        else:
-            load[resource[task]] += times * us[task]
+        add_load(load, resource[task], times * us[task])
 
 
 _JOB: Final = (_IN_F64, _IN_I64, _IN_I64, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64, _IN_F64)

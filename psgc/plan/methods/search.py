@@ -47,7 +47,8 @@ EXHAUSTIVE_MAX_TENSORS: Final = 4  # every fusion of so many is tried
 SMALL_JOB_MAX_TENSORS: Final = 12  # of so many every bucket is changed one by one
 RIVALS_MAX_TENSORS: Final = 24  # for so many other systems' choices cost less than a millisecond
 TAPER: Final = 0.25  # of the elements still to come, the share that a bucket may hold
-UNFUSED_MAX_TENSORS: Final = 64  # so many are also tried without fusion
+UNFUSED_MAX_TENSORS: Final = 512  # so many are also tried without fusion
+MANY_TENSORS: Final = 64  # for more, a number of parts between two that were tried is tried, too
 MAX_SIMULATIONS: Final = 400  # of one bucketing
 SIMULATION_BUDGET: Final = 3_500  # of one bucketing: simulations times their chains
 MOVE_BUDGET: Final = 200  # of one move, likewise
@@ -257,7 +258,7 @@ class Search:
             if found.bucketing.parts.sum() > most:
                 break
             count, before = count * 2, found.step_us
-        if len(self.problem.profile.tensors) > UNFUSED_MAX_TENSORS and count <= 2 * COARSEST_PARTS:
+        if len(self.problem.profile.tensors) > MANY_TENSORS and count <= 2 * COARSEST_PARTS:
             self.of_parts(count * 3 / 4)
         assert self.best is not None
         self.among(self.best.bucketing.cut(np.ones_like(self.best.bucketing.parts)), self.best.options)
@@ -292,10 +293,11 @@ class Search:
                         budget += cost * REFUND if self.best.objective < last * (1 - CONVERGED_RTOL) else -cost
                 if len(self.best.bucketing.parts) != len(here.bucketing.parts):
                     break  # the buckets have other numbers now
-            if not restarted and (budget <= 0 or self.best.objective >= before):
+            enough = before * (1 - CONVERGED_RTOL / 10)
+            if not restarted and (budget <= 0 or self.best.objective >= enough):
                 restarted = True
                 self.restart()
-            improved = budget > 0 and self.best.objective < before * (1 - CONVERGED_RTOL / 10)
+            improved = budget > 0 and self.best.objective < enough
 
 
 def neighbours(problem: Problem, made: Bucketing, bucket: int) -> Iterator[tuple[Bucketing, Ints]]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.model import options
-from psgc.plan.model.costs import BOTH_WAYS, INTRA, RECEIVE, RESOURCES, SEND, Atom, CodecCosts, Task, price, walk
+from psgc.plan.model.costs import IN_FLIGHT, INTRA, RECEIVE, RESOURCES, Atom, CodecCosts, Task, price, resources_of, walk
 from psgc.plan.model.curves import Curves, Points, curves_of, task_times
 from psgc.plan.model.options import DEVICES, Constraints, Option
 from psgc.plan.model.problem import Problem
@@ -241,9 +241,8 @@ def _numbers(before: Any, behind: Any, value: Any, chosen: Any, numbers: Any) ->
 
 def holds(resources: Ints) -> NDArray[np.bool_]:
     """Which resources (rows) tasks of these resources (columns) hold."""
-    ones = np.arange(len(RESOURCES))[:, None]
-    held: NDArray[np.bool_] = (resources == ones) | ((resources == BOTH_WAYS) & ((ones == SEND) | (ones == RECEIVE)))
-    return held
+    held = [[one in resources_of(resource) for resource in resources.tolist()] for one in range(len(RESOURCES))]
+    return np.array(held, bool).reshape(len(RESOURCES), len(resources))
 
 
 Priced = tuple[Task, ...]  # one task as each codec has it; they differ in what an element costs
@@ -284,8 +283,11 @@ class Space:
         self._all_fit = bool(self.may_take.all())
         counts = np.zeros((len(numbered) + 1, len(self.distinct) + 1))
         np.add.at(counts, (np.arange(len(counts))[:, None], self._of_atom), 1)
-        # how often each atom has each task on each resource
-        self.uses = counts[:-1, :-1] * holds(self.resources)[:, None, :]
+        # how often each atom has each task on each resource, and in flight
+        spent, in_flight = holds(self.resources), self.resources == IN_FLIGHT
+        if in_flight.any():
+            spent = np.concatenate([spent, in_flight[None]])
+        self.uses = counts[:-1, :-1] * spent[:, None, :]
 
     def _number(self, problem: Problem) -> list[list[int]]:
         """Of each atom, its tasks as numbers of ``distinct``: equal work is the same whatever its action is called."""
@@ -357,8 +359,9 @@ class Space:
         return fits
 
     def loads(self, times: F64) -> F64:
-        """Microseconds of each atom on each resource: [resource, atom, column of ``times``]."""
-        return self.uses @ times
+        """Microseconds of each atom on each resource, and, where some are, in flight: [resource, atom, column of ``times``]."""
+        found: F64 = self.uses @ times
+        return found
 
     def undominated(self, numel: float, codec: int, by_links: bool = False) -> Ints:
         """The options for parts of this size and codec of which no other one costs at most as much on every resource; by_links: and before

@@ -13,7 +13,7 @@ from typing import Final
 from psgc.errors import UsageError
 from psgc.plan.inputs.profile import Profile
 from psgc.plan.methods.result import Found
-from psgc.plan.model.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND, CodecCosts, Task, tasks
+from psgc.plan.model.costs import GPU, RESOURCES, CodecCosts, Task, resources_of, tasks
 from psgc.plan.model.options import Option, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem, simulate
@@ -79,7 +79,7 @@ def _estimate_us(codec: CodecCosts, chain: Sequence[Task], numel: float, cuts: i
     for task in chain:
         us = codec.task_us(task, numel / cuts)
         alone += us
-        for resource in (SEND, RECEIVE) if task.resource == BOTH_WAYS else (task.resource,):
+        for resource in resources_of(task.resource):
             busy[resource] += us * cuts
     return max(busy) + alone
 

@@ -17,8 +17,14 @@ option, and priced for a cluster. With p ranks in a group, m bytes held by each,
 | push, pull                   | m, or the servers' share of all ranks' if that is more | 1   |
 
 Between nodes the link is the node's: what its active ranks send together goes through it. A flat group's ring passes each node's link
-once a way, so it carries what one rank's link would. Of a flat all-to-all each of a node's ranks, and of a flat gather the root, sends or takes
-through it what does not stay within the node.
+once in each direction, so it carries what one rank's link would. Of a flat all-to-all each of a node's ranks, and of a flat gather the root, sends
+or receives through it what does not stay within the node. Over nodes of several ranks a flat routine uses the links within nodes as well, and
+the slower of both paces it: a ring passes each rank's link; of an all-to-all and a gather what stays within the node passes it.
+Collectives run one after the other, as in a stream of NCCL's: the latencies of one's messages hold the link, too. Of a push and a pull the
+latency delays what follows in the chain; the link is free meanwhile.
+A part lies on one server: that server's link carries everybody's bytes of it. Parts go to the servers in turn, so a link to servers is held for the
+part's share of all their links, and the rest delays the part alone; a shard is a part of its own. So with the server's pass. Servers on the
+workers' nodes use their NICs: a push and a pull then hold both directions, for what a node's ranks and its servers exchange with other nodes.
 Decoding costs each piece: an all-gather's p payloads are p times as many elements as one's. A node's CPU works for all its active ranks.
 A server adds every payload that comes to it and finishes the sum once, its share of the bucket; where the profile has times of ``none``,
 workers also copy what is not encoded into slots and out of them.
@@ -42,8 +48,16 @@ from psgc.plan.model.options import Option
 GPU, CPU, INTRA, SEND, RECEIVE, SERVER = range(6)
 RESOURCES: Final = ("gpu", "cpu", "intra", "inter-send", "inter-receive", "server")
 BOTH_WAYS: Final = -1  # a collective between nodes: holds SEND and RECEIVE together
+ALL_LINKS: Final = -2  # one over all ranks, several of them on a node: holds INTRA, too, and the slower of both paces it
+IN_FLIGHT: Final = -3  # a message's latency, and what a server's own link and pass add to a lone part: holds nothing
+_HELD: Final = {BOTH_WAYS: (SEND, RECEIVE), ALL_LINKS: (INTRA, SEND, RECEIVE), IN_FLIGHT: ()}
 RAW: Final = "raw:"  # before a curve's name: of what is not encoded
 FLOAT_BYTES: Final = 4.0
+
+
+def resources_of(resource: int) -> tuple[int, ...]:
+    """Those that a task holds at once."""
+    return _HELD.get(resource, (resource,))
 
 
 class Held(NamedTuple):
@@ -191,8 +205,19 @@ def price(atom: Atom, cluster: Cluster, codec: CodecCosts) -> list[Task]:
     volume, messages = _volume(operation, ranks)
     if level == "intra" or (level == "flat" and cluster.nodes == 1):
         return [Task(action, INTRA, messages * cluster.intra.latency_us, volume * size * cluster.intra.us_per_byte)]
-    size *= _ranks_on_the_link(level, operation, cluster, held)
-    return [Task(action, BOTH_WAYS, messages * cluster.inter.latency_us, volume * size * cluster.inter.us_per_byte)]
+    between = volume * size * _ranks_on_the_link(level, operation, cluster, held) * cluster.inter.us_per_byte
+    if level == "inter" or cluster.gpus_per_node == 1:
+        return [Task(action, BOTH_WAYS, messages * cluster.inter.latency_us, between)]
+    stays = (cluster.gpus_per_node - 1) / (ranks - 1) if operation in ("all_to_all", "gather") else 1.0
+    within = volume * size * stays * cluster.intra.us_per_byte
+    return [Task(action, ALL_LINKS, messages * max(cluster.intra.latency_us, cluster.inter.latency_us), max(within, between))]
+
+
+def _message(action: str, resource: int, us_per_element: float, latency_us: float, late_us_per_element: float) -> list[Task]:
+    """A push or a pull: a task on a link, and what of its time the link is not held for."""
+    travel = Task(action, resource, 0.0, us_per_element)
+    late = Task(action, IN_FLIGHT, latency_us, late_us_per_element)
+    return [travel, late] if latency_us or late_us_per_element else [travel]
 
 
 def _ranks(level: str, cluster: Cluster) -> int:
@@ -222,28 +247,43 @@ def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: Held)
 
 
 def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec: CodecCosts) -> list[Task]:
-    """A push and the server's pass after it, or a pull: a node's link carries its senders' bytes, a server's its share of everybody's."""
+    """A push and the server's pass after it, or a pull; see the module's text."""
     senders = 1 if held.root_only else cluster.gpus_per_node
     servers = max(cluster.servers, 1)
+    spread = min(servers, senders) if share < 1 else 1  # on how many servers the shards of one part lie
+    everybody = senders * cluster.nodes
     worker = cluster.inter.us_per_byte * senders
-    server = cluster.server_link.us_per_byte * senders * cluster.nodes / servers
+    server = cluster.server_link.us_per_byte * everybody / servers
+    alone = cluster.server_link.us_per_byte * everybody / spread
+    if cluster.servers_on_nodes:  # a node's NIC carries both ends; what a node's ranks send to its own servers stays there
+        away = (cluster.nodes - 1) / cluster.nodes
+        on_a_node = -(-servers // cluster.nodes)  # of the node with the most
+        worker, server, alone = worker * away, cluster.inter.us_per_byte * everybody * on_a_node / servers * away, alone * away
     latency = max(cluster.inter.latency_us, cluster.server_link.latency_us)
     push = ".push" in action
     back = codec.bytes_per_element if codec.pull_bytes_per_element is None else codec.pull_bytes_per_element
     size = share * ((codec.bytes_per_element if push else back) if held.encoded else FLOAT_BYTES)
-    travel = Task(action, SEND if push else RECEIVE, latency, size * max(worker, server))
+    held_us = size * max(worker, server)
+    link = BOTH_WAYS if cluster.servers_on_nodes else SEND if push else RECEIVE
+    travel = _message(action, link, held_us, latency, max(0.0, size * alone - held_us))
     copies = not held.encoded and "cpu" in codec.raw
     raw = "" if held.encoded else RAW
     if push:
         payloads = float(senders * cluster.nodes)
         made = [Task(action, CPU, 0.0, 0.0, f"{RAW}cpu.encode", share)] if copies else []
-        made.append(travel)
+        made += travel
         if held.encoded or copies:
-            sums = (Task(action, SERVER, 0.0, 0.0, f"{raw}server.decode", share / servers, payloads),
-                    Task(action, SERVER, 0.0, 0.0, f"{raw}server.encode", 1 / servers))  # fmt: skip
-            made += sums
+            made += [
+                Task(action, SERVER, 0.0, 0.0, f"{raw}server.decode", share / servers, payloads),
+                Task(action, SERVER, 0.0, 0.0, f"{raw}server.encode", 1 / servers),
+            ]
+            if servers > spread:
+                made += [
+                    Task(action, IN_FLIGHT, 0.0, 0.0, f"{raw}server.decode", share * (1 / spread - 1 / servers), payloads),
+                    Task(action, IN_FLIGHT, 0.0, 0.0, f"{raw}server.encode", 1 / spread - 1 / servers),
+                ]
         return made
-    return [travel, Task(action, CPU, 0.0, 0.0, f"{RAW}cpu.decode", share)] if copies else [travel]
+    return [*travel, Task(action, CPU, 0.0, 0.0, f"{RAW}cpu.decode", share)] if copies else travel
 
 
 def _volume(operation: str, p: int) -> tuple[float, float]:

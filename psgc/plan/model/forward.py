@@ -31,12 +31,10 @@ def with_forward(problem: Problem, buckets: Sequence[PlannedBucket], simulated: 
     profile = problem.profile
     if profile.forward_us is None:
         raise UsageError(f"profile {profile.model}: it has no forward_us; measure one with psgc profile, or leave out --forward")
-    done, now = [0.0] * len(buckets), 0.0
-    for span in spans(simulated):
-        if span.lane == BACKWARD:
-            now = max(now, span.end_us)
-        else:
-            done[span.bucket] = max(done[span.bucket], span.end_us)
+    done = [0.0] * len(buckets)
+    for row, end in zip(simulated.rows, (simulated.timeline.start_us + simulated.chains.us).tolist(), strict=True):
+        done[row.bucket] = max(done[row.bucket], end)
+    now = max((span.end_us for span in spans(simulated) if span.lane == BACKWARD), default=0.0)
     bucket_of = {name: number for number, bucket in enumerate(buckets) for name in bucket.tensors}
     ready = np.array([tensor.ready_us for tensor in profile.tensors])
     share = np.diff(ready, prepend=0.0) / ready[-1] if ready[-1] else np.full(len(ready), 1 / len(ready))

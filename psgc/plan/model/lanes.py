@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from psgc.plan.model.costs import BOTH_WAYS, INTRA, RECEIVE, RESOURCES, SEND
+from psgc.plan.model.costs import INTRA, RECEIVE, RESOURCES, SEND, resources_of
 from psgc.plan.model.problem import Simulated
 
 BACKWARD: Final = "backward"
@@ -33,7 +33,8 @@ class Span(NamedTuple):
 
 
 def spans(simulated: Simulated) -> list[Span]:
-    """Backward's segments, then every task as often as it holds a lane, in the chains' order; segments that take no time are left out."""
+    """Backward's segments, then every task as often as it holds a lane, in the chains' order; segments that take no time are left out. What is in
+    flight holds no lane."""
     chains, timeline, rows = simulated.chains, simulated.timeline, simulated.rows
     found, before = [], 0.0
     for chain, ready in enumerate(chains.ready_us.tolist()):
@@ -44,7 +45,7 @@ def spans(simulated: Simulated) -> list[Span]:
         before = ready
     columns = (chains.resource.tolist(), timeline.start_us.tolist(), chains.us.tolist())
     for row, resource, start, us in zip(rows, *columns, strict=True):
-        found += [Span(RESOURCES[one], *row, start, us) for one in ((SEND, RECEIVE) if resource == BOTH_WAYS else (resource,))]
+        found += [Span(RESOURCES[one], *row, start, us) for one in (resources_of(resource))]
     return found
 
 

@@ -20,7 +20,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.jit.kernel import helper, kernel
-from psgc.plan.model.costs import BOTH_WAYS, GPU, RECEIVE, RESOURCES, SEND
+from psgc.plan.model.costs import ALL_LINKS, GPU, IN_FLIGHT, INTRA, RECEIVE, RESOURCES, SEND, resources_of
 
 F64 = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -76,8 +76,8 @@ def define_timeline(chains: Chains) -> Timeline:
         for bucket in range(count):
             if nexts[bucket] < chains.first[bucket + 1]:
                 resource = int(chains.resource[nexts[bucket]])
-                held = (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,)
-                candidates.append((max(available[bucket], *(free[one] for one in held)), bucket, held))
+                held = resources_of(resource)
+                candidates.append((max([available[bucket], *(free[one] for one in held)]), bucket, held))
         if computed < count:
             candidates.append((max(backward_at, free[GPU]), count, (GPU,)))
         if not candidates:
@@ -160,6 +160,40 @@ def restore(run: Any, snapshots: Any, row: Any) -> None:
 
 
 @helper
+def _free_at(state: Any, resource: Any) -> Any:
+    """When all that a task on this resource holds is free."""
+    if resource >= 0:
+        return state[resource]
+    if resource == IN_FLIGHT:
+        return 0.0
+    free = max(state[SEND], state[RECEIVE])
+    return max(free, state[INTRA]) if resource == ALL_LINKS else free
+
+
+@helper
+def _hold(state: Any, resource: Any, until: Any) -> None:
+    """Hold what a task on this resource holds."""
+    if resource >= 0:
+        state[resource] = until
+    elif resource != IN_FLIGHT:
+        state[SEND] = state[RECEIVE] = until
+        if resource == ALL_LINKS:
+            state[INTRA] = until
+
+
+@helper
+def add_load(load: Any, resource: Any, us: Any) -> None:
+    """Add a task to the work of each resource that it holds."""
+    if resource >= 0:
+        load[resource] += us
+    elif resource != IN_FLIGHT:
+        load[SEND] += us
+        load[RECEIVE] += us
+        if resource == ALL_LINKS:
+            load[INTRA] += us
+
+
+@helper
 def begin(run: Any) -> None:
     """Set a run to its beginning."""
     run.state[:] = 0.0
@@ -182,10 +216,7 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
             task = nexts[chain]
             following = run.alike[chain] if task == run.begins[chain] else chain + 1
             if task < run.ends[chain]:
-                if resource[task] == BOTH_WAYS:
-                    possible = max(available[chain], state[SEND], state[RECEIVE])
-                else:
-                    possible = max(available[chain], state[resource[task]])
+                possible = max(available[chain], _free_at(state, resource[task]))
                 if possible < when:
                     when, chosen = possible, chain
             elif chain == low:
@@ -211,10 +242,7 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
             run.start_us[task], nexts[chosen] = when, task + 1
             end = when + run.us[task]
             available[chosen] = end
-            if resource[task] == BOTH_WAYS:
-                state[SEND] = state[RECEIVE] = end
-            else:
-                state[resource[task]] = end
+            _hold(state, resource[task], end)
         step = max(step, end)
     state[_COMPUTED], state[_STEP] = computed, step
     return step
@@ -250,6 +278,6 @@ def busy_us(chains: Chains) -> dict[str, float]:
     total = dict.fromkeys(RESOURCES, 0.0)
     total[RESOURCES[GPU]] = float(chains.ready_us[-1]) if len(chains.ready_us) else 0.0
     for resource, us in zip(chains.resource.tolist(), chains.us.tolist(), strict=True):
-        for one in (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,):
+        for one in resources_of(resource):
             total[RESOURCES[one]] += us
     return total

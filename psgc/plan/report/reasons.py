@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from psgc.plan.model.costs import BOTH_WAYS, RECEIVE, RESOURCES, SEND, CodecCosts, Task, tasks
+from psgc.plan.model.costs import RESOURCES, CodecCosts, Task, resources_of, tasks
 from psgc.plan.model.options import Option, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem, simulate
@@ -108,7 +108,7 @@ def _work_us(problem: Problem, option: Option, bucket: PlannedBucket) -> dict[st
     """What the bucket makes every resource work on its way by this option."""
     total = dict.fromkeys(RESOURCES, 0.0)
     for _, resource, us in problem.part_tasks(option, _part_numel(bucket), problem.codec_of(bucket)):
-        for one in (SEND, RECEIVE) if resource == BOTH_WAYS else (resource,):
+        for one in resources_of(resource):
             total[RESOURCES[one]] += us * bucket.parts
     return total
 
