@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from psgc.addresses import SCHEME, needs_ipv6
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.transport.control.dealer import COPY_BELOW_BYTES, FRAME_BYTES, MAX_MESSAGE_BYTES, message_of, set_common_options
 from psgc.transport.security.curve import ControlKeys, Doorkeeper, guard_scheduler
+from psgc.transport.security.refusals import Refusals
 from psgc.transport.watch import has_message
 from psgc.wire.frames import Header
 
@@ -34,6 +36,7 @@ class Router:
         keys: ControlKeys | None = None,
     ) -> None:  # fmt: skip
         self._max_message_bytes = max_message_bytes
+        self._dropped = Refusals(logger, "control messages")
         self._doorkeeper = None if keys is None else Doorkeeper(context, keys)
         self.socket = context.socket(zmq.ROUTER)
         set_common_options(self.socket, dead_s)
@@ -78,7 +81,8 @@ class Router:
                 if header.payload_bytes > self._max_message_bytes:
                     raise RemoteProtocolError(f"payload of {header.payload_bytes} bytes, at most {self._max_message_bytes}")
             except RemoteProtocolError as error:
-                logger.warning("message dropped peer=%r reason=%s", identity.bytes, error)
+                self._dropped.note("no message", f"message dropped peer={identity.bytes!r} reason={error}", time.monotonic())
+                self._dropped.tick(time.monotonic())
                 continue
             yield identity.bytes, header, payload
 

@@ -1,0 +1,66 @@
+"""The worker's conversation with the scheduler, over a connection that the test plays."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from psgc.config import Config
+from psgc.layout import Layout
+from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
+from psgc.worker import coordinator as module
+from psgc.worker.coordinator import Coordinator, Waiting
+
+
+class Connection:
+    """A Dealer that has heard so many heartbeats at once."""
+
+    socket, monitor = "socket", "monitor"
+
+    def __init__(self, waiting: int) -> None:
+        self.waiting = waiting
+
+    def receive(self) -> Any:
+        while self.waiting:
+            self.waiting -= 1
+            yield Header(Kind.HEARTBEAT, job=1, sender=SCHEDULER_SENDER), None
+
+    def nobody_listens(self, now: float) -> bool:
+        return False
+
+    def close(self, linger_ms: int = 0) -> None:
+        pass
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.layouts: dict[str, Layout] = {}
+        self.waiting = Waiting()
+
+    def joined(self, topology: Any) -> None:
+        raise AssertionError(topology)
+
+    def laid_out(self, layout: Layout) -> None:
+        raise AssertionError(layout)
+
+    def failed(self, text: str) -> None:
+        raise AssertionError(text)
+
+
+def test_what_the_scheduler_says_takes_no_more_than_a_turn_and_none_of_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of layouts may come at once: heartbeats and payloads go on in between."""
+    connection, milliseconds = Connection(1000), itertools.count()
+    monkeypatch.setattr(module, "Dealer", lambda *_: connection)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(milliseconds) / 1000))
+    coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Owner())  # type: ignore[arg-type]
+    turns = 0
+    while connection.waiting:
+        before = connection.waiting
+        coordinator.receive({connection.socket})
+        assert before - connection.waiting <= module.TURN_S * 1000
+        turns += 1
+    assert turns >= 1000 / (module.TURN_S * 1000)
+    coordinator.close()
