@@ -15,6 +15,7 @@ import functools
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -267,10 +268,11 @@ class Search:
         """Try every tensor as a bucket of its own, from the options that the best plan has for it."""
         self.go_on(each_alone(self.problem.tensors))
 
-    def rivals(self) -> None:
-        """Simulate the choices of other systems but Espresso, without those whose options the constraints rule out."""
+    def rivals(self, most: int | None = None) -> None:
+        """Simulate the choices of other systems but Espresso, without those whose options the constraints rule out. most: of so many, BytePS
+        first."""
         tensors, number = self.problem.tensors, self.space.graph.number
-        for choices in tensors_choices(self.problem):
+        for choices in islice(tensors_choices(self.problem), most):
             if all(choice.option in number for choice in choices):
                 options = np.array([number[choice.option] for choice in choices])
                 self.among(bucketing(tensors, np.arange(len(options)), [choice.parts for choice in choices]), options, budget=0)
@@ -336,6 +338,8 @@ def searched(problem: Problem) -> Search:
     plain, every = len(made.space.graph.plain), len(made.space.graph.options)
     if (count <= RIVALS_MAX_TENSORS and plain and not problem.constraints.runtime) or plain == every:  # few options are simulated quickly
         made.rivals()
+    elif count <= UNFUSED_MAX_TENSORS and plain and not made.is_done and not problem.constraints.runtime:
+        made.rivals(1)
     if count > RIVALS_MAX_TENSORS:
         made.improve(LARGE_BUDGET, 1)
     else:
