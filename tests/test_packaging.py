@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import for_each
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -86,7 +88,7 @@ def test_cuda_itself_is_no_package() -> None:
     assert not (ROOT / "cuda" / "__init__.py").exists(), "it would shadow NVIDIA's cuda for anyone who runs in the checkout"
 
 
-@pytest.mark.parametrize("path", sources(), ids=module_of)
+@for_each(path=sources())
 def test_imports_point_one_way(path: Path) -> None:
     own = module_of(path)
     for name in imports(path):
@@ -113,14 +115,14 @@ def test_nothing_imports_in_a_circle() -> None:
     ).prepare()  # raises CycleError, which names the circle
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in sources()}), ids=str)
+@for_each(folder=sorted({path.parent for path in sources()}))
 def test_no_folder_has_grown_out_of_sight(folder: Path) -> None:
     """More than this nobody takes in at a glance; codecs are one kind, of which each has a file."""
     files = [path for path in folder.glob("*.py") if path.stem != "__init__"]
     assert len(files) <= MOST_FILES.get(str(folder.relative_to(ROOT)), 15), [path.name for path in files]
 
 
-@pytest.mark.parametrize("path", sources(), ids=module_of)
+@for_each(path=sources())
 def test_only_config_and_launchers_read_the_environment(path: Path) -> None:
     own = module_of(path)
     if own == "psgc.config" or own.startswith("psgc.launch"):
@@ -134,7 +136,7 @@ DISTRIBUTIONS = {"zmq": "pyzmq", "llvmlite": "numba"}  # numba is of no use with
 OPTIONAL = {"matplotlib": "psgc.plan.whatif.pictures", "cryptography": "psgc.transport.security.encryption"}
 
 
-@pytest.mark.parametrize("path", sources(), ids=module_of)
+@for_each(path=sources())
 def test_what_is_imported_is_installed_with_psgc(path: Path) -> None:
     required = {re.split(r"[^\w-]", text)[0] for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]}
     for name in {name.partition(".")[0] for name in imports(path)} | set(re.findall(r'import_module\("(\w+)', path.read_text())):

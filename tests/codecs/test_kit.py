@@ -18,6 +18,7 @@ from psgc.codecs.kit import Choice, Field, KitCodec, Ops, Random, Real, Vector, 
 from psgc.codecs.kit.cpu import CpuOps
 from psgc.codecs.kit.fields import FieldLayout
 from psgc.errors import CodecError, PayloadError
+from tests.cases import for_each
 
 ROOT = Path(__file__).parents[2]
 SIZES = [1, 7, 8, 9, 63, 64, 65, 4097, 70001]
@@ -75,8 +76,7 @@ def test_kernels_are_the_operators_definitions(numel: int, kinds: tuple[str, ...
     assert cpu.uniform(STREAM, 5, numel).tobytes() == definition.uniform(STREAM, 5, numel).tobytes()
 
 
-@pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize("bits", [1, 2, 3, 5, 7, 8])
+@for_each(numel=SIZES, bits=[1, 2, 3, 5, 7, 8])
 def test_packed_codes_come_back(numel: int, bits: int) -> None:
     codes = np.random.default_rng(numel).integers(0, 1 << bits, numel, np.uint8)
     cpu, definition = CpuOps(), Ops()

@@ -9,6 +9,7 @@ import torch
 from psgc.codecs.codec import DTYPES, Array, Stream
 from psgc.codecs.common.definitions import reference_finish, reference_fold
 from psgc.codecs.registry import parse_codec
+from tests.cases import for_each
 
 STREAM = Stream(0, 0, 0, 0)
 INTEGERS = ["uint8", "int8", "int16", "int32", "int64"]
@@ -27,8 +28,7 @@ def make(dtype: str, numel: int, seed: int) -> Array:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("numel", [1, 7, 257, 4097, 70001])
-@pytest.mark.parametrize("divisor", [1, 2, 3])
+@for_each(numel=[1, 7, 257, 4097, 70001], divisor=[1, 2, 3])
 def test_sums_and_means_of_every_dtype_are_as_defined_from_bytes_of_any_alignment(dtype: str, numel: int, divisor: int) -> None:
     codec = parse_codec("none", dtype)
     item, payloads = np.dtype(DTYPES[dtype]).itemsize, []

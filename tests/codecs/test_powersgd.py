@@ -11,6 +11,7 @@ from psgc.codecs import BucketContext, Stream, parse_scheme
 from psgc.codecs.codec import F32
 from psgc.codecs.common.orthonormal import orthonormalise, reference_orthonormal
 from psgc.codecs.powersgd import reference_product
+from tests.cases import for_each
 from tests.codecs.workers import Workers, conservation
 
 Values = Callable[..., F32]
@@ -164,8 +165,7 @@ def test_a_sum_that_overflowed_does_not_stay(values: Values) -> None:
     assert off(job.synchronise([grad, grad])[0] / 2, grad) < 1e-5
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 1234, 2999, 3000, 3006])
+@for_each(poison=[np.nan, np.inf, -np.inf], place=[0, 1234, 2999, 3000, 3006])
 def test_a_rank_that_is_not_finite_says_so_and_sends_zeros(place: int, poison: float, values: Values) -> None:
     scheme = parse_scheme("powersgd", BucketContext(shapes=((ROWS, COLUMNS), (7,))))
     state, grad, out = scheme.new_state(3007), values("gauss", 3007), np.ones(4 * scheme.rounds(3007)[0].numel, np.uint8)
@@ -191,8 +191,7 @@ def test_finite_gradients_whose_product_overflows_are_flagged_without_a_warning(
         assert scheme.new_state(3000).encode(0, np.full(3000, 3e38, np.float32), residual, 1.0, Stream(0, 1, 0, 0), out).nonfinite
 
 
-@pytest.mark.parametrize("rows", [1, 5, 63, 64, 65, 300, 4096, 4097, 12289, 20481])
-@pytest.mark.parametrize("kind", ["gauss", "zeros", "sparse", "denormal", "huge"])
+@for_each(rows=[1, 5, 63, 64, 65, 300, 4096, 4097, 12289, 20481], kind=["gauss", "zeros", "sparse", "denormal", "huge"])
 def test_the_kernel_has_the_definitions_columns(kind: str, rows: int, values: Values) -> None:
     p = values(kind, rows * 4).reshape(rows, 4).copy()
     p[:, 3] = p[:, 0] * np.float32(0.5) - p[:, 1] * np.float32(0.25)

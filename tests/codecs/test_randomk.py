@@ -13,6 +13,7 @@ from psgc.codecs.common.streams import keys
 from psgc.codecs.randomk import reference_places
 from psgc.codecs.registry import parse_codec, parse_pair
 from psgc.errors import CodecError, PayloadError
+from tests.cases import for_each
 
 STREAM = Stream(seed=3, step=5, rank=0, bucket=2)
 
@@ -72,8 +73,7 @@ def test_the_decoded_mean_without_feedback_is_the_gradient() -> None:
 
 
 @pytest.mark.parametrize("text", ["randomk", "randomk:ef=0", "randomk:k=3"])
-@pytest.mark.parametrize("numel", [3, 4097, 70_001])
-@pytest.mark.parametrize("workers", [1, 3, 11])
+@for_each(numel=[3, 4097, 70_001], workers=[1, 3, 11])
 def test_payloads_add_up_to_the_answer_without_decoding(text: str, numel: int, workers: int) -> None:
     pair = parse_pair(text)
     assert pair.adder is not None

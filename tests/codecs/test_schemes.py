@@ -15,6 +15,7 @@ from psgc.codecs.powersgd import PowerSgdScheme
 from psgc.codecs.relay import join_payloads, split_payloads
 from psgc.codecs.shared import reference_step
 from psgc.errors import CodecError, PayloadError
+from tests.cases import for_each
 from tests.codecs.workers import RESCALE, Workers, conservation
 
 Values = Callable[..., F32]
@@ -22,9 +23,7 @@ SHAPES = ((40, 30), (7,), (16, 3, 5, 5), (2, 2), (64, 64))
 
 
 @pytest.mark.parametrize("text", ["shared", "shared:ef=0"])
-@pytest.mark.parametrize("numel", [1, 255, 257, 4097, 20000])
-@pytest.mark.parametrize("workers", [1, 3, 9])
-@pytest.mark.parametrize("mean", [True, False])
+@for_each(numel=[1, 255, 257, 4097, 20000], workers=[1, 3, 9], mean=[True, False])
 def test_shared_integers_are_the_definitions(text: str, numel: int, workers: int, mean: bool, values: Values) -> None:
     job = Workers(text, numel, workers, mean=mean)
     for step in range(3):

@@ -18,6 +18,7 @@ from hypothesis.extra import numpy as hnp
 from psgc.codecs.codec import Array, Codec, Stream
 from psgc.codecs.registry import parse_codec, registered_codecs
 from psgc.errors import CodecError
+from tests.cases import for_each
 
 VARIANTS = [
     "topk:k=5", "topk:k=0.3", "onebit:scale=unit,ef=0", "tbq:tau=0.7", "fp8:format=e5m2", "fp8:format=e5m2,ef=0",
@@ -132,7 +133,7 @@ def assert_contracts(codec: Codec, p: Array, steps: int) -> None:
 
 
 @pytest.mark.parametrize("text", FEEDBACK)
-@pytest.mark.parametrize("numel", [1, 300, 4097])
+@for_each(numel=[1, 300, 4097])
 def test_what_feedback_keeps_is_at_most_what_the_codec_declares_and_never_more_than_there_was(text: str, numel: int) -> None:
     for p in (gauss(numel), heavy(numel), *adversarial(numel)):
         assert_contracts(parse_codec(text), p, 30)

@@ -13,6 +13,7 @@ from psgc.codecs.common.feedback import NO_RESIDUAL
 from psgc.codecs.common.sums import LEAF, reference_tree_sum, sum_magnitudes, sum_squares
 from psgc.codecs.kit.cpu import CpuOps
 from psgc.codecs.kit.ops import Ops
+from tests.cases import for_each
 
 Values = Callable[..., F32]
 SIZES = (1, 2, 63, 4095, 4096, 4097, 20_000, 1 << 20)
@@ -40,8 +41,7 @@ def test_the_order_is_the_published_one(numel: int, values: Values) -> None:
     assert reference_tree_sum(x)[0] == tree_by_hand(x.tolist())
 
 
-@pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize("kind", ["gauss", "wide", "huge", "negative zeros"])
+@for_each(numel=SIZES, kind=["gauss", "wide", "huge", "negative zeros"])
 def test_kernels_sum_as_defined(kind: str, numel: int, values: Values) -> None:
     p, residual = values(kind, numel), values("gauss", numel, seed=1)
     assert sum_squares(p) == reference_tree_sum(p.astype(np.float64) ** 2)[0]
@@ -50,8 +50,7 @@ def test_kernels_sum_as_defined(kind: str, numel: int, values: Values) -> None:
     assert sum_magnitudes(p, residual, 0.3) == reference_tree_sum(np.abs(moved).astype(np.float64))[0]
 
 
-@pytest.mark.parametrize("numel", [0, *SIZES])
-@pytest.mark.parametrize("kind", ["gauss", "wide", "negative zeros"])
+@for_each(numel=[0, *SIZES], kind=["gauss", "wide", "negative zeros"])
 def test_the_kits_sum_is_the_tree_in_float32(kind: str, numel: int, values: Values) -> None:
     x = values(kind, numel)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -64,8 +63,7 @@ def test_a_sum_of_many_equal_numbers_is_exact_where_one_after_the_other_drifts()
     assert np.cumsum(x)[-1] != np.float32(0.1) * x.size
 
 
-@pytest.mark.parametrize("block", [1, 7, 256, 4096, 4097, 6000, 65536])
-@pytest.mark.parametrize("numel", [1, 5000, 70_000])
+@for_each(block=[1, 7, 256, 4096, 4097, 6000, 65536], numel=[1, 5000, 70_000])
 def test_norms_of_blocks_are_as_defined(block: int, numel: int, values: Values) -> None:
     p, squares = values("wide", numel), np.empty(-(-numel // block))
     _sum_squares(p, NO_RESIDUAL, 1.0, block, squares)

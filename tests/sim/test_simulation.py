@@ -23,6 +23,7 @@ from psgc.server.window import Window
 from psgc.wire.frames import Flag, Header, Kind
 from psgc.worker import client
 from psgc.worker.client import Client, Decode, Greet, Phase, Transmit
+from tests.cases import for_each
 
 SAMPLE = 1500
 CHUNK = 100
@@ -314,8 +315,7 @@ def in_opposite_orders(world: World, worker: SimWorker) -> Iterator[list[Ticket]
         yield [worker.submit(model, bucket) for bucket in (buckets if worker.node % 2 else reversed(buckets))]
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("window_bytes", [1, 1 << 30])
+@for_each(seed=range(20), window_bytes=[1, 1 << 30])
 def test_opposite_ready_orders_on_two_servers_with_one_credit_do_not_deadlock(seed: int, window_bytes: int) -> None:
     scenario = quiet(seed=seed, servers=2, parts=(1, 1, 1, 1), steps=3, credit_parts=1, credit_bytes=1, window_bytes=window_bytes)
     simulate(scenario, lambda s: Scripted(s, in_opposite_orders))
@@ -326,13 +326,13 @@ def two_before_one_wait(world: World, worker: SimWorker) -> Iterator[list[Ticket
     yield [worker.submit(model, bucket.index) for _ in range(2) for bucket in model.buckets]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(seed=range(20))
 def test_two_backwards_before_one_step_are_two_steps_in_order(seed: int) -> None:
     world = simulate(quiet(seed=seed, workers=3, steps=2, codec="onebit"), lambda s: Scripted(s, two_before_one_wait))
     assert all(kept.step == 2 for server in world.servers for kept in server.committed.values())
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_each(seed=range(10))
 def test_names_declared_in_different_orders_by_different_ranks_meet(seed: int) -> None:
     def named_in_turn(world: World, worker: SimWorker) -> Iterator[list[Ticket]]:
         names = world.named()
