@@ -192,7 +192,7 @@ class Line(_Line):
         return self._ends[0].queues
 
     def send(self, header: Header, body: Any = None, place: Any = None) -> None:
-        if self.current is not None and not self.current.out.broken:
+        if self._knows_up and self.current is not None and not self.current.out.broken:  # nothing goes out before HELLO
             self.current.send(header, body, place)
         else:
             self.network.lost += 1
