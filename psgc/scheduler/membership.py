@@ -66,6 +66,7 @@ class Membership:
 
     def receive(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
         """One message. Whatever is wrong with it becomes an ERROR reply; the job goes on."""
+        unknown = False
         try:
             if header.job != self.job:
                 raise RemoteProtocolError(
@@ -75,6 +76,7 @@ class Membership:
                 return self._register(peer, decode_body(Register, body), now)
             member = self.roster.heard_from(peer, now)
             if member is None:
+                unknown = True  # it may have spoken before its new connection was up, on which it registers and says again what is open
                 raise RemoteProtocolError("register first", ErrorCode.NOT_ADMITTED)
             if header.kind == Kind.BYE:
                 return self._bye(member, now)
@@ -83,7 +85,7 @@ class Membership:
             notice = encode_body(Notice(error.code, f"scheduler: {error}"))
             reply = self._send(peer, Kind.ERROR, notice, plan=header.plan)
             reply = replace(reply, header=reply.header._replace(job=header.job))  # a peer that does not know the job's id is not told it
-            return [reply, Log(logging.WARNING, f"refused a message: {error}")]
+            return [reply, Log(logging.DEBUG if unknown else logging.WARNING, f"refused a message: {error}")]
         except CodecError as error:  # a server says its name, too: their packages may differ
             return self.abort(f"scheduler: {error}", now)
         except PsgcError as error:

@@ -84,7 +84,7 @@ def test_eleven_attacks_by_strangers_change_nothing_and_each_kind_is_one_line(ma
         kinds["is of user 65534"] = 1
     assert {kind: lines(said, kind) for kind in kinds} == kinds, said
     assert said.count("payload connection") == said.count("payload connections: ") + sum(kinds.values()) + lines(
-        said, "others came"
+        said, "others waited"
     ) + lines(said, "closed by the peer") + lines(said, "reset"), said
     assert attacked.scheduler.text.count("control connection refused") == 1, attacked.scheduler.text
 

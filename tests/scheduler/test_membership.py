@@ -299,4 +299,4 @@ def test_whatever_anyone_says_the_scheduler_answers_or_ends_the_job_and_never_br
             if isinstance(action, Send) and action.header.kind in (Kind.ERROR, Kind.ABORT):
                 assert decode_body(Notice, action.body).text
             if isinstance(action, Log):
-                assert action.level in (logging.INFO, logging.WARNING, logging.ERROR)
+                assert action.level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
