@@ -17,21 +17,9 @@ from psgc.wire.frames import Flag
 from psgc.worker.bucket import BucketWork, make_slots
 from psgc.worker.residuals.memory import own_memory, take_up
 from psgc.worker.residuals.residual import TensorMemory
+from tests.jobs.array_buffer import ArrayBuffer
 
 TENSORS = tuple(TensorSpec(f"t{i}", (numel,), "float32") for i, numel in enumerate((5000, 1, 9000, 300, 20000)))
-
-
-class ArrayBuffer:
-    waits = False
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-
-    def load(self) -> Any:
-        return self.array
-
-    def store(self, skipped: bool) -> None:
-        """It is in the array."""
 
 
 def works(codec: str, fuse: int, part: int, name: str = "l", rank: int = 0, tensors: tuple[TensorSpec, ...] = TENSORS) -> list[BucketWork]:

@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def push(session: ClusterSession, numbers: range, numel: int) -> None:
-    buffers = [ArrayBuffer(numel, np.float32) for _ in numbers]
+    buffers = [ArrayBuffer(np.zeros(numel, np.float32)) for _ in numbers]
     tickets = []
     for number, buffer in zip(numbers, buffers, strict=True):
         buffer.array[:] = number + session.rank

@@ -19,7 +19,7 @@ def main() -> None:
     config = Config.from_env()
     session = ClusterSession.open(config)
     parts = [Declaration(f"half {half}", "adhoc", (TensorSpec("x", (NUMEL // 2,), "float32"),), "none", True) for half in range(2)]
-    buffers = [ArrayBuffer(NUMEL // 2, np.float32) for _ in parts]
+    buffers = [ArrayBuffer(np.zeros(NUMEL // 2, np.float32)) for _ in parts]
 
     def step(number: int) -> None:
         for buffer in buffers:

@@ -38,7 +38,7 @@ def main() -> int:
 
 def steps(session: ClusterSession, options: argparse.Namespace) -> int:
     spec = TensorSpec("layer.weight", (options.numel,), "float32")
-    buffer = ArrayBuffer(options.numel, np.float32)
+    buffer = ArrayBuffer(np.zeros(options.numel, np.float32))
     declaration = Declaration("gradients", "adhoc", (spec,), options.codec, True)
     for step in range(1, options.steps + 1):
         if step == options.leave_at:

@@ -161,7 +161,9 @@ def compare(session: ClusterSession, codec: str, options: argparse.Namespace, ch
     """Run the steps with one codec; how many results were wrong."""
     names = [(index, numel, dtype) for dtype in options.dtypes.split(",") for index, numel in enumerate(SIZES)]
     mean = not options.sum
-    buffers = {(index, dtype): ArrayBuffer(numel, parse_scheme(codec, BucketContext(dtype)).array_dtype) for index, numel, dtype in names}
+    buffers = {
+        (index, dtype): ArrayBuffer(np.zeros(numel, parse_scheme(codec, BucketContext(dtype)).array_dtype)) for index, numel, dtype in names
+    }
     model = Shared if codec.startswith("shared") else Differences if codec.startswith("ef21") else Compressed
     models = {index: model(codec, index, numel, session.size, mean) for index, numel, _ in names}
     wrong = 0

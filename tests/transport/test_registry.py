@@ -28,24 +28,10 @@ from psgc.wire.frames import Kind
 from psgc.wire.messages import ServerAddress
 from psgc.worker.cluster import ClusterSession
 from psgc.worker.connections.links import connect_server
+from tests.jobs.array_buffer import ArrayBuffer
 
 ROOT = Path(__file__).parents[2]
 WORKERS, STEPS, NUMEL = 2, 3, 70001
-
-
-class Buffer:
-    """A bucket that is one array."""
-
-    waits = False
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-
-    def load(self) -> Any:
-        return self.array
-
-    def store(self, skipped: bool) -> None:
-        """The array is the result."""
 
 
 @pytest.fixture
@@ -70,7 +56,7 @@ def train(config: Config) -> list[str]:
     declaration = Declaration("x", "adhoc", (TensorSpec("x", (NUMEL,), "float32"),), "none", False, part_bytes=65536)
     for step in range(STEPS):
         array = contribution(session.rank, step)
-        session.wait([session.submit_named(declaration, Buffer(array))])
+        session.wait([session.submit_named(declaration, ArrayBuffer(array))])
         assert np.array_equal(array, contribution(0, step) + contribution(1, step))
     used = [link.transport.name for link in session._network.links]
     session.close()
