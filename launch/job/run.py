@@ -150,7 +150,7 @@ def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
     named = {name: path or os.environ.get(name, "").strip() for name, path in files.items()}
     if named["PSGC_PLAN"]:
         with progress(False):
-            from psgc.plan.model.runtime import load_runnable
+            from psgc.plan.planfile.runtime import load_runnable
 
         prepare(bucket.codec for bucket in load_runnable(named["PSGC_PLAN"]).buckets)
     if named["PSGC_LAYOUT_OUT"] and not os.path.isdir(os.path.dirname(os.path.abspath(named["PSGC_LAYOUT_OUT"]))):

@@ -17,7 +17,7 @@ from psgc.codecs import BLOCK
 from psgc.errors import CodecError, LayoutMismatch, UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout, compare, equal_parts, full_parts
 from psgc.plan.model.plan import Plan, PlannedBucket, read_plan
-from psgc.plan.model.runtime import ENCODED, PLAIN, load_runnable, plan_of, planned_buckets
+from psgc.plan.planfile.runtime import ENCODED, PLAIN, load_runnable, plan_of, planned_buckets
 
 CODECS = ("none", "int8", "onebit/int8", "topk:k=0.01", "shared", "bf16")
 EXTENTS = (1, 7, 4096, 4097, 12288, 70001)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from psgc.plan.model.plan import load_plan
-from psgc.plan.model.runtime import ENCODED, PLAIN
+from psgc.plan.planfile.runtime import ENCODED, PLAIN
 
 JOB = str(Path(__file__).parent / "job_planned.py")
 SIZES = {"0.weight": 19200, "0.bias": 300, "2.weight": 60000, "2.bias": 200, "4.weight": 20000, "4.bias": 100}

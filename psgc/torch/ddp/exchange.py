@@ -22,7 +22,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import Bucket, Declaration, Layout, TensorSpec
 from psgc.plan.model.plan import Plan
-from psgc.plan.model.runtime import planned_buckets
+from psgc.plan.planfile.runtime import planned_buckets
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.gradients import loss_scale
 from psgc.torch.gradients.planned import write_layout

@@ -20,7 +20,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
 from psgc.plan.model.plan import Plan
-from psgc.plan.model.runtime import planned_buckets
+from psgc.plan.planfile.runtime import planned_buckets
 from psgc.torch.gradients import backward_end, loss_scale
 from psgc.torch.gradients.backward_end import BackwardEnd
 from psgc.torch.gradients.buckets import Gradient, GradientBucket

@@ -13,7 +13,7 @@ from psgc.config import Config
 from psgc.errors import UsageError
 from psgc.layout import Layout
 from psgc.plan.model.plan import Plan
-from psgc.plan.model.runtime import load_runnable, plan_of
+from psgc.plan.planfile.runtime import load_runnable, plan_of
 from psgc.torch.tensors.codec_text import codec_text
 
 logger = logging.getLogger(__name__)
