@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from psgc.codecs import BLOCK, BucketContext, parse_scheme
-from psgc.errors import CodecError, LayoutMismatch, PsgcError
+from psgc.errors import CodecError, LayoutMismatch, PsgcError, UsageError
 from psgc.layout import (
     ITEM_BYTES,
     MIN_PART_PAYLOAD_BYTES,
@@ -25,6 +25,7 @@ from psgc.layout import (
     compare,
     key_text,
     make_key,
+    server_in_turn,
 )  # fmt: skip
 
 KINDS = ("plan", "adhoc", "broadcast")
@@ -228,6 +229,36 @@ def test_rates_measured_a_little_differently_cut_alike_and_a_plan_keeps_its_own_
     assert len(cuts) == 1
     planned = replace(declaration, buckets=(BucketSpec((0,), "none", 0, parts=2),))
     assert [len(build_layout(planned, layout_id=1, servers=2, workers=2, rate=rate).buckets[0].parts) for rate in (0, 1)] == [2, 2]
+
+
+def test_a_planned_part_lies_on_the_server_that_its_bucket_names() -> None:
+    tensors = (TensorSpec("w", (3 * BLOCK,), "float32"), TensorSpec("b", (7,), "float32"))
+    named = (BucketSpec((0,), "none", 0, 3, servers=(2, 2, 0)), BucketSpec((1,), "none", 9, 1, servers=(1,)))
+    declaration = Declaration("m", "plan", tensors, "none", True, buckets=named)
+    layout = build_layout(declaration, layout_id=5, servers=3, workers=2)
+    assert [[(part.server, part.position) for part in bucket.parts] for bucket in layout.buckets] == [[(1, 0)], [(2, 0), (2, 1), (0, 0)]]
+    in_turn = build_layout(
+        replace(declaration, buckets=tuple(replace(spec, servers=()) for spec in named)), layout_id=5, servers=3, workers=2
+    )
+    assert [[part.server for part in bucket.parts] for bucket in in_turn.buckets] == [[2], [0, 1, 2]]
+    assert [server_in_turn(1, number, servers=3, turn=5) for number in range(3)] == [0, 1, 2]
+    body = declaration.to_json()
+    assert Declaration.from_json(json.loads(json.dumps(body))) == declaration
+    assert all("servers" not in bucket for bucket in TWO.to_json()["buckets"]), "bodies are as they were where none is named"
+
+
+def test_servers_that_a_job_lacks_are_refused_naming_the_tensor_and_the_part() -> None:
+    one = Declaration("m", "plan", (TensorSpec("w", (3 * BLOCK,), "float32"),), "none", True)
+    for named, said in (
+        ((0, 1, 2), "tensor 'w': part 2 of its bucket is to lie on server 2, but the job has 2"),
+        ((0, 1), "tensor 'w': its bucket names the servers of 2 parts, but has 3"),
+    ):
+        planned = replace(one, buckets=(BucketSpec((0,), "none", 0, 3, servers=named),))
+        with pytest.raises(UsageError, match=said):
+            build_layout(planned, layout_id=1, servers=2, workers=1)
+    negative = replace(one, buckets=(BucketSpec((0,), "none", 0, 1, servers=(-1,)),)).to_json()
+    with pytest.raises(PsgcError, match="bucket"):
+        Declaration.from_json(json.loads(json.dumps(negative)))
 
 
 def test_a_digest_is_of_what_ranks_must_agree_on() -> None:

@@ -4,7 +4,7 @@ Pure. The scheduler builds a Layout from the ranks' declarations; workers and se
 """
 
 from psgc.layout.agreement import compare
-from psgc.layout.building import MIN_PART_PAYLOAD_BYTES, build_layout, equal_parts, full_parts, part_numel
+from psgc.layout.building import MIN_PART_PAYLOAD_BYTES, build_layout, equal_parts, full_parts, part_numel, server_in_turn
 from psgc.layout.records import (
     ITEM_BYTES,
     MAX_LAYOUTS,
@@ -37,4 +37,5 @@ __all__ = [
     "key_text",
     "make_key",
     "part_numel",
+    "server_in_turn",
 ]

@@ -46,8 +46,8 @@ def build_layout(
     of fewer than ``min_compress_bytes`` travels uncompressed. A part is small enough to take at most MOST_PART_S at ``rate``, the bytes a second
     of the slowest connection (0: unlimited).
 
-    The server of a bucket's first part rotates, so that one layer's burst does not hit one server. Raises CodecError, naming the tensor, if the codec
-    cannot carry it; UsageError if the declared buckets are impossible.
+    The server of a bucket's first part rotates, so that one layer's burst does not hit one server (``server_in_turn``), unless a declared bucket
+    names its parts' servers. Raises CodecError, naming the tensor, if the codec cannot carry it; UsageError if the declared buckets are impossible.
     """
     tensors = declaration.tensors
     if declaration.buckets:
@@ -67,7 +67,10 @@ def build_layout(
             sizes = _cut(spec, numel, scheme, dtype, declaration.part_bytes, rate)
         except CodecError as error:
             raise CodecError(f"tensor {tensors[spec.tensors[0]].name!r}: {error}") from None
-        parts = _place(scheme, sizes, layout_id, index, turn + index, counts)
+        places = _servers(spec, tensors[spec.tensors[0]].name, len(sizes), servers) or tuple(
+            server_in_turn(index, number, servers, turn) for number in range(len(sizes))
+        )
+        parts = _place(scheme, sizes, layout_id, index, places, counts)
         buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts))
     return Layout(
         layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, tuple(buckets),
@@ -82,12 +85,33 @@ def _fused(declaration: Declaration, members: tuple[int, ...], number: int) -> B
     return BucketSpec(members, "none" if small or declaration.kind == "broadcast" else declaration.codec, -number)
 
 
-def _place(scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, turn: int, counts: list[int]) -> tuple[Part, ...]:
-    """The parts of slices of these sizes, one part a round, placed on the servers in turn from server ``turn`` on. counts: parts of each server so far."""
+def server_in_turn(bucket: int, number: int, servers: int, turn: int = 0) -> int:
+    """The server of a bucket's part of this number. bucket: its place in the order of priority; turn: the server of the first bucket's first part."""
+    return (turn + bucket + number) % servers
+
+
+def _servers(spec: BucketSpec, name: str, parts: int, servers: int) -> tuple[int, ...]:
+    """The servers that the bucket names. Raises UsageError, naming its first tensor, for servers that the job lacks."""
+    if spec.servers and len(spec.servers) != parts:
+        raise UsageError(
+            f"tensor {name!r}: its bucket names the servers of {len(spec.servers)} parts, but has {parts}; name one for each part"
+        )
+    for number, server in enumerate(spec.servers):
+        if not 0 <= server < servers:
+            raise UsageError(
+                f"tensor {name!r}: part {number} of its bucket is to lie on server {server}, but the job has {servers}, numbered from 0; "
+                f"make a plan for as many"
+            )
+    return spec.servers
+
+
+def _place(
+    scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, places: Sequence[int], counts: list[int]
+) -> tuple[Part, ...]:  # fmt: skip
+    """The parts of slices of these sizes, one part a round. places: the server of each slice; counts: parts of each server so far."""
     parts: list[Part] = []
     offset = 0
-    for number, size in enumerate(sizes):
-        server = (turn + number) % len(counts)
+    for size, server in zip(sizes, places, strict=True):
         for round_ in range(len(scheme.rounds(size))):
             parts.append(Part(make_key(layout_id, bucket, len(parts)), server, offset, size, counts[server], round_))
             counts[server] += 1

@@ -10,13 +10,13 @@ import json
 import math
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
 from psgc.codecs import BucketContext, Scheme, parse_scheme
 from psgc.errors import PsgcError, RemoteProtocolError
-from psgc.wire.messages import ErrorCode, decode_json, parse_record
+from psgc.wire.messages import LEFT_OUT_IF_EMPTY, ErrorCode, decode_json, parse_record
 
 # A part's priority stays well below what a worker puts decoding at.
 MAX_PRIORITY: Final = 1 << 31
@@ -50,13 +50,15 @@ class TensorSpec:
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
     """One bucket of a declaration. tensors: indices into the declaration's tensors, in this order. priority: parts of higher priority are sent
-    first. parts: number of parts, or 0 to cut at ``part_bytes``. part_numel: elements of each part but the last, or 0 for parts of equal size."""
+    first. parts: number of parts, or 0 to cut at ``part_bytes``. part_numel: elements of each part but the last, or 0 for parts of equal size.
+    servers: the server of each part, or nothing for servers in turn."""
 
     tensors: tuple[int, ...]
     codec: str
     priority: int
     parts: int = 0
     part_numel: int = 0
+    servers: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Declaration:
 
     def to_json(self) -> dict[str, Any]:
         tensors = [_fields_of(tensor) for tensor in self.tensors]
-        return {**_fields_of(self), "tensors": tensors, "buckets": [_fields_of(bucket) for bucket in self.buckets]}
+        return {**_fields_of(self), "tensors": tensors, "buckets": [_spec_fields(bucket) for bucket in self.buckets]}
 
     def digest(self) -> str:
         """Equal for ranks that declare the same, as far as they must."""
@@ -126,6 +128,10 @@ def _fields_of(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
+def _spec_fields(spec: BucketSpec) -> dict[str, Any]:
+    return {name: value for name, value in _fields_of(spec).items() if name != "servers" or value}
+
+
 def _tensors(body: dict[str, Any]) -> tuple[TensorSpec, ...]:
     tensors = body.get("tensors")
     if not isinstance(tensors, list):
@@ -147,7 +153,7 @@ def _bucket_specs(body: dict[str, Any]) -> tuple[BucketSpec, ...]:
         raise _malformed(f"buckets is {buckets!r:.80}")
     specs = tuple(parse_record(BucketSpec, bucket) for bucket in buckets)
     for spec in specs:
-        if not spec.tensors or min(spec.parts, spec.part_numel) < 0 or abs(spec.priority) >= MAX_PRIORITY:
+        if not spec.tensors or min(spec.parts, spec.part_numel, *spec.servers) < 0 or abs(spec.priority) >= MAX_PRIORITY:
             raise _malformed(f"bucket {spec!r:.120}")
     return specs
 

@@ -53,7 +53,7 @@ JSON = st.recursive(
 DECLARED = Declaration(
     "m", "plan", (TensorSpec("a", (70000, 3), "float32"), TensorSpec("b", (), "int8", 1)), "none", True, order=(1, 0), used=(0,)
 )
-PLANNED = replace(DECLARED, buckets=(BucketSpec((1,), "none", -1, 1), BucketSpec((0,), "onebit/int8", 5, 3, 69632)))
+PLANNED = replace(DECLARED, buckets=(BucketSpec((1,), "none", -1, 1), BucketSpec((0,), "onebit/int8", 5, 3, 69632, (1, 0, 1))))
 READERS = {
     "Register": lambda data: decode_body(Register, data),
     "Notice": lambda data: decode_body(Notice, data),

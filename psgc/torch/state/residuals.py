@@ -44,18 +44,26 @@ class KeptLayout:
             return None
         if any(found.get(tensor.name) != tensor for tensor in mine.tensors):
             return None
-        if default.buckets and (len(found) != len(mine.tensors) or cuts(default, workers) != cuts(mine, workers)):
+        if not default.buckets:
+            return mine
+        if len(found) != len(mine.tensors) or cuts(default, workers) != cuts(mine, workers):
             return None
-        return mine
+        planned = sorted(default.buckets, key=lambda spec: -spec.priority)  # as ``mine`` has them
+        return replace(mine, buckets=tuple(replace(b, servers=p.servers) for b, p in zip(mine.buckets, planned, strict=True)))
 
 
 def cuts(declaration: Declaration, workers: int) -> list[tuple[object, ...]]:
-    """Everything that determines a layout's payload bytes: each bucket's tensors by name, its codec, and where its parts begin."""
-    layout = build_layout(declaration, layout_id=0, servers=1, workers=workers)
+    """What determines a layout's payload bytes, on whichever servers: each bucket's tensors by name, its codec, and where its parts begin."""
+    layout = build_layout(_anywhere(declaration), layout_id=0, servers=1, workers=workers)
     return [
         (tuple(name for name, _ in layout.places(bucket)), bucket.codec, tuple((part.offset, part.numel) for part in bucket.parts))
         for bucket in layout.buckets
     ]
+
+
+def _anywhere(declaration: Declaration) -> Declaration:
+    """The declaration without the servers that a plan names."""
+    return replace(declaration, buckets=tuple(replace(spec, servers=()) for spec in declaration.buckets))
 
 
 @dataclass(slots=True)
@@ -108,7 +116,8 @@ class Residuals:
     def add(self, layout: Layout, declaration: Declaration) -> None:
         """The layout is new, and was declared so; tensors of it that something is remembered of go on from there."""
         names, waiting = {tensor.name for tensor in layout.tensors}, self._waiting
-        same = next((kept for kept in waiting.layouts if replace(kept.declaration, name=declaration.name) == declaration), None)
+        declared = _anywhere(declaration)
+        same = next((kept for kept in waiting.layouts if replace(kept.declaration, name=declaration.name) == declared), None)
         self._layouts.append((layout, declaration, bool(declaration.buckets) if same is None else same.planned))
         if not self._loading:
             return
