@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from psgc import __version__
+from psgc import __version__, variables
 from psgc.launch.cli import app
 from psgc.launch.usage import WRONG_USAGE
 
@@ -74,6 +76,91 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     for name in re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|toml))`", page.read_text()):
         found = [folder for folder in (ROOT, ROOT / "psgc", ROOT / "psgc" / "torch") if (folder / name).exists()]
         assert found or "NAME" in name, f"{page.name} names {name}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_sections_lead_to_headings() -> None:
+    links = [(page, *link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text())]
+    assert len(links) > 5
+    for page, target, anchor in links:
+        assert anchor in anchors(page.parent / target if target else page), f"{page.name} links to {target}#{anchor}"
+
+
+def spans(page: Path) -> list[str]:
+    """The code spans of a page's sentences and tables."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+
+
+def misfit(words: list[str]) -> str:
+    """What is wrong with the words after ``psgc``, up to the user's own command: a verb or a flag that does not exist."""
+    words = words[: words.index("--")] if "--" in words else words
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        if words[0] not in command.commands:
+            return f"no verb {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    flags = {flag for parameter in command.params for flag in parameter.opts} | {"--help"}
+    return ", ".join(f"no flag {word}" for word in words if word.startswith("--") and word.partition("=")[0] not in flags)
+
+
+def test_psgc_commands_that_sentences_name_have_verbs_and_flags_that_exist() -> None:
+    named = [(page.name, span) for page in PAGES for span in spans(page) if re.match(r"psgc [a-z]", span)]
+    assert len(named) > 30
+    for page, span in named:
+        words = re.sub(r"\[|\]|\.\.\.|:.*", " ", span).split()[1:]  # also "[--option]", and lines that psgc prints: "psgc run: ..."
+        assert not misfit(words), f"{page}: `{span}`: {misfit(words)}"
+    assert misfit(["run", "--wokers", "2"]) == "no flag --wokers"
+    assert misfit(["docter"]) == "no verb docter"
+
+
+def test_modules_scripts_and_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text()
+        for module in re.findall(r"python -m (psgc[\w.]*)", text):
+            assert importlib.util.find_spec(module) is not None, f"{page.name} runs {module}"
+        for script, flags in re.findall(r"python ((?:benchmarks|examples|tests)/[\w/]+\.py)([^`\n#]*)", text):
+            source = (ROOT / script).read_text()
+            for flag in re.findall(r"--[\w-]+", flags.partition(" -- ")[0]):
+                assert f'"{flag}"' in source, f"{page.name}: {script} {flag}"
+        for target in re.findall(r"^make ([a-z][\w-]*)|`make ([a-z][\w-]*)`", text, re.MULTILINE):
+            assert "".join(target) in targets, f"{page.name}: make {''.join(target)}"
+
+
+def named_in_tree(page: Path) -> Iterator[tuple[str, bool]]:
+    """Each path that a page's tree of folders names, and whether it exists. A line's path is in the folder of the line above that is less indented."""
+    above: list[tuple[int, Path]] = []
+    for indent, names in re.findall(r"^( {4,})((?:[\w/]+(?:/|\.py),? ?)+)(?= |$)", page.read_text(), re.MULTILINE):
+        above = [(depth, folder) for depth, folder in above if depth < len(indent)]
+        inside = above[-1][1] if above else ROOT
+        first, *others = names.replace(",", "").split()
+        for path in (inside / first, *(((inside / first).parent) / other for other in others)):
+            yield str(path.relative_to(ROOT)), path.exists()
+        above.append((len(indent), inside / first))
+
+
+def test_the_trees_in_readme_and_design_name_folders_and_files_that_exist() -> None:
+    for page in (ROOT / "README.md", ROOT / "docs" / "design.md"):
+        named = dict(named_in_tree(page))
+        assert len(named) > 15
+        assert not [path for path, exists in named.items() if not exists], page.name
+
+
+def test_settings_that_pages_name_exist() -> None:
+    known = {name for v in variables.VARIABLES for name in (v.name, *v.aliases)} | {
+        *variables.WITHOUT_EFFECT,
+        *variables.LAUNCHER_VARIABLES,
+    }
+    misspelt = {"PSGC_PARTBYTES", "DMLC_PS_ROOT_URL"}  # examples of what psgc says about such names
+    for page in PAGES:
+        unknown = set(re.findall(r"\b(?:PSGC|DMLC|BYTEPS)_[A-Z\d_]+\b", page.read_text())) - known - misspelt
+        assert not unknown, f"{page.name}: {unknown}"
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 python -m psgc.launch.pages.codecs docs/codecs.md             what codecs save and lose; a test compares that with the page
 python -m psgc.launch.pages.codecs docs/codecs.md --speeds    the speeds, measured on this machine, too (some minutes)
-python -m psgc.launch.pages.codecs --figures                  measure what they save and lose, and print psgc/codecs/figures.py
+python -m psgc.launch.pages.codecs --figures                  measure payload sizes and errors anew, and rewrite psgc/codecs/figures.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from psgc.codecs import BucketContext, parse_scheme, registered_codecs, registered_schemes
+from psgc.codecs import BucketContext, figures, parse_scheme, registered_codecs, registered_schemes
 from psgc.codecs.catalogue import catalogue, measured_figures
 from psgc.codecs.table import ROWS
 from psgc.errors import CodecError
@@ -113,7 +113,7 @@ def render_figures(measured: Mapping[str, tuple[float, float, float]]) -> str:
     rows = "".join(f'    "{name}": ({", ".join(map(repr, figures))}),\n' for name, figures in measured.items())
     return (
         '"""What psgc\'s own codecs save and lose at their default parameters: see ``catalogue.Figures``.\n\n'
-        "Measured by ``python -m psgc.launch.pages.codecs --figures``, which prints this file; a test measures them again.\n"
+        "Measured by ``python -m psgc.launch.pages.codecs --figures``, which rewrites this file; a test measures them again.\n"
         '"""\n\nfrom __future__ import annotations\n\nfrom typing import Final\n\n'
         f"FIGURES: Final[dict[str, tuple[float, float, float]]] = {{\n{rows}}}\n"
     )
@@ -134,9 +134,9 @@ def _between(name: str) -> re.Pattern[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Rewrite the page, or print the figures; exit status."""
+    """Rewrite the page, or the figures; exit status."""
     if arguments == ["--figures"]:
-        print(render_figures(measured_figures()), end="")
+        Path(figures.__file__).write_text(render_figures(measured_figures()))  # a shell's > would empty the file that this module imports
         return 0
     if len(arguments) not in (1, 2) or arguments[1:] not in ([], ["--speeds"]):
         sys.stderr.write(f"usage: {SPEEDS_COMMAND.replace('--speeds', '[--speeds]')}\n")

@@ -1,6 +1,6 @@
 """What psgc's own codecs save and lose at their default parameters: see ``catalogue.Figures``.
 
-Measured by ``python -m psgc.launch.pages.codecs --figures``, which prints this file; a test measures them again.
+Measured by ``python -m psgc.launch.pages.codecs --figures``, which rewrites this file; a test measures them again.
 """
 
 from __future__ import annotations

@@ -37,9 +37,15 @@ def test_every_registered_codec_has_one_entry_with_exactly_the_promised_keys(ent
 
 def test_the_kept_figures_are_those_that_the_kernels_give_on_this_machine() -> None:
     kept = Path(figures.__file__).read_text()
-    assert kept == codecsdoc.render_figures(measured_figures()), (
-        "run: python -m psgc.launch.pages.codecs --figures > psgc/codecs/figures.py"
-    )
+    assert kept == codecsdoc.render_figures(measured_figures()), "run: python -m psgc.launch.pages.codecs --figures"
+
+
+def test_the_command_that_measures_the_figures_rewrites_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Path(figures.__file__).read_text()
+    monkeypatch.setattr(figures, "__file__", str(tmp_path / "figures.py"))
+    monkeypatch.setattr(codecsdoc, "measured_figures", lambda: figures.FIGURES)
+    assert codecsdoc.main(["--figures"]) == 0
+    assert (tmp_path / "figures.py").read_text() == kept
 
 
 def test_entries_say_what_the_codecs_say(entries: list[dict[str, Any]]) -> None:
