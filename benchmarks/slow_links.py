@@ -34,7 +34,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from testbed import JOB_PORT, LAUNCH, Member, Testbed, TestbedError, psgc_job, run_members
+from testbed import JOB_PORT, Member, Testbed, TestbedError, psgc_job, run_members
 
 HOSTS: Final = 2
 SIDE: Final = 1024  # of the matrices that the larger modules are made of
@@ -170,19 +170,7 @@ def members(bed: Testbed, system: str, arguments: Sequence[str]) -> list[Member]
     """The processes of one run."""
     command = [sys.executable, str(Path(__file__).resolve()), "--work", system, *arguments]
     if system.startswith("psgc"):
-        services, nodes = [], []
-        for member in psgc_job(bed, command, servers=HOSTS, extra={"DMLC_NUM_WORKER": str(HOSTS)}):
-            if member.name == "scheduler":
-                services.append(member)
-            elif member.service:
-                services.append(Member(member.name, int(member.env["DMLC_SERVER_ID"]), member.argv, member.env, service=True))
-            else:
-                nodes.append(member)
-        env = {name: value for name, value in nodes[0].env.items() if name not in bed.environment(0)}
-        for node in range(HOSTS):
-            own = {**env, **bed.environment(node), "DMLC_WORKER_ID": str(node)}
-            services.append(Member(f"node {node}", node, [sys.executable, "-c", LAUNCH, *command], own))
-        return services
+        return psgc_job(bed, command, servers=HOSTS, server_hosts=0)
     env = {
         **os.environ, "MASTER_ADDR": bed.addresses[0], "MASTER_PORT": str(JOB_PORT), "WORLD_SIZE": str(HOSTS), "GLOO_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": "1",

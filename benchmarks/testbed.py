@@ -312,14 +312,22 @@ def everywhere(testbed: Testbed, command: Sequence[str], per_host: int) -> list[
 
 
 def psgc_job(
-    testbed: Testbed, command: Sequence[str], per_host: int = 1, servers: int = 1, extra: Mapping[str, str] | None = None
+    testbed: Testbed,
+    command: Sequence[str],
+    per_host: int = 1,
+    servers: int = 1,
+    extra: Mapping[str, str] | None = None,
+    server_hosts: int = 1,
 ) -> list[Member]:
-    """A job's members, services first: host 0 has scheduler and servers, each other host is a node with ``per_host`` workers."""
+    """A job's members, services first. The first ``server_hosts`` hosts have the servers, in turn; each other host is a node with ``per_host``
+    workers. With 0 every host is a node, and the servers run beside the workers. The scheduler is on host 0."""
     from psgc.launch.job.run import NOT_INHERITED
 
-    nodes = len(testbed.addresses) - 1
+    nodes = len(testbed.addresses) - server_hosts
     if nodes < 1:
-        raise WrongTestbed("--job: expected at least 2 hosts; the first has the scheduler and the servers, the others the workers")
+        raise WrongTestbed(
+            f"--job: expected at least {server_hosts + 1} hosts; the first {server_hosts} are for servers, the others for workers"
+        )
     env = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     env.update(
         DMLC_NUM_WORKER=str(nodes), DMLC_NUM_SERVER=str(servers), DMLC_PS_ROOT_URI=testbed.addresses[0], DMLC_PS_ROOT_PORT=str(JOB_PORT),
@@ -331,10 +339,11 @@ def psgc_job(
     launch = [sys.executable, "-c", LAUNCH]
     members = [Member("scheduler", 0, launch, {**env, "DMLC_ROLE": "scheduler"}, service=True)]
     for index in range(servers):
-        members.append(Member(f"server {index}", 0, launch, {**env, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(index)}, service=True))
+        own = {**env, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(index)}
+        members.append(Member(f"server {index}", index % (server_hosts or nodes), launch, own, service=True))
     for node in range(nodes):
-        own = {**env, **testbed.environment(node + 1), "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node)}
-        members.append(Member(f"node {node}", node + 1, [*launch, *command], own))
+        own = {**env, **testbed.environment(server_hosts + node), "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(node)}
+        members.append(Member(f"node {node}", server_hosts + node, [*launch, *command], own))
     return members
 
 
@@ -356,6 +365,9 @@ def main() -> None:
     parser.add_argument("--loss", type=float, default=0.0, help="probability that a packet is lost")
     parser.add_argument("--job", action="store_true", help="CMD is a psgc worker; bring up its job")
     parser.add_argument("--servers", type=int, help="of the job; default: 1")
+    parser.add_argument(
+        "--server-hosts", type=int, help="of the job: hosts for its servers alone; 0: they run beside the workers; default: 1"
+    )
     parser.add_argument("--per-host", type=int, default=1, help="processes of CMD on a host")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="what to run")
     options = parser.parse_args()
@@ -366,12 +378,16 @@ def main() -> None:
             raise WrongTestbed("expected a command after --, and --per-host and --servers of at least 1")
         if options.servers is not None and not options.job:
             raise WrongTestbed(f"--servers {servers} without --job: nothing but a psgc job has servers; give both or neither")
+        if options.server_hosts is not None and (not options.job or options.server_hosts < 0):
+            raise WrongTestbed(f"--server-hosts {options.server_hosts}: expected 0 or more, and --job: nothing but a psgc job has servers")
         with Testbed(options.hosts, options.gbps, delay_ms=options.delay_ms, loss=options.loss) as testbed:
             for note in testbed.notes:
                 print(f"testbed: {note}", file=sys.stderr)
-            members = (
-                psgc_job(testbed, command, options.per_host, servers) if options.job else everywhere(testbed, command, options.per_host)
-            )
+            if options.job:
+                server_hosts = 1 if options.server_hosts is None else options.server_hosts
+                members = psgc_job(testbed, command, options.per_host, servers, server_hosts=server_hosts)
+            else:
+                members = everywhere(testbed, command, options.per_host)
             status = run_members(testbed, members)
     except TestbedError as error:
         print(f"testbed: {error}", file=sys.stderr)

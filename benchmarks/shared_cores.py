@@ -1,0 +1,71 @@
+"""The testbed's jobs as the planner sees them, where hosts share this machine's cores.
+
+On real hosts nothing but backward uses what backward runs on. On a testbed with fewer cores than hosts, backward, codecs, the server's pass
+and TCP compete for the same cores, so whatever communication computes delays backward. ``SharedCores`` owns that; the planner's own
+model knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.profile import Profile
+from psgc.plan.model.costs import CPU, GPU, RECEIVE, SEND, SERVER, CodecCosts
+from psgc.plan.model.options import Constraints, Option
+from psgc.plan.model.problem import Problem, codec_costs
+
+TCP_SHARE: Final = 1448 / 1514  # of an Ethernet frame's bytes, which tbf counts, those that TCP carries
+UNLIMITED_GBPS: Final = 1000.0  # a link that nothing waits for: cores do the moving
+
+
+@dataclass(frozen=True)
+class SharedCores(Problem):
+    """A job whose processes all share ``cores``, and whose model is trained on them: what communication computes delays backward.
+
+    So it is done where backward is done: each worker's codecs and copies, and its share of what the server and the messages take. A
+    message keeps a core at each end busy for as long as loopback takes for its bytes, and one for half of ``next_part_us``.
+    """
+
+    cores: int = 1
+
+    def part_tasks(self, option: Option, numel: float, codec: CodecCosts) -> list[tuple[str, int, float]]:
+        return [made for task in super().part_tasks(option, numel, codec) for made in self._on_cores(*task)]
+
+    def _on_cores(self, action: str, resource: int, us: float) -> list[tuple[str, int, float]]:
+        workers = self.cluster.gpus
+        if resource == CPU:
+            return [(action, GPU, us * max(1.0, workers / self.cores))]
+        if resource == SERVER:  # of its one core's time each of the others gives its part
+            return [(action, GPU, us / self.cores), (action, SERVER, us - us / self.cores)]
+        if resource in (SEND, RECEIVE):
+            return [(action, GPU, self._message_us(us) * workers / self.cores), (action, resource, us)]
+        return [(action, resource, us)]
+
+    def _message_us(self, travel_us: float) -> float:
+        """What cores do for a worker's message that takes so long on the link that the server shares out."""
+        size = travel_us / (self.cluster.gpus * self.cluster.inter.us_per_byte)
+        return self.profile.overheads.get("next_part_us", 0.0) / 2 + 2 * size * self.cluster.intra.us_per_byte
+
+
+def problem_for(
+    profile: Profile,
+    codec: str,
+    gbps: float | None,
+    cores: int,
+    *,
+    workers: int = 2,
+    servers: int = 1,
+    beside: bool = False,
+    delay_ms: float = 0.0,
+) -> Problem:
+    """A testbed's job: a worker a host, all links alike; without a limit a link is as fast as TCP on this machine. cores: that the hosts share.
+    beside: the servers run on the workers' hosts, else each has a host of its own. delay_ms: one way, between any two hosts."""
+    loopback = profile.links["loopback"]
+    shared = cores < workers + (0 if beside else servers)
+    most = UNLIMITED_GBPS if shared else loopback.gbps
+    inter = Link(most if gbps is None else min(gbps * TCP_SHARE, most), loopback.latency_us + delay_ms * 1e3)
+    cluster = Cluster("testbed", workers, 1, loopback, inter, servers=servers, servers_on_nodes=beside)
+    costs, constraints = codec_costs(codec, profile, workers), Constraints(servers=True)
+    return SharedCores(profile, cluster, costs, constraints, cores=cores) if shared else Problem(profile, cluster, costs, constraints)
