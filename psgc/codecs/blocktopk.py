@@ -105,7 +105,7 @@ def _gather(values: Any, residual: Any, rescale: Any, places: Any, out: Any) -> 
 
 
 class _Sent(NamedTuple):
-    """What a payload holds, by ascending place; of a zero, the sign is lost in the sum."""
+    """A payload's elements, by ascending place; the sum loses the sign of a zero."""
 
     places: NDArray[np.uint32]
     values: F32
@@ -119,7 +119,7 @@ def _decoded_values(stored: Bytes) -> F32:
 
 @kernel(types.void(IN_U32, IN_F32, _IN_I64, OUT_F32, BOOL))
 def _sum(places: Any, values: Any, ends: Any, acc: Any, fresh: Any) -> None:
-    """acc becomes, or is added, the sum of payloads of which one ends where the next begins."""
+    """acc becomes, or grows by, the sum of the payloads, which lie one after the other in one array."""
     scratch, cursors = np.empty(SLICE, np.float32), np.zeros(ends.size, np.int64)
     cursors[1:] = ends[:-1]
     for start in range(0, acc.size, SLICE):

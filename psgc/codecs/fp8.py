@@ -8,8 +8,8 @@ Payload: as `blocks` says; a code is the byte of an OCP 8-bit float, sign in the
 | e5m2   | 5, 2                      | 57344   | 2**-14          | 2**-3                   |
 
 The scale is max|p| over the largest value. With feedback (``ef=1``) values are rounded to nearest, ties to the even code; without, at
-random between the two neighbours, so that the decoded mean is p. Codes that stand for NaN or infinity are never written; as payload from
-elsewhere they are read as if the exponents went on.
+random between the two neighbours, so that the decoded mean is p. Codes of NaN or infinity are never written; in a payload from
+another member they are read as finite numbers of the next exponent.
 Source: Micikevicius et al. 2022 (FP8 formats for deep learning); OCP 8-bit floating point specification 1.0.
 """
 

@@ -8,8 +8,8 @@
 A code is p * 7 / max|p|, rounded to an integer in -7..7; the element is code * scale. The last block has half as many bytes as elements,
 rounded up; `quantize/blocks.py` says what they hold.
 
-Owns the parameters. ``IntegerCodec`` rounds (and rotates, with ``rotate=1``: id 9), its base ``BlockCodec`` owns the bytes, and that one's
-base ``ChunkCodec`` runs the kernels. Blocks of 128 cost 4.25 bits an element; blocks of 32 would cost 5 for two thirds of the squared
+Owns the parameters. ``IntegerCodec`` rounds (and rotates, with ``rotate=1``: id 9); its base ``BlockCodec`` owns the bytes; the base of
+``BlockCodec``, ``ChunkCodec``, runs the kernels. Blocks of 128 cost 4.25 bits an element; blocks of 32 would cost 5 for two thirds of the squared
 error on Gaussian values.
 Source: Wang et al. 2023 (ZeRO++, qgZ), section 3.3; Xie et al. 2024 (LoCo) for four bits under feedback.
 """

@@ -94,7 +94,7 @@ def _number(name: str, key: str, text: str) -> float:
 
 
 class MomentumScheme(Scheme):
-    """One round by two codecs, or by relay, with momentum on the worker. To the servers it is that round and nothing else."""
+    """One round by two codecs, or by relay, with momentum on the worker. Servers see an ordinary round."""
 
     def __init__(self, inner: Scheme, momentum: Momentum, context: BucketContext) -> None:
         (round_,) = inner.rounds(BLOCK)

@@ -9,10 +9,10 @@ Owns these bytes. Zeros of either sign count as positive. The mean is summed in 
 j + 64, j + 128, ... in turn, then lanes j and j + 32, j and j + 16, ... are added until one is left, which is divided by the
 block's length. Only if that sum of finite values overflows is it taken again over |p| / 8192. A block with NaN or infinity has scale 0.
 
-With ``scale=unit`` no scales travel: the payload is that of `signs`, and the elements are -1 and +1 (codec id 16). That takes no feedback:
-of an element below 1/2 more is left over than there was, so that residuals become 1 large however small the gradient is, and an element
-that is always above 1 is never caught up with. With ``scale=block`` the error's square is 1 - ||p||_1^2 / (n ||p||_2^2) times that of a
-block of n: 1 - 2/pi for Gaussian values, 1 - 1/n for one element among zeros.
+With ``scale=unit`` no scales travel: the payload is that of `signs`, and the elements are -1 and +1 (codec id 16). It is refused with feedback:
+an element below 1/2 leaves a residual larger than itself, so that residuals grow to 1 however small the gradient is, and the residual of an
+element that is always above 1 grows without bound. With ``scale=block`` the squared error is 1 - ||p||_1^2 / (n ||p||_2^2) times the squared
+norm of a block of n: 1 - 2/pi for Gaussian values, 1 - 1/n for one element among zeros.
 Source: Karimireddy et al. 2019 (EF-SignSGD), Algorithm 2, with the scale ||p||_1 / n taken per block; Seide et al. 2014.
 """
 

@@ -175,7 +175,7 @@ class PowerSgdState(SchemeState):
         return Encoded(4 * target.size, not finite)
 
     def _encode(self, index: int, p: F32, stream: Stream, target: F32) -> bool:
-        """Write a round's elements; whether all that they were made of, and they, are finite. If not they mean nothing."""
+        """Write a round's elements; returns whether they and their inputs are finite. If not, the elements are meaningless."""
         if not np.isfinite(p if index == 0 else self._p[: self._factors]).all():
             return False
         for matrix in self._matrices:

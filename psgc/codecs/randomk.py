@@ -266,7 +266,7 @@ class RandomKCodec(ChunkCodec, Adder):
 
 
 def _shared(stream: Stream) -> Stream:
-    """The stream of all ranks, told apart by the part where others are by the rank."""
+    """The stream that all ranks share: it depends on the part's first element, not on the rank."""
     return replace(stream, rank=stream.first)
 
 

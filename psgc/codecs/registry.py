@@ -84,7 +84,7 @@ def parse_codec(text: str, dtype: str = "float32") -> Codec:
 
 
 def parse_pair(text: str, dtype: str = "float32") -> CodecPair:
-    """Build the pair from ``push/pull``, or from one codec for both sides. Raises CodecError also for two that do not go together."""
+    """Build the pair from ``push/pull``, or from one codec for both sides. Raises CodecError, also for two codecs that cannot be combined."""
     push, slash, pull = text.partition("/")
     first = parse_codec(push, dtype)
     return CodecPair(first, (parse_codec(pull, dtype) if slash else first).answering(first))
@@ -152,7 +152,7 @@ def _own_names() -> tuple[str, ...]:
 
 
 def _check_digest(name: str, wanted: str, here: str) -> None:
-    """Raise CodecError if code of another digest than the one that is here was asked for."""
+    """Raise CodecError if the text asks for code with another digest than that of the code installed here."""
     if wanted and wanted != here:
         raise CodecError(
             f"codec {name}: another member of the job has code of digest {wanted[1:]}, here is {here[1:] or 'psgc'}; install one version of its "
@@ -169,7 +169,7 @@ def _codec_class(name: str) -> type[Codec]:
 
 
 def _scheme_class(text: str) -> type[Scheme] | None:
-    """The class of the scheme of this name, or ``name@digest``; None if a codec has the name. Raises CodecError for a name that nobody has."""
+    """The class of the scheme of this name, or ``name@digest``; None if it is a codec's name. Raises CodecError for an unknown name."""
     name, at, digest = text.partition("@")
     if name in SCHEMES:
         return cast("type[Scheme]", _imported(SCHEMES[name]))

@@ -6,8 +6,8 @@
 | 4                  | u32 [count]          | bytes of each, in rank order                                        |
 | 4 + 4 * count      | bytes                | the payloads, one after the other                                   |
 
-Owns this answer, written by the server and read by workers. It carries W payloads where a re-encoded sum is one, but nothing is lost
-on the way back. Payloads are added in eights, left to right, then the eights: for up to
+Owns this answer, written by the server and read by workers. It carries W payloads where a re-encoded sum would be one payload, but the
+pull is lossless. Payloads are added in eights, left to right, then the eights: for up to
 8 workers in rank order, and alike on every worker.
 Source: the all-gather of Espresso (EuroSys'23) section 4 and of PyTorch's communication hooks, through a server.
 """
@@ -37,7 +37,7 @@ def join_payloads(payloads: Sequence[Bytes], out: Bytes) -> int:
 
 
 def split_payloads(answer: Bytes, workers: int) -> list[Bytes]:
-    """The payloads in an answer. Raises PayloadError for what is none."""
+    """The payloads in an answer. Raises PayloadError if it is malformed."""
     count = int(answer[:4].view(np.uint32)[0]) if answer.size >= 4 else 0
     if not 1 <= count <= workers or answer.size < 4 + 4 * count:
         raise PayloadError(f"relayed answer of {answer.size} bytes holds {count} payloads; 1 to {workers} expected, with their lengths")
@@ -49,7 +49,7 @@ def split_payloads(answer: Bytes, workers: int) -> list[Bytes]:
 
 
 class RelayCodec(Codec):
-    """The answer's place in a pair. Its bytes come from ``join_payloads``: there is no sum that could be encoded."""
+    """Stands for the answer in a pair. The server makes its bytes with ``join_payloads``; it computes no sum."""
 
     name = "relay"
     codec_id = 27

@@ -1,7 +1,7 @@
 """How a part is synchronised: in one round by a pair of codecs, or in several rounds by a scheme of its own.
 
 A *round* is one exchange: every worker pushes a payload, the server folds and answers. To the server each round of a part is a key like
-any other, with its own codecs and number of elements; what ties rounds together is the worker's ``SchemeState``. Owns these two
+any other, with its own codecs and number of elements; the worker's ``SchemeState`` connects the rounds. Owns these two
 interfaces; ``registry`` finds a scheme by its text form. Knows no sockets, keys or threads.
 
 | text                  | rounds                                                                                     |
@@ -49,7 +49,7 @@ class BucketContext:
 
 
 class SchemeState(ABC):
-    """What one worker keeps of one part: it encodes and applies the rounds of its steps. Not for two threads at once.
+    """One worker's state of one part: it encodes and applies the rounds of the part's steps. Not thread-safe.
 
     ``grad``, ``target`` (the same memory) and ``residual`` are the part's; ``sent`` are this worker's payloads of the step, by round.
     """
@@ -71,7 +71,7 @@ class SchemeState(ABC):
 
     @abstractmethod
     def add_back(self, sent: Sequence[Bytes], residual: F32) -> None:
-        """``residual`` += what this worker's payloads of the last step stand for: the trainer did not apply it."""
+        """Add the decoded payloads of this worker's last step to ``residual``, because the trainer did not apply that step."""
 
     @property
     def saved(self) -> F32 | None:
@@ -84,7 +84,7 @@ class SchemeState(ABC):
 
     @property
     def factors(self) -> dict[int, F32]:
-        """What all ranks keep alike from step to step, flat, by the first element in the part of the tensor that it is of."""
+        """State that is the same on all ranks, kept between steps: flat arrays, by their tensor's first element in the part."""
         return {}
 
     def restore_factors(self, factors: Mapping[int, F32]) -> None:  # noqa: B027 - most states have none
@@ -137,7 +137,7 @@ class Scheme(ABC):
 
     @property
     def flags_nonfinite(self) -> bool:
-        """Whether encoding says if there is a NaN or infinity."""
+        """Whether encoding reports NaN and infinity."""
         return True
 
     @abstractmethod
@@ -231,7 +231,7 @@ def check_part(canonical: str, numel: int) -> None:
 
 
 def slices(codec: Codec, numel: int) -> list[tuple[int, int]]:
-    """The ranges that ``codec`` wants a part worked on in."""
+    """The slices of a part that ``codec`` works on one at a time."""
     if not codec.chunk or numel <= codec.chunk:
         return [(0, numel)]
     assert codec.chunk % BLOCK == 0

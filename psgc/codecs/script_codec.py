@@ -1,4 +1,4 @@
-"""Codecs that are two functions of the trainer: what they write is forwarded by the servers, and only workers can read it.
+"""Codecs made of two functions of the training script: servers forward their payloads, and only workers can decode them.
 
 | offset | type          | meaning                                                        |
 |--------|---------------|----------------------------------------------------------------|

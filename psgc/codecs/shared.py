@@ -197,7 +197,7 @@ def _write_sums(acc: Any, lo: Any, narrow: Any, out: Any) -> None:
 
 
 class _InnerCodec(Codec):
-    """A codec of one round: it has no text form of its own, and half of it is the worker's ``SchemeState``."""
+    """A codec of one round. It has no text form of its own; the worker's side of it is in the ``SchemeState``."""
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:

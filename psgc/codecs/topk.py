@@ -5,7 +5,7 @@ Payload: as `elements` says. Owns the parameters, and with them how many element
 | text                       | elements sent                                                         | id |
 |----------------------------|-----------------------------------------------------------------------|----|
 | ``topk:k=0.01``            | exactly k, or ceil(k * numel) for a fraction: the largest             | 5  |
-| ``topk:select=mstopk``     | as many, the smaller ones found by bisection: see `largest`           | 31 |
+| ``topk:select=mstopk``     | exactly k, nearly the largest, found by bisection: see `largest`      | 31 |
 | ``topk:select=sampled``    | those above a sampled threshold: about k, from 0 to 2 k               | 20 |
 
 ``topk:warmup=N`` sends more in the first N steps, as DGC's warm-up does: 25 % in the first quarter of them, then 6.25, 1.5625 and 0.390625 %,
@@ -121,7 +121,7 @@ class TopKCodec(ElementsCodec):
         return super().reference_payload(p, stream) if stage is None else stage.reference_payload(p, stream)
 
     def _stage(self, step: int, numel: int) -> TopKCodec | None:
-        """What sends more than k in this step of the warm-up, the first being 1; None where k is what is sent."""
+        """The codec with a larger k of this step of the warm-up (the first step is 1); None once the warm-up is over."""
         number = len(self._stages) * max(step - 1, 0) // self._warmup if self._warmup else 0
         stage = self._stages[number] if number < len(self._stages) else None
         return stage if stage is not None and stage.count(numel) > self.count(numel) else None

@@ -1,6 +1,6 @@
-"""What a whole part's encode, decode, fold, finish and commit mean, in plain NumPy: what tests and benchmarks hold kernels against.
+"""The reference of a whole part's encode, decode, fold, finish and commit, in plain NumPy: tests and benchmarks hold kernels against it.
 
-Owns how they follow from a codec's own two definitions, ``reference_payload`` and ``reference_elements``. Slow on purpose.
+Owns how they follow from a codec's own two references, ``reference_payload`` and ``reference_elements``. Slow on purpose.
 """
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ def reference_commit(codec: Codec, payload: bytes, grad: F32, residual: F32, res
 
 
 def reference_left_over(codec: Codec, p: F32, payload: bytes) -> F32:
-    """What is kept of p after sending the payload."""
+    """The residual of p after sending the payload."""
     return np.asarray(p - reference_decode(codec, payload, p.size), np.float32)

@@ -1,4 +1,4 @@
-"""Error feedback: what a lossy codec does not send stays in a residual and is sent later.
+"""Error feedback: the part of a gradient that a lossy codec does not send stays in a residual and is sent later.
 
 Owns the algebra, as NumPy definitions and as the helpers that kernels call a chunk at a time; knows no payload layout.
 
@@ -79,7 +79,7 @@ class FeedbackCodec(Codec):
 def rounding_contraction(top: float, count: int) -> float:
     """The contraction of rounding ``count`` elements or fewer to the nearest multiple of max|p| / top.
 
-    The largest element is such a multiple itself. Of another, f multiples from the nearest one, f * f is left over. Most of all is lost
-    where all others are half a multiple large: (count - 1) / 4 of top**2 + (count - 1) / 4.
+    In units of that multiple: the largest element is ``top`` and is sent exactly; an element at distance f from its nearest multiple leaves
+    f * f. The worst case is that all others are 1/2: the residual then has (count - 1) / 4 of the square top**2 + (count - 1) / 4.
     """
     return 4 * top**2 / (4 * top**2 + count - 1)

@@ -27,5 +27,5 @@ _registered: dict[str, Functions] = {}
 
 
 def known_functions() -> dict[str, Functions]:
-    """Functions by the names that they have been given in this process; ``registry`` gives them."""
+    """Registered functions, by the names that ``registry`` has given them in this process."""
     return _registered

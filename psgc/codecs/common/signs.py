@@ -97,7 +97,7 @@ _FORMAT: Final = ChunkFormat(_write, _read)
 
 @helper
 def _add_four(payloads: Any, count: Any, start: Any, total: Any, fresh: Any) -> None:
-    """total becomes, or grows by, the signs of the first ``count`` of four payloads; those of the others are counted 0 times."""
+    """total becomes, or grows by, the signs of the first ``count`` of four payloads; the other payloads are ignored."""
     times = (np.float32(count > 0), np.float32(count > 1), np.float32(count > 2), np.float32(count > 3))
     a, b, c, d = payloads
     a, b = _signs_at(a, start, total.size), _signs_at(b, start, total.size)
@@ -137,7 +137,7 @@ def _fold_kernel() -> Any:
 
 
 class SignsCodec(ChunkCodec):
-    """1 bit an element. No feedback: -1 and +1 may be further from an element than zero is, so what is left over may be more than it was."""
+    """1 bit an element. No feedback: -1 and +1 may be further from an element than zero is, so the residual may grow in each step."""
 
     def __init__(self, dtype: str = "float32") -> None:
         super().__init__(dtype, ef=False)

@@ -1,7 +1,7 @@
-"""What a kernel's machine code follows from, as a digest: the bytecode of all functions compiled into it, and the constants they use.
+"""The digest of everything that determines a kernel's machine code: the bytecode of all functions compiled into it, and the constants they use.
 
-Owns the walk from a function to the helpers, instructions and values that it names. Docstrings, comments, line numbers and whatever else of a
-file a kernel does not use are no part of it. What the walk cannot see through is an error, never left out: a digest that misses something
+Owns the walk from a function to the helpers, instructions and values that it names. Docstrings, comments, line numbers and everything in a
+file that the kernel does not use are left out. An object that the walk cannot describe is an error, because a digest that misses something
 would let old code be loaded in place of new.
 """
 
@@ -201,7 +201,7 @@ def _callable(value: Any, references: list[Any]) -> bytes:
 
 
 def _type(kind: type) -> bytes:
-    """A class: by name if it is a library's, else with all of its module, for its methods may say anything."""
+    """A class: by name if it is a library's, else with the source of its module, because its methods may use any of it."""
     name = f"class {kind.__module__}.{kind.__qualname__}".encode()
     return name if _of_library(kind.__module__) else _joined([name, _module_text(kind.__module__)])
 

@@ -76,8 +76,8 @@ def chosen_by_type(stub: Callable[..., Any]) -> Callable[[Function], Function]:
 
 @contextmanager
 def compiled_on_call() -> Iterator[None]:
-    """Kernels that are made within are compiled at their first call, not when their codec is imported: for commands that look at codecs without
-    running them. Where steps are timed or awaited, compilation must not fall into one."""
+    """Within this context kernels are compiled at their first call, not when their codec is imported: for commands that describe codecs without
+    running them. Do not use it where steps are timed or awaited, because a step would then include a compilation."""
     global _on_call  # noqa: PLW0603 - the process has one
     before, _on_call = _on_call, True
     try:

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept between processes: a file each, named by everything that its machine code follows from.
+"""The folders in which compiled kernels are kept between processes: one file a kernel, named by a digest of all that determines its code.
 
 Owns the folders and the files. Numba's own cache looks only at the file that a kernel stands in, and rewrites data files in place; so a
 changed helper in another file, a second CPU type on a shared disk or a process started amid an upgrade can load wrong code. Here nothing is
@@ -98,7 +98,7 @@ class KernelCache(_numba.core.caching._Cache):  # type: ignore[misc]
 
 
 def cache_of(function: Callable[..., Any], options: dict[str, Any]) -> KernelCache | None:
-    """The cache of a kernel, or None where its machine code follows from something that cannot be told."""
+    """The cache of a kernel, or None if what determines its machine code cannot be described."""
     try:
         return KernelCache(function, options)
     except UnseenError as error:
@@ -107,7 +107,7 @@ def cache_of(function: Callable[..., Any], options: dict[str, Any]) -> KernelCac
 
 
 def _candidates() -> tuple[Path, ...]:
-    """Folders that kernels are looked for in, the one that they are best kept in first."""
+    """Folders that are searched for kernels; the preferred one for new kernels comes first."""
     beside = Path(_numba.config.CACHE_DIR or Path(__file__).parents[1] / "__pycache__")
     return beside / "psgc-kernels", Path(_numba.misc.appdirs.AppDirs("psgc", appauthor=False).user_cache_dir) / "psgc-kernels"
 

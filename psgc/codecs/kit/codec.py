@@ -1,7 +1,7 @@
 """``KitCodec``: a whole codec from two functions, ``compress`` and ``expand``, written in operators.
 
-Owns everything that is alike in such codecs: parameters, slices, feedback, means and sums, the NaN flag, payloads and their checks. The
-same two functions, run with the operators' NumPy definitions over the part as a whole, are the codec's definition.
+Owns everything that such codecs share: parameters, slices, feedback, means and sums, the NaN flag, payloads and their checks. The
+same two functions, run with the operators' NumPy definitions over the whole part, are the codec's reference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KitCodec(FeedbackCodec):
     """Subclasses give ``name``, parameters as class attributes (``Whole``, ``Real``, ``Choice``) and the methods ``fields``, ``compress``
     and ``expand``, which depend on nothing but the parameters. ``ef`` is a parameter of each.
 
-    blockwise: what becomes of an element depends only on the 4096 elements, from a multiple of 4096 on, that it is in; the codec then works
+    blockwise: the encoding of an element depends only on its block of 4096 elements (blocks begin at multiples of 4096). The codec then works
     in slices that stay in cache, and cutting a bucket changes nothing. Fields of such a codec have exact counts that add up over blocks.
     ef_by_default: whether the codec has error feedback unless the user says ``ef=0``.
     """

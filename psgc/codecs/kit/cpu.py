@@ -40,7 +40,7 @@ def _at_first_call(signature: Any) -> Callable[[Callable[..., Any]], Callable[..
 
 @helper
 def _is_finite(x: Any) -> Any:
-    """Whether all of x is. As signed integers bits order like magnitudes, and only so does LLVM vectorise this."""
+    """Whether all of x is finite. Magnitudes are compared as signed integers, because LLVM vectorises only that comparison."""
     top = np.int32(0)
     for i in range(x.size):
         top = max(top, np.int32(bits_of_f32(x[i]) & np.uint32(0x7FFFFFFF)))
@@ -158,7 +158,7 @@ def _stretched(word: Any, bits: Any) -> Any:
 
 @helper
 def _read_end(data: Any, place: Any) -> Any:
-    """What there is of ``data`` from ``place`` on, at most eight bytes."""
+    """The bytes of ``data`` from ``place`` on, at most eight, as a word."""
     word = np.uint64(0)
     for j in range(min(8, data.size - place)):
         word |= np.uint64(data[place + j]) << np.uint64(8 * j)
@@ -173,7 +173,7 @@ def _write_end(word: Any, data: Any, place: Any) -> None:
 
 @_at_first_call(types.void(IN_BYTES, I64, OUT_BYTES))
 def _pack(codes: Any, bits: Any, out: Any) -> None:
-    """Eight codes at a time, which end at a byte whatever their width. What a word leaves behind them, the next one overwrites."""
+    """Pack eight codes at a time: they end at a byte boundary at any width. Each word also writes bytes behind them, which the next one overwrites."""
     words = codes.size // 8 if bits == 8 else max(0, out.size - 8 + bits) // bits
     for number in range(words):
         view_u64(out, number * bits, 1)[0] = _squeezed(view_u64(codes, 8 * number, 1)[0], bits)

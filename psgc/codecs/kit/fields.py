@@ -98,7 +98,7 @@ class Field:
 
     @property
     def has_limits(self) -> bool:
-        """Whether there is anything that ``wrong`` could say."""
+        """Whether ``wrong`` can refuse a value."""
         return self.dtype.kind == "f" or self.least is not None or self.most is not None
 
     def wrong(self, values: Any) -> str:

@@ -1,6 +1,6 @@
 """The operators that a kit codec is written in, as their plain NumPy definitions.
 
-Owns what each operator gives, to the bit; a backend (``cpu.CpuOps`` now) replaces those that can be faster and changes no result. Knows
+Owns each operator's result, to the bit; a backend (``cpu.CpuOps`` now) replaces operators by faster ones and changes no result. Knows
 no payloads.
 
 Vectors are one-dimensional, of one of ``TYPES`` or bool (a *mask*). They take ``+ - * / < <= > >= == != & | ~`` (u32 also ``<< >>``) with vectors as long,

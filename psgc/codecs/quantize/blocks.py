@@ -9,7 +9,7 @@ Codes of 2 or 4 bits lie in planes: with m elements in a block and w = ceil(m / 
 i has byte i mod w and, counted from the least significant bits, place i // w; so both ends read and write whole rows. They are stored plus
 2 or 8; places beyond the block hold that, too. Codes of 8 bits are an element each.
 
-Owns these bytes and the scales; how an element becomes a code, and what a code stands for, is the codec's (``code_helpers``,
+Owns these bytes and the scales. The codec defines how an element becomes a code, and which value a code has (``code_helpers``,
 ``reference_codes``, ``reference_values``). The norm is max|p| or ||p||_2 of the block, the latter summed in float32 in 16 lanes (lane j takes
 elements j, j + 16, ...; then lanes j and j + 8, ... are added) over p / max|p|. A block whose scale would be below the smallest normal
 float, and one with NaN or infinity, has scale 0 and codes 0. Without feedback codes are rounded at random, by the part's random stream.
@@ -40,12 +40,12 @@ Norm = Literal["max", "l2"]
 
 
 class CodeHelpers(NamedTuple):
-    """A codec's codes, for kernels. settings: what the largest code stands for, and what code 1 does.
+    """A codec's codes, for kernels. settings: the values of the largest code and of code 1, before the scale.
 
     write(values, factor, codes, scratch, settings, draws)
         Write one block's codes of ``values * factor`` to its bytes; ``scratch`` has a byte for each element of a block.
     read(codes, scale, settings, out)
-        out <- what one block's codes stand for, times the scale.
+        out <- the values of one block's codes, times the scale.
     words: for codes that can be read as rows, see `rows`.
     """
 
@@ -55,7 +55,7 @@ class CodeHelpers(NamedTuple):
 
 
 class BlockCodec(ChunkCodec):
-    """A codec of codes in blocks. Subclasses say how wide codes are, how they are written, and what they stand for."""
+    """A codec of codes in blocks. Subclasses define the codes' width, how they are written, and their values."""
 
     bits: int
     block: ClassVar[int]  # elements that share a scale; divides 4096
@@ -71,7 +71,7 @@ class BlockCodec(ChunkCodec):
         raise NotImplementedError
 
     def reference_values(self, codes: Array) -> F32:
-        """What codes stand for, before the scale."""
+        """The values of codes, before the scale."""
         raise NotImplementedError
 
     @functools.cached_property

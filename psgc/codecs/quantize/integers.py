@@ -1,7 +1,7 @@
 """Integer codes: what `int8`, `int4` and linear `dithering` have in common.
 
-A code is ``p * factor`` rounded, to nearest even with feedback, else at random so that the decoded mean is p; it stands for itself, times the
-block's scale. With ``rotate=1`` what is encoded is the rotated part, see `rotation`.
+A code is ``p * factor``, rounded to nearest even with feedback, else stochastically, so that the decoded mean is p. It decodes to code * scale of
+its block. With ``rotate=1`` the rotated part is encoded: see `rotation`.
 
 Owns the rounding, as NumPy reference and as helpers of kernels. The bytes are `blocks`'.
 """
@@ -90,7 +90,7 @@ def _to_nearest(value: Any, factor: Any, limits: Any, draws: Any) -> Any:
 
 @helper
 def integer_value(code: Any, limits: Any) -> Any:
-    """What an integer code stands for: itself."""
+    """The value of an integer code, before the scale: the code itself."""
     return np.float32(code)
 
 

@@ -1,9 +1,9 @@
 """Randomised Hadamard rotation: `int8` and `int4` of rotated values (``rotate=1``).
 
 Each whole group of 1024 elements of a part is replaced by q = H (s * p) / 32, where H is the Walsh-Hadamard matrix of order 1024 in
-natural order and s are fixed signs; q is then encoded as the codec does, and decoding takes p = s * (H q / 32) back. What follows the last
-whole group of the part is encoded as it is. A few large elements are so spread over their group: the error of heavy-tailed values
-becomes that of Gaussian ones.
+natural order and s are fixed signs; q is then encoded by the codec, and decoding computes p = s * (H q / 32). Elements after the last
+whole group of the part are not rotated. The rotation spreads a few large elements over their group, so that heavy-tailed values
+have the error of Gaussian ones.
 
 Owns the transform. H is ten stages of sums and differences of pairs, at distances 1, 2, 4, ... 512, each rounded to float32. The sign
 of an element is + where bit 0 of the lowbias32 hash of its index in its chunk of 4096 is clear: the same on all ranks, in all steps, and

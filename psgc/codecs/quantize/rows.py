@@ -1,8 +1,8 @@
 """Codes of 2, 4 or 8 bits as vectors: 32 bytes of them at once, decoded, scaled and summed in registers.
 
 A block's codes lie in planes (see `blocks`): byte i holds the codes of elements i, i + w, ... of the block, w being the block's bytes. Owns
-the instructions for a row, the 32 bytes from some byte on of up to four payloads. Written as loops over a block of 128 they take three times
-as long: LLVM asks before each short loop whether arrays overlap.
+the instructions for a row: 32 consecutive bytes of up to four payloads. As loops over a block of 128 they would take three times
+as long, because LLVM checks before each short loop whether arrays overlap.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _WORD: Final = ir.IntType(32)
 
 
 class CodeWords(NamedTuple):
-    """What a code stands for. shift, mask, factor: of an 8-bit float, whose bits, moved up by ``shift`` and masked, are a float32 that is
-    ``factor`` times too small; shift 0 is an integer, stored plus half its range if it has fewer than 8 bits."""
+    """The value of a code. For an 8-bit float, its bits, shifted left by ``shift`` and masked with ``mask``, are a float32 that has to be
+    multiplied by ``factor``. shift 0: an integer, stored with half its range added if it has fewer than 8 bits."""
 
     bits: int
     shift: int = 0

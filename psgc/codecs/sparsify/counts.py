@@ -18,7 +18,7 @@ _LEAST_SHARE: Final = Decimal("1e-9")  # below, no part is long enough for a sec
 
 
 def count_of(k: Fraction | int, numel: int) -> int:
-    """How many of ``numel`` a count or a share is: at least one, at most all."""
+    """The number of elements out of ``numel`` that a count or a share selects: at least one, at most all."""
     return min(k, numel) if isinstance(k, int) else math.ceil(k * numel)
 
 
@@ -29,7 +29,7 @@ def check_part(codec: Parametrised, numel: int) -> None:
 
 
 def check_count(codec: Parametrised, k: Fraction | int, of: int, what: str) -> None:
-    """Raise CodecError if k is a count of more than there are in a whole bucket; its last part may well have fewer, and sends all."""
+    """Raise CodecError if k is a count larger than a whole bucket. (A bucket's last part may have fewer than k elements, and sends all of them.)"""
     if isinstance(k, int) and k > of:
         raise CodecError(
             f"codec {codec.name}: parameter k is {k}, but the bucket has only {of} {what}; write a smaller count or a fraction"

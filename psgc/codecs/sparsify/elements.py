@@ -151,7 +151,7 @@ def _take(payload: Any, p: Any) -> None:
 
 
 class ElementsCodec(SparseCodec):
-    """A codec that sends single elements. Subclasses say which."""
+    """A codec that sends single elements. Subclasses select them."""
 
     @abstractmethod
     def counts(self, numel: int) -> tuple[int, int]:

@@ -6,10 +6,10 @@ what reaches a floor, and the choice is made among that.
 
 * ``largest``: exactly the k largest. A sample guesses a floor that a few more than k elements reach. Where the guess was bad (or the
   part is small) a histogram over all elements finds the floor: the result is the same.
-* ``above_sample``: all that reach the magnitude which, in a sample, the share k / n reaches; at most ``MOST_OVER`` * k elements, and
-  where more reach it, exactly the k largest. No element that is zero.
-* ``probed``: k elements: those above a threshold found by bisection between mean and largest magnitude, and as many as are missing of the
-  first that reach the bisection's lower end. What decides a probe is whether more than k elements reach it, that is, whether the magnitude of
+* ``above_sample``: all elements whose magnitude reaches a threshold: the magnitude that a share k / n of a sample reaches. If more than
+  ``MOST_OVER`` * k elements reach it, exactly the k largest. Elements that are zero are never selected.
+* ``probed``: k elements: those above a threshold found by bisection between mean and largest magnitude, filled up to k with the
+  first elements that reach the bisection's lower end. A probe is too low if more than k elements reach it, that is, if the magnitude of
   rank k + 1 does; so the bisection itself needs no pass over p.
 
 Source: radix selection as in Alabi et al. 2012; Lin et al. 2018 (DGC), section 3.1, for the sample and the second, exact choice where it
@@ -82,7 +82,7 @@ def reference_probed(p: F32, k: int) -> Indices:
 
 
 def _bisect(mean: np.float32, top: np.float32, too_many: Callable[[int], bool]) -> tuple[int, int]:
-    """Bits of the highest threshold tried that too many elements reach (0: none was), and of the lowest that only k or fewer do."""
+    """Bits of the highest threshold tried that more than k elements reach (0: none), and of the lowest that at most k elements reach."""
     low, high, below, above = np.float32(0), np.float32(1), 0, _ALL
     for _ in range(PROBES):
         ratio = (low + high) / np.float32(2)

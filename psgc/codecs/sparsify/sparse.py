@@ -1,7 +1,7 @@
-"""A codec that sends some elements of each part, as they are: what follows from how it writes, adds and takes them.
+"""Base class of codecs that send some elements of each part exactly: encode, fold, finish and commit from a subclass's write, add and subtract.
 
-Owns no layout and no choice. What is sent as it is leaves nothing in the residual. The choice is made within a part: cutting a bucket
-differently chooses differently. Sums start from zero and add each payload's values in turn.
+Owns no layout and no selection. An element that is sent exactly leaves nothing in the residual. Elements are selected within a part, so cutting
+a bucket differently selects other elements. Sums start from zero and add each payload's values in turn.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _scale = torch.amp.GradScaler.scale
 
 
 def install() -> None:
-    """Make every GradScaler know DistributedOptimizer. Again: does nothing."""
+    """Make every GradScaler know DistributedOptimizer. Further calls do nothing."""
     torch.amp.GradScaler.unscale_ = unscale_  # type: ignore[method-assign]
     torch.amp.GradScaler.step = step  # type: ignore[method-assign]
     torch.amp.GradScaler.scale = scale  # type: ignore[method-assign]

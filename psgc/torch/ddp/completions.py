@@ -1,4 +1,4 @@
-"""torch futures for tickets: one thread waits for a session's tickets and completes the futures that others wait for.
+"""torch futures for tickets: one thread waits for a session's tickets and completes the futures that DDP waits for.
 
 The thread sleeps in the kernel, without the GIL, so that backward goes on beside it.
 """

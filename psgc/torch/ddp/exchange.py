@@ -2,10 +2,10 @@
 
 Owns the layout, and the mapping from DDP's buckets to psgc's. DDP hands over one flat bucket after the other, in an order that is the same on
 all ranks, and makes new buckets after the first step. So psgc's layout is of the tensors, declared once, when the first backward has brought
-all of them; from then on a bucket of psgc's leaves with the last of DDP's buckets that it has a tensor in. What error feedback keeps stays
-with its tensor whatever DDP does with its buckets.
+all of them. From then on a bucket of psgc's leaves when DDP has handed over the last of its buckets that share a tensor with it. A residual
+stays with its tensor, however DDP rebuilds its buckets.
 
-What a step is worth (loss scale, dropped or applied) ``amp`` tells.
+``amp`` reports each step's loss scale, and whether the trainer applied or dropped its result.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class DdpExchange:
         self._loss_scale, self._last_scale = scale, scale()
 
     def end_step(self, applied: bool) -> None:
-        """A loss scaler has let an optimizer apply the last result, or not. Of several optimizers one that applies counts."""
+        """A loss scaler has let an optimizer apply the last result, or not. With several optimizers, one that applies it is enough."""
         self._applied, self._dropped = self._applied or applied, self._dropped or not applied
 
     def state(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class DdpExchange:
             raise UsageError("residuals are saved and loaded between two steps: after step(), before the next backward()")
 
     def _begin(self) -> None:
-        """The first bucket of a step fixes what all its submissions say, the same on all ranks."""
+        """The first bucket of a step fixes the flags of all its submissions, so that they are the same on all ranks."""
         self.session.check()
         now = self._last_scale if self._loss_scale is None else self._loss_scale()
         if self._fresh_units and self._loss_scale is None:  # the scaler tells of itself after this backward
@@ -205,7 +205,7 @@ class DdpExchange:
         return self._indices[id(parameter)]
 
     def _place(self, arrival: Arrival) -> None:
-        """Its gradients go into their buckets; what is then complete leaves."""
+        """Put its gradients into psgc's buckets, and submit those that are now complete."""
         touched: dict[int, _Bucket] = {}
         for parameter, gradient in zip(arrival.parameters, arrival.gradients, strict=True):
             index = self._index(parameter)

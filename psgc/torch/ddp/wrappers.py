@@ -20,7 +20,7 @@ _construct = DistributedDataParallel.__init__
 
 @dataclass
 class _Known:
-    """What this module knows of the process. made: how many wrappers it has seen; then: what is done with new ones."""
+    """This module's state, one a process. made: the number of wrappers seen so far; then: called with each new one."""
 
     wrappers: list[weakref.ref[DistributedDataParallel]] = field(default_factory=list)  # oldest first
     watching: bool = False

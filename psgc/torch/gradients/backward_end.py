@@ -2,7 +2,7 @@
 
 Autograd calls a queued callback when a graph is done, before ``backward()`` returns; DDP and FSDP deliver gradients that way, too. This
 file adds two things. A backward may run another one inside it (a reentrant checkpoint runs one for each segment), whose callbacks come before the
-outer one has finished its gradients: they are postponed to the end of the outermost backward. And all who wait for one backward are called together.
+outer one has finished its gradients: they are postponed to the end of the outermost backward. And all waiters of one backward are called together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 Waiter = TypeVar("Waiter")
-# Whether this torch has what is needed; where it has not, or it fails, gradients are delivered by step() as under late synchronization.
+# Whether this torch has both functions. If not, or if they fail, gradients are delivered by step(), as under late synchronization.
 AVAILABLE: Final = hasattr(torch.autograd.Variable._execution_engine, "queue_callback") and hasattr(torch._C, "_current_autograd_node")
 
 
@@ -55,7 +55,7 @@ class BackwardEnd:
 
 def await_end(waiter: Waiter, finish: Callable[[list[Waiter]], None]) -> BackwardEnd:
     """From a hook: when the outermost backward that is under way is over, but has not returned, ``finish`` is called with all waiters of that
-    backward, in the thread that completes it; what it raises, ``backward()`` raises. Raises whatever torch does where that cannot be had.
+    backward, in the thread that completes it; ``backward()`` then raises what ``finish`` raises. Raises torch's error if the callback cannot be queued.
     """
     end = BackwardEnd()
     callback = _Callback(end, waiter, finish)

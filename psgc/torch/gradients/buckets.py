@@ -57,8 +57,8 @@ class Gradient:
         self.seen, self.version, self.zero = grad, grad._version, None
 
     def look_again(self, fixed: bool) -> None:
-        """Before the step leaves: take p.grad along if it holds anything of this rank's own. fixed: it may be under way, if a hook has seen
-        it; then see that nobody has changed it."""
+        """Just before the step is sent: let the gradient take part if p.grad holds a contribution of this rank. fixed: p.grad may already be
+        in flight, if a hook has seen it; then check that it was not changed."""
         grad = self.parameter.grad
         if fixed and self.passes:
             if grad is None or grad is not self.seen or grad._version != self.version:
@@ -84,7 +84,7 @@ class Gradient:
         self.mean_version = 0 if grad is None else grad._version
 
     def note_step(self) -> None:
-        """The step on the mean is done: what the trainer has changed before (clipped) is the same on all ranks, too."""
+        """The optimizer has stepped on the mean: the trainer's changes to it (clipping) are the same on all ranks, too."""
         if self.still_mean:
             self.note_mean()
 
@@ -100,7 +100,7 @@ class Gradient:
         return grad is not None and self.still_mean and (grad._version == self.mean_version or bool(grad.any()))
 
     def set_aside(self) -> bool:
-        """Have p.grad hold only what is added to it from now on, if it is the last mean, unchanged, which all ranks have already."""
+        """Set p.grad aside if it is the unchanged mean of the last synchronization, so that backward adds to an empty one. True if it was set aside."""
         grad = self.parameter.grad
         if grad is None or not self.still_mean or grad._version != self.mean_version:
             return False
@@ -135,7 +135,7 @@ class GradientBucket:
 
     @property
     def complete(self) -> bool:
-        """Whether backward will not add to it again, as far as that is known before backward is over."""
+        """Whether all its gradients are final, as far as that is known before backward is over."""
         return not self.waiting and not any(gradient.repeats for gradient in self.gradients)
 
     @classmethod
@@ -155,7 +155,7 @@ class GradientBucket:
 
     @property
     def feedback(self) -> bool:
-        """Whether a worker keeps what its codec does not send."""
+        """Whether a worker keeps a residual for its codec."""
         return parse_scheme(self.bucket.codec, BucketContext(self.bucket.dtype)).feedback
 
     @property

@@ -45,7 +45,7 @@ class GradientExchange:
 
     outcome: what became of the last step: "applied" by step(), still "delivered" in p.grad, or "dropped" (the loss scaler skipped it or
     zero_grad threw it away), which the next step's flag tells the servers, so that it goes back into the residual.
-    paused: gradients stay this rank's own, and synchronizing does nothing. It is changed between two steps, on all ranks alike.
+    paused: gradients stay local to this rank, and synchronizing does nothing. It is changed between two steps, on all ranks alike.
     late: gradients are delivered by ``synchronize`` only, not at the end of backward. held: backwards only accumulate for now.
     refresh: has the owner watch parameters that are new.
     observer: who times this rank's steps; None between two steps ends it.
@@ -205,7 +205,7 @@ class GradientExchange:
         self.receive()
 
     def send(self) -> None:
-        """Submit what has not left yet."""
+        """Submit the buckets that have not left yet."""
         if self.observer is not None:
             self.observer.leaving()
         with self._lock:
@@ -227,7 +227,7 @@ class GradientExchange:
             self.observer.delivered()
 
     def forget(self) -> None:
-        """zero_grad is about to run: what has accumulated is dropped. Raises UsageError if some of it may be under way."""
+        """zero_grad is about to run: drop the accumulated gradients. Raises UsageError if some of them may be in flight."""
         with self._lock:
             lost = self._end is not None and self._end.lost
             begun = [gradient for gradient in self._gradients if gradient.passes >= self.passes]
@@ -248,7 +248,7 @@ class GradientExchange:
             self.end_step(applied=False)
 
     def _give_up_lost(self) -> None:
-        """The last backward raised, and now there is another one: its gradients must be gone by now. Raises UsageError if they are not."""
+        """A new backward begins after one that raised, whose gradients must have been cleared. Raises UsageError if they were not."""
         for gradient in self._gradients:
             if gradient.seen is not None and gradient.parameter.grad is gradient.seen:
                 raise UsageError(f"the backward before this one {LOST} before the next one")
@@ -308,8 +308,8 @@ class GradientExchange:
         return self._last or StepFlags(False, self._loss_scale(), self._rates())
 
     def go_on(self, units: StepFlags) -> None:
-        """Residuals of an earlier job, in these units, are taken up: layouts that there are already are given up for new ones, which are
-        declared at the next synchronization. Raises UsageError in the middle of a step."""
+        """Resume from residuals of an earlier job, in these units: existing layouts are dropped, and the next synchronization declares
+        new ones. Raises UsageError in the middle of a step."""
         _ = self.units
         self._last, self._fresh_units, self.outcome = units, True, "applied"
         self._declared, self._buckets = 0, []
@@ -386,7 +386,7 @@ class GradientExchange:
         return planned_buckets(self._plan, specs)
 
     def _write_layout(self, path: str, layout: Layout) -> None:
-        """The job's first layout; a plan is of one optimizer, and of parameters that are there from the beginning."""
+        """Write the job's first layout as a plan; a plan covers one optimizer, and parameters that exist from the first step."""
         if layout.name == FIRST:
             write_layout(path, layout)
         else:

@@ -26,7 +26,7 @@ class Follower(Protocol):
         """Backward has added to a gradient. Runs in autograd's thread."""
 
 
-# Who follows a parameter, by its id: the last who came. A script that makes its optimizer anew may still hold the old one somewhere.
+# A parameter's latest follower, by the parameter's id. A script that rebuilds its optimizer may still hold the old one, whose hooks are then ignored.
 _followers: weakref.WeakValueDictionary[int, Follower] = weakref.WeakValueDictionary()
 
 

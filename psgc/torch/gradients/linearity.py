@@ -1,9 +1,8 @@
 """Whether an optimizer's step is linear in the gradient. That decides which codecs suit it, and whether residuals may follow its learning rate.
 
-Error feedback sends late what a codec left out. A step of SGD is a sum over gradients, so that late parts add up to the same; an optimizer
-that divides by a measure of earlier gradients (Adam) or takes their sign (Lion) sees the late parts as spikes. Which optimizers do
-anything of the kind cannot be told from a class's name; so only ``torch.optim.SGD``, and subclasses that keep no more than its
-momentum, count as linear.
+Error feedback delays the part of a gradient that a codec leaves out. SGD's steps add up gradients, so a delayed part has the same effect in
+the end; an optimizer that divides by a statistic of earlier gradients (Adam) or takes their sign (Lion) sees it as a spike. A class's name
+does not tell which kind an optimizer is; so only ``torch.optim.SGD``, and subclasses that keep no more than its momentum, count as linear.
 
 Even then residuals stay as they are when the learning rate changes. With momentum the parameters' movement is a sum over many
 steps' rates, and a residual scaled by rate_before / rate_now grows without bound where a rate falls far and rises again (warm restarts,

@@ -38,7 +38,7 @@ def host_mark() -> int:
 
 
 def cuda_mark() -> torch.cuda.Event:
-    """The moment at which the current stream has done what it was given so far: gradients are ready then, not when hooks run."""
+    """The time at which the current stream has finished the work queued so far: gradients are ready then, not when hooks run."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

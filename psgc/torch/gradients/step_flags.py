@@ -10,16 +10,16 @@ MAX_RESCALE: Final = 1e30  # the header carries a float32
 
 @dataclass(frozen=True, slots=True)
 class StepFlags:
-    """What every submission of one step says, the same on all ranks. rates: learning rate of each parameter group, or nothing where
-    residuals do not follow it."""
+    """The flags of one step's submissions, the same on all ranks. rates: learning rate of each parameter group; empty if residuals
+    do not follow it."""
 
     previous_skipped: bool
     loss_scale: float
     rates: tuple[float, ...]
 
     def rescale(self, last: StepFlags | None, group: int) -> float:
-        """The residual's unit of step ``last`` over that of this one: residuals are scaled gradients and, for SGD without momentum on
-        request, are worth their product with the learning rate to the parameters."""
+        """The residual's unit in step ``last`` over its unit in this step. A residual is in units of the scaled gradient and, on request
+        for SGD without momentum, of the learning rate times that."""
         if last is None:
             return 1.0
         factor = self.loss_scale / last.loss_scale

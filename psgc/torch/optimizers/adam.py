@@ -1,7 +1,7 @@
 """Adam for compressed communication: OneBitAdam and ZeroOneAdam. Gradients stay on their rank; the momenta travel.
 
-Under plain Adam a coarse codec spoils the second moment, which sees the spikes that error feedback sends. These two keep it clean: steps
-that update the variance average whole gradients, as DistributedOptimizer does, and are plain Adam's; in all other steps the variance is
+Under plain Adam a coarse codec spoils the second moment, because error feedback sends spikes. These two optimizers avoid that: steps that
+update the variance average whole gradients, as DistributedOptimizer does, and are Adam's own steps; in all other steps the variance is
 frozen, every rank adds its own gradient to its momentum, and the momenta are averaged, compressed both ways under error feedback.
 
 Two choices are ours. What travels is the *update*, momentum over the root of the frozen variance: for a frozen variance that is the
@@ -324,7 +324,7 @@ class ZeroOneAdam(FrozenVarianceAdam):
                 tensor.copy_(values[field])
 
     def _moved(self) -> list[torch.Tensor]:
-        """The parameters that have taken local steps since ranks last met."""
+        """The parameters that have taken local steps since the ranks last exchanged."""
         parameters = (parameter for group in self.param_groups for parameter in group["params"])
         return [parameter for parameter in parameters if "anchor" in self.state.get(parameter, {})]
 
@@ -356,7 +356,7 @@ class ZeroOneAdam(FrozenVarianceAdam):
                 self._move(group, parameter, local=True)
 
     def _move(self, group: Options, parameter: torch.Tensor, *, local: bool) -> torch.Tensor:
-        """Take this rank's own step, and note it; how far the parameter has moved since ranks last met, weight decay apart.
+        """Take this rank's local step and record it; returns how far the parameter has moved since ranks last met, without weight decay.
 
         State, between two meetings: ``anchor``, the parameter when ranks last met, ``moved``, ``rates``, the sum of its step sizes, and
         ``kept``, the product of what weight decay left. local: False: ranks are about to meet, the parameter itself need not move.
@@ -401,7 +401,7 @@ def _gradient(parameter: torch.Tensor, group: Options) -> torch.Tensor:
 
 
 def _kept(group: Options) -> float:
-    """What one step of decoupled weight decay leaves of a parameter."""
+    """The factor that one step of decoupled weight decay multiplies a parameter with."""
     return 1 - float(group["lr"]) * float(group["weight_decay"]) if group["decoupled_weight_decay"] else 1.0
 
 

@@ -53,8 +53,8 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     residuals_follow_lr: multiply what error feedback keeps by the last step's learning rate over this one's, so that it moves parameters
                       as far as it would have in its own step. Only for SGD without momentum.
 
-    late_synchronization: True: means are in p.grad not after backward but after ``optimizer.synchronize()``, which step() calls; what runs
-                      between the two runs beside the communication. None: PSGC_LATE_SYNCHRONIZATION, else False.
+    late_synchronization: True: means are in p.grad not after backward but after ``optimizer.synchronize()``, which step() calls; work between
+                      the two overlaps with communication. None: PSGC_LATE_SYNCHRONIZATION, else False.
 
     Gradients leave during backward, and the backward that completes the step returns with the mean over all ranks in p.grad, to be
     clipped or looked at. A further backward before step() adds the mean of what it has added. All ranks must run the same number of

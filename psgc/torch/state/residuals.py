@@ -2,7 +2,7 @@
 
 Owns one kind of tensors' layouts (the gradients, or an optimizer's momenta) and what has been loaded for layouts that are not declared
 yet. ``saved`` owns the form in which it is saved. A layout that was saved is declared as it was where that can be; then the job goes on
-bit for bit. Otherwise each tensor's share goes along into its new bucket, and what all ranks and servers hold together stays the same.
+bit for bit. Otherwise each tensor's share moves into its new bucket, and the sum over all ranks and servers stays the same.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _anywhere(declaration: Declaration) -> Declaration:
 
 @dataclass(slots=True)
 class Kept:
-    """What one rank saves of one kind. tensors, servers: by name, as LayoutMemory's."""
+    """One rank's saved state of one kind of tensors. tensors, servers: by name, as LayoutMemory's."""
 
     tensors: Memories = field(default_factory=dict)
     servers: dict[str, F32] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Residuals:
         return replace(default, seed=saved[0].seed, past_steps=max(declaration.past_steps for declaration in saved))
 
     def add(self, layout: Layout, declaration: Declaration) -> None:
-        """The layout is new, and was declared so; tensors of it that something is remembered of go on from there."""
+        """Add a new layout, declared by ``declaration``; its tensors that have a saved state resume from it."""
         names, waiting = {tensor.name for tensor in layout.tensors}, self._waiting
         declared = _anywhere(declaration)
         same = next((kept for kept in waiting.layouts if replace(kept.declaration, name=declaration.name) == declared), None)
@@ -140,12 +140,12 @@ class Residuals:
         return kept
 
     def restore(self, kept: Kept) -> None:
-        """Go on from this; of tensors that are not in it nothing is remembered. Layouts that there are already are given up: their tensors
-        are declared anew. Every rank must call it."""
+        """Resume from this state; tensors that are not in it begin without one. Existing layouts are dropped, and their tensors are
+        declared anew. Every rank must call it."""
         self._waiting, self._layouts, self._loading = kept, [], True
 
     def replace(self) -> None:
-        """The layouts are given up for one that follows; what they remember waits for it. Every rank must call it."""
+        """Drop the layouts; their tensors' states are kept for the layout that is declared next. Every rank must call it."""
         if self._layouts:
             self.restore(self.collect(dropped=False))
 
@@ -164,7 +164,7 @@ def _only(default: Declaration, indices: tuple[int, ...]) -> Declaration:
 
 
 def _declared(layout: Layout, declaration: Declaration, steps: int) -> Declaration:
-    """What gets the same layout again: its buckets as they are, whatever order made them."""
+    """The declaration that gives the same layout again: its buckets are listed, not derived from an order."""
     everything = tuple(range(len(layout.tensors)))
     return replace(
         declaration, order=everything, used=everything, buckets=tuple(map(_bucket_spec, layout.buckets)), seed=layout.seed,
