@@ -12,7 +12,7 @@ from typing import Final
 
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import Profile
-from psgc.plan.model.costs import CPU, GPU, RECEIVE, SEND, SERVER, CodecCosts
+from psgc.plan.model.costs import CPU, GPU, MESSAGES, RECEIVE, SEND, SERVER, CodecCosts
 from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.problem import Problem, codec_costs
 
@@ -25,7 +25,8 @@ class SharedCores(Problem):
     """A job whose processes all share ``cores``, and whose model is trained on them: what communication computes delays backward.
 
     So it is done where backward is done: each worker's codecs and copies, and its share of what the server and the messages take. A
-    message keeps a core at each end busy for as long as loopback takes for its bytes, and one for half of ``next_part_us``.
+    message keeps a core at each end busy for as long as loopback takes for its bytes, and one for half of ``next_part_us``, which the threads
+    that handle messages need.
     """
 
     cores: int = 1
@@ -39,14 +40,17 @@ class SharedCores(Problem):
             return [(action, GPU, us * max(1.0, workers / self.cores))]
         if resource == SERVER:  # of its one core's time each of the others gives its part
             return [(action, GPU, us / self.cores), (action, SERVER, us - us / self.cores)]
+        if resource == MESSAGES:
+            on_cores = self.profile.overheads["next_part_us"] / 2 * workers / self.cores
+            return [(action, GPU, on_cores), (action, MESSAGES, max(0.0, us - on_cores))]
         if resource in (SEND, RECEIVE):
             return [(action, GPU, self._message_us(us) * workers / self.cores), (action, resource, us)]
         return [(action, resource, us)]
 
     def _message_us(self, travel_us: float) -> float:
-        """What cores do for a worker's message that takes so long on the link that the server shares out."""
+        """What cores do for the bytes of a worker's message that takes so long on the link that the server shares out."""
         size = travel_us / (self.cluster.gpus * self.cluster.inter.us_per_byte)
-        return self.profile.overheads.get("next_part_us", 0.0) / 2 + 2 * size * self.cluster.intra.us_per_byte
+        return 2 * size * self.cluster.intra.us_per_byte
 
 
 def problem_for(

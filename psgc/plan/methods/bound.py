@@ -85,7 +85,7 @@ def _sequences(space: Space) -> NDArray[np.int64]:
 
 def _uses(space: Space, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.bool_]]:
     """Of each resource, which tasks of the sequences it does."""
-    for used in holds(np.append(space.resources, len(RESOURCES))):
+    for used in holds(np.append(space.resources, len(RESOURCES)), space.held):
         yield used[sequences]
 
 
@@ -112,7 +112,7 @@ def features(space: Space, buckets: Bucketing) -> Features:
     spent = times[sequences]
     until = np.cumsum(spent, axis=1)
     chain = until[:, -1]
-    shape = (len(RESOURCES), *chain.shape)
+    shape = (space.held, *chain.shape)
     load, before, after = np.zeros(shape), np.full(shape, np.inf), np.full(shape, np.inf)
     rows = np.arange(len(sequences))
     for one, used in enumerate(_uses(space, sequences)):
@@ -165,7 +165,7 @@ def _of_resources(found: Features, buckets: Bucketing, allowed: NDArray[np.bool_
     """All of a resource's work for the buckets that are ready from one on."""
     before, after = (np.where(allowed, times, np.inf).min(axis=1) for times in (found.before, found.after))  # by resource and bucket
     always = np.all(np.isfinite(found.before) | ~allowed, axis=1)
-    for one in range(1, len(RESOURCES)):
+    for one in range(1, len(found.load)):
         if not found.load[one].any():
             continue
         for j in range(len(buckets.parts)):
@@ -182,8 +182,8 @@ def _of_resources(found: Features, buckets: Bucketing, allowed: NDArray[np.bool_
 def _of_buckets(found: Features, buckets: Bucketing, features: int) -> Iterator[Row]:
     """One bucket's chain, and its use of each resource that its parts take turns on."""
     for b, parts in enumerate(buckets.parts):
-        for feature in range(len(RESOURCES), features - 1) if parts > 1 else ():
-            if found.load[feature - len(RESOURCES)].any():
+        for feature in range(len(found.load), features - 1) if parts > 1 else ():
+            if found.load[feature - len(found.load)].any():
                 weights = np.zeros((features, len(buckets.parts)))
                 weights[feature, b] = 1.0
                 yield Row(float(buckets.ready_us[b]), weights)
@@ -331,9 +331,9 @@ def over_all_bucketings(problem: Problem, space: Space, until: float = np.inf) -
     sequences = _sequences(space)
     rates = np.concatenate([space.least_us_per_element(), np.zeros((1, len(space.codecs)))])[sequences]
     loads = np.array([np.einsum("ot,otk->ok", used.astype(float), rates) for used in _uses(space, sequences)])
-    constants, weights = [problem.profile.backward_us], [np.zeros((len(RESOURCES), len(numel)))]
+    constants, weights = [problem.profile.backward_us], [np.zeros((space.held, len(numel)))]
     weights[0][GPU] = 1.0
-    for one in range(1, len(RESOURCES)):
+    for one in range(1, space.held):
         for j in range(len(numel)) if loads[one].any() else ():
             constants.append(float(ready[j]))
             weights.append(np.zeros_like(weights[0]))

@@ -15,7 +15,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.jit.kernel import I64, helper, kernel
-from psgc.plan.model.costs import GPU, RESOURCES
+from psgc.plan.model.costs import ALWAYS, GPU
 from psgc.plan.model.timeline import ROUNDING, add_load, begin, new_run, new_snapshots, restore, resume, save
 
 _F64: Final = types.Array(types.float64, 1, "C")
@@ -41,7 +41,10 @@ class Choices(NamedTuple):
 
 @helper
 def _choices(run: Any, chain: Any, kind: Any, first: Any, length: Any) -> Any:
-    load = np.zeros((kind.size, length.size, len(RESOURCES)))
+    held = ALWAYS
+    for resource in run.resource:
+        held = max(held, resource + 1)
+    load = np.zeros((kind.size, length.size, held))
     for bucket in range(kind.size):
         parts = chain[bucket + 1] - chain[bucket]
         for option in range(length.size):
@@ -134,7 +137,8 @@ def descend(
     buckets, options = kind.size, length.size
     run = new_run(ready, resource, us, rest)
     choices = _choices(run, chain, kind, first, length)
-    snapshots, total, busy = new_snapshots(buckets, run), np.empty(len(RESOURCES)), np.empty(len(RESOURCES))
+    held = choices.load_us.shape[2]
+    snapshots, total, busy = new_snapshots(buckets, run), np.empty(held), np.empty(held)
     for bucket in range(buckets):
         run.alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]
     best, best_step, trials, improved = np.inf, np.inf, 0, True
@@ -197,7 +201,7 @@ def simplify(ready: Any, chain: Any, until: Any, kind: Any, first: Any, length: 
     """Give buckets one of the first ``simple`` options in place of their ``choice``, wherever the step gets no longer by it. Returns the step."""
     run = new_run(ready, resource, us, rest)
     choices = _choices(run, chain, kind, first, length)
-    snapshots, total = new_snapshots(1, run), np.empty(len(RESOURCES))
+    snapshots, total = new_snapshots(1, run), np.empty(choices.load_us.shape[2])
     _give_each(run, choices, choice)
     begin(run)
     best = resume(run, ready.size, np.inf)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.model import options
-from psgc.plan.model.costs import IN_FLIGHT, INTRA, RECEIVE, RESOURCES, Atom, CodecCosts, Task, price, resources_of, walk
+from psgc.plan.model.costs import ALWAYS, IN_FLIGHT, INTRA, RECEIVE, Atom, CodecCosts, Task, price, resources_of, walk
 from psgc.plan.model.curves import Curves, Points, curves_of, task_times
 from psgc.plan.model.options import DEVICES, Constraints, Option
 from psgc.plan.model.problem import Problem
@@ -239,10 +239,10 @@ def _numbers(before: Any, behind: Any, value: Any, chosen: Any, numbers: Any) ->
                 node = behind[edge]
 
 
-def holds(resources: Ints) -> NDArray[np.bool_]:
-    """Which resources (rows) tasks of these resources (columns) hold."""
-    held = [[one in resources_of(resource) for resource in resources.tolist()] for one in range(len(RESOURCES))]
-    return np.array(held, bool).reshape(len(RESOURCES), len(resources))
+def holds(resources: Ints, rows: int) -> NDArray[np.bool_]:
+    """Which of the first so many resources (rows) tasks of these resources (columns) hold."""
+    held = [[one in resources_of(resource) for resource in resources.tolist()] for one in range(rows)]
+    return np.array(held, bool).reshape(rows, len(resources))
 
 
 Priced = tuple[Task, ...]  # one task as each codec has it; they differ in what an element costs
@@ -260,8 +260,8 @@ class OptionTable(NamedTuple):
 
 
 class Space:
-    """A problem's options, priced. Options are given by their numbers in the graph. may_take: by codec, the atoms that buckets of it can have. Raises
-    UsageError for constraints that leave no option."""
+    """A problem's options, priced. Options are given by their numbers in the graph. may_take: by codec, the atoms that buckets of it can have;
+    held: how many of RESOURCES, from the first on, occur in this job. Raises UsageError for constraints that leave no option."""
 
     def __init__(self, problem: Problem) -> None:
         self.codecs = problem.codecs
@@ -275,6 +275,7 @@ class Space:
         )  # the last: of no atom
         self._count_of_atom = (self._of_atom >= 0).sum(axis=1)
         self.resources = np.array([task[0].resource for task in self.distinct], np.int64)
+        self.held = max([ALWAYS, *(self.resources + 1).tolist()])
         self.fixed_us = np.array([task[0].fixed_us for task in self.distinct], np.float64)
         self._slope = np.array([[each.per_element_us for each in task] for task in self.distinct]).reshape(-1, len(self.codecs))
         self._share = np.array([task[0].share * task[0].times for task in self.distinct], np.float64)
@@ -284,7 +285,7 @@ class Space:
         counts = np.zeros((len(numbered) + 1, len(self.distinct) + 1))
         np.add.at(counts, (np.arange(len(counts))[:, None], self._of_atom), 1)
         # how often each atom has each task on each resource, and in flight
-        spent, in_flight = holds(self.resources), self.resources == IN_FLIGHT
+        spent, in_flight = holds(self.resources, self.held), self.resources == IN_FLIGHT
         if in_flight.any():
             spent = np.concatenate([spent, in_flight[None]])
         self.uses = counts[:-1, :-1] * spent[:, None, :]

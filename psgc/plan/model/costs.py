@@ -28,6 +28,8 @@ workers' nodes use their NICs: a push and a pull then hold both directions, for 
 Decoding costs each piece: an all-gather's p payloads are p times as many elements as one's. A node's CPU works for all its active ranks.
 A server adds every payload that comes to it and finishes the sum once, its share of the bucket; where the profile has times of ``none``,
 workers also copy what is not encoded into slots and out of them.
+One thread at each end handles messages. Of the profile's ``next_part_us``, for which a part keeps both threads busy, and ``part_us``, which a
+lone part takes there and back besides its bytes and codecs, a push and a pull have half each. A server's thread does that for every rank.
 Sources: Thakur et al. 2005 for collectives; Wang et al. 2023 (Espresso), table 3, for what follows what.
 """
 
@@ -45,8 +47,9 @@ from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.profile import F64, CostCurve
 from psgc.plan.model.options import Option
 
-GPU, CPU, INTRA, SEND, RECEIVE, SERVER = range(6)
-RESOURCES: Final = ("gpu", "cpu", "intra", "inter-send", "inter-receive", "server")
+GPU, CPU, INTRA, SEND, RECEIVE, SERVER, MESSAGES = range(7)
+RESOURCES: Final = ("gpu", "cpu", "intra", "inter-send", "inter-receive", "server", "messages")
+ALWAYS: Final = 6  # of RESOURCES, the first so many occur in any job; the others only where the profile or the cluster has times for them
 BOTH_WAYS: Final = -1  # a collective between nodes: holds SEND and RECEIVE together
 ALL_LINKS: Final = -2  # one over all ranks, several of them on a node: holds INTRA, too, and the slower of both paces it
 IN_FLIGHT: Final = -3  # a message's latency, and what a server's own link and pass add to a lone part: holds nothing
@@ -94,13 +97,16 @@ class Task(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CodecCosts:
     """What a plan needs of a codec: bytes an element in payloads, in those that servers answer with, and its curves by device (``server``:
-    what a server takes to add one payload, and to finish the sum; ``cpu``'s if it is missing). raw: the curves of what is not encoded."""
+    what a server takes to add one payload, and to finish the sum; ``cpu``'s if it is missing). raw: the curves of what is not encoded.
+    part_us, next_part_us: the profile's, of any part that goes to a server; see the module's text."""
 
     name: str
     bytes_per_element: float
     curves: Mapping[str, CostCurve]
     pull_bytes_per_element: float | None = None
     raw: Mapping[str, CostCurve] = field(default_factory=dict)
+    part_us: float = 0.0
+    next_part_us: float = 0.0
 
     def device(self, name: str) -> CostCurve:
         curve = self.curves.get(name) or (self.curves.get("cpu") if name == "server" else None)
@@ -265,7 +271,9 @@ def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec:
     size = share * ((codec.bytes_per_element if push else back) if held.encoded else FLOAT_BYTES)
     held_us = size * max(worker, server)
     link = BOTH_WAYS if cluster.servers_on_nodes else SEND if push else RECEIVE
-    travel = _message(action, link, held_us, latency, max(0.0, size * alone - held_us))
+    handled, late = _handled(codec, everybody / servers, everybody / spread)
+    travel = [Task(action, MESSAGES, handled, 0.0)] if handled else []
+    travel += _message(action, link, held_us, latency + late, max(0.0, size * alone - held_us))
     copies = not held.encoded and "cpu" in codec.raw
     raw = "" if held.encoded else RAW
     if push:
@@ -284,6 +292,14 @@ def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec:
                 ]
         return made
     return [*travel, Task(action, CPU, 0.0, 0.0, f"{RAW}cpu.decode", share)] if copies else travel
+
+
+def _handled(codec: CodecCosts, messages: float, of_a_part: float) -> tuple[float, float]:
+    """For how long one part's push, or its pull, keeps the threads of messages busy, and by how much it is late besides. messages: how many
+    messages of a part a server handles on average; of_a_part: how many the server that has the part does."""
+    each = codec.next_part_us / 2
+    busy = each * max(1.0, messages)
+    return busy, max(0.0, codec.part_us / 2 - each) + each * max(1.0, of_a_part) - busy
 
 
 def _volume(operation: str, p: int) -> tuple[float, float]:

@@ -32,10 +32,11 @@ def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
     """What a codec costs, by the profile's times. ``push/pull`` takes the times of both; ``none`` can be encoded with nowhere. Raises
     CodecError, or UsageError for one that the profile has no times for."""
     raw = profile.codecs.get(UNCOMPRESSED, {})
+    part_us, next_part_us = (profile.overheads.get(key, 0.0) for key in ("part_us", "next_part_us"))
     if name == UNCOMPRESSED:
-        return CodecCosts(UNCOMPRESSED, FLOAT_BYTES, {}, raw=raw)
+        return CodecCosts(UNCOMPRESSED, FLOAT_BYTES, {}, None, raw, part_us, next_part_us)
     if name in PUBLISHED_BYTES:
-        return CodecCosts(name, PUBLISHED_BYTES[name], profile.codecs.get(name, {}), raw=raw)
+        return CodecCosts(name, PUBLISHED_BYTES[name], profile.codecs.get(name, {}), None, raw, part_us, next_part_us)
     from psgc.codecs.registry import parse_scheme
     from psgc.codecs.scheme import BucketContext
 
@@ -44,7 +45,7 @@ def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
     rounds = scheme.rounds(_SAMPLE)
     push = sum(round_.pair.push.payload_bound(round_.numel) for round_ in rounds) / _SAMPLE
     pull = sum(round_.pair.pull.payload_bound(round_.numel) for round_ in rounds) / _SAMPLE
-    return CodecCosts(scheme.canonical, push, curves, pull, raw)
+    return CodecCosts(scheme.canonical, push, curves, pull, raw, part_us, next_part_us)
 
 
 def _curves(name: str, canonical: str, profile: Profile) -> Mapping[str, CostCurve]:
