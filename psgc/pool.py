@@ -8,8 +8,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+MAX_THREADS = 4
 Job = tuple[int, int, Callable[..., None], tuple[Any, ...]]
 _STOP_PRIORITY = 1 << 62
+
+
+def threads_of(cores: int, processes: int = 1) -> int:
+    """How many threads each of so many processes on so many cores starts, unless the user says."""
+    return max(1, min(MAX_THREADS, cores // processes))
 
 
 class Pool:

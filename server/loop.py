@@ -25,6 +25,7 @@ from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import Layout
 from psgc.mailbox import Mailbox
+from psgc.pool import threads_of
 from psgc.reminder import Reminder
 from psgc.report import Launcher
 from psgc.server.engine import Engine, KeyWork
@@ -394,4 +395,4 @@ class Server:
 
 
 def _threads(config: Config) -> int:
-    return config.server_threads or max(1, min(4, os.cpu_count() or 1))
+    return config.server_threads or threads_of(os.cpu_count() or 1)

@@ -23,7 +23,7 @@ from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration, Layout
 from psgc.mailbox import Mailbox
-from psgc.pool import Pool
+from psgc.pool import Pool, threads_of
 from psgc.report import Launcher
 from psgc.transport.control.voice import PARTS
 from psgc.transport.link import Link
@@ -481,7 +481,7 @@ class Network(threading.Thread):
 
 
 def _pool_threads(config: Config) -> int:
-    return config.cpu_threads or max(1, min(4, (os.cpu_count() or 1) // config.local_size))
+    return config.cpu_threads or threads_of(os.cpu_count() or 1, config.local_size)
 
 
 __all__ = ["Network", "Submission"]

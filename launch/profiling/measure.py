@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -137,10 +138,12 @@ def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
 
 
 def cluster_of(request: Request, found: Profile) -> Cluster:
-    """One worker a node, as the job on this machine has them. Between nodes the given link, else the measured one."""
+    """One worker a node, as the job on this machine has them. Between nodes the given link, else the measured one. Without a given link the
+    workers share this machine's cores; with one each node is such a machine."""
     measured = next(iter(found.links.values()), None)
     inter = request.inter or measured
     assert inter is not None, "a cluster needs a link"
     within = measured or inter  # with one worker a node nothing travels there
     source = f"psgc profile on {found.hardware}" if request.inter is None else "links as given to psgc profile"
-    return Cluster("profiled", request.workers, 1, within, inter, request.servers, source=source)
+    cores = max(1, (os.cpu_count() or 1) // (request.workers if request.inter is None else 1))
+    return Cluster("profiled", request.workers, 1, within, inter, request.servers, source=source, cores=cores)

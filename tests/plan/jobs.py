@@ -21,11 +21,11 @@ ANY = Constraints()
 
 def problem_of(
     *tensors: tuple[int, float], nodes: int = 4, gpus: int = 2, gbps: float = 10.0, devices: tuple[str, ...] = ("gpu", "cpu"),
-    constraints: Constraints = ANY, servers: int = 0,
+    constraints: Constraints = ANY, servers: int = 0, cores: int = 0,
 ) -> Problem:  # fmt: skip
     """Tensors of (elements, when ready) in that order, on a small cluster, with a codec of a bit an element."""
     profile = Profile("made", tuple(TensorProfile(f"t{index}", numel, ready) for index, (numel, ready) in enumerate(tensors)))
-    cluster = Cluster("made", nodes, gpus, Link(100, 2), Link(gbps, 5), servers)
+    cluster = Cluster("made", nodes, gpus, Link(100, 2), Link(gbps, 5), servers, cores=cores)
     codec = CodecCosts("bits", 1 / 8, {device: CURVE if device == "gpu" else SLOW for device in devices})
     return Problem(profile, cluster, codec, constraints)
 
@@ -36,7 +36,8 @@ def problems(draw: Any, most: int = 6, constraints: Constraints = ANY) -> Proble
     sizes = [draw(st.sampled_from([64, 3000, 50000, 400000])) for _ in gaps]
     ready = [float(sum(gaps[1 : index + 1])) for index in range(len(gaps))]
     nodes, gpus, gbps = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.sampled_from([1.0, 10.0, 100.0]))
-    return problem_of(*zip(sizes, ready, strict=True), nodes=nodes, gpus=gpus, gbps=gbps, constraints=constraints)
+    cores = draw(st.sampled_from([0, 0, 2, 9]))
+    return problem_of(*zip(sizes, ready, strict=True), nodes=nodes, gpus=gpus, gbps=gbps, constraints=constraints, cores=cores)
 
 
 def bucket_of(problem: Problem, *indices: int, parts: int = 1, option: tuple[str, ...] = ("flat.all_reduce",)) -> PlannedBucket:

@@ -13,6 +13,7 @@ from psgc.plan.model.costs import ALL_LINKS, BOTH_WAYS, CPU, GPU, IN_FLIGHT, INT
 from psgc.plan.model.timeline import Chains, busy_us, chains_of, define_timeline, run
 
 TASK = st.tuples(st.sampled_from([IN_FLIGHT, ALL_LINKS, BOTH_WAYS, *range(len(RESOURCES))]), st.integers(0, 20).map(float))
+THREADS = st.lists(st.integers(1, 3), min_size=len(RESOURCES), max_size=len(RESOURCES)).map(lambda threads: [1, *threads[1:]])
 JOBS = st.lists(st.tuples(st.integers(0, 15), st.lists(TASK, max_size=6)), min_size=1, max_size=9)
 
 
@@ -20,9 +21,10 @@ def chains(job: list[tuple[int, list[tuple[int, float]]]]) -> Chains:
     return chains_of(np.cumsum([gap for gap, _ in job]).astype(float).tolist(), [bucket for _, bucket in job])
 
 
-@given(JOBS)
-def test_the_kernel_is_the_definition(job: list[tuple[int, list[tuple[int, float]]]]) -> None:
-    made = chains(job)
+@given(JOBS, THREADS)
+def test_the_kernel_is_the_definition(job: list[tuple[int, list[tuple[int, float]]]], threads: list[int]) -> None:
+    links = {INTRA, SEND, RECEIVE}  # of which no two messages go at once
+    made = chains(job)._replace(threads=np.array([1 if one in links else count for one, count in enumerate(threads)]))
     plain, quick = define_timeline(made), run(made)
     assert quick.step_us == plain.step_us
     np.testing.assert_array_equal(quick.start_us, plain.start_us)

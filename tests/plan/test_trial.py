@@ -35,6 +35,7 @@ def trials_of(problem: Problem, buckets: list[PlannedBucket]) -> Trials:
         np.repeat([problem.ready_us[bucket.tensors[-1]] for bucket in buckets], parts),
         np.repeat([sizes.index(bucket.numel / bucket.parts) for bucket in buckets], parts),
         np.repeat([options.index(bucket.option) for bucket in buckets], parts),
+        space.threads,
     )
 
 

@@ -4,6 +4,9 @@
     gpus_per_node = 8
     servers = 0                # machines, or processes on the nodes, that sum
     servers_on_nodes = false   # whether they are processes on the nodes, and use the nodes' links
+    cores = 32                 # of each machine, if codec times are of one thread; see below
+    codec_threads = 4          # of each GPU's worker (PSGC_CPU_THREADS); as a job starts them on these cores if left out
+    server_threads = 4         # of each server (PSGC_SERVER_THREADS); likewise
     [intra]                    # between the GPUs of a node: each GPU's, one way
     gbps = 1200
     latency_us = 8
@@ -13,6 +16,10 @@
     [server]                   # a server's link; as [inter] if left out
     gbps = 100
     latency_us = 20
+
+A worker encodes and decodes as many parts at once as it has threads, a server sums as many. Codec times are then of one thread, as ``psgc
+profile`` measures them. Without ``cores`` and ``codec_threads`` a node has one part at a time encoded or decoded, for one rank after the other: for
+codec times of a node's whole CPU.
 
 Owns the file's shape and its errors. Gbit/s are 1e9 bit/s; a latency is one message's, from send to receipt.
 """
@@ -27,9 +34,11 @@ from typing import Any, Final
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.documents import is_number, read_document, shown
+from psgc.pool import threads_of
 
 MOST_MACHINES: Final = 1_000_000  # nodes, servers, or GPUs of a node: a typing error beyond
 LEAST_GBPS: Final = 1e-6
+MOST_THREADS: Final = 1024  # of a process: a typing error beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,25 @@ class Cluster:
     server: Link | None = None
     source: str = ""
     servers_on_nodes: bool = False
+    cores: int = 0
+    codec_threads: int = 0
+    server_threads: int = 0
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether codec times are of one thread of a worker, not of a node's whole CPU."""
+        return bool(self.cores or self.codec_threads)
+
+    @property
+    def threads_of_a_worker(self) -> int:
+        """How many parts a worker encodes or decodes at once."""
+        most = max(1, self.cores // self.gpus_per_node) if self.cores else MOST_THREADS
+        return min(most, self.codec_threads or (threads_of(self.cores, self.gpus_per_node) if self.cores else 1))
+
+    @property
+    def threads_of_a_server(self) -> int:
+        """How many parts a server sums at once."""
+        return min(self.cores or MOST_THREADS, self.server_threads or (threads_of(self.cores) if self.cores else 1))
 
     @property
     def gpus(self) -> int:
@@ -72,7 +100,8 @@ class Cluster:
         head = (
             f"name = {_quoted(self.name)}\nnodes = {self.nodes}\ngpus_per_node = {self.gpus_per_node}\nservers = {self.servers}\n"
             f"servers_on_nodes = {str(self.servers_on_nodes).lower()}\n"
-            f"source = {_quoted(self.source)}\n"
+            + "".join(f"{key} = {value}\n" for key in THREADS if (value := getattr(self, key)))
+            + f"source = {_quoted(self.source)}\n"
         )
         return head + "".join(
             f"[{name}]\ngbps = {link.gbps!r}\nlatency_us = {link.latency_us!r}\n" for name, link in links.items() if link is not None
@@ -83,6 +112,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)  # JSON's strings are TOML's
 
 
+THREADS: Final = ("cores", "codec_threads", "server_threads")
 _NAMED: Final = {
     "espresso-nvlink": Cluster(
         "espresso-nvlink", 8, 8, Link(1200, 8), Link(100, 20), source="Wang et al. 2023, section 5.1: NVLink 2.0 (150 GB/s one way), 100 Gbit/s"
@@ -117,12 +147,13 @@ def load_cluster(text: str) -> Cluster:
 
 def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster:
     """A cluster from its fields. Raises UsageError naming ``source`` and the field."""
-    known = {"name", "nodes", "gpus_per_node", "servers", "servers_on_nodes", "intra", "inter", "server", "source"}
+    known = {"name", "nodes", "gpus_per_node", "servers", "servers_on_nodes", "intra", "inter", "server", "source", *THREADS}
     for key in document:
         if key not in known:
             raise UsageError(f"{source}: unknown field {key!r}; expected one of {', '.join(sorted(known))}")
     nodes, gpus = (_whole(document, key, 1, source) for key in ("nodes", "gpus_per_node"))
     servers = _whole(document, "servers", 0, source) if "servers" in document else 0
+    threads = [_whole(document, key, 1, source, most=MOST_THREADS) if key in document else 0 for key in THREADS]
     server = _link(document, "server", source) if "server" in document else None
     on_nodes = document.get("servers_on_nodes", False)
     if not isinstance(on_nodes, bool):
@@ -131,16 +162,14 @@ def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster
         raise UsageError(f"{source}: field server: servers on the nodes use the link in [inter]; leave out [server] or servers_on_nodes")
     return Cluster(
         str(document.get("name", name)), nodes, gpus, _link(document, "intra", source), _link(document, "inter", source), servers, server,
-        str(document.get("source", source)), on_nodes,
+        str(document.get("source", source)), on_nodes, *threads,
     )  # fmt: skip
 
 
-def _whole(document: Mapping[str, Any], key: str, least: int, source: str) -> int:
+def _whole(document: Mapping[str, Any], key: str, least: int, source: str, most: int = MOST_MACHINES) -> int:
     value = document.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_MACHINES:
-        raise UsageError(
-            f"{source}: field {key} is {shown(value)}, expected a whole number of at least {least}, and {MOST_MACHINES:,} at most"
-        )
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UsageError(f"{source}: field {key} is {shown(value)}, expected a whole number of at least {least}, and {most:,} at most")
     return value
 
 

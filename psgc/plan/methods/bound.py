@@ -7,7 +7,8 @@ every bucket j in order of readiness:
     the GPU           T >= backward + sum over all b of load_gpu(b) + tail           backward is work of the GPU, too
     one bucket        T >= ready_b + before_r(b) + K load_r(b) + after_r(b)          K parts take turns on r
 
-load, before and after are what the bucket's option spends on r, before its first use of r and after its last; head and tail are the
+load, before and after are what the bucket's option spends on r (of r's threads, if it has several, each a share), before its first use of r and
+after its last; head and tail are the
 least of before and after over the options that are not ruled out, where every bucket must use r for some j. All are linear in which option each
 bucket takes. So the least T, with options mixed at will, is a linear programme over 4341 options a bucket: it is solved over few columns,
 and the dual prices say which other options would help (column generation). By weak duality any prices give a valid bound over
@@ -116,7 +117,7 @@ def features(space: Space, buckets: Bucketing) -> Features:
     load, before, after = np.zeros(shape), np.full(shape, np.inf), np.full(shape, np.inf)
     rows = np.arange(len(sequences))
     for one, used in enumerate(_uses(space, sequences)):
-        load[one] = np.einsum("ot,otb->ob", used.astype(float), spent) * buckets.parts
+        load[one] = np.einsum("ot,otb->ob", used.astype(float), spent) * buckets.parts / space.threads[one]
         some = used.any(axis=1)
         first, last = used.argmax(axis=1), used.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
         before[one][some] = (until[rows, first] - spent[rows, first])[some]
@@ -330,7 +331,8 @@ def over_all_bucketings(problem: Problem, space: Space, until: float = np.inf) -
     ready = tensors.ready_us[begins][np.searchsorted(group[begins], columns // len(space.codecs))]
     sequences = _sequences(space)
     rates = np.concatenate([space.least_us_per_element(), np.zeros((1, len(space.codecs)))])[sequences]
-    loads = np.array([np.einsum("ot,otk->ok", used.astype(float), rates) for used in _uses(space, sequences)])
+    uses = zip(_uses(space, sequences), space.threads, strict=False)
+    loads = np.array([np.einsum("ot,otk->ok", used.astype(float), rates) / threads for used, threads in uses])
     constants, weights = [problem.profile.backward_us], [np.zeros((space.held, len(numel)))]
     weights[0][GPU] = 1.0
     for one in range(1, space.held):

@@ -50,7 +50,7 @@ def _choices(run: Any, chain: Any, kind: Any, first: Any, length: Any) -> Any:
         for option in range(length.size):
             begins = first[kind[bucket], option]
             for task in range(begins, begins + (length[option] if begins >= 0 else 0)):
-                add_load(load[bucket, option], run.resource[task], parts * run.us[task])
+                add_load(load[bucket, option], run.threads, run.resource[task], parts * run.us[task])
     return Choices(chain, kind, first, length, load)
 
 
@@ -107,7 +107,7 @@ def _busy(run: Any, choices: Any, snapshots: Any, row: Any, until: Any, bucket: 
     busy[GPU] += run.ready_us[-1] - (run.ready_us[until - 1] if until else 0.0)
     for chain in range(first):
         for task in range(run.next_task[chain], run.ends[chain]):
-            add_load(busy, run.resource[task], run.us[task])
+            add_load(busy, run.threads, run.resource[task], run.us[task])
     for other in range(bucket + 1, choice.size):
         for resource in range(busy.size):
             busy[resource] += choices.load_us[other, choice[other], resource]
@@ -121,10 +121,10 @@ def _resume_from(run: Any, snapshots: Any, row: Any, chain: Any, limit: Any) -> 
     return resume(run, run.ready_us.size, limit)
 
 
-@kernel(_RESULT(_F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _F64, _I64_2D, _I64, _I64, I64, types.boolean))
+@kernel(_RESULT(_F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _F64, _I64, _I64_2D, _I64, _I64, I64, types.boolean))
 def descend(
-    ready: Any, chain: Any, until: Any, kind: Any, fits: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, starts: Any, order: Any, choice: Any,
-    budget: Any, tails: Any,
+    ready: Any, chain: Any, until: Any, kind: Any, fits: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, starts: Any,
+    order: Any, choice: Any, budget: Any, tails: Any,
 ) -> Any:  # fmt: skip
     """Find each bucket's option, ``choice``, from the best of ``starts`` (rows). Returns the step, the objective, and how many simulations
     were run, about ``budget`` at most. order: the buckets that are changed one by one; tails: whether all from one on are changed together,
@@ -132,10 +132,10 @@ def descend(
 
     ready: of each chain; chain: where each bucket's chains begin, and their number; until: of each bucket, the first chain that is ready when
     it is; kind: of each bucket, its row of ``fits``, which has what options (columns) are worth trying, and of ``first``, which has where their
-    tasks begin in ``resource``, ``us`` and ``rest``, -1 where buckets of this kind cannot have the option.
+    tasks begin in ``resource``, ``us`` and ``rest``, -1 where buckets of this kind cannot have the option; threads: of each resource.
     """
     buckets, options = kind.size, length.size
-    run = new_run(ready, resource, us, rest)
+    run = new_run(ready, resource, us, rest, threads)
     choices = _choices(run, chain, kind, first, length)
     held = choices.load_us.shape[2]
     snapshots, total, busy = new_snapshots(buckets, run), np.empty(held), np.empty(held)
@@ -195,11 +195,12 @@ def descend(
     return best_step, best, trials
 
 
-@kernel(types.float64(_F64, _I64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _F64, I64, _I64))
-def simplify(ready: Any, chain: Any, until: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, simple: Any, choice: Any
+@kernel(types.float64(_F64, _I64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _F64, _I64, I64, _I64))
+def simplify(
+    ready: Any, chain: Any, until: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, simple: Any, choice: Any
 ) -> Any:  # fmt: skip
     """Give buckets one of the first ``simple`` options in place of their ``choice``, wherever the step gets no longer by it. Returns the step."""
-    run = new_run(ready, resource, us, rest)
+    run = new_run(ready, resource, us, rest, threads)
     choices = _choices(run, chain, kind, first, length)
     snapshots, total = new_snapshots(1, run), np.empty(choices.load_us.shape[2])
     _give_each(run, choices, choice)

@@ -26,12 +26,14 @@ _numba: Any = types  # untyped
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Chains in order of readiness, each with a kind and an option of the table by number. ``option`` is changed by who tries."""
+    """Chains in order of readiness, each with a kind and an option of the table by number. ``option`` is changed by who tries. threads: of each
+    resource, how many tasks it does at once."""
 
     table: OptionTable
     ready_us: F64
     kind: Ints
     option: Ints
+    threads: Ints
 
     def best(self, low: int, high: int, candidates: Ints, step_us: float) -> tuple[int, float]:
         """The candidate with which chains [low, high), a bucket's parts, make the shortest step, and that; the first of equal ones. (-1,
@@ -50,13 +52,13 @@ class Trials:
         return float(_last_bubble(*self._job(), sent)), sent
 
     def _job(self) -> tuple[Any, ...]:
-        return self.ready_us, self.kind, self.option, *self.table
+        return self.ready_us, self.kind, self.option, *self.table, self.threads
 
 
 @helper
-def _new_run(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any) -> Any:
+def _new_run(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any) -> Any:
     """A run at its beginning, every chain with the tasks of its option."""
-    run = new_run(ready, resource, us, rest)
+    run = new_run(ready, resource, us, rest, threads)
     for chain in range(ready.size - 1, -1, -1):
         run.begins[chain] = first[kind[chain], option[chain]]
         run.ends[chain] = run.begins[chain] + length[option[chain]]
@@ -72,27 +74,28 @@ def _sends(resource: Any) -> Any:
 
 
 @helper
-def _add(load: Any, begins: Any, last: Any, times: Any, resource: Any, us: Any) -> None:
+def _add(load: Any, threads: Any, begins: Any, last: Any, times: Any, resource: Any, us: Any) -> None:
     """Add to each resource's work that of some tasks, so many times."""
     for task in range(begins, last):
-        add_load(load, resource[task], times * us[task])
+        add_load(load, threads, resource[task], times * us[task])
 
 
-_JOB: Final = (_IN_F64, _IN_I64, _IN_I64, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64, _IN_F64)
+_JOB: Final = (_IN_F64, _IN_I64, _IN_I64, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64, _IN_F64, _IN_I64)
 
 
 @kernel(types.float64(*_JOB, types.float64))
-def _step(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, below: Any) -> Any:
-    run = _new_run(ready, kind, option, first, length, resource, us, rest)
+def _step(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, below: Any) -> Any:
+    run = _new_run(ready, kind, option, first, length, resource, us, rest, threads)
     step = resume(run, ready.size, np.nextafter(below, 0.0))
     return step if step < below else np.inf
 
 
 @kernel(_numba.Tuple((I64, types.float64))(*_JOB, I64, I64, _IN_I64, types.float64))
 def _best(
-    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, low: Any, high: Any, candidates: Any, best: Any
+    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, low: Any, high: Any, candidates: Any,
+    best: Any,
 ) -> Any:  # fmt: skip
-    run = _new_run(ready, kind, option, first, length, resource, us, rest)
+    run = _new_run(ready, kind, option, first, length, resource, us, rest, threads)
     for chain in range(low - 1, -1, -1):  # others that are alike now will not be
         run.alike[chain] = min(run.alike[chain], low)
     run.alike[low:high] = high
@@ -108,13 +111,13 @@ def _best(
     busy[GPU] += ready[-1] - (ready[until - 1] if until else 0.0)
     for chain in range(ready.size):
         if not low <= chain < high:
-            _add(busy, run.next_task[chain], run.ends[chain], 1.0, resource, us)
+            _add(busy, threads, run.next_task[chain], run.ends[chain], 1.0, resource, us)
     chosen, load = -1, np.empty(busy.size)
     for candidate in candidates:
         run.begins[low:high] = first[kind[low], candidate]
         run.ends[low:high] = run.begins[low] + length[candidate]
         load[:] = busy
-        _add(load, run.begins[low], run.ends[low], float(high - low), resource, us)
+        _add(load, threads, run.begins[low], run.ends[low], float(high - low), resource, us)
         if load.max() * ROUNDING >= best:
             continue
         restore(run, snapshots, 0)
@@ -127,14 +130,14 @@ def _best(
 
 @kernel(types.float64(*_JOB, _OUT_F64))
 def _last_bubble(
-    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, sent: Any
+    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, sent: Any
 ) -> Any:  # fmt: skip
     """Simulate it all, each chain with tasks of its own, and go through what is sent, by when it starts. ``sent`` is when each chain was last
     sent."""
-    shared = _new_run(ready, kind, option, first, length, resource, us, rest)
+    shared = _new_run(ready, kind, option, first, length, resource, us, rest, threads)
     count = (shared.ends - shared.begins).sum()
     owner, own_resource, own_us = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count)
-    run = new_run(ready, own_resource, own_us, own_us)
+    run = new_run(ready, own_resource, own_us, own_us, threads)
     end, left = 0, np.zeros(ready.size, np.int64)
     for chain in range(ready.size):
         run.begins[chain], run.alike[chain] = end, shared.alike[chain]

@@ -196,7 +196,7 @@ class Search:
         choice = np.zeros(len(buckets.parts), np.int64)
         simulations = budget // len(parts.ready_us)
         starts = self.space.positions(options, starts)
-        step, objective, _ = descend(*parts, kinds.of, fits, *table, starts, order, choice, simulations, phases)
+        step, objective, _ = descend(*parts, kinds.of, fits, *table, self.space.threads, starts, order, choice, simulations, phases)
         made = Chosen(step, objective, buckets, options[choice])
         if self.best is None or made.objective < self.best.objective:
             self.best = made
@@ -220,7 +220,7 @@ class Search:
         plain, buckets = self.space.graph.plain, self.best.bucketing
         options, kinds = self.space.unique(np.concatenate([plain, self.best.options])), kinds_of(buckets)
         choice = self.space.positions(options, self.best.options)
-        step = simplify(*parts_of(buckets), kinds.of, *self.table(options, kinds), len(plain), choice)
+        step = simplify(*parts_of(buckets), kinds.of, *self.table(options, kinds), self.space.threads, len(plain), choice)
         self.best = Chosen(step, self.best.objective, buckets, options[choice])
 
     @functools.cached_property

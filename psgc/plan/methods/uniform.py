@@ -13,7 +13,7 @@ from typing import Final
 from psgc.errors import UsageError
 from psgc.plan.inputs.profile import Profile
 from psgc.plan.methods.result import Found
-from psgc.plan.model.costs import GPU, RESOURCES, CodecCosts, Task, resources_of, tasks
+from psgc.plan.model.costs import GPU, RESOURCES, Task, resources_of, tasks
 from psgc.plan.model.options import Option, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem, simulate
@@ -44,7 +44,7 @@ def _one_device(option: Option) -> bool:
 def best_uniform(problem: Problem, options: Sequence[Option]) -> Found:
     """The best such plan over these options, over buckets of all the gradient down to a 64th."""
     begun = time.perf_counter()
-    numel, backward = problem.profile.numel, problem.profile.backward_us
+    numel = problem.profile.numel
     # with one GPU a node many options are the same tasks
     chains = {
         tuple(task[1:] for task in chain): (option, chain)
@@ -52,7 +52,7 @@ def best_uniform(problem: Problem, options: Sequence[Option]) -> Found:
         for chain in [tasks(option, problem.cluster, problem.codec)]
     }
     estimates = [
-        (_estimate_us(problem.codec, chain, numel, cuts, backward), cuts, option)
+        (_estimate_us(problem, chain, numel, cuts), cuts, option)
         for option, chain in chains.values() for cuts in _cuts(numel)
     ]  # fmt: skip
     found = None
@@ -72,15 +72,15 @@ def _cuts(numel: int) -> Iterable[int]:
         cuts *= 2
 
 
-def _estimate_us(codec: CodecCosts, chain: Sequence[Task], numel: float, cuts: int, backward_us: float) -> float:
+def _estimate_us(problem: Problem, chain: Sequence[Task], numel: float, cuts: int) -> float:
     """The busiest resource's time, and one bucket's tasks alone."""
     busy, alone = [0.0] * len(RESOURCES), 0.0
-    busy[GPU] = backward_us
+    busy[GPU] = problem.profile.backward_us
     for task in chain:
-        us = codec.task_us(task, numel / cuts)
+        us = problem.codec.task_us(task, numel / cuts)
         alone += us
         for resource in resources_of(task.resource):
-            busy[resource] += us * cuts
+            busy[resource] += us * cuts / problem.threads[resource]
     return max(busy) + alone
 
 

@@ -25,7 +25,9 @@ latency delays what follows in the chain; the link is free meanwhile.
 A part lies on one server: that server's link carries everybody's bytes of it. Parts go to the servers in turn, so a link to servers is held for the
 part's share of all their links, and the rest delays the part alone; a shard is a part of its own. So with the server's pass. Servers on the
 workers' nodes use their NICs: a push and a pull then hold both directions, for what a node's ranks and its servers exchange with other nodes.
-Decoding costs each piece: an all-gather's p payloads are p times as many elements as one's. A node's CPU works for all its active ranks.
+Decoding costs each piece: an all-gather's p payloads are p times as many elements as one's. A node's CPU works for all its active ranks, one
+after the other; where the cluster says how many threads workers have, each has its own, and as many parts are encoded and decoded at once.
+Likewise a server sums as many parts at once as it has threads.
 A server adds every payload that comes to it and finishes the sum once, its share of the bucket; where the profile has times of ``none``,
 workers also copy what is not encoded into slots and out of them.
 One thread at each end handles messages. Of the profile's ``next_part_us``, for which a part keeps both threads busy, and ``part_us``, which a
@@ -61,6 +63,12 @@ FLOAT_BYTES: Final = 4.0
 def resources_of(resource: int) -> tuple[int, ...]:
     """Those that a task holds at once."""
     return _HELD.get(resource, (resource,))
+
+
+def threads(cluster: Cluster) -> tuple[int, ...]:
+    """How many tasks each of RESOURCES does at once."""
+    at_once = {CPU: cluster.threads_of_a_worker, SERVER: cluster.threads_of_a_server}
+    return tuple(at_once.get(resource, 1) for resource in range(len(RESOURCES)))
 
 
 class Held(NamedTuple):
@@ -200,7 +208,7 @@ def price(atom: Atom, cluster: Cluster, codec: CodecCosts) -> list[Task]:
     for level in held.pieces:
         pieces *= _ranks(level, cluster)
     if "@" in action:
-        return [_codec_task(action, share, pieces, 1 if held.root_only else cluster.gpus_per_node)]
+        return [_codec_task(action, share, pieces, _turns(1 if held.root_only else cluster.gpus_per_node, cluster))]
     level, operation = action.split(".")[:2]
     if operation in ("push", "pull"):
         return _with_server(action, cluster, held, share, codec)
@@ -232,10 +240,17 @@ def _ranks(level: str, cluster: Cluster) -> int:
     return cluster.gpus_per_node if level == "intra" else cluster.nodes
 
 
-def _codec_task(action: str, share: float, pieces: float, active: int) -> Task:
+def _turns(active: int, cluster: Cluster) -> float:
+    """How many times as long as its own part a rank waits for a CPU on which so many ranks encode."""
+    if not cluster.has_threads:
+        return float(active)
+    return max(1.0, active / cluster.cores) if cluster.cores else 1.0
+
+
+def _codec_task(action: str, share: float, pieces: float, turns: float) -> Task:
     """Each rank has a GPU of its own, but the CPU is its node's."""
     verb, _, device = action.partition("@")
-    resource, ranks = (GPU, 1.0) if device == "gpu" else (CPU, float(active))
+    resource, ranks = (GPU, 1.0) if device == "gpu" else (CPU, turns)
     if verb == "comp":
         return Task(action, resource, 0.0, 0.0, f"{device}.encode", share, ranks)
     return Task(action, resource, 0.0, 0.0, f"{device}.decode", share, pieces * ranks)

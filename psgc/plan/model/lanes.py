@@ -6,7 +6,7 @@ of pictures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from psgc.plan.model.costs import INTRA, RECEIVE, RESOURCES, SEND, resources_of
@@ -18,7 +18,8 @@ LINKS: Final = frozenset(RESOURCES[link] for link in (INTRA, SEND, RECEIVE))
 
 
 class Span(NamedTuple):
-    """One piece of work on one lane. bucket: its place in the plan; part and bucket: -1 of backward of what needs no communication."""
+    """One piece of work on one lane. bucket: its place in the plan; part and bucket: -1 of backward of what needs no communication; thread:
+    which of the lane's it holds; threads: how many the lane has."""
 
     lane: str
     bucket: int
@@ -26,6 +27,8 @@ class Span(NamedTuple):
     action: str
     start_us: float
     us: float
+    thread: int = 0
+    threads: int = 1
 
     @property
     def end_us(self) -> float:
@@ -46,14 +49,27 @@ def spans(simulated: Simulated) -> list[Span]:
     columns = (chains.resource.tolist(), timeline.start_us.tolist(), chains.us.tolist())
     for row, resource, start, us in zip(rows, *columns, strict=True):
         found += [Span(RESOURCES[one], *row, start, us) for one in (resources_of(resource))]
+    return _on_threads(found, dict(zip(RESOURCES, chains.threads.tolist(), strict=True)))
+
+
+def _on_threads(found: list[Span], threads: Mapping[str, int]) -> list[Span]:
+    """The spans, each on the thread of its lane that was free first."""
+    free = {lane: [0.0] * count for lane, count in threads.items() if count > 1}
+    order = sorted((span.start_us, number) for number, span in enumerate(found) if span.lane in free)
+    for _, number in order:
+        span = found[number]
+        times = free[span.lane]
+        thread = times.index(min(times))
+        times[thread] = span.end_us
+        found[number] = span._replace(thread=thread, threads=len(times))
     return found
 
 
 def busy_us(found: Iterable[Span]) -> dict[str, float]:
-    """How long each lane works, by name; ``gpu`` without backward."""
+    """How long each lane works, by name, each of its threads on average; ``gpu`` without backward."""
     total = dict.fromkeys(LANES, 0.0)
     for span in found:
-        total[span.lane] += span.us
+        total[span.lane] += span.us / span.threads
     return total
 
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
-from psgc.plan.inputs.profile import CostCurve, Profile
+from psgc.plan.inputs.profile import V100_CODECS, CostCurve, Profile
 from psgc.plan.model import costs, options
 from psgc.plan.model.bucketing import Tensors
 from psgc.plan.model.costs import FLOAT_BYTES, CodecCosts
 from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits
-from psgc.plan.model.timeline import Chains, Timeline, chains_of, run
+from psgc.plan.model.timeline import Chains, Ints, Timeline, chains_of, run
 
 # Bytes an element of codecs that only the built-in profile of V100 has times for: 1 % of the values with 4 bytes of index each; a bit.
 PUBLISHED_BYTES: Final[Mapping[str, float]] = {"dgc": 0.08, "efsignsgd": 0.125}
@@ -117,6 +117,22 @@ class Problem:
         return replace(self.constraints, devices=devices, servers=servers, codecs=())
 
     @cached_property
+    def threads(self) -> Ints:
+        """Of each resource, how many tasks it does at once. Raises UsageError if codec times are of whole nodes and the cluster says how many
+        threads there are."""
+        if self.cluster.has_threads and any(self._is_of_a_node(codec) for codec in self.codecs):
+            raise UsageError(
+                f"cluster {self.cluster.name}: it has cores or codec_threads, but the built-in codec times are of a node's whole CPU; leave both out, "
+                f"or measure times of one thread with psgc profile"
+            )
+        return np.array(costs.threads(self.cluster), np.int64)
+
+    @staticmethod
+    def _is_of_a_node(codec: CodecCosts) -> bool:
+        built_in = V100_CODECS.get(codec.name, {}).get("cpu")
+        return built_in is not None and codec.curves.get("cpu") == built_in
+
+    @cached_property
     def tensors(self) -> Tensors:
         """In order of readiness."""
         codec = [self.codec_numbers[tensor.name] for tensor in self.profile.tensors]
@@ -200,6 +216,6 @@ def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
             chains.append([(resource, us) for _, resource, us in by_size[size]])
             starts.append(ready[index])
             rows += [Row(index, part, action) for action, _, _ in by_size[size]]
-    made = chains_of(starts, chains)
+    made = chains_of(starts, chains, problem.threads.tolist())
     timeline = run(made)
     return Simulated(timeline.step_us, made, timeline, tuple(rows))

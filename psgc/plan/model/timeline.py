@@ -2,8 +2,8 @@
 
 A bucket's tasks follow one another; the first may start when backward has computed the bucket. Backward is a chain of its own on the GPU, a
 segment for each moment of readiness, so compression on the GPU delays all that is computed later. A resource does one task
-at a time, to its end. Of tasks that could start next the one that can start earliest does; of equal ones that of the bucket with the least
-number, backward last. Owns this rule: as a kernel, and as the plain definition that it is held against.
+at a time, or as many as it has threads, each to its end. Of tasks that could start next the one that can start earliest does; of equal ones that of
+the bucket with the least number, backward last. Owns this rule: as a kernel, and as the plain definition that it is held against.
 
 The step is over when the last bucket is done. What happens before a bucket is computed does not depend on it: so a run can be resumed from there
 when its tasks alone have changed (``search`` does). Sources: Espresso (Wang et al. 2023), section 4.3, for what contends; that the links of a
@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _OUT_F64: Final = types.Array(types.float64, 1, "C")
-# Places in a run's state, behind those of the resources.
+# Places in a run's state, behind those of the resources; behind these stand the threads of resources that have several.
 _BACKWARD: Final = len(RESOURCES)
 _STEP: Final = _BACKWARD + 1
 _COMPUTED: Final = _STEP + 1
@@ -37,12 +37,14 @@ ROUNDING: Final = 1 - 1e-9  # a sum of times may be rounded otherwise than the r
 
 class Chains(NamedTuple):
     """Every bucket's tasks, one after the other. ready_us: when backward alone would have computed each bucket, ascending parts of one at
-    once; first: where each bucket's tasks begin, and their number at the end; resource and us: of each task."""
+    once; first: where each bucket's tasks begin, and their number at the end; resource and us: of each task; threads: of each resource, how
+    many tasks it does at once."""
 
     ready_us: F64
     first: Ints
     resource: Ints
     us: F64
+    threads: Ints
 
 
 class Timeline(NamedTuple):
@@ -53,13 +55,17 @@ class Timeline(NamedTuple):
     backward_us: F64
 
 
-def chains_of(ready_us: Sequence[float], buckets: Sequence[Sequence[tuple[int, float]]]) -> Chains:
+ONE_EACH: Final = (1,) * len(RESOURCES)
+
+
+def chains_of(ready_us: Sequence[float], buckets: Sequence[Sequence[tuple[int, float]]], threads: Sequence[int] = ONE_EACH) -> Chains:
     """Chains from each bucket's (resource, microseconds) pairs."""
     sizes = np.array([len(bucket) for bucket in buckets], np.int64)
     flat = [task for bucket in buckets for task in bucket]
     return Chains(
         np.asarray(ready_us, np.float64), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
         np.array([resource for resource, _ in flat], np.int64), np.array([us for _, us in flat], np.float64),
+        np.array(threads, np.int64),
     )  # fmt: skip
 
 
@@ -67,7 +73,7 @@ def define_timeline(chains: Chains) -> Timeline:
     """The rule above, plainly."""
     count = len(chains.ready_us)
     segments = np.diff(chains.ready_us, prepend=0.0)
-    free = dict.fromkeys(range(len(RESOURCES)), 0.0)
+    free = [[0.0] * threads for threads in chains.threads.tolist()]
     start, backward = np.zeros(len(chains.us)), np.zeros(count)
     nexts, available = [int(first) for first in chains.first[:-1]], [float("inf")] * count
     computed, backward_at, step = 0, 0.0, 0.0
@@ -77,9 +83,9 @@ def define_timeline(chains: Chains) -> Timeline:
             if nexts[bucket] < chains.first[bucket + 1]:
                 resource = int(chains.resource[nexts[bucket]])
                 held = resources_of(resource)
-                candidates.append((max([available[bucket], *(free[one] for one in held)]), bucket, held))
+                candidates.append((max([available[bucket], *(min(free[one]) for one in held)]), bucket, held))
         if computed < count:
-            candidates.append((max(backward_at, free[GPU]), count, (GPU,)))
+            candidates.append((max(backward_at, *free[GPU]), count, (GPU,)))
         if not candidates:
             return Timeline(step, start, backward)
         when, chosen, held = min(candidates, key=lambda candidate: candidate[:2])
@@ -94,7 +100,7 @@ def define_timeline(chains: Chains) -> Timeline:
             start[task], nexts[chosen] = when, task + 1
             available[chosen] = end = when + chains.us[task]
         for one in held:
-            free[one] = end
+            free[one][free[one].index(min(free[one]))] = end
         step = max(step, end)
 
 
@@ -104,8 +110,9 @@ class Run(NamedTuple):
     ready_us: when backward alone would have computed each chain, ascending. resource, us, rest_us: of each task: what it holds, for how long,
     and what it and the tasks behind it in its chain take together. begins, ends: each chain's tasks. alike: the chain behind those that
     follow this one with the same readiness and the same tasks; none of them can begin before it.
-    state: when each resource is free, then backward; the step so far; how many chains are computed. available_us: when each chain's next
-    task can start. next_task: of each chain. start_us, backward_us: the result, as ``Timeline`` has it.
+    threads: of each resource, how many tasks it does at once; thread: where in ``state`` the times stand at which each of them is free, if they
+    are several. state: when each resource is free; then backward; the step so far; how many chains are computed; the threads.
+    available_us: when each chain's next task can start. next_task: of each chain. start_us, backward_us: the result, as ``Timeline`` has it.
     """
 
     ready_us: Any
@@ -115,6 +122,8 @@ class Run(NamedTuple):
     begins: Any
     ends: Any
     alike: Any
+    threads: Any
+    thread: Any
     state: Any
     available_us: Any
     next_task: Any
@@ -131,12 +140,17 @@ class Snapshots(NamedTuple):
 
 
 @helper
-def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any) -> Any:
+def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any, threads: Any) -> Any:
     """A run of these tasks, whose chains have none yet."""
-    chains = ready_us.size
+    chains, size = ready_us.size, STATE
+    thread = np.zeros(threads.size, np.int64)
+    for one in range(threads.size):
+        if threads[one] > 1:
+            thread[one] = size
+            size += threads[one]
     return Run(
-        ready_us, resource, us, rest_us, np.zeros(chains, np.int64), np.zeros(chains, np.int64), np.arange(1, chains + 1),
-        np.zeros(STATE), np.empty(chains), np.zeros(chains, np.int64), np.empty(us.size), np.empty(chains),
+        ready_us, resource, us, rest_us, np.zeros(chains, np.int64), np.zeros(chains, np.int64), np.arange(1, chains + 1), threads, thread,
+        np.zeros(size), np.empty(chains), np.zeros(chains, np.int64), np.empty(us.size), np.empty(chains),
     )  # fmt: skip
 
 
@@ -144,7 +158,7 @@ def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any) -> Any:
 def new_snapshots(rows: Any, run: Any) -> Any:
     """Room for so many moments of the run."""
     chains = run.ready_us.size
-    return Snapshots(np.empty((rows, STATE)), np.empty((rows, chains)), np.empty((rows, chains), np.int64))
+    return Snapshots(np.empty((rows, run.state.size)), np.empty((rows, chains)), np.empty((rows, chains), np.int64))
 
 
 @helper
@@ -171,10 +185,24 @@ def _free_at(state: Any, resource: Any) -> Any:
 
 
 @helper
-def _hold(state: Any, resource: Any, until: Any) -> None:
+def _hold_thread(state: Any, resource: Any, first: Any, threads: Any) -> None:
+    """Give what the resource is said to be held for to the thread that is free first, and let the resource be free when the next one is."""
+    own = first
+    for one in range(first + 1, first + threads):
+        own = one if state[one] < state[own] else own
+    state[own] = state[resource]
+    for one in range(first, first + threads):
+        state[resource] = min(state[resource], state[one])
+
+
+@helper
+def _hold(run: Any, resource: Any, until: Any) -> None:
     """Hold what a task on this resource holds."""
+    state = run.state
     if resource >= 0:
         state[resource] = until
+        if run.threads[resource] > 1:
+            _hold_thread(state, resource, run.thread[resource], run.threads[resource])
     elif resource != IN_FLIGHT:
         state[SEND] = state[RECEIVE] = until
         if resource == ALL_LINKS:
@@ -182,10 +210,10 @@ def _hold(state: Any, resource: Any, until: Any) -> None:
 
 
 @helper
-def add_load(load: Any, resource: Any, us: Any) -> None:
-    """Add a task to the work of each resource that it holds."""
+def add_load(load: Any, threads: Any, resource: Any, us: Any) -> None:
+    """Add a task to the work of each resource that it holds: to that of each of its threads, if all did an equal share."""
     if resource >= 0:
-        load[resource] += us
+        load[resource] += us / threads[resource]
     elif resource != IN_FLIGHT:
         load[SEND] += us
         load[RECEIVE] += us
@@ -242,15 +270,15 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
             run.start_us[task], nexts[chosen] = when, task + 1
             end = when + run.us[task]
             available[chosen] = end
-            _hold(state, resource[task], end)
+            _hold(run, resource[task], end)
         step = max(step, end)
     state[_COMPUTED], state[_STEP] = computed, step
     return step
 
 
-@kernel(types.float64(_IN_F64, _IN_I64, _IN_I64, _IN_F64, _OUT_F64, _OUT_F64))
-def _run(ready: Any, first: Any, resource: Any, us: Any, start: Any, backward: Any) -> Any:
-    made = new_run(ready, resource, us, us)  # without a limit nobody asks what the rest of a chain takes
+@kernel(types.float64(_IN_F64, _IN_I64, _IN_I64, _IN_F64, _IN_I64, _OUT_F64, _OUT_F64))
+def _run(ready: Any, first: Any, resource: Any, us: Any, threads: Any, start: Any, backward: Any) -> Any:
+    made = new_run(ready, resource, us, us, threads)  # without a limit nobody asks what the rest of a chain takes
     made.begins[:], made.ends[:] = first[:-1], first[1:]
     for chain in range(ready.size - 2, -1, -1):  # a bucket's parts: many, and only the first that has not begun can begin next
         tasks, others = first[chain], first[chain + 1]
@@ -274,10 +302,10 @@ def run(chains: Chains) -> Timeline:
 
 
 def busy_us(chains: Chains) -> dict[str, float]:
-    """How long each resource works, by name."""
+    """How long each resource works, by name, each of its threads on average."""
     total = dict.fromkeys(RESOURCES, 0.0)
     total[RESOURCES[GPU]] = float(chains.ready_us[-1]) if len(chains.ready_us) else 0.0
     for resource, us in zip(chains.resource.tolist(), chains.us.tolist(), strict=True):
         for one in resources_of(resource):
-            total[RESOURCES[one]] += us
+            total[RESOURCES[one]] += us / float(chains.threads[one])
     return total

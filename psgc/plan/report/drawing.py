@@ -71,7 +71,7 @@ def strips(spans: Sequence[Span], buckets: Sequence[PlannedBucket]) -> str:
 
 
 def _strip(lane: str, spans: Sequence[Span], buckets: Sequence[PlannedBucket], step_us: float) -> str:
-    busy = sum(span.us for span in spans)
+    busy = sum(span.us / span.threads for span in spans)
     if busy == 0:
         return ""
     rectangles = "".join(_rectangle(block, buckets, step_us) for block in blocks(spans, step_us / WIDTH))

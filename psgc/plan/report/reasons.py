@@ -109,7 +109,7 @@ def _work_us(problem: Problem, option: Option, bucket: PlannedBucket) -> dict[st
     total = dict.fromkeys(RESOURCES, 0.0)
     for _, resource, us in problem.part_tasks(option, _part_numel(bucket), problem.codec_of(bucket)):
         for one in resources_of(resource):
-            total[RESOURCES[one]] += us * bucket.parts
+            total[RESOURCES[one]] += us * bucket.parts / float(problem.threads[one])
     return total
 
 

@@ -1,4 +1,5 @@
-"""A simulated step in the trace format that Perfetto (ui.perfetto.dev) and chrome://tracing open: a lane a resource, and backward.
+"""A simulated step in the trace format that Perfetto (ui.perfetto.dev) and chrome://tracing open: a lane for each resource, or for each thread of one
+that has several, and one for backward.
 
 Source: "Trace Event Format", Google: complete events (``X``) with times in microseconds, and metadata events (``M``) that name lanes.
 """
@@ -19,18 +20,22 @@ PROCESS: Final = 1
 def trace(simulated: Simulated, buckets: Sequence[PlannedBucket], title: str = "one step") -> dict[str, Any]:
     """The trace, ready for JSON. An event is named bucket/part/action, and has the bucket's tensors and option beside it."""
     named = [_metadata("process_name", 0, name=f"{title}, simulated")]
-    for number, lane in enumerate(LANES):
-        named += [_metadata("thread_name", number, name=lane), _metadata("thread_sort_index", number, sort_index=number)]
-    return {"displayTimeUnit": "ms", "traceEvents": [*named, *(_event(span, buckets) for span in spans(simulated))]}
+    found = spans(simulated)
+    threads = {lane: max((span.thread for span in found if span.lane == lane), default=0) + 1 for lane in LANES}
+    tracks = {(lane, thread): number for number, (lane, thread) in enumerate((lane, one) for lane in LANES for one in range(threads[lane]))}
+    for (lane, thread), number in tracks.items():
+        name = lane if threads[lane] == 1 else f"{lane} {thread}"
+        named += [_metadata("thread_name", number, name=name), _metadata("thread_sort_index", number, sort_index=number)]
+    return {"displayTimeUnit": "ms", "traceEvents": [*named, *(_event(span, tracks[span.lane, span.thread], buckets) for span in found)]}
 
 
 def _metadata(kind: str, lane: int, **what: Any) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": PROCESS, "tid": lane, "args": what}
 
 
-def _event(span: Span, buckets: Sequence[PlannedBucket]) -> dict[str, Any]:
+def _event(span: Span, track: int, buckets: Sequence[PlannedBucket]) -> dict[str, Any]:
     return {
-        "ph": "X", "name": _name(span), "cat": span.lane, "pid": PROCESS, "tid": LANES.index(span.lane), "ts": span.start_us, "dur": span.us,
+        "ph": "X", "name": _name(span), "cat": span.lane, "pid": PROCESS, "tid": track, "ts": span.start_us, "dur": span.us,
         "args": _details(buckets[span.bucket]) if span.bucket >= 0 else {},
     }  # fmt: skip
 
