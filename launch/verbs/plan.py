@@ -24,7 +24,7 @@ def plan(
     profile: ProfileText,
     cluster: ClusterText,
     codec: Annotated[
-        str | None, typer.Option(help="What buckets are encoded with; default: the mildest that the profile has times for.")
+        str | None, typer.Option(help="What buckets are encoded with; default: the one with the smallest error that there are times for.")
     ] = None,
     gpu: GpuText = None,
     method: Annotated[str, typer.Option(help="psgc, or another system's: espresso, hipress, hitopkcomm, byteps-compress, fp32.")] = "psgc",
@@ -35,6 +35,8 @@ def plan(
     seconds: Annotated[
         float | None, typer.Option(help="Search for about so many seconds, or until the bound is near; default: some milliseconds.")
     ] = None,
+    optimizer: Annotated[str, typer.Option(help="adam or sgd: 1-bit and top-k cost quality under Adam-like optimizers.")] = "adam",
+    force: Annotated[bool, typer.Option("--force", help="Write a plan that compresses even if the verdict is not to compress.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write a page with the timeline and the reasons.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the plan.")] = None,
     as_json: Json = False,
@@ -51,14 +53,21 @@ def plan(
     with progress(as_json) as tell:
         from psgc.plan.model.constraints import ALL, load_constraints
         from psgc.plan.model.job import load_job
-        from psgc.plan.report.assessment import assess, document
+        from psgc.plan.model.quality import ADAM, OPTIMIZERS
+        from psgc.plan.report.assessment import BEST, assess
+        from psgc.plan.report.document import document
 
         allowed = load_constraints(constraints) if constraints else ALL
         allowed = replace(allowed, runtime=True) if runnable else allowed
         _check_encodes(codec, allowed, f"constraints {constraints}")
-        job = load_job(profile, cluster, codec, allowed, gpu=gpu)
+        if optimizer not in OPTIMIZERS:
+            raise UsageError(f"plan: --optimizer {optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
+        if force and method != BEST:
+            raise UsageError(f"plan: --force and --method {method}: another method's plan is written as it is; leave one of them out")
+        adam = optimizer == ADAM
+        job = load_job(profile, cluster, codec, allowed, gpu=gpu, adam=adam)
         tell(f"planning {job.problem.profile.model} by {method}")
-        assessed = assess(job, method, compare=not as_json or report is not None, seconds=seconds)
+        assessed = assess(job, method, compare=not as_json or report is not None, seconds=seconds, adam=adam, force=force)
         text = json.dumps(document(assessed))
         if report is not None:
             from psgc.plan.report.report import report as page

@@ -11,8 +11,9 @@ import pytest
 from psgc.errors import UsageError
 from psgc.plan.inputs.estimates import cluster_of
 from psgc.plan.inputs.profile import CostCurve, computed_profile
+from psgc.plan.model.quality import is_sound
 from psgc.plan.whatif.advise import advise, climb, gain_over
-from psgc.plan.whatif.candidates import CORNERS, Candidate, Corner, considered, is_sound
+from psgc.plan.whatif.candidates import CORNERS, Candidate, Corner, considered
 
 LLAMA = computed_profile("llama-8b", "h100")  # 8192 tokens
 

@@ -17,12 +17,16 @@ from psgc.plan.methods import bound
 from psgc.plan.methods.registry import METHODS
 from psgc.plan.methods.solver import solver
 from psgc.plan.model.job import Job
-from psgc.plan.model.options import Constraints, encodes
-from psgc.plan.model.plan import check_fits, read_plan
+from psgc.plan.model.options import CARRIED, Constraints, encodes
+from psgc.plan.model.plan import PlannedBucket, check_fits, read_plan
 from psgc.plan.model.problem import Problem, codec_costs, simulate
+from psgc.plan.model.quality import encodings, residual_bytes, server_residual_bytes
 from psgc.plan.report import assessment
-from psgc.plan.report.assessment import LEAST_MARGIN, Assessment, assess, document, from_best, verdict
+from psgc.plan.report.assessment import LEAST_MARGIN, Assessment, assess
+from psgc.plan.report.document import document
 from psgc.plan.report.reasons import quickest, reasons, sentence
+from psgc.plan.report.sentences import about_memory, about_quality, about_running, from_best, verdict
+from psgc.plan.report.wording import ms
 
 # 16 MB of gradients, 30 ms of backward; the CPU encodes and decodes 1 MB in a millisecond
 CURVE = CostCurve((1.0, 1 << 18), (10.0, 1000.0), (10.0, 1000.0))
@@ -31,9 +35,12 @@ PROFILE = Profile("four", TENSORS, codecs={"onebit": {"cpu": CURVE}})
 ANY = Constraints()
 
 
-def assessed(gbps: float, method: str = "psgc", *, compare: bool = False, constraints: Constraints = ANY) -> Assessment:
+def assessed(
+    gbps: float, method: str = "psgc", *, compare: bool = False, constraints: Constraints = ANY, force: bool = False, adam: bool = False
+) -> Assessment:  # fmt: skip
     cluster = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(gbps, 20))
-    return assess(Job(Problem(PROFILE, cluster, codec_costs("onebit", PROFILE, 2), constraints), ("a note",)), method, compare=compare)
+    problem = Problem(PROFILE, cluster, codec_costs("onebit", PROFILE, 2), constraints)
+    return assess(Job(problem, ("a note",)), method, compare=compare, adam=adam, force=force)
 
 
 def test_on_a_slow_link_compression_pays_by_more_than_the_margin() -> None:
@@ -55,12 +62,12 @@ def test_on_a_fast_link_the_verdict_is_not_to_compress_and_says_how_much_slower_
 def test_a_gain_within_its_margin_is_a_tie() -> None:
     found = assessed(1)
     words = verdict(Assessment(**{**vars(found), "gain": 0.02, "margin": 0.03}))
-    assert words.startswith("a tie: with onebit the step takes 2.0% less, +-3.0%")
+    assert words.startswith("a tie, so do not compress: with onebit the step takes 2.0% less, +-3.0%")
 
 
 def test_where_the_best_plan_encodes_nothing_and_it_makes_no_difference_there_is_nothing_to_gain() -> None:
     found = assessed(100)
-    words = verdict(Assessment(**{**vars(found), "gain": -0.001, "margin": 0.01}))
+    words = verdict(Assessment(**{**vars(found), "gain": -0.001, "margin": 0.01, "searched_encodes": False}))
     assert words.startswith("do not compress, there is nothing to gain: with onebit the step takes 0.1% longer")
 
 
@@ -70,6 +77,145 @@ def test_the_margin_is_what_a_tenth_of_the_links_speed_or_the_codecs_time_moves(
     assert found.encoded is not None
     moved = 1 - simulate(slower, found.encoded).step_us / simulate(slower, found.plain.buckets).step_us
     assert found.margin >= abs(moved - found.gain)
+
+
+def test_somebody_whose_gain_is_all_from_bf16_is_told_so_with_both_numbers() -> None:
+    """16 MB in fp32 over 5 Gbit/s take 26.8 ms beside 30 ms of backward; a codec of half the bytes that takes no time gains what bf16 does."""
+    cluster = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(1, 20))
+    free = CostCurve((1.0, 1 << 18), (0.0, 0.0), (0.0, 0.0))
+    halves = replace(codec_costs("onebit", PROFILE, 2), curves={"gpu": free}, bytes_per_element=2.0, pull_bytes_per_element=2.0)
+    found = assess(Job(Problem(PROFILE, cluster, halves, ANY), ()), "psgc", compare=False, adam=False)
+    assert found.bf16 is not None
+    assert found.gain > found.margin and not found.over_bf16.sure
+    said = verdict(found)
+    assert said.startswith("send bf16 gradients, or compress: with onebit")
+    assert f"{ms(found.encoded_us)} ms in place of {ms(found.plain.step_us)} uncompressed" in said
+    assert f"bf16 gradients take {ms(found.bf16.step_us)} ms uncompressed, so all of the gain is bf16's" in said
+    small = assessed(1)
+    assert small.bf16 is not None
+    assert small.over_bf16.gain == pytest.approx(1 - small.encoded_us / small.bf16.step_us)
+    assert "onebit saves" in verdict(small) and small.over_bf16.sure
+    assert small.bf16.step_us == pytest.approx(assessed(2).plain.step_us, rel=1e-3)  # half the bytes, so a link twice as fast
+
+
+def test_a_cast_is_not_compared_with_bf16() -> None:
+    cast = replace(codec_costs("onebit", PROFILE, 2), name="bf16")
+    cluster = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(1, 20))
+    found = assess(Job(Problem(PROFILE, cluster, cast, ANY), ()), "psgc", compare=False)
+    assert found.bf16 is None and "bf16 gradients" not in verdict(found)
+
+
+def test_do_not_compress_writes_no_compressed_bucket_unless_it_is_forced() -> None:
+    """Whatever the link: a plan has a codec only if the verdict is to compress."""
+    verdicts = set()
+    for gbps in (1, 3, 4, 5, 6, 8, 12, 100):
+        found = assessed(gbps)
+        made = document(found)
+        compresses = {bucket["codec"] for bucket in made["buckets"]} != {"none"}
+        assert compresses == ("do not compress" not in verdict(found)), verdict(found)
+        verdicts.add(compresses)
+        assert any("comp@" in action for bucket in document(assessed(gbps, force=True))["buckets"] for action in bucket["option"])
+    assert verdicts == {True, False}
+    forced = assessed(100, force=True)
+    assert verdict(forced).endswith("the plan compresses all the same, as asked")
+    tie = assess(Job(_barely_gaining(), ()), "psgc", compare=False, adam=False)
+    assert 0 < tie.gain <= tie.margin and tie.searched_encodes
+    assert verdict(tie).startswith("a tie, so do not compress") and "--force" in verdict(tie)
+    assert {bucket.codec for bucket in tie.found.buckets} == {"none"}
+
+
+def _barely_gaining() -> Problem:
+    """A codec of 99.5 % of the bytes that takes no time."""
+    cluster = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(1, 20))
+    free = CostCurve((1.0, 1 << 18), (0.0, 0.0), (0.0, 0.0))
+    codec = replace(codec_costs("onebit", PROFILE, 2), curves={"gpu": free}, bytes_per_element=3.98, pull_bytes_per_element=3.98)
+    return Problem(PROFILE, cluster, codec, ANY)
+
+
+def test_a_codec_that_costs_quality_under_adam_is_said_to() -> None:
+    found = assessed(1, adam=True)
+    assert verdict(found).startswith("compress, with SGD only: with onebit")
+    assert document(found)["prediction"]["quality"] | {"encodes": [], "told": []} == {
+        "optimizer": "adam", "sound": False, "unsound_codecs": ["onebit"], "encodes": [], "one_encode_step_ms": None, "told": [],
+    }  # fmt: skip
+    assert about_quality(found)[0].startswith("quality: onebit costs quality under an Adam-like optimizer (--optimizer sgd")
+    under_sgd = assessed(1)
+    assert verdict(under_sgd).startswith("compress: with onebit")
+    assert not any("Adam" in line for line in about_quality(under_sgd))
+
+
+def test_each_buckets_encodings_are_counted_those_of_servers_too() -> None:
+    """Once by the worker; once more by the server, unless its answer is uncompressed, relayed, or a sum of integers."""
+    encoded = ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu")
+    for codec, option, times in (
+        ("none", ("flat.push", "flat.pull"), 0), ("int8", encoded, 2), ("int8/none", encoded, 1), ("int8/relay", encoded, 1),
+        ("shared", encoded, 1), ("int8", ("comp@gpu", "flat.all_gather.c", "decomp@gpu"), 1),
+        ("int8", ("comp@gpu", "flat.all_to_all.c", "decomp@gpu", "comp@gpu", "flat.all_gather.c", "decomp@gpu"), 2),
+    ):  # fmt: skip
+        assert encodings(PlannedBucket(("a",), 10, 1, 0, codec, option)) == times, (codec, option)
+    found = assessed(1)
+    assert document(found)["prediction"]["quality"]["encodes"] == [encodings(bucket) for bucket in found.found.buckets]
+    assert any("buckets of" in line or "bucket of" in line for line in about_quality(found))
+
+
+def test_where_buckets_are_encoded_twice_the_step_with_one_encoding_is_told() -> None:
+    found = assessed(1)
+    assert found.encoded is not None
+    twice = any(encodes(bucket.option) > 1 for bucket in found.encoded)
+    assert (found.once is not None) == twice
+    if found.once is not None:
+        assert max(encodes(bucket.option) for bucket in found.once.buckets) <= 1
+        assert f"the step takes {ms(found.once.step_us)} ms" in about_quality(found)[-1]
+
+
+def test_the_memory_of_residuals_is_in_the_plans_answer() -> None:
+    """4 bytes an element in each worker, 1 with residual=int8, none without feedback; and 4 over the servers that encode the sum."""
+    encoded = ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu")
+
+    def bucket(codec: str, option: tuple[str, ...] = encoded) -> PlannedBucket:
+        return PlannedBucket((codec,), 1000, 1, 0, codec, option)
+
+    for codec, worker, servers in (
+        ("int8", 4000, 4000), ("int8/none", 4000, 0), ("int4:residual=int8", 1000, 4000), ("int8:ef=0", 0, 0), ("bf16", 0, 0),
+    ):  # fmt: skip
+        assert (residual_bytes([bucket(codec)]), server_residual_bytes([bucket(codec)])) == (worker, servers), codec
+    assert residual_bytes([bucket("none", ("flat.push", "flat.pull"))]) == 0
+    found = assessed(1)
+    memory = document(found)["prediction"]["memory"]
+    kept = sum(4 * bucket.numel for bucket in found.found.buckets if encodes(bucket.option))
+    assert memory["residual_bytes"] == kept > 0
+    assert memory["told"] == about_memory(found.found.buckets) and f"{kept / 1e6:.3g} MB in each worker" in memory["told"][0]
+
+
+def test_a_plan_says_whether_this_version_runs_it_and_what_it_runs_instead() -> None:
+    found = assessed(1)  # no servers: nothing that jobs carry
+    said = document(found)
+    assert said["runnable"] is said["prediction"]["running"]["runs"] is False
+    assert said["prediction"]["running"]["refused"] == list(range(len(found.found.buckets)))
+    assert about_running(found).startswith("this version cannot run the plan: ")
+    instead = found.running.instead
+    assert instead is not None and {bucket.option for bucket in instead.buckets} <= set(CARRIED)
+    assert (
+        simulate(found.running.problem, instead.buckets).step_us
+        == instead.step_us
+        == said["prediction"]["running"]["runnable_step_ms"] * 1e3
+    )
+    assert (found.running.problem.cluster.servers, found.running.problem.cluster.servers_on_nodes) == (2, True)
+    served = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(1, 20), servers=1)
+    constraints = Constraints(servers=True, runtime=True)
+    runs = assess(Job(Problem(PROFILE, served, codec_costs("onebit", PROFILE, 2), constraints), ()), "psgc", compare=False, adam=False)
+    assert document(runs)["runnable"] is True
+    assert about_running(runs) == "this version runs the plan: psgc run --plan"
+
+
+def test_a_plan_to_run_is_also_held_against_an_all_reduce() -> None:
+    """One server for two workers: pushing 16 MB to it takes twice what a ring of the two takes."""
+    served = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(1, 20), servers=1)
+    problem = Problem(PROFILE, served, codec_costs("onebit", PROFILE, 2), Constraints(servers=True, runtime=True))
+    found = assess(Job(problem, ()), "psgc", compare=False, adam=False)
+    assert found.peer.step_us < 0.6 * found.plain.step_us
+    assert found.gain == pytest.approx(1 - found.encoded_us / found.peer.step_us)
+    assert f"in place of {ms(found.peer.step_us)} uncompressed by all-reduce, as DistributedDataParallel sends them" in verdict(found)
 
 
 def test_where_compression_is_ruled_out_the_verdict_says_so() -> None:

@@ -156,7 +156,7 @@ def test_what_a_simulation_cannot_take_is_one_line_and_status_2(job: Path, refus
         "cyclic": ({"tensors": everything, "option": ["flat.all_reduce"] * 2}, "'flat.all_reduce' cannot stand after flat.all_reduce"),
         "unknown": ({"tensors": everything, "option": ["flat.sum"]}, "unknown action 'flat.sum'"),
         "nameless": ({"tensors": everything, "option": encoded}, "is encoded, but its codec is none"),
-        "unheard": ({"tensors": everything, "option": encoded, "codec": "int8"}, "codec int8: the profile has no times for it"),
+        "unheard": ({"tensors": everything, "option": encoded, "codec": "dithering"}, "codec dithering: the profile has no times for it"),
     }
     for name, (bucket, words) in plans.items():
         (job / f"{name}.json").write_text(planned(bucket))
@@ -180,7 +180,9 @@ def test_a_plan_is_made_written_and_simulated_to_the_same_step(job: Path) -> Non
 
 def test_a_plan_for_people_is_tables_a_verdict_and_a_page(job: Path) -> None:
     (job / "c.toml").write_text("most_encodes = 1\n")
-    done = psgc(*planning(job, "--codec", "onebit", "--constraints", str(job / "c.toml"), "--report", str(job / "page.html")))
+    done = psgc(
+        *planning(job, "--codec", "onebit", "--optimizer", "sgd", "--constraints", str(job / "c.toml"), "--report", str(job / "page.html"))
+    )
     assert done.returncode == 0, done.stderr
     assert "compress: with onebit" in done.stdout.splitlines()[-1]
     assert all(words in done.stdout for words in ("first.weight", "hipress", "from the best with any buckets", "published ones of V100"))
@@ -246,7 +248,7 @@ def test_a_plan_to_run_is_refused_to_methods_that_cannot_make_one_and_to_cluster
     (job / "two.toml").write_text("servers = 1\n" + CLUSTER)
     refuses(*planning(job, "--runnable", "--method", "fp32"), said="method fp32: its plan takes intra.reduce_scatter inter.push")
     refuses(*planning(job, "--runnable", "--method", "espresso"), said="method espresso: its tree has no options over servers")
-    refuses(*planning(job, "--runnable", "--method", "byteps-compress"), said="which the constraints rule out")
+    refuses(*planning(job, "--runnable", "--optimizer", "sgd", "--method", "byteps-compress"), said="which the constraints rule out")
 
 
 def test_what_a_plan_cannot_be_made_of_is_one_line_and_status_2(job: Path, refuses: Refuses) -> None:

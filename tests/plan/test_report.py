@@ -24,7 +24,7 @@ def page(tensors: int = 4, method: str = "psgc", name: str = "layer") -> str:
     profile = Profile("four", made, "a machine", "2026-01-01", "made up", codecs={"onebit": {"cpu": CURVE}})
     cluster = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(1, 20), source="measured by hand")
     problem = Problem(profile, cluster, codec_costs("onebit", profile, 2))
-    return report(assess(Job(problem, ("a note",)), method, compare=True))
+    return report(assess(Job(problem, ("a note",)), method, compare=True, adam=False))
 
 
 class Tags(HTMLParser):

@@ -20,11 +20,12 @@ from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs
+from psgc.plan.model.quality import is_sound
 
 # What a well-known model's times are computed for where no GPU is named.
 DEFAULT_GPU: Final = "v100"
-# The codec of a plan for which none is chosen is the first of these that the profile has times for: those that train as without them under
-# every optimiser first, then those that need error feedback, and what only the published times of V100 know last.
+# The codec of a plan for which none is chosen is the first of these that is sound under the optimizer and that there are times for: those
+# with the smallest error first, then those that need error feedback, and codecs that only the published times of V100 know last.
 PREFERRED: Final = ("int8", "bf16", "fp16", "int4", "onebit", "topk", "randomk", "efsignsgd", "dgc")
 
 
@@ -38,10 +39,11 @@ class Job(NamedTuple):
 
 def load_job(
     profile_text: str, cluster_text: str, codec: str | None = None, constraints: Constraints = ALL, *,
-    gpu: str | None = None, beside: Iterable[str] = (),
+    gpu: str | None = None, beside: Iterable[str] = (), adam: bool = False,
 ) -> Job:  # fmt: skip
     """The job of these files or names. gpu: what a well-known model's times are computed for, and codec times that the profile has not are
-    estimated for; beside: other codecs, of a plan's buckets. Raises UsageError or CodecError saying what is wrong with which."""
+    estimated for; beside: other codecs, of a plan's buckets; adam: where no codec is chosen, take none that costs quality under an Adam-like
+    optimizer. Raises UsageError or CodecError saying what is wrong with which."""
     profile, cluster = load_profile(profile_text, gpu or DEFAULT_GPU), load_cluster(cluster_text)
     notes = [] if Path(profile_text).is_file() else [_computed_note(profile, gpu)]
     if _all_match(profile, constraints) and codec is None:  # no tensor takes this one, and none need be chosen
@@ -49,14 +51,19 @@ def load_job(
     named = {*(name for _, name in constraints.codecs), *beside}
     if not may_encode(constraints) or {codec, *named} == {UNCOMPRESSED}:
         return Job(Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), constraints), tuple(notes))
-    memory = known_memory_gbps(gpu or profile.hardware) if "gpu" in constraints.encoders else None
-    profile, estimated = with_estimates(profile, memory, named | _candidates(codec, profile))
+    wanted = named | _candidates(codec, profile, adam=adam)
+    on_gpu = "gpu" in constraints.encoders
+    memory = known_memory_gbps(gpu or profile.hardware) if on_gpu else None
+    profile, estimated = with_estimates(profile, memory, wanted)
     if not profile.codecs:
         profile = replace(profile, codecs=V100_CODECS)
         notes.append("codec times are the published ones of V100 and its host, since the profile has none")
+        if on_gpu and not (gpu or profile.hardware):  # assumed to be a V100, for codecs without published times as well
+            memory = known_memory_gbps(DEFAULT_GPU)
+            profile, estimated = with_estimates(profile, memory, wanted)
     if codec is None:
-        codec = default_codec(profile, constraints.encoders)
-        notes.append(f"codec {codec}, since none was chosen: the first that there are times for of {', '.join(PREFERRED)}")
+        codec = default_codec(profile, constraints.encoders, adam=adam)
+        notes.append(_default_note(codec, profile, adam=adam))
     estimated &= {*named, codec}
     notes += estimates_notes(estimated, memory)
     costs = _costs(codec, profile, cluster, constraints)
@@ -87,11 +94,28 @@ def _all_match(profile: Profile, constraints: Constraints) -> bool:
     return matched == names
 
 
-def _candidates(codec: str | None, profile: Profile) -> frozenset[str]:
+def _candidates(codec: str | None, profile: Profile, *, adam: bool) -> frozenset[str]:
     """What a job may be planned with: the codec; where none was chosen one that the profile has times for, or, if it has none, any."""
     if codec is not None:
         return frozenset({codec})
-    return frozenset() if profile.codecs else frozenset(PREFERRED)
+    suitable = _suitable(adam=adam)
+    return frozenset() if any(name in profile.codecs for name in suitable) else frozenset(suitable)
+
+
+def _suitable(*, adam: bool) -> list[str]:
+    """Of the preferred codecs those that may be taken unasked."""
+    return [name for name in PREFERRED if not adam or is_sound(name, adam=True)]
+
+
+def _default_note(codec: str, profile: Profile, *, adam: bool) -> str:
+    if codec == UNCOMPRESSED:
+        known = ", ".join(sorted(profile.codecs.keys() - {UNCOMPRESSED}))
+        return (
+            f"no codec: there are times of {known} only, which cost quality under an Adam-like optimizer; name one with --codec, or say "
+            f"--optimizer sgd if you train with SGD"
+        )
+    optimizer = "sound under an Adam-like optimizer and " if adam else ""
+    return f"codec {codec}, since none was chosen: the first that is {optimizer}timed, of {', '.join(_suitable(adam=adam))}"
 
 
 def _costs(codec: str, profile: Profile, cluster: Cluster, constraints: Constraints) -> CodecCosts:
@@ -117,12 +141,15 @@ def _check_runs(codec: str) -> None:
         raise UsageError(f"codec {codec}: it does not cut tensors, and a plan that can be run may cut any; choose another of psgc codecs")
 
 
-def default_codec(profile: Profile, devices: Sequence[str]) -> str:
-    """The codec to plan with if none is chosen. Raises UsageError if the profile has times of none on these devices."""
-    for name in PREFERRED:
-        if any(device in profile.codecs.get(name, {}) for device in devices):
-            return name
-    raise UsageError(f"profile: times of no codec on {' or '.join(devices)}; choose one with --codec, or measure them with psgc profile")
+def default_codec(profile: Profile, devices: Sequence[str], *, adam: bool = False) -> str:
+    """The codec to plan with if none is chosen; ``none`` where all that have times cost quality under an Adam-like optimizer. Raises UsageError
+    if the profile has times of none on these devices."""
+    timed = [name for name in PREFERRED if any(device in profile.codecs.get(name, {}) for device in devices)]
+    if not timed:
+        raise UsageError(
+            f"profile: times of no codec on {' or '.join(devices)}; choose one with --codec, or measure them with psgc profile"
+        )
+    return next((name for name in timed if name in _suitable(adam=adam)), UNCOMPRESSED)
 
 
 def codec_of(buckets: Iterable[PlannedBucket]) -> str:

@@ -41,6 +41,17 @@ def _check_carried(bucket: PlannedBucket, place: str) -> None:
         raise UsageError(f"{place}: {error}") from None
 
 
+def not_carried(buckets: Sequence[PlannedBucket]) -> list[int]:
+    """The places of those buckets that a job of this version cannot run."""
+    refused = []
+    for number, bucket in enumerate(buckets):
+        try:
+            _check_carried(bucket, "")
+        except UsageError:
+            refused.append(number)
+    return refused
+
+
 def planned_buckets(plan: Plan, tensors: Sequence[TensorSpec]) -> tuple[BucketSpec, ...]:
     """What is declared of the plan for these tensors. Raises UsageError, naming the tensor, where it is a plan for others; tensors without
     elements need not be in it."""

@@ -1,14 +1,15 @@
-"""What a method's plan is worth: beside uncompressed plans and other methods', against the bound, and in one sentence.
+"""What a method's plan is worth: beside uncompressed plans and other methods', against the bound, in quality, memory and whether a job can run it.
 
-``psgc plan`` is this, in JSON, as a table and as a page. Gains are shares of the other's step: 0.2 is a fifth less time. Whether compression
-pays is asked of the best plans found with it and without, over the same freedom to fuse and cut; so what fusing alone brings does not count.
+Gains are shares of the other's step: 0.2 is a fifth less time. Whether compression pays is asked of the best plans found with it and without,
+over the same freedom to fuse and cut; so what fusing alone brings does not count. The uncompressed gradients are fp32 and, in half the bytes,
+bf16. Owns the figures; ``sentences`` has the words, ``document`` the JSON.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
@@ -18,13 +19,13 @@ from psgc.plan.methods.espresso import espresso
 from psgc.plan.methods.registry import METHODS, find
 from psgc.plan.methods.result import Found
 from psgc.plan.model.job import Job
-from psgc.plan.model.lanes import busy_us, overlap, spans
 from psgc.plan.model.options import encodes
-from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket
+from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, Simulated, simulate
-from psgc.plan.model.vary import Change, faster, varied
+from psgc.plan.model.quality import is_cast
+from psgc.plan.model.vary import Change, faster, varied, with_halved_bytes
 from psgc.plan.report.reasons import all_encoded
-from psgc.plan.report.wording import longer, ms, percent
+from psgc.plan.report.running import Running, running
 
 BEST: Final = "psgc"
 BASELINE: Final = "fp32"
@@ -35,25 +36,50 @@ RUNS: Final = 3
 # A search that takes longer is not timed again: what else the machine does matters less to it.
 LONG_US: Final = 1e5
 WARM_UP_TENSORS: Final = 8
-WORTH_TELLING: Final = 10.0  # times a bound, below which it says something
 PATIENCE_S: Final = 5.0  # with Espresso, which takes minutes for thousands of tensors
 
 
 @dataclass(frozen=True)
+class Gain:
+    """The share of another plan's step that a plan saves, and how far that moves with what is not well known."""
+
+    gain: float
+    margin: float
+
+    @property
+    def sure(self) -> bool:
+        """Whether it is a gain beyond its margin."""
+        return self.gain > self.margin
+
+
+NO_GAIN: Final = Gain(0.0, 0.0)
+
+
+@dataclass(frozen=True)
 class Assessment:
-    """plain: the best plan found without compression; best: the best with it allowed; encoded: the plan that ``gain`` and ``margin`` compare
-    with ``plain``: the one that the search found, or, where that encodes nothing, its buckets encoded all the same; rivals: other methods' plans by name, or
-    why there is none."""
+    """found: the method's plan, which is written; of psgc's own method the uncompressed one unless compression pays, or is forced. plain: the
+    best plan found without compression; peer: the same without the limits of what a job runs, as an all-reduce runs it; bf16: that with bf16
+    gradients, None where encoding is only a cast. best: the plan of psgc's own method. encoded: the plan that ``gain``, ``margin`` and
+    ``over_bf16`` set against those: the one that the search found, or, where that encodes nothing (``searched_encodes``), its buckets encoded
+    all the same. once: the best plan found that encodes no bucket twice, where ``encoded`` does. rivals: other methods' plans by name, or why
+    there is none."""
 
     job: Job
     method: str
     found: Found
     simulated: Simulated
     plain: Found
+    peer: Found
+    bf16: Found | None
     best: Found
     encoded: tuple[PlannedBucket, ...] | None
+    searched_encodes: bool
     gain: float
     margin: float
+    over_bf16: Gain
+    once: Found | None
+    adam: bool
+    running: Running
     rivals: Mapping[str, Found | UsageError]
     bounds: Bounds
 
@@ -67,25 +93,75 @@ class Assessment:
         others = {name: rival.step_us for name, rival in self.rivals.items() if isinstance(rival, Found)}
         return {self.method: self.found.step_us, "uncompressed": self.plain.step_us, **others}
 
+    @property
+    def encoded_us(self) -> float:
+        """The step of the plan that encodes."""
+        return simulate(self.problem, self.encoded).step_us if self.encoded is not None else self.plain.step_us
 
-def assess(job: Job, method: str, *, compare: bool, seconds: float | None = None) -> Assessment:
+
+def assess(
+    job: Job, method: str, *, compare: bool, seconds: float | None = None, adam: bool = True, force: bool = False
+) -> Assessment:  # fmt: skip
     """The method's plan for the job, assessed. compare: beside all methods, else only beside fp32; seconds: how long psgc's own method may
-    search, with compression and without. Raises UsageError for unknown methods,
-    and for one whose plan cannot be run where that is asked for."""
+    search, with compression and without; adam: whether the optimizer is Adam-like; force: plan compression even where it does not pay. Raises
+    UsageError for unknown methods, and for one whose plan cannot be run where that is asked for."""
     problem = job.problem
-    found, plain = _found_in(seconds, method, problem), _found_in(seconds, BEST, _without_compression(problem))
+    plain = _found_in(seconds, BEST, _without_compression(problem))
+    found = _found_in(seconds, method, problem)
     _check_carried(method, found, problem)
     sought = found if method == BEST else find(BEST, problem)
-    best = _unless_for_nothing(sought, plain)
+    encoded = sought.buckets if _encodes(sought.buckets) else all_encoded(problem, sought.buckets)
+    peer, bf16 = _peer(problem, plain), _bf16_peer(problem)
+    over_fp32, over_bf16 = NO_GAIN, NO_GAIN
+    if encoded is not None:
+        over_fp32 = _gain(problem, encoded, problem, peer.buckets)
+        if bf16 is not None:
+            over_bf16 = _gain(problem, encoded, _with_half(problem), bf16.buckets)
+    best = _best(sought, plain, encoded, problem, compresses=force or over_fp32.sure)
     found = best if method == BEST else found
     others = METHODS if compare else (BASELINE,)
     rivals = {name: _rival(name, problem) for name in others if name != method}
-    encoded = sought.buckets if _encodes(sought.buckets) else all_encoded(problem, sought.buckets)
-    gain, margin = (0.0, 0.0) if encoded is None else _gain_and_margin(problem, encoded, plain.buckets)
     return Assessment(
-        job, method, found, simulate(problem, found.buckets), plain, best, encoded, gain, margin, rivals,
+        job, method, found, simulate(problem, found.buckets), plain, peer, bf16, best, encoded, _encodes(sought.buckets), over_fp32.gain,
+        over_fp32.margin, over_bf16, _once(problem, encoded), adam, running(problem, found.buckets), rivals,
         lower_bounds(problem, found.buckets, found.step_us),
     )  # fmt: skip
+
+
+def _peer(problem: Problem, plain: Found) -> Found:
+    """The best uncompressed plan, be it one that jobs of psgc do not run: DistributedDataParallel all-reduces."""
+    if not problem.constraints.runtime:
+        return plain
+    free = _without_compression(replace(problem, constraints=replace(problem.constraints, runtime=False)))
+    return min(find(BEST, free), plain, key=lambda found: found.step_us)
+
+
+def _bf16_peer(problem: Problem) -> Found | None:
+    """The best plan for bf16 gradients; None where the codec itself is such a cast, or there is none."""
+    if all(is_cast(codec.name) for codec in problem.used):
+        return None
+    half = _without_compression(_with_half(problem))
+    return find(BEST, replace(half, constraints=replace(half.constraints, runtime=False)))
+
+
+def _with_half(problem: Problem) -> Problem:
+    return replace(problem, cluster=with_halved_bytes(problem.cluster))
+
+
+def _best(sought: Found, plain: Found, encoded: tuple[PlannedBucket, ...] | None, problem: Problem, *, compresses: bool) -> Found:
+    """The plan that is recommended: the uncompressed one unless compression pays, since it costs quality; both were searched for then."""
+    if encoded is None or not compresses:
+        return replace(plain, select_us=sought.select_us + plain.select_us, options_considered=sought.options_considered)
+    if encoded is sought.buckets:
+        return sought
+    return replace(sought, buckets=encoded, step_us=simulate(problem, encoded).step_us)
+
+
+def _once(problem: Problem, encoded: Sequence[PlannedBucket] | None) -> Found | None:
+    """The best plan with at most one encoding a bucket, where the plan has buckets with more."""
+    if encoded is None or all(encodes(bucket.option) <= 1 for bucket in encoded):
+        return None
+    return find(BEST, replace(problem, constraints=replace(problem.constraints, most_encodes=1)))
 
 
 def _check_carried(method: str, found: Found, problem: Problem) -> None:
@@ -112,13 +188,6 @@ def _found_warm(method: str, problem: Problem) -> Found:
     return min(runs, key=lambda run: run.select_us)
 
 
-def _unless_for_nothing(found: Found, plain: Found) -> Found:
-    """The uncompressed plan where compression brings nothing, for it costs accuracy; both were looked for then."""
-    if not _encodes(found.buckets) or found.step_us < plain.step_us:
-        return found
-    return replace(plain, select_us=found.select_us + plain.select_us, options_considered=found.options_considered)
-
-
 def _rival(name: str, problem: Problem) -> Found | UsageError:
     try:
         return espresso(problem, patience_s=PATIENCE_S) if name == "espresso" else find(name, replace(problem))
@@ -135,16 +204,16 @@ def _encodes(buckets: Iterable[PlannedBucket]) -> bool:
     return any(encodes(bucket.option) for bucket in buckets)
 
 
-def _gain_and_margin(problem: Problem, encoded: Sequence[PlannedBucket], plain: Sequence[PlannedBucket]) -> tuple[float, float]:
-    """The share of time that the first plan saves, and by how much that moves with what is not well known."""
-    gain = _gain(problem, encoded, plain)
-    moved = [abs(_gain(near, encoded, plain) - gain) for near in _nearby(problem)]
-    return gain, max(LEAST_MARGIN, *moved)
+def _gain(problem: Problem, mine: Sequence[PlannedBucket], other: Problem, theirs: Sequence[PlannedBucket]) -> Gain:
+    """What the one plan saves of the other's step, each on its own problem, and how far that moves with what is not well known."""
+    gain = _saved(problem, mine, other, theirs)
+    near = zip(_nearby(problem), _nearby(other), strict=True)
+    return Gain(gain, max(LEAST_MARGIN, *(abs(_saved(one, mine, two, theirs) - gain) for one, two in near)))
 
 
-def _gain(problem: Problem, encoded: Sequence[PlannedBucket], plain: Sequence[PlannedBucket]) -> float:
-    before = simulate(problem, plain).step_us
-    return 1 - simulate(problem, encoded).step_us / before if before else 0.0
+def _saved(problem: Problem, mine: Sequence[PlannedBucket], other: Problem, theirs: Sequence[PlannedBucket]) -> float:
+    before = simulate(other, theirs).step_us
+    return 1 - simulate(problem, mine).step_us / before if before else 0.0
 
 
 def _nearby(problem: Problem) -> list[Problem]:
@@ -156,61 +225,3 @@ def _nearby(problem: Problem) -> list[Problem]:
 def _with_speed(cluster: Cluster, factor: float) -> Cluster:
     server = faster(cluster.server, factor) if cluster.server else None
     return replace(cluster, intra=faster(cluster.intra, factor), inter=faster(cluster.inter, factor), server=server)
-
-
-def verdict(assessed: Assessment) -> str:
-    """Whether to compress, by how much it pays, how sure that is, and what the method's plan is beside the best."""
-    said = _compression_verdict(assessed)
-    if assessed.method == BEST or not assessed.best.step_us:
-        return said
-    more = assessed.found.step_us / assessed.best.step_us - 1
-    return f"{said}; the plan of {assessed.method} takes {longer(more)} than that of {BEST}"
-
-
-def _compression_verdict(assessed: Assessment) -> str:
-    if assessed.encoded is None:
-        return f"compression is ruled out: {ms(assessed.plain.step_us)} ms without it"
-    if not assessed.plain.step_us:
-        return "do not compress: a step takes no time without it"
-    gain, margin, codec = assessed.gain, assessed.margin, codec_names(assessed.problem)
-    step = simulate(assessed.problem, assessed.encoded).step_us
-    said = f"with {codec} the step takes {longer(-gain)}, +-{percent(margin)}: {ms(step)} ms in place of {ms(assessed.plain.step_us)} uncompressed"
-    if abs(gain) > margin:
-        return f"{'compress' if gain > 0 else 'do not compress'}: {said}"
-    if not _encodes(assessed.best.buckets):
-        return f"do not compress, there is nothing to gain: {said}"
-    return f"a tie: {said}; do not compress unless you measured a gain"
-
-
-def document(assessed: Assessment) -> dict[str, Any]:
-    """The plan and what is said of it, as ``psgc plan --json`` prints it. Times in milliseconds."""
-    problem, found, bounds = assessed.problem, assessed.found, assessed.bounds
-    busy = spans(assessed.simulated)
-    steps = {name: us / 1e3 for name, us in assessed.steps_us.items()}
-    prediction = {
-        "method": assessed.method, "codec": codec_names(problem), "step_ms": found.step_us / 1e3, "methods": steps,
-        "gain": assessed.gain, "margin": assessed.margin, "verdict": verdict(assessed), "overlap": overlap(busy),
-        "lanes": [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(busy).items()], "notes": list(assessed.job.notes),
-    }  # fmt: skip
-    plan = Plan(problem.profile.model, problem.cluster.name, found.buckets, prediction)
-    return {
-        **plan.to_json(), "select_ms": found.select_us / 1e3, "bound_ms": bounds.bound_ms, "options_considered": found.options_considered,
-        "step_ms": found.step_us / 1e3, "fp32_step_ms": steps[BASELINE],
-        "lower_bound_ms": bounds.given_us / 1e3, "lower_bound_any_bucketing_ms": bounds.any_us / 1e3,
-    }  # fmt: skip
-
-
-def codec_names(problem: Problem) -> str:
-    """What buckets may be encoded with: one codec, or several."""
-    return " and ".join(codec.name for codec in problem.used) or UNCOMPRESSED
-
-
-def from_best(assessed: Assessment) -> str:
-    """How far the plan can be from the best there is, in words."""
-    words = []
-    for bound, space in ((assessed.bounds.given_us, "with these buckets"), (assessed.bounds.any_us, "with any buckets")):
-        told = assessed.found.step_us < bound * WORTH_TELLING
-        words.append(
-            f"at most {percent(max(assessed.found.step_us / bound - 1, 0.0))} from the best {space}" if told else f"no bound {space}"
-        )
-    return "; ".join(words)

@@ -15,10 +15,11 @@ from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.lanes import overlap, spans
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import simulate
-from psgc.plan.report.assessment import Assessment, from_best, verdict
+from psgc.plan.report.assessment import Assessment
 from psgc.plan.report.drawing import colour, strips
 from psgc.plan.report.incomparable import incomparable
 from psgc.plan.report.reasons import Reason, reasons, sentence
+from psgc.plan.report.sentences import about_memory, about_quality, about_running, from_best, verdict
 from psgc.plan.report.wording import elements, longer, ms, percent, tensors_text
 
 STYLE: Final = """
@@ -60,7 +61,9 @@ def report(assessed: Assessment) -> str:
 
 def _verdict(assessed: Assessment) -> str:
     pays = " pays" if assessed.gain > assessed.margin else ""
-    return f'<p class="verdict{pays}">{escape(_sentence(verdict(assessed)))}</p>'
+    beside = (*about_quality(assessed), *about_memory(assessed.found.buckets), about_running(assessed))
+    lines = "".join(f"<p>{escape(_sentence(line))}</p>" for line in beside)
+    return f'<p class="verdict{pays}">{escape(_sentence(verdict(assessed)))}</p>{lines}'
 
 
 def _sentence(words: str) -> str:

@@ -29,6 +29,16 @@ def longer(share: float) -> str:
     return f"{percent(abs(share))} {'longer' if share >= 0 else 'less'}"
 
 
+def counted(number: int, thing: str) -> str:
+    """``1 bucket``, ``2 buckets``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def gigabytes(nbytes: float) -> str:
+    """``32.1 GB``, ``498 MB``."""
+    return f"{nbytes / 1e9:,.3g} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.3g} MB"
+
+
 def elements(numel: float) -> str:
     """``850``, ``4.1K``, ``23.4M``."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("K", 1e3)):

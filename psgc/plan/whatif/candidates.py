@@ -19,12 +19,11 @@ from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, simulate
+from psgc.plan.model.quality import is_sound, keeps_residual
 from psgc.plan.model.vary import Change, varied, with_halved_bytes
 
 BF16: Final = "bf16"
 DEFAULT_CODECS: Final = ("int8", "int4", "onebit", "topk")
-# Sound under Adam-like optimizers too; 1-bit and top-k lose quality there unless the optimizer knows of them (docs/quality.md).
-SOUND_UNDER_ADAM: Final = frozenset({"bf16", "fp16", "int8", "int4", "fp8", "shared"})
 BY_SHAPE: Final = ("powersgd",)  # payloads depend on the tensors' shapes, which a profile does not have
 # DiLoCo (Douillard et al. 2023) exchanges every 500 steps, INTELLECT-1 (Jaghouar et al. 2024) every 100, in int8.
 LOCAL_STEPS: Final = (10, 30, 100, 300, 500)
@@ -84,18 +83,6 @@ def candidates(profile: Profile, cluster: Cluster, codecs: Sequence[str], estima
     exchange = half if outer is None else Problem(profile, cluster, outer, Constraints(servers=True))
     found.append(_local_steps(exchange, OUTER_CODEC if outer else BF16, "" if outer is None else found[2].times))
     return found
-
-
-def is_sound(codec: str, *, adam: bool) -> bool:
-    """Whether it keeps quality: under SGD with momentum all with feedback do."""
-    return not adam or all(half.partition(":")[0] in SOUND_UNDER_ADAM for half in codec.split("/"))
-
-
-def keeps_residual(codec: str) -> bool:
-    """Whether a worker keeps, in float32, what the codec of its push has not sent yet."""
-    from psgc.codecs.registry import parse_scheme  # which loads numba
-
-    return codec in PUBLISHED_BYTES or parse_scheme(codec).feedback  # those that are published and no codecs of psgc keep one, too
 
 
 def considered(profile: Profile) -> tuple[str, ...]:

@@ -1,0 +1,69 @@
+"""An assessed plan as JSON: what ``psgc plan --json`` prints and ``-o`` writes. Times in milliseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psgc.plan.model.lanes import busy_us, overlap, spans
+from psgc.plan.model.plan import Plan
+from psgc.plan.model.quality import OPTIMIZERS, encodings, residual_bytes, server_residual_bytes
+from psgc.plan.report.assessment import BASELINE, Assessment
+from psgc.plan.report.sentences import about_memory, about_quality, about_running, codec_names, unsound, verdict
+
+
+def document(assessed: Assessment) -> dict[str, Any]:
+    """The plan, and what is said of it."""
+    problem, found, bounds = assessed.problem, assessed.found, assessed.bounds
+    busy = spans(assessed.simulated)
+    steps = {name: us / 1e3 for name, us in assessed.steps_us.items()}
+    prediction = {
+        "method": assessed.method, "codec": codec_names(problem), "step_ms": found.step_us / 1e3, "methods": steps,
+        "gain": assessed.gain, "margin": assessed.margin, "verdict": verdict(assessed), **_beside_bf16(assessed), "overlap": overlap(busy),
+        "lanes": [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(busy).items()], "notes": list(assessed.job.notes),
+        "quality": _quality(assessed), "memory": _memory(assessed), "running": _running(assessed),
+    }  # fmt: skip
+    plan = Plan(problem.profile.model, problem.cluster.name, found.buckets, prediction)
+    return {
+        **plan.to_json(), "select_ms": found.select_us / 1e3, "bound_ms": bounds.bound_ms, "options_considered": found.options_considered,
+        "step_ms": found.step_us / 1e3, "fp32_step_ms": steps[BASELINE], "runnable": assessed.running.runs,
+        "lower_bound_ms": bounds.given_us / 1e3, "lower_bound_any_bucketing_ms": bounds.any_us / 1e3,
+    }  # fmt: skip
+
+
+def _beside_bf16(assessed: Assessment) -> dict[str, Any]:
+    """bf16_step_ms: of bf16 gradients, uncompressed; None where encoding is only a cast. compressed_step_ms: of the plan that encodes."""
+    half, over = assessed.bf16, assessed.over_bf16
+    return {
+        "uncompressed_step_ms": assessed.peer.step_us / 1e3, "compressed_step_ms": None if assessed.encoded is None else assessed.encoded_us / 1e3,
+        "bf16_step_ms": None if half is None else half.step_us / 1e3, "gain_over_bf16": None if half is None else over.gain,
+        "margin_over_bf16": None if half is None else over.margin,
+    }  # fmt: skip
+
+
+def _quality(assessed: Assessment) -> dict[str, Any]:
+    """encodes: of each bucket, in the plan's order, how often it is encoded on the way to the mean, by servers included."""
+    names = unsound(assessed)
+    return {
+        "optimizer": OPTIMIZERS[not assessed.adam], "sound": not names, "unsound_codecs": names,
+        "encodes": [encodings(bucket) for bucket in assessed.found.buckets],
+        "one_encode_step_ms": None if assessed.once is None else assessed.once.step_us / 1e3, "told": about_quality(assessed),
+    }  # fmt: skip
+
+
+def _memory(assessed: Assessment) -> dict[str, Any]:
+    buckets = assessed.found.buckets
+    return {
+        "residual_bytes": residual_bytes(buckets),
+        "server_residual_bytes": server_residual_bytes(buckets),
+        "told": about_memory(buckets),
+    }
+
+
+def _running(assessed: Assessment) -> dict[str, Any]:
+    """refused: the places of the buckets that a job of this version cannot run; runnable_step_ms: of the best plan found that one can."""
+    found = assessed.running
+    instead = assessed.found if found.runs else found.instead
+    return {
+        "runs": found.runs, "refused": list(found.refused), "runnable_step_ms": None if instead is None else instead.step_us / 1e3,
+        "told": about_running(assessed),
+    }  # fmt: skip

@@ -1,0 +1,85 @@
+"""Whether a job of this version can run a plan, and the best plan that one can.
+
+Jobs push to servers and encode on CPUs (``runtime`` holds plans against that). Where the cluster has no servers, jobs have one on each node,
+which shares the node's link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from psgc.errors import CodecError, UsageError
+from psgc.plan.inputs.cluster import Cluster
+from psgc.plan.methods.registry import find
+from psgc.plan.methods.result import Found
+from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.options import CARRIED, encodes
+from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
+from psgc.plan.model.problem import PUBLISHED_BYTES, Problem
+from psgc.plan.planfile.runtime import not_carried
+
+SEARCH = "psgc"  # the method that searches
+
+
+@dataclass(frozen=True)
+class Running:
+    """refused: the places of the plan's buckets that a job cannot run; of those, ``instead`` is the best plan found that a job can, None where
+    there is none, on ``problem``; without: why that plan encodes nothing, "" if it may."""
+
+    refused: tuple[int, ...]
+    instead: Found | None
+    problem: Problem
+    without: str = ""
+
+    @property
+    def runs(self) -> bool:
+        return not self.refused
+
+
+def running(problem: Problem, buckets: Sequence[PlannedBucket]) -> Running:
+    """Whether a job can run these buckets, and, if not, what it can."""
+    refused = tuple(not_carried(buckets))
+    if not refused:
+        return Running((), None, problem)
+    limited = as_jobs_run(problem)
+    try:
+        encoded = any(encodes(option) for option in limited.options)
+        found = find(SEARCH, limited)
+    except UsageError:  # the constraints leave nothing that a job runs
+        return Running(refused, None, limited)
+    why = next((why for codec in problem.used if (why := _why_not(codec))), "")
+    return Running(refused, found, limited, "" if encoded else why)
+
+
+def as_jobs_run(problem: Problem) -> Problem:
+    """The problem with nothing but what jobs run."""
+    constraints = replace(problem.constraints, runtime=True, servers=True)
+    others = tuple((pattern, _runnable(codec, problem)) for pattern, codec in problem.others)
+    codec = _runnable(problem.codec, problem)
+    return replace(problem, cluster=with_servers(problem.cluster), codec=codec, others=others, constraints=constraints)
+
+
+def with_servers(cluster: Cluster) -> Cluster:
+    """The cluster with a server on each node, unless it has servers."""
+    return cluster if cluster.servers else replace(cluster, servers=cluster.nodes, servers_on_nodes=True, server=None)
+
+
+def _runnable(codec: CodecCosts, problem: Problem) -> CodecCosts:
+    return codec if codec.name == UNCOMPRESSED or not _why_not(codec) else problem.without
+
+
+def _why_not(codec: CodecCosts) -> str:
+    """Why a job cannot encode with it by a plan."""
+    device = next(action.partition("@")[2] for action in CARRIED[1] if action.startswith("comp@"))
+    if codec.name in PUBLISHED_BYTES:
+        return f"{codec.name} is not one of psgc's codecs"
+    if not codec.knows(device):
+        return f"there are no times of {codec.name} on the {device.upper()}, where jobs encode; psgc profile measures them"
+    from psgc.codecs.registry import parse_scheme
+
+    try:
+        whole = parse_scheme(codec.name).whole
+    except CodecError as error:
+        return str(error)
+    return f"{codec.name} does not cut tensors, which plans do; psgc run --codec {codec.name} runs it without a plan" if whole else ""

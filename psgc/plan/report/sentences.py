@@ -1,0 +1,149 @@
+"""What ``psgc plan`` says of an assessed plan, in sentences: the verdict, quality, memory, whether a job can run it, and the bound.
+
+Owns the words; the figures are ``assessment``'s.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from psgc.plan.model.options import encodes
+from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
+from psgc.plan.model.problem import Problem
+from psgc.plan.model.quality import encodings, is_sound, residual_bytes, server_residual_bytes
+from psgc.plan.report.assessment import BEST, Assessment
+from psgc.plan.report.wording import counted, gigabytes, longer, ms, percent
+
+WORTH_TELLING: Final = 10.0  # times a bound: a plan further off has none worth the name
+
+
+def codec_names(problem: Problem) -> str:
+    """What buckets may be encoded with: one codec, or several."""
+    return " and ".join(codec.name for codec in problem.used) or UNCOMPRESSED
+
+
+def verdict(assessed: Assessment) -> str:
+    """Whether to compress, by how much it pays over fp32 and over bf16, how sure that is, and what the method's plan is beside the best."""
+    said = _compression_verdict(assessed)
+    if assessed.method == BEST or not assessed.best.step_us:
+        return said
+    more = assessed.found.step_us / assessed.best.step_us - 1
+    return f"{said}; the plan of {assessed.method} takes {longer(more)} than that of {BEST}"
+
+
+def _compression_verdict(assessed: Assessment) -> str:
+    if assessed.encoded is None:
+        return f"compression is ruled out: {ms(assessed.plain.step_us)} ms without it"
+    if not assessed.plain.step_us:
+        return "do not compress: a step takes no time without it"
+    gain, margin, codec = assessed.gain, assessed.margin, codec_names(assessed.problem)
+    peer = assessed.peer.step_us
+    place = "uncompressed" if peer == assessed.plain.step_us else "uncompressed by all-reduce, as DistributedDataParallel sends them"
+    said = f"with {codec} the step takes {longer(-gain)}, +-{percent(margin)}: {ms(assessed.encoded_us)} ms in place of {ms(peer)} {place}"
+    said += _beside_bf16(assessed)
+    if gain > margin:
+        return f"{_compress(assessed)}: {said}"
+    written = "" if assessed.method != BEST else "; the plan compresses all the same, as asked" if _encodes(assessed) else ""
+    if gain < -margin:
+        return f"do not compress: {said}{written}"
+    if abs(gain) < margin and not _search_encodes(assessed):
+        return f"do not compress, there is nothing to gain: {said}{written}"
+    return f"a tie, so do not compress: {said}{written or '; --force plans it all the same, to be measured'}"
+
+
+def _compress(assessed: Assessment) -> str:
+    """What to do where compression pays over fp32."""
+    what = "compress"
+    if assessed.bf16 is not None and not assessed.over_bf16.sure:
+        what = "send bf16 gradients, or compress"
+    return f"{what}, with SGD only" if unsound(assessed) else what
+
+
+def _beside_bf16(assessed: Assessment) -> str:
+    """Both numbers, and whose the gain is."""
+    if assessed.bf16 is None:
+        return ""
+    codec, over, half = codec_names(assessed.problem), assessed.over_bf16, ms(assessed.bf16.step_us)
+    said = f"; bf16 gradients take {half} ms uncompressed"
+    if over.sure:
+        return f"{said}, and {codec} saves {percent(over.gain)} of that, +-{percent(over.margin)}"
+    if assessed.gain > assessed.margin:
+        more = f"{codec} takes {longer(-over.gain)}, +-{percent(over.margin)}"
+        return f"{said}, so all of the gain is bf16's ({more})"
+    return said
+
+
+def _encodes(assessed: Assessment) -> bool:
+    return any(encodes(bucket.option) for bucket in assessed.found.buckets)
+
+
+def _search_encodes(assessed: Assessment) -> bool:
+    """Whether the search found a use for the codec at all."""
+    return assessed.encoded is not None and assessed.searched_encodes
+
+
+def unsound(assessed: Assessment) -> list[str]:
+    """The codecs of the plan that encodes which cost quality under the optimizer."""
+    used = {bucket.codec for bucket in assessed.encoded or () if encodes(bucket.option)}
+    return sorted(codec for codec in used if not is_sound(codec, adam=assessed.adam))
+
+
+def about_quality(assessed: Assessment) -> list[str]:
+    """Lines on what the plan that encodes costs in quality; none where nothing is encoded."""
+    lines = []
+    if names := unsound(assessed):
+        whose = "an Adam-like optimizer (--optimizer sgd if you train with SGD and momentum)" if assessed.adam else "SGD"
+        lines.append(f"quality: {', '.join(names)} cost{'s' if len(names) == 1 else ''} quality under {whose}; see docs/optimizers.md")
+    if _encodes(assessed):
+        lines.append(f"quality: {_encodings_text(assessed)}")
+    return lines
+
+
+def _encodings_text(assessed: Assessment) -> str:
+    buckets = assessed.found.buckets
+    counts = [encodings(bucket) for bucket in buckets]
+    most = max(counts)
+    text = f"{counted(sum(count > 0 for count in counts), 'bucket')} of {len(counts)} encoded, {counted(most, 'time')} at most on the way to the mean"
+    if any(".pull.c" in action for bucket in buckets for action in bucket.option):
+        text += ", by servers included"
+    if most > 1:
+        text += "; each encoding loses a little"
+    if assessed.once is not None:
+        text += f"; with one encoding at most (most_encodes = 1 in --constraints) the step takes {ms(assessed.once.step_us)} ms"
+    return text
+
+
+def about_memory(buckets: tuple[PlannedBucket, ...]) -> list[str]:
+    """A line on the memory of residuals; none where codecs keep none."""
+    worker, servers = residual_bytes(buckets), server_residual_bytes(buckets)
+    if not worker and not servers:
+        return []
+    beside = f", and {gigabytes(servers)} over the servers" if servers else ""
+    return [f"memory: residuals (what error feedback has not sent yet) take {gigabytes(worker)} in each worker{beside}"]
+
+
+def about_running(assessed: Assessment) -> str:
+    """Whether a job of this version runs the plan, and what one can run instead."""
+    found = assessed.running
+    if found.runs:
+        return "this version runs the plan: psgc run --plan"
+    many = len(assessed.found.buckets)
+    option = " ".join(assessed.found.buckets[found.refused[0]].option)
+    head = f"this version cannot run the plan: {len(found.refused)} of its {counted(many, 'bucket')} take what jobs do not carry, such as {option}"
+    if found.instead is None:
+        return f"{head}; the constraints leave nothing that jobs carry"
+    where = "" if assessed.problem.cluster.servers else ", a server on each node added"
+    encoded = "" if any(encodes(bucket.option) for bucket in found.instead.buckets) else ", uncompressed"
+    why = f" ({found.without})" if found.without else ""
+    return f"{head}; the best plan that can run today, by --runnable{where}, takes {ms(found.instead.step_us)} ms{encoded}{why}"
+
+
+def from_best(assessed: Assessment) -> str:
+    """How far the plan can be from the best there is."""
+    texts = []
+    for bound, space in ((assessed.bounds.given_us, "with these buckets"), (assessed.bounds.any_us, "with any buckets")):
+        told = assessed.found.step_us < bound * WORTH_TELLING
+        texts.append(
+            f"at most {percent(max(assessed.found.step_us / bound - 1, 0.0))} from the best {space}" if told else f"no bound {space}"
+        )
+    return "; ".join(texts)
