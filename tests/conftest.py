@@ -58,7 +58,7 @@ def free_port() -> int:
 @dataclass
 class Process:
     name: str
-    popen: subprocess.Popen[str] | Preloaded
+    popen: subprocess.Popen[str]
     hang_s: float
     text: str = ""
 
@@ -104,14 +104,14 @@ class Job:
         )  # fmt: skip
         full.update(self.env)
         full.update(env)
-        popen: subprocess.Popen[str] | Preloaded
+        options: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True,
+        }  # fmt: skip
+        popen: subprocess.Popen[str]
         if command[0] == sys.executable and all(variable.startswith(SETTINGS) for variable in {**self.env, **env}):
-            popen = Preloaded(command[1:], full)
+            popen = Preloaded(command[1:], full, **options)
         else:  # what else is set may be read where a module is imported
-            popen = subprocess.Popen(
-                command, env=full, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                start_new_session=True,
-            )  # fmt: skip
+            popen = subprocess.Popen(command, env=full, text=True, **options)
         process = Process(name, popen, self.hang_s)
         self.processes.append(process)
         return process

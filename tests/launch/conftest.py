@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.preloaded import FIXED_BY_IMPORTS, Preloaded
+
 JOBS = Path(__file__).parent.parent / "jobs"
 MARK = "PSGC_TEST_FAULT"
 SETTINGS = ("DMLC_", "PSGC_", "BYTEPS_")
@@ -28,10 +30,11 @@ sys.exit(status)
 
 
 class Launched:
-    """Starts ``python ARGUMENTS`` with a clean environment and the test's mark."""
+    """Starts ``python ARGUMENTS`` with a clean environment and the test's mark: a variable, and a pipe that forked processes keep open."""
 
     def __init__(self) -> None:
         self.mark = f"{MARK}={os.urandom(8).hex()}".encode()
+        self.pipe = os.pipe()
         clean = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
         limits = {"PSGC_HEARTBEAT_S": "0.3", "PSGC_SILENCE_S": "1", "PSGC_ABORT_GRACE_S": "2"}
         name, _, value = self.mark.decode().partition("=")
@@ -43,7 +46,18 @@ class Launched:
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
+    def preloaded(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        """The same, forked from a process that has imported everything, as are the Python processes that it starts."""
+        if any(name.startswith(FIXED_BY_IMPORTS) for name in env):
+            return self.python(*arguments, **env)
+        return Preloaded(
+            arguments, {**self.env, **env}, self.pipe[1], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
     def psgc(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        return self.preloaded("-m", "psgc.launch", *arguments, **env)
+
+    def fresh_psgc(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         return self.python("-m", "psgc.launch", *arguments, **env)
 
     def job(self, *arguments: str) -> subprocess.Popen[str]:
@@ -53,7 +67,7 @@ class Launched:
         return popen
 
     def psgc_launch(self, *command: str, **env: str) -> subprocess.Popen[str]:
-        return self.python("-c", "from psgc.launch.job.bpslaunch import main; main()", *command, **env)
+        return self.preloaded("-c", "from psgc.launch.job.bpslaunch import main; main()", *command, **env)
 
     def supervised(
         self, *children: tuple[str, str, bool], prefix: bool = True, grace_s: float = 8, save_s: float = 60
@@ -83,11 +97,19 @@ class Launched:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
-                    if self.mark in (entry / "environ").read_bytes().split(b"\0"):
+                    if self.mark in (entry / "environ").read_bytes().split(b"\0") or self._holds_the_pipe(entry):
                         found.add(int(entry.name))
                 except OSError:
                     continue
         return found
+
+    def _holds_the_pipe(self, process: Path) -> bool:
+        pipe = os.readlink(f"/proc/self/fd/{self.pipe[1]}")
+        return int(process.name) != os.getpid() and any(os.readlink(fd) == pipe for fd in (process / "fd").iterdir())
+
+    def close(self) -> None:
+        for end in self.pipe:
+            os.close(end)
 
 
 @pytest.fixture
@@ -108,4 +130,5 @@ def launched() -> Iterator[Launched]:
     left = launcher.left()
     for pid in left:
         os.kill(pid, signal.SIGKILL)
+    launcher.close()
     assert not left, "processes were left behind"

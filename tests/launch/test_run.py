@@ -200,7 +200,8 @@ def test_a_worker_killed_in_mid_step_is_named_by_its_signal(launched: Any) -> No
 @pytest.mark.parametrize("member", ["scheduler", "server"])
 def test_a_scheduler_or_server_that_is_killed_ends_the_job_and_is_named(launched: Any, member: str) -> None:
     popen = launched.job()
-    victim = next(pid for pid in launched.left() if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(f"role\0{member}\0".encode()))
+    _guardian, *members = map(int, Path(f"/proc/{popen.pid}/task/{popen.pid}/children").read_text().split())  # as they were started
+    victim = members[("scheduler", "server").index(member)]
     os.kill(victim, signal.SIGKILL)
     status, _, err = launched.end(popen)
     assert status == 128 + signal.SIGKILL

@@ -29,7 +29,7 @@ def whole() -> bytes:
 
 def saving_job(launched: Any, path: Path, seconds: float, **env: str) -> Any:
     """Rank 1 is killed while rank 0 writes."""
-    popen = launched.psgc("run", "--no-prefix", "--", sys.executable, str(SAVES), str(path), "--seconds", str(seconds), **env)
+    popen = launched.fresh_psgc("run", "--no-prefix", "--", sys.executable, str(SAVES), str(path), "--seconds", str(seconds), **env)
     launched.read_until(popen, "writing")
     marked = launched.left()
     (victim,) = (pid for pid in marked if b"BYTEPS_LOCAL_RANK=1" in environment(pid) and b"saves.py" in command(pid))
