@@ -24,6 +24,7 @@ import threading
 import time
 import traceback
 import types
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,7 +32,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
-IMPORTED = ("psgc.torch", "psgc.server.loop", "psgc.scheduler.loop", "psgc.codecs.registry", "psgc.launch.job.bpslaunch", "psgc.launch.cli")
+IMPORTED = (
+    "psgc.torch", "psgc.server.loop", "psgc.scheduler.loop", "psgc.codecs.none", "psgc.launch.job.bpslaunch", "psgc.launch.cli",
+    "torch._dynamo",  # which the first optimizer of a process imports
+)  # fmt: skip
 FIXED_BY_IMPORTS = ("NUMBA_", "OMP_", "PYTHON", "XDG_")  # settings that are read when a library is imported
 TETHER = "psgc/launch/supervision/tether.py"
 _Popen = subprocess.Popen
@@ -76,13 +80,15 @@ class Preloaded(_Popen[str]):
             raise subprocess.TimeoutExpired("python", timeout or 0)
         return status
 
-    def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:  # noqa: A002 - as Popen calls it
+    def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
         """Everything that it says from here on, once it has ended; what was read before a time-out is kept for the next call."""
         assert input is None
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._readers:
             self._readers = [
-                threading.Thread(target=self._read, args=(stream,), daemon=True) for stream in (self.stdout, self.stderr) if stream is not None
+                threading.Thread(target=self._read, args=(stream,), daemon=True)
+                for stream in (self.stdout, self.stderr)
+                if stream is not None
             ]
             for reader in self._readers:
                 reader.start()
@@ -191,6 +197,7 @@ def _become_child(
         os.closerange(fd + 1, following)
     for fd in pass_fds:
         os.set_inheritable(fd, True)
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # its temporary folders, say, are its parent's
     tracker: Any = multiprocessing.resource_tracker._resource_tracker  # type: ignore[attr-defined]
     tracker._fd = tracker._pid = None  # its descriptor is closed
     if args[1:3] == ["-I", "-S"]:
@@ -216,7 +223,11 @@ def _tethered(script: list[str]) -> list[str]:
 
 
 def _run(
-    command: Sequence[str], env: Mapping[str, str], cwd: str | None, files: list[multiprocessing.connection.Connection], start_new_session: bool
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str | None,
+    files: list[multiprocessing.connection.Connection],
+    start_new_session: bool,
 ) -> None:
     """In the process that the server has forked."""
     if start_new_session:
@@ -238,7 +249,7 @@ def _become(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> 
     if cwd is not None:
         os.chdir(cwd)
     unbuffered = bool(env.get("PYTHONUNBUFFERED"))
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _text(1, unbuffered)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _text(2, True)  # type: ignore[misc]
     os.environ.clear()

@@ -21,6 +21,7 @@ from psgc.launch.profiling.links import MOST_GBPS, PARTS_IN_FLIGHT, SIZES, Trips
 from psgc.plan.inputs.cluster import load_cluster
 from psgc.plan.inputs.profile import CostCurve, Spread, load_profile
 from tests.plan.commands import psgc
+from tests.preloaded import run_preloaded
 
 JOB = Path(__file__).parents[1] / "jobs" / "tiny.py"
 HANG_S = 240.0  # a busy machine may take long to start processes
@@ -29,8 +30,7 @@ FREE = CostCurve((1.0, 2.0), (0.0, 0.0), (0.0, 0.0))
 
 def profile(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, which measures nothing else's threads and memory."""
-    command = [sys.executable, "-m", "psgc.launch", "profile", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env}, timeout=HANG_S)
+    return run_preloaded("-m", "psgc.launch", "profile", *arguments, env={**os.environ, **env}, timeout=HANG_S)
 
 
 def test_a_job_of_two_workers_is_profiled_and_ended(tmp_path: Path) -> None:

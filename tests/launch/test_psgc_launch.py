@@ -98,17 +98,22 @@ def test_arguments_reach_the_command_as_they_were_given(launched: Any) -> None:
     ],
 )
 def test_a_worker_that_ends_without_joining_ends_the_job_on_the_other_machines_at_once(
-    launched: Any, code: str, status: int, said: str
+    launched: Any, tmp_path: Path, code: str, status: int, said: str
 ) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     job = {**TWO_NODES, "DMLC_PS_ROOT_PORT": port, "PSGC_REGISTER_TIMEOUT_S": "10000", "PSGC_SILENCE_S": "60", "PSGC_DEAD_S": "1000"}
-    waiting = [launched.psgc_launch(**job, DMLC_ROLE=role) for role in ("scheduler", "server")]
-    waiting.append(launched.psgc_launch(*STEPS, "1", **job, DMLC_ROLE="worker", DMLC_WORKER_ID="0"))
-    absent = launched.psgc_launch(
-        sys.executable, "-c", f"import time; time.sleep(5)\n{code}", **job, DMLC_ROLE="worker", DMLC_WORKER_ID="1"
-    )
+    waiting = [
+        launched.psgc_launch(**{**job, "PSGC_SILENCE_S": "0.5"}, DMLC_ROLE="scheduler"),  # it soon says who is missing
+        launched.psgc_launch(**job, DMLC_ROLE="server"),
+        launched.psgc_launch(*STEPS, "1", **job, DMLC_ROLE="worker", DMLC_WORKER_ID="0"),
+    ]
+    until = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'all the others wait')!r}): time.sleep(0.05)\n"
+    absent = launched.psgc_launch(sys.executable, "-c", until + code, **job, DMLC_ROLE="worker", DMLC_WORKER_ID="1")
+    while "waiting for node 1 (DMLC_WORKER_ID=1) to register" not in waiting[0].stderr.readline():
+        assert waiting[0].poll() is None
+    (tmp_path / "all the others wait").touch()
     ended, _, err = launched.end(absent)
     assert ended == status
     assert "never joined the job" in err.splitlines()[-1] or status

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.preloaded import run_preloaded
 
 pytestmark = pytest.mark.timeout(300)  # the job is the first test's set-up
 DYING = """
@@ -69,8 +71,8 @@ def test_two_backwards_a_step_lose_nothing_of_what_error_feedback_keeps(ranks: l
 
 
 def test_a_rank_that_dies_before_its_backward_ends_the_others_in_theirs() -> None:
-    command = [sys.executable, "-m", "psgc.launch", "run", "--no-prefix", "--workers", "2", "--", sys.executable, "-c", DYING]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = ("-m", "psgc.launch", "run", "--no-prefix", "--workers", "2", "--", sys.executable, "-c", DYING)
+    done = run_preloaded(*command, env=os.environ, timeout=120)
     assert done.returncode != 0
     told = [line for line in done.stdout.splitlines() if line.startswith("in backward: 2 ")]
     assert len(told) == 1 and "rank 1 ended with ValueError: no more data" in told[0], done.stdout + done.stderr

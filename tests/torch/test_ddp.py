@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from psgc.torch.ddp import wrappers
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.exchange import Arrival, DdpExchange
 from psgc.torch.session import api
+from tests.preloaded import run_preloaded
 
 SHAPES = {"a": (4, 3), "b": (5,), "empty": (0,), "c": (2, 2), "d": (7,)}
 Grads = dict[str, torch.Tensor]
@@ -394,8 +394,8 @@ for step in range(100):
         raise ValueError("no more data")
     model(torch.ones(2, 300)).sum().backward()
 """
-    command = [sys.executable, "-m", "psgc.launch", "run", "--workers", "2", "--", sys.executable, "-c", script]
-    done = subprocess.run(command, env={**os.environ, "PSGC_ABORT_GRACE_S": "20"}, capture_output=True, text=True, timeout=100, check=False)
+    command = ("-m", "psgc.launch", "run", "--workers", "2", "--", sys.executable, "-c", script)
+    done = run_preloaded(*command, env={**os.environ, "PSGC_ABORT_GRACE_S": "20"}, timeout=100)
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert lines[-1].startswith("psgc run: rank 1 ended with ValueError: no more data"), done.stderr
