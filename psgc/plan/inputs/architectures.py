@@ -1,7 +1,7 @@
-"""Well-known models by name: their tensors, and what each costs to compute. All of it computed from the architectures, nothing measured.
+"""Well-known models by name: their tensors and the FLOPs of each. Everything is computed from the architectures; nothing is measured.
 
-Owns shapes, names and multiply-adds. A tensor's forward cost is that of the layer it is the weight of, 2 FLOPs a multiply-add;
-embeddings, biases and norms cost nothing, and attention's products are left out. Backward costs twice as much.
+Owns shapes, names and multiply-adds. A weight tensor's forward cost is the cost of its layer, 2 FLOPs a multiply-add;
+embeddings, biases and norms cost nothing, and attention's matrix products are left out. Backward costs twice as much.
 Sources: Simonyan and Zisserman 2015 (VGG), He et al. 2016 (ResNet), Kim et al. 2020 (U-GAT-IT), Devlin et al. 2019 (BERT, with a
 question-answering head), Radford et al. 2019 (GPT-2), the PyTorch word-language-model LSTM with tied embeddings, Touvron et al. 2023 and
 Dubey et al. 2024 (Llama shapes of 1B and 8B).
@@ -19,7 +19,7 @@ from psgc.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor. flops: of its layer's forward pass, for one item (an image or a token)."""
+    """One tensor. flops: of its layer's forward pass for one item (an image or a token)."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A model's tensors in forward order. item: what one of ``batch`` is, e.g. an image; batch: on one GPU, by default."""
+    """A model's tensors in forward order. item: what ``batch`` counts, e.g. images; batch: the default for one GPU."""
 
     name: str
     item: str
@@ -140,7 +140,7 @@ def bert_base() -> list[Weight]:
 
 
 def gpt2() -> list[Weight]:
-    # the output layer shares the token embedding's weight, and so its cost is that tensor's
+    # the output layer shares the token embedding's weight, so that tensor has the output layer's cost
     weights = [Weight("wte.weight", (50257, 768), 2.0 * 50257 * 768), Weight("wpe.weight", (1024, 768))]
     for layer in range(12):
         name = f"h.{layer}"
@@ -192,7 +192,7 @@ def architecture_names() -> tuple[str, ...]:
 
 
 def architecture(name: str) -> Architecture:
-    """The model of that name. Raises UsageError naming those there are."""
+    """The model of that name. Raises UsageError that lists the known names."""
     found = _MODELS.get(name.lower().replace("_", "-"))
     if found is None:
         raise UsageError(f"unknown model {name!r}; choose one of {', '.join(_MODELS)}")

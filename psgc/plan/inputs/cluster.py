@@ -21,7 +21,7 @@ A worker encodes and decodes as many parts at once as it has threads, a server s
 profile`` measures them. Without ``cores`` and ``codec_threads`` a node has one part at a time encoded or decoded, for one rank after the other: for
 codec times of a node's whole CPU.
 
-Owns the file's shape and its errors. Gbit/s are 1e9 bit/s; a latency is one message's, from send to receipt.
+Owns the file's format and its errors. Gbit/s are 1e9 bit/s; a latency is the fixed time of one message, from send to receipt.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from psgc.errors import UsageError
 from psgc.plan.inputs.documents import is_number, read_document, shown
 from psgc.pool import threads_of
 
-MOST_MACHINES: Final = 1_000_000  # nodes, servers, or GPUs of a node: a typing error beyond
+MOST_MACHINES: Final = 1_000_000  # nodes, servers, or GPUs of a node; a larger number is a typing error
 LEAST_GBPS: Final = 1e-6
-MOST_THREADS: Final = 1024  # of a process: a typing error beyond
+MOST_THREADS: Final = 1024  # of a process; a larger number is a typing error
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One way. gbps: 1e9 bit/s."""
+    """A link in one direction. gbps: 1e9 bit/s; latency_us: of one message, whatever its size."""
 
     gbps: float
     latency_us: float
@@ -55,7 +55,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """See the module's text. source: where its figures come from."""
+    """The file's fields, see above. source: the origin of its figures."""
 
     name: str
     nodes: int

@@ -1,7 +1,6 @@
 """Reading what users wrote: JSON and TOML files, and numbers in them.
 
-Owns the errors that all such files share: unreadable, malformed, no number, or one beyond what any job has. What the fields mean is others'
-business.
+Owns the errors that all such files share: unreadable, malformed, not a number, or out of range. Knows no field's meaning.
 """
 
 from __future__ import annotations
@@ -41,6 +40,6 @@ def is_number(value: Any, *, above: bool = False) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A wrong value in an error: not a page of it."""
+    """A wrong value as an error message quotes it: shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}.."

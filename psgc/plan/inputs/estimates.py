@@ -1,7 +1,7 @@
-"""How long codecs would take on GPUs that nobody measured them on: the bytes they read and write, over what memory gives.
+"""Estimated codec times on GPUs where codecs were not measured: the bytes that a codec reads and writes, over the memory's bandwidth.
 
-An estimate, and labelled as one wherever it is used: a fused kernel is bound by memory, reaches 70 % of its bandwidth and costs 10 us to
-launch with what it waits for. Owns the bytes, and the bandwidths of GPUs and between them. Where a profile has measured times, those are used.
+The model: a fused kernel is bound by memory, reaches 70 % of its bandwidth, and its launch and synchronisation cost 10 us. Every use is
+labelled as an estimate, and measured times of a profile take precedence. Owns the bytes, and the bandwidths of GPUs' memory and links.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SELECTION_PASSES: Final = {"topk": 4}  # over gradient and residual, to find th
 def cluster_of(
     gpu: str, nodes: int, gpus_per_node: int, gbps: float, latency_us: float, servers: int = 0, intra_gbps: float | None = None
 ) -> Cluster:  # fmt: skip
-    """Nodes with that link, and within them what such GPUs usually have. Raises UsageError naming the field."""
+    """A cluster with that link between nodes, and the usual link between such GPUs within one. Raises UsageError naming the field."""
     within = INTRA_GBPS.get(gpu.lower(), PCIE_GBPS) if intra_gbps is None else intra_gbps
     document = {
         "nodes": nodes, "gpus_per_node": gpus_per_node, "servers": servers, "intra": {"gbps": within, "latency_us": INTRA_LATENCY_US},
@@ -43,8 +43,8 @@ def cluster_of(
 
 
 def with_estimates(profile: Profile, memory_gbps: float | None, names: Iterable[str]) -> tuple[Profile, frozenset[str]]:
-    """The profile with estimated times, on a GPU with that memory, for codecs that it has none of on any device; and which those are. A
-    codec of which nothing is known stays as it was, as all do on a GPU of which nothing is."""
+    """The profile with estimated times for codecs without measured ones, on a GPU with that memory bandwidth; and the names of these codecs.
+    Nothing is estimated for an unknown codec, or on an unknown GPU."""
     if memory_gbps is None:
         return profile, frozenset()
     missing = {name for name in names if not {name, _bare(name)} & profile.codecs.keys() and _bare(name) in _PAYLOADS}
@@ -53,7 +53,7 @@ def with_estimates(profile: Profile, memory_gbps: float | None, names: Iterable[
 
 
 def estimates_notes(names: Collection[str], memory_gbps: float | None) -> list[str]:
-    """A line that says which codecs' times are estimates, and what they rest on; none if none are."""
+    """A note that names the codecs with estimated times and the model's assumptions; no note if there are none."""
     if not names or memory_gbps is None:
         return []
     return [
@@ -62,7 +62,7 @@ def estimates_notes(names: Collection[str], memory_gbps: float | None) -> list[s
 
 
 def estimate(name: str, memory_gbps: float) -> CostCurve:
-    """Encoding, with what keeps the residual, and decoding a payload and adding it."""
+    """The curves of encoding (the update of the residual included), and of decoding a payload and adding it."""
     payload, feedback = _PAYLOADS[name]
     selection = _SELECTION_PASSES.get(name, 0)
     # The gradient is read and the payload written. With feedback the residual is read too, and a second pass, when the result has come,
@@ -78,7 +78,7 @@ def estimate(name: str, memory_gbps: float) -> CostCurve:
 
 
 def known_memory_gbps(gpu: str) -> float | None:
-    """GB/s of the GPU's memory, None for one that nobody entered."""
+    """GB/s of the GPU's memory; None if the table has no such GPU."""
     return MEMORY_GBPS.get(gpu.lower())
 
 

@@ -1,4 +1,4 @@
-"""Traces that torch.profiler exports (Kineto's Chrome JSON), read for what ``traces`` needs of them."""
+"""Reader of traces that torch.profiler exports (Kineto's Chrome JSON), for ``traces``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GZIP: Final = b"\x1f\x8b"
 
 
 def read(path: Path) -> tuple[Trace, str]:
-    """The trace in ``path``, JSON or gzipped JSON, and the GPU that it was made on, if it says so. Raises UsageError, in one line, for a file that is none."""
+    """The trace in ``path`` (JSON or gzipped JSON), and its GPU's name if it has one. Raises UsageError, in one line, for any other file."""
     try:
         data = path.read_bytes()
         document = json.loads(gzip.decompress(data) if data[:2] == _GZIP else data)

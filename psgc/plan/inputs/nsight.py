@@ -1,7 +1,7 @@
-"""Traces that Nsight Systems exports as SQLite (``nsys export --type sqlite``), read for what ``traces`` needs of them.
+"""Reader of traces that Nsight Systems exports as SQLite (``nsys export --type sqlite``), for ``traces``.
 
-Gradients and their shapes are there if the training ran under ``torch.autograd.profiler.emit_nvtx(record_shapes=True)``. Sizes of NCCL's
-messages are not: links are not read from such a trace.
+Such a trace has gradients and their shapes if the training ran under ``torch.autograd.profiler.emit_nvtx(record_shapes=True)``. It has no sizes
+of NCCL's messages, so no links are derived from it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KERNELS: Final = """
 
 
 def read(path: Path) -> tuple[Trace, str]:
-    """The trace in ``path``, and the GPU that it was made on, if it says so. Raises UsageError, in one line, for a file that is none."""
+    """The trace in ``path``, and its GPU's name if it has one. Raises UsageError, in one line, for any other file."""
     trace, gpu = Trace(), ""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:

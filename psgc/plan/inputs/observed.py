@@ -1,6 +1,6 @@
-"""From observed iterations to a profile: outliers left out, medians taken, the spread kept.
+"""From observed iterations to a profile: medians without outliers, and their spread.
 
-Pure: times come in as numbers. What takes them (hooks, clocks, devices) is ``psgc.torch.gradients.profiler``'s business.
+Pure: times are plain numbers. ``psgc.torch.gradients.profiler`` measures them, with hooks and clocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNSTEADY: Final = 0.1  # an interquartile range of more than this share of the m
 class Iteration:
     """One iteration of training without communication beside it.
 
-    ready_us:   by tensor, from the first gradient's readiness on; without those that backward did not reach.
+    ready_us:   by tensor, from the first gradient's readiness on; tensors that backward did not reach are missing.
     tail_us:    from the last gradient until the trainer asked for the synchronized ones.
     forward_us: everything else: from the end of synchronization to the next iteration's first gradient, optimizer's step included.
     """
@@ -54,8 +54,8 @@ def profile_of(
 ) -> Profile:  # fmt: skip
     """The profile of these iterations; numel: elements of every tensor; shapes: of those that are known.
 
-    An iteration is left out when the time of its computation lies more than FENCE interquartile ranges beyond the quartiles. A tensor is
-    ready at the median over the others; one that backward never reached, when backward ends: it leaves with the synchronization.
+    An iteration whose computation time lies more than FENCE interquartile ranges beyond the quartiles is an outlier and is left out. A tensor's
+    ready time is the median over the other iterations; for a tensor that backward never reached, the end of backward.
     Raises UsageError for fewer than LEAST_ITERATIONS, or tensors that are not in ``numel``.
     """
     if len(iterations) < LEAST_ITERATIONS:

@@ -1,17 +1,17 @@
-"""What a plan needs to know of a model: its tensors, when each gradient is ready, and how long codecs take on its hardware.
+"""A profile of a training job: its tensors, when each gradient is ready, and how long codecs take on its hardware.
 
     {"version": 1, "model", "hardware", "date", "source", "unit": "us",
      "tensors": [{"name", "numel", "ready_us", "shape"}],    in the order in which gradients become ready; shape may be left out
      "forward_us": null,                                     all of an iteration before the first gradient and after synchronization
      "codecs": {"int8": {"cpu": {"numel": [..], "encode_us": [..], "decode_us": [..]}, "gpu": {...}, "server": {...}}},
      "spread": {"backward_us": {"median", "iqr"}},           of measured totals: median and interquartile range
-     "overheads": {"part_us", "next_part_us"},               what a part costs besides its bytes
+     "overheads": {"part_us", "next_part_us"},               fixed time of a part, besides its bytes
      "links": {"loopback": {"gbps", "latency_us"}}}
 
-or a table of tensors alone, CSV with the columns name, numel and ready_us. Owns both shapes and their errors, and cost curves. Times are
-microseconds from the readiness of the first gradient on; what a gradient waits for is backward of all that comes before. ``server`` among a
-codec's devices: decode_us is what a server takes to add one payload, encode_us what it takes to finish the sum; so W payloads cost W of the
-former and one of the latter. ``none`` has times, too: copies into slots, out of them, and the sum. All after "forward_us" may be left out.
+or a table of tensors alone, CSV with the columns name, numel and ready_us. Owns both formats and their errors, and cost curves. Times are
+microseconds from the readiness of the first gradient on. ``server`` is one of a codec's devices: decode_us is a server's time to add one
+payload, encode_us its time to finish the sum; so W payloads cost W of the former and one of the latter. ``none`` has times, too: copies into
+slots and out of them, and the sum. All fields after "forward_us" may be left out.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class TensorProfile:
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Microseconds of encoding and of decoding by size, straight between the measured sizes and beyond the last, level before the first;
-    in proportion from a lone one on."""
+    """Microseconds of encoding and of decoding by size: linear between the measured sizes and beyond the last, constant below the first;
+    with a single measured size, proportional above it."""
 
     numel: tuple[float, ...]
     encode_us: tuple[float, ...]
@@ -69,7 +69,7 @@ class CostCurve:
         return float(self.decode_all(np.array([numel]))[0])
 
     def least(self, verb: str) -> float:
-        """Microseconds an element of ``encode`` or ``decode`` at least, whatever the size. Between two sizes it is least at one of them."""
+        """Lower bound on the microseconds an element of ``encode`` or ``decode``, at any size. Between two sizes the minimum is at one of them."""
         sizes, times = np.array(self.numel), np.array(self.encode_us if verb == "encode" else self.decode_us)
         last = times[0] / sizes[0] if len(sizes) == 1 else (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
         return float(min((times / sizes).min(), max(last, 0.0)))
@@ -150,12 +150,12 @@ def _curve(by_size: Iterable[tuple[float, float, float]]) -> CostCurve:
 
 
 def _level_then_linear(encode_us: float, decode_us: float, numel: float = 2.0**20) -> CostCurve:
-    """As long as at ``numel`` for less, in proportion for more."""
+    """A curve through one measurement: constant below ``numel``, proportional above it."""
     return _curve([(numel, encode_us, decode_us), (2 * numel, 2 * encode_us, 2 * decode_us)])
 
 
 def _at_gbps(encode: float, decode: float, launch_us: float) -> CostCurve:
-    """A fixed time, and then so many 1e9 bits of float32 a second."""
+    """A curve of a fixed time and a rate in 1e9 bits of float32 a second."""
     sizes = (1.0, 2.0**26)
     return _curve([(n, launch_us + 32e-3 * n / encode, launch_us + 32e-3 * n / decode) for n in sizes])
 
@@ -173,7 +173,7 @@ BUILTIN_CODECS: Final[dict[str, Curves]] = {"v100": V100_CODECS}
 
 
 def computed_profile(name: str, gpu: str, batch: int | None = None) -> Profile:
-    """The profile of a well-known model, computed from its FLOPs and what a GPU achieves. Raises UsageError for names there are none of."""
+    """The profile of a well-known model, computed from its FLOPs and the GPU's achieved TFLOP/s. Raises UsageError for an unknown name."""
     model = architecture(name)
     tflops = _tflops(gpu)
     items, ready, tensors = batch or model.batch, 0.0, []

@@ -1,4 +1,4 @@
-"""A profile from a trace in a file, whichever profiler wrote it."""
+"""A profile from a trace file of torch.profiler or Nsight Systems."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from psgc.plan.inputs.traces import profile_of_trace
 
 
 def profile_of_file(path: Path) -> Profile:
-    """The profile that a trace of torch.profiler or of Nsight Systems shows. Raises UsageError, in one line, for other files, and for a trace
-    in which something is missing."""
+    """The profile of the trace in ``path``. Raises UsageError, in one line, for any other file, and for an incomplete trace."""
     try:
         with path.open("rb") as file:
             first = file.read(len(nsight.MAGIC))

@@ -1,7 +1,7 @@
-"""From a trace of an ordinary training, whoever recorded it, to a profile: when gradients were ready, and what its collectives took.
+"""From a trace of an ordinary training to a profile: when gradients were ready, and how long collectives took.
 
-Pure: a trace comes in as events with times. Owns what they mean: where an iteration ends, which backward pass is the last before the
-optimizer, and when a gradient that a GPU computes is there. Readers of files are ``kineto`` (torch.profiler) and ``nsight`` (Nsight Systems).
+Pure: a trace is a list of events with times. Owns their interpretation: where an iteration ends, which backward pass is the last before the
+optimizer, and when a GPU has finished a gradient. ``kineto`` (torch.profiler) and ``nsight`` (Nsight Systems) read the files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Accumulated(Span):
-    """autograd has a gradient of this shape: what AccumulateGrad took in. () is a scalar."""
+    """One AccumulateGrad: autograd has finished a gradient of this shape. () is a scalar."""
 
     shape: tuple[int, ...] = ()
 
@@ -62,8 +62,8 @@ class Collective:
 
 @dataclass(slots=True)
 class Trace:
-    """One process's events, in any order. launches: without collectives; forward: starts of operators outside backward and optimizer count as
-    such, others are ignored."""
+    """One process's events, in any order. operators: start times, of which those outside backward and optimizer belong to forward;
+    launches: without collectives."""
 
     gradients: list[Accumulated] = field(default_factory=list)
     backward: list[Span] = field(default_factory=list)
@@ -74,9 +74,9 @@ class Trace:
 
 
 def profile_of_trace(trace: Trace, source: str, *, hardware: str = "") -> Profile:
-    """The profile that the trace shows. Gradients are named for their shapes, which is all that a trace knows of them; shapes are kept.
+    """The profile of the traced training. A trace has no tensor names, so gradients are named by their shapes, which the profile keeps.
 
-    The first iteration is left out: its beginning is not in the trace. Raises UsageError, in one line, for a trace in which something is missing.
+    The first iteration is left out, because the trace lacks its beginning. Raises UsageError, in one line, for an incomplete trace.
     """
     if not trace.gradients:
         raise UsageError(
@@ -109,8 +109,8 @@ def profile_of_trace(trace: Trace, source: str, *, hardware: str = "") -> Profil
 
 
 def link_of(collectives: Sequence[Collective]) -> Link | None:
-    """The link that a ring of these ranks would need for these all-reduces: the bandwidth of the large ones (a quarter of the largest or more),
-    and what the smallest ones took beyond it, spread over a ring's 2 (n - 1) messages. None without any."""
+    """The link on which a ring all-reduce of these ranks takes these times: the bandwidth from the large ones (at least a quarter of the largest);
+    the latency from the smallest ones: their remaining time, divided by a ring's 2 (n - 1) messages. None without collectives."""
     moved = [c for c in collectives if c.ranks > 1 and c.nbytes and c.end > c.start]
     if not moved:
         return None
@@ -132,7 +132,7 @@ def _with_link(profile: Profile, link: Link) -> Profile:
 
 
 def _steps(trace: Trace) -> list[Span]:
-    """The optimizers' steps, those that no gradient separates taken as one."""
+    """The optimizers' steps; consecutive steps without a gradient in between are joined into one."""
     starts = sorted(gradient.start for gradient in trace.gradients)
     joined: list[Span] = []
     for span in sorted(trace.optimizer, key=lambda span: span.start):
@@ -144,7 +144,7 @@ def _steps(trace: Trace) -> list[Span]:
 
 
 def _last_pass(gradients: Sequence[Accumulated], forward: Sequence[float]) -> list[Accumulated]:
-    """Those of the last backward pass: passes have a forward between them."""
+    """The gradients of the last backward pass; a forward lies between two passes."""
     ordered = sorted(gradients, key=lambda gradient: gradient.start)
     kept = [ordered[-1]]
     for gradient, after in zip(ordered[-2::-1], ordered[:0:-1], strict=True):
@@ -165,7 +165,7 @@ def _named(gradients: Sequence[Accumulated]) -> list[tuple[str, Accumulated]]:
 
 
 class _Clock:
-    """When what a thread asked for was done: at once on a CPU; on a GPU, when the last kernel ended that the thread had queued by then."""
+    """When a thread's work was finished: on a CPU at once; on a GPU at the end of the last kernel that the thread had queued by then."""
 
     def __init__(self, trace: Trace) -> None:
         self._launches: dict[int, list[Launch]] = {}
@@ -179,14 +179,14 @@ class _Clock:
         return self._launches[gradient.thread][number - 1].end if number else gradient.end
 
     def begun(self, step: Span) -> float:
-        """When the optimizer's first work began, whatever it had to wait for."""
+        """When the optimizer's first work began, waiting included."""
         at = self._at.get(step.thread, [])
         number = bisect.bisect_left(at, step.start)
         return self._launches[step.thread][number].start if number < len(at) and at[number] <= step.end else step.start
 
 
 def _outside(times: Sequence[float], spans: Sequence[Span]) -> list[float]:
-    """Those in none of the spans, which may nest and overlap; sorted."""
+    """The times that lie in none of the spans, which may nest and overlap; sorted."""
     outside, reached, ahead = [], -math.inf, sorted((span.start, span.end) for span in spans)
     number = 0
     for time in sorted(times):
@@ -199,7 +199,7 @@ def _outside(times: Sequence[float], spans: Sequence[Span]) -> list[float]:
 
 
 def collective_bytes(numel: int, dtype: str) -> int:
-    """What an all-reduce of so many elements carries; dtype as torch or NCCL spell it. 4 bytes an element where it is unknown."""
+    """Bytes of ``numel`` elements; dtype as torch or NCCL spell it, 4 bytes an element if it is unknown."""
     return numel * _BYTES.get(dtype.lower().removeprefix("nccl"), 4)
 
 

@@ -1,1 +1,1 @@
-"""What is told of a plan: assessment, reasons, drawings, traces, the report."""
+"""A plan explained: assessment, reasons, drawings, traces, the report."""

@@ -165,7 +165,7 @@ def _once(problem: Problem, encoded: Sequence[PlannedBucket] | None) -> Found | 
 
 
 def _check_carried(method: str, found: Found, problem: Problem) -> None:
-    """``fp32`` keeps to no constraints, since it is what others are compared with."""
+    """Raise UsageError for a plan that no job can run, if one is asked for. (``fp32``, the baseline of comparisons, ignores constraints.)"""
     for bucket in found.buckets if problem.constraints.runtime else ():
         if bucket.option not in problem.options:
             raise UsageError(
@@ -174,12 +174,12 @@ def _check_carried(method: str, found: Found, problem: Problem) -> None:
 
 
 def _found_in(seconds: float | None, method: str, problem: Problem) -> Found:
-    """The method's answer, after about so many seconds if it is psgc's own and they are given."""
+    """The method's plan. seconds: how long psgc's own method may search."""
     return _found_warm(method, problem) if seconds is None or method != BEST else search_for(problem, seconds)
 
 
 def _found_warm(method: str, problem: Problem) -> Found:
-    """The method's answer, timed as in a process that has planned before: after a warm-up on a few tensors, the least of ``RUNS``."""
+    """The method's plan, with the planning time of a process that has planned before: after a warm-up on a few tensors, the minimum of ``RUNS``."""
     few = problem.profile.tensors[:WARM_UP_TENSORS]
     find(method, replace(problem, profile=replace(problem.profile, tensors=few)))
     runs = [find(method, replace(problem))]
@@ -191,12 +191,12 @@ def _found_warm(method: str, problem: Problem) -> Found:
 def _rival(name: str, problem: Problem) -> Found | UsageError:
     try:
         return espresso(problem, patience_s=PATIENCE_S) if name == "espresso" else find(name, replace(problem))
-    except UsageError as error:  # this codec or cluster is none for this method
+    except UsageError as error:  # the method cannot plan for this codec or cluster
         return error
 
 
 def _without_compression(problem: Problem) -> Problem:
-    """Free to fuse what would have codecs of its own, too."""
+    """The problem without compression; tensors that have codecs of their own may then be fused with others."""
     return replace(problem, constraints=replace(problem.constraints, devices=()), others=())
 
 

@@ -1,6 +1,6 @@
-"""A simulated step as SVG: a strip a lane, a rectangle a piece of work, coloured by bucket, with a tooltip that says what it is.
+"""A simulated step as SVG: a strip for each lane, a rectangle for each task, coloured by bucket, with a tooltip.
 
-Strips stretch to the width there is, so labels and axis are HTML beside them. What is too narrow to be seen is drawn together with its
+Strips stretch to the page's width, so labels and axis are HTML beside them. Rectangles that are too narrow to be seen are merged with their
 neighbours, so a strip has some thousands of rectangles at most, however many tensors there are.
 """
 
@@ -16,7 +16,7 @@ from psgc.plan.report.wording import bucket_title, ms
 
 WIDTH: Final = 1000  # of a strip, in its own units
 HEIGHT: Final = 10
-NARROW: Final = 0.5  # units below which nothing is seen of a gap, or of a rectangle
+NARROW: Final = 0.5  # units; a narrower gap or rectangle cannot be seen
 GOLDEN_ANGLE: Final = 137.508  # degrees: neighbours in a plan get hues far apart
 MIXED: Final = -2
 TICKS: Final = 4
@@ -38,7 +38,7 @@ def colour(bucket: int) -> str:
 
 
 def blocks(spans: Iterable[Span], unit_us: float) -> list[Block]:
-    """One lane's spans, those together that cannot be told apart where a unit of width is so long."""
+    """One lane's spans as rectangles; spans that cannot be told apart at ``unit_us`` a unit of width are merged."""
     drawn: list[Block] = []
     for span in sorted(spans, key=lambda span: span.start_us):
         block = Block(span.bucket, span.action, span.start_us, span.end_us, 1)
@@ -51,7 +51,7 @@ def blocks(spans: Iterable[Span], unit_us: float) -> list[Block]:
 
 
 def _joined(before: Block, block: Block, narrow_us: float) -> Block | None:
-    """Both as one, if nobody could see that they are two."""
+    """Both merged; None if they can be told apart."""
     if block.start_us - before.end_us > narrow_us:
         return None
     same = before[:2] == block[:2]

@@ -1,4 +1,4 @@
-"""Which methods have no plan beside this one, and why: a line for each reason, for tables and pages.
+"""Methods that have no plan for this problem, and why: a line for each reason, for tables and pages.
 
 Owns the lines. The reasons come from the methods.
 """
@@ -12,7 +12,7 @@ from psgc.plan.methods.result import Found, RuledOut
 
 
 def incomparable(rivals: Mapping[str, Found | UsageError]) -> list[str]:
-    """The lines. rivals: by name, the methods' plans, or why there is none."""
+    """The lines. rivals: the methods' plans by name, or the error why there is none."""
     lines: dict[tuple[str, str], list[str]] = {}
     for name, why in rivals.items():
         if isinstance(why, UsageError):
@@ -21,7 +21,7 @@ def incomparable(rivals: Mapping[str, Found | UsageError]) -> list[str]:
 
 
 def _around(name: str, why: UsageError) -> tuple[str, str]:
-    """What stands before and after the methods' names."""
+    """The text before and after the methods' names."""
     if isinstance(why, RuledOut):
         return f"not comparable{why.by}: ", ""
     return "", f": {str(why).removeprefix(f'method {name}: ')}"

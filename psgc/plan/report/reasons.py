@@ -1,7 +1,7 @@
-"""Why a plan does with a bucket what it does: what the step would be if this bucket alone were encoded, or not, and which lane feels it.
+"""Why a bucket is encoded, or is not: the step time if this bucket alone were the opposite, and the lane whose work changes most.
 
-The other way is the quickest one for a part of that size by itself: of the uncompressed options for a bucket that is encoded, of those that
-encode once for one that is not. Owns the comparison and its sentence.
+The alternative is the option that takes the least time for one part by itself: among the uncompressed options for an encoded bucket, among
+those that encode once for an uncompressed one. Owns the comparison and its sentence.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.model.timeline import F64
 from psgc.plan.report.wording import ms
 
-# Each bucket looked into costs a simulation of the whole step; those that are left are the smallest.
+# Each reason costs a simulation of the whole step; the smallest buckets get none.
 MOST_LOOKED_INTO: Final = 64
 # A change of the step by less than this share of it is none: models are not that exact.
 NO_CHANGE: Final = 1e-3
 
 
 class Reason(NamedTuple):
-    """other: the option compared with, None where there is none; longer_us: by how much it would make the step longer; lane: that whose
-    work changes most; here_us and there_us: the bucket's work on it as planned, and the other way."""
+    """other: the alternative, None if there is none; longer_us: by how much it would make the step longer; lane: the one whose
+    work changes most; here_us and there_us: the bucket's work on it as planned, and with the alternative."""
 
     other: Option | None
     longer_us: float
@@ -40,7 +40,7 @@ NO_OTHER: Final = Reason(None, 0.0, "", 0.0, 0.0)
 
 
 def reasons(problem: Problem, buckets: Sequence[PlannedBucket]) -> dict[int, Reason]:
-    """By the bucket's place, of the largest buckets, ``MOST_LOOKED_INTO`` at most."""
+    """The reasons of the ``MOST_LOOKED_INTO`` largest buckets, by the bucket's index in the plan."""
     step_us = simulate(problem, buckets).step_us
     largest = sorted(range(len(buckets)), key=lambda number: -buckets[number].numel)[:MOST_LOOKED_INTO]
     others = dict.fromkeys(largest, NO_OTHER)
@@ -72,7 +72,7 @@ def encoded_as(problem: Problem, bucket: PlannedBucket, option: Option) -> Plann
 
 
 def all_encoded(problem: Problem, buckets: Sequence[PlannedBucket]) -> tuple[PlannedBucket, ...] | None:
-    """Every bucket with the quickest option that encodes once, those left alone that can have none; None if that is all of them."""
+    """The buckets, each with the quickest option that encodes once, or unchanged if it has none; None if no bucket has one."""
     found = quickest(problem, [option for option in problem.options if encodes(option) == 1], buckets)
     if not any(found):
         return None
@@ -80,7 +80,7 @@ def all_encoded(problem: Problem, buckets: Sequence[PlannedBucket]) -> tuple[Pla
 
 
 def quickest(problem: Problem, options: Sequence[Option], buckets: Sequence[PlannedBucket]) -> list[Option | None]:
-    """For each bucket the option that takes the least time for a part by itself, the first of equal ones; None if it can have none."""
+    """For each bucket the option that takes the least time for one part by itself, the first of equal ones; None if none is allowed."""
     found: list[Option | None] = [None] * len(buckets)
     for codec in problem.codecs:
         places = [place for place, bucket in enumerate(buckets) if problem.codec_of(bucket) is codec]
@@ -93,7 +93,7 @@ def quickest(problem: Problem, options: Sequence[Option], buckets: Sequence[Plan
 
 
 def _least(problem: Problem, codec: CodecCosts, options: Sequence[Option], numels: F64) -> list[int]:
-    """For each number of elements, which of the options takes the least time."""
+    """For each number of elements, the index of the option that takes the least time."""
     priced: dict[Task, F64] = {}
     total = np.zeros((len(options), len(numels)))
     for number, option in enumerate(options):
@@ -105,7 +105,7 @@ def _least(problem: Problem, codec: CodecCosts, options: Sequence[Option], numel
 
 
 def _work_us(problem: Problem, option: Option, bucket: PlannedBucket) -> dict[str, float]:
-    """What the bucket makes every resource work on its way by this option."""
+    """The time that the bucket takes on each resource with this option."""
     total = dict.fromkeys(RESOURCES, 0.0)
     for _, resource, us in problem.part_tasks(option, _part_numel(bucket), problem.codec_of(bucket)):
         for one in resources_of(resource):
@@ -115,10 +115,10 @@ def _work_us(problem: Problem, option: Option, bucket: PlannedBucket) -> dict[st
 
 def sentence(bucket: PlannedBucket, reason: Reason, step_us: float) -> str:
     """The reason in words."""
-    way = "uncompressed" if encodes(bucket.option) else "encoded"
+    opposite = "uncompressed" if encodes(bucket.option) else "encoded"
     if reason.other is None:
-        return f"no option leaves it {way}"
-    change = f"{reason.lane} works {ms(reason.here_us)} ms for it, {ms(reason.there_us)} if it were {way}"
+        return f"no option leaves it {opposite}"
+    change = f"{reason.lane} works {ms(reason.here_us)} ms for it, {ms(reason.there_us)} if it were {opposite}"
     if abs(reason.longer_us) < NO_CHANGE * step_us:
         return f"{change}; the step would be the same: other work hides it"
     return f"{change}; the step would take {ms(abs(reason.longer_us))} ms {'longer' if reason.longer_us > 0 else 'less'}"

@@ -1,7 +1,7 @@
-"""A plan as one HTML page for people: its step as a picture, its buckets and why they are as they are, and what it is worth.
+"""A plan as one HTML page: its assessment, its step as a picture, and its buckets with the reasons for their options.
 
-The page is whole: no scripts, fonts, pictures or links from elsewhere; light or dark as the reader's device asks, and as wide as it is. Owns
-the page; its contents are ``assessment``'s, ``reasons``' and ``drawing``'s.
+The page is self-contained: it loads no scripts, fonts, pictures or other pages. It follows the reader's light or dark theme and the window's
+width. Owns the page; ``assessment``, ``reasons`` and ``drawing`` provide its contents.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _bucket_row(number: int, bucket: PlannedBucket, why: Reason | None, step_us:
 
 
 def _facts(assessed: Assessment) -> str:
-    """What the plan is for, and how it was found."""
+    """The plan's inputs, and how it was found."""
     problem, cluster, profile = assessed.problem, assessed.problem.cluster, assessed.problem.profile
     nodes = f"{cluster.nodes} nodes of {cluster.gpus_per_node} GPUs, {cluster.servers} servers"
     facts = [

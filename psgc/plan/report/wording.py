@@ -25,7 +25,7 @@ def percent(share: float) -> str:
 
 
 def longer(share: float) -> str:
-    """A share of time more (or, below zero, less) in words."""
+    """A share of time in words: longer, or less below zero."""
     return f"{percent(abs(share))} {'longer' if share >= 0 else 'less'}"
 
 
@@ -54,7 +54,7 @@ def tensors_text(tensors: tuple[str, ...], most: int = 200) -> str:
 
 
 def _clipped(name: str, most: int) -> str:
-    """The name's end, which says more than its beginning."""
+    """The last ``most`` letters of the name, which identify it better than the first."""
     return name if len(name) <= most else f"\u2026{name[1 - most :]}"
 
 
