@@ -15,8 +15,10 @@ from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import V100_CODECS, Profile, TensorProfile
 from psgc.plan.methods.baselines import with_option
 from psgc.plan.methods.bound import _dominated, bucketing_of, given_buckets, lower_bounds, over_all_bucketings
+from psgc.plan.methods.choosing import CONVERGED_RTOL, Chosen, Search
+from psgc.plan.methods.pipeline import SLACK, fused_for
 from psgc.plan.methods.registry import METHODS
-from psgc.plan.methods.search import CONVERGED_RTOL, Search, search
+from psgc.plan.methods.search import search
 from psgc.plan.methods.space import Space
 from psgc.plan.model.bucketing import Bucketing, Tensors, bucketing, each_alone, every_fusion, fused, kinds_of, parts_of
 from psgc.plan.model.costs import walk
@@ -302,6 +304,45 @@ def test_a_descent_goes_on_from_the_run_so_far_as_if_it_had_begun_anew(several: 
     chosen = made.choose(buckets)
     options = tuple(made.space.graph.options[number] for number in chosen.options)
     assert simulate(problem, buckets_of(problem, buckets, options)).step_us == pytest.approx(chosen.step_us, rel=1e-12)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_descent_over_all_options_misses_no_single_change_that_helps(several: bool) -> None:
+    """With room for all options: neither its bounds nor what it notes of a run may hide one."""
+    for seed in range(3):
+        problem = random_job(820 + seed, 6, Constraints(servers=True))
+        problem = of_several_codecs(problem) if several else problem
+        problem = replace(problem, cluster=replace(problem.cluster, servers=seed))
+        made = Search(problem, Space(problem))
+        buckets = fused(problem.tensors, problem.profile.numel / 4, 0.5)
+        plain = np.full(len(buckets.parts), made.space.graph.plain[0])
+        everything = len(made.space.graph.options)
+        found, _ = made.fully(Chosen(np.inf, np.inf, buckets, plain), np.arange(len(plain)), everything, np.inf)
+        options = [made.space.graph.options[number] for number in found.options]
+        assert simulate(problem, buckets_of(problem, buckets, tuple(options))).step_us == pytest.approx(found.step_us, rel=1e-9)
+        for place, codec in enumerate(buckets.codec):
+            for option in problem.options[seed::97]:
+                if problem.takes(option, problem.codecs[codec]):
+                    other = buckets_of(problem, buckets, (*options[:place], option, *options[place + 1 :]))
+                    assert simulate(problem, other).step_us >= found.step_us * (1 - 1e-3)  # the objective is not the step alone
+
+
+def test_fusing_for_a_resource_is_about_as_good_as_the_best_of_all_fusions() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        count = int(rng.integers(1, 9))
+        numel, ready = np.ceil(10 ** rng.uniform(2, 6, count)), np.cumsum(rng.exponential(500.0, count))
+        latency, rate, lead = float(10 ** rng.uniform(0, 4)), float(10 ** rng.uniform(-4, -1)), float(rng.uniform(0, 500))
+
+        fusions = [made.of for made in every_fusion(Tensors(numel, ready, np.zeros(count, np.int64)), (1,))]
+        done = []
+        for of in (*fusions, fused_for(numel, ready, latency, rate, lead)):
+            at = 0.0
+            for bucket in range(int(of[-1]) + 1):
+                members = np.flatnonzero(of == bucket)
+                at = max(at, ready[members[-1]] + lead) + latency + rate * numel[members].sum()
+            done.append(at)
+        assert min(done[:-1]) * (1 - 1e-9) <= done[-1] <= min(done[:-1]) * (1 + SLACK) * (1 + 1e-9)
 
 
 def test_nothing_is_encoded_that_gains_nothing() -> None:

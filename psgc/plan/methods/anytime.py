@@ -20,9 +20,11 @@ import numpy as np
 from psgc.errors import UsageError
 from psgc.plan.methods.baselines import tensors_choices
 from psgc.plan.methods.bound import bucketing_of, over_all_bucketings, solve_given
+from psgc.plan.methods.choosing import BOTH, Chosen, Search
 from psgc.plan.methods.espresso import espresso
+from psgc.plan.methods.moving import by_size, improve, palette
 from psgc.plan.methods.result import Found
-from psgc.plan.methods.search import BOTH, CONVERGED_RTOL, MOVES_BUDGET, Chosen, Search, planned, searched
+from psgc.plan.methods.search import planned, searched
 from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, bucketing, fused, kinds_of, merged, split
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem
@@ -31,7 +33,9 @@ from psgc.plan.model.timeline import Ints
 ESPRESSO_SHARE: Final = 0.25  # of the time, for each run of Espresso's algorithms
 PROGRAMME_S: Final = 0.5  # for one programme of the bound
 MAX_COLUMNS: Final = 40  # of a bucket: the options of the lowest reduced cost
-EVERY_KIND: Final = 12  # kinds of parts whose candidates are all options but dominated ones
+MOST_OPTIONS: Final = 64  # of a bucket that are simulated in its turn
+FULL_BUDGET: Final = 200_000  # simulated chains of one descent over all options
+MOVES_BUDGET: Final = 60_000  # of moves before the clock is looked at
 SIMULATIONS: Final = 40_000  # times their chains, of one descent
 MAX_KICKS: Final = 4  # moves of a perturbation
 GAP: Final = 1e-3  # over the lower bound, at which the search ends
@@ -110,13 +114,13 @@ class Anytime:
 
     def _polish(self, search: Search, start: Chosen | None) -> None:
         """Descend from ``start`` over all options, and move until nothing helps. ``search`` keeps the best."""
-        if start is not None and not self.is_over:
-            search.choose(start.bucketing, start.options, of_all=EVERY_KIND)
-        while search.best is not None and not self.is_over:
-            before = search.best.objective
-            search.improve(MOVES_BUDGET, EVERY_KIND)
-            if search.best.objective >= before * (1 - CONVERGED_RTOL / 10):
-                return
+        if start is None or self.is_over:
+            return
+        here = search.choose(start.bucketing, start.options)
+        here = search.fully(here, by_size(here.bucketing), MOST_OPTIONS, FULL_BUDGET)[0]
+        search.seen.clear()
+        if not self.is_over:
+            improve(search, here, MOVES_BUDGET, palette(search, [here]))
 
     def _columns(self) -> None:
         """Descend over the options of low reduced cost in the bound's programme for the best plan's buckets."""
@@ -137,7 +141,7 @@ class Anytime:
 
     def _perturbed(self) -> Search:
         """A search of its own whose best plan is the best one after a few random moves, or of another fusion."""
-        here = replace(self.made, best=None)
+        here = replace(self.made, best=None, seen=[])
         tensors, made, options = self.problem.tensors, self.best.bucketing, self.best.options
         if self.rng.random() < 0.3:
             parts = 2 ** self.rng.uniform(0, 6)

@@ -195,11 +195,13 @@ def descend(
     return best_step, best, trials
 
 
-@kernel(types.float64(_F64, _I64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _F64, _I64, I64, _I64))
+@kernel(types.float64(_F64, _I64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _F64, _I64, I64, _I64, I64))
 def simplify(
-    ready: Any, chain: Any, until: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, simple: Any, choice: Any
+    ready: Any, chain: Any, until: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, simple: Any,
+    choice: Any, budget: Any,
 ) -> Any:  # fmt: skip
-    """Give buckets one of the first ``simple`` options in place of their ``choice``, wherever the step gets no longer by it. Returns the step."""
+    """Give buckets one of the first ``simple`` options in place of their ``choice``, wherever the step gets no longer by it, in ``budget``
+    simulations. Returns the step."""
     run = new_run(ready, resource, us, rest, threads)
     choices = _choices(run, chain, kind, first, length)
     snapshots, total = new_snapshots(1, run), np.empty(choices.load_us.shape[2])
@@ -213,8 +215,9 @@ def simplify(
         resume(run, until[bucket], np.inf)
         save(run, snapshots, 0)
         for option in range(simple):
-            if choice[bucket] < simple:
+            if choice[bucket] < simple or budget <= 0:
                 break
+            budget -= 1
             if _is_hopeless(run, choices, bucket, bucket + 1, option, choice, best, total):
                 continue
             _give(run, choices, bucket, option)

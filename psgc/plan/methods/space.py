@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.model import options
-from psgc.plan.model.costs import ALWAYS, IN_FLIGHT, INTRA, RECEIVE, Atom, CodecCosts, Task, price, resources_of, walk
+from psgc.plan.model.costs import ALWAYS, IN_FLIGHT, Atom, CodecCosts, Task, price, resources_of, walk
 from psgc.plan.model.curves import Curves, Points, curves_of, task_times
 from psgc.plan.model.options import DEVICES, Constraints, Option
 from psgc.plan.model.problem import Problem
@@ -174,52 +174,6 @@ def _table(
                 rest[task] = left
 
 
-@kernel(I64(_IN_I64_2D, types.Array(types.float64, 2, "C", readonly=True), types.boolean, _OUT_I64))
-def _undominated(rows: Any, load: Any, by_links: Any, found: Any) -> Any:
-    """found: numbers of the options of which no other one costs at most as much on every resource; by_links: and before its first and after
-    its last use of a link. load: of each resource and atom, infinite where the atom is ruled out. Returns how many they are."""
-    options, resources = rows.shape[0], load.shape[0]
-    features = resources + (3 if by_links else 0)
-    cost, total = np.zeros((options, features)), np.zeros(options)
-    for option in range(options):
-        own = cost[option]
-        before, linked = 0.0, False
-        for atom in rows[option]:
-            if atom < 0:
-                break
-            us, on_link = 0.0, False
-            for resource in range(resources):
-                own[resource] += load[resource, atom]
-                us += load[resource, atom]
-                on_link = on_link or (INTRA <= resource <= RECEIVE and load[resource, atom] > 0)
-            if by_links:
-                if on_link:
-                    own[resources + 1], own[resources + 2], linked = 0.0, max(own[resources + 2], us), True
-                elif linked:
-                    own[resources + 1] += us
-                else:
-                    before += us
-        if by_links:
-            own[resources] = before
-        total[option] = own.sum()
-    count = 0
-    for option in np.argsort(total, kind="mergesort"):
-        if total[option] == np.inf:
-            break
-        dominated = False
-        for other in range(count):
-            feature = 0
-            while feature < features and cost[found[other], feature] <= cost[option, feature]:
-                feature += 1
-            if feature == features:
-                dominated = True
-                break
-        if not dominated:
-            found[count] = option
-            count += 1
-    return count
-
-
 @kernel(
     types.void(
         _IN_I64, _IN_I64, types.Array(types.float64, 3, "C", readonly=True), types.Array(types.int64, 3, "C", readonly=True),
@@ -272,10 +226,10 @@ class Space:
         self.distinct: list[Priced] = []
         numbered = self._number(problem)
         most = max(1, *map(len, numbered))
-        self._of_atom = np.array(
+        self.of_atom = np.array(
             [[*numbers, *[-1] * (most - len(numbers))] for numbers in (*numbered, [])], np.int64
         )  # the last: of no atom
-        self._count_of_atom = (self._of_atom >= 0).sum(axis=1)
+        self._count_of_atom = (self.of_atom >= 0).sum(axis=1)
         self.resources = np.array([task[0].resource for task in self.distinct], np.int64)
         self.held = max([ALWAYS, *(self.resources + 1).tolist()])
         self.fixed_us = np.array([task[0].fixed_us for task in self.distinct], np.float64)
@@ -285,7 +239,7 @@ class Space:
         self.may_take = self._may_take(problem)
         self._all_fit = bool(self.may_take.all())
         counts = np.zeros((len(numbered) + 1, len(self.distinct) + 1))
-        np.add.at(counts, (np.arange(len(counts))[:, None], self._of_atom), 1)
+        np.add.at(counts, (np.arange(len(counts))[:, None], self.of_atom), 1)
         # how often each atom has each task on each resource, and in flight
         spent, in_flight = holds(self.resources, self.held), self.resources == IN_FLIGHT
         if in_flight.any():
@@ -312,7 +266,7 @@ class Space:
         has = self._curve >= 0
         has[[not task[0].curve for task in self.distinct]] = True
         has = np.append(has, np.ones((1, len(self.codecs)), bool), axis=0)
-        every: NDArray[np.bool_] = np.logical_and.reduce(has[self._of_atom[:-1]], axis=1).T
+        every: NDArray[np.bool_] = np.logical_and.reduce(has[self.of_atom[:-1]], axis=1).T
         return ~(~takes @ self.graph.devices.T) & every
 
     def unique(self, numbers: Ints) -> Ints:
@@ -328,14 +282,14 @@ class Space:
 
     def rows(self, numbers: Ints) -> Ints:
         """The options' tasks, a row each, as numbers of ``distinct``, with -1 between and after them."""
-        return self._of_atom[self.graph.rows[numbers]].reshape(len(numbers), self.graph.rows.shape[1] * self._of_atom.shape[1])
+        return self.of_atom[self.graph.rows[numbers]].reshape(len(numbers), self.graph.rows.shape[1] * self.of_atom.shape[1])
 
     def table(self, numbers: Ints, sizes: F64, codec: Ints) -> OptionTable:
         """The options' tasks for parts of these sizes and codecs."""
         count = len(sizes) * int(self._count_of_atom[self.graph.rows[numbers]].sum())
         first, length = np.empty((len(sizes), len(numbers)), np.int64), np.empty(len(numbers), np.int64)
         table = OptionTable(first, length, np.empty(count, np.int64), np.empty(count), np.empty(count))
-        _table(self.graph.rows, self._of_atom, numbers, self.resources, self.times(sizes, codec), *table)
+        _table(self.graph.rows, self.of_atom, numbers, self.resources, self.times(sizes, codec), *table)
         return table
 
     def times(self, numel: F64, codec: Ints) -> F64:
@@ -365,14 +319,6 @@ class Space:
         """Microseconds of each atom on each resource, and, where some are, in flight: [resource, atom, column of ``times``]."""
         found: F64 = self.uses @ times
         return found
-
-    def undominated(self, numel: float, codec: int, by_links: bool = False) -> Ints:
-        """The options for parts of this size and codec of which no other one costs at most as much on every resource; by_links: and before
-        its first and after its last use of a link, and in its longest use."""
-        load = self.loads(self.times(np.array([numel]), np.array([codec])))[:, :, 0]
-        load = np.where(self.may_take[codec], load, np.inf)
-        found = np.empty(len(self.graph.options), np.int64)
-        return found[: _undominated(self.graph.rows, np.ascontiguousarray(load), by_links, found)]
 
     def shortest(self, costs: F64, ranks: int = 1) -> tuple[F64, Ints]:
         """The cheapest of all options for each column of atoms' costs, and the next ones that cost more, up to ``ranks`` of them: their costs

@@ -1,0 +1,229 @@
+"""Coordinate descent over all options: of each bucket's thousands in turn, the most promising are simulated, until nothing helps.
+
+Owns which options are promising. While a bucket changes, everybody else's work on each resource is known from the run so far, so every option
+has a lower bound on the step: the busiest resource with the option's work added, and the option's own chain from the bucket's readiness on. An
+option whose bound is over the best step is left out, which loses nothing. Of the others those with the least bounds are simulated; equal ones
+go by their chains. So the candidates follow the present choice, where ``descent`` takes those that are given to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numba import types
+
+from psgc.codecs.jit.kernel import I64, helper, kernel
+from psgc.plan.methods.descent import IMPROVEMENT, MEAN_WEIGHT
+from psgc.plan.model.costs import GPU, RESOURCES
+from psgc.plan.model.timeline import ROUNDING, add_load, begin, new_run, new_snapshots, restore, resume, save
+
+_F64: Final = types.Array(types.float64, 1, "C")
+_F64_2D: Final = types.Array(types.float64, 2, "C")
+_I64: Final = types.Array(types.int64, 1, "C")
+_I64_2D: Final = types.Array(types.int64, 2, "C")
+_IN_I64_2D: Final = types.Array(types.int64, 2, "C", readonly=True)
+_IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
+_BOOL_2D: Final = types.Array(types.boolean, 2, "C")
+_RESULT: Any = types.Tuple((types.float64, types.float64, I64))  # type: ignore[no-untyped-call]
+_WIDTH: Final = len(RESOURCES) + 1
+CHAIN: Final = len(RESOURCES)  # column of an option's costs: its tasks, one after the other
+CROWD: Final = 64  # of so many chains a simulation takes twice as long for each as of few, because more wait at once
+CHAIN_WEIGHT: Final = 0.02  # of a microsecond of an option's chain, beside one of its bound
+
+
+def simulation_work(chains: int) -> float:
+    """What a simulation costs, in chains that wait for nobody: where there are many, many wait at once."""
+    return chains * (1 + chains / CROWD)
+
+
+_work = helper(simulation_work)
+
+
+class Options(NamedTuple):
+    """All options. rows: each one's atoms, then -1; tasks: of each atom, as numbers, then -1, a last row of none; held: the resource of each
+    task; us: of each task (rows) by kind of part (columns); may_take: whether parts of a kind (rows) can have an atom (columns)."""
+
+    rows: Any
+    tasks: Any
+    held: Any
+    us: Any
+    may_take: Any
+
+
+@helper
+def _costs(options: Any, threads: Any, kind: Any, costs: Any) -> None:
+    """Each option's (rows) work on each resource, and its chain, for a part of a kind; infinite where it cannot have the option."""
+    atoms = options.tasks.shape[0] - 1
+    each = np.zeros((atoms, _WIDTH))
+    for atom in range(atoms):
+        if not options.may_take[kind, atom]:
+            each[atom, CHAIN] = np.inf
+            continue
+        for task in options.tasks[atom]:
+            if task >= 0:
+                each[atom, CHAIN] += options.us[task, kind]
+                add_load(each[atom], threads, options.held[task], options.us[task, kind])
+    depth = options.rows.shape[1]
+    before = np.zeros((depth + 1, _WIDTH))  # of the atoms so far; options with the same first atoms follow one another
+    last = -1
+    for option in range(options.rows.shape[0]):
+        at = 0
+        while last >= 0 and at < depth and options.rows[option, at] == options.rows[last, at] and options.rows[option, at] >= 0:
+            at += 1
+        while at < depth and options.rows[option, at] >= 0:
+            for column in range(_WIDTH):
+                before[at + 1, column] = before[at, column] + each[options.rows[option, at], column]
+            at += 1
+        for column in range(_WIDTH):
+            costs[option, column] = before[at, column]
+        last = option
+
+
+@helper
+def _give(run: Any, options: Any, option: Any, kind: Any, begins: Any) -> Any:
+    """Write an option's tasks for a part of a kind into the run, from ``begins`` on; returns where they end."""
+    end = begins
+    for atom in options.rows[option]:
+        if atom < 0:
+            break
+        for task in options.tasks[atom]:
+            if task >= 0:
+                run.resource[end], run.us[end] = options.held[task], options.us[task, kind]
+                end += 1
+    left = 0.0
+    for task in range(end - 1, begins - 1, -1):
+        left += run.us[task]
+        run.rest_us[task] = left
+    return end
+
+
+@helper
+def _set(run: Any, options: Any, option: Any, kind: Any, low: Any, high: Any, begins: Any) -> None:
+    """Give a bucket's chains, from ``low`` to before ``high``, an option's tasks."""
+    end = _give(run, options, option, kind, begins)
+    run.begins[low:high] = begins
+    run.ends[low:high] = end
+
+
+@helper
+def _add(run: Any, chain: Any, bucket: Any, load: Any) -> None:
+    """Add a bucket's work to its row of ``load``."""
+    low = chain[bucket]
+    for task in range(run.begins[low], run.ends[low]):
+        add_load(load[bucket], run.threads, run.resource[task], (chain[bucket + 1] - low) * run.us[task])
+
+
+@helper
+def _promising(costs: Any, busy: Any, from_us: Any, parts: Any, own: Any, best: Any, found: Any, bound: Any, score: Any) -> Any:
+    """found: the options of the least scores, ascending, at most as many as it holds; bound: of each. Returns how many there are. busy: when each
+    resource is done without the bucket; from_us: before which it cannot begin; own: the option that it has."""
+    count, most = 0, found.size
+    for option in range(costs.shape[0]):
+        chain = costs[option, CHAIN]
+        least = from_us + chain
+        for resource in range(busy.size):
+            least = max(least, busy[resource] + parts * costs[option, resource])
+        if least * ROUNDING > best or option == own:
+            continue
+        value = least + CHAIN_WEIGHT * chain
+        if count == most and value >= score[most - 1]:
+            continue
+        place = count if count < most else most - 1
+        while place > 0 and score[place - 1] > value:
+            score[place], found[place], bound[place] = score[place - 1], found[place - 1], bound[place - 1]
+            place -= 1
+        score[place], found[place], bound[place] = value, option, least
+        count = min(count + 1, most)
+    return count
+
+
+@helper
+def _note(run: Any, snapshots: Any, until: Any, first: Any, after: Any) -> None:
+    """Note the run where each bucket of ``first`` to before ``after`` is about to be computed."""
+    for bucket in range(first, after):
+        resume(run, until[bucket], np.inf)
+        save(run, snapshots, bucket)
+
+
+@helper
+def _without(run: Any, low: Any, until: Any, later: Any, busy: Any) -> Any:
+    """busy: when each resource is done at the earliest with all that is left, without the bucket whose chains begin at ``low``, about to be
+    computed with chain ``until``; later: each later bucket's work. Returns the moment before which the bucket cannot begin."""
+    before = run.ready_us[until - 1] if until else 0.0
+    busy[:] = run.state[: busy.size]
+    from_us = max(run.ready_us[low], run.state[GPU] + run.ready_us[low] - before)
+    busy[GPU] += run.ready_us[-1] - before
+    for chain in range(low):
+        for task in range(run.next_task[chain], run.ends[chain]):
+            add_load(busy, run.threads, run.resource[task], run.us[task])
+    for bucket in range(later.shape[0]):
+        for resource in range(busy.size):
+            busy[resource] += later[bucket, resource]
+    return from_us
+
+
+@kernel(
+    _RESULT(
+        _F64, _I64, _I64, _I64, _IN_I64_2D, _IN_I64_2D, _IN_I64, _F64_2D, _BOOL_2D, _I64, _I64, _I64, I64, I64, types.float64
+    )
+)  # fmt: skip
+def descend_fully(
+    ready: Any, chain: Any, until: Any, kind: Any, rows: Any, tasks: Any, held: Any, us: Any, may_take: Any, threads: Any, order: Any, choice: Any, most: Any,
+    budget: Any, enough: Any,
+) -> Any:  # fmt: skip
+    """Improve each bucket's option, ``choice``. Returns the step, the objective, and how many chains were simulated, about ``budget`` at most.
+    ready, chain, until, kind: as ``descent`` takes them; rows to may_take: ``Options``; threads: of each resource; order: the buckets that
+    change, one by one; most: of a bucket's options, how many are simulated; enough: the step below which nothing is left to gain."""
+    buckets, options = kind.size, Options(rows, tasks, held, us, may_take)
+    room = rows.shape[1] * tasks.shape[1]
+    run = new_run(ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads)
+    snapshots = new_snapshots(buckets, run)
+    kinds = us.shape[1]
+    costs, known = np.empty((kinds, rows.shape[0], _WIDTH)), np.zeros(kinds, np.bool_)
+    load = np.zeros((buckets, len(RESOURCES)))
+    for bucket in range(buckets):
+        run.alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]
+        _set(run, options, choice[bucket], kind[bucket], chain[bucket], chain[bucket + 1], bucket * room)
+        _add(run, chain, bucket, load)
+    busy = np.empty(len(RESOURCES))
+    found, bound, score = np.empty(most, np.int64), np.empty(most), np.empty(most)
+    begin(run)
+    _note(run, snapshots, until, 0, buckets)
+    best_step = resume(run, ready.size, np.inf)
+    best = best_step + MEAN_WEIGHT * run.available_us.mean()
+    spent, valid, unchanged, place = _work(ready.size), buckets - 1, 0, 0
+    while unchanged < order.size and spent < budget and best_step > enough:
+        bucket = order[place % order.size]
+        place += 1
+        unchanged += 1
+        own, low, high = kind[bucket], chain[bucket], chain[bucket + 1]
+        if not known[own]:
+            _costs(options, threads, own, costs[own])
+            known[own] = True
+        if valid < bucket:  # what was noted for later buckets is of another choice
+            restore(run, snapshots, valid)
+            _note(run, snapshots, until, valid + 1, bucket + 1)
+            valid = bucket
+        restore(run, snapshots, bucket)
+        from_us = _without(run, low, until[bucket], load[bucket + 1 :], busy)
+        count = _promising(costs[own], busy, from_us, high - low, choice[bucket], best, found, bound, score)
+        chosen = -1
+        for one in range(count):
+            if bound[one] * ROUNDING > best:
+                continue
+            _set(run, options, found[one], own, low, high, bucket * room)
+            restore(run, snapshots, bucket)
+            step = resume(run, ready.size, best)
+            spent += _work(ready.size - low)
+            objective = step + MEAN_WEIGHT * run.available_us.mean() if step < best else np.inf
+            if objective < best * IMPROVEMENT:
+                best, best_step, chosen = objective, step, found[one]
+        if chosen >= 0:
+            choice[bucket] = chosen
+            unchanged, valid = 0, bucket
+        _set(run, options, choice[bucket], own, low, high, bucket * room)
+        if chosen >= 0:
+            load[bucket] = 0.0
+            _add(run, chain, bucket, load)
+    return best_step, best, int(spent)

@@ -1,0 +1,96 @@
+"""Moves of a plan's buckets: cut into more or fewer parts, merged and split, each with options chosen again, until nothing helps.
+
+A move changes a bucket or two, and only these get other options, of a palette: the candidates of all sizes and what good plans have. When
+moves have helped, every bucket chooses again from all options. Owns the moves, their order and their budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from psgc.plan.methods.choosing import Chosen, Search
+from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, merged, split
+from psgc.plan.model.problem import Problem
+from psgc.plan.model.timeline import Ints
+
+MOST_OPTIONS: Final = 16  # that are simulated for a bucket in its turn
+MOVE_OPTIONS: Final = 12  # for one that has moved
+MOVE_OVERHEAD: Final = 200  # what a move costs besides, in simulated chains
+WORTH_POLISHING: Final = 1.2  # times the best objective
+
+
+def polish(made: Search, count: int, budget: float) -> tuple[list[Chosen], float]:
+    """Choose again, from all options, in the best ``count`` plans seen, and for the best one's buckets from no compression, too. Returns the
+    plans, the best first, and what is left of the budget."""
+    seen, made.seen = sorted(made.seen, key=lambda one: one.objective), []
+    found: list[Chosen] = []
+    known: set[tuple[int, int, float]] = set()
+    for one in seen:
+        alike = len(one.bucketing.parts), int(one.bucketing.parts.sum()), round(one.step_us, 3)
+        worth = one.objective < seen[0].objective * WORTH_POLISHING and alike not in known
+        if worth and len(found) < count and budget > 0 and not made.is_done:
+            known.add(alike)
+            better, spent = made.fully(one, by_size(one.bucketing), MOST_OPTIONS, budget)
+            found.append(better)
+            budget -= spent
+    plain = made.space.graph.plain
+    if len(plain) and found and budget > 0 and not made.is_done:
+        best = min(found, key=lambda one: one.objective)
+        start = best._replace(options=np.full(len(best.options), plain[0]))
+        better, spent = made.fully(start, by_size(best.bucketing), MOST_OPTIONS, budget)
+        found.append(better)
+        budget -= spent
+    return sorted(found, key=lambda one: one.objective), budget
+
+
+def palette(made: Search, plans: list[Chosen]) -> Ints:
+    """The options of the plans, and all candidates."""
+    return made.space.unique(np.concatenate([*(one.options for one in plans), *(one.options for one in made.candidates_of.values())]))
+
+
+def improve(made: Search, here: Chosen, budget: float, known: Ints) -> float:
+    """Move buckets of a plan, largest first, and choose its options again, until nothing helps or the budget is spent. known: the palette.
+    Returns what is left of the budget."""
+    while not made.is_done and budget > 0:
+        before = here
+        for bucket in by_size(here.bucketing).tolist():
+            moved = here
+            for buckets, changed in neighbours(made.problem, here.bucketing, bucket):
+                if budget > 0:
+                    start = Chosen(np.inf, np.inf, buckets, here.options[here.bucketing.of[buckets.last]])
+                    tried, spent = made.fully(start, changed, MOVE_OPTIONS, budget, known)
+                    budget -= MOVE_OVERHEAD + spent
+                    moved = tried if tried.objective < moved.objective else moved
+            if moved is not here:
+                renumbered = len(moved.bucketing.parts) != len(here.bucketing.parts)
+                here = moved
+                if renumbered:
+                    break
+        if here is before or budget <= 0:
+            return budget
+        here, spent = made.fully(here, by_size(here.bucketing), MOST_OPTIONS, budget)
+        known = made.space.unique(np.concatenate([known, here.options]))
+        budget -= spent
+    return budget
+
+
+def by_size(made: Bucketing) -> Ints:
+    """Buckets' numbers, the largest first."""
+    return np.argsort(-made.numel, kind="stable")
+
+
+def neighbours(problem: Problem, made: Bucketing, bucket: int) -> Iterator[tuple[Bucketing, Ints]]:
+    """Bucketings that differ in one bucket, with the numbers of the buckets that changed: in twice and half as many parts, merged with the
+    next, and split in halves."""
+    own = np.array([bucket])
+    for count in (made.parts[bucket] * 2, made.parts[bucket] // 2):
+        if 0 < count <= MAX_PARTS:
+            parts = made.parts.copy()
+            parts[bucket] = count
+            yield made.cut(parts), own
+    for found in (merged(problem.tensors, made, bucket), split(problem.tensors, made, bucket)):
+        if found is not None:
+            yield found
