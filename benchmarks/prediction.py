@@ -35,8 +35,9 @@ from psgc.launch.tables import print_table
 from psgc.machine import machine
 from psgc.plan.inputs.profile import Profile, load_profile
 from psgc.plan.methods.bound import lower_bounds
-from psgc.plan.model.plan import UNCOMPRESSED, load_plan
+from psgc.plan.model.plan import UNCOMPRESSED
 from psgc.plan.model.problem import Problem, simulate
+from psgc.plan.planfile.reading import load_plan
 
 BENCHMARKS: Final = Path(__file__).parent
 SCRIPT: Final = BENCHMARKS.parent / "examples" / "train_gpt.py"

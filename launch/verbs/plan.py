@@ -68,15 +68,17 @@ def plan(
         job = load_job(profile, cluster, codec, allowed, gpu=gpu, adam=adam)
         tell(f"planning {job.problem.profile.model} by {method}")
         assessed = assess(job, method, compare=not as_json or report is not None, seconds=seconds, adam=adam, force=force)
-        text = json.dumps(document(assessed))
+        made = document(assessed)
         if report is not None:
             from psgc.plan.report.report import report as page
 
             write(report, page(assessed), "--report")
     if out is not None:
-        write(out, text + "\n", "-o")
+        from psgc.plan.model.plan import plan_text
+
+        write(out, plan_text(made), "-o")
     if as_json:
-        print(text)
+        print(json.dumps(made))
     else:
         from psgc.launch.plan_tables import print_plan
 

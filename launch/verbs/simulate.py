@@ -8,17 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
+from psgc.errors import UsageError
 from psgc.launch.compile_on_call import compiles_on_call
 from psgc.launch.files import check_place, write
-from psgc.launch.flags import ClusterText, GpuText, Json, ProfileText, check_gpu
+from psgc.launch.flags import GpuText, Json, ProfileText, check_gpu
 from psgc.launch.tables import print_table, progress
 
 
 @compiles_on_call
 def simulate(
     profile: ProfileText,
-    cluster: ClusterText,
     plan: Annotated[str, typer.Option(help="The plan, as psgc plan -o writes it.")],
+    cluster: Annotated[str | None, typer.Option(help="Cluster: TOML, or the name of a ready-made one; default: the plan's own.")] = None,
     codec: Annotated[str | None, typer.Option(help="Encode with this codec, in place of each bucket's own.")] = None,
     gpu: GpuText = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline for ui.perfetto.dev.")] = None,
@@ -27,7 +28,7 @@ def simulate(
 ) -> None:
     """Predict one step of a plan: how long it takes, who works when, and how much of communication backward hides.
 
-    Example: psgc simulate --profile bert-base --cluster espresso-nvlink --plan plan.json --trace step.json
+    Example: psgc simulate --profile bert-base --plan plan.json --trace step.json
     """
     check_place(trace, "--trace")
     check_gpu("simulate", profile, gpu)
@@ -35,26 +36,33 @@ def simulate(
         from psgc.plan.model.forward import with_forward
         from psgc.plan.model.job import codec_of, load_job, recoded
         from psgc.plan.model.lanes import busy_us, overlap, spans
-        from psgc.plan.model.plan import load_plan
         from psgc.plan.model.problem import simulate as simulate_plan
+        from psgc.plan.planfile.reading import load_plan
+        from psgc.plan.planfile.runtime import why_not_run
         from psgc.plan.report.trace import trace as trace_of
     planned = load_plan(plan)
     own = () if codec else {bucket.codec for bucket in planned.buckets}
-    job = load_job(profile, cluster, codec or codec_of(planned.buckets), gpu=gpu, beside=own)
+    there = cluster or planned.machines
+    if there is None:
+        raise UsageError(f"simulate: {plan} does not say for which cluster it is; name one with --cluster")
+    job = load_job(profile, there, codec or codec_of(planned.buckets), gpu=gpu, beside=own)
     buckets = recoded(planned.buckets, job.problem.codec.name) if codec else planned.buckets
     found = simulate_plan(job.problem, buckets)
     work = spans(found)
     if trace is not None:
         write(trace, json.dumps(trace_of(found, buckets, f"{planned.model} on {job.problem.cluster.name}")), "--trace")
     lanes = [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(work).items()]
-    answer: dict[str, Any] = {"step_ms": found.step_us / 1e3, "lanes": lanes, "overlap": overlap(work)}
+    refused = why_not_run(planned, plan)
+    answer: dict[str, Any] = {"step_ms": found.step_us / 1e3, "lanes": lanes, "overlap": overlap(work), "runs": refused is None}
     if forward:
         iteration = with_forward(job.problem, buckets, found)
         answer["iteration_ms"] = {"barrier": iteration.barrier_us / 1e3, "overlapped": iteration.overlapped_us / 1e3}
     if as_json:
         print(json.dumps(answer))
     else:
-        _print_step(answer, job.notes)
+        lacks = f"{plan} lacks {' and '.join(planned.unknown)}"
+        runs = "this version of psgc runs the plan" if refused is None else f"this version of psgc does not run the plan: {refused}"
+        _print_step(answer, (*job.notes, *([lacks] if planned.unknown else []), runs))
 
 
 def _print_step(answer: dict[str, Any], notes: tuple[str, ...]) -> None:

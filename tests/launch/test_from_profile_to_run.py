@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psgc.plan.model.options import CARRIED
-from psgc.plan.model.plan import load_plan
+from psgc.plan.planfile.reading import load_plan
 from tests.plan.commands import psgc
 
 JOBS = Path(__file__).parents[1] / "jobs"

@@ -18,9 +18,10 @@ from psgc.plan.methods.registry import METHODS
 from psgc.plan.methods.solver import solver
 from psgc.plan.model.job import Job
 from psgc.plan.model.options import CARRIED, Constraints, encodes
-from psgc.plan.model.plan import PlannedBucket, check_fits, read_plan
+from psgc.plan.model.plan import PlannedBucket, check_fits
 from psgc.plan.model.problem import Problem, codec_costs, simulate
 from psgc.plan.model.quality import encodings, residual_bytes, server_residual_bytes
+from psgc.plan.planfile.reading import read_plan
 from psgc.plan.report import assessment
 from psgc.plan.report.assessment import LEAST_MARGIN, Assessment, assess
 from psgc.plan.report.document import document

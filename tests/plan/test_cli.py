@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from psgc.launch.cli import main
+from psgc.plan.planfile.reading import load_plan
 from tests.plan.commands import psgc
 
 Refuses = Callable[..., None]
+GOLDEN = Path(__file__).parents[1] / "golden" / "plans"
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -93,7 +95,8 @@ def planning(job: Path, *arguments: str) -> tuple[str, ...]:
 
 def test_a_plans_step_is_predicted_lane_by_lane(job: Path) -> None:
     found = json.loads(psgc(*simulating(job, "--trace", str(job / "trace.json"), "--json")).stdout)
-    assert set(found) == {"step_ms", "lanes", "overlap"}
+    assert set(found) == {"step_ms", "lanes", "overlap", "runs"}
+    assert not found["runs"], "no job carries an all-reduce"
     # one bucket of 20 MB, there and back over a 1 Gbit/s link, when the last gradient is ready
     assert found["step_ms"] == pytest.approx(9 + 20.004 * 8 + 2 * 2 * 0.02)
     assert {lane["lane"]: lane["busy_ms"] for lane in found["lanes"]}["backward"] == 9
@@ -101,6 +104,49 @@ def test_a_plans_step_is_predicted_lane_by_lane(job: Path) -> None:
     events = json.loads((job / "trace.json").read_text())["traceEvents"]
     assert {"0/0/flat.all_reduce", "0/1/flat.all_reduce"} <= {event["name"] for event in events}
     assert "backward hides 0% of communication" in psgc(*simulating(job)).stdout
+
+
+@pytest.mark.parametrize(
+    ("profile", "cluster", "arguments"),
+    [
+        ("lstm", "espresso-pcie", ("--codec", "efsignsgd")),
+        ("resnet101", "espresso-nvlink", ()),
+        ("bert-base", "cloud-4xa10g-40g", ("--gpu", "a10g", "--codec", "int8")),
+        ("vgg16", "two-homes-1g", ("--gpu", "t4", "--codec", "topk")),
+        ("resnet50", "served", ("--runnable",)),
+        ("gpt2", "served", ("--codec", "onebit", "--method", "byteps-compress")),
+    ],
+)
+def test_a_plan_is_simulated_on_its_own_cluster_and_takes_the_very_step_that_the_planner_predicted(
+    tmp_path: Path, profile: str, cluster: str, arguments: tuple[str, ...]
+) -> None:
+    plan, served = str(tmp_path / "plan.json"), tmp_path / "served.toml"
+    served.write_text(
+        'nodes = 4\ngpus_per_node = 2\nservers = 3\nintra = {gbps = 96.7, latency_us = 5.1, kind = "PCIe"}\n'
+        "inter = {gbps = 9.3, latency_us = 20.7}\nserver = {gbps = 24.9, latency_us = 31}\n"
+    )
+    where = str(served) if cluster == "served" else cluster
+    made = psgc("plan", "--profile", profile, "--cluster", where, *arguments, "-o", plan, "--json")
+    assert made.returncode == 0, made.stderr
+    gpu = arguments[:2] if arguments[:1] == ("--gpu",) else ()
+    simulating = ("simulate", "--profile", profile, *gpu, "--plan", plan, "--json")
+    own, given, other = (
+        json.loads(psgc(*simulating, *more).stdout) for more in ((), ("--cluster", where), ("--cluster", "cloud-8xa100-400g"))
+    )
+    predicted = json.loads(made.stdout)
+    assert own["step_ms"] == given["step_ms"] == predicted["step_ms"] == load_plan(plan).prediction["step_ms"]
+    assert own["step_ms"] != other["step_ms"]
+    assert own["runs"] == (arguments == ("--runnable",))
+    assert not load_plan(plan).unknown
+
+
+def test_a_plan_of_version_1_is_simulated_on_the_cluster_that_is_named_and_what_it_lacks_is_said(refuses: Refuses) -> None:
+    plan = str(GOLDEN / "version-1.json")
+    refuses("simulate", "--profile", "lstm", "--plan", plan, said="does not say for which cluster it is; name one with --cluster")
+    shown = psgc("simulate", "--profile", "lstm", "--cluster", "espresso-pcie", "--plan", plan)
+    assert shown.returncode == 0, shown.stderr
+    assert f"{plan} lacks the cluster and the issue order" in " ".join(shown.stdout.split())
+    assert "this version of psgc does not run the plan: " in shown.stdout
 
 
 def test_the_next_forward_is_added_where_the_profile_has_one(job: Path, refuses: Refuses) -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from psgc.codecs import BLOCK
 from psgc.errors import CodecError, LayoutMismatch, UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout, compare, equal_parts, full_parts
-from psgc.plan.model.plan import Plan, PlannedBucket, read_plan
+from psgc.plan.model.plan import Plan, PlannedBucket
+from psgc.plan.planfile.reading import read_plan
 from psgc.plan.planfile.runtime import ENCODED, PLAIN, load_runnable, plan_of, planned_buckets
 
 CODECS = ("none", "int8", "onebit/int8", "topk:k=0.01", "shared", "bf16")

@@ -23,8 +23,9 @@ from psgc.plan.methods.space import Space
 from psgc.plan.model.bucketing import Bucketing, Tensors, bucketing, each_alone, every_fusion, fused, kinds_of, parts_of
 from psgc.plan.model.costs import walk
 from psgc.plan.model.options import CARRIED, Constraints, constrained, encodes
-from psgc.plan.model.plan import Plan, PlannedBucket, read_plan
+from psgc.plan.model.plan import Plan, PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs, simulate
+from psgc.plan.planfile.reading import read_plan
 from tests.plan.jobs import problem_of
 
 SLOW = Cluster("slow", nodes=4, gpus_per_node=2, intra=Link(100, 10), inter=Link(10, 20))

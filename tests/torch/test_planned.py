@@ -13,7 +13,7 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import LayoutMismatch, UsageError
-from psgc.plan.model.plan import load_plan
+from psgc.plan.planfile.reading import load_plan
 from psgc.plan.planfile.runtime import ENCODED, PLAIN
 
 MODEL = {"0.weight": 12, "0.bias": 4, "1.weight": 8, "1.bias": 2}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from psgc.plan.model.plan import load_plan
+from psgc.plan.planfile.reading import load_plan
 from psgc.plan.planfile.runtime import ENCODED, PLAIN
 
 JOB = str(Path(__file__).parent / "job_planned.py")

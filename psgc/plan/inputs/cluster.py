@@ -10,6 +10,7 @@
     [intra]                    # between the GPUs of a node: each GPU's, one way
     gbps = 1200
     latency_us = 8
+    kind = "NVLink"            # in words, for people; may be left out
     [inter]                    # between nodes: each node's, one way, shared by its GPUs
     gbps = 100
     latency_us = 20
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,10 +44,11 @@ MOST_THREADS: Final = 1024  # of a process; a larger number is a typing error
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link in one direction. gbps: 1e9 bit/s; latency_us: of one message, whatever its size."""
+    """A link in one direction. gbps: 1e9 bit/s; latency_us: of one message, whatever its size; kind: in words, for people."""
 
     gbps: float
     latency_us: float
+    kind: str = ""
 
     @property
     def us_per_byte(self) -> float:
@@ -94,6 +96,14 @@ class Cluster:
     def server_link(self) -> Link:
         return self.inter if self.servers_on_nodes else self.server or self.inter
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields that ``read_cluster`` reads; what has its default is left out, but for the number of servers."""
+        return {
+            one.name: _link_json(value) if isinstance(value, Link) else value
+            for one in fields(self)
+            if (value := getattr(self, one.name)) != one.default or one.name == "servers"
+        }
+
     def to_toml(self) -> str:
         """The file that ``load_cluster`` reads."""
         links = {"intra": self.intra, "inter": self.inter, "server": self.server}
@@ -104,8 +114,18 @@ class Cluster:
             + f"source = {_quoted(self.source)}\n"
         )
         return head + "".join(
-            f"[{name}]\ngbps = {link.gbps!r}\nlatency_us = {link.latency_us!r}\n" for name, link in links.items() if link is not None
+            f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in _link_json(link).items())
+            for name, link in links.items()
+            if link is not None
         )
+
+
+def _link_json(link: Link) -> dict[str, Any]:
+    return {"gbps": float(link.gbps), "latency_us": float(link.latency_us), **({"kind": link.kind} if link.kind else {})}
+
+
+def _toml(value: float | str) -> str:
+    return _quoted(value) if isinstance(value, str) else repr(value)
 
 
 def _quoted(text: str) -> str:
@@ -115,18 +135,26 @@ def _quoted(text: str) -> str:
 THREADS: Final = ("cores", "codec_threads", "server_threads")
 _NAMED: Final = {
     "espresso-nvlink": Cluster(
-        "espresso-nvlink", 8, 8, Link(1200, 8), Link(100, 20), source="Wang et al. 2023, section 5.1: NVLink 2.0 (150 GB/s one way), 100 Gbit/s"
+        "espresso-nvlink", 8, 8, Link(1200, 8, "NVLink"), Link(100, 20, "Ethernet"),
+        source="Wang et al. 2023, section 5.1: NVLink 2.0 (150 GB/s one way), 100 Gbit/s"
     ),
     "espresso-pcie": Cluster(
-        "espresso-pcie", 8, 8, Link(100, 10), Link(25, 20), source="Wang et al. 2023, section 5.1: PCIe 3.0 x16 (12.5 GB/s achieved), 25 Gbit/s"
+        "espresso-pcie", 8, 8, Link(100, 10, "PCIe"), Link(25, 20, "Ethernet"),
+        source="Wang et al. 2023, section 5.1: PCIe 3.0 x16 (12.5 GB/s achieved), 25 Gbit/s"
     ),
-    "cloud-8xa100-400g": Cluster("cloud-8xa100-400g", 8, 8, Link(2400, 6), Link(400, 25), source="NVSwitch, 300 GB/s one way; 4 x 100 Gbit/s"),
+    "cloud-8xa100-400g": Cluster(
+        "cloud-8xa100-400g", 8, 8, Link(2400, 6, "NVSwitch"), Link(400, 25, "Ethernet"), source="NVSwitch, 300 GB/s one way; 4 x 100 Gbit/s"
+    ),
     "cloud-8xh100-3200g": Cluster(
-        "cloud-8xh100-3200g", 8, 8, Link(3600, 6), Link(3200, 25), source="NVSwitch, 450 GB/s one way; 8 x 400 Gbit/s"
+        "cloud-8xh100-3200g", 8, 8, Link(3600, 6, "NVSwitch"), Link(3200, 25, "Ethernet"), source="NVSwitch, 450 GB/s one way; 8 x 400 Gbit/s"
     ),
-    "cloud-4xa10g-40g": Cluster("cloud-4xa10g-40g", 8, 4, Link(100, 10), Link(40, 40), source="PCIe 4.0 without peer access; 40 Gbit/s"),
-    "cloud-1xt4-10g": Cluster("cloud-1xt4-10g", 8, 1, Link(100, 10), Link(10, 50), source="one GPU a node, 10 Gbit/s"),
-    "two-homes-1g": Cluster("two-homes-1g", 2, 1, Link(100, 10), Link(1, 5000), source="two machines over the internet, 1 Gbit/s and 5 ms"),
+    "cloud-4xa10g-40g": Cluster(
+        "cloud-4xa10g-40g", 8, 4, Link(100, 10, "PCIe"), Link(40, 40, "Ethernet"), source="PCIe 4.0 without peer access; 40 Gbit/s"
+    ),
+    "cloud-1xt4-10g": Cluster("cloud-1xt4-10g", 8, 1, Link(100, 10, "PCIe"), Link(10, 50, "Ethernet"), source="one GPU a node, 10 Gbit/s"),
+    "two-homes-1g": Cluster(
+        "two-homes-1g", 2, 1, Link(100, 10, "PCIe"), Link(1, 5000, "internet"), source="two machines over the internet, 1 Gbit/s and 5 ms"
+    ),
 }  # fmt: skip
 
 
@@ -182,8 +210,8 @@ def read_link(table: Any, key: str, source: str) -> Link:
     if not isinstance(table, Mapping):
         raise UsageError(f"{source}: field {key} is missing; expected a table with gbps and latency_us")
     for field in table:
-        if field not in ("gbps", "latency_us"):
-            raise UsageError(f"{source}: unknown field {key}.{field}; a link has gbps and latency_us")
+        if field not in ("gbps", "latency_us", "kind"):
+            raise UsageError(f"{source}: unknown field {key}.{field}; a link has gbps and latency_us, and may have a kind")
     values = []
     for field, above in (("gbps", True), ("latency_us", False)):
         value = table.get(field)
@@ -192,4 +220,8 @@ def read_link(table: Any, key: str, source: str) -> Link:
                 f"{source}: field {key}.{field} is {shown(value)}, expected a number {'above' if above else 'of at least'} 0 that a link can have"
             )
         values.append(float(value))  # type: ignore[arg-type]
-    return Link(*values)
+    kind = table.get("kind", "")
+    if not isinstance(kind, str) or not kind.isprintable() or len(kind) > 80:
+        raise UsageError(f"{source}: field {key}.kind is {shown(kind)}, expected a few words")
+    gbps, latency_us = values
+    return Link(gbps, latency_us, kind)

@@ -38,13 +38,14 @@ class Job(NamedTuple):
 
 
 def load_job(
-    profile_text: str, cluster_text: str, codec: str | None = None, constraints: Constraints = ALL, *,
+    profile_text: str, cluster: str | Cluster, codec: str | None = None, constraints: Constraints = ALL, *,
     gpu: str | None = None, beside: Iterable[str] = (), adam: bool = False,
 ) -> Job:  # fmt: skip
     """The job of these files or names. gpu: what a well-known model's times are computed for, and codec times that the profile has not are
     estimated for; beside: other codecs, of a plan's buckets; adam: where no codec is chosen, take none that costs quality under an Adam-like
     optimizer. Raises UsageError or CodecError saying what is wrong with which."""
-    profile, cluster = load_profile(profile_text, gpu or DEFAULT_GPU), load_cluster(cluster_text)
+    profile = load_profile(profile_text, gpu or DEFAULT_GPU)
+    cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
     notes = [] if Path(profile_text).is_file() else [_computed_note(profile, gpu)]
     if _all_match(profile, constraints) and codec is None:  # no tensor takes this one, and none need be chosen
         codec = next((name for _, name in constraints.codecs if name != UNCOMPRESSED), UNCOMPRESSED)

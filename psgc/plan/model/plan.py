@@ -1,36 +1,30 @@
-"""A plan: every bucket's tensors, cuts, priority, codec and option; and its JSON.
+"""A plan: every bucket's tensors, cuts, priority, codec and option, the machines that it is for, and the order of what the links carry.
 
-    {"version": 1, "model", "cluster",
-     "buckets": [{"tensors": [names], "numel", "parts": K, "priority", "codec": "onebit/int8", "option": [actions]}],
-     "prediction": {...}}
-
-A bucket whose parts are not equal has "part_numel", too: the elements of each part but the last.
-
-Owns the shape and its errors. What a plan costs, and who runs it, is others' business.
+Owns the records and their JSON of version 2; ``planfile`` reads it. What a plan costs, and who runs it, is others' business.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple
 
 from psgc.errors import UsageError
-from psgc.plan.inputs.documents import read_document, shown
+from psgc.plan.inputs.cluster import Cluster
+from psgc.plan.inputs.documents import shown
 from psgc.plan.model.options import Option, all_options, server_options, unknown_actions
 
-VERSION: Final = 1
+VERSION: Final = 2
 UNCOMPRESSED: Final = "none"
-MOST_PARTS: Final = 1 << 16  # of a bucket; parts of 64 KiB of fp32 then make 4 GiB
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBucket:
     """Tensors fused, in this order, or one; cut into ``parts`` equal parts, each of which takes the way that ``option`` says. Of two that
     could travel the one of higher priority does. codec: ``none`` where the option encodes nothing. part_numel: elements of each part but
-    the last, where parts are not equal; else 0."""
+    the last, where parts are not equal; else 0. servers: the server of each part, by number; () where none is known, or the option has none."""
 
     tensors: tuple[str, ...]
     numel: int
@@ -39,6 +33,7 @@ class PlannedBucket:
     codec: str
     option: Option
     part_numel: int = 0
+    servers: tuple[int, ...] = ()
 
     def part_sizes(self) -> tuple[float, ...]:
         """Elements of each part. Raises UsageError where full parts and a rest do not add up to the bucket."""
@@ -54,75 +49,101 @@ class PlannedBucket:
 
     def to_json(self) -> dict[str, Any]:
         cut = {"part_numel": self.part_numel} if self.part_numel else {}
+        places = {"servers": list(self.servers)} if self.servers else {}
         return {
             "tensors": list(self.tensors), "numel": self.numel, "parts": self.parts, **cut, "priority": self.priority, "codec": self.codec,
-            "option": list(self.option),
+            "option": list(self.option), **places,
         }  # fmt: skip
+
+
+class Issue(NamedTuple):
+    """One transfer, as a lane begins it: bucket is an index into the plan's, step one into the bucket's option."""
+
+    bucket: int
+    part: int
+    step: int
+
+
+class JobShape(NamedTuple):
+    """A job's processes, or those that a plan is for; None: not known. workers: all of them; workers_per_node: where all nodes have as many."""
+
+    workers: int | None = None
+    servers: int | None = None
+    nodes: int | None = None
+    workers_per_node: int | None = None
+
+
+NOT_KNOWN: Final = JobShape()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """See the module's text. prediction: what a planner says of it, by name; empty for one that nobody predicted."""
+    """See the module's text. cluster: its name. prediction: what a planner says of the plan, by name; empty for one that nobody predicted.
+    machines: the cluster that it is for, shape: the processes, as far as they are known. issue_order: by lane of links, the order in which it
+    begins its transfers, a whole one. None: not known."""
 
     model: str
     cluster: str
     buckets: tuple[PlannedBucket, ...]
     prediction: Mapping[str, Any] = field(default_factory=dict)
+    machines: Cluster | None = None
+    shape: JobShape = NOT_KNOWN
+    issue_order: Mapping[str, tuple[Issue, ...]] | None = None
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What an executor needs and the plan lacks, in words."""
+        placed = all(bucket.servers for bucket in self.buckets if pushes(bucket.option))
+        found = {
+            "the cluster": self.machines is not None, "the server of each part": placed, "the issue order": self.issue_order is not None
+        }  # fmt: skip
+        return tuple(what for what, known in found.items() if not known)
 
     def to_json(self) -> dict[str, Any]:
+        """The document, whose fields are in one order whoever made the plan."""
+        known = {"workers": self.shape.workers, "servers": self.shape.servers}
+        cluster = {"name": self.cluster, **{key: number for key, number in known.items() if number is not None}}
+        order = self.issue_order
+        orders = {} if order is None else {"issue_order": {lane: [list(issue) for issue in order[lane]] for lane in sorted(order)}}
         return {
-            "version": VERSION, "model": self.model, "cluster": self.cluster, "buckets": [bucket.to_json() for bucket in self.buckets],
-            "prediction": dict(self.prediction),
+            "version": VERSION, "model": self.model, "cluster": cluster if self.machines is None else self.machines.to_json(),
+            "buckets": [bucket.to_json() for bucket in self.buckets], **orders, "prediction": _sorted(dict(self.prediction)),
         }  # fmt: skip
 
 
-def load_plan(text: str) -> Plan:
-    """The plan in a file. Raises UsageError naming the file and the field."""
-    return read_plan(read_document(Path(text), f"plan {text}"), text)
+def shape_of(cluster: Cluster) -> JobShape:
+    """The processes of a job on the cluster."""
+    return JobShape(cluster.gpus, cluster.servers, cluster.nodes, cluster.gpus_per_node)
 
 
-def read_plan(document: Any, source: str) -> Plan:
-    """A plan from its JSON document. Raises UsageError naming the field."""
-    if not isinstance(document, Mapping) or not isinstance(document.get("buckets"), list):
-        raise UsageError(f'{source}: expected an object with a list "buckets"')
-    if document.get("version") != VERSION:
-        raise UsageError(f"{source}: field version is {document.get('version')!r}, expected {VERSION}; make the plan anew with psgc plan")
-    prediction = document.get("prediction", {})
-    if not isinstance(prediction, Mapping):
-        raise UsageError(f"{source}: field prediction is {prediction!r}, expected an object")
-    buckets = tuple(_bucket(entry, f"{source}: buckets[{number}]") for number, entry in enumerate(document["buckets"]))
-    _check_once(buckets, source)
-    return Plan(str(document.get("model", "")), str(document.get("cluster", "")), buckets, dict(prediction))
+def plan_text(document: Mapping[str, Any]) -> str:
+    """A plan's document as its file has it: a line for each bucket and each lane."""
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in document.items()) + "\n}\n"
 
 
-def _bucket(entry: Any, place: str) -> PlannedBucket:
-    if not isinstance(entry, Mapping):
-        raise UsageError(f"{place}: expected an object with tensors, numel, parts, priority, codec and option")
-    tensors, codec, option = entry.get("tensors"), entry.get("codec"), entry.get("option")
-    if not _texts(tensors) or not tensors:
-        raise UsageError(f"{place}: field tensors is {tensors!r:.80}, expected a list of names")
-    if not isinstance(codec, str) or not codec:
-        raise UsageError(f"{place}: field codec is {codec!r}, expected a codec's text; none for none")
-    if not _texts(option):
-        raise UsageError(f"{place}: field option is {option!r:.80}, expected a list of actions")
-    numel, parts, priority = _whole(entry, "numel", 1, place), _whole(entry, "parts", 1, place), _whole(entry, "priority", None, place)
-    part_numel = _whole(entry, "part_numel", 1, place) if "part_numel" in entry else 0
-    if parts > min(numel, MOST_PARTS):
-        raise UsageError(f"{place}: field parts is {shown(parts)}, expected no more than its {numel} elements, and {MOST_PARTS:,} at most")
-    check_option(tuple(option), place)
-    return PlannedBucket(tuple(tensors), numel, parts, priority, codec, tuple(option), part_numel)
+def _lines(value: Any) -> str:
+    """JSON on one line, but for a list of objects and an object of lists, whose members have a line each."""
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        return "[\n" + ",\n".join(f"  {_compact(one)}" for one in value) + "\n ]"
+    if isinstance(value, dict) and value and all(isinstance(one, list) for one in value.values()):
+        return "{\n" + ",\n".join(f"  {json.dumps(key)}: {_compact(one)}" for key, one in value.items()) + "\n }"
+    return _compact(value)
 
 
-def _texts(value: Any) -> TypeGuard[Sequence[str]]:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(text, str) for text in value)
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def _whole(entry: Mapping[str, Any], key: str, least: int | None, place: str) -> int:
-    value = entry.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-        bound = "" if least is None else f" of at least {least}"
-        raise UsageError(f"{place}: field {key} is {shown(value)}, expected a whole number{bound}")
-    return value
+def _sorted(value: Any) -> Any:
+    """JSON with every object's keys in alphabetical order."""
+    if isinstance(value, Mapping):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def pushes(option: Option) -> bool:
+    """Whether the option's sums are servers' work."""
+    return any(".push" in action for action in option)
 
 
 @functools.cache
@@ -135,7 +156,7 @@ def check_option(option: Option, place: str) -> None:
     if option in _every_option():
         return
     for action in unknown_actions(option):
-        raise UsageError(f"{place}: unknown action {action!r}; psgc options lists those that there are")
+        raise UsageError(f"{place}: unknown action {shown(action)}; psgc options lists those that there are")
     for length in range(1, len(option) + 1):
         if option[:length] not in _beginnings():
             after = f"after {' '.join(option[: length - 1])}" if length > 1 else "at the beginning"
@@ -146,15 +167,6 @@ def check_option(option: Option, place: str) -> None:
 @functools.cache
 def _beginnings() -> frozenset[Option]:
     return frozenset(option[:length] for option in _every_option() for length in range(1, len(option) + 1))
-
-
-def _check_once(buckets: Sequence[PlannedBucket], source: str) -> None:
-    seen: set[str] = set()
-    for bucket in buckets:
-        for name in bucket.tensors:
-            if name in seen:
-                raise UsageError(f"{source}: tensor {name!r} stands in two places")
-            seen.add(name)
 
 
 def check_fits(plan: Plan, numel_by_name: Mapping[str, int], whose: str) -> None:

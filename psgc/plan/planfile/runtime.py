@@ -11,7 +11,9 @@ from psgc.codecs import parse_scheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Bucket, BucketSpec, Layout, TensorSpec, equal_parts
 from psgc.plan.model.options import CARRIED
-from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits, load_plan
+from psgc.plan.model.plan import NOT_KNOWN, UNCOMPRESSED, JobShape, Plan, PlannedBucket
+from psgc.plan.planfile.fits import check_job
+from psgc.plan.planfile.reading import load_plan
 
 PLAIN, ENCODED = CARRIED
 
@@ -19,9 +21,23 @@ PLAIN, ENCODED = CARRIED
 def load_runnable(path: str) -> Plan:
     """The plan in a file, if this runtime can carry it. Raises UsageError naming the file, the bucket and what is wrong."""
     plan = load_plan(path)
-    for number, bucket in enumerate(plan.buckets):
-        _check_carried(bucket, f"{path}: buckets[{number}] (of {bucket.tensors[0]!r})")
+    check_runs(plan, path)
     return plan
+
+
+def check_runs(plan: Plan, source: str) -> None:
+    """Raise UsageError, naming the first bucket that this version of psgc does not run, unless it runs them all."""
+    for number, bucket in enumerate(plan.buckets):
+        _check_carried(bucket, f"{source}: buckets[{number}] (of {bucket.tensors[0]!r})")
+
+
+def why_not_run(plan: Plan, source: str) -> str | None:
+    """Why this version of psgc does not run the plan; None if it does. A file cannot say so itself: another version may read it."""
+    try:
+        check_runs(plan, source)
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 def _check_carried(bucket: PlannedBucket, place: str) -> None:
@@ -52,29 +68,32 @@ def not_carried(buckets: Sequence[PlannedBucket]) -> list[int]:
     return refused
 
 
-def planned_buckets(plan: Plan, tensors: Sequence[TensorSpec]) -> tuple[BucketSpec, ...]:
-    """What is declared of the plan for these tensors. Raises UsageError, naming the tensor, where it is a plan for others; tensors without
-    elements need not be in it."""
+def planned_buckets(plan: Plan, tensors: Sequence[TensorSpec], shape: JobShape = NOT_KNOWN) -> tuple[BucketSpec, ...]:
+    """What is declared of the plan for these tensors in a job of this shape. Raises UsageError, naming the first difference, where it is a plan for
+    another; tensors without elements need not be in it. Where the job's servers are not known, no part's server is named."""
     indices = {tensor.name: index for index, tensor in enumerate(tensors)}
     planned = {name for bucket in plan.buckets for name in bucket.tensors}
-    check_fits(plan, {tensor.name: tensor.numel for tensor in tensors if tensor.numel or tensor.name in planned}, "this model")
+    check_job(plan, shape, {tensor.name: tensor.numel for tensor in tensors if tensor.numel or tensor.name in planned}, "this model")
     return tuple(
         BucketSpec(
             tuple(indices[name] for name in bucket.tensors), parse_scheme(bucket.codec).canonical, bucket.priority, bucket.parts,
-            bucket.part_numel,
+            bucket.part_numel, bucket.servers if shape.servers is not None else (),
         )
         for bucket in plan.buckets
     )  # fmt: skip
 
 
-def plan_of(layout: Layout) -> Plan:
-    """The plan under which the same tensors get this layout again."""
-    return Plan(layout.name, f"{layout.workers} workers", tuple(_planned(layout, bucket) for bucket in layout.buckets))
+def plan_of(layout: Layout, servers: int | None = None) -> Plan:
+    """The plan under which the same tensors get this layout again. servers: of the job; None: it has none, and parts lie nowhere."""
+    buckets = tuple(_planned(layout, bucket, servers is not None) for bucket in layout.buckets)
+    return Plan(layout.name, f"{layout.workers} workers", buckets, shape=JobShape(layout.workers, servers))
 
 
-def _planned(layout: Layout, bucket: Bucket) -> PlannedBucket:
-    sizes = [part.numel for part in bucket.parts if part.round == 0]
+def _planned(layout: Layout, bucket: Bucket, placed: bool) -> PlannedBucket:
+    slices = [part for part in bucket.parts if part.round == 0]
+    sizes = [part.numel for part in slices]
     return PlannedBucket(
         tuple(layout.tensors[i].name for i in bucket.tensors), bucket.numel, len(sizes), bucket.priority, bucket.codec,
         PLAIN if bucket.codec == UNCOMPRESSED else ENCODED, 0 if sizes == equal_parts(bucket.numel, len(sizes)) else sizes[0],
+        tuple(part.server for part in slices) if placed else (),
     )  # fmt: skip

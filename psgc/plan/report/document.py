@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from psgc.plan.model.lanes import busy_us, overlap, spans
-from psgc.plan.model.plan import Plan
+from psgc.plan.planfile.completing import whole_plan
 from psgc.plan.model.quality import OPTIMIZERS, encodings, residual_bytes, server_residual_bytes
 from psgc.plan.report.assessment import BASELINE, Assessment
 from psgc.plan.report.sentences import about_memory, about_quality, about_running, codec_names, unsound, verdict
@@ -22,7 +22,7 @@ def document(assessed: Assessment) -> dict[str, Any]:
         "lanes": [{"lane": lane, "busy_ms": us / 1e3} for lane, us in busy_us(busy).items()], "notes": list(assessed.job.notes),
         "quality": _quality(assessed), "memory": _memory(assessed), "running": _running(assessed),
     }  # fmt: skip
-    plan = Plan(problem.profile.model, problem.cluster.name, found.buckets, prediction)
+    plan = whole_plan(problem, found.buckets, assessed.simulated, prediction)
     return {
         **plan.to_json(), "select_ms": found.select_us / 1e3, "bound_ms": bounds.bound_ms, "options_considered": found.options_considered,
         "step_ms": found.step_us / 1e3, "fp32_step_ms": steps[BASELINE], "runnable": assessed.running.runs,

@@ -22,10 +22,9 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import Bucket, Declaration, Layout, TensorSpec
 from psgc.plan.model.plan import Plan
-from psgc.plan.planfile.runtime import planned_buckets
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.gradients import loss_scale
-from psgc.torch.gradients.planned import write_layout
+from psgc.torch.gradients.planned import declared_buckets, write_layout
 from psgc.torch.gradients.step_flags import MAX_RESCALE
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state import saved
@@ -185,12 +184,12 @@ class DdpExchange:
             name=self.name if self._layouts == 1 else f"{self.name}.{self._layouts}",
             kind="plan", tensors=tensors, codec=self.codec, mean=True, order=tuple(specs), used=tuple(sorted(used)),
             part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
-            buckets=planned_buckets(self._plan, tensors) if self._plan is not None else (),
+            buckets=declared_buckets(self._plan, tensors, self.session) if self._plan is not None else (),
         )  # fmt: skip
         declaration = self.residuals.declaration(default)
         self._layout = self.session.declare(declaration)
         if config.layout_out and self.session.rank == 0 and declaration.name == "ddp0":
-            write_layout(config.layout_out, self._layout)
+            write_layout(config.layout_out, self._layout, self.session)
         report_of(self.session).laid_out(self._layout)
         self.residuals.add(self._layout, declaration)
         self._buckets = [_Bucket.of(self._layout, bucket) for bucket in self._layout.buckets]

@@ -20,14 +20,13 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
 from psgc.plan.model.plan import Plan
-from psgc.plan.planfile.runtime import planned_buckets
 from psgc.torch.gradients import backward_end, loss_scale
 from psgc.torch.gradients.backward_end import BackwardEnd
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.finishing import finish
 from psgc.torch.gradients.hooks import follow
 from psgc.torch.gradients.observer import Observer
-from psgc.torch.gradients.planned import write_layout
+from psgc.torch.gradients.planned import declared_buckets, write_layout
 from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.residuals import Residuals
@@ -383,12 +382,12 @@ class GradientExchange:
                 f"parameter {specs[0].name!r} was added after the first step, but the job runs a plan, which is of the parameters "
                 f"of the first step; add it before, or run without a plan"
             )
-        return planned_buckets(self._plan, specs)
+        return declared_buckets(self._plan, specs, self.session)
 
     def _write_layout(self, path: str, layout: Layout) -> None:
         """Write the job's first layout as a plan; a plan covers one optimizer, and parameters that exist from the first step."""
         if layout.name == FIRST:
-            write_layout(path, layout)
+            write_layout(path, layout, self.session)
         else:
             logger.warning("PSGC_LAYOUT_OUT has the layout of %s; that of %s is not written", FIRST, layout.name)
 

@@ -1,0 +1,25 @@
+"""Whether a plan is for this job: the same processes and the same tensors, or the first difference. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from psgc.errors import UsageError
+from psgc.plan.model.plan import JobShape, Plan, check_fits
+
+_IN_WORDS: Final = {"workers": "workers", "nodes": "nodes", "workers_per_node": "workers on a node", "servers": "servers"}
+
+
+def check_job(plan: Plan, shape: JobShape, numel_by_name: Mapping[str, int], whose: str) -> None:
+    """Raise UsageError, naming the first difference, unless the plan is for a job of this shape and of exactly these tensors. What of the
+    shape either side does not know is not compared. whose: the tensors are, in words."""
+    for key, words in _IN_WORDS.items():
+        planned, there = getattr(plan.shape, key), getattr(shape, key)
+        if planned is not None and there is not None and planned != there:
+            named = f" ({plan.cluster})" if plan.cluster else ""
+            raise UsageError(
+                f"plan: it is for a job of {planned} {words}{named}, this job has {there}; make a plan for this job's cluster with psgc plan, or "
+                f"start the job that it is for"
+            )
+    check_fits(plan, numel_by_name, whose)

@@ -1,0 +1,126 @@
+"""The issue order of a plan: for each lane of links, in which order it begins its transfers.
+
+All ranks must begin the collectives of a lane in the same order, or they wait for each other for ever. The order is the simulated timeline's.
+Transfers on two lanes follow one order, too, so that a rank which begins each when it is its turn on all its lanes can go on. Owns the order, and the
+checks of one that was read. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from psgc.errors import UsageError
+from psgc.plan.inputs.cluster import Cluster
+from psgc.plan.inputs.documents import shown
+from psgc.plan.model.costs import FLOAT_BYTES, RESOURCES, CodecCosts, price, resources_of, walk
+from psgc.plan.model.lanes import LINKS
+from psgc.plan.model.options import Option
+from psgc.plan.model.plan import Issue, PlannedBucket
+from psgc.plan.model.problem import Simulated
+
+Order = Mapping[str, tuple[Issue, ...]]
+_ANY_CODEC = CodecCosts("any", FLOAT_BYTES, {})  # which links a transfer uses does not depend on the codec
+
+
+def issue_order(simulated: Simulated, buckets: Sequence[PlannedBucket]) -> dict[str, tuple[Issue, ...]]:
+    """By lane, the transfers of the simulated step in the order in which they begin: each lane's part of one order over all of them."""
+    chains, rows = simulated.chains, simulated.rows
+    start, us, resource = simulated.timeline.start_us.tolist(), chains.us.tolist(), chains.resource.tolist()
+    lanes: dict[str, dict[Issue, None]] = {}  # a transfer may be several tasks
+    steps = _steps(simulated, buckets)
+    # Of two that begin at the same moment on a lane the one that takes no time was first.
+    for task in sorted(range(len(rows)), key=lambda task: (start[task], start[task] + us[task], task)):
+        for lane in _lanes(resource[task]):
+            lanes.setdefault(lane, {}).setdefault(Issue(rows[task].bucket, rows[task].part, steps[task]))
+    return {lane: tuple(issues) for lane, issues in sorted(lanes.items())}
+
+
+def _lanes(resource: int) -> tuple[str, ...]:
+    return tuple(RESOURCES[one] for one in resources_of(resource) if RESOURCES[one] in LINKS)
+
+
+def _steps(simulated: Simulated, buckets: Sequence[PlannedBucket]) -> list[int]:
+    """Of each task, which action of its bucket's option it is of. A step has several tasks, or, in a group of one rank, none."""
+    steps: list[int] = []
+    for first, after in zip(simulated.chains.first[:-1].tolist(), simulated.chains.first[1:].tolist(), strict=True):
+        step = 0
+        for row in simulated.rows[first:after]:
+            option = buckets[row.bucket].option
+            step = option.index(row.action, step) if row.action in option[step:] else step
+            steps.append(step)
+    return steps
+
+
+def lanes_of(option: Option, cluster: Cluster) -> tuple[frozenset[str], ...]:
+    """Of each of the option's actions, the lanes that it uses on the cluster."""
+    priced = (price(atom, cluster, _ANY_CODEC) for atom in walk(option)[0])
+    return tuple(frozenset(lane for task in tasks for lane in _lanes(task.resource)) for tasks in priced)
+
+
+def check_order(order: Order, buckets: Sequence[PlannedBucket], cluster: Cluster, source: str) -> None:
+    """Raise UsageError, naming the first transfer that is wrong, unless every transfer is issued once on each lane that it uses, and no two
+    lanes, or a lane and the steps of a part, contradict each other."""
+    used = {bucket.option: lanes_of(bucket.option, cluster) for bucket in buckets}
+    for lane, issues in order.items():
+        if lane not in LINKS:
+            raise UsageError(f"{source}: issue_order: unknown lane {shown(lane)}; expected some of {', '.join(sorted(LINKS))}")
+        seen: set[Issue] = set()
+        for number, issue in enumerate(issues):
+            place = f"{source}: issue_order[{lane!r}][{number}] is {shown(list(issue))}"
+            _check_there(issue, buckets, place)
+            if lane not in used[buckets[issue.bucket].option][issue.step]:
+                raise UsageError(f"{place}, but {buckets[issue.bucket].option[issue.step]} does not use this lane on the plan's cluster")
+            if issue in seen:
+                raise UsageError(f"{place}, which the lane has twice")
+            seen.add(issue)
+    _check_whole(order, buckets, used, source)
+    _check_consistent(order, source)
+
+
+def _check_there(issue: Issue, buckets: Sequence[PlannedBucket], place: str) -> None:
+    if not 0 <= issue.bucket < len(buckets):
+        raise UsageError(f"{place}, but the plan has {len(buckets)} buckets, numbered from 0")
+    bucket = buckets[issue.bucket]
+    if not 0 <= issue.part < bucket.parts:
+        raise UsageError(f"{place}, but the bucket has {bucket.parts} parts, numbered from 0")
+    if not 0 <= issue.step < len(bucket.option):
+        raise UsageError(f"{place}, but the bucket's option has {len(bucket.option)} actions, numbered from 0")
+
+
+def _check_whole(order: Order, buckets: Sequence[PlannedBucket], used: Mapping[Option, Sequence[frozenset[str]]], source: str) -> None:
+    issued = {lane: set(issues) for lane, issues in order.items()}
+    for number, bucket in enumerate(buckets):
+        for step, lanes in enumerate(used[bucket.option]):
+            for lane in sorted(lanes):
+                for part in range(bucket.parts):
+                    if Issue(number, part, step) not in issued.get(lane, ()):
+                        raise UsageError(
+                            f"{source}: issue_order: lane {lane} lacks [{number}, {part}, {step}], {bucket.option[step]} of the bucket of "
+                            f"{bucket.tensors[0]!r}"
+                        )
+
+
+def _check_consistent(order: Order, source: str) -> None:
+    """Kahn's algorithm: take, again and again, transfers that are next on all their lanes and after the steps before them."""
+    after: dict[Issue, list[Issue]] = {}
+    before: dict[Issue, int] = {issue: 0 for issues in order.values() for issue in issues}
+    steps = sorted(before)
+    chains = [pair for pair in pairwise(steps) if pair[0][:2] == pair[1][:2]]
+    for pairs in (chains, *(pairwise(issues) for issues in order.values())):
+        for earlier, later in pairs:
+            after.setdefault(earlier, []).append(later)
+            before[later] += 1
+    ready = [issue for issue, count in before.items() if not count]
+    while ready:
+        issue = ready.pop()
+        del before[issue]
+        for later in after.get(issue, ()):
+            before[later] -= 1
+            if not before[later]:
+                ready.append(later)
+    if before:
+        raise UsageError(
+            f"{source}: issue_order: {list(min(before))} waits for itself: the lanes, or a part's steps, contradict each other; make the plan "
+            f"anew with psgc plan"
+        )
