@@ -23,7 +23,7 @@ from psgc.absence import Absence, younger
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
-from psgc.layout import Layout
+from psgc.layout import Layout, key_text
 from psgc.mailbox import Mailbox
 from psgc.pool import threads_of
 from psgc.reminder import Reminder
@@ -310,6 +310,8 @@ class Server:
         assert state is not None
         specs, costs = specs_of(layout, state.index, state.workers)
         by_key = {spec.key: spec for spec in specs}
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("serving layout=%d name=%s parts=%s", layout.id, layout.name, " ".join(map(key_text, by_key)))
         shapes = []
         for bucket, part in layout.parts():
             spec = by_key.get(part.key)

@@ -190,7 +190,9 @@ class ClusterSession(Session):
             if known is None:
                 for dtype in {tensor.dtype for tensor in declaration.tensors}:
                     parse_scheme(declaration.codec, BucketContext(dtype))
-                build_layout(declaration, layout_id=0, servers=1, workers=self.size)  # the scheduler's own would end the job
+                build_layout(
+                    declaration, layout_id=0, servers=self.config.servers, workers=self.size
+                )  # the scheduler's own would end the job
                 self._names[declaration.name] = declaration
                 return
         if (known.tensors, known.codec, known.mean, known.root, known.kind, known.buckets) != (

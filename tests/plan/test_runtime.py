@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from psgc.codecs import BLOCK
 from psgc.errors import CodecError, LayoutMismatch, UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout, compare, equal_parts, full_parts
-from psgc.plan.model.plan import Plan, PlannedBucket
+from psgc.plan.model.plan import NOT_KNOWN, JobShape, Plan, PlannedBucket
 from psgc.plan.planfile.reading import read_plan
 from psgc.plan.planfile.runtime import ENCODED, PLAIN, load_runnable, plan_of, planned_buckets
 
@@ -49,8 +49,8 @@ def planned(draw: st.DrawFn) -> tuple[Plan, tuple[TensorSpec, ...]]:
     return Plan("m", "c", tuple(draw(st.permutations(buckets)))), tensors
 
 
-def declared(plan: Plan, tensors: tuple[TensorSpec, ...]) -> Declaration:
-    return Declaration("m", "plan", tensors, "none", True, buckets=planned_buckets(plan, tensors))
+def declared(plan: Plan, tensors: tuple[TensorSpec, ...], shape: JobShape = NOT_KNOWN) -> Declaration:
+    return Declaration("m", "plan", tensors, "none", True, buckets=planned_buckets(plan, tensors, shape))
 
 
 def laid_out(declaration: Declaration, servers: int = 2) -> Layout:
@@ -87,8 +87,13 @@ def test_equal_parts_end_at_blocks_and_differ_by_a_block_at_most(numel: int, par
 def test_the_plan_of_a_layout_gives_the_same_layout(made: Any, servers: int) -> None:
     plan, tensors = made
     first = laid_out(declared(plan, tensors), servers)
-    again = read_plan(json.loads(json.dumps(plan_of(first).to_json())), "p")
-    assert laid_out(declared(again, tensors), servers) == first
+    again = read_plan(json.loads(json.dumps(plan_of(first, servers).to_json())), "p")
+    assert again.shape == JobShape(2, servers)
+    assert laid_out(declared(again, tensors), servers) == first, "in a job whose servers are not known they are in turn"
+    shifted = build_layout(declared(again, tensors, again.shape), layout_id=2, servers=servers, workers=2, used_by_all=frozenset())
+    assert [part.server for _, part in shifted.parts()] == [part.server for _, part in first.parts()], "wherever another's turn begins"
+    with pytest.raises(UsageError, match=f"for a job of {servers} servers .2 workers., this job has {servers + 1}"):
+        declared(again, tensors, JobShape(2, servers + 1))
 
 
 @given(tensor_sets(), st.sampled_from(CODECS), st.sampled_from((1, 65536, 1 << 20)), st.data())
@@ -192,12 +197,13 @@ def test_a_declaration_whose_buckets_leave_a_tensor_out_is_refused() -> None:
         ({"codec": "onebit"}, r"codec of the plan's bucket 0 \(of 'b'\) on rank 0 is int8, on rank 3 it is onebit"),
         ({"parts": 1}, r"parts of the plan's bucket 0 \(of 'b'\) on rank 0 is 2, on rank 3 it is 1"),
         ({"priority": 7}, r"priority of the plan's bucket 0 \(of 'b'\) on rank 0 is 0, on rank 3 it is 7"),
+        ({"servers": (1, 1)}, r"servers of the plan's bucket 0 \(of 'b'\) on rank 0 is \(\), on rank 3 it is \(1, 1\)"),
         ({"tensors": ("a", "b")}, r"tensors of the plan's bucket 0 .* is \['b', 'a'\], on rank 3 it is \['a', 'b'\]"),
     ],
 )
 def test_ranks_with_different_plans_are_told_which_bucket_differs(change: dict[str, Any], said: str) -> None:
     with pytest.raises(LayoutMismatch, match=said):
-        compare(declared(PLAN, TWO), 0, declared(changed(**change), TWO), 3)
+        compare(declared(PLAN, TWO, JobShape(2, 2)), 0, declared(changed(**change), TWO, JobShape(2, 2)), 3)
 
 
 def test_a_rank_without_the_plan_is_found_out() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from psgc.plan.planfile.reading import load_plan
 from psgc.plan.planfile.runtime import ENCODED, PLAIN
+from tests.plan.commands import psgc
 
 JOB = str(Path(__file__).parent / "job_planned.py")
 SIZES = {"0.weight": 19200, "0.bias": 300, "2.weight": 60000, "2.bias": 200, "4.weight": 20000, "4.bias": 100}
@@ -24,6 +25,10 @@ MIXED: tuple[tuple[tuple[str, ...], int, int, str], ...] = (
 )
 
 
+# the server of each part: not what turns would give
+PLACES = ((1, 1, 1), (1, 0, 1, 1), (0, 1), (1,))
+
+
 def bucket(tensors: tuple[str, ...], parts: int, priority: int, codec: str) -> dict[str, Any]:
     return {
         "tensors": list(tensors), "numel": sum(SIZES[name] for name in tensors), "parts": parts, "priority": priority, "codec": codec,
@@ -31,35 +36,68 @@ def bucket(tensors: tuple[str, ...], parts: int, priority: int, codec: str) -> d
     }  # fmt: skip
 
 
+def digests(texts: list[str]) -> dict[str, list[str]]:
+    """Of each thing that the two workers print, its digests."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        for what, digest in re.findall(r"(weights|gradient \S+) (\w+)$", text, re.MULTILINE):
+            found.setdefault(what, []).append(digest)
+    return found
+
+
 @pytest.fixture
 def run(make_job: Callable[..., Any]) -> Callable[..., dict[str, list[str]]]:
-    """Of each thing that the two workers print, its digests."""
-
-    def digests(**env: str) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for text in make_job(env=env).said(job=JOB):
-            for what, digest in re.findall(r"(weights|gradient \S+) (\w+)$", text, re.MULTILINE):
-                found.setdefault(what, []).append(digest)
-        return found
-
-    return digests
+    return lambda **env: digests(make_job(env=env).said(job=JOB))
 
 
 @pytest.mark.timeout(500)
-def test_a_plan_of_mixed_codecs_cuts_and_priorities_trains_and_its_plain_sums_are_the_plain_ones(
-    run: Callable[..., Any], tmp_path: Path
+def test_a_plan_of_mixed_codecs_cuts_priorities_and_places_trains_and_its_plain_sums_are_the_plain_ones(
+    make_job: Callable[..., Any], run: Callable[..., Any], tmp_path: Path
 ) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps({"version": 1, "model": "m", "cluster": "", "buckets": [bucket(*each) for each in MIXED], "prediction": {}}))
+    path, used = tmp_path / "plan.json", tmp_path / "used"
+    old = {"version": 1, "model": "m", "cluster": "", "buckets": [bucket(*each) for each in MIXED], "prediction": {}}
+    buckets = [{**one, "servers": list(places)} for one, places in zip(old["buckets"], PLACES, strict=True)]
+    path.write_text(json.dumps({**old, "version": 2, "cluster": {"name": "two and two", "workers": 2, "servers": 2}, "buckets": buckets}))
     default = run()
-    planned = run(PSGC_PLAN=str(path), PSGC_LAYOUT_OUT=str(tmp_path / "used"))
+    job = make_job(servers=2, env={"PSGC_PLAN": str(path), "PSGC_LAYOUT_OUT": str(used)})
+    workers = job.whole(job=JOB, PSGC_LOG_LEVEL="debug")
+    assert set(job.end().values()) == {0}, job.text()
+    planned = digests([worker.text for worker in workers])
     assert planned.keys() == default.keys()
     assert all(first == second for first, second in planned.values())
     same = {what.removeprefix("gradient ") for what in planned if planned[what] == default[what]}
     assert same == {"0.bias", "4.weight", "2.bias"}, "those without a codec, and no others"
-    used = {tuple(b["tensors"]): b for b in load_plan(str(tmp_path / "used")).to_json()["buckets"]}
-    for each in MIXED:
-        assert used[each[0]] == bucket(*each)
+    document = load_plan(str(used)).to_json()
+    assert document["cluster"] == {"name": "2 workers", "workers": 2, "servers": 2}
+    by_priority = sorted(buckets, key=lambda one: -one["priority"])
+    assert document["buckets"] == by_priority
+
+    # each server serves the parts that lie on it by the plan, and refuses others
+    for server in (0, 1):
+        (text,) = (process.text for process in job.processes if process.name == f"server {server}")
+        (serving,) = re.findall(r"serving layout=\d+ name=optimizer0 parts=(.*)$", text, re.MULTILINE)
+        here = {(number, part) for number, one in enumerate(by_priority) for part, place in enumerate(one["servers"]) if place == server}
+        assert {tuple(map(int, key.split(".")[1:])) for key in serving.split()} == here
+
+
+@pytest.mark.timeout(500)
+def test_a_plan_for_another_job_ends_each_worker_with_a_line_and_one_that_no_job_carries_starts_none(
+    make_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    whole = {"version": 2, "model": "m", "cluster": {"name": "three", "workers": 3}, "buckets": [bucket(tuple(SIZES), 1, 0, "none")]}
+    path.write_text(json.dumps(whole))
+    job = make_job(env={"PSGC_PLAN": str(path)})
+    workers = job.whole(job=JOB)
+    assert 0 not in {job.end()[worker.name] for worker in workers}
+    assert all("plan: it is for a job of 3 workers (three), this job has 2; make a plan for this job" in worker.text for worker in workers)
+    whole["buckets"][0]["option"] = ["flat.all_reduce"]
+    path.write_text(json.dumps(whole))
+    started = psgc("run", "--workers", "2", "--plan", str(path), "--", "python", "-c", "print('started')")
+    assert started.returncode == 2
+    assert "buckets[0] (of '0.weight'): action 'flat.all_reduce', which the executor does not carry yet" in started.stderr
+    assert started.stderr.count("\n") == 1
+    assert "started" not in started.stdout
 
 
 @pytest.mark.timeout(500)
