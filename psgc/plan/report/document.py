@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from psgc.plan.model.lanes import busy_us, overlap, spans
-from psgc.plan.planfile.completing import whole_plan
 from psgc.plan.model.quality import OPTIMIZERS, encodings, residual_bytes, server_residual_bytes
+from psgc.plan.planfile.completing import whole_plan
 from psgc.plan.report.assessment import BASELINE, Assessment
 from psgc.plan.report.sentences import about_memory, about_quality, about_running, codec_names, unsound, verdict
 
