@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -211,6 +212,17 @@ def test_an_order_without_its_cluster_and_more_parts_than_any_plan_has_are_refus
     many = [{**BUCKETS[1].to_json(), "tensors": [f"t{n}"], "numel": 1 << 17, "parts": 1 << 16} for n in range(17)]
     with pytest.raises(UsageError, match="buckets have 1,114,112 parts together, at most 1,048,576"):
         read_plan({**PLAN.to_json(), "issue_order": None, "buckets": many}, "p")
+
+
+def test_the_table_of_fields_in_the_docs_has_every_field() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "plans.md").read_text()
+    section = text[text.index("### A plan's file") :].partition("\n## ")[0]
+    named = set(re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE))
+    part = replace(BUCKETS[0], part_numel=20)
+    written = {*PLAN.to_json(), *(f"buckets[].{key}" for key in part.to_json())}
+    assert named == written
+    cluster = next(line for line in section.splitlines() if line.startswith("| `cluster`"))
+    assert all(f"`{key}`" in cluster for key in CLUSTER.to_json())
 
 
 def test_300_tensors_take_less_than_a_mebibyte() -> None:

@@ -20,6 +20,7 @@ from psgc.plan.model.plan import Issue, PlannedBucket
 from psgc.plan.model.problem import Simulated
 
 Order = Mapping[str, tuple[Issue, ...]]
+Used = Mapping[Option, Sequence[frozenset[str]]]  # of each option's actions, the lanes that it uses
 _ANY_CODEC = CodecCosts("any", FLOAT_BYTES, {})  # which links a transfer uses does not depend on the codec
 
 
@@ -61,34 +62,35 @@ def lanes_of(option: Option, cluster: Cluster) -> tuple[frozenset[str], ...]:
 def check_order(order: Order, buckets: Sequence[PlannedBucket], cluster: Cluster, source: str) -> None:
     """Raise UsageError, naming the first transfer that is wrong, unless every transfer is issued once on each lane that it uses, and no two
     lanes, or a lane and the steps of a part, contradict each other."""
-    used = {bucket.option: lanes_of(bucket.option, cluster) for bucket in buckets}
+    used = {option: lanes_of(option, cluster) for option in {bucket.option for bucket in buckets}}
     for lane, issues in order.items():
         if lane not in LINKS:
             raise UsageError(f"{source}: issue_order: unknown lane {shown(lane)}; expected some of {', '.join(sorted(LINKS))}")
         seen: set[Issue] = set()
         for number, issue in enumerate(issues):
-            place = f"{source}: issue_order[{lane!r}][{number}] is {shown(list(issue))}"
-            _check_there(issue, buckets, place)
-            if lane not in used[buckets[issue.bucket].option][issue.step]:
-                raise UsageError(f"{place}, but {buckets[issue.bucket].option[issue.step]} does not use this lane on the plan's cluster")
-            if issue in seen:
-                raise UsageError(f"{place}, which the lane has twice")
+            wrong = _fault(issue, lane, buckets, used) or ("which the lane has twice" if issue in seen else "")
+            if wrong:
+                raise UsageError(f"{source}: issue_order[{lane!r}][{number}] is {shown(list(issue))}, {wrong}")
             seen.add(issue)
     _check_whole(order, buckets, used, source)
     _check_consistent(order, source)
 
 
-def _check_there(issue: Issue, buckets: Sequence[PlannedBucket], place: str) -> None:
+def _fault(issue: Issue, lane: str, buckets: Sequence[PlannedBucket], used: Used) -> str:
+    """Why it is no transfer of this lane; "" if it is one."""
     if not 0 <= issue.bucket < len(buckets):
-        raise UsageError(f"{place}, but the plan has {len(buckets)} buckets, numbered from 0")
+        return f"but the plan has {len(buckets)} buckets, numbered from 0"
     bucket = buckets[issue.bucket]
     if not 0 <= issue.part < bucket.parts:
-        raise UsageError(f"{place}, but the bucket has {bucket.parts} parts, numbered from 0")
+        return f"but the bucket has {bucket.parts} parts, numbered from 0"
     if not 0 <= issue.step < len(bucket.option):
-        raise UsageError(f"{place}, but the bucket's option has {len(bucket.option)} actions, numbered from 0")
+        return f"but the bucket's option has {len(bucket.option)} actions, numbered from 0"
+    if lane not in used[bucket.option][issue.step]:
+        return f"but {bucket.option[issue.step]} does not use this lane on the plan's cluster"
+    return ""
 
 
-def _check_whole(order: Order, buckets: Sequence[PlannedBucket], used: Mapping[Option, Sequence[frozenset[str]]], source: str) -> None:
+def _check_whole(order: Order, buckets: Sequence[PlannedBucket], used: Used, source: str) -> None:
     issued = {lane: set(issues) for lane, issues in order.items()}
     for number, bucket in enumerate(buckets):
         for step, lanes in enumerate(used[bucket.option]):
