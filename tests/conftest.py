@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.codecs import lawful
+from tests.kernels import compile_all
 from tests.preloaded import Preloaded
 
 settings.register_profile("psgc", deadline=None)  # a loaded machine is no failure
@@ -39,14 +39,9 @@ HANG_S = 100.0  # a process that has not ended by then hangs; a loaded machine t
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before several processes run tests, as many as there are cores share the kernels' compilation: on a fresh machine each would else
-    do all of it for itself."""
+    """Before several processes run tests, as many as there are cores share the kernels' compilation."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        codecs, cores = lawful.CODECS, os.cpu_count() or 1
-        warm = "import sys; from psgc.codecs import parse_codec; [parse_codec(text).warm() for text in sys.argv[1:]]"
-        shares = [subprocess.Popen([sys.executable, "-c", warm, *codecs[first::cores]]) for first in range(cores)]
-        statuses = [share.wait() for share in shares]
-        assert not any(statuses), "a kernel does not compile"
+        compile_all()
 
 
 def free_port() -> int:

@@ -17,6 +17,7 @@ from psgc.wire.frames import Flag
 from psgc.worker.bucket import BucketWork, make_slots
 from psgc.worker.residuals.memory import own_memory, take_up
 from psgc.worker.residuals.residual import TensorMemory
+from tests.cases import for_each
 from tests.jobs.array_buffer import ArrayBuffer
 
 TENSORS = tuple(TensorSpec(f"t{i}", (numel,), "float32") for i, numel in enumerate((5000, 1, 9000, 300, 20000)))
@@ -181,7 +182,7 @@ def test_a_restarted_job_goes_on_bit_for_bit(make_job: Callable[..., Any], saved
         assert again["forget", codec] != whole["save", codec], f"{codec}: the residuals are part of the state"
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@for_each(workers=[1, 3])
 def test_residuals_of_two_ranks_go_to_another_number_of_workers(
     make_job: Callable[..., Any], workers: int, saved: tuple[Path, dict[tuple[str, ...], str]]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from psgc.codecs import registered_codecs, registered_schemes
+from tests.cases import for_each
 from tests.jobs import resume
 
 pytestmark = pytest.mark.timeout(600)  # two jobs of every codec, on a machine that does other work, too
@@ -37,7 +38,7 @@ def resumed(make_shared_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) 
     return saving | digests(make_shared_job(servers=1, hang_s=300.0), folder, "load", WAYS)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@for_each(way=WAYS)
 def test_a_resumed_job_is_the_uninterrupted_one_bit_for_bit(resumed: dict[tuple[str, str], str], way: str) -> None:
     assert resumed["load", way] == resumed["save", way]
 

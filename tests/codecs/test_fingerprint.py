@@ -14,6 +14,7 @@ import pytest
 
 from psgc.codecs.jit import kernel_cache
 from psgc.codecs.jit.fingerprint import UnseenError, fingerprint
+from tests.preloaded import run_preloaded
 
 SOURCE = '''
 """Kernels of a test."""
@@ -81,6 +82,16 @@ def never_called(x):
 print(run(1))
 '''
 
+ELSEWHERE = """
+import sys
+import numba
+from psgc.codecs.jit import kernel_cache
+sys.dont_write_bytecode = True
+numba.config.CACHE_DIR = sys.argv[1]
+kernel_cache.cache_folder.cache_clear()
+import family
+"""  # in a process that has imported Numba, and with it its settings
+
 
 @pytest.fixture
 def compiled(tmp_path: Path) -> Callable[..., tuple[str, set[str]]]:
@@ -93,7 +104,12 @@ def compiled(tmp_path: Path) -> Callable[..., tuple[str, set[str]]]:
         before = {path.name for path in cache.rglob("*.nbc")}
         search = os.pathsep.join([str(tmp_path / "made"), *sys.path])
         full = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": search, "PYTHONDONTWRITEBYTECODE": "1", **environment}
-        done = subprocess.run([sys.executable, "-c", "import family"], env=full, capture_output=True, text=True, timeout=200, check=False)
+        if environment:
+            done = subprocess.run(
+                [sys.executable, "-c", "import family"], env=full, capture_output=True, text=True, timeout=200, check=False
+            )
+        else:
+            done = run_preloaded("-c", ELSEWHERE, str(cache), env=full, timeout=200)
         assert done.returncode == 0, done.stderr
         assert all(line.startswith("compiling kernels") for line in done.stderr.splitlines()), done.stderr
         return done.stdout.strip(), {path.name for path in cache.rglob("*.nbc")} - before

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import for_each
 from tests.preloaded import run_preloaded
 
 pytestmark = pytest.mark.timeout(300)  # the job is the first test's set-up
@@ -46,14 +47,13 @@ def ranks(make_shared_job: Callable[..., Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for text in texts for line in text.splitlines() if line.startswith("{")]
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("case", CASES)
+@for_each(case=CASES, codec=CODECS)
 def test_all_ranks_see_the_same_gradients_bit_by_bit_whenever_backward_returns(ranks: list[dict[str, Any]], case: str, codec: str) -> None:
     first, second = (of_rank["cases"][case][codec][1] for of_rank in ranks)
     assert first == second
 
 
-@pytest.mark.parametrize("case", CASES)
+@for_each(case=CASES)
 def test_uncompressed_the_losses_are_stock_ddps(ranks: list[dict[str, Any]], case: str) -> None:
     for of_rank in ranks:
         stock, mine = (of_rank["cases"][case][how][0] for how in ("ddp", "none"))
@@ -61,7 +61,7 @@ def test_uncompressed_the_losses_are_stock_ddps(ranks: list[dict[str, Any]], cas
         assert len(set(mine)) == len(mine) and mine[-1] != mine[0]
 
 
-@pytest.mark.parametrize("case", CASES)
+@for_each(case=CASES)
 def test_codecs_make_a_difference(ranks: list[dict[str, Any]], case: str) -> None:
     assert len({ranks[0]["cases"][case][codec][1] for codec in CODECS}) == len(CODECS)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import for_each
+
 pytestmark = pytest.mark.timeout(300)  # the job is the first test's set-up
 CODECS = ("none", "bf16", "int8", "onebit", "topk:k=0.01", "onebit/int8", "powersgd")
 CASES = [f"{codec}+{how}" for codec in CODECS for how in ("plain", "branches", "amp")]
@@ -27,7 +29,7 @@ def digests(output: str) -> dict[str, list[str]]:
     return {case: re.findall(rf"(?<!\S){re.escape(case)} (\w+)", output) for case in CASES}
 
 
-@pytest.mark.parametrize("case", CASES)
+@for_each(case=CASES)
 def test_ranks_end_with_the_same_weights(digests: dict[str, list[str]], case: str) -> None:
     first, second = digests[case]
     assert first == second
@@ -37,9 +39,8 @@ def test_codecs_make_a_difference(digests: dict[str, list[str]]) -> None:
     assert len({digests[f"{codec}+plain"][0] for codec in CODECS}) == len(CODECS)
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
+@for_each(
+    call_said=[
         (
             "init after shutdown",
             r"init\(\) after shutdown\(\): this process has left its job, which is over .*; call shutdown\(\) once, at the end, and .*",
@@ -47,9 +48,10 @@ def test_codecs_make_a_difference(digests: dict[str, list[str]]) -> None:
         ("rank after shutdown", r"psgc has been shut down in this process, which has left its job"),
         ("forked init", r"init\(\) in a process forked from one that had joined the job: only that one is a member; .*"),
         ("forked rank", r"psgc is not initialized in this process; call psgc\.torch\.init\(\) first"),
-    ],
+    ]
 )
-def test_a_job_is_joined_once_and_by_one_process(output: str, call: str, said: str) -> None:
+def test_a_job_is_joined_once_and_by_one_process(output: str, call_said: tuple[str, str]) -> None:
+    call, said = call_said
     lines = [line.removeprefix(f"{call}: ") for line in output.splitlines() if line.startswith(f"{call}: ")]
     assert len(lines) == 2
     assert all(re.fullmatch(said, line) for line in lines), lines

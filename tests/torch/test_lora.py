@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import for_each
+
 pytestmark = pytest.mark.timeout(300)  # the job is the first test's set-up
 OPTIMIZERS, CODECS = ("sgd", "adamw"), ("none", "powersgd")
 CASES = [f"{optimizer}+{codec}" for optimizer in OPTIMIZERS for codec in CODECS]
@@ -22,7 +24,7 @@ def said(make_shared_job: Callable[..., Any]) -> dict[str, list[list[str]]]:
     return {case: [line.split() for text in texts for line in re.findall(rf"(?<!\S){re.escape(case)} (.+)", text)] for case in CASES}
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@for_each(optimizer=OPTIMIZERS)
 def test_a_and_b_move_under_powersgd_as_uncompressed_to_5_percent(said: dict[str, list[list[str]]], optimizer: str) -> None:
     (plain, _), (first, second) = said[f"{optimizer}+none"], said[f"{optimizer}+powersgd"]
     assert plain[-1] != first[-1] == second[-1], "what travels is not the same, but ranks end with the same weights"
