@@ -48,7 +48,7 @@ def running(problem: Problem, buckets: Sequence[PlannedBucket]) -> Running:
         found = find(SEARCH, limited)
     except UsageError:  # the constraints leave nothing that a job runs
         return Running(refused, None, limited)
-    why = next((why for codec in problem.used if (why := _why_not(codec))), "")
+    why = next((why for codec in problem.used if (why := why_not_encoded(codec))), "")
     return Running(refused, found, limited, "" if encoded else why)
 
 
@@ -66,10 +66,10 @@ def with_servers(cluster: Cluster) -> Cluster:
 
 
 def _runnable(codec: CodecCosts, problem: Problem) -> CodecCosts:
-    return codec if codec.name == UNCOMPRESSED or not _why_not(codec) else problem.without
+    return codec if codec.name == UNCOMPRESSED or not why_not_encoded(codec) else problem.without
 
 
-def _why_not(codec: CodecCosts) -> str:
+def why_not_encoded(codec: CodecCosts) -> str:
     """Why a job cannot encode with it by a plan."""
     device = next(action.partition("@")[2] for action in CARRIED[1] if action.startswith("comp@"))
     if codec.name in PUBLISHED_BYTES:

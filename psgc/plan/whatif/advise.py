@@ -1,7 +1,8 @@
 """Which of four regimes a job on a link belongs to: no compression, bf16, compression every step, or local steps with rare exchanges.
 
-The ladder is climbed from what gives up least: a rung is taken if it saves more of an iteration than it may be wrong by, and enough for
-what it gives up. Owns the ladder and its words.
+The rungs of a ladder, from the one that gives up least: a rung is taken if it saves more of an iteration than it may be wrong by, and enough
+for what it gives up. The advice is the highest rung of those that run today; what only a later version could run is told beside it, never as
+the advice. Owns the ladder and its words.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from psgc.plan.inputs.cluster import Cluster
-from psgc.plan.inputs.estimates import estimates_notes, with_estimates
+from psgc.plan.inputs.estimates import cpu_estimates_note, estimates_notes, with_cpu_estimates, with_estimates
 from psgc.plan.inputs.profile import Profile
-from psgc.plan.report.wording import ms
-from psgc.plan.whatif.candidates import BF16, CORNERS, NOMINAL, Candidate, candidates, considered
+from psgc.plan.report.wording import gigabytes, ms
+from psgc.plan.whatif.candidates import BF16, CORNERS, NOMINAL, Candidate, Timed, candidates, considered
 from psgc.plan.whatif.regimes import all_reduce_us, exposure, needed_ratio
 
 # The share of an iteration that a rung must save: bf16 gives up next to nothing; a codec costs work to tune and watch; local steps are
@@ -45,8 +46,8 @@ def gain_over(candidate: Candidate, other: Candidate) -> Gain:
 
 
 def climb(rungs: Sequence[Candidate]) -> Candidate:
-    """The highest rung worth taking: over the one taken so far for more than its margin, over those of lower kinds for what it gives up,
-    lest a tie with the one just below make the next look good. rungs: in the order of what they give up."""
+    """The highest rung worth taking. It must save more than its margin over the rung taken so far, and over each rung of a lower kind what it
+    gives up, so that a tie with the rung just below does not make it look good. rungs: in the order of what they give up."""
     chosen = rungs[0]
     for number, rung in enumerate(rungs[1:], 1):
         lower = [below for below in rungs[:number] if below.kind != rung.kind or below is chosen]
@@ -62,19 +63,28 @@ def advise(
     """The advice. memory_gbps: of the GPU, to estimate codec times by that the profile has not; adam: whether the optimizer is Adam-like;
     codecs: those to look at, if not the usual ones."""
     asked = tuple(codecs) or considered(profile)
-    profile, estimated = with_estimates(profile, memory_gbps, asked)
-    known = [name for name in asked if codecs or name in profile.codecs]
-    found = candidates(profile, cluster, known, estimated, adam=adam)
-    none, bf16, local = found[0], found[1], found[-1]
-    carried = climb([one for one in found if one.sound and one is not local])
-    chosen = climb([carried, local])
+    free = Timed(*with_estimates(profile, memory_gbps, asked))
+    hosts = Timed(*with_cpu_estimates(profile, ("none", *asked)))
+    known = [name for name in asked if codecs or {name} & (free.profile.codecs.keys() | hosts.profile.codecs.keys())]
+    found = candidates(free, hosts, cluster, known, adam=adam)
+    none, bf16 = found[0], found[1]
+    chosen = climb([one for one in found if one.sound and one.runs])
+    regime = _regime(found)
     overall, over_bf16 = gain_over(chosen, none), gain_over(chosen, bf16)
     return {
-        "verdict": chosen.kind, "choice": chosen.name, "gain": overall.gain, "margin": overall.margin, "gain_over_bf16": over_bf16.gain,
-        "margin_over_bf16": over_bf16.margin, "best_that_psgc_carries": carried.name,
-        "why": _why(profile, cluster, found, carried, chosen), "notes": _notes(profile, cluster, found, asked, known, estimated, memory_gbps, adam=adam),
+        "verdict": chosen.kind, "choice": chosen.name, "runs": chosen.runs, "iteration_ms": chosen.iteration_us(NOMINAL) / 1e3,
+        "gain": overall.gain, "margin": overall.margin, "gain_over_bf16": over_bf16.gain, "margin_over_bf16": over_bf16.margin,
+        "best_that_psgc_carries": chosen.name,
+        "in_any_version": {"verdict": regime.kind, "choice": regime.name, "iteration_ms": regime.iteration_us(NOMINAL) / 1e3},
+        "why": _why(profile, cluster, found, chosen), "notes": _notes(profile, cluster, found, asked, known, free, hosts, memory_gbps, adam=adam),
         "needed_ratio_over_bf16": _finite(needed_ratio(profile, cluster)), "candidates": [_shown(one, none, bf16) for one in found],
     }  # fmt: skip
+
+
+def _regime(found: Sequence[Candidate]) -> Candidate:
+    """The rung that the link asks for, whether this version runs it or not."""
+    every = [one.in_any_version for one in found]
+    return climb([climb([one for one in every[:-1] if one.sound]), every[-1]])
 
 
 def _finite(value: float) -> float | None:
@@ -86,13 +96,14 @@ def _shown(one: Candidate, none: Candidate, bf16: Candidate) -> dict[str, Any]:
     return {
         "name": one.name, "kind": one.kind, "iteration_ms": one.iteration_us(NOMINAL) / 1e3, "gain": overall.gain, "margin": overall.margin,
         "gain_over_bf16": over_bf16.gain, "margin_over_bf16": over_bf16.margin, "ratio_fp32": 4 / one.bytes_per_element,
-        "ratio_bf16": 2 / one.bytes_per_element, "times": one.times, "sound": one.sound, "carried": one.kind != "infrequent",
-        "compressed_share": one.compressed_share, "residual_bytes": one.residual_bytes,
+        "ratio_bf16": 2 / one.bytes_per_element, "times": one.times, "sound": one.sound, "carried": bool(one.runs), "runs": one.runs,
+        "not_carried_yet_ms": None if one.later_us is None else one.later_us(NOMINAL) / 1e3, "encodes": one.encodes,
+        "compressed_share": one.compressed_share, "residual_bytes": one.residual_bytes, "server_residual_bytes": one.server_bytes,
     }  # fmt: skip
 
 
-def _why(profile: Profile, cluster: Cluster, found: Sequence[Candidate], carried: Candidate, chosen: Candidate) -> str:
-    return f"{_hides(profile, cluster)}. {_worth(found, carried, chosen)}."
+def _why(profile: Profile, cluster: Cluster, found: Sequence[Candidate], chosen: Candidate) -> str:
+    return f"{_hides(profile, cluster)}. {_worth(found, chosen)}.{_not_yet(found, chosen)}"
 
 
 def _hides(profile: Profile, cluster: Cluster) -> str:
@@ -105,68 +116,102 @@ def _hides(profile: Profile, cluster: Cluster) -> str:
     text = f"A bf16 all-reduce takes {_number(times)} times as long as backward ({ms(reduce)} ms against {ms(backward)} ms)"
     if ratio == 1:
         return f"{text} and hides behind it"
-    return f"{text}: {f'{_number(ratio)} times fewer bytes would hide' if math.isfinite(ratio) else 'no ratio would hide its latency'}"
+    return f"{text}: {f'{_number(ratio)} times fewer bytes would hide' if math.isfinite(ratio) else 'no ratio would hide its latency, in however many buckets'}"
 
 
 def _number(value: float) -> str:
     return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
 
 
-def _worth(found: Sequence[Candidate], carried: Candidate, chosen: Candidate) -> str:
-    none, bf16, local = found[0], found[1], found[-1]
-    if chosen.kind == "infrequent":
-        steps, best = chosen.name.partition("-")[2], f"{carried.name} is the best of what goes every step"
-        if carried is not bf16:
-            best = f"{carried.name}, the best of what goes every step, saves {gain_over(carried, bf16)}"
-        saved = f"Local steps, exchanged every {steps}, save {gain_over(chosen, bf16)} over bf16, where {best}"
-        return f"{saved}. psgc carries no local steps yet; of what it carries take {carried.name}"
-    rare = gain_over(local, chosen)
+def _worth(found: Sequence[Candidate], chosen: Candidate) -> str:
+    """What the choice saves over fp32 and over bf16, with the numbers."""
+    none, bf16 = found[0], found[1]
+    takes = f"an iteration takes {_ms(chosen)} ms"
     further = _further(found, chosen)
-    if rare.gain > LEAST_GAIN["compress"]:
-        further += f"; local steps, which psgc does not carry yet, would save {rare} more"
     if chosen.kind == "none":
-        return f"Leave gradients as they are{further}"
+        return f"Leave gradients in fp32, uncompressed: {takes}{further}"
     if chosen.kind == BF16:
-        return f"bf16 saves {gain_over(chosen, none)} over fp32{further}"
-    return f"{chosen.name} saves {gain_over(chosen, bf16)} over bf16, and {gain_over(chosen, none)} over fp32{further}"
+        return f"Send bf16 gradients, uncompressed: {takes}, {gain_over(chosen, none)} less than with fp32 ({_ms(none)} ms){further}"
+    over_bf16 = gain_over(chosen, bf16)
+    return (
+        f"With {chosen.name} {takes}, {over_bf16} less than with bf16 ({_ms(bf16)} ms) and {gain_over(chosen, none)} less than with fp32 "
+        f"({_ms(none)} ms){further}"
+    )
+
+
+def _ms(one: Candidate) -> str:
+    return ms(one.iteration_us(NOMINAL))
 
 
 def _further(found: Sequence[Candidate], chosen: Candidate) -> str:
-    """What the fastest of the others that go every step would add."""
-    others = [one for one in found[:-1] if one.sound and one is not chosen]
+    """What the fastest of the others that run today would save beyond the choice."""
+    others = [one for one in found if one.sound and one.runs and one is not chosen]
     best = min(others, key=lambda one: one.iteration_us(NOMINAL))
     more = gain_over(best, chosen)
     if more.gain < LEAST_WORTH_SAYING:
         return ""
-    tie = "a tie" if more.gain <= more.margin else "less than it must to be worth it"
-    return f"; {best.name} would save {more} more, {tie}"
+    why = "within its margin" if more.gain <= more.margin else f"under the {LEAST_GAIN[best.kind]:.0%} that would be worth it"
+    return f"; {best.name} would save {more} more, {why}"
+
+
+def _not_yet(found: Sequence[Candidate], chosen: Candidate) -> str:
+    """What this version does not run and would be worth having: the fastest codec, and local steps."""
+    parts = []
+    later = [one.in_any_version for one in found[:-1] if one.sound and (one.later_us is not None or not one.runs)]
+    for one, what in (
+        (min(later, key=lambda one: one.iteration_us(NOMINAL), default=None), "by other collectives or on GPUs"),
+        (found[-1], ""),
+    ):
+        if one is not None and gain_over(one, chosen).gain > LEAST_GAIN["compress"]:
+            steps = one.name.partition("-")[2]
+            name = f"{one.name} {what}" if what else f"local steps with an exchange every {steps}"
+            parts.append(f"{name} {_ms(one)} ms")
+    return f" What this version does not run would take: {', '.join(parts)}." if parts else ""
 
 
 def _notes(
-    profile: Profile, cluster: Cluster, found: Sequence[Candidate], asked: Sequence[str], known: Sequence[str], estimated: frozenset[str],
+    profile: Profile, cluster: Cluster, found: Sequence[Candidate], asked: Sequence[str], known: Sequence[str], free: Timed, hosts: Timed,
     memory_gbps: float | None, *, adam: bool,
 ) -> list[str]:  # fmt: skip
     """What the answer rests on."""
     notes = [f"ready times: {profile.source or 'as in the profile'}", f"links: {cluster.source}"]
     if profile.forward_us is None:
-        notes.append("the profile has no forward time: gains are of backward and synchronization")
-    notes += [f"{note}; margins allow for half as much again" for note in estimates_notes(estimated, memory_gbps)]
+        notes.append("the profile has no forward time: an iteration is taken to be backward and synchronization")
+    notes.append(
+        "none and bf16 run today by all-reduce, as DistributedDataParallel sends gradients; codecs by psgc run, encoded on CPUs, over servers"
+    )
+    if not cluster.servers and found[2:-1]:
+        notes.append("servers: one on each node, sharing its link, since --servers names none")
+    notes += [
+        f"{note}, if psgc encoded there; margins allow for half as much again" for note in estimates_notes(free.estimated, memory_gbps)
+    ]
+    notes += cpu_estimates_note(hosts.estimated - {"none"})
     missing = [name for name in asked if name not in known]
     if missing:
-        notes.append(
-            f"left out: {', '.join(missing)}, without times in the profile; measure them with psgc profile, or name a GPU to estimate them"
-        )
+        notes.append(f"left out: {', '.join(missing)}, without times in the profile; measure them with psgc profile")
+    notes += _lacking(found)
     keeping = [one for one in found if one.residual_bytes]
     if keeping:
-        most = max(one.residual_bytes for one in keeping)
+        most, servers = max(one.residual_bytes for one in keeping), max(one.server_bytes for one in keeping)
+        beside = f", and {gigabytes(servers)} over the servers, which encode the sum" if servers else ""
         notes.append(
-            f"memory: {', '.join(one.name for one in keeping)} keep what was not sent yet, in fp32: up to {most / 1e9:,.3g} GB in each worker, "
-            f"and as much again over the servers where they encode the sum"
+            f"memory: {', '.join(one.name for one in keeping)} keep residuals (what error feedback has not sent yet): up to {gigabytes(most)} in each "
+            f"worker{beside}"
         )
     if adam:
+        unsound = ", ".join(one.name for one in found if one.sound is False)
+        if unsound:
+            notes.append(f"optimizer: {unsound} cost quality under an Adam-like one and are not advised; --optimizer sgd lets them in")
+    most_encodes = max((one.encodes for one in found), default=0)
+    if most_encodes > 1:
         notes.append(
-            "for an Adam-like optimizer: onebit, topk and their like cost quality there and are no part of the verdict; --optimizer sgd lets them in"
+            f"quality: gradients are encoded up to {most_encodes} times on the way to the mean, by servers included; each encoding loses a little"
         )
     notes.append("bf16: gradients that are bf16 when they are ready, or cast at no cost")
     notes.append("local steps change the optimizer: fewer exchanges, other learning rates; their quality is not judged here")
     return notes
+
+
+def _lacking(found: Sequence[Candidate]) -> list[str]:
+    """Why candidates do not run, a line a reason."""
+    return [f"{one.name} does not run today: {one.lacking}" for one in found if one.lacking]

@@ -1,7 +1,7 @@
 """What could be done about gradients on a slow link, and how long an iteration then takes.
 
-Owns the candidates: no compression, bf16, each codec every step, and local steps with an exchange every so often; and the corners of what
-nobody knows well. Which of them is advised is ``advise``'s.
+Owns the candidates: no compression, bf16, each codec every step, and local steps with an exchange every so often; for each the best plan that
+can run today, and the best that only a later version could; and the corners of what nobody knows well. Which of them is advised is ``advise``'s.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, simulate
-from psgc.plan.model.quality import is_sound, keeps_residual
+from psgc.plan.model.quality import encodings, is_sound, residual_bytes, server_residual_bytes
 from psgc.plan.model.vary import Change, varied, with_halved_bytes
+from psgc.plan.report.running import as_jobs_run, why_not_encoded
 
 BF16: Final = "bf16"
+ALL_REDUCE, PSGC = "all-reduce", "psgc"  # what runs a plan: DistributedDataParallel and its like, or a job of psgc
+LEAST_FASTER: Final = 0.005  # a plan that cannot run yet is worth telling of from here on
 DEFAULT_CODECS: Final = ("int8", "int4", "onebit", "topk")
 BY_SHAPE: Final = ("powersgd",)  # payloads depend on the tensors' shapes, which a profile does not have
 # DiLoCo (Douillard et al. 2023) exchanges every 500 steps, INTELLECT-1 (Jaghouar et al. 2024) every 100, in int8.
@@ -46,43 +49,69 @@ NOMINAL: Final = Corner()
 CORNERS: Final = tuple(Corner(*values) for values in product((0.9, 1.1), (1.0, 1.1), (-1, 1)))
 
 
+Iteration = Callable[[Corner], float]
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """name: ``none``, ``bf16``, a codec, or ``local-H``. bytes_per_element: in payloads, of an iteration; iteration_us: forward, backward
-    and synchronization, in each corner. sound: whether it keeps quality, None where that is not judged; times: where the codec's come from;
-    compressed_share: of the elements, in buckets that a plan would encode; residual_bytes: of a worker's memory, for what the codec has not sent
-    yet."""
+    and synchronization, in each corner, by the best plan that runs today, or, where ``runs`` is "", by the best of any. sound: whether it keeps
+    quality, None where that is not judged; times: where the codec's come from. compressed_share: of the elements, in buckets that are encoded;
+    residual_bytes: of a worker's memory, for what the codec has not sent yet; server_bytes: the same over all servers; encodes: of the bucket
+    that is encoded most often: these four of the plan, or of the one that ``later_us`` is of, whichever has more. runs: by what, ALL_REDUCE or
+    PSGC. later_us: by a plan that is faster but that no job runs yet, None if there is none; lacking: why none of the codec's plans runs."""
 
     name: str
     kind: str
     bytes_per_element: float
     sound: bool | None
     times: str
-    iteration_us: Callable[[Corner], float]
+    iteration_us: Iteration
     compressed_share: float
     residual_bytes: float = 0.0
+    server_bytes: float = 0.0
+    encodes: int = 0
+    runs: str = ALL_REDUCE
+    later_us: Iteration | None = None
+    lacking: str = ""
+
+    @property
+    def in_any_version(self) -> Candidate:
+        """With the times of its fastest plan, whether that runs or not."""
+        return self if self.later_us is None else replace(self, iteration_us=self.later_us)
 
 
-def candidates(profile: Profile, cluster: Cluster, codecs: Sequence[str], estimated: frozenset[str], *, adam: bool) -> list[Candidate]:
-    """Those there are, the ones that give up least first: by what they send, local steps last. codecs: those the profile has times for."""
-    costs = [codec_costs(name, profile, cluster.gpus) for name in codecs]
-    costs.sort(key=lambda codec: -codec.bytes_per_element)
-    nothing = codec_costs(UNCOMPRESSED, profile)
-    plain = Problem(profile, cluster, nothing, Constraints(servers=True))
-    half = replace(plain, cluster=with_halved_bytes(cluster))
-    found = [
-        _every_step("none", "none", plain, 4.0),
-        _every_step(BF16, BF16, half, 2.0),
-    ]
-    for codec in costs:
-        times = "estimated" if codec.name in estimated else "measured"
-        problem = Problem(profile, cluster, codec, Constraints(servers=True))
-        sound = is_sound(codec.name, adam=adam)
-        found.append(_every_step(codec.name, "compress", problem, codec.bytes_per_element, times=times, sound=sound))
-    outer = next((codec for codec in costs if codec.name == OUTER_CODEC), None)
-    exchange = half if outer is None else Problem(profile, cluster, outer, Constraints(servers=True))
-    found.append(_local_steps(exchange, OUTER_CODEC if outer else BF16, "" if outer is None else found[2].times))
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A profile, and which of its codecs' times are estimates."""
+
+    profile: Profile
+    estimated: frozenset[str]
+
+    def times(self, codec: str) -> str:
+        return "estimated" if {codec, codec.partition("/")[0].partition(":")[0]} & self.estimated else "measured"
+
+
+def candidates(free: Timed, hosts: Timed, cluster: Cluster, codecs: Sequence[str], *, adam: bool) -> list[Candidate]:
+    """All candidates, those that give up least first: by what they send, local steps last. free: with codec times wherever they are known;
+    hosts: with those of CPUs, where jobs encode. codecs: those that one of the two has times for."""
+    profile = free.profile
+    plain = Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), Constraints())
+    found = [_uncompressed("none", plain, hosts, 4.0), _uncompressed(BF16, _halved(plain), hosts, 2.0)]
+    encoded = [_encoded(name, free, hosts, cluster, adam=adam) for name in codecs]
+    found += sorted(encoded, key=lambda one: -one.bytes_per_element)
+    outer = OUTER_CODEC in profile.codecs and OUTER_CODEC in codecs
+    exchange = _problem(free.profile, cluster, OUTER_CODEC) if outer else _halved(plain)
+    found.append(_local_steps(exchange, OUTER_CODEC if outer else BF16, free.times(OUTER_CODEC) if outer else ""))
     return found
+
+
+def _halved(problem: Problem) -> Problem:
+    return replace(problem, cluster=with_halved_bytes(problem.cluster))
+
+
+def _problem(profile: Profile, cluster: Cluster, codec: str) -> Problem:
+    return Problem(profile, cluster, codec_costs(codec, profile, cluster.gpus), Constraints(servers=True))
 
 
 def considered(profile: Profile) -> tuple[str, ...]:
@@ -96,19 +125,51 @@ def _change(corner: Corner, times: str) -> Change:
     return Change(link=corner.link, backward=corner.backward, codec=spread**corner.codec)
 
 
-def _every_step(
-    name: str, kind: str, problem: Problem, size: float, *, times: str = "", sound: bool = True
-) -> Candidate:  # fmt: skip
-    plan = search(problem)
+def _uncompressed(name: str, problem: Problem, hosts: Timed, size: float) -> Candidate:
+    """By an all-reduce among the GPUs, or over the servers if that is faster."""
+    plans = [(ALL_REDUCE, problem, search(problem))]
+    if problem.cluster.servers:
+        served = as_jobs_run(_problem(hosts.profile, problem.cluster, UNCOMPRESSED))
+        plans.append((PSGC, served, search(served)))
+    runs, judged, plan = min(plans, key=lambda each: each[2].step_us)
+    return Candidate(name, name, size, True, "", _iteration(judged, plan, ""), 0.0, runs=runs)
+
+
+def _encoded(name: str, free: Timed, hosts: Timed, cluster: Cluster, *, adam: bool) -> Candidate:
+    """By the best plan of those that psgc's jobs run; the best of all is told beside it if it is faster."""
+    on_hosts = _problem(hosts.profile, cluster, name)
+    codec, lacking = on_hosts.codec, why_not_encoded(on_hosts.codec)
+    anywhere = free if _times_of(name, free.profile) else hosts
+    problem = _problem(anywhere.profile, cluster, name)
+    times, plans, runs, later = anywhere.times(name), [search(problem)], "", None
+    iteration_us = _iteration(problem, plans[0], times)
+    if not lacking:
+        limited, later, times, runs = as_jobs_run(on_hosts), iteration_us, hosts.times(name), PSGC
+        carried = search(limited)
+        iteration_us = _iteration(limited, carried, times)
+        if later(NOMINAL) < (1 - LEAST_FASTER) * iteration_us(NOMINAL):
+            plans.append(carried)
+        else:
+            plans, later = [carried], None
+    return Candidate(
+        codec.name, "compress", codec.bytes_per_element, is_sound(codec.name, adam=adam), times, iteration_us, max(map(_compressed_share, plans)),
+        max(residual_bytes(plan.buckets) for plan in plans), max(server_residual_bytes(plan.buckets) for plan in plans),
+        max(encodings(bucket) for plan in plans for bucket in plan.buckets), runs, later, lacking,
+    )  # fmt: skip
+
+
+def _times_of(name: str, profile: Profile) -> bool:
+    return bool({name, name.partition("/")[0].partition(":")[0]} & profile.codecs.keys())
+
+
+def _iteration(problem: Problem, plan: Found, times: str) -> Iteration:
     forward = problem.profile.forward_us or 0.0
 
     @functools.cache
     def iteration_us(corner: Corner) -> float:
         return forward + simulate(varied(problem, _change(corner, times)), plan.buckets).step_us
 
-    share = _compressed_share(plan)
-    kept = 4.0 * share * problem.profile.numel if kind == "compress" and keeps_residual(name) else 0.0
-    return Candidate(name, kind, size, sound, times, iteration_us, share, kept)
+    return iteration_us
 
 
 def _local_steps(problem: Problem, name: str, times: str) -> Candidate:
@@ -124,7 +185,7 @@ def _local_steps(problem: Problem, name: str, times: str) -> Candidate:
         return computing + simulate(varied(at_once, _change(corner, times)), plan.buckets).step_us / steps
 
     size = (2.0 if name == BF16 else problem.codec.bytes_per_element) / steps
-    return Candidate(f"local-{steps}", "infrequent", size, None, times, iteration_us, _compressed_share(plan))
+    return Candidate(f"local-{steps}", "infrequent", size, None, times, iteration_us, _compressed_share(plan), runs="")
 
 
 def _compressed_share(plan: Found) -> float:
