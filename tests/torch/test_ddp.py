@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import psgc.torch as psgc
 from psgc.errors import CodecError, ConfigError, JobFailed, UsageError
+from psgc.plan.model.plan import Plan, PlannedBucket
 from psgc.torch.ddp import hook as ddp
 from psgc.torch.ddp import wrappers
 from psgc.torch.ddp.completions import Completer, Completion
@@ -326,6 +327,11 @@ def test_buckets_that_ddp_may_leave_out_are_refused() -> None:
         ("onebitt", CodecError, "unknown codec 'onebitt'"),
         ("nowhere.json", UsageError, "nowhere.json"),
         (8, UsageError, "expected codec text"),
+        (
+            Plan("m", "c", (PlannedBucket(("w",), 9, 1, 0, "none", ("flat.all_reduce",)),)),
+            UsageError,
+            r"ddp_hook: the plan: buckets\[0\] \(of 'w'\): action 'flat.all_reduce', which the executor does not carry yet",
+        ),
     ],
 )
 @pytest.mark.usefixtures("alone")

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psgc.errors import ConfigError, UsageError
 from psgc.plan.model.plan import Plan
-from psgc.plan.planfile.runtime import load_runnable
+from psgc.plan.planfile.runtime import check_runs, load_runnable
 from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.exchange import Arrival, DdpExchange, exchanges_of
@@ -217,6 +217,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def _checked(given: str | os.PathLike[str] | Plan | None) -> tuple[str | None, Plan | None]:
     """The codec or the plan that was given."""
     if isinstance(given, Plan):
+        check_runs(given, "ddp_hook: the plan")
         return None, given
     if isinstance(given, os.PathLike) or (isinstance(given, str) and given.endswith(".json")):
         return None, load_runnable(os.fspath(given))
