@@ -1,8 +1,8 @@
 """What it costs that backward returns with the mean in p.grad: two models of one size in one job of 2 workers and 1 server, one of them under
 late synchronization, stepped in turns.  python benchmarks/backward_end.py [--rounds 40] [--width 1024] [--between-ms 0]
 
-between-ms: how long the trainer is busy with something else (data loading, sleep here) between backward and step, which late synchronization
-uses. Prints, for each codec, medians of the step times and of the ratios of the steps next to each other, with the ratios' quartiles.
+between-ms: how long the trainer is busy with something else (here it sleeps) between backward and step; late synchronization overlaps
+that time with communication. Prints, for each codec, medians of the step times and of the ratios of the steps next to each other, with the ratios' quartiles.
 """
 
 from __future__ import annotations

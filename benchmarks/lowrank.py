@@ -2,8 +2,8 @@
 
     python benchmarks/lowrank.py [--seeds 1,2,3] [--only torch,warm-up] [--sgd 0.3]
 
-One process: PowerSGD is linear, so what two workers make of their gradients is what one makes of their mean. The codec's own rounds run on
-each tensor of two dimensions, all others stay as they are. The learning rate is the best of quality.py's grid for AdamW, 0.006, for all.
+One process: PowerSGD is linear, so compressing one worker's mean gradient equals compressing two workers' gradients. The codec's own rounds run on
+each tensor of two dimensions; all others are left uncompressed. The learning rate is the best of quality.py's grid for AdamW, 0.006, for all.
 Prints a table; "share" is how much of the square of gradient + residual was sent, over all matrices and the last 50 steps.
 """
 

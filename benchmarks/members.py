@@ -4,9 +4,9 @@
     python benchmarks/members.py pushes --ranks 256 --keys 1000          every worker pushes all keys of a step at the same moment
 
 Members live in this one process: workers' real conversations with the scheduler (``worker/coordinator.py``) and, for ``pushes``, their real
-connections to the server; what takes a machine of its own each (reading a layout, encoding, decoding) they leave out. Scheduler and server are
-processes as ``psgc run`` starts them. Sums are checked. Prints one JSON line. Heartbeats: ``answers_s`` is the longest that any member waited
-from one word of the scheduler to the next (they ask once a second), ``server_s`` the longest that the scheduler waited for one of a server.
+connections to the server. They leave out work that needs a machine for each (reading a layout, encoding, decoding). Scheduler and server are
+processes as ``psgc run`` starts them. Sums are checked. Prints one JSON line. Heartbeats: ``answers_s`` is the longest time between two
+messages of the scheduler to a member (members send one a second), ``server_s`` the longest time between two messages of a server to the scheduler.
 """
 
 from __future__ import annotations

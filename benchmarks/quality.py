@@ -4,9 +4,9 @@
     python benchmarks/quality.py --only none,int8      # of these only what is not done yet; the page has all that is done
 
 Two tasks: the byte-level GPT (AdamW) and the digits (SGD with momentum) of examples/. For each codec the learning rate is tuned on
-a grid of factors of two, with a seed that the study itself does not use, until the best is not at the grid's end. Then five seeds (of
-initialisation and data) for the codecs that are meant to cost nothing, one for the others. A seed means the same under every codec.
-Every finished run is a line of the results file and is not repeated; delete the file to begin anew.
+a grid of factors of two, with a seed that the study itself does not use, until the best rate is inside the grid. Then five seeds (of
+initialisation and data) for the codecs that should cost no quality, one for the others. A seed gives the same initialisation and data under every
+codec. Every finished run is a line of the results file and is not repeated; delete the file to begin anew.
 """
 
 from __future__ import annotations
@@ -226,18 +226,18 @@ python benchmarks/quality.py
 
 {tasks}
 "against none" is the difference of mean validation losses over the same seeds, in units of the standard deviation of `none` over its
-five seeds: beyond +2 sd compression is seen, within it is lost in what another seed would have changed. Learning rates are
+five seeds: a difference above 2 sd is due to compression, a smaller one is within the spread of seeds. Learning rates are
 tuned on a grid of factors of two, by the validation loss of a sixth seed. Runs are reproducible bit for bit on one machine.
 
 {table}
 
-What is "not done", or not in the table, has not been run yet; the command adds it.
+Runs that are "not done", or not in the table, are missing; the command adds them.
 
 Why `powersgd:rank=4` costs quality under AdamW, and what helps: [codecs.md](codecs.md#powersgds-rank-under-adam).
 
 1-bit Adam and 0/1 Adam are `psgc.OneBitAdam` and `psgc.ZeroOneAdam` ([optimizers.md](optimizers.md)) on both tasks, a third of the steps warm-up; all else is
-`DistributedOptimizer` with the task's own optimizer. These trainings are short, {steps} steps: what error feedback holds back arrives late, and
-weighs more here than in a real one.
+`DistributedOptimizer` with the task's own optimizer. These trainings are short, {steps} steps: the delay of error feedback
+matters more here than in a real training.
 
 Measured on {machine}.
 """

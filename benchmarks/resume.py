@@ -2,9 +2,9 @@
 
 python benchmarks/resume.py [--workers 2] [--servers 2]    about two minutes, once kernels are compiled
 
-tests/jobs/resume.py trains a small model 24 steps in each way, and saves after 12 of them; another job takes up what was saved and goes on.
-The last column is what is lost without residual_state_dict(): the distance of the weights from the uninterrupted run's, over the distance
-that this one travelled after saving. Weights are fp32; a difference of one bit anywhere is "no".
+tests/jobs/resume.py trains a small model for 24 steps in each configuration, and saves after step 12; another job loads that state and continues.
+The last column is the error without residual_state_dict(): the distance of the weights from the uninterrupted run's, over the distance
+that the weights moved after saving. Weights are fp32; a difference of one bit anywhere is "no".
 """
 
 from __future__ import annotations

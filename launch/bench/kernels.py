@@ -367,7 +367,7 @@ def check_baseline(implementation: str, codec: str, found: Runner, numel: int) -
     for mine, theirs in zip(got, wanted, strict=True):
         error = np.zeros(1) if mine is None is theirs else np.asarray(mine, np.float64) - np.asarray(theirs, np.float64)
         if not np.sum(error**2) <= 1e-6 * np.sum(grad.astype(np.float64) ** 2):
-            raise CodecError(f"codec {codec}: its baseline in {implementation} answers something else, so it is not timed")
+            raise CodecError(f"codec {codec}: its baseline in {implementation} gives other results, so it is not timed")
 
 
 def _baseline_inputs(found: Runner, numel: int) -> tuple[Any, ...]:

@@ -52,7 +52,7 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
     """Run this machine's role to its end. Wrong usage is one line on stderr and status 2."""
     try:
         if command and command[0].startswith("-"):
-            raise UsageError(f"no such option {command[0]}; all but the command comes from the environment: see psgc-launch --help")
+            raise UsageError(f"no such option {command[0]}; everything but the command comes from the environment: see psgc-launch --help")
         role = _role(env)
         if _one_machine(env):
             return _run_machine(role, command, env)

@@ -11,10 +11,10 @@ HEAD = """# Settings
 
 Made by `python -m psgc.launch.pages.env > docs/env.md` from the tables in `psgc/variables.py`; only `psgc/config.py` reads them.
 
-`psgc run` sets those that say who is who; with `psgc-launch` set them yourself, the same on every machine but for `DMLC_ROLE`,
-`DMLC_WORKER_ID` and `DMLC_SERVER_ID`. A name that is set but unknown, or known and without effect, is a warning at start; it says which
-name was probably meant. A misspelt one of those that say who is who (`DMLC_PS_ROOT_URL`) is refused unless the right one is set, too: the
-job would be another one. Roles: w worker, s server, c scheduler.
+`psgc run` sets the variables of the job's topology (`DMLC_*`); with `psgc-launch` set them yourself, to the same values on every machine except for
+`DMLC_ROLE`, `DMLC_WORKER_ID` and `DMLC_SERVER_ID`. An unknown name, or one without effect, causes a warning at start, which suggests the
+name that was probably meant. A misspelt name of the topology (`DMLC_PS_ROOT_URL`) is refused unless the right one is set, too, because it would
+change the job. Roles: w worker, s server, c scheduler.
 
 | variable | also read as | roles | default | meaning |
 |---|---|---|---|---|
@@ -23,20 +23,20 @@ LAUNCHER = """
 `psgc-launch` reads these, too. Without `BYTEPS_LOCAL_SIZE` it starts one worker for each entry of `NVIDIA_VISIBLE_DEVICES` or
 `CUDA_VISIBLE_DEVICES`, else one; it changes neither: a worker takes the device of its local rank.
 
-With `DMLC_NUM_WORKER=1` the machine needs no other, as with bpslaunch: `NVIDIA_VISIBLE_DEVICES=0,1 DMLC_NUM_WORKER=1 psgc-launch python
-train.py` starts two workers, a scheduler and `DMLC_NUM_SERVER` servers (default 1); `DMLC_ROLE` may be missing, and an address that is set does
-not count. Launchers of the roles scheduler and server then say that they are not needed, and end. With `BYTEPS_FORCE_DISTRIBUTED=1` on all, the
-scheduler and the servers that you start are used instead. A single worker is alone: nothing is sent.
+With `DMLC_NUM_WORKER=1` the job runs on one machine, as with bpslaunch: `NVIDIA_VISIBLE_DEVICES=0,1 DMLC_NUM_WORKER=1 psgc-launch python
+train.py` starts two workers, a scheduler and `DMLC_NUM_SERVER` servers (default 1); `DMLC_ROLE` may be missing, and an address is
+ignored. Launchers of the roles scheduler and server then report that they are not needed, and end. With `BYTEPS_FORCE_DISTRIBUTED=1` on all
+machines, the workers use the scheduler and the servers that you start. A single worker sends nothing.
 
 | variable | meaning |
 |---|---|
 """
 TAIL = """
-## What workers are told beside these
+## Variables that launchers set for workers
 
 `psgc run` and `psgc-launch` set torch.distributed's variables for each worker, so that scripts and libraries that read them
-(`init_process_group()`, Hugging Face Trainer, Lightning, Accelerate: [integrations.md](integrations.md)) see the job's ranks. psgc itself goes by its
-own names, above.
+(`init_process_group()`, Hugging Face Trainer, Lightning, Accelerate: [integrations.md](integrations.md)) see the job's ranks. psgc itself reads the
+variables above.
 
 | variable | value |
 |---|---|
@@ -48,18 +48,18 @@ own names, above.
 | `OMP_WAIT_POLICY` | `passive`, unless it is set: threads that spin take cores from other processes |
 | `OMP_NUM_THREADS` | unless it is set: for several workers on a machine, each one's share of the cores |
 
-With `psgc-launch`, what you have set yourself stays, but for `RANK` and `LOCAL_RANK` where it starts several workers; with `psgc run`
-`MASTER_ADDR` and `MASTER_PORT` stay, unless the shell is a worker of another job (`RANK` is set). Rank 0 listens at `MASTER_ADDR`: where the
-scheduler runs on another machine than node 0, set `MASTER_ADDR` to node 0's address on every machine. A node cannot see how many
-workers others have: it takes it to be as many as it has itself. Where that is wrong, set `PSGC_NODE_SIZES` to the same on every
-machine; `psgc.torch.ddp_hook` refuses a `WORLD_SIZE` that is not the job's.
+`psgc-launch` keeps the values that you have set, except `RANK` and `LOCAL_RANK` if it starts several workers; `psgc run` keeps
+`MASTER_ADDR` and `MASTER_PORT`, unless the shell is a worker of another job (`RANK` is set). Rank 0 listens at `MASTER_ADDR`: if the
+scheduler runs on another machine than node 0, set `MASTER_ADDR` to node 0's address on every machine. A node does not know how many
+workers other nodes have, and assumes as many as its own. If that is wrong, set `PSGC_NODE_SIZES` to the same value on every
+machine; `psgc.torch.ddp_hook` refuses a `WORLD_SIZE` that differs from the job's.
 
 Under `torchrun` without `DMLC_*`: `GROUP_RANK`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `WORLD_SIZE` and `MASTER_ADDR` are used; give
 `DMLC_PS_ROOT_PORT` and `DMLC_NUM_SERVER`.
 
-With no scheduler named at all, or with `DMLC_NUM_WORKER=1` and one local rank, a process is a job of one: nothing is sent. Where the
-environment speaks of more (`DMLC_NUM_WORKER` or `WORLD_SIZE` above 1, several local ranks, `BYTEPS_FORCE_DISTRIBUTED`) but has no address, or
-has an address but no `DMLC_NUM_WORKER`, `init()` refuses rather than training alone.
+Without a scheduler's address, or with `DMLC_NUM_WORKER=1` and one local rank, a process is a job of one worker and sends nothing. If the
+environment describes several workers (`DMLC_NUM_WORKER` or `WORLD_SIZE` above 1, several local ranks, `BYTEPS_FORCE_DISTRIBUTED`) but no address, or
+an address but no `DMLC_NUM_WORKER`, `init()` raises an error instead of training alone.
 
 ## BytePS's settings without effect here
 

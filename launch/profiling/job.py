@@ -33,7 +33,7 @@ def profile_job(command: Sequence[str], workers: int, servers: int, iterations: 
         try:
             status = _wait_for(path, launcher)
             if status is None:
-                print("psgc profile: the profile is there; the job ends", file=sys.stderr)
+                print("psgc profile: the profile is written; ending the job", file=sys.stderr)
                 _leave(launcher)
         finally:
             _end(launcher)
@@ -69,9 +69,9 @@ def _end(launcher: subprocess.Popen[bytes]) -> None:
 
 def _why(status: int | None, iterations: int) -> str:
     if status:
-        return f"profile: the job failed with status {status} before its profile was there; what it said stands above"
+        return f"profile: the job failed with status {status} before its profile was written; its output is above"
     return (
-        f"profile: the job ended before its profile was there: it takes about {iterations + 6} steps of a psgc.torch.DistributedOptimizer; "
+        f"profile: the job ended before its profile was written: that takes about {iterations + 6} steps of a psgc.torch.DistributedOptimizer; "
         f"let it run longer, or give fewer --iterations"
     )
 

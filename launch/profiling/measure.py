@@ -48,7 +48,7 @@ class Request:
         if self.command and self.model is not None:
             raise UsageError("profile: --model is computed, --script measured; give one of them")
         if self.trace is not None and (self.command or self.model is not None):
-            raise UsageError("profile: --trace has times of its own; give one of --trace, --model and --script")
+            raise UsageError("profile: --trace contains times of its own; give one of --trace, --model and --script")
         if not self.command and self.model is None and self.transport is None and self.trace is None:
             raise UsageError("profile: nothing to measure; give --model NAME, --script -- CMD..., --trace FILE or --links")
         if self.command and shutil.which(self.command[0]) is None:

@@ -85,7 +85,7 @@ def _add_goodput(found: dict[str, Any], cluster: Any, items: int, prices: tuple[
         one["goodput"] = goodput(one["iteration_ms"] * 1e3, items, cluster, hour).to_json()
     found["notes"].append(
         f"goodput: {items:,} tokens (or images) on each of {cluster.gpus} GPUs an iteration, {hour.of(cluster):,.2f} an hour for all machines and links; "
-        f"what a token teaches is taken as the same, which it is not where a candidate costs quality"
+        f"every token is assumed to be worth the same, which is wrong for a candidate that costs quality"
     )
 
 
@@ -93,7 +93,7 @@ def _profile(model: str | None, profile: str | None, gpu: str | None, tokens: in
     from psgc.plan.inputs.profile import computed_profile, load_profile
 
     if (model is None) == (profile is None):
-        raise UsageError("advise: give --model or --profile, one of them")
+        raise UsageError("advise: give either --model or --profile")
     if profile is not None:
         if tokens is not None and not goodput:
             raise UsageError("advise: --tokens goes with --model; a profile's times are of its own batch")

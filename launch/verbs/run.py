@@ -13,7 +13,8 @@ def run(
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
     servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
     nodes: Annotated[
-        int | None, typer.Option(help="Nodes that the workers pretend to be spread over. Default: 1; with --link-mbit one for each worker.")
+        int | None,
+        typer.Option(help="Number of simulated nodes that the workers are spread over. Default: 1; with --link-mbit one for each worker."),
     ] = None,
     codec: Annotated[str | None, typer.Option(help="Codec of DistributedOptimizer, e.g. int8 or onebit/int8.")] = None,
     plan: Annotated[str | None, typer.Option(help="File of the plan that gradients travel by, in place of --codec.")] = None,
@@ -21,7 +22,7 @@ def run(
     link_mbit: Annotated[
         float | None,
         typer.Option(
-            help="Give each node and each server a simulated link of so many 1e6 bit/s, each way: psgc's payloads are paced and go by TCP. "
+            help="Give each node and each server a simulated link of this rate, in 1e6 bit/s, each way: psgc's payloads are paced and go by TCP. "
             "Not paced: torch.distributed's collectives, and psgc's control messages."
         ),
     ] = None,

@@ -23,7 +23,9 @@ def simulate(
     codec: Annotated[str | None, typer.Option(help="Encode with this codec, in place of each bucket's own.")] = None,
     gpu: GpuText = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline for ui.perfetto.dev.")] = None,
-    forward: Annotated[bool, typer.Option("--forward", help="And the next forward, after the step and overlapped with it.")] = False,
+    forward: Annotated[
+        bool, typer.Option("--forward", help="Also simulate the next forward pass, after the step and overlapped with it.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Predict one step of a plan: how long it takes, who works when, and how much of communication backward hides.

@@ -49,7 +49,9 @@ def whatif(
     k: Annotated[float, typer.Option(help="Top-k's share.")] = 0.01,
     ratio: Annotated[float, typer.Option(help="sync_compressed's ratio.")] = 2.0,
     alpha_us: Annotated[float, typer.Option(help="Latency of a message.")] = 0.0,
-    measured_ms: Annotated[float | None, typer.Option(help="What you measured without compression: warns of what it rules out.")] = None,
+    measured_ms: Annotated[
+        float | None, typer.Option(help="Measured iteration time without compression: warns of predictions that it contradicts.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture: bandwidths, faster computers, other codecs.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -55,7 +55,7 @@ def test_an_unknown_verb_flag_or_value_is_one_line_that_says_what_was_meant(argu
 def test_a_flag_given_to_psgc_launch_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch(["--workers", "2"], {}) == 2
     said = capsys.readouterr().err
-    assert said == "psgc-launch: no such option --workers; all but the command comes from the environment: see psgc-launch --help\n"
+    assert said == "psgc-launch: no such option --workers; everything but the command comes from the environment: see psgc-launch --help\n"
 
 
 def test_without_a_verb_the_verbs_are_listed() -> None:

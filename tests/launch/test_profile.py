@@ -54,7 +54,7 @@ def test_a_job_of_two_workers_is_profiled_and_ended(tmp_path: Path) -> None:
 def test_a_job_that_ends_too_soon_is_a_failure_that_says_so() -> None:
     done = profile("--script", "--no-codecs", "--workers", "1", "--", sys.executable, str(JOB), "8")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("psgc profile: the job ended before its profile was there: it takes about 26 steps")
+    assert done.stderr.splitlines()[-1].startswith("psgc profile: the job ended before its profile was written: that takes about 26 steps")
 
 
 def test_links_are_measured_and_become_a_cluster(tmp_path: Path) -> None:

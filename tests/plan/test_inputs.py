@@ -75,7 +75,7 @@ def test_what_is_no_cluster_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither a file nor one of espresso-nvlink"):
         load_cluster("moon")
     (tmp_path / "bad.toml").write_text("nodes = ")
-    with pytest.raises(UsageError, match="no valid TOML"):
+    with pytest.raises(UsageError, match="not valid TOML"):
         load_cluster(str(tmp_path / "bad.toml"))
 
 
@@ -142,9 +142,9 @@ def test_a_table_of_tensors_is_a_profile(tmp_path: Path) -> None:
     [
         ("net.csv", b"name,numel,ready_ms\na,1,0\n", "no column ready_us; expected name, numel and ready_us in the first line, got"),
         ("net.csv", b"", "no column name"),
-        ("net.csv", b"\xff\xfe\x00", "no valid CSV"),
-        ("net.csv", b"name,numel,ready_us\n" + b"x" * 200_000 + b",1,0\n", "no valid CSV: field larger"),
-        ("net.json", b"\xff\xfe\x00", "no valid JSON"),
+        ("net.csv", b"\xff\xfe\x00", "not valid CSV"),
+        ("net.csv", b"name,numel,ready_us\n" + b"x" * 200_000 + b",1,0\n", "not valid CSV: field larger"),
+        ("net.json", b"\xff\xfe\x00", "not valid JSON"),
         ("net.json", b"[" * 100_000, "nested too deeply"),
     ],
 )

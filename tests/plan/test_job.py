@@ -208,5 +208,5 @@ def test_a_constraints_file_that_cannot_be_read_is_named(tmp_path: Path) -> None
         load_constraints(str(tmp_path / "none.toml"))
     for name, kind in (("c.toml", "TOML"), ("c.json", "JSON")):
         (tmp_path / name).write_text("{")
-        with pytest.raises(UsageError, match=f"no valid {kind}"):
+        with pytest.raises(UsageError, match=f"not valid {kind}"):
             load_constraints(str(tmp_path / name))

@@ -94,8 +94,8 @@ def test_no_json_and_no_file_are_refused_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "x"
     good = plan_text(PLAN.to_json())
     for text, said in (
-        ("{", "no valid JSON"),
-        ("\udcff", "no valid JSON"),
+        ("{", "not valid JSON"),
+        ("\udcff", "not valid JSON"),
         (good.replace('"model": "m"', '"model": "m", "model": "n"'), "field 'model' is there twice"),
         (good.replace("1.5", "NaN"), "NaN is no number"),
         (good.replace("1.5", "-Infinity"), "-Infinity is no number"),

@@ -216,11 +216,11 @@ def broken_database(path: Path) -> None:
 
 
 @for_each(wrong=[
-    (no_optimizer, "no optimizer's step in it"), (no_shapes, r"profile whole iterations with record_shapes=True"),
-    (three_steps, r"2 whole iterations in it, expected at least 3: profile 4 steps or more"), (cut_short, "no trace of torch.profiler"),
-    (lambda path: path.write_text("[1, 2"), "no trace of torch.profiler"), (lambda path: path.write_text('{"a": 1}'), 'no list "traceEvents"'),
-    (lambda path: path.write_text('{"traceEvents": [1, {"ph": "X", "ts": "x"}]}'), "no gradient in it"),
-    (lambda path: path.write_bytes(b"\xff\xfe\x00"), "no trace of torch.profiler"), (empty_database, "no NVTX ranges in it"),
+    (no_optimizer, "no optimizer step: it has no event"), (no_shapes, r"profile whole iterations with record_shapes=True"),
+    (three_steps, r"2 whole iterations in it, expected at least 3: profile 4 steps or more"), (cut_short, "not a trace of torch.profiler"),
+    (lambda path: path.write_text("[1, 2"), "not a trace of torch.profiler"), (lambda path: path.write_text('{"a": 1}'), 'no list "traceEvents"'),
+    (lambda path: path.write_text('{"traceEvents": [1, {"ph": "X", "ts": "x"}]}'), "no gradients: it has no event"),
+    (lambda path: path.write_bytes(b"\xff\xfe\x00"), "not a trace of torch.profiler"), (empty_database, "no NVTX ranges in it"),
     (broken_database, "no SQLite export of Nsight Systems"), (lambda path: None, "No such file or directory"),
 ])  # fmt: skip
 def test_what_is_no_such_trace_or_lacks_something_is_one_line(

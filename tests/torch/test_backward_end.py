@@ -295,7 +295,7 @@ def test_where_torch_does_not_tell_the_end_gradients_come_late_and_that_is_said_
     with caplog.at_level(logging.WARNING, logger=backward_end.logger.name):
         first, second = ranks.run(2, train)
     assert first == second
-    said = [record for record in caplog.records if "does not tell the end of backward" in record.getMessage()]
+    said = [record for record in caplog.records if "does not report the end of backward" in record.getMessage()]
     assert len(said) == 1
 
 

@@ -79,7 +79,7 @@ def test_different_models_are_named(ranks: Any) -> None:
 def test_what_is_no_tensor_is_refused_by_name_and_none_is_passed_over(ranks: Any) -> None:
     def work(rank: int) -> None:
         psgc.broadcast_parameters({"bias": None})
-        with pytest.raises(UsageError, match="'extra' is a dict, no tensor; send it with broadcast_object"):
+        with pytest.raises(UsageError, match="'extra' is a dict, not a tensor; send it with broadcast_object"):
             psgc.broadcast_parameters({"extra": {}})
         with pytest.raises(UsageError, match=r"expected .name, tensor. pairs"):
             psgc.broadcast_parameters([torch.ones(2)])  # type: ignore[list-item]
@@ -110,7 +110,7 @@ def test_objects_come_from_the_root_that_is_named(ranks: Any) -> None:
 def test_an_object_that_is_not_plain_is_refused_on_the_root_unless_pickles_are_allowed(ranks: Any) -> None:
     def work(rank: int) -> Any:
         if rank == 0:
-            with pytest.raises(UsageError, match=r"broadcast_object: args is a types\.SimpleNamespace, which is no plain type"):
+            with pytest.raises(UsageError, match=r"broadcast_object: args is a types\.SimpleNamespace, which is not a plain type"):
                 psgc.broadcast_object(SimpleNamespace(lr=1), name="args")
         return psgc.broadcast_object(SimpleNamespace(lr=1), name="args", allow_pickle=True).lr
 

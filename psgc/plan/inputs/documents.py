@@ -31,7 +31,7 @@ def read_document(path: Path, whose: str, *, toml: bool = False) -> Any:
     except RecursionError:
         raise UsageError(f"{whose}: nested too deeply to be read") from None
     except ValueError as error:  # of both languages, and of text that is not UTF-8
-        raise UsageError(f"{whose}: no valid {'TOML' if toml else 'JSON'}: {error}") from None
+        raise UsageError(f"{whose}: not valid {'TOML' if toml else 'JSON'}: {error}") from None
 
 
 def is_number(value: Any, *, above: bool = False) -> bool:

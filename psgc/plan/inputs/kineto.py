@@ -26,10 +26,10 @@ def read(path: Path) -> tuple[Trace, str]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
     except (ValueError, EOFError, RecursionError, zlib.error) as error:
-        raise UsageError(f"{path}: no trace of torch.profiler: {error}") from None
+        raise UsageError(f"{path}: not a trace of torch.profiler: {error}") from None
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
-        raise UsageError(f'{path}: no trace of torch.profiler: no list "traceEvents" in it')
+        raise UsageError(f'{path}: not a trace of torch.profiler: no list "traceEvents" in it')
     complete = [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and _is_time(event.get("ts"))]
     return trace_of(complete), _gpu(document)
 

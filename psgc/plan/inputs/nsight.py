@@ -49,7 +49,7 @@ def read(path: Path) -> tuple[Trace, str]:
             if {"CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"} <= tables:  # made when there is something to put in
                 trace.launches += [Launch(thread, at / 1e3, start / 1e3, end / 1e3) for thread, at, start, end in _rows(database, _KERNELS)]
     except sqlite3.Error as error:
-        raise UsageError(f"{path}: no SQLite export of Nsight Systems: {error}") from None
+        raise UsageError(f"{path}: not an SQLite export of Nsight Systems: {error}") from None
     return trace, gpu
 
 

@@ -213,7 +213,7 @@ def load_profile(text: str, gpu: str = "v100") -> Profile:
         with path.open(newline="") as file:
             return read_table(_rows(csv.DictReader(file), str(path)), path.stem, str(path))
     except (csv.Error, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{path}: no valid CSV: {error}") from None
+        raise UsageError(f"{path}: not valid CSV: {error}") from None
 
 
 def _rows(table: csv.DictReader[str], source: str) -> csv.DictReader[str]:

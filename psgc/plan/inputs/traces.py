@@ -80,10 +80,10 @@ def profile_of_trace(trace: Trace, source: str, *, hardware: str = "") -> Profil
     """
     if not trace.gradients:
         raise UsageError(
-            f"{source}: no gradient in it: no event {ACCUMULATE} with a shape; profile whole iterations with record_shapes=True"
+            f"{source}: no gradients: it has no event {ACCUMULATE} with a shape; profile whole iterations with record_shapes=True"
         )
     if not trace.optimizer:
-        raise UsageError(f"{source}: no optimizer's step in it (no event {OPTIMIZER}#...), so that nothing tells where an iteration ends")
+        raise UsageError(f"{source}: no optimizer step: it has no event {OPTIMIZER}#..., which marks the end of an iteration")
     clock = _Clock(trace)
     steps = _steps(trace)
     iterations: list[Iteration] = []

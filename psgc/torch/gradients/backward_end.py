@@ -28,7 +28,7 @@ def warn_once(reason: str) -> None:
     """Warn, once, that the end of a backward cannot be detected, and what follows from it."""
     if _unsaid.acquire(blocking=False):
         logger.warning(
-            "torch %s does not tell the end of backward (%s): means are in p.grad after step() or optimizer.synchronize(), as with "
+            "torch %s does not report the end of backward (%s): means are in p.grad after step() or optimizer.synchronize(), as with "
             "late_synchronization", torch.__version__, reason,
         )  # fmt: skip
 

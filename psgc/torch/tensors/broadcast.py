@@ -48,7 +48,7 @@ def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str =
             raise UsageError(f"broadcast_parameters: expected (name, tensor) pairs, got {type(pair).__name__}; pass named_parameters()")
         name, value = pair
         if value is not None and not isinstance(value, torch.Tensor):
-            raise UsageError(f"broadcast_parameters: {name!r} is a {type(value).__name__}, no tensor; send it with broadcast_object")
+            raise UsageError(f"broadcast_parameters: {name!r} is a {type(value).__name__}, not a tensor; send it with broadcast_object")
         if value is not None:
             named.append((name, value))
     _broadcast_tensors(named, root_rank, prefix)

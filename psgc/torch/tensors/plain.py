@@ -52,9 +52,9 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
     try:
         value = reader.take_value(0)
     except (ValueError, TypeError, OverflowError, RuntimeError, struct.error) as error:
-        raise RemoteProtocolError(f"bytes that are no object: {error}") from None
+        raise RemoteProtocolError(f"bytes that are not an object: {error}") from None
     if reader.left:
-        raise RemoteProtocolError(f"bytes that are no object: {reader.left} more than it has")
+        raise RemoteProtocolError(f"bytes that are not an object: {reader.left} more than it has")
     return value
 
 
@@ -89,7 +89,7 @@ class _Encoder:
             self._array(value)
         else:
             raise UsageError(
-                f"{self._what}: {where} is a {kind.__module__}.{kind.__qualname__}, which is no plain type; plain are {PLAIN_TEXT}. Convert it "
+                f"{self._what}: {where} is a {kind.__module__}.{kind.__qualname__}, which is not a plain type; plain types are {PLAIN_TEXT}. Convert it "
                 f"(vars(obj) of a namespace, dataclasses.asdict), or pass allow_pickle=True on every rank if all of them may run code on one another"
             )
 
@@ -204,7 +204,7 @@ def _dtype_of(name: bytes) -> torch.dtype:
 
 def _checked_dtype(dtype: Any) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
-        raise ValueError("a tensor's dtype is none that torch has")
+        raise ValueError("a tensor's dtype is unknown to torch")
     return dtype
 
 
