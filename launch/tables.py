@@ -9,7 +9,7 @@ from psgc.compiling import Heard, told_by
 
 
 def print_table(header: list[str], rows: list[list[str]], title: str | None = None) -> None:
-    """Print a table as wide as the terminal allows. Cells are broken between words; a word is broken only where no other column can give way."""
+    """Print a table as wide as the terminal allows. Cells are wrapped between words; a word is broken only if no other column can be narrower."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -38,7 +38,7 @@ def _most_words(columns: Sequence[Sequence[str]]) -> int:
 
 
 def _widths(columns: Sequence[Sequence[str]], available: int) -> list[int]:
-    """Each column's width: that of its longest cell, or less where the columns together need more than is available; the widest gives way
+    """Each column's width: that of its longest cell. If the columns together are too wide, the widest shrinks
     first, down to its longest word and, if that is not enough, below it."""
     widths = [max((len(line) for cell in cells for line in cell.split("\n")), default=0) for cells in columns]
     for least in (list(map(_longest_word, columns)), [1] * len(columns)):

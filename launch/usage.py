@@ -1,6 +1,6 @@
-"""Wrong usage of the command line, in one line: the verb, what came, what was expected or meant, and where help is.
+"""Error messages for wrong usage of the command line, one line each: the verb, the wrong text, the expected one or a suggestion, and --help.
 
-Owns the wording. Learns the verbs and their flags from the commands themselves.
+Owns the wording. Reads the verbs and their flags from the commands themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ``--version`` prints: the version, and whose Python it runs in, for a machine may have several."""
+"""What ``--version`` prints: the version, and its Python interpreter, because a machine may have several."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Codecs as one would write them in a few lines of NumPy or torch: what ``psgc bench kernels`` times beside the kernels.
+"""Baseline codecs in a few lines of NumPy or torch, which ``psgc bench kernels`` times beside the kernels.
 
-Owns these codecs: the same arithmetic and the same packing as psgc's (but top-k's indices, which stay 32-bit integers), a payload being a tuple of
-arrays. Lengths are multiples of ``MULTIPLE``. ``torch.compile`` gets the torch ones, whole operations at a time and for one length, which
-makes them up to twice as fast as for any.
+Owns these codecs: the same arithmetic and the same packing as psgc's (except top-k's indices, which stay 32-bit integers); a payload is a tuple of
+arrays. Lengths are multiples of ``MULTIPLE``. The torch codecs are also run under ``torch.compile``, whole operations at a time and for a fixed
+length, which makes them up to twice as fast as for dynamic lengths.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TINY: Final = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A codec on arrays or tensors. read: also gets an array as long as what it makes. keep: what a payload leaves of p; None: no feedback."""
+    """A codec on arrays or tensors. read: also gets an array of the result's length. keep: the residual of p after a payload; None: no feedback."""
 
     write: Callable[[Any], tuple[Any, ...]]
     read: Callable[[tuple[Any, ...], Any], Any]

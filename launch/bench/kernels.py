@@ -47,8 +47,8 @@ def bench_kernels(
     """Time each codec's encode, decode (with commit, if it has error feedback) and server pass, and its baselines.
 
     progress: called with a line of text before each codec. beside: implementations of the same encode and decode that are timed, too, where
-    there are any; ``left_out`` of the result says which could not be, and why. Raises ConfigError for a device there are no kernels for,
-    CodecError for a kernel that is wrong.
+    there are any; ``left_out`` of the result lists those that could not be timed, and why. Raises ConfigError for a device without kernels,
+    CodecError for a kernel with wrong results.
     """
     if device != "cpu":
         raise ConfigError(f"bench kernels: device cpu expected, got {device!r}: psgc has no GPU kernels yet; use --device cpu")
@@ -157,7 +157,7 @@ class _Bench:
 
 
 class Beside:
-    """Times what is done to so many elements, in turns with a memcpy of them, so that whatever else the machine does falls on both."""
+    """Times operations on a number of elements, in turns with a memcpy of them, so that other load on the machine affects both."""
 
     def __init__(self, numel: int) -> None:
         self.numel, self.copies = numel, list[float]()
@@ -234,7 +234,7 @@ class Part:
                 self.codec.commit(self.payload, numel, cut.start, cut.stop, self.grad[cut], self.kept[cut], RESCALE)
 
     def serve(self, payloads: Sequence[Bytes], acc: F32) -> Bytes:
-        """The payload of the mean, in the codec's own way or else slice by slice in ``acc``, which holds one slice."""
+        """The payload of the mean: by the codec's ``fold_and_finish`` or else slice by slice in ``acc``, which holds one slice."""
         numel, residual, kept = self.grad.size, self.residual, self.kept
         adder = CodecPair(self.codec, self.codec).adder
         if adder is not None:
@@ -253,7 +253,7 @@ class Part:
 
 @dataclass
 class Step:
-    """Everything that a step of a scheme of several rounds needs: of one worker, and of the server that sums ``WORKERS`` like it."""
+    """The buffers for a step of a scheme of several rounds: of one worker, and of the server that sums the payloads of ``WORKERS`` such workers."""
 
     state: SchemeState
     grad: F32
@@ -324,7 +324,7 @@ def check_codec(codec: Codec, numel: int = CHECKED) -> None:
 
 
 def check_scheme(scheme: Scheme, numel: int = CHECKED) -> None:
-    """Raise CodecError unless a step of workers that are alike keeps what it does not apply, and applies what the definition says."""
+    """Raise CodecError unless a step of identical workers gives the reference's aggregate, and residual + aggregate = gradient."""
     from psgc.codecs.powersgd import PowerSgdScheme
     from psgc.codecs.shared import SharedScheme, reference_step
 

@@ -1,7 +1,7 @@
 """Report a worker that ended before it joined to a scheduler on another machine; otherwise the job would wait for it to register.
 
-The scheduler listens to members only, so the launcher registers in the worker's place and then reports the fault. It waits for no answer: if the
-scheduler is not running, nobody waits for the worker.
+The scheduler listens to members only, so the launcher registers in the worker's place and then reports the fault. It does not wait for an answer: if
+the scheduler is not running, nobody waits for the worker.
 """
 
 from __future__ import annotations

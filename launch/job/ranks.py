@@ -78,7 +78,7 @@ def agreed_meeting_place(env: Mapping[str, str], nodes: int) -> dict[str, str]:
     address, port = env.get("DMLC_PS_ROOT_URI", "").strip().strip("[]"), env.get("DMLC_PS_ROOT_PORT", "").strip()
     if nodes == 1 or not address or not port.isdigit():
         return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **_told(env)}
-    # After the last port there is comes the one before it.
+    # After port 65535, the highest, take the one below it.
     next_port = int(port) + 1 if int(port) < 65535 else 65534
     return {"MASTER_ADDR": address, "MASTER_PORT": str(next_port), **_told(env)}
 

@@ -88,7 +88,7 @@ def _tell(text: str) -> None:
 
 
 class _Bar:
-    """Counts the kernels that are compiled, and shows it where it is not hidden."""
+    """Counts compiled kernels, and shows a progress bar unless it is hidden."""
 
     def __init__(self, total: int, hidden: bool) -> None:
         self.compiled = 0

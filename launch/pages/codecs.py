@@ -1,7 +1,7 @@
-"""``python -m psgc.launch.pages.codecs docs/codecs.md``: the page's generated sections, between their markers.
+"""``python -m psgc.launch.pages.codecs docs/codecs.md``: rewrites the page's generated sections, between their markers.
 
-python -m psgc.launch.pages.codecs docs/codecs.md             what codecs save and lose; a test compares that with the page
-python -m psgc.launch.pages.codecs docs/codecs.md --speeds    the speeds, measured on this machine, too (some minutes)
+python -m psgc.launch.pages.codecs docs/codecs.md             ratios, errors and ids; a test compares them with the page
+python -m psgc.launch.pages.codecs docs/codecs.md --speeds    also the speeds, measured on this machine (some minutes)
 python -m psgc.launch.pages.codecs --figures                  measure payload sizes and errors anew, and rewrite psgc/codecs/figures.py
 """
 
@@ -24,7 +24,7 @@ SPEEDS_COMMAND: Final = "python -m psgc.launch.pages.codecs docs/codecs.md --spe
 
 
 def codec_table(entries: list[dict[str, Any]]) -> Table:
-    """What every codec saves and loses."""
+    """Every codec's compression ratios, properties and errors."""
     header = ["codec", "parameters", "over fp32", "over bf16", "unbiased", "residual", "additive", "NMSE, Gaussian", "NMSE, heavy tails"]
     rows = [
         [
@@ -56,7 +56,7 @@ def terminal_tables(entries: list[dict[str, Any]]) -> tuple[Table, Table]:
 
 
 def _when(entry: dict[str, Any], what: str) -> str:
-    """Whether a codec is so, or which ``ef`` makes it so."""
+    """Whether a codec has the property, or the value of ``ef`` that gives it."""
     for ef in ("0", "1"):
         if "ef" in entry["parameters"] and entry["parameters"]["ef"] != ef and not entry[what]:
             try:
@@ -120,7 +120,7 @@ def render_figures(measured: Mapping[str, tuple[float, float, float]]) -> str:
 
 
 def section(page: str, name: str) -> str:
-    """What stands between a section's markers."""
+    """The text between a section's markers."""
     return _between(name).search(page)[2]  # type: ignore[index]
 
 

@@ -1,6 +1,6 @@
-"""How long codecs take on this CPU, by size: curves for a profile, timed as ``psgc bench kernels`` times, one thread.
+"""Measures codec times on this CPU by size: curves for a profile, on one thread, as ``psgc bench kernels`` measures them.
 
-Owns which sizes and operations make a curve. A kernel whose bytes differ from its definition is not timed.
+Owns the sizes and operations of a curve. A kernel whose bytes differ from its reference is not timed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def curve_codecs(texts: Sequence[str]) -> list[str]:
 
 
 def measure_curves(codecs: Sequence[str], sizes: Sequence[int], progress: Callable[[str], None]) -> Curves:
-    """By codec: on the ``cpu`` encode, and decode with what commits the residual; on a ``server`` (see ``psgc.plan.inputs.profile``) adding a
-    payload and finishing the sum, from passes over 1 and over WORKERS payloads. Of schemes of several rounds the server's pass is shared out
-    over its payloads. Microseconds of CPU time.
+    """Curves by codec, in microseconds of CPU time. On the ``cpu``: encode, and decode with the residual's commit. On a ``server`` (see
+    ``psgc.plan.inputs.profile``): adding a payload and finishing the sum, from passes over 1 and over WORKERS payloads. For schemes of several
+    rounds, the server's pass is divided by the number of payloads.
 
     progress: called before each of the ``len(codecs) * len(sizes)`` measurements. Raises PsgcError for a kernel that is wrong.
     """

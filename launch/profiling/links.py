@@ -52,7 +52,7 @@ class Trips:
 
     @property
     def spread(self) -> dict[str, Spread]:
-        """Of the smallest, by name: what varies shows there first."""
+        """Round trips of the smallest messages, by name; variation is largest there."""
         return {"barrier_us": self.barrier, "small_part_us": self.parts[0]}
 
 
@@ -88,9 +88,9 @@ def worker_main() -> None:
 
 
 def fit(trips: Trips, none: Mapping[str, CostCurve]) -> tuple[Link, dict[str, float]]:
-    """The link, and what parts cost besides (part_us; next_part_us: of each further one while others are under way).
+    """The link, and a part's fixed costs (part_us; next_part_us: of each further part while others are in flight).
 
-    none: its curves. The line through the times that they leave is fitted by least squares of relative errors.
+    none: the curves of codec none. A line is fitted to the remaining times by least squares of relative errors.
     """
     cpu, server = none["cpu"], none["server"]
     computed = [cpu.encode(n) + server.decode(n) + server.encode(n) + cpu.decode(n) for n in SIZES]

@@ -1,4 +1,4 @@
-"""What ``psgc profile`` measures: a model's tensors, codecs on this CPU, messages on this machine; put together to one profile."""
+"""Measures everything for ``psgc profile`` (a model's tensors, codecs on this CPU, messages on this machine) and makes one profile of it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LOOPBACK, BETWEEN_NODES = "loopback", "inter"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be measured. transport: of links, None if they are not. join: measure them to the server
-    of the job that the environment names, not to one started here. inter: the link between nodes, if it is given. trace: of a training, which
-    another profiler recorded."""
+    """What to measure. transport: measure links over it; None: no links. join: measure links to the server
+    of the job that the environment names, not to one started here. inter: the link between nodes, if given. trace: a training's trace file of
+    another profiler."""
 
     model: str | None
     gpu: str

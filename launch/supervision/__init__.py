@@ -1,1 +1,1 @@
-"""Processes that a launcher starts and ends together. Knows nothing of what they compute."""
+"""Starts, watches and ends a launcher's processes together. Knows nothing of what they compute."""

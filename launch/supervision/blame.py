@@ -1,8 +1,8 @@
 """Finds the first cause of a job's failure, the message about it, and the exit status. Pure.
 
-One fault makes many processes fail. A process that was told of the fault reports so before it ends; a process that fails without such a report
-was itself the fault. So the cause is, in this order of preference and the earliest of each kind: a process that failed by itself; a fault that the
-scheduler found; a fault that a process was told of by a scheduler on another machine.
+One fault makes many processes fail. A process that was informed of the fault reports that before it ends; a process that fails without such a report
+is itself the cause. So the cause is the earliest event of the first of these kinds that occurred: a process that failed by itself; a fault that the
+scheduler detected; a fault that a scheduler on another machine reported to a process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process that outlives the launcher and cleans up after it: when its stdin ends, it kills the process groups it was told of.
+"""A process that outlives the launcher and cleans up after it: when its stdin ends, it kills the process groups on its list.
 
 Input: a line ``+N`` for a group that has started, ``-N`` for one that is gone. The kernel kills the groups' leaders with the launcher
 (tether.py); this is for their children.

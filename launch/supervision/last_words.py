@@ -1,6 +1,6 @@
-"""What a process said last on stderr, to tell why it ended: its last line and, of a Python traceback, the error and the user's line.
+"""Finds the reason of a process's end in its stderr: the last line and, in a Python traceback, the error and the user's line.
 
-Knows how Python prints tracebacks. Is fed whole lines.
+Knows the format of Python's tracebacks. Its input is whole lines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LastWords:
 
     @property
     def error(self) -> str:
-        """ "ValueError: bad batch (train.py:17)" if a traceback was the last that was said, or nearly; else ""."""
+        """ "ValueError: bad batch (train.py:17)" if the output ended with a traceback, or nearly so; else ""."""
         if not self._error or self._since > NEAR_THE_END:
             return ""
         where = place_of(self._frames)

@@ -51,7 +51,7 @@ class Patience:
 
 
 class Supervisor:
-    """``with`` it: start children, then ``run`` until all have ended. Leaving the block leaves no process behind, whatever happened.
+    """A context manager: start children, then ``run`` until all have ended. When the block is left, no process remains, even after an error.
 
     program: begins our own lines. prefix: whether children's lines begin with their names. absent: told of a worker that has ended by
     itself without having called init, for those who wait for it elsewhere.
@@ -128,8 +128,8 @@ class Supervisor:
         return child
 
     def run(self) -> int:
-        """Watch until nothing is left: 0; after a fault the status of the process that was its cause (128 + its signal; 1 where it has none);
-        128 + the signal that ended us. A failure's last line on stderr says why, and nothing follows it."""
+        """Watch until all processes have ended. Returns 0; after a fault the status of the process that caused it (128 + its signal; 1 if it has
+        none); or 128 + the signal that ended us. After a failure the last line on stderr is the reason."""
         while not all(child.gone for child in self.children) and time.monotonic() < self._hopeless_at:
             self._turn(TURN_S)
         deadline = time.monotonic() + DRAIN_S

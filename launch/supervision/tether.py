@@ -1,6 +1,6 @@
 """``tether.py LAUNCHER_PID CORES CMD...``: runs CMD so that it cannot outlive the launcher. A script, run without site packages.
 
-A step of its own between fork and exec, because the launcher may have threads and then nothing of Python is safe to run there.
+A script of its own, because a launcher with threads cannot safely run Python code between fork and exec.
 CORES: comma-separated numbers to stay on; empty: all.
 """
 

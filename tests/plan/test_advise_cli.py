@@ -62,7 +62,7 @@ def test_the_timeline_assumes_what_a_plan_does_and_says_so(tmp_path: Path) -> No
 
 def test_wrong_usage_is_one_line_and_status_2() -> None:
     for arguments, words in (
-        (("advise", "--nodes", "2", "--link", "1"), "give --model or --profile"),
+        (("advise", "--nodes", "2", "--link", "1"), "give either --model or --profile"),
         (("advise", "--nodes", "2", "--link", "1", "--model", "gpt2"), "--gpu is missing"),
         (("advise", "--nodes", "2", "--link", "1", "--model", "gpt2", "--gpu", "z80"), "unknown GPU 'z80'"),
         (("advise", "--nodes", "2", "--link", "1", "--model", "gpt2", "--gpu", "t4", "--tokens", "0"), "--tokens 0"),

@@ -221,7 +221,7 @@ def broken_database(path: Path) -> None:
     (lambda path: path.write_text("[1, 2"), "not a trace of torch.profiler"), (lambda path: path.write_text('{"a": 1}'), 'no list "traceEvents"'),
     (lambda path: path.write_text('{"traceEvents": [1, {"ph": "X", "ts": "x"}]}'), "no gradients: it has no event"),
     (lambda path: path.write_bytes(b"\xff\xfe\x00"), "not a trace of torch.profiler"), (empty_database, "no NVTX ranges in it"),
-    (broken_database, "no SQLite export of Nsight Systems"), (lambda path: None, "No such file or directory"),
+    (broken_database, "not an SQLite export of Nsight Systems"), (lambda path: None, "No such file or directory"),
 ])  # fmt: skip
 def test_what_is_no_such_trace_or_lacks_something_is_one_line(
     tmp_path_factory: pytest.TempPathFactory, wrong: tuple[Callable[[Path], Any], str]
@@ -247,7 +247,7 @@ def test_advise_answers_from_one_ordinary_trace(tmp_path: Path) -> None:
     assert json.loads(advised.stdout)["candidates"]
     both = psgc("profile", "--trace", str(trace), "--model", "gpt2")
     assert (both.returncode, both.stderr.count("\n")) == (2, 1)
-    assert "--trace has times of its own" in both.stderr
+    assert "--trace contains times of its own" in both.stderr
 
 
 def test_a_shape_in_a_profile_must_be_its_numels(tmp_path: Path) -> None:
