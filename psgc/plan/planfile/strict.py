@@ -39,7 +39,7 @@ def parse_strictly(data: bytes | str, whose: str) -> Any:
     except RecursionError:
         raise UsageError(f"{whose}: nested too deeply to be read") from None
     except ValueError as error:  # of JSON, of text that is not UTF-8, and of the functions below
-        raise UsageError(f"{whose}: no valid JSON: {error}") from None
+        raise UsageError(f"{whose}: not valid JSON: {error}") from None
     _check_depth(found, whose)
     return found
 
