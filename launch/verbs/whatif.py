@@ -25,6 +25,13 @@ BASELINE_BYTES = {"fp32": 4.0, "bf16": 2.0}  # bytes an element
 # Which flags each of the two models takes.
 TIMELINE_FLAGS = ("cluster", "codec", "gpu", "over")
 CLOSED_MODEL_FLAGS = ("model", "method", "gpus", "bandwidth", "backward_ms", "encode_ms", "grad_mib", "rank", "k", "ratio", "alpha_us")
+LABELS = {
+    "sync_ms": "uncompressed, ms", "method_ms": "with the method, ms", "gain": "saved over fp32", "margin": "margin of that",
+    "bf16_ms": "bf16 gradients, uncompressed, ms", "gain_over_bf16": "saved over bf16", "margin_over_bf16": "margin of that",
+    "codec_ms": "encoding and decoding, ms", "crossover_gbps": "faster below, Gbit/s", "required_ratio": "ratio that would hide behind backward",
+    "encode_budget_ms": "pays if encoding takes under, ms",
+}  # fmt: skip
+SHARES = ("gain", "margin", "gain_over_bf16", "margin_over_bf16")
 COMMON_FLAGS = ("measured_ms", "plot")
 METHOD_OF_FLAG = {"rank": "powersgd", "k": "mstopk", "ratio": "sync_compressed"}
 
@@ -37,7 +44,9 @@ def whatif(
     cluster: Annotated[str | None, typer.Option(help="The timeline's cluster: a TOML file or a name.")] = None,
     codec: Annotated[str, typer.Option(help="The timeline's codec.")] = "int8",
     gpu: Annotated[str | None, typer.Option(help="The timeline's GPU, to estimate codec times that the profile has not.")] = None,
-    over: Annotated[str, typer.Option(help="What the timeline compares with: fp32 or bf16 gradients.")] = "fp32",
+    over: Annotated[
+        str, typer.Option(help="What the timeline's gain is over: fp32 gradients, with bf16 told beside them, or bf16.")
+    ] = "fp32",
     model: Annotated[str | None, typer.Option(help="Ask the closed model: a well-known model, for the gradient's bytes.")] = None,
     method: Annotated[str, typer.Option(help="powersgd, mstopk, signsgd or sync_compressed.")] = "powersgd",
     gpus: Annotated[int, typer.Option(help="GPUs.")] = 64,
@@ -123,7 +132,8 @@ def _answer(times: Times, plot: Path | None, as_json: bool, notes: Sequence[str]
     if as_json:
         print(json.dumps(found))
         return
-    rows = [[key.replace("_", " "), _shown(value)] for key, value in found.items() if not isinstance(value, list | str)]
+    shown = {key: value for key, value in found.items() if not isinstance(value, list | str)}
+    rows = [[LABELS[key], f"{value:.1%}" if key in SHARES else _shown(value)] for key, value in shown.items()]
     rows += [[f"gain, compute {one['factor']:g}x as fast", f"{one['gain']:.1%}"] for one in found["faster_compute"]]
     rows += [
         [f"gain, {_trade(one)}", f"{one['gain']:.1%}"]

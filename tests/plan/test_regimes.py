@@ -11,6 +11,7 @@ from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import Profile, TensorProfile, computed_profile
 from psgc.plan.methods.uniform import fused
 from psgc.plan.model.costs import CodecCosts
+from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.model.vary import with_faster_link
 from psgc.plan.whatif.regimes import BUCKETS, exposure, hiding_product, needed_ratio, rule_ratio
@@ -62,6 +63,27 @@ def test_latency_adds_to_it_until_no_ratio_would_do() -> None:
     assert ratios == sorted(set(ratios)) and ratios[-1] < math.inf
     assert needed_ratio(H100, cluster(25, latency_us=H100.backward_us / 14 - 1)) < math.inf
     assert needed_ratio(H100, cluster(25, latency_us=H100.backward_us / 14)) == math.inf
+
+
+def test_no_ratio_hides_latency_exactly_where_no_bucket_but_the_last_is_hidden_on_the_timeline() -> None:
+    """Payloads of no bytes, 10 ms of backward, 14 messages a bucket. Up to 10 / 14 ms a message the first of two buckets hides, and a ratio is
+    told; from there on none does, however many there are. With 21 buckets it would be refused from a twentieth of that on."""
+    tensors = tuple(TensorProfile(f"t{number}", 100_000, 250.0 * number) for number in range(41))
+    profile, limit = Profile("even", tensors), 10_000 / 14
+    for latency_us in (0.04 * limit, 0.06 * limit, 0.5 * limit, 0.99 * limit, 1.01 * limit, 2 * limit):
+        problem = Problem(profile, Cluster("far", 8, 1, Link(1e9, 0), Link(1e9, latency_us)), CodecCosts("none", 4.0, {}))
+        late = {
+            first: simulate(problem, _in_two(problem, first)).step_us - profile.backward_us - 14 * latency_us for first in (1, 2, 10, 40)
+        }
+        hides = any(us < 1.0 for us in late.values())
+        assert hides == (latency_us < limit) == (needed_ratio(profile, problem.cluster) < math.inf), latency_us
+
+
+def _in_two(problem: Problem, first: int) -> tuple[PlannedBucket, ...]:
+    """Two buckets, the first of so many tensors."""
+    names = [tensor.name for tensor in problem.profile.tensors]
+    groups = (tuple(names[:first]), tuple(names[first:]))
+    return tuple(PlannedBucket(group, 100_000 * len(group), 1, -place, "none", ("flat.all_reduce",)) for place, group in enumerate(groups))
 
 
 def test_slow_messages_are_sent_in_fewer_buckets_as_one_works_out_by_hand() -> None:

@@ -63,6 +63,17 @@ def test_bf16_gradients_are_a_harder_peer_than_fp32() -> None:
     assert times(1, peer_bytes=2.0).required_ratio() == pytest.approx(times(1).required_ratio() / 2)
 
 
+def test_bf16_gradients_are_told_beside_fp32_and_asked_for_alone_with_over() -> None:
+    found, alone = verdict(times(1)), verdict(times(1, peer_bytes=2.0))
+    assert found["bf16_ms"] == pytest.approx(alone["sync_ms"])
+    assert (found["gain_over_bf16"], found["margin_over_bf16"]) == pytest.approx((alone["gain"], alone["margin"]))
+    assert f"; bf16 gradients take {found['bf16_ms']:,.0f} ms uncompressed, and int8 saves" in found["verdict"]
+    assert "bf16_ms" not in alone and "bf16 gradients" not in alone["verdict"]
+    halves = verdict(times(1, replace(slower(0), bytes_per_element=2.0)))
+    assert "so all of the gain is bf16's" in halves["verdict"]
+    assert times(1, replace(CODEC, name="bf16")).over_bf16 is None  # the cast itself
+
+
 def test_less_certain_codec_times_widen_the_margin() -> None:
     assert verdict(times(100, slower(5), spread=1.5))["margin"] > verdict(times(100, slower(5), spread=1.1))["margin"]
 

@@ -40,6 +40,25 @@ def test_the_sentence_says_what_the_figures_do(change: dict[str, object], words:
     assert found["encode_budget_ms"] - found["codec_ms"] == pytest.approx(time_ms(sync) - time_ms(method))
 
 
+def test_bf16_gradients_are_set_beside_fp32_with_both_numbers() -> None:
+    """ResNet-50's 97.5 MiB are 4 buckets of 25 MiB and a rest; bf16 sends half of each."""
+    found = answer(bandwidth_gbps=1.0)
+    sync, method = ClosedTimes(replace(RESNET, bandwidth_gbps=1.0)).scenarios
+    half = time_ms(replace(sync, method="sync_compressed", ratio=2.0))
+    assert found["bf16_ms"] == pytest.approx(half) == pytest.approx(found["sync_ms"] / 2, rel=0.01)
+    assert found["gain_over_bf16"] == pytest.approx(1 - time_ms(method) / half)
+    assert f"; bf16 gradients take {half:.3g} ms uncompressed, and powersgd saves 7" in found["verdict"]
+    assert f"{found['method_ms']:.3g} ms in place of {found['sync_ms']:,.0f} uncompressed" in found["verdict"]
+
+
+def test_somebody_whose_gain_is_all_from_bf16_is_told_so() -> None:
+    """Half the bytes, encoded for nothing, is what bf16 is."""
+    found = answer(method="sync_compressed", ratio=2.0, encode_ms=0.0, bandwidth_gbps=1.0)
+    assert found["gain"] > found["margin"] and found["gain_over_bf16"] == pytest.approx(0, abs=1e-9)
+    assert f"in place of {found['sync_ms']:,.0f}" in found["verdict"]
+    assert f"; bf16 gradients take {found['bf16_ms']:.3g} ms uncompressed, so all of the gain is bf16's" in found["verdict"]
+
+
 def test_faster_computers_make_compression_pay() -> None:
     found = answer()
     gains = [one["gain"] for one in found["faster_compute"]]

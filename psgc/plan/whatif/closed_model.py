@@ -1,6 +1,6 @@
 """A question to the closed model: one method on one link, by a few numbers that a person has at hand.
 
-Owns what a question must say, and what its inputs rule out of one another. The equations are ``utility``'s, the words ``verdict``'s.
+Owns what a question must say, and which of its inputs contradict one another. The equations are ``closed_form``'s, the sentences ``verdict``'s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ NEARLY_INFINITE_GBPS: Final = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """model: a name, for shapes; grad_mib: MiB of fp32, where shapes do not matter; measured_ms: without compression, if known."""
+    """model: a name, for shapes; grad_mib: MiB of fp32, where shapes do not matter; measured_ms: without compression, if known; peer_bytes: of
+    an element without compression, 2 for bf16."""
 
     model: str | None
     grad_mib: float | None
@@ -46,6 +47,7 @@ class Question:
     ratio: float
     alpha_us: float
     measured_ms: float | None = None
+    peer_bytes: float = 4.0
 
 
 def scenarios(question: Question) -> tuple[Scenario, Scenario]:
@@ -66,6 +68,8 @@ def scenarios(question: Question) -> tuple[Scenario, Scenario]:
         sync, method=question.method, encode_ms=question.encode_ms, k_fraction=question.k, ratio=question.ratio,
         p_bytes=float(p + plain), q_bytes=float(q),
     )  # fmt: skip
+    if question.peer_bytes != 4:  # DistributedDataParallel's hook casts each bucket: as many, of fewer bytes
+        sync = replace(sync, method="sync_compressed", ratio=4 / question.peer_bytes)
     return sync, method
 
 
@@ -119,6 +123,10 @@ class ClosedTimes:
     def encode_budget_ms(self) -> float:
         return encode_budget_ms(*self.scenarios)
 
+    @property
+    def over_bf16(self) -> ClosedTimes | None:
+        return ClosedTimes(replace(self.question, peer_bytes=2.0)) if self.question.peer_bytes == 4 else None
+
     def warnings(self) -> list[str]:
         sync = self.scenarios[0]
         if self.question.measured_ms is not None:
@@ -146,12 +154,12 @@ def unlikely_latency(sync: Scenario) -> list[str]:
         return []
     return [
         f"latency alone is {latency:.3g} ms: 2 x {sync.alpha_us:g} us x {sync.gpus - 1} messages x {len(sizes)} buckets, more than all else "
-        f"together ({moving:.3g} ms); a ring over so many GPUs with such a latency is not what anybody runs"
+        f"together ({moving:.3g} ms); nobody runs a ring over so many GPUs with such a latency"
     ]
 
 
 def ruled_out(sync: Scenario, measured_ms: float) -> list[str]:
-    """Warns, with the arithmetic, of inputs with which the uncompressed time that was measured cannot come about, or would be another."""
+    """Warns, with the arithmetic, of inputs that the measured uncompressed time contradicts."""
     beside = sync.gamma * sync.backward_ms
     if measured_ms < sync.backward_ms:
         return [f"the measured {measured_ms:g} ms are less than backward alone takes ({sync.backward_ms:g} ms)"]

@@ -1,6 +1,6 @@
 """A question to the timeline: one codec on a profile and a cluster, each side with the plan that psgc finds for it.
 
-Where psgc would compress nothing, the codec's side is the best plan that compresses everything: what is lost by insisting. Owns what is
+Where psgc would compress nothing, the codec's side is the best plan that compresses everything: it shows what insisting costs. Owns what is
 asked of the timeline, and how.
 """
 
@@ -18,8 +18,9 @@ from psgc.plan.methods.search import search
 from psgc.plan.methods.uniform import best_uniform, codec_us, compressed
 from psgc.plan.model.options import encodes
 from psgc.plan.model.problem import Problem, simulate
+from psgc.plan.model.quality import is_cast
 from psgc.plan.model.vary import SAME, Change, varied, with_halved_bytes
-from psgc.plan.whatif.regimes import needed_ratio
+from psgc.plan.whatif.regimes import BF16_BYTES, needed_ratio
 from psgc.plan.whatif.verdict import LEAST_MARGIN, gain
 
 GBPS_RANGE: Final = (1e-3, 1e5)
@@ -72,7 +73,7 @@ class TimelineTimes:
         return self.plans[1].step_us / 1e3 if change == SAME else _best_with(varied(self.problem, change)).step_us / 1e3
 
     def gains_elsewhere(self) -> Sequence[float]:
-        """With the plans as they are: who runs them does not know better either."""
+        """With the plans as they are: somebody who runs them does not know better either."""
         gains = []
         for link, backward, codec in product((0.9, 1.1), (1.0, 1.1), (1 / self.spread, self.spread)):
             change = Change(link=link, backward=backward, codec=codec)
@@ -81,7 +82,7 @@ class TimelineTimes:
         return gains
 
     def crossover_gbps(self) -> float:
-        """Bandwidth below which the codec saves anything that can be told from nothing: 0 if it never does, infinity if it always does."""
+        """Bandwidth below which the codec saves more than the least margin: 0 if it never does, infinity if it always does."""
         low, high = GBPS_RANGE
         if self._saves(self._at(high)):
             return math.inf
@@ -102,14 +103,14 @@ class TimelineTimes:
         return needed_ratio(self.problem.profile, self.problem.cluster, self.peer_bytes)
 
     def encode_budget_ms(self) -> float:
-        """What encoding and decoding may take with the codec's plan as it is, all of it as much slower; where no time at all would do, how
-        much slower a step is even so."""
+        """The longest that encoding and decoding may take with the codec's plan as it is, all of it slower by one factor; if the codec loses even
+        in no time, by how much, below zero."""
         sync, plan = self.plans[0].step_us, self.plans[1].buckets
 
         def step_us(factor: float) -> float:
             return simulate(varied(self.problem, Change(codec=factor)), plan).step_us
 
-        if step_us(0.0) >= sync:
+        if step_us(0.0) >= sync or not self.codec_ms:  # no factor makes it slower
             return (sync - step_us(0.0)) / 1e3
         low, high = 0.0, 1.0
         while step_us(high) < sync:
@@ -118,6 +119,15 @@ class TimelineTimes:
             middle = (low + high) / 2
             low, high = (middle, high) if step_us(middle) < sync else (low, middle)
         return low * self.codec_ms
+
+    @property
+    def over_bf16(self) -> TimelineTimes | None:
+        """None where the codec is such a cast itself."""
+        if self.peer_bytes == BF16_BYTES or is_cast(self.problem.codec.name):
+            return None
+        half = replace(self, measured_ms=None, peer_bytes=BF16_BYTES)
+        half.__dict__["plans"] = (_best_without(half.peer), self.plans[1])  # the codec's plan is searched for once
+        return half
 
     def warnings(self) -> list[str]:
         if self.measured_ms is None:

@@ -1,8 +1,8 @@
-"""A question's answer in words: does this method pay on this link, by how much, and how sure is that?
+"""The answer to "does this method pay on this link, by how much, and how sure is that?", in one sentence and in figures.
 
-The margin is what the answer moves by when the inputs that nobody knows well do: the slow-down of an overlapped backward, a tenth in
-bandwidth, a codec's times. An answer within its margin is a tie. Owns the words and what is asked; whose times they are, the closed model's
-or the timeline's, it does not know.
+The margin is how far the answer moves with inputs that are not well known: the slow-down of an overlapped backward, a tenth of the bandwidth,
+a codec's times. An answer within its margin is a tie. Uncompressed gradients are fp32 and, beside that, bf16, which halves the bytes for nothing.
+Owns the sentences and what is asked; whose times they are, the closed model's or the timeline's, it does not know.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from psgc.plan.model.vary import SAME, Change
+from psgc.plan.report.wording import ms
 
 FASTER: Final = (2.0, 4.0)
-LEAST_MARGIN: Final = 0.005  # neither model is as good as that
+LEAST_MARGIN: Final = 0.005  # neither model is more exact
 TRADES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
@@ -27,7 +28,7 @@ class Times(Protocol):
 
     @property
     def place(self) -> str:
-        """Which link and how many GPUs, in words."""
+        """Which link and how many GPUs."""
 
     @property
     def gbps(self) -> float: ...
@@ -41,7 +42,7 @@ class Times(Protocol):
     def method_ms(self, change: Change) -> float: ...
 
     def gains_elsewhere(self) -> Sequence[float]:
-        """The gain where what nobody knows well is otherwise."""
+        """The gain for other values of what is not well known."""
 
     def crossover_gbps(self) -> float:
         """Bandwidth below which the method is faster; 0: never, infinity: always."""
@@ -52,6 +53,10 @@ class Times(Protocol):
     def encode_budget_ms(self) -> float:
         """What encoding and decoding may take; negative: no time is short enough."""
 
+    @property
+    def over_bf16(self) -> Times | None:
+        """The same question with bf16 gradients uncompressed; None where they are compared with already."""
+
     def warnings(self) -> list[str]:
         """Inputs that contradict one another, with the arithmetic."""
 
@@ -61,21 +66,50 @@ def gain(times: Times, change: Change = SAME) -> float:
     return 1 - times.method_ms(change) / times.sync_ms(change)
 
 
+def margin_of(times: Times, saved: float) -> float:
+    """How far the gain moves with what is not well known."""
+    return max(LEAST_MARGIN, *(abs(one - saved) for one in times.gains_elsewhere()))
+
+
 def verdict(times: Times) -> dict[str, Any]:
-    """The answer, with ``gain`` and ``margin`` as shares of the uncompressed time, and a sentence under ``verdict``."""
+    """The answer, with ``gain`` and ``margin`` as shares of the uncompressed time, and a sentence under ``verdict``. bf16_ms: of bf16 gradients
+    uncompressed, with the gain over that."""
     saved = gain(times)
-    margin = max(LEAST_MARGIN, *(abs(one - saved) for one in times.gains_elsewhere()))
-    budget = times.encode_budget_ms()
+    margin, budget = margin_of(times, saved), times.encode_budget_ms()
     return {
-        "sync_ms": times.sync_ms(SAME), "method_ms": times.method_ms(SAME), "gain": saved, "margin": margin, "codec_ms": times.codec_ms,
-        "crossover_gbps": _finite(times.crossover_gbps()), "required_ratio": _finite(times.required_ratio()), "encode_budget_ms": budget,
-        "faster_compute": [{"factor": factor, "gain": gain(times, Change(compute=factor))} for factor in FASTER],
+        "sync_ms": times.sync_ms(SAME), "method_ms": times.method_ms(SAME), "gain": saved, "margin": margin, **_beside_bf16(times),
+        "codec_ms": times.codec_ms, "crossover_gbps": _finite(times.crossover_gbps()), "required_ratio": _finite(times.required_ratio()),
+        "encode_budget_ms": budget, "faster_compute": [{"factor": factor, "gain": gain(times, Change(compute=factor))} for factor in FASTER],
         "trade_off": [
             {"codec_factor": codec, "payload_factor": payload, "gain": gain(times, Change(codec=codec, payload=payload))}
             for codec in TRADES for payload in TRADES
         ],
-        "warnings": times.warnings(), "verdict": sentence(times, saved, margin, budget),
+        "warnings": times.warnings(), "verdict": f"{sentence(times, saved, margin, budget)}{_bf16_sentence(times, saved, margin)}",
     }  # fmt: skip
+
+
+def _beside_bf16(times: Times) -> dict[str, float]:
+    half = times.over_bf16
+    if half is None:
+        return {}
+    saved = gain(half)
+    return {"bf16_ms": half.sync_ms(SAME), "gain_over_bf16": saved, "margin_over_bf16": margin_of(half, saved)}
+
+
+def _bf16_sentence(times: Times, saved: float, margin: float) -> str:
+    """What bf16 gradients take, and whose the gain is."""
+    found = _beside_bf16(times)
+    if not found:
+        return ""
+    over, around = found["gain_over_bf16"], found["margin_over_bf16"]
+    said = f"; bf16 gradients take {_ms(found['bf16_ms'])} ms uncompressed"
+    if over > around:
+        return f"{said}, and {times.name} saves {over:.0%} of that, +-{around:.0%}"
+    if saved > margin:
+        return (
+            f"{said}, so all of the gain is bf16's ({times.name} takes {abs(over):.0%} {'less' if over > 0 else 'longer'}, +-{around:.0%})"
+        )
+    return said
 
 
 def _finite(value: float) -> float | None:
@@ -83,13 +117,21 @@ def _finite(value: float) -> float | None:
 
 
 def sentence(times: Times, saved: float, margin: float, budget: float) -> str:
-    """What to do, in one line."""
+    """Whether the method pays over fp32, in one line, with both times."""
+    both = f"{_ms(times.method_ms(SAME))} ms in place of {_ms(times.sync_ms(SAME))} uncompressed"
     if abs(saved) <= margin:
-        word = f"is a tie: {abs(saved):.0%} {'faster' if saved > 0 else 'slower'}, +-{margin:.0%}; measure before you choose"
+        said = f"is a tie: {abs(saved):.0%} {'faster' if saved > 0 else 'slower'}, +-{margin:.0%}; measure before you choose"
     elif saved > 0:
-        word = f"pays: {saved:.0%} less time, +-{margin:.0%}; it would with up to {budget:,.3g} ms of encoding and decoding, and takes {times.codec_ms:.3g}"
+        said = (
+            f"pays: {saved:.0%} less time, +-{margin:.0%}; it would with up to {_ms(budget)} ms of encoding and decoding, and takes "
+            f"{times.codec_ms:.3g}"
+        )
     elif budget > 0:
-        word = f"does not pay: {-saved:.0%} slower, +-{margin:.0%}; it must encode and decode in under {budget:.3g} ms, and takes {times.codec_ms:.3g}"
+        said = f"does not pay: {-saved:.0%} slower, +-{margin:.0%}; it must encode and decode in under {budget:.3g} ms, and takes {times.codec_ms:.3g}"
     else:
-        word = f"does not pay: {-saved:.0%} slower, +-{margin:.0%}, and would not if it encoded in no time; leave compression off"
-    return f"{times.name} {times.place} {word}"
+        said = f"does not pay: {-saved:.0%} slower, +-{margin:.0%}, and would not if it encoded in no time; leave compression off"
+    return f"{times.name} {times.place} {said}; {both}"
+
+
+def _ms(value: float) -> str:
+    return ms(1e3 * value)
