@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psgc.plan.model.costs import ALL_LINKS, BOTH_WAYS, CPU, GPU, IN_FLIGHT, INTRA, RECEIVE, RESOURCES, SEND, resources_of
+from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
+from psgc.plan.model.costs import ALL_LINKS, BOTH_WAYS, CPU, GPU, IN_FLIGHT, INTRA, RECEIVE, RESOURCES, SEND, CodecCosts, resources_of
+from psgc.plan.model.lanes import BACKWARD, spans
+from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Problem, simulate
 from psgc.plan.model.timeline import Chains, busy_us, chains_of, define_timeline, run
 
 TASK = st.tuples(st.sampled_from([IN_FLIGHT, ALL_LINKS, BOTH_WAYS, *range(len(RESOURCES))]), st.integers(0, 20).map(float))
@@ -17,48 +22,94 @@ THREADS = st.lists(st.integers(1, 3), min_size=len(RESOURCES), max_size=len(RESO
 JOBS = st.lists(st.tuples(st.integers(0, 15), st.lists(TASK, max_size=6)), min_size=1, max_size=9)
 
 
-def chains(job: list[tuple[int, list[tuple[int, float]]]]) -> Chains:
-    return chains_of(np.cumsum([gap for gap, _ in job]).astype(float).tolist(), [bucket for _, bucket in job])
+Job = list[tuple[int, list[tuple[int, float]]]]
+
+
+def chains(job: Job) -> Chains:
+    """Of buckets of several tensors: backward has one every 7 us, too."""
+    ready = np.cumsum([gap for gap, _ in job]).astype(float)
+    moments = np.unique(np.concatenate([ready, np.arange(0.0, ready[-1], 7.0)]))
+    return chains_of(ready.tolist(), [bucket for _, bucket in job], moments_us=moments)
 
 
 @given(JOBS, THREADS)
-def test_the_kernel_is_the_definition(job: list[tuple[int, list[tuple[int, float]]]], threads: list[int]) -> None:
+def test_the_kernel_is_the_definition(job: Job, threads: list[int]) -> None:
     links = {INTRA, SEND, RECEIVE}  # of which no two messages go at once
     made = chains(job)._replace(threads=np.array([1 if one in links else count for one, count in enumerate(threads)]))
     plain, quick = define_timeline(made), run(made)
     assert quick.step_us == plain.step_us
     np.testing.assert_array_equal(quick.start_us, plain.start_us)
-    np.testing.assert_array_equal(quick.backward_us, plain.backward_us)
+    np.testing.assert_array_equal(quick.computed_us, plain.computed_us)
 
 
 @given(JOBS)
-def test_no_resource_does_two_tasks_at_once_and_tasks_keep_their_order(job: list[tuple[int, list[tuple[int, float]]]]) -> None:
+def test_no_resource_does_two_tasks_at_once_and_tasks_keep_their_order(job: Job) -> None:
     made = chains(job)
     timeline = run(made)
-    segments = np.diff(made.ready_us, prepend=0.0)
     spans: dict[int, list[tuple[float, float]]] = {resource: [] for resource in range(len(RESOURCES))}
-    spans[GPU] += list(zip(timeline.backward_us, timeline.backward_us + segments, strict=True))
     for bucket in range(len(job)):
-        computed_with = int(np.searchsorted(made.ready_us, made.ready_us[bucket]))  # the first that is ready at this moment
-        before = timeline.backward_us[bucket] + segments[computed_with]
+        before = timeline.computed_us[bucket]
         for task in range(made.first[bucket], made.first[bucket + 1]):
             assert timeline.start_us[task] >= before
             before = timeline.start_us[task] + made.us[task]
             assert before <= timeline.step_us
             for resource in resources_of(int(made.resource[task])):
                 spans[resource].append((timeline.start_us[task], before))
+    backward = {RESOURCES[GPU]: made.ready_us[-1]}
     for resource, times in spans.items():
         times.sort()
         assert all(a[1] <= b[0] or a[0] == a[1] or b[0] == b[1] for a, b in pairwise(times)), RESOURCES[resource]
-        assert sum(b - a for a, b in times) == pytest.approx(busy_us(made)[RESOURCES[resource]])
-        assert busy_us(made)[RESOURCES[resource]] <= timeline.step_us + 1e-9
+        name = RESOURCES[resource]
+        assert sum(b - a for a, b in times) == pytest.approx(busy_us(made)[name] - backward.get(name, 0.0))
+        assert busy_us(made)[name] <= timeline.step_us + 1e-9
+
+
+@given(JOBS)
+def test_tasks_on_the_gpu_start_between_tensors_and_delay_what_is_computed_later(job: Job) -> None:
+    made = chains(job)
+    timeline = run(made)
+    on_gpu = sorted((timeline.start_us[task], made.us[task]) for task in np.flatnonzero(made.resource == GPU))
+    for ready, computed in zip(made.ready_us, timeline.computed_us, strict=True):
+        assert computed == pytest.approx(ready + sum(us for start, us in on_gpu if start < computed))
+    delay = 0.0
+    for start, us in on_gpu:
+        if start < timeline.computed_us[-1]:
+            assert np.abs(made.moments_us + delay - start).min() < 1e-6
+        delay += us
 
 
 def test_encoding_on_the_gpu_delays_backward_and_on_the_cpu_it_does_not() -> None:
     for device, second in ((GPU, 14.0), (CPU, 10.0)):
         made = chains_of([0.0, 10.0], [[(device, 4.0), (SEND, 1.0)], [(SEND, 3.0)]])
-        assert run(made).backward_us[1] + 10.0 == second
+        assert run(made).computed_us[1] == second
         assert run(made).step_us == second + 3.0
+
+
+def test_a_task_on_the_gpu_waits_for_the_tensor_that_is_being_computed_not_for_its_bucket() -> None:
+    """Tensors at 0, 4, 8 .. 20 us; the first is a bucket, the five others are one. The first's link takes 5 us, so at 5 its decode, 3 us,
+    could start: it waits for the tensor at 8 and ends at 11, what follows takes until 21, and the second bucket is there at 23, with its own 2 us
+    until 25. Were the second bucket one tensor, the decode would wait until 20 and end at 23, and what follows at 33."""
+    first, second = [(SEND, 5.0), (GPU, 3.0), (INTRA, 10.0)], [(INTRA, 2.0)]
+    made = run(chains_of([0.0, 20.0], [first, second], moments_us=np.arange(0.0, 24.0, 4.0)))
+    assert made.start_us.tolist() == [0.0, 8.0, 11.0, 23.0]
+    assert (made.computed_us.tolist(), made.step_us) == ([0.0, 23.0], 25.0)
+    whole = run(chains_of([0.0, 20.0], [first, second]))
+    assert whole.start_us.tolist() == [0.0, 20.0, 23.0, 20.0]
+    assert (whole.computed_us.tolist(), whole.step_us) == ([0.0, 20.0], 33.0)
+
+
+def test_the_lane_of_backward_shows_it_interrupted() -> None:
+    """100 us to encode the first of three tensors, ready at 0, 300 and 600 us: backward is 300 us, then again 300; with the second and third in
+    one bucket and a decode that may start at 250 us, backward pauses at the second tensor."""
+    curve = CostCurve((1.0, 2.0), (100.0, 100.0), (50.0, 50.0))
+    profile = Profile("m", tuple(TensorProfile(f"t{index}", 1000, 300.0 * index) for index in range(3)))
+    problem = Problem(profile, Cluster("c", 2, 1, Link(1e6, 0), Link(1e6, 150)), CodecCosts("c", 0.0, {"gpu": curve}))
+    option = ("comp@gpu", "flat.all_gather.c", "decomp@gpu")
+    buckets = (PlannedBucket(("t0",), 1000, 1, 0, "c", option), PlannedBucket(("t1", "t2"), 2000, 1, -1, "none", ("flat.all_reduce",)))
+    found = spans(simulate(problem, buckets))
+    # encoded from 0 to 100, gathered until 250, decoded (twice 50 us in two pieces' time, 50 us by this curve) when tensor 1 is there, at 400
+    assert [(span.start_us, span.end_us) for span in found if span.lane == BACKWARD] == [(100.0, 400.0), (450.0, 750.0)]
+    assert [(span.start_us, span.end_us) for span in found if span.lane == "gpu"] == [(0.0, 100.0), (400.0, 450.0)]
 
 
 def test_links_within_and_between_nodes_work_at_once() -> None:

@@ -36,6 +36,7 @@ def trials_of(problem: Problem, buckets: list[PlannedBucket]) -> Trials:
         np.repeat([sizes.index(bucket.numel / bucket.parts) for bucket in buckets], parts),
         np.repeat([options.index(bucket.option) for bucket in buckets], parts),
         space.threads,
+        space.moments_us,
     )
 
 

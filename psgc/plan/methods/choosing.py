@@ -121,8 +121,8 @@ class Search:
             rows, choice = rows[among], space.positions(among, start.options)
         times = space.times(kinds.sizes, kinds.codec)
         step, objective, spent = descend_fully(
-            *parts, kinds.of, rows, space.of_atom, space.resources, times, space.may_take[kinds.codec], space.threads, order, choice, most,
-            int(min(budget, 1 << 60)), self.least_us,
+            *parts, kinds.of, rows, space.of_atom, space.resources, times, space.may_take[kinds.codec], space.threads, space.moments_us,
+            order, choice, most, int(min(budget, 1 << 60)), self.least_us,
         )  # fmt: skip
         return self.keep(Chosen(step, objective, buckets, choice if among is None else among[choice])), spent
 
@@ -154,7 +154,9 @@ class Search:
         choice = np.zeros(len(buckets.parts), np.int64)
         simulations = int(budget / simulation_work(len(parts.ready_us)))
         starts = self.space.positions(options, starts)
-        step, objective, _ = descend(*parts, kinds.of, fits, *table, self.space.threads, starts, order, choice, simulations, phases)
+        step, objective, _ = descend(
+            *parts, kinds.of, fits, *table, self.space.threads, self.space.moments_us, starts, order, choice, simulations, phases
+        )
         return self.keep(Chosen(step, objective, buckets, options[choice]))
 
     def order(self, buckets: Bucketing) -> Ints:
@@ -177,7 +179,9 @@ class Search:
         choice = self.space.positions(options, self.best.options)
         parts = parts_of(buckets)
         simulations = int(SIMPLIFY_BUDGET / simulation_work(len(parts.ready_us)))
-        step = simplify(*parts, kinds.of, *self.table(options, kinds), self.space.threads, len(plain), choice, simulations)
+        step = simplify(
+            *parts, kinds.of, *self.table(options, kinds), self.space.threads, self.space.moments_us, len(plain), choice, simulations
+        )
         self.best = Chosen(step, self.best.objective, buckets, options[choice])
 
     @functools.cached_property

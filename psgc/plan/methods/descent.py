@@ -16,7 +16,7 @@ from numba import types
 
 from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.model.costs import ALWAYS, GPU
-from psgc.plan.model.timeline import ROUNDING, add_load, begin, new_run, new_snapshots, restore, resume, save
+from psgc.plan.model.timeline import DELAY, ROUNDING, add_load, begin, new_run, new_snapshots, restore, resume, save
 
 _F64: Final = types.Array(types.float64, 1, "C")
 _I64: Final = types.Array(types.int64, 1, "C")
@@ -98,13 +98,13 @@ def _is_over(busy: Any, choices: Any, bucket: Any, option: Any, best: Any) -> An
 
 
 @helper
-def _busy(run: Any, choices: Any, snapshots: Any, row: Any, until: Any, bucket: Any, choice: Any, busy: Any) -> None:
+def _busy(run: Any, choices: Any, snapshots: Any, row: Any, bucket: Any, choice: Any, busy: Any) -> None:
     """busy: when each resource is done at the earliest with all that is left at a snapshot, without this bucket, none of whose tasks, nor of
     those of later buckets, has been started there."""
     restore(run, snapshots, row)
     busy[:] = run.state[: busy.size]
     first = choices.chain[bucket]
-    busy[GPU] += run.ready_us[-1] - (run.ready_us[until - 1] if until else 0.0)
+    busy[GPU] = run.ready_us[-1] + run.state[DELAY]
     for chain in range(first):
         for task in range(run.next_task[chain], run.ends[chain]):
             add_load(busy, run.threads, run.resource[task], run.us[task])
@@ -121,10 +121,10 @@ def _resume_from(run: Any, snapshots: Any, row: Any, chain: Any, limit: Any) -> 
     return resume(run, run.ready_us.size, limit)
 
 
-@kernel(_RESULT(_F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _F64, _I64, _I64_2D, _I64, _I64, I64, types.boolean))
+@kernel(_RESULT(_F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _F64, _I64, _F64, _I64_2D, _I64, _I64, I64, types.boolean))
 def descend(
-    ready: Any, chain: Any, until: Any, kind: Any, fits: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, starts: Any,
-    order: Any, choice: Any, budget: Any, tails: Any,
+    ready: Any, chain: Any, until: Any, kind: Any, fits: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any,
+    starts: Any, order: Any, choice: Any, budget: Any, tails: Any,
 ) -> Any:  # fmt: skip
     """Find each bucket's option, ``choice``, from the best of ``starts`` (rows). Returns the step, the objective, and how many simulations
     were run, about ``budget`` at most. order: the buckets that are changed one by one; tails: whether all from one on are changed together,
@@ -132,10 +132,11 @@ def descend(
 
     ready: of each chain; chain: where each bucket's chains begin, and their number; until: of each bucket, the first chain that is ready when
     it is; kind: of each bucket, its row of ``fits``, which has what options (columns) are worth trying, and of ``first``, which has where their
-    tasks begin in ``resource``, ``us`` and ``rest``, -1 where buckets of this kind cannot have the option; threads: of each resource.
+    tasks begin in ``resource``, ``us`` and ``rest``, -1 where buckets of this kind cannot have the option; threads: of each resource;
+    moments: when each tensor is ready.
     """
     buckets, options = kind.size, length.size
-    run = new_run(ready, resource, us, rest, threads)
+    run = new_run(ready, resource, us, rest, threads, moments)
     choices = _choices(run, chain, kind, first, length)
     held = choices.load_us.shape[2]
     snapshots, total, busy = new_snapshots(buckets, run), np.empty(held), np.empty(held)
@@ -169,7 +170,7 @@ def descend(
                 end = buckets if tail else bucket + 1
                 chosen = -1
                 if not tail:
-                    _busy(run, choices, snapshots, bucket, until[bucket], bucket, choice, busy)
+                    _busy(run, choices, snapshots, bucket, bucket, choice, busy)
                 for option in range(options):
                     if (
                         not fits[kind[bucket], option]
@@ -195,14 +196,14 @@ def descend(
     return best_step, best, trials
 
 
-@kernel(types.float64(_F64, _I64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _F64, _I64, I64, _I64, I64))
+@kernel(types.float64(_F64, _I64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _F64, _I64, _F64, I64, _I64, I64))
 def simplify(
-    ready: Any, chain: Any, until: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, simple: Any,
-    choice: Any, budget: Any,
+    ready: Any, chain: Any, until: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any,
+    simple: Any, choice: Any, budget: Any,
 ) -> Any:  # fmt: skip
     """Give buckets one of the first ``simple`` options in place of their ``choice``, wherever the step gets no longer by it, in ``budget``
     simulations. Returns the step."""
-    run = new_run(ready, resource, us, rest, threads)
+    run = new_run(ready, resource, us, rest, threads, moments)
     choices = _choices(run, chain, kind, first, length)
     snapshots, total = new_snapshots(1, run), np.empty(choices.load_us.shape[2])
     _give_each(run, choices, choice)

@@ -130,6 +130,7 @@ def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None
         np.repeat([kinds.index(unit.kind) for unit in units], parts),
         np.full(low, start, np.int64),
         space.threads,
+        space.moments_us,
     )
     left = tuple(_left(every, takes) for takes in space.fits(numbers))
     return Job(options, trials, tuple(units), left, np.array([unit.low for unit in units]), until_s)

@@ -15,7 +15,7 @@ from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.methods.space import OptionTable
 from psgc.plan.model.costs import ALL_LINKS, BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES
-from psgc.plan.model.timeline import ROUNDING, Ints, add_load, begin, new_run, new_snapshots, restore, resume, save
+from psgc.plan.model.timeline import DELAY, ROUNDING, Ints, add_load, begin, new_run, new_snapshots, restore, resume, save
 
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
@@ -27,13 +27,14 @@ _numba: Any = types  # untyped
 @dataclass(frozen=True, slots=True)
 class Trials:
     """Chains in order of readiness, each with a kind and an option of the table by number. ``option`` is changed by who tries. threads: of each
-    resource, how many tasks it does at once."""
+    resource, how many tasks it does at once; moments_us: when each tensor is ready."""
 
     table: OptionTable
     ready_us: F64
     kind: Ints
     option: Ints
     threads: Ints
+    moments_us: F64
 
     def best(self, low: int, high: int, candidates: Ints, step_us: float) -> tuple[int, float]:
         """The candidate with which chains [low, high), a bucket's parts, make the shortest step, and that; the first of equal ones. (-1,
@@ -52,13 +53,15 @@ class Trials:
         return float(_last_bubble(*self._job(), sent)), sent
 
     def _job(self) -> tuple[Any, ...]:
-        return self.ready_us, self.kind, self.option, *self.table, self.threads
+        return self.ready_us, self.kind, self.option, *self.table, self.threads, self.moments_us
 
 
 @helper
-def _new_run(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any) -> Any:
+def _new_run(
+    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any
+) -> Any:
     """A run at its beginning, every chain with the tasks of its option."""
-    run = new_run(ready, resource, us, rest, threads)
+    run = new_run(ready, resource, us, rest, threads, moments)
     for chain in range(ready.size - 1, -1, -1):
         run.begins[chain] = first[kind[chain], option[chain]]
         run.ends[chain] = run.begins[chain] + length[option[chain]]
@@ -80,22 +83,24 @@ def _add(load: Any, threads: Any, begins: Any, last: Any, times: Any, resource: 
         add_load(load, threads, resource[task], times * us[task])
 
 
-_JOB: Final = (_IN_F64, _IN_I64, _IN_I64, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64, _IN_F64, _IN_I64)
+_JOB: Final = (_IN_F64, _IN_I64, _IN_I64, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64, _IN_F64, _IN_I64, _IN_F64)
 
 
 @kernel(types.float64(*_JOB, types.float64))
-def _step(ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, below: Any) -> Any:
-    run = _new_run(ready, kind, option, first, length, resource, us, rest, threads)
+def _step(
+    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any, below: Any
+) -> Any:
+    run = _new_run(ready, kind, option, first, length, resource, us, rest, threads, moments)
     step = resume(run, ready.size, np.nextafter(below, 0.0))
     return step if step < below else np.inf
 
 
 @kernel(_numba.Tuple((I64, types.float64))(*_JOB, I64, I64, _IN_I64, types.float64))
 def _best(
-    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, low: Any, high: Any, candidates: Any,
-    best: Any,
+    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any, low: Any, high: Any,
+    candidates: Any, best: Any,
 ) -> Any:  # fmt: skip
-    run = _new_run(ready, kind, option, first, length, resource, us, rest, threads)
+    run = _new_run(ready, kind, option, first, length, resource, us, rest, threads, moments)
     for chain in range(low - 1, -1, -1):  # others that are alike now will not be
         run.alike[chain] = min(run.alike[chain], low)
     run.alike[low:high] = high
@@ -108,7 +113,7 @@ def _best(
     # when each resource could be done at the earliest with all that is left, but for the bucket that changes
     busy = np.empty(len(RESOURCES))
     busy[:] = run.state[: busy.size]
-    busy[GPU] += ready[-1] - (ready[until - 1] if until else 0.0)
+    busy[GPU] = ready[-1] + run.state[DELAY]
     for chain in range(ready.size):
         if not low <= chain < high:
             _add(busy, threads, run.next_task[chain], run.ends[chain], 1.0, resource, us)
@@ -130,14 +135,14 @@ def _best(
 
 @kernel(types.float64(*_JOB, _OUT_F64))
 def _last_bubble(
-    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, sent: Any
+    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any, sent: Any
 ) -> Any:  # fmt: skip
     """Simulate it all, each chain with tasks of its own, and go through what is sent, by when it starts. ``sent`` is when each chain was last
     sent."""
-    shared = _new_run(ready, kind, option, first, length, resource, us, rest, threads)
+    shared = _new_run(ready, kind, option, first, length, resource, us, rest, threads, moments)
     count = (shared.ends - shared.begins).sum()
     owner, own_resource, own_us = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count)
-    run = new_run(ready, own_resource, own_us, own_us, threads)
+    run = new_run(ready, own_resource, own_us, own_us, threads, moments)
     end, left = 0, np.zeros(ready.size, np.int64)
     for chain in range(ready.size):
         run.begins[chain], run.alike[chain] = end, shared.alike[chain]

@@ -16,7 +16,7 @@ from numba import types
 from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.methods.descent import IMPROVEMENT, MEAN_WEIGHT
 from psgc.plan.model.costs import GPU, RESOURCES
-from psgc.plan.model.timeline import ROUNDING, add_load, begin, new_run, new_snapshots, restore, resume, save
+from psgc.plan.model.timeline import DELAY, ROUNDING, add_load, begin, new_run, new_snapshots, restore, resume, save
 
 _F64: Final = types.Array(types.float64, 1, "C")
 _F64_2D: Final = types.Array(types.float64, 2, "C")
@@ -147,37 +147,36 @@ def _note(run: Any, snapshots: Any, until: Any, first: Any, after: Any) -> None:
 
 
 @helper
-def _without(run: Any, low: Any, until: Any, later: Any, busy: Any) -> Any:
+def _without(run: Any, low: Any, later: Any, busy: Any) -> Any:
     """busy: when each resource is done at the earliest with all that is left, without the bucket whose chains begin at ``low``, about to be
-    computed with chain ``until``; later: each later bucket's work. Returns the moment before which the bucket cannot begin."""
-    before = run.ready_us[until - 1] if until else 0.0
+    computed; later: each later bucket's work. Returns the moment before which the bucket cannot begin."""
     busy[:] = run.state[: busy.size]
-    from_us = max(run.ready_us[low], run.state[GPU] + run.ready_us[low] - before)
-    busy[GPU] += run.ready_us[-1] - before
+    busy[GPU] = run.ready_us[-1] + run.state[DELAY]
     for chain in range(low):
         for task in range(run.next_task[chain], run.ends[chain]):
             add_load(busy, run.threads, run.resource[task], run.us[task])
     for bucket in range(later.shape[0]):
         for resource in range(busy.size):
             busy[resource] += later[bucket, resource]
-    return from_us
+    return run.ready_us[low] + run.state[DELAY]
 
 
 @kernel(
     _RESULT(
-        _F64, _I64, _I64, _I64, _IN_I64_2D, _IN_I64_2D, _IN_I64, _F64_2D, _BOOL_2D, _I64, _I64, _I64, I64, I64, types.float64
+        _F64, _I64, _I64, _I64, _IN_I64_2D, _IN_I64_2D, _IN_I64, _F64_2D, _BOOL_2D, _I64, _F64, _I64, _I64, I64, I64, types.float64
     )
 )  # fmt: skip
 def descend_fully(
-    ready: Any, chain: Any, until: Any, kind: Any, rows: Any, tasks: Any, held: Any, us: Any, may_take: Any, threads: Any, order: Any, choice: Any, most: Any,
-    budget: Any, enough: Any,
+    ready: Any, chain: Any, until: Any, kind: Any, rows: Any, tasks: Any, held: Any, us: Any, may_take: Any, threads: Any, moments: Any,
+    order: Any, choice: Any, most: Any, budget: Any, enough: Any,
 ) -> Any:  # fmt: skip
     """Improve each bucket's option, ``choice``. Returns the step, the objective, and how many chains were simulated, about ``budget`` at most.
-    ready, chain, until, kind: as ``descent`` takes them; rows to may_take: ``Options``; threads: of each resource; order: the buckets that
-    change, one by one; most: of a bucket's options, how many are simulated; enough: the step below which nothing is left to gain."""
+    ready, chain, until, kind: as ``descent`` takes them; rows to may_take: ``Options``; threads: of each resource; moments: when each
+    tensor is ready; order: the buckets that change, one by one; most: of a bucket's options, how many are simulated; enough: the step below which
+    nothing is left to gain."""
     buckets, options = kind.size, Options(rows, tasks, held, us, may_take)
     room = rows.shape[1] * tasks.shape[1]
-    run = new_run(ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads)
+    run = new_run(ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads, moments)
     snapshots = new_snapshots(buckets, run)
     kinds = us.shape[1]
     costs, known = np.empty((kinds, rows.shape[0], _WIDTH)), np.zeros(kinds, np.bool_)
@@ -206,7 +205,7 @@ def descend_fully(
             _note(run, snapshots, until, valid + 1, bucket + 1)
             valid = bucket
         restore(run, snapshots, bucket)
-        from_us = _without(run, low, until[bucket], load[bucket + 1 :], busy)
+        from_us = _without(run, low, load[bucket + 1 :], busy)
         count = _promising(costs[own], busy, from_us, high - low, choice[bucket], best, found, bound, score)
         chosen = -1
         for one in range(count):

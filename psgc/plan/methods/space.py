@@ -215,12 +215,12 @@ class OptionTable(NamedTuple):
 
 class Space:
     """A problem's options, priced. Options are given by their numbers in the graph. may_take: by codec, the atoms that buckets of it can have;
-    held: how many of RESOURCES, from the first on, occur in this job; threads: of each, how many tasks it does at once. Raises
-    UsageError for constraints that leave no option."""
+    held: how many of RESOURCES, from the first on, occur in this job; threads: of each, how many tasks it does at once; moments_us: when each
+    tensor is ready. Raises UsageError for constraints that leave no option."""
 
     def __init__(self, problem: Problem) -> None:
         self.codecs = problem.codecs
-        self.threads = problem.threads
+        self.threads, self.moments_us = problem.threads, problem.tensors.ready_us
         _ = problem.options  # raises where none is allowed
         self.graph = graph(problem.allowed)
         self.distinct: list[Priced] = []

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from psgc.plan.model.costs import INTRA, RECEIVE, RESOURCES, SEND, resources_of
+import numpy as np
+
+from psgc.plan.model.costs import GPU, INTRA, RECEIVE, RESOURCES, SEND, resources_of
 from psgc.plan.model.problem import Simulated
 
 BACKWARD: Final = "backward"
@@ -36,20 +38,33 @@ class Span(NamedTuple):
 
 
 def spans(simulated: Simulated) -> list[Span]:
-    """Backward's segments, then every task as often as it holds a lane, in the chains' order; segments that take no time are left out. What is in
+    """Backward's pieces, then every task as often as it holds a lane, in the chains' order; pieces that take no time are left out. What is in
     flight holds no lane."""
     chains, timeline, rows = simulated.chains, simulated.timeline, simulated.rows
-    found, before = [], 0.0
-    for chain, ready in enumerate(chains.ready_us.tolist()):
-        first, after = int(chains.first[chain]), int(chains.first[chain + 1])
-        if ready > before:
-            bucket, part = rows[first][:2] if first < after else (-1, -1)
-            found.append(Span(BACKWARD, bucket, part, BACKWARD, float(timeline.backward_us[chain]), ready - before))
-        before = ready
+    found = _backward(simulated)
     columns = (chains.resource.tolist(), timeline.start_us.tolist(), chains.us.tolist())
     for row, resource, start, us in zip(rows, *columns, strict=True):
         found += [Span(RESOURCES[one], *row, start, us) for one in (resources_of(resource))]
     return _on_threads(found, dict(zip(RESOURCES, chains.threads.tolist(), strict=True)))
+
+
+def _backward(simulated: Simulated) -> list[Span]:
+    """Backward between the tasks on the GPU, each piece for the bucket that it computes next."""
+    chains, start_us = simulated.chains, simulated.timeline.start_us
+    on_gpu = sorted((start_us[task], chains.us[task]) for task in np.flatnonzero((chains.resource == GPU) & (chains.us > 0)))
+    found, now, place = [], 0.0, 0
+    for chain, computed in enumerate(simulated.timeline.computed_us.tolist()):
+        first, after = int(chains.first[chain]), int(chains.first[chain + 1])
+        bucket, part = simulated.rows[first][:2] if first < after else (-1, -1)
+        while place < len(on_gpu) and on_gpu[place][0] < computed:
+            start, us = map(float, on_gpu[place])
+            if start > now:
+                found.append(Span(BACKWARD, bucket, part, BACKWARD, now, start - now))
+            now, place = max(now, start + us), place + 1
+        if computed > now:
+            found.append(Span(BACKWARD, bucket, part, BACKWARD, now, computed - now))
+            now = computed
+    return found
 
 
 def _on_threads(found: list[Span], threads: Mapping[str, int]) -> list[Span]:

@@ -216,6 +216,6 @@ def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
             chains.append([(resource, us) for _, resource, us in by_size[size]])
             starts.append(ready[index])
             rows += [Row(index, part, action) for action, _, _ in by_size[size]]
-    made = chains_of(starts, chains, problem.threads.tolist())
+    made = chains_of(starts, chains, problem.threads.tolist(), problem.tensors.ready_us)
     timeline = run(made)
     return Simulated(timeline.step_us, made, timeline, tuple(rows))

@@ -1,9 +1,10 @@
 """One iteration's timeline: backward, and every bucket's tasks on the resources they share. Who comes first is served first.
 
-A bucket's tasks follow one another; the first may start when backward has computed the bucket. Backward is a chain of its own on the GPU, a
-segment for each moment of readiness, so compression on the GPU delays all that is computed later. A resource does one task
-at a time, or as many as it has threads, each to its end. Of tasks that could start next the one that can start earliest does; of equal ones that of
-the bucket with the least number, backward last. Owns this rule: as a kernel, and as the plain definition that it is held against.
+A bucket's tasks follow one another; the first may start when backward has computed the bucket. Backward keeps the GPU from the first moment on.
+A task on the GPU may start between two tensors, when backward has computed one and not begun the next, and all that is computed later is
+delayed by it. A resource does one task at a time, or as many as it has threads, each to its end. Of tasks that could start next the one that
+can start earliest does; of equal ones that of the bucket with the least number. Owns this rule: as a kernel, and as the plain definition that
+it is held against.
 
 The step is over when the last bucket is done. What happens before a bucket is computed does not depend on it: so a run can be resumed from there
 when its tasks alone have changed (``search`` does). Sources: Espresso (Wang et al. 2023), section 4.3, for what contends; that the links of a
@@ -28,94 +29,109 @@ _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _OUT_F64: Final = types.Array(types.float64, 1, "C")
 # Places in a run's state, behind those of the resources; behind these stand the threads of resources that have several.
-_BACKWARD: Final = len(RESOURCES)
-_STEP: Final = _BACKWARD + 1
+DELAY: Final = len(RESOURCES)  # of backward, by tasks on the GPU
+_STEP: Final = DELAY + 1
 _COMPUTED: Final = _STEP + 1
 STATE: Final = _COMPUTED + 1
+_SLACK: Final = 1e-9  # of backward, by which a sum of times may miss a moment
 ROUNDING: Final = 1 - 1e-9  # a sum of times may be rounded otherwise than the run's own
 
 
 class Chains(NamedTuple):
     """Every bucket's tasks, one after the other. ready_us: when backward alone would have computed each bucket, ascending parts of one at
     once; first: where each bucket's tasks begin, and their number at the end; resource and us: of each task; threads: of each resource, how
-    many tasks it does at once."""
+    many tasks it does at once; moments_us: when backward alone would have computed each tensor, ascending, those of ``ready_us`` among them."""
 
     ready_us: F64
     first: Ints
     resource: Ints
     us: F64
     threads: Ints
+    moments_us: F64
 
 
 class Timeline(NamedTuple):
-    """step_us: when the last bucket is done. start_us: of each task; backward_us: when each backward segment starts."""
+    """step_us: when the last bucket is done. start_us: of each task; computed_us: when backward has computed each bucket."""
 
     step_us: float
     start_us: F64
-    backward_us: F64
+    computed_us: F64
 
 
 ONE_EACH: Final = (1,) * len(RESOURCES)
 
 
-def chains_of(ready_us: Sequence[float], buckets: Sequence[Sequence[tuple[int, float]]], threads: Sequence[int] = ONE_EACH) -> Chains:
-    """Chains from each bucket's (resource, microseconds) pairs."""
+def chains_of(
+    ready_us: Sequence[float],
+    buckets: Sequence[Sequence[tuple[int, float]]],
+    threads: Sequence[int] = ONE_EACH,
+    moments_us: F64 | None = None,
+) -> Chains:
+    """Chains from each bucket's (resource, microseconds) pairs. moments_us: left out where every bucket is one tensor."""
     sizes = np.array([len(bucket) for bucket in buckets], np.int64)
     flat = [task for bucket in buckets for task in bucket]
     return Chains(
         np.asarray(ready_us, np.float64), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
         np.array([resource for resource, _ in flat], np.int64), np.array([us for _, us in flat], np.float64),
-        np.array(threads, np.int64),
+        np.array(threads, np.int64), np.asarray(ready_us if moments_us is None else moments_us, np.float64),
     )  # fmt: skip
 
 
 def define_timeline(chains: Chains) -> Timeline:
     """The rule above, plainly."""
     count = len(chains.ready_us)
-    segments = np.diff(chains.ready_us, prepend=0.0)
     free = [[0.0] * threads for threads in chains.threads.tolist()]
-    start, backward = np.zeros(len(chains.us)), np.zeros(count)
+    start, computed_us = np.zeros(len(chains.us)), np.zeros(count)
     nexts, available = [int(first) for first in chains.first[:-1]], [float("inf")] * count
-    computed, backward_at, step = 0, 0.0, 0.0
+    computed, delay, step = 0, 0.0, 0.0
     while True:
         candidates = []
         for bucket in range(count):
             if nexts[bucket] < chains.first[bucket + 1]:
-                resource = int(chains.resource[nexts[bucket]])
-                held = resources_of(resource)
-                candidates.append((max([available[bucket], *(min(free[one]) for one in held)]), bucket, held))
-        if computed < count:
-            candidates.append((max(backward_at, *free[GPU]), count, (GPU,)))
-        if not candidates:
-            return Timeline(step, start, backward)
-        when, chosen, held = min(candidates, key=lambda candidate: candidate[:2])
-        if chosen == count:
-            backward_at = end = when + segments[computed]
-            ready = chains.ready_us[computed]
+                held = resources_of(int(chains.resource[nexts[bucket]]))
+                when = max([available[bucket], *(min(free[one]) for one in held)])
+                candidates.append((_between_tensors(chains, delay, when) if held == (GPU,) else when, bucket, held))
+        earliest = min(candidates, key=lambda candidate: candidate[:2], default=None)
+        if computed < count and (earliest is None or chains.ready_us[computed] + delay <= earliest[0]):
+            end, ready = chains.ready_us[computed] + delay, chains.ready_us[computed]
             while computed < count and chains.ready_us[computed] == ready:
-                backward[computed], available[computed] = when, end
+                computed_us[computed] = available[computed] = end
                 computed += 1
+        elif earliest is None:
+            return Timeline(step, start, computed_us)
         else:
+            when, chosen, held = earliest
             task = nexts[chosen]
             start[task], nexts[chosen] = when, task + 1
             available[chosen] = end = when + chains.us[task]
-        for one in held:
-            free[one][free[one].index(min(free[one]))] = end
+            for one in held:
+                free[one][free[one].index(min(free[one]))] = end
+            if held == (GPU,) and computed < count:
+                delay += chains.us[task]
         step = max(step, end)
+
+
+def _between_tensors(chains: Chains, delay: float, when: float) -> float:
+    """When a task that could start at ``when`` finds backward between two tensors, or done."""
+    later = chains.moments_us[chains.moments_us >= when - delay - _SLACK * chains.moments_us[-1]]
+    return max(when, float(later[0]) + delay) if len(later) else when
 
 
 class Run(NamedTuple):
     """A simulation under way, for compiled code alone; ``new_run`` makes one.
 
-    ready_us: when backward alone would have computed each chain, ascending. resource, us, rest_us: of each task: what it holds, for how long,
-    and what it and the tasks behind it in its chain take together. begins, ends: each chain's tasks. alike: the chain behind those that
-    follow this one with the same readiness and the same tasks; none of them can begin before it.
+    ready_us: when backward alone would have computed each chain, ascending. moments_us: each tensor; moment: each chain's place
+    among them. resource, us, rest_us: of each task: what it holds, for how long, and what it and the tasks behind it in its chain take together.
+    begins, ends: each chain's tasks. alike: the chain behind those that follow this one with the same readiness and the same tasks; none of
+    them can begin before it.
     threads: of each resource, how many tasks it does at once; thread: where in ``state`` the times stand at which each of them is free, if they
-    are several. state: when each resource is free; then backward; the step so far; how many chains are computed; the threads.
-    available_us: when each chain's next task can start. next_task: of each chain. start_us, backward_us: the result, as ``Timeline`` has it.
+    are several. state: when each resource is free; then by how much backward is late; the step so far; how many chains are computed; the threads.
+    available_us: when each chain's next task can start. next_task: of each chain. start_us, computed_us: the result, as ``Timeline`` has it.
     """
 
     ready_us: Any
+    moments_us: Any
+    moment: Any
     resource: Any
     us: Any
     rest_us: Any
@@ -128,7 +144,7 @@ class Run(NamedTuple):
     available_us: Any
     next_task: Any
     start_us: Any
-    backward_us: Any
+    computed_us: Any
 
 
 class Snapshots(NamedTuple):
@@ -140,7 +156,7 @@ class Snapshots(NamedTuple):
 
 
 @helper
-def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any, threads: Any) -> Any:
+def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any, threads: Any, moments_us: Any) -> Any:
     """A run of these tasks, whose chains have none yet."""
     chains, size = ready_us.size, STATE
     thread = np.zeros(threads.size, np.int64)
@@ -148,8 +164,13 @@ def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any, threads: Any) -
         if threads[one] > 1:
             thread[one] = size
             size += threads[one]
+    moment, place = np.zeros(chains, np.int64), 0
+    for chain in range(chains):
+        while moments_us[place] < ready_us[chain]:
+            place += 1
+        moment[chain] = place
     return Run(
-        ready_us, resource, us, rest_us, np.zeros(chains, np.int64), np.zeros(chains, np.int64), np.arange(1, chains + 1), threads, thread,
+        ready_us, moments_us, moment, resource, us, rest_us, np.zeros(chains, np.int64), np.zeros(chains, np.int64), np.arange(1, chains + 1), threads, thread,
         np.zeros(size), np.empty(chains), np.zeros(chains, np.int64), np.empty(us.size), np.empty(chains),
     )  # fmt: skip
 
@@ -210,6 +231,15 @@ def _hold(run: Any, resource: Any, until: Any) -> None:
 
 
 @helper
+def _when_on_gpu(moments: Any, place: Any, delay: Any, when: Any) -> Any:
+    """When a task that could start at ``when`` finds backward between two tensors; not before that of moment ``place``."""
+    at = when - delay - _SLACK * moments[-1]
+    while place < moments.size and moments[place] < at:
+        place += 1
+    return max(when, moments[place] + delay) if place < moments.size else when
+
+
+@helper
 def add_load(load: Any, threads: Any, resource: Any, us: Any) -> None:
     """Add a task to the work of each resource that it holds: to that of each of its threads, if all did an equal share."""
     if resource >= 0:
@@ -231,7 +261,7 @@ def begin(run: Any) -> None:
 
 @helper
 def resume(run: Any, until: Any, limit: Any) -> Any:
-    """Simulate until backward would compute chain ``until``, the step is longer than ``limit`` or will be, or to the end. Returns the step
+    """Simulate until backward has all but computed chain ``until``, the step is longer than ``limit`` or will be, or to the end. Returns the step
     so far, or a lower bound on it that is over ``limit``."""
     ready, resource, state, available, nexts = run.ready_us, run.resource, run.state, run.available_us, run.next_task
     count, computed, step = ready.size, int(state[_COMPUTED]), state[_STEP]
@@ -239,26 +269,25 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
     while step <= limit:
         when, chosen = np.inf, -1
         following = low
+        place = run.moment[computed - 1] if computed else 0
         while following < computed:
             chain = following
             task = nexts[chain]
             following = run.alike[chain] if task == run.begins[chain] else chain + 1
             if task < run.ends[chain]:
                 possible = max(available[chain], _free_at(state, resource[task]))
+                if resource[task] == GPU and possible < when:
+                    possible = _when_on_gpu(run.moments_us, place, state[DELAY], possible)
                 if possible < when:
                     when, chosen = possible, chain
             elif chain == low:
                 low += 1
-        possible = max(state[_BACKWARD], state[GPU])
-        if computed < count and possible < when:
+        if computed < count and ready[computed] + state[DELAY] <= when:
             if computed == until:
                 break
-            segment = ready[computed] - (ready[computed - 1] if computed else 0.0)
-            end = possible + segment
-            state[_BACKWARD] = state[GPU] = end
-            at = ready[computed]
+            at, end = ready[computed], ready[computed] + state[DELAY]
             while computed < count and ready[computed] == at:
-                run.backward_us[computed], available[computed] = possible, end
+                run.computed_us[computed] = available[computed] = end
                 computed += 1
         elif chosen < 0:
             break
@@ -271,14 +300,16 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
             end = when + run.us[task]
             available[chosen] = end
             _hold(run, resource[task], end)
+            if resource[task] == GPU and computed < count:
+                state[DELAY] += run.us[task]
         step = max(step, end)
     state[_COMPUTED], state[_STEP] = computed, step
     return step
 
 
-@kernel(types.float64(_IN_F64, _IN_I64, _IN_I64, _IN_F64, _IN_I64, _OUT_F64, _OUT_F64))
-def _run(ready: Any, first: Any, resource: Any, us: Any, threads: Any, start: Any, backward: Any) -> Any:
-    made = new_run(ready, resource, us, us, threads)  # without a limit nobody asks what the rest of a chain takes
+@kernel(types.float64(_IN_F64, _IN_I64, _IN_I64, _IN_F64, _IN_I64, _IN_F64, _OUT_F64, _OUT_F64))
+def _run(ready: Any, first: Any, resource: Any, us: Any, threads: Any, moments: Any, start: Any, computed: Any) -> Any:
+    made = new_run(ready, resource, us, us, threads, moments)  # without a limit nobody asks what the rest of a chain takes
     made.begins[:], made.ends[:] = first[:-1], first[1:]
     for chain in range(ready.size - 2, -1, -1):  # a bucket's parts: many, and only the first that has not begun can begin next
         tasks, others = first[chain], first[chain + 1]
@@ -290,15 +321,15 @@ def _run(ready: Any, first: Any, resource: Any, us: Any, threads: Any, start: An
             made.alike[chain] = made.alike[chain + 1]
     begin(made)
     step = resume(made, ready.size, np.inf)
-    start[:], backward[:] = made.start_us, made.backward_us
+    start[:], computed[:] = made.start_us, made.computed_us
     return step
 
 
 def run(chains: Chains) -> Timeline:
     """The timeline of these chains."""
-    start, backward = np.zeros(len(chains.us)), np.zeros(len(chains.ready_us))
-    step = _run(*chains, start, backward)
-    return Timeline(float(step), start, backward)
+    start, computed = np.zeros(len(chains.us)), np.zeros(len(chains.ready_us))
+    step = _run(*chains, start, computed)
+    return Timeline(float(step), start, computed)
 
 
 def busy_us(chains: Chains) -> dict[str, float]:
