@@ -133,24 +133,24 @@ def _apply(sums: Any, maxima: Any, divisor: Any, narrow: Any, sent: Any, commit:
     short, long = view_i16(sums, 0, numel), view_i32(sums, 0, numel)
     for low in range(0, numel, _BLOCK):
         high = min(low + _BLOCK, numel)
-        t, top = target[low:high], maxima[low // _BLOCK]
+        target_block, top = target[low:high], maxima[low // _BLOCK]
         scale = top / TOP if top >= _LEAST_TOP else np.float32(0)
         if commit:
-            r, c = residual[low:high], codes[low:high]
-            corrected_chunk(t, r, rescale, p[: t.size])
-            for i in range(t.size):
-                r[i] = p[i] - np.float32(c[i]) * scale
+            residual_block, sent_codes = residual[low:high], codes[low:high]
+            corrected_chunk(target_block, residual_block, rescale, p[: target_block.size])
+            for i in range(target_block.size):
+                residual_block[i] = p[i] - np.float32(sent_codes[i]) * scale
         if narrow:
-            s = short[low:high]
-            for i in range(t.size):
-                t[i] = np.float32(s[i]) * scale
+            narrow_sums = short[low:high]
+            for i in range(target_block.size):
+                target_block[i] = np.float32(narrow_sums[i]) * scale
         else:
-            w = long[low:high]
-            for i in range(t.size):
-                t[i] = np.float32(w[i]) * scale
+            wide_sums = long[low:high]
+            for i in range(target_block.size):
+                target_block[i] = np.float32(wide_sums[i]) * scale
         if divisor != 1:
-            for i in range(t.size):
-                t[i] /= divisor
+            for i in range(target_block.size):
+                target_block[i] /= divisor
 
 
 @kernel(types.void(IN_BYTES, IN_F32, OUT_F32))
@@ -167,14 +167,16 @@ def _fold_codes(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, 
     for start in range(0, acc.size, CHUNK):
         chunk, done = acc[start : start + CHUNK], 0
         if count >= 4:  # constant indices: a switch over eight arrays is slow
-            wa, wb = view_i8(payloads[0], lo + start, chunk.size), view_i8(payloads[1], lo + start, chunk.size)
-            wc, wd = view_i8(payloads[2], lo + start, chunk.size), view_i8(payloads[3], lo + start, chunk.size)
+            codes_a, codes_b = view_i8(payloads[0], lo + start, chunk.size), view_i8(payloads[1], lo + start, chunk.size)
+            codes_c, codes_d = view_i8(payloads[2], lo + start, chunk.size), view_i8(payloads[3], lo + start, chunk.size)
             if fresh:  # a sum that begins needs no pass of zeros, nor to be read
                 for i in range(chunk.size):
-                    chunk[i] = np.int32(np.int16(wa[i]) + np.int16(wb[i])) + np.int32(np.int16(wc[i]) + np.int16(wd[i]))
+                    chunk[i] = np.int32(np.int16(codes_a[i]) + np.int16(codes_b[i])) + np.int32(np.int16(codes_c[i]) + np.int16(codes_d[i]))
             else:
                 for i in range(chunk.size):
-                    chunk[i] += np.int32(np.int16(wa[i]) + np.int16(wb[i])) + np.int32(np.int16(wc[i]) + np.int16(wd[i]))
+                    chunk[i] += np.int32(np.int16(codes_a[i]) + np.int16(codes_b[i])) + np.int32(
+                        np.int16(codes_c[i]) + np.int16(codes_d[i])
+                    )
             done = 4
         elif fresh:
             chunk[:] = np.int32(0)

@@ -69,17 +69,17 @@ def _sign(signs: Any, i: Any) -> Any:
 @helper
 def _write(p: Any, payload: Any, numel: Any, start: Any, settings: Any, draws: Any) -> Any:
     signs = _signs_at(payload, start, p.size)
-    words, poison = view_u64(signs, 0, p.size // 64), np.uint64(0)
+    words, nonfinite = view_u64(signs, 0, p.size // 64), np.uint64(0)
     for i in range(words.size):
         negative = negative_mask(p, 64 * i)
-        poison |= magnitude_mask(p, 64 * i, INFINITY_BITS)
+        nonfinite |= magnitude_mask(p, 64 * i, INFINITY_BITS)
         words[i] = negative
     for i in range(8 * words.size, signs.size):
         signs[i] = np.uint8(0)
     for i in range(64 * words.size, p.size):
         if p[i] < 0:
             signs[i // 8] |= np.uint8(1 << (i % 8))
-    return poison == 0 and top_bits(view_f32(p, 64 * words.size, p.size % 64)) < INFINITY_BITS
+    return nonfinite == 0 and top_bits(view_f32(p, 64 * words.size, p.size % 64)) < INFINITY_BITS
 
 
 @helper

@@ -141,19 +141,19 @@ def _lower(bits: Any, unit: Any) -> Any:
 @helper
 def _squeezed(word: Any, bits: Any) -> Any:
     """Eight codes, a byte each, as the word's lowest bits: in each 16, each 32 and all 64 bits the upper half is pushed down to the lower."""
-    ones, twos, fours = _lower(bits, 16), _lower(2 * bits, 32), _lower(4 * bits, 64)
-    word = (word & ones) | ((word >> np.uint64(8 - bits)) & (ones << np.uint64(bits)))
-    word = (word & twos) | ((word >> np.uint64(16 - 2 * bits)) & (twos << np.uint64(2 * bits)))
-    return (word & fours) | ((word >> np.uint64(32 - 4 * bits)) & (fours << np.uint64(4 * bits)))
+    low16, low32, low64 = _lower(bits, 16), _lower(2 * bits, 32), _lower(4 * bits, 64)
+    word = (word & low16) | ((word >> np.uint64(8 - bits)) & (low16 << np.uint64(bits)))
+    word = (word & low32) | ((word >> np.uint64(16 - 2 * bits)) & (low32 << np.uint64(2 * bits)))
+    return (word & low64) | ((word >> np.uint64(32 - 4 * bits)) & (low64 << np.uint64(4 * bits)))
 
 
 @helper
 def _stretched(word: Any, bits: Any) -> Any:
-    """The opposite."""
-    ones, twos, fours = _lower(bits, 16), _lower(2 * bits, 32), _lower(4 * bits, 64)
-    word = (word & fours) | ((word << np.uint64(32 - 4 * bits)) & (fours << np.uint64(32)))
-    word = (word & twos) | ((word << np.uint64(16 - 2 * bits)) & (twos << np.uint64(16)))
-    return (word & ones) | ((word << np.uint64(8 - bits)) & (ones << np.uint64(8)))
+    """The inverse of `_squeezed`."""
+    low16, low32, low64 = _lower(bits, 16), _lower(2 * bits, 32), _lower(4 * bits, 64)
+    word = (word & low64) | ((word << np.uint64(32 - 4 * bits)) & (low64 << np.uint64(32)))
+    word = (word & low32) | ((word << np.uint64(16 - 2 * bits)) & (low32 << np.uint64(16)))
+    return (word & low16) | ((word << np.uint64(8 - bits)) & (low16 << np.uint64(8)))
 
 
 @helper

@@ -65,7 +65,7 @@ def row_sum(words: CodeWords, plane: int, from_base: bool) -> Any:
     def sum_row(_typing: Any, target: Any, _first: Any, base: Any, codes: Any, _byte: Any, scales: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             vector, stored = ir.VectorType(_FLOAT, ROW), ir.VectorType(ir.IntType(8), ROW)
-            to, first, of, sources, byte, factors = arguments
+            target_value, first, base_value, sources, byte, factors = arguments
             loaded = []
             for k, array in enumerate(codes):
                 place = pointer(context, builder, array, builder.extract_value(sources, k), byte, stored)
@@ -73,11 +73,11 @@ def row_sum(words: CodeWords, plane: int, from_base: bool) -> Any:
             spread = [splat(builder, builder.extract_value(factors, k), vector) for k in range(len(codes))]
             for place in range(per):
                 index = builder.add(first, ir.Constant(ir.IntType(64), place * plane))
-                total = builder.load(pointer(context, builder, base, of, index, vector), align=4) if from_base else None
+                total = builder.load(pointer(context, builder, base, base_value, index, vector), align=4) if from_base else None
                 for row, factor in zip(loaded, spread, strict=True):
                     term = builder.fmul(_values(builder, row, words, place), factor)
                     total = term if total is None else builder.fadd(total, term)
-                builder.store(total, pointer(context, builder, target, to, index, vector), align=4)
+                builder.store(total, pointer(context, builder, target, target_value, index, vector), align=4)
             return context.get_dummy_value()
 
         return types.void(target, types.intp, base, codes, types.intp, scales), generate
@@ -94,18 +94,18 @@ def row_codes(bits: int, rounder: float) -> Any:
     @primitive
     def write_row(_typing: Any, values: Any, _first: Any, _plane: Any, _factor: Any, codes: Any, _byte: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            of, first, plane, factor, to, byte = arguments
+            values_value, first, plane, factor, codes_value, byte = arguments
             vector, wide, stored = ir.VectorType(_FLOAT, ROW), ir.VectorType(_WORD, ROW), ir.VectorType(ir.IntType(8), ROW)
             spread, packed = splat(builder, factor, vector), None
             for place in range(per):
                 index = builder.add(first, builder.mul(plane, ir.Constant(ir.IntType(64), place)))
-                loaded = builder.load(pointer(context, builder, values, of, index, vector), align=4)
+                loaded = builder.load(pointer(context, builder, values, values_value, index, vector), align=4)
                 rounded = builder.fadd(builder.fmul(loaded, spread), ir.Constant(vector, [rounder] * ROW))
                 code = builder.add(builder.bitcast(rounded, wide), ir.Constant(wide, [bias] * ROW))
                 code = builder.and_(code, ir.Constant(wide, [(1 << bits) - 1] * ROW))
                 code = builder.shl(code, ir.Constant(wide, [bits * place] * ROW))
                 packed = code if packed is None else builder.or_(packed, code)
-            target = pointer(context, builder, codes, to, byte, stored)
+            target = pointer(context, builder, codes, codes_value, byte, stored)
             builder.store(builder.trunc(packed, stored), target, align=1)
             return context.get_dummy_value()
 

@@ -76,9 +76,9 @@ def reference_probed(p: F32, k: int) -> Indices:
     """Indices, ascending, of the k elements that bisection chooses."""
     magnitudes, mean, top = reference_magnitudes(p), reference_mean_magnitude(p), np.abs(p).max()
     below, above = _bisect(mean, top, lambda threshold: bool(np.count_nonzero(magnitudes >= threshold) > k))
-    sure = np.flatnonzero(magnitudes >= above)
+    above_threshold = np.flatnonzero(magnitudes >= above)
     rest = np.flatnonzero((magnitudes >= below) & (magnitudes < above))
-    return np.sort(np.concatenate([sure, rest[: k - sure.size]]))
+    return np.sort(np.concatenate([above_threshold, rest[: k - above_threshold.size]]))
 
 
 def _bisect(mean: np.float32, top: np.float32, too_many: Callable[[int], bool]) -> tuple[int, int]:
@@ -127,8 +127,8 @@ def sample_place(j: Any, size: Any, numel: Any) -> Any:
     """The place of the sample's element j."""
     if size == numel:
         return np.int64(j)
-    wander = np.int64((np.uint64(j) * np.uint64(0x9E3779B1) & np.uint64(0xFFFFFFFF)) * np.uint64(numel) >> np.uint64(32))
-    return (np.int64(j) * numel + wander) >> trailing_zeros(np.uint64(size))
+    jitter = np.int64((np.uint64(j) * np.uint64(0x9E3779B1) & np.uint64(0xFFFFFFFF)) * np.uint64(numel) >> np.uint64(32))
+    return (np.int64(j) * numel + jitter) >> trailing_zeros(np.uint64(size))
 
 
 @kernel(types.void(IN_F32, IN_F32, SCALAR_F32, OUT_F32))
@@ -308,11 +308,11 @@ def probed(values: F32, residual: F32, rescale: float, k: int) -> Chosen:
     candidates = _at_least(values, residual, rescale, k + 1)
     mean = np.float32(sum_magnitudes(values, residual, rescale) / values.size)
     top = np.uint32(candidates.top).view(np.float32)
-    decides, _ = kth_magnitude(candidates.values, k + 1)
-    below, above = _bisect(mean, top, lambda threshold: bool(decides >= threshold))
+    next_largest, _ = kth_magnitude(candidates.values, k + 1)
+    below, above = _bisect(mean, top, lambda threshold: bool(next_largest >= threshold))
     if below < candidates.floor:
         lower = _reach(values, residual, rescale, below, values.size)
         assert lower is not None
         candidates = lower
-    sure = int(np.count_nonzero((candidates.values.view(np.uint32) & _MAGNITUDE) >= above))
-    return candidates.keep(below, above, k - sure)
+    above_threshold = int(np.count_nonzero((candidates.values.view(np.uint32) & _MAGNITUDE) >= above))
+    return candidates.keep(below, above, k - above_threshold)
