@@ -10,7 +10,7 @@ import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.estimates import cluster_of
-from psgc.plan.inputs.profile import CostCurve, computed_profile
+from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile, computed_profile
 from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.problem import Problem, codec_costs
@@ -205,3 +205,24 @@ def test_the_answer_has_the_memory_that_residuals_take() -> None:
     assert kept["int8"] == pytest.approx(4 * profile.numel * shares["int8"]) and shares["int8"] > 0.9
     assert kept["none"] == kept["bf16"] == kept["int8:ef=0"] == 0
     assert any(note.startswith("memory: ") and "32.1 GB in each worker" in note for note in found["notes"])
+
+
+def test_powersgd_is_advised_from_the_shapes_that_a_profile_keeps() -> None:
+    """Rank 4 of a 1024 x 1024 matrix: P and Q of 1024 x 4, so 8192 of 1,048,576 elements travel, each way; vectors travel whole. Without shapes
+    it is left out. It runs by psgc run --codec, tensors uncut."""
+    square = tuple(TensorProfile(f"w{number}", 1 << 20, 100.0 * number, (1024, 1024)) for number in range(8))
+    profile = Profile("eight", square, forward_us=500.0, codecs={**hosts("powersgd", 50.0), **hosts("int8", 200.0)})
+    where = cluster_of("a100", 4, 1, 0.1, 50.0, 1)
+    found = advise(profile, where, adam=False)
+    (low_rank,) = (one for one in found["candidates"] if one["name"].startswith("powersgd"))
+    assert low_rank["ratio_fp32"] == pytest.approx(128, rel=0.02)
+    assert low_rank["carried"] and low_rank["sound"] and low_rank["times"] == "measured"
+    assert found["choice"] == low_rank["name"], found["why"]
+    assert low_rank["residual_bytes"] == 4 * profile.numel
+    under_adam = advise(profile, where)
+    assert not under_adam["choice"].startswith("powersgd")
+    vectors = replace(profile, tensors=tuple(replace(tensor, shape=(1 << 20,)) for tensor in square))
+    (whole,) = (one for one in advise(vectors, where, adam=False)["candidates"] if one["name"].startswith("powersgd"))
+    assert whole["ratio_fp32"] == pytest.approx(1, rel=0.02)
+    shapeless = replace(profile, tensors=tuple(replace(tensor, shape=None) for tensor in square))
+    assert not any(one["name"].startswith("powersgd") for one in advise(shapeless, where, adam=False)["candidates"])

@@ -30,7 +30,7 @@ _PAYLOADS: Final = {
 _CPU_NS: Final = {
     "none": (0.172, 0.237, 0.987), "bf16": (0.203, 0.156, 0.684), "fp16": (0.147, 0.167, 0.589), "int8": (0.483, 0.598, 1.19),
     "onebit": (0.314, 0.556, 0.729), "topk": (0.864, 0.462, 1.23), "int4": (1.13, 1.15, 2.2), "fp8": (0.948, 0.855, 1.86),
-    "randomk": (0.376, 0.589, 0.101), "tbq": (1.03, 0.849, 1.98),
+    "randomk": (0.376, 0.589, 0.101), "tbq": (1.03, 0.849, 1.98), "powersgd": (2.1, 6.05, 0.0751),
 }  # fmt: skip
 CPU_CALL_US: Final = 10.0  # of a kernel's call
 _SELECTION_PASSES: Final = {"topk": 4}  # over gradient and residual, to find the k-th largest magnitude a byte at a time

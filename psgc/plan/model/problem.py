@@ -40,11 +40,17 @@ def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
     from psgc.codecs.registry import parse_scheme
     from psgc.codecs.scheme import BucketContext
 
+    sample = _SAMPLE
     scheme = parse_scheme(name, BucketContext("float32", workers, True, ((_SAMPLE,),)))
+    if scheme.whole and all(
+        tensor.shape is not None for tensor in profile.tensors
+    ):  # payloads depend on shapes: the whole model is the sample
+        sample, known = profile.numel, tuple(tensor.shape for tensor in profile.tensors if tensor.shape is not None)
+        scheme = parse_scheme(name, BucketContext("float32", workers, True, known))
     curves = _curves(name, scheme.canonical, profile)
-    rounds = scheme.rounds(_SAMPLE)
-    push = sum(round_.pair.push.payload_bound(round_.numel) for round_ in rounds) / _SAMPLE
-    pull = sum(round_.pair.pull.payload_bound(round_.numel) for round_ in rounds) / _SAMPLE
+    rounds = scheme.rounds(sample)
+    push = sum(round_.pair.push.payload_bound(round_.numel) for round_ in rounds) / sample
+    pull = sum(round_.pair.pull.payload_bound(round_.numel) for round_ in rounds) / sample
     return CodecCosts(scheme.canonical, push, curves, pull, raw, part_us, next_part_us)
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from psgc.errors import CodecError, UsageError
+from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.methods.registry import find
 from psgc.plan.methods.result import Found
+from psgc.plan.methods.uniform import fused
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import CARRIED, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
-from psgc.plan.model.problem import PUBLISHED_BYTES, Problem
+from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, simulate
 from psgc.plan.planfile.runtime import not_carried
 
 SEARCH = "psgc"  # the method that searches
+UNCUT_BUCKETS = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,27 @@ def why_not_encoded(codec: CodecCosts) -> str:
         return f"{codec.name} is not one of psgc's codecs"
     if not codec.knows(device):
         return f"there are no times of {codec.name} on the {device.upper()}, where jobs encode; psgc profile measures them"
+    if is_whole(codec.name):
+        return f"{codec.name} does not cut tensors, which plans do; psgc run --codec {codec.name} runs it without a plan"
+    return ""
+
+
+def is_whole(codec: str) -> bool:
+    """Whether it is one of psgc's that do not cut tensors: jobs run it, by buckets of their own and not by a plan."""
+    if codec in PUBLISHED_BYTES:
+        return False
     from psgc.codecs.registry import parse_scheme
 
-    try:
-        whole = parse_scheme(codec.name).whole
-    except CodecError as error:
-        return str(error)
-    return f"{codec.name} does not cut tensors, which plans do; psgc run --codec {codec.name} runs it without a plan" if whole else ""
+    return parse_scheme(codec).whole
+
+
+def uncut(problem: Problem) -> Found:
+    """The best of some plans that a job makes for such a codec by itself: tensors are fused to one size and not cut, and each bucket is encoded.
+    problem: with times of the codec on CPUs."""
+    constraints = replace(problem.constraints, runtime=True, servers=True)
+    limited = replace(problem, cluster=with_servers(problem.cluster), constraints=constraints)
+    found = []
+    for buckets in UNCUT_BUCKETS:
+        made = tuple(replace(bucket, parts=1) for bucket in fused(limited, limited.profile.numel / buckets, CARRIED[1]))
+        found.append(Found(made, simulate(limited, made).step_us, 0.0, 1))
+    return min(found, key=lambda each: each.step_us)

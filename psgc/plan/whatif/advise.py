@@ -65,7 +65,8 @@ def advise(
     asked = tuple(codecs) or considered(profile)
     free = Timed(*with_estimates(profile, memory_gbps, asked))
     hosts = Timed(*with_cpu_estimates(profile, ("none", *asked)))
-    known = [name for name in asked if codecs or {name} & (free.profile.codecs.keys() | hosts.profile.codecs.keys())]
+    timed = free.profile.codecs.keys() | hosts.profile.codecs.keys()
+    known = [name for name in asked if codecs or {name, name.partition(":")[0]} & timed]
     found = candidates(free, hosts, cluster, known, adam=adam)
     none, bf16 = found[0], found[1]
     chosen = climb([one for one in found if one.sound and one.runs])

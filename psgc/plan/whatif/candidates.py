@@ -19,15 +19,15 @@ from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, simulate
-from psgc.plan.model.quality import encodings, is_sound, residual_bytes, server_residual_bytes
+from psgc.plan.model.quality import CASTS, encodings, is_sound, residual_bytes, server_residual_bytes
 from psgc.plan.model.vary import Change, varied, with_halved_bytes
-from psgc.plan.report.running import as_jobs_run, why_not_encoded
+from psgc.plan.report.running import as_jobs_run, is_whole, uncut, why_not_encoded, with_servers
 
 BF16: Final = "bf16"
 ALL_REDUCE, PSGC = "all-reduce", "psgc"  # what runs a plan: DistributedDataParallel and its like, or a job of psgc
 LEAST_FASTER: Final = 0.005  # a plan that cannot run yet is worth telling of from here on
 DEFAULT_CODECS: Final = ("int8", "int4", "onebit", "topk")
-BY_SHAPE: Final = ("powersgd",)  # payloads depend on the tensors' shapes, which a profile does not have
+BY_SHAPE: Final = "powersgd:rank=4"  # its payload depends on the tensors' shapes, which not every profile has
 # DiLoCo (Douillard et al. 2023) exchanges every 500 steps, INTELLECT-1 (Jaghouar et al. 2024) every 100, in int8.
 LOCAL_STEPS: Final = (10, 30, 100, 300, 500)
 EXCHANGE_SHARE: Final = 0.05  # the fewest local steps are taken with which exchanges cost no more than this of computing
@@ -116,8 +116,10 @@ def _problem(profile: Profile, cluster: Cluster, codec: str) -> Problem:
 
 def considered(profile: Profile) -> tuple[str, ...]:
     """The codecs looked at unless others are asked for: the usual ones, and those that the profile has been measured with."""
-    own = (name for name in profile.codecs if name not in (UNCOMPRESSED, "bf16", "fp16", *PUBLISHED_BYTES, *BY_SHAPE))
-    return tuple(dict.fromkeys((*DEFAULT_CODECS, *own)))
+    low_rank = BY_SHAPE.partition(":")[0]
+    own = (name for name in profile.codecs if name not in (UNCOMPRESSED, *CASTS, *PUBLISHED_BYTES) and name.partition(":")[0] != low_rank)
+    by_shape = (BY_SHAPE,) if all(tensor.shape is not None for tensor in profile.tensors) else ()
+    return tuple(dict.fromkeys((*DEFAULT_CODECS, *own, *by_shape)))
 
 
 def _change(corner: Corner, times: str) -> Change:
@@ -138,6 +140,8 @@ def _uncompressed(name: str, problem: Problem, hosts: Timed, size: float) -> Can
 def _encoded(name: str, free: Timed, hosts: Timed, cluster: Cluster, *, adam: bool) -> Candidate:
     """By the best plan of those that psgc's jobs run; the best of all is told beside it if it is faster."""
     on_hosts = _problem(hosts.profile, cluster, name)
+    if is_whole(on_hosts.codec.name):
+        return _uncut(on_hosts, hosts.times(name), adam=adam)
     codec, lacking = on_hosts.codec, why_not_encoded(on_hosts.codec)
     anywhere = free if _times_of(name, free.profile) else hosts
     problem = _problem(anywhere.profile, cluster, name)
@@ -155,6 +159,16 @@ def _encoded(name: str, free: Timed, hosts: Timed, cluster: Cluster, *, adam: bo
         codec.name, "compress", codec.bytes_per_element, is_sound(codec.name, adam=adam), times, iteration_us, max(map(_compressed_share, plans)),
         max(residual_bytes(plan.buckets) for plan in plans), max(server_residual_bytes(plan.buckets) for plan in plans),
         max(encodings(bucket) for plan in plans for bucket in plan.buckets), runs, later, lacking,
+    )  # fmt: skip
+
+
+def _uncut(problem: Problem, times: str, *, adam: bool) -> Candidate:
+    """A codec that does not cut tensors, as psgc run --codec runs it."""
+    plan, codec = uncut(problem), problem.codec
+    served = replace(problem, cluster=with_servers(problem.cluster))
+    return Candidate(
+        codec.name, "compress", codec.bytes_per_element, is_sound(codec.name, adam=adam), times, _iteration(served, plan, times), 1.0,
+        residual_bytes(plan.buckets), 0.0, 1, PSGC,
     )  # fmt: skip
 
 
