@@ -225,7 +225,7 @@ def measure(cell: Cell, profile: Profile, timer: Timer) -> Row:
         others = others_share(before, busy_s())
         profile, drift = timer.around()
         predicted = predict_ms(cell_problem(cell, profile, cores), layout)
-        bound = bound_ms(cell_problem(cell, profile, cell.hosts), layout)
+        bound = bound_ms(cell_problem(cell, profile, cell.workers + cell.servers), layout)
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
     return Row(cell.title, predicted, median, bound, high - low, len(times), predicted / median - 1, others, drift)
 

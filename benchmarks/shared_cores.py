@@ -12,7 +12,7 @@ from typing import Final
 
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import Profile
-from psgc.plan.model.costs import CPU, GPU, MESSAGES, RECEIVE, SEND, SERVER, CodecCosts
+from psgc.plan.model.costs import BOTH_WAYS, CPU, GPU, MESSAGES, RECEIVE, SEND, SERVER, CodecCosts
 from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.problem import Problem, codec_costs
 
@@ -38,19 +38,23 @@ class SharedCores(Problem):
         workers = self.cluster.gpus
         if resource == CPU:
             return [(action, GPU, us * max(1.0, workers / self.cores))]
-        if resource == SERVER:  # of its one core's time each of the others gives its part
-            return [(action, GPU, us / self.cores), (action, SERVER, us - us / self.cores)]
+        if resource == SERVER:  # of all servers' time each core gives its part
+            on_cores = us * self.cluster.servers / self.cores
+            return [(action, GPU, on_cores), (action, SERVER, max(0.0, us - on_cores))]
         if resource == MESSAGES:
             on_cores = self.profile.overheads["next_part_us"] / 2 * workers / self.cores
             return [(action, GPU, on_cores), (action, MESSAGES, max(0.0, us - on_cores))]
-        if resource in (SEND, RECEIVE):
+        if resource in (SEND, RECEIVE, BOTH_WAYS):
             return [(action, GPU, self._message_us(us) * workers / self.cores), (action, resource, us)]
         return [(action, resource, us)]
 
     def _message_us(self, travel_us: float) -> float:
-        """What cores do for the bytes of a worker's message that takes so long on the link that the server shares out."""
-        size = travel_us / (self.cluster.gpus * self.cluster.inter.us_per_byte)
-        return 2 * size * self.cluster.intra.us_per_byte
+        """What cores do for the bytes of a worker's message that keeps the link which limits it busy for so long."""
+        cluster = self.cluster
+        on_a_host = -(-cluster.servers // cluster.nodes) if cluster.servers_on_nodes else 1
+        share = max(1.0, cluster.gpus * on_a_host / cluster.servers)  # of a server's link to a worker's, in messages
+        size = travel_us / (share * cluster.inter.us_per_byte)
+        return 2 * size * cluster.intra.us_per_byte
 
 
 def problem_for(
@@ -64,10 +68,11 @@ def problem_for(
     beside: bool = False,
     delay_ms: float = 0.0,
 ) -> Problem:
-    """A testbed's job: a worker a host, all links alike; without a limit a link is as fast as TCP on this machine. cores: that the hosts share.
-    beside: the servers run on the workers' hosts, else each has a host of its own. delay_ms: one way, between any two hosts."""
+    """A testbed's job: a worker a host, all links alike; without a limit a link is as fast as TCP on this machine. cores: of the machine, and fewer
+    than workers and servers share them. beside: the servers run on the workers' hosts, else each has a host of its own. delay_ms: one way,
+    between any two hosts."""
     loopback = profile.links["loopback"]
-    shared = cores < workers + (0 if beside else servers)
+    shared = cores < workers + servers
     most = UNLIMITED_GBPS if shared else loopback.gbps
     inter = Link(most if gbps is None else min(gbps * TCP_SHARE, most), loopback.latency_us + delay_ms * 1e3)
     cluster = Cluster("testbed", workers, 1, loopback, inter, servers=servers, servers_on_nodes=beside)

@@ -13,7 +13,7 @@ import pytest
 
 from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.model.costs import GPU
+from psgc.plan.model.costs import BOTH_WAYS, GPU, SEND
 from psgc.plan.model.plan import Plan, PlannedBucket
 from tests.benchmark_scripts import load
 
@@ -90,8 +90,29 @@ def test_servers_have_hosts_of_their_own_or_share_the_workers() -> None:
     apart, beside = prediction.Cell(1.0, "none", 4, 2), prediction.Cell(1.0, "none", 4, 2, beside=True)
     assert (apart.hosts, beside.hosts) == (6, 4)
     assert [prediction.cell_problem(cell, PROFILE, 2).cluster.servers_on_nodes for cell in (apart, beside)] == [False, True]
-    assert type(problem(1.0, "none", cores=4, workers=4, servers=2, beside=True)) is prediction.Problem
-    assert type(problem(1.0, "none", cores=5, workers=4, servers=2)) is not prediction.Problem
+    for where in (True, False):
+        assert type(problem(1.0, "none", cores=6, workers=4, servers=2, beside=where)) is prediction.Problem
+        assert type(problem(1.0, "none", cores=5, workers=4, servers=2, beside=where)) is not prediction.Problem
+
+
+def test_a_message_costs_cores_for_the_bytes_that_leave_its_host_however_servers_share_the_link() -> None:
+    """4 MB at two ends at loopback's 8 Gbit/s: 8 ms; beside two servers half of it stays on the host. Four workers share two cores."""
+
+    def bytes_us(workers: int, servers: int, beside: bool) -> float:
+        job = problem(0.1, "none", 2, workers, servers=servers, beside=beside)
+        tasks = job.part_tasks(PLAIN, 1_000_000, job.codec)
+        return float(
+            next(us for at, (action, resource, us) in enumerate(tasks) if action == "flat.push" and tasks[at + 1][1] in links(beside))
+        )
+
+    def links(beside: bool) -> tuple[int, ...]:
+        return (BOTH_WAYS,) if beside else (SEND,)
+
+    assert bytes_us(2, 1, False) == pytest.approx(8000.0)
+    assert bytes_us(2, 2, False) == pytest.approx(8000.0)
+    assert bytes_us(4, 2, False) == pytest.approx(16000.0)
+    assert bytes_us(2, 2, True) == pytest.approx(4000.0)
+    assert bytes_us(4, 4, True) == pytest.approx(12000.0)
 
 
 def test_a_delay_is_the_links_latency() -> None:
