@@ -18,6 +18,7 @@ import numpy as np
 
 from psgc.codecs.codec import BLOCK, Stream
 from psgc.codecs.common.streams import reference_uniform
+from psgc.codecs.kit.dct import transformed
 from psgc.codecs.sparsify.gaps import GAPS, reference_packed, reference_unpacked
 from psgc.errors import CodecError
 
@@ -150,6 +151,15 @@ class Ops:
     def spread(self, x: Vector, block: int, numel: int) -> Vector:
         """The inverse of ``block_reduce``: each element of x ``block`` times, ``numel`` in all."""
         return np.repeat(x, block)[:numel]
+
+    def dct(self, x: Vector, block: int) -> Vector:
+        """The orthonormal DCT-II of each ``block`` float32 elements (a power of two from 2 to 256), as `dct` says; elements after the last whole
+        block stay as they are. A coefficient may be sqrt(block) times as large as the largest element, and overflow."""
+        return transformed(x, block)
+
+    def idct(self, coefficients: Vector, block: int) -> Vector:
+        """The inverse of ``dct``."""
+        return transformed(coefficients, block, inverse=True)
 
     def pack(self, codes: Vector, bits: int) -> Vector:
         """u8 codes below 2**bits as bytes, least significant bit first, without gaps; zero bits up to the last byte's end."""
