@@ -7,6 +7,7 @@
     cores = 32                 # of each machine, if codec times are of one thread; see below
     codec_threads = 4          # of each GPU's worker (PSGC_CPU_THREADS); as a job starts them on these cores if left out
     server_threads = 4         # of each server (PSGC_SERVER_THREADS); likewise
+    gpudirect = true           # whether collectives between nodes need not pass the host's memory; says something only with [host]
     [intra]                    # between the GPUs of a node: each GPU's, one way
     gbps = 1200
     latency_us = 8
@@ -17,10 +18,16 @@
     [server]                   # a server's link; as [inter] if left out
     gbps = 100
     latency_us = 20
+    [host]                     # between a GPU and its host's memory: each GPU's, one way; copies cost nothing if left out
+    gbps = 100                 # PCIe 3.0 x16: 12.5 GB/s achieved
+    latency_us = 10
 
 A worker encodes and decodes as many parts at once as it has threads, a server sums as many. Codec times are then of one thread, as ``psgc
 profile`` measures them. Without ``cores`` and ``codec_threads`` a node has one part at a time encoded or decoded, for one rank after the other: for
 codec times of a node's whole CPU.
+
+With ``[host]`` gradients are on the GPUs, and what the CPU encodes or servers are sent is copied first. Without it, as for jobs that
+train on CPUs and for the ready-made clusters of published results, copies cost nothing.
 
 Owns the file's format and its errors. Gbit/s are 1e9 bit/s; a latency is the fixed time of one message, from send to receipt.
 """
@@ -71,6 +78,8 @@ class Cluster:
     cores: int = 0
     codec_threads: int = 0
     server_threads: int = 0
+    host: Link | None = None
+    gpudirect: bool = True
 
     @property
     def has_threads(self) -> bool:
@@ -106,11 +115,12 @@ class Cluster:
 
     def to_toml(self) -> str:
         """The file that ``load_cluster`` reads."""
-        links = {"intra": self.intra, "inter": self.inter, "server": self.server}
+        links = {"intra": self.intra, "inter": self.inter, "server": self.server, "host": self.host}
         head = (
             f"name = {_quoted(self.name)}\nnodes = {self.nodes}\ngpus_per_node = {self.gpus_per_node}\nservers = {self.servers}\n"
             f"servers_on_nodes = {str(self.servers_on_nodes).lower()}\n"
             + "".join(f"{key} = {value}\n" for key in THREADS if (value := getattr(self, key)))
+            + ("" if self.gpudirect else "gpudirect = false\n")
             + f"source = {_quoted(self.source)}\n"
         )
         return head + "".join(
@@ -175,7 +185,20 @@ def load_cluster(text: str) -> Cluster:
 
 def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster:
     """A cluster from its fields. Raises UsageError naming ``source`` and the field."""
-    known = {"name", "nodes", "gpus_per_node", "servers", "servers_on_nodes", "intra", "inter", "server", "source", *THREADS}
+    known = {
+        "name",
+        "nodes",
+        "gpus_per_node",
+        "servers",
+        "servers_on_nodes",
+        "intra",
+        "inter",
+        "server",
+        "source",
+        "host",
+        "gpudirect",
+        *THREADS,
+    }
     for key in document:
         if key not in known:
             raise UsageError(f"{source}: unknown field {key!r}; expected one of {', '.join(sorted(known))}")
@@ -183,14 +206,13 @@ def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster
     servers = _whole(document, "servers", 0, source) if "servers" in document else 0
     threads = [_whole(document, key, 1, source, most=MOST_THREADS) if key in document else 0 for key in THREADS]
     server = _link(document, "server", source) if "server" in document else None
-    on_nodes = document.get("servers_on_nodes", False)
-    if not isinstance(on_nodes, bool):
-        raise UsageError(f"{source}: field servers_on_nodes is {shown(on_nodes)}, expected true or false")
+    host = _link(document, "host", source) if "host" in document else None
+    on_nodes, gpudirect = _flag(document, "servers_on_nodes", False, source), _flag(document, "gpudirect", True, source)
     if on_nodes and server is not None:
         raise UsageError(f"{source}: field server: servers on the nodes use the link in [inter]; leave out [server] or servers_on_nodes")
     return Cluster(
         str(document.get("name", name)), nodes, gpus, _link(document, "intra", source), _link(document, "inter", source), servers, server,
-        str(document.get("source", source)), on_nodes, *threads,
+        str(document.get("source", source)), on_nodes, *threads, host, gpudirect,
     )  # fmt: skip
 
 
@@ -198,6 +220,13 @@ def _whole(document: Mapping[str, Any], key: str, least: int, source: str, most:
     value = document.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise UsageError(f"{source}: field {key} is {shown(value)}, expected a whole number of at least {least}, and {most:,} at most")
+    return value
+
+
+def _flag(document: Mapping[str, Any], key: str, default: bool, source: str) -> bool:
+    value = document.get(key, default)
+    if not isinstance(value, bool):
+        raise UsageError(f"{source}: field {key} is {shown(value)}, expected true or false")
     return value
 
 

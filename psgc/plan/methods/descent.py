@@ -15,8 +15,8 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.jit.kernel import I64, helper, kernel
-from psgc.plan.model.costs import ALWAYS, GPU
-from psgc.plan.model.timeline import DELAY, ROUNDING, add_load, begin, new_run, new_snapshots, restore, resume, save
+from psgc.plan.model.costs import GPU
+from psgc.plan.model.timeline import DELAY, ROUNDING, add_load, begin, new_run, new_snapshots, occurring, restore, resume, save
 
 _F64: Final = types.Array(types.float64, 1, "C")
 _I64: Final = types.Array(types.int64, 1, "C")
@@ -41,10 +41,7 @@ class Choices(NamedTuple):
 
 @helper
 def _choices(run: Any, chain: Any, kind: Any, first: Any, length: Any) -> Any:
-    held = ALWAYS
-    for resource in run.resource:
-        held = max(held, resource + 1)
-    load = np.zeros((kind.size, length.size, held))
+    load = np.zeros((kind.size, length.size, occurring(run.resource)))
     for bucket in range(kind.size):
         parts = chain[bucket + 1] - chain[bucket]
         for option in range(length.size):

@@ -108,7 +108,7 @@ class Job:
 
 
 def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None = None, until_s: float = np.inf) -> Job:
-    options, every = _options(problem.allowed)
+    options, every = _options(problem.allowed, problem.cluster.host is not None)
     space = space or Space(problem)
     numbers = every.numbers
     ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
@@ -143,7 +143,7 @@ def _left(found: Candidates, takes: NDArray[np.bool_]) -> Candidates:
 
 
 @functools.cache
-def _options(allowed_by: Constraints) -> tuple[tuple[Option, ...], Candidates]:
+def _options(allowed_by: Constraints, copies: bool) -> tuple[tuple[Option, ...], Candidates]:
     """The options on GPUs alone, uncompressed ones with them, and then their counterparts on the CPU; and which are which."""
     tree = [option for option in constrained(allowed_by) if not any(".push" in action for action in option)]
     if not tree:
@@ -158,7 +158,7 @@ def _options(allowed_by: Constraints) -> tuple[tuple[Option, ...], Candidates]:
         other = tuple(action.replace("@gpu", "@cpu") for action in option)
         counterparts.append(number.setdefault(other, len(number)) if other in allowed else number[option])
     on_cpu = [*counterparts, *range(len(gpu), len(number))]
-    numbers = np.array([graph(allowed_by).number[option] for option in number])
+    numbers = np.array([graph(allowed_by, copies).number[option] for option in number])
     encode = np.array([not is_uncompressed(option) for option in number])
     return tuple(number), Candidates(numbers, np.arange(len(gpu)), np.array(on_cpu, np.int64), encode)
 

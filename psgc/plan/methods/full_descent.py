@@ -15,8 +15,8 @@ from numba import types
 
 from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.methods.descent import IMPROVEMENT, MEAN_WEIGHT
-from psgc.plan.model.costs import GPU, RESOURCES
-from psgc.plan.model.timeline import DELAY, ROUNDING, add_load, begin, new_run, new_snapshots, restore, resume, save
+from psgc.plan.model.costs import GPU
+from psgc.plan.model.timeline import DELAY, ROUNDING, add_load, begin, new_run, new_snapshots, occurring, restore, resume, save
 
 _F64: Final = types.Array(types.float64, 1, "C")
 _F64_2D: Final = types.Array(types.float64, 2, "C")
@@ -26,8 +26,7 @@ _IN_I64_2D: Final = types.Array(types.int64, 2, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _BOOL_2D: Final = types.Array(types.boolean, 2, "C")
 _RESULT: Any = types.Tuple((types.float64, types.float64, I64))  # type: ignore[no-untyped-call]
-_WIDTH: Final = len(RESOURCES) + 1
-CHAIN: Final = len(RESOURCES)  # column of an option's costs: its tasks, one after the other
+CHAIN: Final = -1  # column of an option's costs, behind those of the resources: its tasks, one after the other
 CROWD: Final = 64  # of so many chains a simulation takes twice as long for each as of few, because more wait at once
 CHAIN_WEIGHT: Final = 0.02  # of a microsecond of an option's chain, beside one of its bound
 
@@ -54,8 +53,8 @@ class Options(NamedTuple):
 @helper
 def _costs(options: Any, threads: Any, kind: Any, costs: Any) -> None:
     """Each option's (rows) work on each resource, and its chain, for a part of a kind; infinite where it cannot have the option."""
-    atoms = options.tasks.shape[0] - 1
-    each = np.zeros((atoms, _WIDTH))
+    atoms, width = options.tasks.shape[0] - 1, costs.shape[1]
+    each = np.zeros((atoms, width))
     for atom in range(atoms):
         if not options.may_take[kind, atom]:
             each[atom, CHAIN] = np.inf
@@ -65,17 +64,17 @@ def _costs(options: Any, threads: Any, kind: Any, costs: Any) -> None:
                 each[atom, CHAIN] += options.us[task, kind]
                 add_load(each[atom], threads, options.held[task], options.us[task, kind])
     depth = options.rows.shape[1]
-    before = np.zeros((depth + 1, _WIDTH))  # of the atoms so far; options with the same first atoms follow one another
+    before = np.zeros((depth + 1, width))  # of the atoms so far; options with the same first atoms follow one another
     last = -1
     for option in range(options.rows.shape[0]):
         at = 0
         while last >= 0 and at < depth and options.rows[option, at] == options.rows[last, at] and options.rows[option, at] >= 0:
             at += 1
         while at < depth and options.rows[option, at] >= 0:
-            for column in range(_WIDTH):
+            for column in range(width):
                 before[at + 1, column] = before[at, column] + each[options.rows[option, at], column]
             at += 1
-        for column in range(_WIDTH):
+        for column in range(width):
             costs[option, column] = before[at, column]
         last = option
 
@@ -179,13 +178,13 @@ def descend_fully(
     run = new_run(ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads, moments)
     snapshots = new_snapshots(buckets, run)
     kinds = us.shape[1]
-    costs, known = np.empty((kinds, rows.shape[0], _WIDTH)), np.zeros(kinds, np.bool_)
-    load = np.zeros((buckets, len(RESOURCES)))
+    resources = occurring(held)
+    costs, known = np.empty((kinds, rows.shape[0], resources + 1)), np.zeros(kinds, np.bool_)
+    load, busy = np.zeros((buckets, resources)), np.empty(resources)
     for bucket in range(buckets):
         run.alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]
         _set(run, options, choice[bucket], kind[bucket], chain[bucket], chain[bucket + 1], bucket * room)
         _add(run, chain, bucket, load)
-    busy = np.empty(len(RESOURCES))
     found, bound, score = np.empty(most, np.int64), np.empty(most), np.empty(most)
     begin(run)
     _note(run, snapshots, until, 0, buckets)

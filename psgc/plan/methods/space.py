@@ -57,14 +57,14 @@ class Graph:
 
 
 @functools.cache
-def graph(constraints: Constraints) -> Graph:
-    """The graph of the options that the constraints allow: the trie of their atoms, with equal subtrees merged."""
+def graph(constraints: Constraints, copies: bool = False) -> Graph:
+    """The graph of the options that the constraints allow: the trie of their atoms, with equal subtrees merged. copies: as ``walk`` takes it."""
     found = options.constrained(constraints)
     numbers: dict[Atom, int] = {}
     root: dict[int, Any] = {}
     for option in found:
         node = root
-        for atom in walk(option)[0]:
+        for atom in walk(option, copies)[0]:
             node = node.setdefault(numbers.setdefault(atom, len(numbers)), {})
     nodes: dict[tuple[tuple[int, int], ...], int] = {(): 0}
 
@@ -77,10 +77,10 @@ def graph(constraints: Constraints) -> Graph:
     first = np.concatenate([[0], np.cumsum([len(node) for node in nodes])]).astype(np.int64)
     atoms, behind = (np.array(column, np.int64) for column in zip(*edges, strict=True))
     before = _before(first, behind)
-    ordered = _by_number(first, atoms, behind, {tuple(numbers[atom] for atom in walk(option)[0]): option for option in found})
+    ordered = _by_number(first, atoms, behind, {tuple(numbers[atom] for atom in walk(option, copies)[0]): option for option in found})
     rows = np.full((len(found), max(map(len, found))), -1, np.int64)
     for row, option in zip(rows, ordered, strict=True):
-        row[: len(option)] = [numbers[atom] for atom in walk(option)[0]]
+        row[: len(option)] = [numbers[atom] for atom in walk(option, copies)[0]]
     number = {option: place for place, option in enumerate(ordered)}
     plain = np.array([number[option] for option in found if options.is_uncompressed(option)], np.int64)
     devices = np.array([[device in options.devices_of((one.action,)) for device in DEVICES] for one in numbers])
@@ -222,7 +222,7 @@ class Space:
         self.codecs = problem.codecs
         self.threads, self.moments_us = problem.threads, problem.tensors.ready_us
         _ = problem.options  # raises where none is allowed
-        self.graph = graph(problem.allowed)
+        self.graph = graph(problem.allowed, problem.cluster.host is not None)
         self.distinct: list[Priced] = []
         numbered = self._number(problem)
         most = max(1, *map(len, numbered))

@@ -28,6 +28,10 @@ workers' nodes use their NICs: a push and a pull then hold both directions, for 
 Decoding costs each piece: an all-gather's p payloads are p times as many elements as one's. A node's CPU works for all its active ranks, one
 after the other; where the cluster says how many threads workers have, each has its own, and as many parts are encoded and decoded at once.
 Likewise a server sums as many parts at once as it has threads.
+Where the cluster has a link between a GPU and its host, gradients are on the GPU, and copies pass that link, a lane each way: to the host before
+the CPU encodes or decodes and before a push, and back before the GPU encodes or decodes, before a collective within a node, and at the
+end. Collectives between nodes go from where the bytes are, or, without GPUDirect, from the GPU through the host: what a rank sends and what it
+receives is copied.
 A server adds every payload that comes to it and finishes the sum once, its share of the bucket; where the profile has times of ``none``,
 workers also copy what is not encoded into slots and out of them.
 One thread at each end handles messages. Of the profile's ``next_part_us``, for which a part keeps both threads busy, and ``part_us``, which a
@@ -45,12 +49,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from psgc.errors import UsageError
-from psgc.plan.inputs.cluster import Cluster
+from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import F64, CostCurve
 from psgc.plan.model.options import Option
 
-GPU, CPU, INTRA, SEND, RECEIVE, SERVER, MESSAGES = range(7)
-RESOURCES: Final = ("gpu", "cpu", "intra", "inter-send", "inter-receive", "server", "messages")
+GPU, CPU, INTRA, SEND, RECEIVE, SERVER, MESSAGES, TO_HOST, TO_GPU = range(9)
+RESOURCES: Final = ("gpu", "cpu", "intra", "inter-send", "inter-receive", "server", "messages", "to-host", "to-gpu")
 ALWAYS: Final = 6  # of RESOURCES, the first so many occur in any job; the others only where the profile or the cluster has times for them
 BOTH_WAYS: Final = -1  # a collective between nodes: holds SEND and RECEIVE together
 ALL_LINKS: Final = -2  # one over all ranks, several of them on a node: holds INTRA, too, and the slower of both paces it
@@ -73,19 +77,21 @@ def threads(cluster: Cluster) -> tuple[int, ...]:
 
 class Held(NamedTuple):
     """What a rank holds on its way. shards: the groups that each element is split over, innermost last; pieces: the groups whose ranks'
-    payloads lie side by side; root_only: a node's other ranks are out of it."""
+    payloads lie side by side; root_only: a node's other ranks are out of it; on_host: it lies in the host's memory, not in the GPU's."""
 
     shards: tuple[str, ...] = ()
     pieces: tuple[str, ...] = ()
     encoded: bool = False
     root_only: bool = False
+    on_host: bool = False
 
 
 class Atom(NamedTuple):
-    """An action and what it finds."""
+    """An action and what it finds. last: whether the option ends with it."""
 
     action: str
     held: Held
+    last: bool = False
 
 
 class Task(NamedTuple):
@@ -168,13 +174,21 @@ class CodecCosts:
 
 
 @functools.cache
-def walk(option: Option) -> tuple[tuple[Atom, ...], Held]:
-    """The option's atoms, and what a rank holds after them."""
+def walk(option: Option, copies: bool = False) -> tuple[tuple[Atom, ...], Held]:
+    """The option's atoms, and what a rank holds after them. copies: tell the GPU's memory from the host's, and the last atom from others."""
     held, atoms = Held(), []
-    for action in option:
-        atoms.append(Atom(action, held))
-        held = _after(action, held)
+    for number, action in enumerate(option):
+        atoms.append(Atom(action, held, copies and number == len(option) - 1))
+        held = _after(action, held)._replace(on_host=copies and _on_host(action, held))
     return tuple(atoms), held
+
+
+def _on_host(action: str, held: Held) -> bool:
+    """Whether what a rank holds after the action is in the host's memory."""
+    if "@" in action:
+        return action.endswith("@cpu")
+    level, operation = action.split(".")[:2]
+    return operation in ("push", "pull") or (held.on_host and level != "intra")
 
 
 def _after(action: str, held: Held) -> Held:
@@ -196,17 +210,45 @@ def _after(action: str, held: Held) -> Held:
 
 def tasks(option: Option, cluster: Cluster, codec: CodecCosts) -> tuple[Task, ...]:
     """The option's tasks, in order."""
-    return tuple(task for atom in walk(option)[0] for task in price(atom, cluster, codec))
+    return tuple(task for atom in walk(option, cluster.host is not None)[0] for task in price(atom, cluster, codec))
 
 
 def price(atom: Atom, cluster: Cluster, codec: CodecCosts) -> list[Task]:
-    """An atom's tasks: none where its group is of one rank, several where servers are asked."""
-    action, held = atom
+    """An atom's tasks: none where its group is of one rank, several where servers are asked, and its copies between GPU and host."""
+    action, held, last = atom
+    share, pieces = _parts(held, cluster)
+    made = _work(action, held, share, pieces, cluster, codec)
+    if cluster.host is None:
+        return made
+    size = share * pieces * (codec.bytes_per_element if held.encoded else FLOAT_BYTES)
+    level, operation = ("", "") if "@" in action else action.split(".")[:2]
+    if action.endswith("@cpu") or operation in ("push", "pull"):
+        made = _copy(action, TO_HOST, 0.0 if held.on_host else size, cluster.host) + made
+    elif action.endswith("@gpu") or level == "intra":
+        made = _copy(action, TO_GPU, size if held.on_host else 0.0, cluster.host) + made
+    elif made and not cluster.gpudirect and not held.on_host:
+        passes = size * _volume(operation, _ranks(level, cluster))[0]
+        made = [*_copy(action, TO_HOST, passes, cluster.host), *made, *_copy(action, TO_GPU, passes, cluster.host)]
+    return made + _copy(action, TO_GPU, FLOAT_BYTES if last and _on_host(action, held) else 0.0, cluster.host)
+
+
+def _copy(action: str, resource: int, size: float, link: Link) -> list[Task]:
+    """Of so many bytes an element."""
+    return [Task(action, resource, link.latency_us, size * link.us_per_byte)] if size else []
+
+
+def _parts(held: Held, cluster: Cluster) -> tuple[float, float]:
+    """Which share of the elements a rank has, and of how many ranks."""
     share, pieces = 1.0, 1.0
     for level in held.shards:
         share /= _ranks(level, cluster)
     for level in held.pieces:
         pieces *= _ranks(level, cluster)
+    return share, pieces
+
+
+def _work(action: str, held: Held, share: float, pieces: float, cluster: Cluster, codec: CodecCosts) -> list[Task]:
+    """An atom's tasks but for copies between GPU and host."""
     if "@" in action:
         return [_codec_task(action, share, pieces, _turns(1 if held.root_only else cluster.gpus_per_node, cluster))]
     level, operation = action.split(".")[:2]

@@ -21,7 +21,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from psgc.codecs.jit.kernel import helper, kernel
-from psgc.plan.model.costs import ALL_LINKS, GPU, IN_FLIGHT, INTRA, RECEIVE, RESOURCES, SEND, resources_of
+from psgc.plan.model.costs import ALL_LINKS, ALWAYS, GPU, IN_FLIGHT, INTRA, RECEIVE, RESOURCES, SEND, resources_of
 
 F64 = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -240,6 +240,15 @@ def _when_on_gpu(moments: Any, place: Any, delay: Any, when: Any) -> Any:
 
 
 @helper
+def occurring(resource: Any) -> Any:
+    """How many of RESOURCES, from the first on, tasks on these may hold."""
+    count = ALWAYS
+    for one in resource:
+        count = max(count, one + 1)
+    return count
+
+
+@helper
 def add_load(load: Any, threads: Any, resource: Any, us: Any) -> None:
     """Add a task to the work of each resource that it holds: to that of each of its threads, if all did an equal share."""
     if resource >= 0:
@@ -269,7 +278,6 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
     while step <= limit:
         when, chosen = np.inf, -1
         following = low
-        place = run.moment[computed - 1] if computed else 0
         while following < computed:
             chain = following
             task = nexts[chain]
@@ -277,7 +285,7 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
             if task < run.ends[chain]:
                 possible = max(available[chain], _free_at(state, resource[task]))
                 if resource[task] == GPU and possible < when:
-                    possible = _when_on_gpu(run.moments_us, place, state[DELAY], possible)
+                    possible = _when_on_gpu(run.moments_us, run.moment[computed - 1], state[DELAY], possible)
                 if possible < when:
                     when, chosen = possible, chain
             elif chain == low:

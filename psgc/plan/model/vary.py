@@ -52,7 +52,8 @@ def with_faster_link(cluster: Cluster, factor: float) -> Cluster:
 
 def with_halved_bytes(cluster: Cluster) -> Cluster:
     """The cluster on which float32 takes as long as 16-bit floats do on this one: every link twice as fast."""
-    return replace(with_faster_link(cluster, 2), intra=faster(cluster.intra, 2))
+    host = None if cluster.host is None else faster(cluster.host, 2)
+    return replace(with_faster_link(cluster, 2), intra=faster(cluster.intra, 2), host=host)
 
 
 def faster(link: Link, factor: float) -> Link:

@@ -55,7 +55,7 @@ def _steps(simulated: Simulated, buckets: Sequence[PlannedBucket]) -> list[int]:
 
 def lanes_of(option: Option, cluster: Cluster) -> tuple[frozenset[str], ...]:
     """Of each of the option's actions, the lanes that it uses on the cluster."""
-    priced = (price(atom, cluster, _ANY_CODEC) for atom in walk(option)[0])
+    priced = (price(atom, cluster, _ANY_CODEC) for atom in walk(option, cluster.host is not None)[0])
     return tuple(frozenset(lane for task in tasks for lane in _lanes(task.resource)) for tasks in priced)
 
 

@@ -1,0 +1,108 @@
+"""Copies between a GPU and its host: by hand, and in plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from psgc.errors import UsageError
+from psgc.plan.inputs.cluster import Cluster, Link, load_cluster
+from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
+from psgc.plan.methods.bound import lower_bounds
+from psgc.plan.methods.search import search
+from psgc.plan.methods.space import Space
+from psgc.plan.model.costs import TO_GPU, TO_HOST, CodecCosts, tasks, walk
+from psgc.plan.model.options import Constraints, all_options, encodes, server_options
+from psgc.plan.model.problem import Problem, simulate
+
+HOST = Link(8, 10)  # a byte takes 1 ns
+CURVE = CostCurve((1e3, 1e6), (5.0, 500.0), (5.0, 500.0))
+QUARTER = CodecCosts("quarter", 1.0, {"gpu": CURVE, "cpu": CURVE, "server": CURVE})
+CLUSTER = Cluster("c", 4, 2, Link(100, 1), Link(10, 10), servers=2, host=HOST)
+
+
+def copies(cluster: Cluster, *option: str) -> list[tuple[str, int, float]]:
+    """(action, direction, bytes an element) of each copy, all of which have the link's latency."""
+    found = [task for task in tasks(option, cluster, QUARTER) if task.resource in (TO_HOST, TO_GPU)]
+    assert all(task.fixed_us == 10 and not task.curve for task in found)
+    return [(task.action, task.resource, task.per_element_us * 1e3) for task in found]
+
+
+def test_a_gradient_that_the_cpu_encodes_is_copied_to_it_and_the_sum_back() -> None:
+    """4 bytes an element there, 4 back; what servers are sent and answer lies in the host's memory already."""
+    option = ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu")
+    assert copies(CLUSTER, *option) == [("comp@cpu", TO_HOST, 4.0), ("decomp@cpu", TO_GPU, 4.0)]
+
+
+def test_what_the_gpu_encodes_and_servers_sum_is_copied_encoded() -> None:
+    """1 byte an element there, 1 back."""
+    option = ("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu")
+    assert copies(CLUSTER, *option) == [("flat.push.c", TO_HOST, 1.0), ("decomp@gpu", TO_GPU, 1.0)]
+    assert copies(CLUSTER, "flat.push", "flat.pull") == [("flat.push", TO_HOST, 4.0), ("flat.pull", TO_GPU, 4.0)]
+
+
+def test_of_a_hierarchical_push_each_gpu_copies_its_shard() -> None:
+    """Two GPUs a node: half of 4 bytes each, and back before they put the halves together."""
+    option = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
+    assert copies(CLUSTER, *option) == [("inter.push", TO_HOST, 2.0), ("intra.all_gather", TO_GPU, 2.0)]
+
+
+def test_payloads_gathered_from_the_host_and_decoded_on_the_gpu_pass_as_payloads() -> None:
+    """8 ranks' payloads of a byte each."""
+    assert copies(CLUSTER, "comp@cpu", "flat.all_gather.c", "decomp@gpu") == [("comp@cpu", TO_HOST, 4.0), ("decomp@gpu", TO_GPU, 8.0)]
+
+
+def test_collectives_of_gpus_pass_the_host_only_without_gpudirect() -> None:
+    """A ring of 8 ranks sends 2 * 7 / 8 of 4 bytes, and receives as much; of 4 nodes' halves 2 * 3 / 4 of 2 bytes."""
+    assert copies(CLUSTER, "flat.all_reduce") == []
+    without = replace(CLUSTER, gpudirect=False)
+    assert copies(without, "flat.all_reduce") == [("flat.all_reduce", TO_HOST, 7.0), ("flat.all_reduce", TO_GPU, 7.0)]
+    hierarchical = copies(without, "intra.reduce_scatter", "inter.all_reduce", "intra.all_gather")
+    assert hierarchical == [("inter.all_reduce", TO_HOST, 3.0), ("inter.all_reduce", TO_GPU, 3.0)]
+
+
+@pytest.mark.parametrize("options", [all_options(), server_options()])
+def test_every_option_leaves_the_sum_on_the_gpu_and_copies_as_often_there_as_back(options: tuple[tuple[str, ...], ...]) -> None:
+    for option in options:
+        made = [task.resource for task in tasks(option, CLUSTER, QUARTER) if task.resource in (TO_HOST, TO_GPU)]
+        assert made == [TO_HOST, TO_GPU] * (len(made) // 2), option
+        assert bool(made) == any(action.endswith("@cpu") or ".pu" in action for action in option), option
+        assert walk(option, True)[0][-1].last
+
+
+def test_without_a_link_to_the_host_nothing_is_copied_and_the_graph_is_no_larger() -> None:
+    free = replace(CLUSTER, host=None, gpudirect=False)
+    assert copies(free, "comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu") == []
+    profile = Profile("m", (TensorProfile("t", 1000, 0.0),))
+    edges = [len(Space(Problem(profile, cluster, QUARTER, Constraints(servers=True))).graph.atom) for cluster in (free, CLUSTER)]
+    assert edges[0] < edges[1]
+
+
+def test_the_clusters_file_has_the_link(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    cluster = replace(CLUSTER, gpudirect=False, source="s")
+    path.write_text(cluster.to_toml())
+    assert load_cluster(str(path)) == cluster
+    path.write_text(cluster.to_toml().replace("gpudirect = false", "gpudirect = 0"))
+    with pytest.raises(UsageError, match="field gpudirect is 0, expected true or false"):
+        load_cluster(str(path))
+
+
+def test_a_slow_link_to_the_host_keeps_codecs_off_the_cpu_and_the_bound_holds() -> None:
+    tensors = tuple(TensorProfile(f"t{index}", 400_000, 500.0 * index) for index in range(5))
+    gpu = CostCurve((1e3, 1e6), (200.0, 1_000.0), (200.0, 1_000.0))
+    codec = replace(QUARTER, bytes_per_element=0.125, curves={"gpu": gpu, "cpu": CURVE})
+    used = []
+    for host in (Link(1e5, 0), Link(0.1, 10)):
+        cluster = Cluster("c", 4, 1, Link(100, 1), Link(2, 10), host=host)
+        problem = Problem(Profile("m", tensors), cluster, codec)
+        found = search(problem)
+        assert found.step_us == pytest.approx(simulate(problem, found.buckets).step_us)
+        bounds = lower_bounds(problem, found.buckets, found.step_us)
+        assert bounds.any_us <= bounds.given_us <= found.step_us * (1 + 1e-9)
+        assert all(encodes(bucket.option) for bucket in found.buckets)
+        used.append(sum(any(action.endswith("@cpu") for action in bucket.option) for bucket in found.buckets))
+    assert used[0] > 0
+    assert used[1] == 0
