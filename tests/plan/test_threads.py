@@ -13,6 +13,7 @@ from psgc.plan.inputs.profile import V100_CODECS, CostCurve, Profile, TensorProf
 from psgc.plan.methods.bound import lower_bounds
 from psgc.plan.methods.search import search
 from psgc.plan.model.costs import CPU, SERVER, CodecCosts, tasks, threads
+from psgc.plan.model.job import load_job
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs, simulate
@@ -89,6 +90,14 @@ def test_built_in_times_of_a_whole_node_are_not_taken_for_one_threads() -> None:
     problem = Problem(profile, Cluster("c", 2, 1, FAST, FAST, cores=8), codec_costs("dgc", profile))
     with pytest.raises(UsageError, match="the built-in codec times are of a node's whole CPU; leave both out"):
         search(problem)
+
+
+def test_a_job_without_measured_codec_times_is_planned_for_a_cpu_that_encodes_one_part_at_a_time() -> None:
+    cluster = Cluster("c", 2, 4, FAST, FAST, cores=8, codec_threads=2, server_threads=3)
+    job = load_job("vgg16", cluster, "onebit")
+    assert (job.problem.threads[CPU], job.problem.threads[SERVER]) == (1, 3)
+    assert any(note.startswith("a node's CPU encodes one part at a time") for note in job.notes)
+    assert load_job("vgg16", cluster, "none").problem.threads[CPU] == 2
 
 
 def test_more_threads_make_no_plan_longer_and_its_bound_holds() -> None:

@@ -19,7 +19,7 @@ from psgc.plan.model.constraints import ALL
 from psgc.plan.model.costs import CodecCosts
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
-from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs
+from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, is_of_a_node
 from psgc.plan.model.quality import is_sound
 
 # What a well-known model's times are computed for where no GPU is named.
@@ -69,6 +69,9 @@ def load_job(
     notes += estimates_notes(estimated, memory)
     costs = _costs(codec, profile, cluster, constraints)
     others = tuple((pattern, _costs(name, profile, cluster, constraints)) for pattern, name in constraints.codecs)
+    if cluster.has_threads and any(is_of_a_node(each) for each in (costs, *(each for _, each in others))):
+        cluster = replace(cluster, cores=0, codec_threads=0)
+        notes.append("a node's CPU encodes one part at a time, since the published codec times of V100's host are of its whole CPU")
     return Job(Problem(profile, cluster, costs, constraints, others), tuple(notes), estimated)
 
 

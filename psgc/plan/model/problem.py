@@ -64,6 +64,12 @@ def _curves(name: str, canonical: str, profile: Profile) -> Mapping[str, CostCur
     raise UsageError(f"codec {name}: the profile has no times for it, but for {known}; measure it with psgc profile --codecs {name}")
 
 
+def is_of_a_node(codec: CodecCosts) -> bool:
+    """Whether its times on the CPU are the published ones of V100's host, which are of a node's whole CPU, not of one thread."""
+    built_in = V100_CODECS.get(codec.name.partition("/")[0].partition(":")[0], {}).get("cpu")
+    return built_in is not None and codec.curves.get("cpu") == built_in
+
+
 @dataclass(frozen=True)
 class Problem:
     """A model on a cluster, what to compress it with and what the user rules out. others: patterns of tensors' names, and what compresses
@@ -126,17 +132,12 @@ class Problem:
     def threads(self) -> Ints:
         """Of each resource, how many tasks it does at once. Raises UsageError if codec times are of whole nodes and the cluster says how many
         threads there are."""
-        if self.cluster.has_threads and any(self._is_of_a_node(codec) for codec in self.codecs):
+        if self.cluster.has_threads and any(is_of_a_node(codec) for codec in self.codecs):
             raise UsageError(
                 f"cluster {self.cluster.name}: it has cores or codec_threads, but the built-in codec times are of a node's whole CPU; leave both out, "
                 f"or measure times of one thread with psgc profile"
             )
         return np.array(costs.threads(self.cluster), np.int64)
-
-    @staticmethod
-    def _is_of_a_node(codec: CodecCosts) -> bool:
-        built_in = V100_CODECS.get(codec.name, {}).get("cpu")
-        return built_in is not None and codec.curves.get("cpu") == built_in
 
     @cached_property
     def tensors(self) -> Tensors:
