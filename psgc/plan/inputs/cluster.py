@@ -185,26 +185,13 @@ def load_cluster(text: str) -> Cluster:
 
 def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster:
     """A cluster from its fields. Raises UsageError naming ``source`` and the field."""
-    known = {
-        "name",
-        "nodes",
-        "gpus_per_node",
-        "servers",
-        "servers_on_nodes",
-        "intra",
-        "inter",
-        "server",
-        "source",
-        "host",
-        "gpudirect",
-        *THREADS,
-    }
+    known = {one.name for one in fields(Cluster)}
     for key in document:
         if key not in known:
             raise UsageError(f"{source}: unknown field {key!r}; expected one of {', '.join(sorted(known))}")
     nodes, gpus = (_whole(document, key, 1, source) for key in ("nodes", "gpus_per_node"))
     servers = _whole(document, "servers", 0, source) if "servers" in document else 0
-    threads = [_whole(document, key, 1, source, most=MOST_THREADS) if key in document else 0 for key in THREADS]
+    threads = {key: _whole(document, key, 1, source, most=MOST_THREADS) for key in THREADS if key in document}
     server = _link(document, "server", source) if "server" in document else None
     host = _link(document, "host", source) if "host" in document else None
     on_nodes, gpudirect = _flag(document, "servers_on_nodes", False, source), _flag(document, "gpudirect", True, source)
@@ -212,7 +199,7 @@ def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster
         raise UsageError(f"{source}: field server: servers on the nodes use the link in [inter]; leave out [server] or servers_on_nodes")
     return Cluster(
         str(document.get("name", name)), nodes, gpus, _link(document, "intra", source), _link(document, "inter", source), servers, server,
-        str(document.get("source", source)), on_nodes, *threads, host, gpudirect,
+        str(document.get("source", source)), on_nodes, **threads, host=host, gpudirect=gpudirect,
     )  # fmt: skip
 
 
