@@ -2,7 +2,7 @@
 
     python benchmarks/planning.py --traces DIR [--achieved SHARE] [--json]
     python benchmarks/planning.py --growth
-    python benchmarks/planning.py --rivals 1000 --tensors 1-200 [--seconds S] [--out FILE]
+    python benchmarks/planning.py --rivals 1000 --tensors 1-200 [--first-seed SEED] [--seconds S] [--out FILE]
 
 The traces are the public artefact's (Wang et al., EuroSys 2023): tensors and when backward on a V100 had computed each. They are not part of
 this repository; without them there is nothing to plan for, and the bench says so. Codec times are the built-in V100's, payloads are as
@@ -201,6 +201,7 @@ def main() -> None:
         "--rivals", type=int, metavar="JOBS", help="so many random jobs instead (planning_rivals.py), beside every rival's plan"
     )
     parser.add_argument("--tensors", default="1-200", metavar="A-B", help="how many tensors the random jobs have")
+    parser.add_argument("--first-seed", type=int, default=1_000_000, metavar="SEED", help="of the random jobs")
     parser.add_argument("--seconds", type=float, help="search each random job for so long")
     parser.add_argument("--out", type=Path, help="keep the random jobs' results in this file, and go on from it")
     parser.add_argument(
@@ -216,7 +217,7 @@ def main() -> None:
             )
         import planning_rivals  # beside this script
 
-        rows = planning_rivals.run(arguments.rivals, int(fewest), int(most), arguments.out, arguments.seconds)
+        rows = planning_rivals.run(arguments.rivals, int(fewest), int(most), arguments.out, arguments.seconds, arguments.first_seed)
         print("\n".join(planning_rivals.summary(rows)))
         return
     if arguments.growth:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import types
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -13,6 +15,7 @@ from psgc.codecs import BLOCK
 from psgc.codecs.codec import MAX_PART
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import V100_CODECS, Profile, TensorProfile
+from psgc.plan.methods import bound
 from psgc.plan.methods.baselines import with_option
 from psgc.plan.methods.bound import _dominated, bucketing_of, given_buckets, lower_bounds, over_all_bucketings
 from psgc.plan.methods.choosing import CONVERGED_RTOL, Chosen, Search
@@ -153,8 +156,8 @@ def test_another_method_is_seldom_shorter_on_random_jobs_of_several_codecs() -> 
 
 
 @pytest.mark.long
-def test_another_method_is_shorter_by_a_thousandth_on_at_most_one_of_fifty_random_jobs() -> None:
-    assert len({seed for seed, _, ratio in losses(range(1000)) if ratio > 1.001}) <= 20
+def test_another_method_is_shorter_by_a_thousandth_on_at_most_one_of_a_hundred_random_jobs() -> None:
+    assert len({seed for seed, _, ratio in losses(range(1000)) if ratio > 1.001}) <= 10
 
 
 def test_choosing_one_buckets_option_again_among_all_options_gains_nothing() -> None:
@@ -344,6 +347,39 @@ def test_fusing_for_a_resource_is_about_as_good_as_the_best_of_all_fusions() -> 
                 at = max(at, ready[members[-1]] + lead) + latency + rate * numel[members].sum()
             done.append(at)
         assert min(done[:-1]) * (1 - 1e-9) <= done[-1] <= min(done[:-1]) * (1 + SLACK) * (1 + 1e-9)
+
+
+def test_a_bound_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_job(31, 12, Constraints())
+    found = search(problem)
+    before = lower_bounds(problem, found.buckets, found.step_us)
+    hours = iter(range(10**6))
+    monkeypatch.setattr(time, "perf_counter", lambda: 3600.0 * next(hours))
+    after = lower_bounds(problem, found.buckets, found.step_us)
+    assert (after.given_us, after.any_us) == (before.given_us, before.any_us)
+    assert after.bound_ms >= 3.6e6  # the clock that it saw was this one
+
+
+def test_a_solver_that_calls_a_programme_with_a_known_plan_infeasible_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_job(30, 12, Constraints())
+    found = search(problem)
+    real = bound.solver()
+    refuses = types.SimpleNamespace(status=2, x=None, mip_dual_bound=None, mip_node_count=0)
+    fake = types.SimpleNamespace(
+        milp=lambda *_, **__: refuses, linprog=real.linprog, Bounds=real.Bounds, LinearConstraint=real.LinearConstraint
+    )
+    believed = lower_bounds(problem, found.buckets, found.step_us).given_us
+    monkeypatch.setattr(bound, "solver", lambda: fake)
+    assert lower_bounds(problem, found.buckets, found.step_us).given_us <= believed * (1 + 1e-9) < found.step_us
+
+
+def test_where_latencies_rule_the_bound_of_all_buckets_counts_them() -> None:
+    """One tensor of 1000 elements over four nodes with a link of 1 ms: an all-reduce is six messages in a row, no option takes fewer than
+    two there and one back."""
+    problem = problem_of((1000, 0.0), nodes=4, gbps=100)
+    slow = replace(problem, cluster=replace(problem.cluster, inter=Link(100, 1000.0)))
+    found = search(slow)
+    assert 0.9 * found.step_us <= over_all_bucketings(slow, Space(slow)) <= found.step_us * (1 + 1e-9)
 
 
 def test_nothing_is_encoded_that_gains_nothing() -> None:

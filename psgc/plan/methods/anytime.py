@@ -57,7 +57,7 @@ class Anytime:
         self.problem, self.until = problem, until
         self.begun = time.perf_counter()
         self.made = searched(problem)
-        self.bound_us = over_all_bucketings(problem, self.made.space, self.begun + 1.0)
+        self.bound_us = over_all_bucketings(problem, self.made.space)
         self.rng = np.random.default_rng(0)
 
     @property
@@ -125,8 +125,7 @@ class Anytime:
     def _columns(self) -> None:
         """Descend over the options of low reduced cost in the bound's programme for the best plan's buckets."""
         buckets = self.made.cut(self.best.bucketing)
-        until = min(self.until, time.perf_counter() + PROGRAMME_S)
-        solved = solve_given(self.problem, self.made.space, buckets, self.best.step_us, until)
+        solved = solve_given(self.problem, self.made.space, buckets, self.best.step_us, min(self.until, time.perf_counter() + PROGRAMME_S))
         kinds = kinds_of(buckets)
         reduced = np.full((len(kinds.sizes), solved.reduced.shape[0]), np.inf)
         np.minimum.at(reduced, kinds.of, solved.reduced.T)

@@ -13,10 +13,13 @@ least of before and after over the options that are not ruled out, where every b
 bucket takes. So the least T, with options mixed at will, is a linear programme over 4341 options a bucket: it is solved over few columns,
 and the dual prices say which other options would help (column generation). By weak duality any prices give a valid bound over
 all options, whatever the solver's tolerance. An option whose price alone lifts the bound over a step that is known to be possible is ruled
-out, which raises heads and tails; at last options are made whole again (a mixed-integer programme of those that are left, within a time limit).
+out, which raises heads and tails; at last options are made whole again (a mixed-integer programme of those that are left). Work is counted, not
+timed: coefficients, and nodes of the search tree.
 
-**Over all bucketings.** Each tensor pays for its elements the least rate of any bucket size, and no latency but that of the last tensor's
-bucket. Runs of tensors are ready when their first is. Mixtures of options then cover every fusion and every cut.
+**Over all bucketings.** Each tensor pays for its elements the least rate of any bucket size. A resource that every option uses can begin no
+earlier after a tensor is ready, and be done no later before the step is, than the least part takes before and after it. Runs of tensors are
+ready when their first is. Mixtures of options then cover every fusion and every cut. The last tensor's bucket begins after backward, and
+takes what its quickest option takes in any number of parts, with no more elements than that tensor.
 
 Owns the argument and its programmes; knows nothing of how plans are found.
 """
@@ -43,16 +46,35 @@ from psgc.plan.model.problem import Problem
 
 MAX_PRUNING_ROUNDS: Final = 3
 TENSOR_GROUPS: Final = 40  # of tensors, in the bound over all bucketings
-TIME_LIMIT_S: Final = 0.9  # for all of it, as far as programmes can be ended
-MILP_TIME_LIMIT_S: Final = 0.4  # for making options whole
-MILP_MAX_COLUMNS: Final = 4000  # columns
+MOST_PARTS: Final = 16  # of the last tensor's bucket, one by one; more are bounded together
+RELAXED_WORK: Final = 6e7  # for programmes with options mixed, and as much over all bucketings
+WHOLE_WORK: Final = 2.5e6  # for making options whole: coefficients, and NODE_WORK, times nodes of the search tree
+NODE_WORK: Final = 1e5
+LP_WORK: Final = 100  # a programme's solution, for each of its coefficients
+MOST_COEFFICIENTS: Final = 300_000  # of a programme whose options are made whole
 GAP_RTOL: Final = 1e-4
 _SLACK: Final = 1e-6
 
 
+@dataclass(slots=True)
+class Work:
+    """What finding a bound may still cost: coefficients priced, and those of programmes times LP_WORK. Counted rather than timed, so that the
+    same plan has the same bound on a busy machine. until: the moment on the clock at which a search ends, whose programmes are not reported."""
+
+    left: float
+    until: float = np.inf
+
+    def spend(self, amount: float) -> None:
+        self.left -= amount
+
+    @property
+    def is_spent(self) -> bool:
+        return self.left <= 0 or time.perf_counter() > self.until
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Microseconds. given_us: of every plan with these buckets; any_us: of every plan; bound_ms: how long finding them took."""
+    """In this model, microseconds. given_us: of every plan with these buckets; any_us: of every plan; bound_ms: how long finding them took."""
 
     given_us: float
     any_us: float
@@ -62,9 +84,9 @@ class Bounds:
 def lower_bounds(problem: Problem, buckets: Sequence[PlannedBucket], step_us: float) -> Bounds:
     """Bounds for a plan that takes ``step_us`` with these buckets."""
     begun = time.perf_counter()
-    space, until = Space(problem), begun + TIME_LIMIT_S
-    any_us = over_all_bucketings(problem, space, until)
-    given_us = max(any_us, given_buckets(problem, space, bucketing_of(problem, buckets), step_us, until))
+    space = Space(problem)
+    any_us = over_all_bucketings(problem, space)
+    given_us = max(any_us, given_buckets(problem, space, bucketing_of(problem, buckets), step_us))
     return Bounds(given_us, any_us, (time.perf_counter() - begun) * 1e3)
 
 
@@ -107,7 +129,11 @@ class Features(NamedTuple):
 
 def features(space: Space, buckets: Bucketing) -> Features:
     """Arrays of resources (but for ``chain``), options and buckets."""
-    times = space.times(buckets.numel / buckets.parts, buckets.codec)
+    return _features(space, space.times(buckets.numel / buckets.parts, buckets.codec), buckets.parts)
+
+
+def _features(space: Space, times: F64, parts: NDArray[np.int64]) -> Features:
+    """times: of distinct tasks and buckets' parts; parts: of each bucket."""
     times = np.concatenate([times, np.zeros((1, times.shape[1]))])
     sequences = _sequences(space)
     spent = times[sequences]
@@ -117,7 +143,7 @@ def features(space: Space, buckets: Bucketing) -> Features:
     load, before, after = np.zeros(shape), np.full(shape, np.inf), np.full(shape, np.inf)
     rows = np.arange(len(sequences))
     for one, used in enumerate(_uses(space, sequences)):
-        load[one] = np.einsum("ot,otb->ob", used.astype(float), spent) * buckets.parts / space.threads[one]
+        load[one] = np.einsum("ot,otb->ob", used.astype(float), spent) * parts / space.threads[one]
         some = used.any(axis=1)
         first, last = used.argmax(axis=1), used.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
         before[one][some] = (until[rows, first] - spent[rows, first])[some]
@@ -202,29 +228,30 @@ class Solved(NamedTuple):
     options: NDArray[np.int64] | None
 
 
-def given_buckets(problem: Problem, space: Space, buckets: Bucketing, step_us: float, until: float = np.inf) -> float:
-    """The bound over every choice of options for these buckets; about ``step_us`` where none is better. until: the deadline, on the clock."""
-    return solve_given(problem, space, buckets, step_us, until).bound_us
+def given_buckets(problem: Problem, space: Space, buckets: Bucketing, step_us: float) -> float:
+    """The bound over every choice of options for these buckets; about ``step_us`` where none is better."""
+    return solve_given(problem, space, buckets, step_us).bound_us
 
 
 def solve_given(problem: Problem, space: Space, buckets: Bucketing, step_us: float, until: float = np.inf) -> Solved:
-    """The programme solved for these buckets, of which a choice with ``step_us`` is known."""
+    """The programme solved for these buckets, of which a choice with ``step_us`` is known. until: as ``Work`` has it."""
+    work = Work(RELAXED_WORK, until)
     found = features(space, buckets)
     allowed = _allowed(space)[:, buckets.codec]
     best, reduced = 0.0, np.where(allowed, 0.0, np.inf)
     for _ in range(MAX_PRUNING_ROUNDS):
         made = programme(found, buckets, problem.profile.backward_us, allowed)
-        relaxed = _relaxed(made, allowed, until)
+        relaxed = _relaxed(made, allowed, work)
         if relaxed.bound > best:
             best, reduced = relaxed.bound, np.where(allowed, relaxed.reduced, np.inf)
-        if best >= step_us * (1 - GAP_RTOL) or time.perf_counter() > until:
+        if best >= step_us * (1 - GAP_RTOL) or work.is_spent:
             return Solved(best, reduced, None)
         left = allowed & (relaxed.bound + relaxed.reduced <= step_us + _SLACK)
         if left.sum() == allowed.sum():
             break
         allowed = left
     made = programme(found, buckets, problem.profile.backward_us, allowed)
-    whole, options = _whole(made, allowed, step_us, min(MILP_TIME_LIMIT_S, until - time.perf_counter()))
+    whole, options = _whole(made, allowed, step_us, until)
     return Solved(max(best, whole), reduced, options)
 
 
@@ -235,8 +262,8 @@ class Relaxed(NamedTuple):
     reduced: F64
 
 
-def _relaxed(made: Programme, allowed: NDArray[np.bool_], until: float = np.inf) -> Relaxed:
-    """The least T with options mixed, or the best bound proved by the deadline."""
+def _relaxed(made: Programme, allowed: NDArray[np.bool_], work: Work) -> Relaxed:
+    """The least T with options mixed, or the best bound proved with this work."""
     buckets = np.arange(allowed.shape[1])
     weights = np.full(len(made.constants), 1 / len(made.constants))
     used = np.zeros(allowed.shape, bool)
@@ -248,11 +275,13 @@ def _relaxed(made: Programme, allowed: NDArray[np.bool_], until: float = np.inf)
         if bound > best.bound:
             best = Relaxed(bound, prices - least)
         cheapest = prices.argmin(axis=0)
-        if used[cheapest, buckets].all() or time.perf_counter() > until:
+        work.spend(made.spent.size)
+        if used[cheapest, buckets].all() or work.is_spent:
             return best
         used[cheapest, buckets] = True
         option, bucket = np.nonzero(used)
         columns = made.columns(option, bucket)
+        work.spend(LP_WORK * columns.size)
         objective = np.zeros(columns.shape[1])
         objective[-1] = 1.0
         with quiet():
@@ -263,29 +292,35 @@ def _relaxed(made: Programme, allowed: NDArray[np.bool_], until: float = np.inf)
         weights /= weights.sum()
 
 
-def _whole(made: Programme, allowed: NDArray[np.bool_], step_us: float, seconds: float) -> tuple[float, NDArray[np.int64] | None]:
-    """The bound with one whole option for each bucket, as far as it is proved in time, and the best solution's options."""
+def _whole(made: Programme, allowed: NDArray[np.bool_], step_us: float, until: float) -> tuple[float, NDArray[np.int64] | None]:
+    """The bound with one whole option for each bucket, as far as it is proved within the search tree's nodes, and the best solution's options.
+
+    The programme admits the plan that takes ``step_us``, so it has a solution. Should the solver report that it has none, the solver is
+    wrong, and nothing that it found counts."""
     option, bucket = _undominated(made, allowed)
-    if len(option) > MILP_MAX_COLUMNS or seconds <= 0:
+    if len(option) * len(made.constants) > MOST_COEFFICIENTS:
         return 0.0, None
     columns = made.columns(option, bucket)
     objective = np.zeros(columns.shape[1])
     objective[-1] = 1.0
-    optimize, shorter_us = solver(), step_us * (1 - GAP_RTOL)
+    nodes = 1 + int(WHOLE_WORK / (columns.size + NODE_WORK))
+    optimize, most_us = solver(), step_us * (1 + _SLACK)
+    limit = {"time_limit": max(0.0, until - time.perf_counter())} if np.isfinite(until) else {}
     with quiet():
         solved = optimize.milp(
-            objective, integrality=1 - objective, bounds=optimize.Bounds(0, np.append(np.ones(len(option)), shorter_us)),
+            objective, integrality=1 - objective, bounds=optimize.Bounds(0, np.append(np.ones(len(option)), most_us)),
             constraints=[optimize.LinearConstraint(columns, ub=-made.constants), optimize.LinearConstraint(made.one_each(bucket), 1, 1)],
-            options={"time_limit": seconds, "mip_rel_gap": GAP_RTOL},
+            options={"node_limit": nodes, "mip_rel_gap": GAP_RTOL} | limit,
         )  # fmt: skip
-    if solved.status == 2:  # no shorter step exists in this model
-        return shorter_us, None
     bound, chosen = solved.mip_dual_bound, None
+    ended_early = solved.status == 4 and solved.mip_node_count is not None and solved.mip_node_count >= nodes  # scipy has no name for it
+    if not (solved.status in (0, 1) or ended_early) or bound is None or not np.isfinite(bound):
+        return 0.0, None
     if solved.x is not None:
         chosen = np.empty(allowed.shape[1], np.int64)
         taken = np.flatnonzero(solved.x[:-1] > 0.5)
         chosen[bucket[taken]] = option[taken]
-    return (0.0 if bound is None or not np.isfinite(bound) else min(float(bound) * (1 - _SLACK), shorter_us)), chosen
+    return min(float(bound) * (1 - _SLACK), step_us), chosen
 
 
 def _undominated(made: Programme, allowed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -319,8 +354,8 @@ def _dominated(costs: Any, dominated: Any) -> None:
                     break
 
 
-def over_all_bucketings(problem: Problem, space: Space, until: float = np.inf) -> float:
-    """The bound over every fusion, cut and choice of options. until: as for ``given_buckets``."""
+def over_all_bucketings(problem: Problem, space: Space) -> float:
+    """The bound over every fusion, cut and choice of options."""
     tensors = problem.tensors
     sizes = tensors.numel
     group = np.minimum((np.cumsum(sizes) - sizes) * TENSOR_GROUPS // sizes.sum(), TENSOR_GROUPS - 1).astype(np.int64)
@@ -333,15 +368,34 @@ def over_all_bucketings(problem: Problem, space: Space, until: float = np.inf) -
     rates = np.concatenate([space.least_us_per_element(), np.zeros((1, len(space.codecs)))])[sequences]
     uses = zip(_uses(space, sequences), space.threads, strict=False)
     loads = np.array([np.einsum("ot,otk->ok", used.astype(float), rates) / threads for used, threads in uses])
+    allowed = _allowed(space)
+    least = _features(
+        space, space.least_times(np.ones(len(space.codecs)), np.arange(len(space.codecs))), np.ones(len(space.codecs), np.int64)
+    )
+    always = np.all(np.isfinite(least.before) | ~allowed, axis=(1, 2))  # whether every bucket uses the resource
+    around = np.zeros(space.held)  # before the first and after the last use of a resource, at least
+    for one in np.flatnonzero(always).tolist():
+        before, after = (np.where(allowed, times[one], np.inf).min() for times in (least.before, least.after))
+        around[one] = before + after
     constants, weights = [problem.profile.backward_us], [np.zeros((space.held, len(numel)))]
     weights[0][GPU] = 1.0
     for one in range(1, space.held):
         for j in range(len(numel)) if loads[one].any() else ():
-            constants.append(float(ready[j]))
+            constants.append(float(ready[j] + around[one]))
             weights.append(np.zeros_like(weights[0]))
             weights[-1][one, j:] = 1.0
     made = Programme(np.array(constants), np.array(weights), loads[:, :, codec] * numel)
-    allowed = _allowed(space)
-    # the last tensor's bucket sends its messages after backward, whichever it is
-    latency = np.append(space.fixed_us, 0.0)[sequences].sum(axis=1)[allowed[:, tensors.codec[-1]]].min()
-    return max(_relaxed(made, allowed[:, codec], until).bound, problem.profile.backward_us + float(latency))
+    mixed = _relaxed(made, allowed[:, codec], Work(RELAXED_WORK)).bound
+    return max(mixed, problem.profile.backward_us + _last_bucket(problem, space, loads, least, allowed))
+
+
+def _last_bucket(problem: Problem, space: Space, rates: F64, least: Features, allowed: NDArray[np.bool_]) -> float:
+    """What the bucket of the last tensor takes at least, alone, after backward, in any number of parts. rates: microseconds an element of each
+    resource, option and codec; least: of parts of any size."""
+    numel, codec = problem.tensors.numel[-1], int(problem.tensors.codec[-1])
+    parts = np.arange(1, MOST_PARTS + 1)
+    found = _features(space, space.least_times(numel / parts, np.full(MOST_PARTS, codec)), parts)
+    turns = np.where(np.isfinite(found.before), found.before + found.load + found.after, 0.0).max(axis=0)
+    finer = np.maximum(least.chain[:, codec], (rates[:, :, codec] * numel).max(axis=0))  # in more parts than MOST_PARTS
+    every = np.minimum(np.maximum(found.chain, turns).min(axis=1), finer)
+    return float(every[allowed[:, codec]].min())

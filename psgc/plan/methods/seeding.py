@@ -13,7 +13,7 @@ import numpy as np
 from psgc.plan.methods.baselines import tensors_choices
 from psgc.plan.methods.choosing import SMALL_JOB_MAX_TENSORS, Chosen, Search
 from psgc.plan.methods.pipeline import fused_for
-from psgc.plan.model.bucketing import Bucketing, bucketing, each_alone, every_fusion, fused
+from psgc.plan.model.bucketing import bucketing, each_alone, every_fusion, fused, renumbered
 from psgc.plan.model.costs import GPU, RESOURCES, resources_of
 
 EXHAUSTIVE_MAX_TENSORS: Final = 4  # every fusion of so many is tried
@@ -74,24 +74,28 @@ def refine(made: Search) -> None:
 
 
 def pipelined(made: Search) -> None:
-    """Try the fusions that are best for the links, were every bucket to take the option that most elements have now."""
+    """Try the fusions that are best for what limits, were every bucket to take the option that most elements of its codec have now, or the
+    next one."""
     assert made.best is not None
     tensors, here = made.problem.tensors, made.best
-    if len(np.unique(tensors.codec)) > 1:
-        return
-    options = made.space.unique(here.options)
-    share = np.bincount(made.space.positions(options, here.options), here.bucketing.numel)
-    for option in options[np.argsort(-share, kind="stable")][:PIPELINED_OPTIONS].tolist():
-        of = fused_for(tensors.numel, tensors.ready_us, *held(made, option, here.bucketing))
-        buckets = bucketing(tensors, of, np.ones(int(of[-1]) + 1, np.int64))
-        made.choose(buckets, np.full(len(buckets.parts), option))
+    for rank in range(PIPELINED_OPTIONS):
+        of, first, group = np.empty(len(tensors.numel), np.int64), np.empty(len(tensors.numel), np.int64), 0
+        for codec in np.unique(tensors.codec).tolist():
+            own, buckets = np.flatnonzero(tensors.codec == codec), here.bucketing.codec == codec
+            share = np.bincount(here.options[buckets], here.bucketing.numel[buckets])
+            option = int(np.argsort(-share, kind="stable")[min(rank, int(np.count_nonzero(share)) - 1)])
+            latency, rate, lead = held(made, option, float(tensors.numel[own].sum()), codec)
+            of[own] = group + fused_for(tensors.numel[own], tensors.ready_us[own], latency, rate, lead)
+            first[own], group = option, int(of[own[-1]]) + 1
+        fusion, _ = renumbered(tensors, of, [1] * group)
+        made.choose(fusion, first[fusion.last])
 
 
-def held(made: Search, option: int, here: Bucketing) -> tuple[float, float, float]:
+def held(made: Search, option: int, numel: float, codec: int) -> tuple[float, float, float]:
     """Of the link or processor, but the GPU, that this option would hold longest: latency, microseconds an element, and what comes before its
     first use. A line through a small bucket and a large one."""
-    sizes = np.array([here.numel.sum() / 64, here.numel.sum() / 4])
-    table = made.space.table(np.array([option]), sizes, np.repeat(here.codec[:1], 2))
+    sizes = np.array([numel / 64, numel / 4])
+    table = made.space.table(np.array([option]), sizes, np.repeat(codec, 2))
     load, lead = np.zeros((2, len(RESOURCES))), np.full(len(RESOURCES), np.nan)
     for kind in range(2):
         so_far = 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -297,6 +298,16 @@ class Space:
         have take none; whoever chooses asks ``may_take``."""
         times = np.empty((len(self.distinct), len(numel)))
         task_times(self.fixed_us, self._slope, self._curve, self._share, *self._curves, numel, codec, times)
+        return times
+
+    def least_times(self, numel: F64, codec: Ints) -> F64:
+        """As ``times``, but of the quickest part with at least so many elements: a measured curve may fall."""
+        times = np.empty((len(self.distinct), len(numel)))
+        first, sizes, us = self._curves
+        least = us.copy()
+        for begin, end in pairwise(first.tolist()):
+            least[begin:end] = np.minimum.accumulate(us[begin:end][::-1])[::-1]
+        task_times(self.fixed_us, self._slope, self._curve, self._share, first, sizes, least, numel, codec, times)
         return times
 
     def least_us_per_element(self) -> F64:

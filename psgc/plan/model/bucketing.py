@@ -177,7 +177,7 @@ def each_alone(tensors: Tensors, part: float = np.inf) -> Bucketing:
     return bucketing(tensors, np.arange(len(tensors.numel)), parts)
 
 
-def _renumbered(tensors: Tensors, of: Ints, parts: Sequence[int]) -> tuple[Bucketing, Ints]:
+def renumbered(tensors: Tensors, of: Ints, parts: Sequence[int]) -> tuple[Bucketing, Ints]:
     """The bucketing in which each tensor is ``of`` this group, and each group's number in it."""
     order = np.argsort(_last(of, len(parts)), kind="stable")
     number = np.empty(len(parts), np.int64)
@@ -213,7 +213,7 @@ def split(tensors: Tensors, made: Bucketing, bucket: int, at: int | None = None)
     half = max(1, int(made.parts[bucket]) // 2)
     parts = [*made.parts.tolist(), half]
     parts[bucket] = half
-    found, number = _renumbered(tensors, of, parts)
+    found, number = renumbered(tensors, of, parts)
     return found, np.sort(number[[bucket, group]])
 
 
