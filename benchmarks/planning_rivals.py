@@ -94,7 +94,9 @@ def _step(name: str, rival: Any, problem: Problem, buckets: Sequence[PlannedBuck
         return None
 
 
-def run(count: int, fewest: int, most: int, out: Path | None, seconds: float | None = None, first: int = FIRST_SEED) -> list[dict[str, Any]]:
+def run(
+    count: int, fewest: int, most: int, out: Path | None, seconds: float | None = None, first: int = FIRST_SEED
+) -> list[dict[str, Any]]:
     """Compare on the jobs of ``count`` seeds from ``first`` on. out: results, a line each; those that are in it already are not computed again."""
     known = {row["seed"]: row for row in _kept(out) if row["tensors"] == [fewest, most] and row["seconds"] == seconds}
     seeds = range(first, first + count)

@@ -18,6 +18,8 @@ from psgc.plan.model.costs import GPU, RESOURCES, resources_of
 
 EXHAUSTIVE_MAX_TENSORS: Final = 4  # every fusion of so many is tried
 RIVALS_MAX_TENSORS: Final = 24  # for so many all other systems' choices cost about a millisecond
+GREEDY_OPTIONS: Final = 16  # of a tensor that are simulated in its turn
+GREEDY_BUDGET: Final = 6_000  # simulated chains
 QUICK_RIVALS: Final = 3  # those before HiPress, whose formulas take longest
 UNFUSED_MAX_TENSORS: Final = 512  # so many are also tried without fusion
 PIPELINED_OPTIONS: Final = 2  # for which fusions are computed
@@ -41,6 +43,10 @@ def seed(made: Search) -> None:
     if count > UNFUSED_MAX_TENSORS or made.is_done:
         return
     made.go_on(each_alone(problem.tensors))
+    if count <= RIVALS_MAX_TENSORS and plain:  # as Espresso does, but among all options
+        alone = each_alone(problem.tensors)
+        start = Chosen(np.inf, np.inf, alone, np.full(count, made.space.graph.plain[0]))
+        made.fully(start, np.argsort(-alone.numel, kind="stable"), GREEDY_OPTIONS, GREEDY_BUDGET)
     if 0 < plain < len(made.space.graph.options) and not problem.constraints.runtime:
         rivals(made, None if count <= RIVALS_MAX_TENSORS else QUICK_RIVALS)
     for _ in range(2):
