@@ -103,7 +103,7 @@ class Job:
             "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True,
         }  # fmt: skip
         popen: subprocess.Popen[str]
-        if command[0] == sys.executable and all(variable.startswith(SETTINGS) for variable in {**self.env, **env}):
+        if command[0] == sys.executable and all(variable.startswith((*SETTINGS, "PYTHONPATH")) for variable in {**self.env, **env}):
             popen = Preloaded(command[1:], full, **options)
         else:  # what else is set may be read where a module is imported
             popen = subprocess.Popen(command, env=full, text=True, **options)
