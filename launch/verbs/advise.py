@@ -13,8 +13,7 @@ from psgc.launch.flags import Json
 from psgc.launch.tables import print_table, progress
 from psgc.launch.usage import refuse_beside
 
-OPTIMIZERS = ("adam", "sgd")
-MOST_TOKENS, MOST_MEMORY_GBPS = 10**9, 1e6  # a typing error beyond
+MOST_TOKENS, MOST_MEMORY_GBPS, MOST_PRICE = 10**9, 1e6, 1e9  # a typing error beyond
 
 
 @compiles_on_call
@@ -44,11 +43,19 @@ def advise(
     Example: psgc advise --model llama-8b --gpu h100 --nodes 8 --link 100
     Example: psgc advise --model llama-8b --gpu h100 --nodes 8 --link 100 --goodput --price-node 30 --price-link 2
     """
+    prices = {"--price-node": price_node, "--price-server": price_server, "--price-link": price_link}
     if not goodput:
         refuse_beside(context, ("price_node", "price_server", "price_link"), "only with --goodput")
+    for flag, price in prices.items():
+        if not 0 <= price <= MOST_PRICE:
+            raise UsageError(f"advise: {flag} {price:g}: expected the price of an hour, 0 to {MOST_PRICE:g}")
+    if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
+        raise UsageError(f"advise: --tokens {tokens}: expected at least 1, and {MOST_TOKENS} at most")
     with progress(as_json):
         from psgc.plan.inputs.estimates import cluster_of, known_memory_gbps
         from psgc.plan.whatif import advise as advising
+
+    from psgc.plan.model.quality import ADAM, OPTIMIZERS
 
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"advise: --optimizer {optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
@@ -59,7 +66,7 @@ def advise(
         memory = known_memory_gbps(gpu or measured.hardware)
     elif not 0 < memory <= MOST_MEMORY_GBPS:
         raise UsageError(f"advise: --memory {memory:g}: expected GB/s above 0, and {MOST_MEMORY_GBPS:g} at most")
-    found = advising.advise(measured, cluster, memory_gbps=memory, adam=optimizer == "adam", codecs=named)
+    found = advising.advise(measured, cluster, memory_gbps=memory, adam=optimizer == ADAM, codecs=named)
     if goodput:
         _add_goodput(found, cluster, _items(model, tokens), (price_node, price_server, price_link))
     if as_json:
@@ -100,8 +107,6 @@ def _profile(model: str | None, profile: str | None, gpu: str | None, tokens: in
         return load_profile(profile, gpu or "v100")
     if gpu is None:
         raise UsageError("advise: --gpu is missing: what --model's times are computed for")
-    if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
-        raise UsageError(f"advise: --tokens {tokens}: expected at least 1, and {MOST_TOKENS} at most")
     return computed_profile(str(model), gpu, tokens)
 
 
@@ -112,7 +117,9 @@ def _print(found: dict[str, Any]) -> None:
     ]  # fmt: skip
     print_table(["", "an iteration, ms", "not in this version, ms", "less than bf16", "fewer bytes", ""], rows)
     if "goodput" in found["candidates"][0]:
-        print_table(["", "a second", "us each", "price of a million"], [_goodput_row(one) for one in found["candidates"]], title="goodput")
+        print_table(
+            ["", "tokens a second", "us a token", "price of a million"], [_goodput_row(one) for one in found["candidates"]], title="goodput"
+        )
     for note in found["notes"]:
         print(f"- {note}")
     print(f"\n{found['choice']}: {found['why']}")
@@ -127,11 +134,16 @@ def _times(one: dict[str, Any]) -> list[str]:
 def _goodput_row(one: dict[str, Any]) -> list[str]:
     million = one["goodput"]["price_per_million"]
     return [
-        one["name"],
+        one["name"] if one["carried"] else f"{one['name']} (not in this version)",
         f"{one['goodput']['items_per_s']:,.0f}",
-        f"{one['goodput']['us_per_item']:,.3g}",
-        "-" if million is None else f"{million:,.4g}",
+        _figure(one["goodput"]["us_per_item"]),
+        "no prices given" if million is None else _figure(million),
     ]
+
+
+def _figure(value: float) -> str:
+    """Three digits or more, without an exponent."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _gain(one: dict[str, Any], gain: str, margin: str) -> str:

@@ -46,3 +46,16 @@ def test_advise_tells_goodput_of_every_candidate_and_asks_for_what_it_needs() ->
     assert "price of a million" in table.stdout and "tokens (or images) on each of 4 GPUs" in " ".join(table.stdout.split())
     lone = psgc(*job, "--price-node", "4")
     assert (lone.returncode, lone.stderr.count("\n")) == (2, 1) and "--price-node" in lone.stderr and "only with --goodput" in lone.stderr
+
+
+def test_odd_prices_and_tokens_are_one_line_that_names_the_flag() -> None:
+    job = ("advise", "--model", "gpt2", "--gpu", "a100", "--nodes", "4", "--gpus-per-node", "1", "--link", "10", "--goodput")
+    for arguments, words in (
+        (("--price-node", "-1"), "advise: --price-node -1: expected the price of an hour, 0 to 1e+09"),
+        (("--price-link", "nan"), "advise: --price-link nan: expected the price of an hour"),
+        (("--price-server", "inf"), "advise: --price-server inf: expected the price of an hour"),
+        (("--tokens", "0"), "advise: --tokens 0: expected at least 1"),
+    ):
+        done = psgc(*job, *arguments)
+        assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), arguments
+        assert words in done.stderr

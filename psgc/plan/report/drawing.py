@@ -62,7 +62,7 @@ def _joined(before: Block, block: Block, narrow_us: float) -> Block | None:
 
 
 def strips(spans: Sequence[Span], buckets: Sequence[PlannedBucket]) -> str:
-    """The lanes that work at all, one under the other, from the first gradient's readiness to the end of the step."""
+    """The lanes that do any work, one under the other, from the first gradient's readiness to the end of the step."""
     step_us = max((span.end_us for span in spans), default=0.0)
     if step_us == 0:
         return "<p>Nothing takes any time.</p>"

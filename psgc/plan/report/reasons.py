@@ -21,7 +21,7 @@ from psgc.plan.report.wording import ms
 
 # Each reason costs a simulation of the whole step; the smallest buckets get none.
 MOST_LOOKED_INTO: Final = 64
-# A change of the step by less than this share of it is none: models are not that exact.
+# A smaller change of the step, as a share, counts as none: the model is not more exact.
 NO_CHANGE: Final = 1e-3
 
 

@@ -76,7 +76,7 @@ def _figures(assessed: Assessment) -> str:
         (f"{ms(step)} ms", f"the step, by {assessed.method}"),
         (f"{ms(steps['uncompressed'])} ms", "the best found uncompressed"),
         (f"{ms(steps['fp32'])} ms", "uncompressed, tensor by tensor (fp32)"),
-        (f"{ms(assessed.bounds.any_us)} ms", "no plan is faster than this"),
+        (f"{ms(assessed.bounds.any_us)} ms", "no plan is faster, in this model"),
         (percent(overlap(spans(assessed.simulated))), "of communication behind backward"),
     ]
     boxes = "".join(f"<div><b>{escape(value)}</b><small>{escape(what)}</small></div>" for value, what in figures)
@@ -104,7 +104,7 @@ def _picture(assessed: Assessment) -> str:
     """The plan's lanes, and those of the best uncompressed plan."""
     plain = simulate(assessed.problem, assessed.plain.buckets)
     return (
-        f"<h2>The step</h2><p>From the first gradient's readiness, in milliseconds; a colour is a bucket.</p>"
+        f"<h2>The step</h2><p>From the first gradient's readiness, in milliseconds; each colour is a bucket.</p>"
         f"{strips(spans(assessed.simulated), assessed.found.buckets)}"
         f"<details><summary>The best found uncompressed: {ms(plain.step_us)} ms</summary>{strips(spans(plain), assessed.plain.buckets)}</details>"
     )

@@ -31,7 +31,7 @@ CROSSOVER_RANGE_GBPS: Final = (1e-3, 1e5)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One way of synchronizing on one set-up. bandwidth_gbps: None where it is what is asked for. encode_ms: encode and decode together."""
+    """One method of synchronizing on one set-up. bandwidth_gbps: None where the question is about it. encode_ms: encode and decode together."""
 
     method: str
     backward_ms: float
@@ -183,17 +183,17 @@ def hide_ratio(scenario: Scenario) -> float:
 
 
 def overhead_pct(scenario: Scenario) -> float:
-    """What a step takes beyond the backward that communication runs beside."""
+    """By how many percent a step is longer than the backward that communication runs beside."""
     return 100 * (time_ms(scenario) / (scenario.gamma * scenario.backward_ms) - 1)
 
 
 def encode_budget_ms(sync: Scenario, method: Scenario) -> float:
-    """Encode and decode together must take less than this, or ``method`` is no faster than ``sync``; negative: it cannot be."""
+    """``method`` is faster than ``sync`` if encode and decode together take less than this; negative: it never is."""
     return time_ms(sync) - time_ms(replace(method, encode_ms=0.0))
 
 
 def powersgd_bytes(shapes: list[tuple[int, ...]], rank: int) -> tuple[int, int, int]:
-    """Bytes of all P, of all Q, and of what travels as it is (vectors), in float32. A tensor is a matrix [first dimension, the rest]."""
+    """Bytes of all P, of all Q, and of vectors, which travel uncompressed, in float32. A tensor is a matrix [first dimension, the rest]."""
     p = q = plain = 0
     for shape in shapes:
         if len(shape) < 2:

@@ -1,7 +1,7 @@
-"""What a job gets done and what that costs: items (tokens, images) a second, the time of one, and the price of a million.
+"""The goodput of a job and its price: items (tokens, images) a second, the time of one, and the price of a million.
 
-An iteration of every GPU's batch takes so long; machines and their links cost so much an hour. What a codec changes in what an item teaches is
-not in it: where quality differs, compare times to a loss, not items.
+Owns the arithmetic, from the time of an iteration, the batch of a GPU, and hourly prices. Every item is taken to be worth the same: where quality
+differs, compare times to a loss, not items.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_ITEMS, MOST_PRICE = 10**9, 1e9  # a typing error beyond
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of an hour, in one currency, whichever. node: a machine with GPUs; server: a CPU machine that sums; link: the link of one of either."""
+    """Prices of an hour, all in one currency. node: a machine with GPUs; server: a CPU machine that sums; link: the link of one of either."""
 
     node: float = 0.0
     server: float = 0.0
@@ -31,13 +31,13 @@ class Prices:
                 raise UsageError(f"the price of a {name} is {price:g} an hour, expected 0 to {MOST_PRICE:g}")
 
     def of(self, cluster: Cluster) -> float:
-        """Of an hour of the cluster."""
+        """The price of an hour of the whole cluster."""
         return cluster.nodes * self.node + cluster.servers * self.server + (cluster.nodes + cluster.servers) * self.link
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What one iteration after another gets done. million: the price of a million items, None where nothing has a price."""
+    """Goodput over many iterations. million: the price of a million items, None if no prices are given."""
 
     items_per_s: float
     us_per_item: float
@@ -48,7 +48,7 @@ class Goodput:
 
 
 def goodput(iteration_us: float, items_a_gpu: int, cluster: Cluster, prices: Prices) -> Goodput:
-    """items_a_gpu: of one GPU's batch in one iteration. Raises UsageError for a number of them that no job has."""
+    """The goodput of iterations of this length. items_a_gpu: in one GPU's batch. Raises UsageError for a number outside 1 to MOST_ITEMS."""
     if not 1 <= items_a_gpu <= MOST_ITEMS:
         raise UsageError(f"{items_a_gpu} items a GPU and iteration, expected 1 to {MOST_ITEMS}")
     us = iteration_us / (items_a_gpu * cluster.gpus)

@@ -1,6 +1,6 @@
-"""A question's answer as a picture: over bandwidths, with faster computers, and for codecs that nobody has written yet.
+"""A question's answer as a picture: over bandwidths, with faster computers, and for codecs of other speeds and sizes.
 
-Owns how it looks; imports matplotlib only when something is drawn.
+Owns the drawing; imports matplotlib only when something is drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPEEDS: Final = (1.0, 1.5, 2.0, 3.0, 4.0)
 
 
 def picture(times: Times, found: Mapping[str, Any], path: Path) -> None:
-    """Three panels, of the times and what ``verdict`` found, as PNG (or what the name's end says). Raises UsageError where it cannot be written."""
+    """Three panels of the times and of what ``verdict`` found, as PNG or as the name's suffix says. Raises UsageError if it cannot be written."""
     try:
         import matplotlib
     except ImportError:
@@ -69,4 +69,4 @@ def _trades(trades: Sequence[Mapping[str, float]], axes: Any) -> None:
     names = [f"{factor:g}x" for factor in TRADES]
     axes.set_xticks(range(len(TRADES)), names)
     axes.set_yticks(range(len(TRADES)), names)
-    axes.set(xlabel="bytes of payload", ylabel="time to encode and decode", title="Time saved by a codec that were otherwise")
+    axes.set(xlabel="bytes of payload", ylabel="time to encode and decode", title="Time saved by codecs of other speeds and sizes")

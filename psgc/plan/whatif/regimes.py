@@ -1,4 +1,4 @@
-"""When a 16-bit all-reduce hides behind backward, by arithmetic alone: the rule of thumb, and what it leaves out.
+"""When a 16-bit all-reduce hides behind backward, by arithmetic alone: a rule of thumb, and the same for a profile and a cluster.
 
 A parameter costs 4 FLOPs a token in backward (two products of 2) and 2 bytes on the wire, each of which passes a node's link twice in an
 all-reduce among many nodes. The number of parameters cancels:
@@ -6,8 +6,8 @@ all-reduce among many nodes. The number of parameters cancels:
     tokens * 4 / (TFLOP/s * 1e12)  >=  2 * 2 bytes * 8 / (Gbit/s * 1e9)      or      tokens * Gbit/s  >=  8000 * TFLOP/s
 
 per GPU and step, the link a node's, TFLOP/s what a GPU achieves: 3.2 million at 400. GPUs of a node share its link without sharing its load,
-because they sum within the node first: the rule does not depend on how many there are. Owns this arithmetic; ``needed_ratio`` does it for a
-profile and a cluster, where nodes are few, messages take time, the last bucket has nothing to hide behind, and not all tensors are computed with.
+because they sum within the node first, so the rule does not depend on their number. Owns this arithmetic. ``needed_ratio`` refines it for a
+profile and a cluster: nodes may be few, messages take time, nothing hides the last bucket, and some tensors (embeddings) take no computing.
 Source: ours, from the cost of a ring (Thakur et al. 2005) and 6 FLOPs a parameter and token (Kaplan et al. 2020, section 2.1).
 """
 
@@ -21,8 +21,8 @@ from psgc.plan.inputs.profile import Profile
 
 BACKWARD_FLOPS: Final = 4.0  # a parameter and token
 BF16_BYTES: Final = 2.0
-LAST_SHARE: Final = 0.05  # of backward: what the last bucket's bytes, which nothing hides, may take for the rest to count as hidden
-BUCKETS: Final = 21  # the best number without latency: then each takes that share of backward
+LAST_SHARE: Final = 0.05  # of backward: the longest that the last bucket's bytes, which nothing hides, may take
+BUCKETS: Final = 21  # the best number without latency: each bucket then takes LAST_SHARE of backward
 MOST_BUCKETS: Final = 1000
 
 
@@ -38,7 +38,7 @@ def rule_ratio(tokens: float, gbps: float, tflops: float) -> float:
 
 
 def needed_ratio(profile: Profile, cluster: Cluster, bytes_per_element: float = BF16_BYTES) -> float:
-    """How many times fewer bytes would hide behind this profile's backward, on this cluster, in the number of equal buckets that needs least.
+    """How many times fewer bytes would hide behind this profile's backward on this cluster, in the best number of equal buckets.
 
     All buckets but the last, each latency + bytes / ratio, take at most backward's time, and the last one's bytes LAST_SHARE of it. At least 1;
     infinity where the latency of one bucket takes as long as backward, so that two cannot hide any.
@@ -58,7 +58,7 @@ def _ratio_in(buckets: int, sending: float, latency: float, backward: float) -> 
 
 
 def all_reduce_us(profile: Profile, cluster: Cluster, bytes_per_element: float = BF16_BYTES) -> float:
-    """What an all-reduce of all of the gradient takes on the links between nodes, in one piece."""
+    """The time of an all-reduce of the whole gradient, in one piece, on the links between nodes."""
     nodes, link = cluster.nodes, cluster.inter
     return 2 * (nodes - 1) * (bytes_per_element * profile.numel / nodes * link.us_per_byte + link.latency_us)
 
