@@ -355,8 +355,9 @@ def test_seventeen_ranks_are_summed_in_three_blocks() -> None:
     assert [[payload[3] for payload in block] for block in value[3]] == [list(range(8)), list(range(8, 16)), [16]]
 
 
-def test_a_sum_of_which_all_skipped_leaves_gradients_as_they_were() -> None:
-    world = simulate(quiet(chances=Chances(skip=1.0), steps=3))
+@for_each(workers=[2, 17])
+def test_a_sum_of_which_all_skipped_leaves_gradients_as_they_were(workers: int) -> None:
+    world = simulate(quiet(workers=workers, chances=Chances(skip=1.0), steps=3))
     assert {kept.flags for kept in world.servers[0].committed.values()} == {Flag.SKIPPED}
     assert world.servers[0].slots == {}, "nothing was folded"
 
