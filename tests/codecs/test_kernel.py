@@ -17,7 +17,8 @@ from psgc.codecs.jit.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
 from psgc.codecs.jit.kernel_cache import KernelCache
 from psgc.codecs.registry import parse_codec
 from psgc.codecs.sparsify import elements, largest, sparse
-from psgc.plan.methods import bound, descent, space
+from psgc.plan.local_search import descent, space
+from psgc.plan.methods import bound
 from psgc.plan.methods import espresso_trials as trial
 from psgc.plan.model import bucketing, curves, timeline
 

@@ -133,7 +133,7 @@ def test_verbs_that_run_no_codec_compile_none(verb: tuple[str, ...]) -> None:
 def test_warming_everything_reaches_the_planners_kernels_and_tells_of_each_where_no_bar_can_be(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         done = warming.warm([warming.PLANNER, "none"], quiet=False)
-    assert [one["codec"] for one in done] == [warming.PLANNER, "none"] and "psgc.plan.methods.descent" in sys.modules
+    assert [one["codec"] for one in done] == [warming.PLANNER, "none"] and "psgc.plan.local_search.descent" in sys.modules
     said = capsys.readouterr().err.splitlines()[3:]
     assert said == [
         "psgc warm: compiling the kernels of the planner, none: some 10 s for each that has not been compiled here",

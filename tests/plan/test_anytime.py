@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from psgc.plan.inputs.cluster import Link
+from psgc.plan.local_search.space import Space
 from psgc.plan.methods.anytime import GAP, Anytime, search_for
 from psgc.plan.methods.bound import bucketing_of, solve_given
 from psgc.plan.methods.registry import METHODS
 from psgc.plan.methods.search import search
-from psgc.plan.methods.space import Space
 from psgc.plan.model.bucketing import bucketing, merged, split
 from psgc.plan.model.options import CARRIED, Constraints
 from psgc.plan.model.problem import simulate

@@ -10,9 +10,9 @@ import pytest
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link, load_cluster
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
+from psgc.plan.local_search.space import Space
 from psgc.plan.methods.bound import lower_bounds
 from psgc.plan.methods.search import search
-from psgc.plan.methods.space import Space
 from psgc.plan.model.costs import TO_GPU, TO_HOST, CodecCosts, tasks, walk
 from psgc.plan.model.options import Constraints, all_options, encodes, server_options
 from psgc.plan.model.problem import Problem, simulate

@@ -15,14 +15,14 @@ from psgc.codecs import BLOCK
 from psgc.codecs.codec import MAX_PART
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import V100_CODECS, Profile, TensorProfile
+from psgc.plan.local_search.choosing import CONVERGED_RTOL, Chosen, Search
+from psgc.plan.local_search.pipeline import SLACK, fused_for
+from psgc.plan.local_search.space import Space
 from psgc.plan.methods import bound
 from psgc.plan.methods.baselines import with_option
 from psgc.plan.methods.bound import _dominated, bucketing_of, given_buckets, lower_bounds, over_all_bucketings
-from psgc.plan.methods.choosing import CONVERGED_RTOL, Chosen, Search
-from psgc.plan.methods.pipeline import SLACK, fused_for
 from psgc.plan.methods.registry import METHODS
 from psgc.plan.methods.search import search
-from psgc.plan.methods.space import Space
 from psgc.plan.model.bucketing import Bucketing, Tensors, bucketing, each_alone, every_fusion, fused, kinds_of, parts_of
 from psgc.plan.model.costs import walk
 from psgc.plan.model.options import CARRIED, Constraints, constrained, encodes

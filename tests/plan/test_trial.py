@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psgc.plan.local_search.space import Space
 from psgc.plan.methods.baselines import with_option
 from psgc.plan.methods.espresso_trials import Trials
-from psgc.plan.methods.space import Space
 from psgc.plan.model.costs import ALL_LINKS, BOTH_WAYS, INTRA, RECEIVE
 from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.plan import PlannedBucket

@@ -18,11 +18,11 @@ from typing import Final
 import numpy as np
 
 from psgc.errors import UsageError
+from psgc.plan.local_search.choosing import BOTH, Chosen, Search
+from psgc.plan.local_search.moving import by_size, improve, palette
 from psgc.plan.methods.baselines import tensors_choices
 from psgc.plan.methods.bound import bucketing_of, over_all_bucketings, solve_given
-from psgc.plan.methods.choosing import BOTH, Chosen, Search
 from psgc.plan.methods.espresso import espresso
-from psgc.plan.methods.moving import by_size, improve, palette
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.search import planned, searched
 from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, bucketing, fused, kinds_of, merged, split

@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 
 from psgc.codecs.jit.kernel import kernel
 from psgc.plan.inputs.profile import F64
+from psgc.plan.local_search.space import Space, holds
 from psgc.plan.methods.solver import quiet, solver
-from psgc.plan.methods.space import Space, holds
 from psgc.plan.model.bucketing import Bucketing, bucketing
 from psgc.plan.model.costs import GPU, RESOURCES
 from psgc.plan.model.plan import PlannedBucket

@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.errors import UsageError
+from psgc.plan.local_search.space import Space, graph
 from psgc.plan.methods.baselines import HIERARCHICAL, tensor_by_tensor, with_option
 from psgc.plan.methods.espresso_trials import Trials
 from psgc.plan.methods.result import UNDER_CONSTRAINTS, Found, RuledOut
-from psgc.plan.methods.space import Space, graph
 from psgc.plan.model.options import Constraints, Option, constrained, is_uncompressed
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem

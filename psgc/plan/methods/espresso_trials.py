@@ -13,7 +13,7 @@ from numba import types
 
 from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
-from psgc.plan.methods.space import OptionTable
+from psgc.plan.local_search.space import OptionTable
 from psgc.plan.model.costs import ALL_LINKS, BOTH_WAYS, GPU, INTRA, RECEIVE, RESOURCES
 from psgc.plan.model.timeline import DELAY, ROUNDING, Ints, add_load, begin, new_run, new_snapshots, restore, resume, save
 

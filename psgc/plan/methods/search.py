@@ -16,11 +16,11 @@ from typing import Final
 
 import numpy as np
 
-from psgc.plan.methods.choosing import Chosen, Search
-from psgc.plan.methods.moving import improve, palette, polish
+from psgc.plan.local_search.choosing import Chosen, Search
+from psgc.plan.local_search.moving import improve, palette, polish
+from psgc.plan.local_search.space import Space
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.seeding import seed
-from psgc.plan.methods.space import Space
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem
 

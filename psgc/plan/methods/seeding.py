@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
+from psgc.plan.local_search.choosing import SMALL_JOB_MAX_TENSORS, Chosen, Search
+from psgc.plan.local_search.pipeline import fused_for
 from psgc.plan.methods.baselines import tensors_choices
-from psgc.plan.methods.choosing import SMALL_JOB_MAX_TENSORS, Chosen, Search
-from psgc.plan.methods.pipeline import fused_for
 from psgc.plan.model.bucketing import bucketing, each_alone, every_fusion, fused, renumbered
 from psgc.plan.model.costs import GPU, RESOURCES, resources_of
 

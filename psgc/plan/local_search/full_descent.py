@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.jit.kernel import I64, helper, kernel
-from psgc.plan.methods.descent import IMPROVEMENT, MEAN_WEIGHT
+from psgc.plan.local_search.descent import IMPROVEMENT, MEAN_WEIGHT
 from psgc.plan.model.costs import GPU
 from psgc.plan.model.timeline import DELAY, ROUNDING, add_load, begin, new_run, new_snapshots, occurring, restore, resume, save
 

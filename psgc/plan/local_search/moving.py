@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from psgc.plan.methods.choosing import Chosen, Search
+from psgc.plan.local_search.choosing import Chosen, Search
 from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, merged, split
 from psgc.plan.model.problem import Problem
 from psgc.plan.model.timeline import Ints

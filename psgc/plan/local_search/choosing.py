@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.plan.inputs.profile import F64
-from psgc.plan.methods.descent import descend, simplify
-from psgc.plan.methods.full_descent import descend_fully, simulation_work
-from psgc.plan.methods.space import OptionTable, Space
+from psgc.plan.local_search.descent import descend, simplify
+from psgc.plan.local_search.full_descent import descend_fully, simulation_work
+from psgc.plan.local_search.space import OptionTable, Space
 from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, Kinds, kinds_of, parts_of
 from psgc.plan.model.problem import Problem
 from psgc.plan.model.timeline import Ints
