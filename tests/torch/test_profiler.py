@@ -40,6 +40,7 @@ def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def assert_profile(profile: Any) -> None:
     assert {tensor.name: tensor.numel for tensor in profile.tensors} == TRAINED
     assert len(profile.tensors) == len(TRAINED)
+    assert {tensor.shape for tensor in profile.tensors} == {(8, 8), (8,)}, "PowerSGD is advised from shapes"
     ready = [tensor.ready_us for tensor in profile.tensors]
     assert ready == sorted(ready)
     assert ready[0] == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -152,8 +153,8 @@ def profile_model(
             hook.remove()
     if recorder.complete < warm_up + iterations + 1:
         raise UsageError("profile_model: step_fn computed no gradient of the model; it must run forward and backward")
-    numel = {label: parameter.numel() for label, parameter in watched.items()}
-    profile = _profile(recorder, warm_up, numel, name or type(model).__name__, hardware_of(sample))
+    shapes = {label: tuple(parameter.shape) for label, parameter in watched.items()}
+    profile = _profile(recorder, warm_up, shapes, name or type(model).__name__, hardware_of(sample))
     for warning in unsteady(profile):
         logger.warning("%s", warning)
     return profile
@@ -163,9 +164,10 @@ def _hook(recorder: Recorder, name: str) -> Callable[[torch.Tensor], None]:
     return lambda parameter: recorder.ready(name)
 
 
-def _profile(recorder: Recorder, warm_up: int, numel: Mapping[str, int], model: str, hardware: str) -> Profile:
+def _profile(recorder: Recorder, warm_up: int, shapes: Mapping[str, tuple[int, ...]], model: str, hardware: str) -> Profile:
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return profile_of(recorder.iterations(warm_up), numel, model=model, hardware=hardware, date=date)
+    numel = {name: math.prod(shape) for name, shape in shapes.items()}
+    return profile_of(recorder.iterations(warm_up), numel, model=model, hardware=hardware, date=date, shapes=shapes)
 
 
 class JobObserver:
@@ -190,8 +192,8 @@ class JobObserver:
             return
         self._exchange.observer = None
         if self._exchange.session.rank == 0:
-            numel = {spec.name: spec.numel for spec in self._exchange.specs if spec.numel}
-            write_whole(Path(config.profile), _profile(self._recorder, WARM_UP, numel, "", self._hardware))
+            shapes = {spec.name: tuple(spec.shape) for spec in self._exchange.specs if spec.numel}
+            write_whole(Path(config.profile), _profile(self._recorder, WARM_UP, shapes, "", self._hardware))
         if config.profile_only:
             sys.exit(0)
 
