@@ -130,7 +130,8 @@ def join(system: str, model: Any) -> tuple[Any, Any, int, Any]:
         optimizer = psgc.DistributedOptimizer(optimizer, model.named_parameters(), compression=codec)
         return model, optimizer, psgc.rank(), psgc.shutdown
     dist.init_process_group("gloo")
-    run = torch.nn.parallel.DistributedDataParallel(model)
+    # one bucket for PowerSGD: over gloo, several mix up their collectives (each waits for its own before it starts the next)
+    run = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=26 if codec == "powersgd" else None)
     if codec == "fp16":
         run.register_comm_hook(None, default_hooks.fp16_compress_hook)
     if codec == "powersgd":
