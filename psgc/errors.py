@@ -55,5 +55,9 @@ class JobFailed(PsgcError):
     told: bool = False
 
 
+class GroupError(PsgcError):
+    """A collective of a group of ranks failed: which group, what was being done, and why."""
+
+
 class NonFiniteError(PsgcError):
     """A gradient holds NaN or infinity and the policy is ``nonfinite=raise``."""
