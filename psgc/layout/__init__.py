@@ -4,7 +4,8 @@ Pure. The scheduler builds a Layout from the ranks' declarations; workers and se
 """
 
 from psgc.layout.agreement import compare
-from psgc.layout.building import MIN_PART_PAYLOAD_BYTES, build_layout, equal_parts, full_parts, part_numel, server_in_turn
+from psgc.layout.building import MIN_PART_PAYLOAD_BYTES, build_layout, equal_parts, full_parts, part_numel
+from psgc.layout.placement import balanced_servers
 from psgc.layout.records import (
     ITEM_BYTES,
     MAX_LAYOUTS,
@@ -30,6 +31,7 @@ __all__ = [
     "Layout",
     "Part",
     "TensorSpec",
+    "balanced_servers",
     "build_layout",
     "compare",
     "equal_parts",
@@ -37,5 +39,4 @@ __all__ = [
     "key_text",
     "make_key",
     "part_numel",
-    "server_in_turn",
 ]

@@ -9,6 +9,7 @@ from typing import Final
 from psgc.codecs import BLOCK, BucketContext, Scheme, parse_scheme
 from psgc.codecs.codec import MAX_PART
 from psgc.errors import CodecError, UsageError
+from psgc.layout.placement import Placement
 from psgc.layout.records import ITEM_BYTES, Bucket, BucketSpec, Declaration, Layout, Part, make_key
 from psgc.wire.frames import MAX_PAYLOAD_BYTES
 
@@ -16,6 +17,10 @@ from psgc.wire.frames import MAX_PAYLOAD_BYTES
 MIN_PART_PAYLOAD_BYTES: Final = 64 << 10
 # A part is to take no longer than this on the slowest connection: what has a higher priority waits for it, and two more in the queue.
 MOST_PART_S: Final = 0.5
+# Of a model's gradients, a part has at most this share of what one server has of them: so no server has more than a quarter above the mean, and
+# pulls begin while most of the pushes are still to come. Below the least size the messages cost more than that gains.
+PARTS_ON_A_SERVER: Final = 4
+LEAST_SHARE_BYTES: Final = 256 << 10
 
 
 def part_numel(scheme: Scheme, dtype: str, part_bytes: int, rate: int = 0) -> int:
@@ -44,10 +49,10 @@ def build_layout(
     If the declaration has buckets (from a plan), they are used as they are. Otherwise small tensors are fused in ready order. A tensor that is not
     in ``used_by_all`` (some rank had no gradient for it) gets a bucket of its own, so that its p.grad stays as it was if all ranks skip it. A bucket
     of fewer than ``min_compress_bytes`` travels uncompressed. A part is small enough to take at most MOST_PART_S at ``rate``, the bytes a second
-    of the slowest connection (0: unlimited).
+    of the slowest connection (0: unlimited), and of a plan's tensors it has at most a quarter of what a server has of them on average, unless
+    it would have fewer than LEAST_SHARE_BYTES.
 
-    The server of a bucket's first part rotates, so that one layer's burst does not hit one server (``server_in_turn``), unless a declared bucket
-    names its parts' servers. Raises CodecError, naming the tensor, if the codec cannot carry it; UsageError if the declared buckets are impossible.
+    Parts are spread over the servers by their payloads' bytes (``placement``), unless a declared bucket names its parts' servers. Raises CodecError, naming the tensor, if the codec cannot carry it; UsageError if the declared buckets are impossible.
     """
     tensors = declaration.tensors
     if declaration.buckets:
@@ -58,18 +63,21 @@ def build_layout(
     buckets: list[Bucket] = []
     counts = [0] * servers
     turn = layout_id if declaration.turn < 0 else declaration.turn  # layouts of one part each, too, are spread over the servers
+    placement, part_bytes = Placement(servers, turn), _most_part_bytes(declaration, servers)
     for index, spec in enumerate(specs):
         dtype = tensors[spec.tensors[0]].dtype
         numel = sum(tensors[i].numel for i in spec.tensors)
         context = BucketContext(dtype, workers, declaration.mean, tuple(tensors[i].shape for i in spec.tensors))
         try:
             scheme = parse_scheme(spec.codec, context)
-            sizes = _cut(spec, numel, scheme, dtype, declaration.part_bytes, rate)
+            sizes = _cut(spec, numel, scheme, dtype, part_bytes, rate)
         except CodecError as error:
             raise CodecError(f"tensor {tensors[spec.tensors[0]].name!r}: {error}") from None
-        places = _servers(spec, tensors[spec.tensors[0]].name, len(sizes), servers) or tuple(
-            server_in_turn(index, number, servers, turn) for number in range(len(sizes))
-        )
+        nbytes = [_payload_bytes(scheme, size) for size in sizes]
+        places = _servers(spec, tensors[spec.tensors[0]].name, len(sizes), servers)
+        for server, size in zip(places, nbytes, strict=bool(places)):
+            placement.put(server, size)
+        places = places or tuple(placement.place(size) for size in nbytes)
         parts = _place(scheme, sizes, layout_id, index, places, counts)
         buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts))
     return Layout(
@@ -85,9 +93,19 @@ def _fused(declaration: Declaration, members: tuple[int, ...], number: int) -> B
     return BucketSpec(members, "none" if small or declaration.kind == "broadcast" else declaration.codec, -number)
 
 
-def server_in_turn(bucket: int, number: int, servers: int, turn: int = 0) -> int:
-    """The server of a bucket's part of this number. bucket: its place in the order of priority; turn: the server of the first bucket's first part."""
-    return (turn + bucket + number) % servers
+def _most_part_bytes(declaration: Declaration, servers: int) -> int:
+    """Bytes of a tensor in one part at most, where no plan cuts it: ``part_bytes``, halved until a server has PARTS_ON_A_SERVER of a plan's."""
+    most = declaration.part_bytes
+    if declaration.kind == "plan":
+        share = sum(tensor.numel * ITEM_BYTES[tensor.dtype] for tensor in declaration.tensors) // (PARTS_ON_A_SERVER * servers)
+        while most > share and most // 2 >= LEAST_SHARE_BYTES:
+            most //= 2
+    return most
+
+
+def _payload_bytes(scheme: Scheme, numel: int) -> int:
+    """Upper bound on what travels of a slice of ``numel`` elements, over all rounds and both directions."""
+    return sum(r.pair.push.payload_bound(r.numel) + r.pair.pull.payload_bound(r.numel) for r in scheme.rounds(numel))
 
 
 def _servers(spec: BucketSpec, name: str, parts: int, servers: int) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ class TensorSpec:
 class BucketSpec:
     """One bucket of a declaration. tensors: indices into the declaration's tensors, in this order. priority: parts of higher priority are sent
     first. parts: number of parts, or 0 to cut at ``part_bytes``. part_numel: elements of each part but the last, or 0 for parts of equal size.
-    servers: the server of each part, or nothing for servers in turn."""
+    servers: the server of each part; left out, each goes to the one with the least bytes so far."""
 
     tensors: tuple[int, ...]
     codec: str

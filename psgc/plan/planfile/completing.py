@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from psgc.layout import server_in_turn
+from psgc.layout import balanced_servers
+from psgc.plan.model.costs import FLOAT_BYTES
 from psgc.plan.model.plan import Plan, PlannedBucket, pushes, shape_of
 from psgc.plan.model.problem import Problem, Simulated
 from psgc.plan.planfile.order import issue_order
@@ -16,21 +17,27 @@ def whole_plan(problem: Problem, buckets: Sequence[PlannedBucket], simulated: Si
     """The plan of these buckets for the problem's model and cluster. simulated: their step."""
     cluster = problem.cluster
     return Plan(
-        problem.profile.model, cluster.name, placed(buckets, cluster.servers), prediction, cluster, shape_of(cluster),
+        problem.profile.model, cluster.name, placed(problem, buckets), prediction, cluster, shape_of(cluster),
         issue_order(simulated, buckets),
     )  # fmt: skip
 
 
-def placed(buckets: Sequence[PlannedBucket], servers: int) -> tuple[PlannedBucket, ...]:
-    """The buckets with the server of each part, where the option pushes to some: servers in turn, as a job's own layout has them, from server 0
-    on. Where a part is pushed in shards, this is the server of the first one, and the others follow it in turn."""
+def placed(problem: Problem, buckets: Sequence[PlannedBucket]) -> tuple[PlannedBucket, ...]:
+    """The buckets with the server of each part, where the option pushes to some: each part lies on the server that has the least bytes of the parts
+    before it in the order of priority, as in a job's own layout. Where a part is pushed in shards, this is the server of the first one, and
+    the others follow it in turn."""
+    servers = problem.cluster.servers
     if not servers:
         return tuple(buckets)
     pushing = sorted((index for index, bucket in enumerate(buckets) if pushes(bucket.option)), key=lambda index: -buckets[index].priority)
-    turns = {index: turn for turn, index in enumerate(pushing)}
-    return tuple(
-        replace(bucket, servers=tuple(server_in_turn(turns[index], number, servers) for number in range(bucket.parts)))
-        if index in turns
-        else bucket
-        for index, bucket in enumerate(buckets)
-    )
+    places = dict(zip(pushing, balanced_servers((_part_bytes(problem, buckets[index]) for index in pushing), servers), strict=True))
+    return tuple(replace(bucket, servers=places[index]) if index in places else bucket for index, bucket in enumerate(buckets))
+
+
+def _part_bytes(problem: Problem, bucket: PlannedBucket) -> list[float]:
+    """What is pushed and pulled of each part by one rank."""
+    codec = problem.codec_of(bucket)
+    back = codec.bytes_per_element if codec.pull_bytes_per_element is None else codec.pull_bytes_per_element
+    push = codec.bytes_per_element if any(".push.c" in action for action in bucket.option) else FLOAT_BYTES
+    pull = back if any(".pull.c" in action for action in bucket.option) else FLOAT_BYTES
+    return [numel * (push + pull) for numel in bucket.part_sizes()]
