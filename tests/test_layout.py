@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import fields, replace
-from itertools import pairwise
 from typing import Any
 
 import pytest

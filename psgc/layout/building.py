@@ -52,7 +52,8 @@ def build_layout(
     of the slowest connection (0: unlimited), and of a plan's tensors it has at most a quarter of what a server has of them on average, unless
     it would have fewer than LEAST_SHARE_BYTES.
 
-    Parts are spread over the servers by their payloads' bytes (``placement``), unless a declared bucket names its parts' servers. Raises CodecError, naming the tensor, if the codec cannot carry it; UsageError if the declared buckets are impossible.
+    Parts are spread over the servers by their payloads' bytes (``placement``), unless a declared bucket names its parts' servers. Raises CodecError,
+    naming the tensor, if the codec cannot carry it; UsageError if the declared buckets are impossible.
     """
     tensors = declaration.tensors
     if declaration.buckets:

@@ -47,3 +47,16 @@ def test_totals_that_vary_much_are_named() -> None:
 def test_too_few_iterations_are_refused() -> None:
     with pytest.raises(UsageError, match="2 iterations observed, expected at least 3"):
         profile_of([iteration()] * 2, NUMEL)
+
+
+def test_an_iteration_is_stretched_to_that_of_the_slowest_rank() -> None:
+    own = Iteration({"last": 0.0, "first": 30.0}, 2.0, 68.0)  # 100 us of computation
+    slower = own.stretched(150.0)
+    assert (slower.ready_us, slower.tail_us, slower.forward_us) == ({"last": 0.0, "first": 45.0}, 3.0, 102.0)
+    assert slower.compute_us == 150.0
+    assert (
+        profile_of([own] * 3, {"last": 1, "first": 1}, of_ranks=2).source
+        == "measured: medians of 3 iterations, each of the slowest of 2 ranks"
+    )
+    idle = Iteration({"one": 0.0}, 0.0, 0.0)
+    assert idle.stretched(5.0) == idle, "nothing to stretch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,7 @@ def test_where_nothing_but_the_profile_is_wanted_every_rank_exits_after_the_same
         while True:
             optimizer.zero_grad()
             steps[rank] += 1
+            time.sleep(0.05 if steps[rank] % 2 == rank else 0.0)  # the slower one is another in each step
             try:
                 model(torch.ones(2, 8)).square().mean().backward()
                 optimizer.step()
@@ -179,5 +181,8 @@ def test_where_nothing_but_the_profile_is_wanted_every_rank_exits_after_the_same
                 return
 
     ranks.run(2, work, profile=str(path), profile_iterations=iterations, profile_only=True, late_synchronization=late)
-    assert_profile(load_profile(str(path)))
+    profile = load_profile(str(path))
+    assert_profile(profile)
+    assert profile.source.endswith("each of the slowest of 2 ranks")
+    assert profile.spread["compute_us"].median >= 50_000, "every iteration is as long as that of the rank that slept"
     assert (steps, codes) == ([WARM_UP + iterations + 1] * 2, [0, 0])

@@ -39,6 +39,12 @@ class Iteration:
     def compute_us(self) -> float:
         return self.backward_us + self.tail_us + self.forward_us
 
+    def stretched(self, compute_us: float) -> Iteration:
+        """The same, with all times longer in proportion, so that its computation takes ``compute_us``."""
+        factor = compute_us / self.compute_us if self.compute_us else 1.0
+        ready_us = {name: ready * factor for name, ready in self.ready_us.items()}
+        return Iteration(ready_us, self.tail_us * factor, self.forward_us * factor)
+
 
 _TOTALS: Final[Mapping[str, Callable[[Iteration], float]]] = {
     "backward_us": lambda iteration: iteration.backward_us,
@@ -50,9 +56,10 @@ _TOTALS: Final[Mapping[str, Callable[[Iteration], float]]] = {
 
 def profile_of(
     iterations: Sequence[Iteration], numel: Mapping[str, int], *, model: str = "", hardware: str = "", date: str = "",
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None, of_ranks: int = 1,
 ) -> Profile:  # fmt: skip
-    """The profile of these iterations; numel: elements of every tensor; shapes: of those that are known.
+    """The profile of these iterations; numel: elements of every tensor; shapes: of those that are known; of_ranks: the slowest of how many
+    each iteration is of.
 
     An iteration whose computation time lies more than FENCE interquartile ranges beyond the quartiles is an outlier and is left out. A tensor's
     ready time is the median over the other iterations; for a tensor that backward never reached, the end of backward.
@@ -66,7 +73,7 @@ def profile_of(
     ordered = sorted(ready, key=lambda name: ready[name])  # stable: equal ones stay as they were declared
     return Profile(
         model=model, hardware=hardware, date=date,
-        source=f"measured: medians of {_counted(len(kept), len(iterations))}",
+        source=f"measured: medians of {_counted(len(kept), len(iterations))}" + f", each of the slowest of {of_ranks} ranks" * (of_ranks > 1),
         tensors=tuple(TensorProfile(name, numel[name], round(ready[name] - first, 3), (shapes or {}).get(name)) for name in ordered),
         forward_us=round(statistics.median(iteration.forward_us for iteration in kept), 3),
         spread={total: spread_of([read(iteration) for iteration in kept]) for total, read in _TOTALS.items()},

@@ -2,7 +2,8 @@
 
 Owns marks in time, of the host's clock or of a CUDA stream, and what turns them into iterations; ``psgc.plan.inputs.observed`` makes the profile.
 Inside a job (PSGC_PROFILE) the first DistributedOptimizer is observed while its buckets wait for synchronize: ready times are those of
-computation alone, beside the other workers of this machine.
+computation alone, beside the other workers of this machine. An iteration waits for the slowest rank, so with PSGC_PROFILE_ONLY, which all ranks
+have, each iteration's times are stretched to those of its slowest rank.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -23,10 +24,13 @@ from typing import Any, Final
 import torch
 
 from psgc.errors import ConfigError, UsageError
+from psgc.layout import Declaration, TensorSpec
 from psgc.machine import machine
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of, unsteady
 from psgc.plan.inputs.profile import Profile
 from psgc.torch.gradients.exchange import GradientExchange
+from psgc.torch.tensors.tensor_exchange import TensorExchange
+from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 WARM_UP: Final = 5  # the first iterations allocate, declare and compile
@@ -154,7 +158,7 @@ def profile_model(
     if recorder.complete < warm_up + iterations + 1:
         raise UsageError("profile_model: step_fn computed no gradient of the model; it must run forward and backward")
     shapes = {label: tuple(parameter.shape) for label, parameter in watched.items()}
-    profile = _profile(recorder, warm_up, shapes, name or type(model).__name__, hardware_of(sample))
+    profile = _profile(recorder.iterations(warm_up), shapes, name or type(model).__name__, hardware_of(sample))
     for warning in unsteady(profile):
         logger.warning("%s", warning)
     return profile
@@ -164,10 +168,22 @@ def _hook(recorder: Recorder, name: str) -> Callable[[torch.Tensor], None]:
     return lambda parameter: recorder.ready(name)
 
 
-def _profile(recorder: Recorder, warm_up: int, shapes: Mapping[str, tuple[int, ...]], model: str, hardware: str) -> Profile:
+def _profile(
+    iterations: Sequence[Iteration], shapes: Mapping[str, tuple[int, ...]], model: str, hardware: str, of_ranks: int = 1
+) -> Profile:  # fmt: skip
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     numel = {name: math.prod(shape) for name, shape in shapes.items()}
-    return profile_of(recorder.iterations(warm_up), numel, model=model, hardware=hardware, date=date, shapes=shapes)
+    return profile_of(iterations, numel, model=model, hardware=hardware, date=date, shapes=shapes, of_ranks=of_ranks)
+
+
+def of_the_slowest(session: Session, iterations: Sequence[Iteration]) -> list[Iteration]:
+    """This rank's iterations, each stretched to the longest computation that any rank had in it. Every rank must call it, with as many iterations."""
+    compute_us = torch.zeros(session.size, len(iterations), dtype=torch.float64)
+    compute_us[session.rank] = torch.tensor([iteration.compute_us for iteration in iterations], dtype=torch.float64)
+    spec = TensorSpec("compute_us", tuple(compute_us.shape), "float64")
+    TensorExchange(session, Declaration("psgc.profile", "adhoc", (spec,), "none", mean=False)).run(lambda _: compute_us)
+    slowest = compute_us.max(dim=0).values.tolist()
+    return [iteration.stretched(us) for iteration, us in zip(iterations, slowest, strict=True)]
 
 
 class JobObserver:
@@ -191,9 +207,13 @@ class JobObserver:
         if self._recorder.complete < WARM_UP + config.profile_iterations + 1:
             return
         self._exchange.observer = None
-        if self._exchange.session.rank == 0:
+        session, iterations = self._exchange.session, self._recorder.iterations(WARM_UP)
+        if config.profile_only:  # else it may be this rank alone that observes, and the others would not take part
+            iterations = of_the_slowest(session, iterations)
+        if session.rank == 0:
             shapes = {spec.name: tuple(spec.shape) for spec in self._exchange.specs if spec.numel}
-            write_whole(Path(config.profile), _profile(self._recorder, WARM_UP, shapes, "", self._hardware))
+            of_ranks = session.size if config.profile_only else 1
+            write_whole(Path(config.profile), _profile(iterations, shapes, "", self._hardware, of_ranks))
         if config.profile_only:
             sys.exit(0)
 
