@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
-from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.errors import UsageError
+from psgc.plan.inputs.cluster import Cluster, Link, load_cluster
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.methods.baselines import with_option
 from psgc.plan.model.costs import CodecCosts
@@ -46,3 +49,14 @@ def bucket_of(problem: Problem, *indices: int, parts: int = 1, option: tuple[str
         tuple(tensor.name for tensor in tensors), sum(tensor.numel for tensor in tensors), parts, -indices[0], UNCOMPRESSED, option
     )
     return with_option(plain, option, problem)
+
+
+def check_file(cluster: Cluster, path: Path, row: str, wrong: str, message: str) -> None:
+    """A cluster's file gives the cluster back; with ``row`` made ``wrong`` it is refused by ``message``."""
+    text = cluster.to_toml()
+    path.write_text(text)
+    assert load_cluster(str(path)) == cluster
+    assert row in text
+    path.write_text(text.replace(row, wrong))
+    with pytest.raises(UsageError, match=message):
+        load_cluster(str(path))

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psgc.errors import UsageError
-from psgc.plan.inputs.cluster import Cluster, Link, load_cluster
+from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.local_search.space import Space
 from psgc.plan.methods.bound import lower_bounds
@@ -16,6 +15,7 @@ from psgc.plan.methods.search import search
 from psgc.plan.model.costs import TO_GPU, TO_HOST, CodecCosts, tasks, walk
 from psgc.plan.model.options import Constraints, all_options, encodes, server_options
 from psgc.plan.model.problem import Problem, simulate
+from tests.plan.jobs import check_file
 
 HOST = Link(8, 10)  # a byte takes 1 ns
 CURVE = CostCurve((1e3, 1e6), (5.0, 500.0), (5.0, 500.0))
@@ -81,13 +81,8 @@ def test_without_a_link_to_the_host_nothing_is_copied_and_the_graph_is_no_larger
 
 
 def test_the_clusters_file_has_the_link(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.toml"
     cluster = replace(CLUSTER, gpudirect=False, source="s")
-    path.write_text(cluster.to_toml())
-    assert load_cluster(str(path)) == cluster
-    path.write_text(cluster.to_toml().replace("gpudirect = false", "gpudirect = 0"))
-    with pytest.raises(UsageError, match="field gpudirect is 0, expected true or false"):
-        load_cluster(str(path))
+    check_file(cluster, tmp_path / "c.toml", "gpudirect = false", "gpudirect = 0", "field gpudirect is 0, expected true or false")
 
 
 def test_a_slow_link_to_the_host_keeps_codecs_off_the_cpu_and_the_bound_holds() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.inputs.cluster import Cluster, Link, load_cluster
+from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import V100_CODECS, CostCurve, Profile, TensorProfile
 from psgc.plan.methods.bound import lower_bounds
 from psgc.plan.methods.search import search
@@ -18,6 +18,7 @@ from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs, simulate
 from psgc.pool import threads_of
+from tests.plan.jobs import check_file
 
 ENCODED = ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu")
 PER_ELEMENT = CostCurve((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))  # 1 us an element, encoding as decoding
@@ -76,13 +77,9 @@ def test_threads_are_those_that_a_job_starts() -> None:
 
 
 def test_the_clusters_file_says_how_many(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.toml"
     cluster = Cluster("c", 2, 2, FAST, FAST, servers=1, source="s", cores=12, codec_threads=8, server_threads=9)
-    path.write_text(cluster.to_toml())
-    assert load_cluster(str(path)) == cluster
-    path.write_text(cluster.to_toml().replace("codec_threads = 8", "codec_threads = 0"))
-    with pytest.raises(UsageError, match="field codec_threads is 0, expected a whole number of at least 1, and 1,024 at most"):
-        load_cluster(str(path))
+    message = "field codec_threads is 0, expected a whole number of at least 1, and 1,024 at most"
+    check_file(cluster, tmp_path / "c.toml", "codec_threads = 8", "codec_threads = 0", message)
 
 
 def test_built_in_times_of_a_whole_node_are_not_taken_for_one_threads() -> None:
