@@ -1,1 +1,1 @@
-"""The summation service: payloads of W workers in, one result out, for every key and step."""
+"""The summation service: for each key and step, the payloads of all workers come in and one result goes out."""

@@ -1,4 +1,4 @@
-"""Carries out Folds: one block's payloads summed in one pass in cache-sized slices, then divided, residual added, encoded.
+"""Carries out Folds: sums one block's payloads in one pass, in slices that stay in cache, then divides, adds the residual and encodes.
 
 Numbers only: no protocol, no sockets. Runs in a pool of blocking threads; kernels release the GIL.
 """
@@ -26,7 +26,8 @@ SERVER_RANK = 0xFFFFFFFF  # the server's place in random streams, apart from eve
 
 @dataclass(frozen=True, slots=True)
 class KeyWork:
-    """A key as the engine sees it. first: index in its bucket of its element 0. layout, seed, past_steps: of its layout's random streams."""
+    """A key as the engine sees it. first: the index of its element 0 within its bucket. layout, seed, past_steps: identify the layout's random
+    streams."""
 
     spec: KeySpec
     pair: CodecPair
@@ -42,7 +43,7 @@ Done = Callable[[int, bool, int, bool, int], None]  # key, last, payload bytes, 
 
 
 class Engine:
-    """``done`` is called from a pool thread with the outcome of each Fold; ``broken`` with what went wrong."""
+    """A pool thread calls ``done`` with the outcome of each Fold, or ``broken`` with the exception that it raised."""
 
     def __init__(self, threads: int, done: Done, broken: Callable[[BaseException], None]) -> None:
         self._pool = Pool("psgc-sum", threads, broken)
@@ -70,7 +71,7 @@ class Engine:
         return both
 
     def load_codecs(self, layout: Layout, then: Callable[[], None]) -> None:
-        """Queue the loading (at first use of a codec on a machine: the compiling) of a layout's kernels; ``then`` runs after it."""
+        """Load a layout's kernels in the pool (they are compiled at a codec's first use on a machine), then run ``then``."""
         self._pool.submit(0, self._load, layout, then)
 
     @staticmethod
@@ -103,13 +104,13 @@ class Engine:
 
     @staticmethod
     def _copy(fold: Fold, store: KeyStore) -> Encoded:
-        """A broadcast: the root's bytes as they are."""
+        """A broadcast: copy the root's bytes unchanged."""
         payload = fold.payloads[0]
         store.result(fold.slot)[: len(payload)] = payload
         return Encoded(len(payload), False)
 
     def _relay(self, fold: Fold, store: KeyStore) -> Encoded:
-        """Forward the payloads as they are, once all have come."""
+        """Forward the payloads unchanged, once all have come."""
         payloads = self._relayed.setdefault(fold.key, [])
         payloads += fold.payloads
         if not fold.last:
@@ -131,7 +132,7 @@ class Engine:
         return encoded
 
     def _block(self, fold: Fold, work: KeyWork) -> None:
-        """A block that is not the last: its sum is kept whole."""
+        """Add a block that is not the last one; the sum stays in full precision."""
         push, numel = work.pair.push, work.spec.numel
         acc = self._accumulators.get(fold.key)
         if acc is None:
@@ -176,7 +177,7 @@ class Engine:
     def _with_skipped(
         fold: Fold, pull: Codec, store: KeyStore, numel: int, lo: int, hi: int, old: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """The residual with the result that the trainer did not apply added back, in scratch: nothing durable changes before the commit."""
+        """A scratch copy of the residual, with the result added back that the trainer did not apply: nothing durable changes before the commit."""
         recorded = store.recorded_bytes(fold.add_back)
         both = old.copy()
         pull.fold([store.result(fold.add_back)[:recorded]], numel, lo, hi, both, False)

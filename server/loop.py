@@ -1,7 +1,7 @@
-"""The server process: the only place of the server that does I/O. Headers in, headers out; payloads stay where they are.
+"""The server process, and the only module of the server that does I/O. Headers come in and go out; payloads stay where they are.
 
-One thread polls everything: the workers' links, connections that have yet to prove that they are workers' (the gate), the scheduler, and the
-engine's mailbox. Sums run in the engine's pool. What links are made of is the transports' (``psgc/transport``).
+One thread polls everything: the workers' links, connections that have not yet proved that they are a worker's (the gate), the scheduler, and
+the engine's mailbox. Sums run in the engine's pool. ``psgc/transport`` has the kinds of links; this module knows none of them.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Notice, Register, Topology, address_fields, decode_body, decode_json, encode_body
 
 logger = logging.getLogger(__name__)
-TURN_S: Final = 0.02  # of one source's work in a turn of the loop
+TURN_S: Final = 0.02  # time for one source's messages in one turn of the loop
 
 
 def serve(config: Config) -> int:
-    """Serve one job to its end. Returns the exit status; why a job failed is the last line logged."""
+    """Serve one job to its end. Returns the exit status; the last line logged says why a job failed."""
     config.require_cluster()
     if config.encrypt:
         encryption.require()
@@ -80,7 +80,7 @@ class Server:
         self._listeners = listen(config)
         identity, keys = b"server-" + secrets.token_hex(6).encode(), control_keys(config.job, config.token)
         self._scheduler = Dealer(self._context, config.root_endpoint, identity, config.dead_s, keys)
-        self._gate: Gate | None = None  # once we know who may come in; until then connections wait in the kernel
+        self._gate: Gate | None = None  # opened once the keys of workers are known; until then connections wait in the kernel
         self._links = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
         self._store = Store()
         self._works: dict[int, KeyWork] = {}
@@ -98,14 +98,14 @@ class Server:
         self._absence = Absence(config.heartbeat_s)
         self._named = Reminder(self._began)
         self._voice = Voice.of(config)
-        self._told = False  # the launcher knows why the job failed, and prints it
+        self._told = False  # the launcher has been told why the job failed, and prints it
 
     def run(self) -> int:
         try:
             self._launcher.tell("joining")
             parse_scheme(
                 "none", BucketContext("float32")
-            ).warm()  # loads what kernels need, which takes seconds and the GIL, while nobody waits yet
+            ).warm()  # loading what kernels need takes seconds and holds the GIL, so it is done while nobody waits
             self._register()
             next_tick = time.monotonic() + self.config.heartbeat_s
             while self._status is None:
@@ -147,7 +147,7 @@ class Server:
             self._hear_links(self._links.ready())
 
     def _hear_links(self, ready: list[Link]) -> None:
-        """Each in turn, as many as there is time for: what they sent is answered in between, and ticks and the scheduler wait for none."""
+        """Receive from the workers in turn, for at most ``TURN_S``, and answer in between, so that ticks and the scheduler never wait for them."""
         until = time.monotonic() + TURN_S
         for number, link in enumerate(ready):
             self._hear_link(link)
@@ -156,7 +156,7 @@ class Server:
                 return
 
     def _let_in(self, link: Link) -> None:
-        """A connection is proved to be a worker's."""
+        """A connection has proved that it is a worker's."""
         assert self._state is not None
         rank = link.proof.rank
         before: Link | None = self._state.peers.get(rank)
@@ -249,7 +249,7 @@ class Server:
     def _hear_scheduler(self, ready: Set[Any]) -> None:
         for event in self._scheduler.events() if self._scheduler.monitor in ready else ():
             self._life.connection(event == "up", time.monotonic())
-            if self._life.up:  # once admitted, too: the last connection may have lost layouts
+            if self._life.up:  # also after it was admitted: the last connection may have lost layouts
                 self._register()
         until = time.monotonic() + TURN_S
         for header, payload in self._scheduler.receive() if self._scheduler.socket in ready else ():
@@ -261,7 +261,7 @@ class Server:
     def _handle(self, header: Header, body: bytes) -> None:
         if header.kind == Kind.TOPOLOGY and self._state is None:
             self._admitted(Topology.from_body(decode_json(body, "TOPOLOGY")))
-        elif header.kind == Kind.KEYS and self._state is not None:  # else TOPOLOGY was lost with a connection; both come on the new one
+        elif header.kind == Kind.KEYS and self._state is not None:  # else TOPOLOGY was lost; both come again on the new connection
             self._prepare(Layout.from_json(body))
         elif header.kind in (Kind.ABORT, Kind.ERROR):
             self._tell_scheduler(Kind.BYE)
@@ -284,7 +284,7 @@ class Server:
         logger.info("admitted server=%d workers=%d", topology.rank, topology.size)
 
     def _open_gate(self, topology: Topology) -> None:
-        """Workers may have been told of this server before it was told of them: until now their connections have waited in the kernel."""
+        """Accept connections. Workers may have learned of this server before it learned of them; their connections have waited in the kernel."""
         data_key = bytes.fromhex(topology.key)
         keys = [worker_key(data_key, rank, topology.epoch) for rank in range(topology.size)]
 
@@ -296,7 +296,7 @@ class Server:
         self._gate = Gate(self._listeners, proof)
 
     def _prepare(self, layout: Layout) -> None:
-        """Load the layout's kernels in a pool thread, for compiling them takes seconds in which heartbeats must go on; then add it."""
+        """Load the layout's kernels in a pool thread, then add the layout. Compiling them may take seconds, in which heartbeats must go on."""
         state = self._state
         assert state is not None
         if layout.id in state.windows:  # asked again: the answer was lost
@@ -360,7 +360,7 @@ class Server:
             self._end(1, f"server: {why}")
             return
         self._register()
-        talks = now - self._life.heard <= 2 * config.silence_s  # then it gives up itself, and can say who is missing
+        talks = now - self._life.heard <= 2 * config.silence_s  # a scheduler that is alive gives up itself, and can say who is missing
         if now - self._began > config.register_timeout_s and not talks:
             self._end(1, f"server: gave up after {now - self._began:.0f} s of waiting for the scheduler at {config.root_endpoint}")
         elif self._life.up and now - self._life.heard < config.silence_s + 2 * config.heartbeat_s:

@@ -1,4 +1,4 @@
-"""A whole server as a state machine: workers, keys, windows. Messages in, actions out.
+"""A whole server as a state machine over workers, keys and windows: messages come in, actions go out.
 
 Pure: no sockets, clocks, threads or numbers; ``now`` is passed in. The loop (``loop.py``) carries out the actions in order.
 """
@@ -18,7 +18,7 @@ from psgc.server.window import Window
 from psgc.wire.frames import SERVER_SENDER, Header, Kind
 from psgc.wire.messages import MEASURE_BYTES, ErrorCode, Notice, encode_body
 
-Peer = Any  # a connection, as the loop knows it; here it is only a name, and hashable
+Peer = Any  # a connection of the loop's; this module only compares and hashes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class SendResidual:
-    """Send ``header`` to one connection with elements of the key's residual, from ``header.contributors`` on. add_back: the result buffer
-    that is added to them first, or NO_SLOT; the residual itself stays as it is."""
+    """Send ``header`` to one connection with elements of the key's residual, from element ``header.contributors`` on. add_back: the result
+    buffer that is added to a copy of them, or NO_SLOT; the residual itself does not change."""
 
     peer: Peer
     header: Header
@@ -60,7 +60,7 @@ class _Key:
 
 @dataclass(slots=True)
 class ServerState:
-    """Workers known by rank, keys by id. ``specs`` come from the loop, which knows codecs; here they are only numbers."""
+    """Workers by rank, keys by id. The loop, which knows codecs, passes ``specs``; to this class they are only numbers."""
 
     index: int
     workers: int
@@ -79,7 +79,7 @@ class ServerState:
     )  # layout, rank -> when the rank last contributed to one of its keys
     departed: set[int] = field(default_factory=set)  # ranks that have left the job in order
     absence: Absence = field(default_factory=lambda: Absence(1.0))  # of this server, which ticks once a heartbeat
-    named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # of ranks that were awaited, until that is a while ago
+    named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # awaited ranks; kept for a while after they came
 
     def register(self, layout: Layout, specs: list[KeySpec], costs: list[int]) -> list[Effect]:
         """Serve the parts of ``layout`` that are on this server, given in the plan's order with the room that each needs.
@@ -92,7 +92,7 @@ class ServerState:
         return [self._window(peer, layout.id) for peer in self.ranks]
 
     def receive(self, peer: Peer, header: Header, payload: Any, now: float) -> list[Effect]:
-        """One message from a worker's connection. Whatever is wrong with it becomes an ERROR reply; the server goes on."""
+        """Handle one message from a worker's connection. An error in it becomes an ERROR reply; the server goes on."""
         try:
             if header.job != self.job:
                 raise RemoteProtocolError(f"message of job {header.job}, this server is of job {self.job}", ErrorCode.WRONG_JOB)
@@ -115,7 +115,7 @@ class ServerState:
         return self._effects(entry, entry.state.folded(last, payload_bytes, nonfinite, slot), now)
 
     def joined(self, peer: Peer, rank: int) -> None:
-        """The connection has proved to be this rank's (see ``transport/security/handshake.py``). It takes the place of an older one."""
+        """The connection has proved that it is this rank's (see ``psgc/transport/security/handshake.py``). It replaces an older one."""
         assert 0 <= rank < self.workers, "the proof is of a rank that the job has"
         self.lost(self.peers.get(rank, peer))
         for entry in self.keys.values():
@@ -130,7 +130,8 @@ class ServerState:
             del self.peers[rank]
 
     def tick(self, now: float) -> tuple[list[str], list[Fault]]:
-        """What has been awaited for long (for the log and the scheduler), one line for the same ranks, and what for too long."""
+        """Lines about contributions that have been awaited for long, one for each set of ranks, for the log and the scheduler; and faults for those
+        that have been awaited for too long."""
         self._allow_for_absence(now)
         late: dict[tuple[int, ...], list[_Key]] = {}
         faults = []
@@ -156,19 +157,20 @@ class ServerState:
         return list(self._name(late, now)), faults
 
     def _allow_for_absence(self, now: float) -> None:
-        """While this process did not run it heard no contribution; no rank is late for that."""
+        """This process received nothing while it did not run; no rank is late because of that."""
         if away := self.absence.ended(now):
             for key in self.active:
                 self.keys[key].since = younger(self.keys[key].since, away, now)
             self.contributed = {which: younger(since, away, now) for which, since in self.contributed.items()}
 
     def _stalled_since(self, entry: _Key, missing: Sequence[int]) -> float:
-        """Over a slow link a rank's contributions may take minutes: a step is not late while each rank that it awaits goes on with others."""
+        """Since when the step has made no progress. Over a slow link a rank's contributions may take minutes, so a step is not late while each rank
+        that it awaits contributes to other keys."""
         layout = entry.state.spec.layout
         return max(entry.since, min((self.contributed.get((layout, rank), 0.0) for rank in missing), default=0.0))
 
     def _name(self, late: Mapping[tuple[int, ...], list[_Key]], now: float) -> Iterator[str]:
-        """A line for each set of ranks that is due. A rank that is late again and again is named ever more rarely."""
+        """A line for each set of ranks that is due. A rank that is late repeatedly is named less and less often."""
         for missing in [ranks for ranks, reminder in self.named.items() if now - reminder.since > 2 * LONGEST_S]:
             del self.named[missing]
         for missing, entries in late.items():
@@ -210,7 +212,7 @@ class ServerState:
         return self._effects(entry, entry.state.contribute(rank, header, payload), now)
 
     def _echo(self, rank: int, header: Header) -> Send:
-        """What a worker measures its connection by: as many bytes back."""
+        """Answer a worker's measurement of its connection with as many bytes."""
         if header.payload_bytes > MEASURE_BYTES:
             raise RemoteProtocolError(f"MEASURE of {header.payload_bytes} bytes, at most {MEASURE_BYTES}", ErrorCode.BAD_PAYLOAD)
         reply = Header(Kind.MEASURE, payload_bytes=header.payload_bytes)
@@ -222,7 +224,7 @@ class ServerState:
         for action in actions:
             if isinstance(action, Reply):
                 peer = self.peers.get(action.rank)
-                if peer is not None:  # else it asks again when it is back
+                if peer is not None:  # a worker without a connection asks again once it has one
                     slot = action.result.slot if action.result is not None and action.result.payload_bytes else None
                     effects.append(Send(peer, self._stamp(action.header), b"", slot))
             elif isinstance(action, Lend):

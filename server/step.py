@@ -1,4 +1,4 @@
-"""One key's state over its steps: who has contributed, what is folded when, and what answers whom.
+"""One key's state over its steps: which ranks have contributed, when their payloads are folded, and which messages answer them.
 
 Pure: no sockets, clocks, threads or numbers. Payloads are opaque; the loop carries out the actions that come back.
 
@@ -26,7 +26,7 @@ _MAX_RESCALE: Final = 3e38
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """What registration fixed for a key. root: the only contributor of a broadcast; None for sums."""
+    """What is fixed for a key when it is registered. root: the only contributor of a broadcast; None for sums."""
 
     key: int
     numel: int
@@ -76,8 +76,8 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Sum one block's payloads in rank order; ``fresh``: they start the sum; ``last``: then divide, add residual, encode into
-    result buffer ``slot`` and answer with ``KeyState.folded``.
+    """Sum one block's payloads in rank order. ``fresh``: they start the sum. ``last``: then divide, add the residual, encode into
+    result buffer ``slot``, and call ``KeyState.folded``.
 
     add_back: the residual also gets the result that buffer ``add_back`` holds (the trainer skipped that step).
     rescale: multiplies the residual (and what was added back) first.
@@ -95,7 +95,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Make ``result`` durable (and the residual that was written with it, if ``residual``) before anything after this is sent."""
+    """Make ``result`` durable, and, if ``residual``, the residual that was written with it. Nothing that follows is sent before that."""
 
     key: int
     result: Result
@@ -104,8 +104,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Lend:
-    """Send ``header`` to ``rank`` with elements of the residual, from ``header.contributors`` on; ``add_back`` as a Fold's. The residual
-    itself stays as it is."""
+    """Send ``header`` to ``rank`` with elements of the residual, from element ``header.contributors`` on. ``add_back`` as in a Fold, but on a
+    copy: the residual itself does not change."""
 
     rank: int
     header: Header
@@ -126,7 +126,7 @@ Action = Reply | Fold | Commit | Lend | Restore
 
 @dataclass(slots=True)
 class KeyState:
-    """See the module's text. Methods return actions in the order they must be carried out."""
+    """See the module's text. Methods return actions, in the order in which they must be carried out."""
 
     spec: KeySpec
     step: int = 1
@@ -135,15 +135,15 @@ class KeyState:
     result: Result | None = None
     queued: int = 0  # bits: ranks on whose present connection ``result`` has been queued
     next_block: int = 0
-    fresh: bool = True  # nothing has been folded into the accumulator yet
+    fresh: bool = True  # the accumulator is still empty
     folding: bool = False
     last_slot: int = NO_SLOT  # the newest result with a payload, and with it the newest residual
     add_back: bool = False
     rescale: float = 1.0  # of the residual's unit, since the residual was last written; a binary32, as headers carry it
-    restored: dict[int, int] = field(default_factory=dict)  # first element -> rank, of what was restored before the first step
+    restored: dict[int, int] = field(default_factory=dict)  # elements restored before the first step: first element -> rank
 
     def contribute(self, rank: int, header: Header, payload: Any) -> list[Action]:
-        """A PUSH or SKIP for this key. Repeats are acknowledged and answered, never added. Raises RemoteProtocolError."""
+        """Handle a PUSH or SKIP of this key. Repeats are acknowledged and answered, but never added. Raises RemoteProtocolError."""
         if header.step < self.step:
             return self._answer_repeat(rank, header.step)
         if header.step > self.step:
@@ -162,23 +162,23 @@ class KeyState:
         return [self._ack(rank, header.step), *self._advance()]
 
     def pull(self, rank: int, step: int) -> list[Action]:
-        """A PULL: the kept result, unless it is queued on the connection; or nothing yet. Raises RemoteProtocolError with PUSH_MISSING if this rank's
-        push never came."""
+        """Answer a PULL with the kept result. No answer yet if the step is not complete, and none if the result is queued on this connection
+        already. Raises RemoteProtocolError with PUSH_MISSING if this rank's push never came."""
         if self.result is not None and step == self.result.step:
             return [self._ack(rank, step) if self._is_queued(rank) else self._answer(rank)]
         if step == self.step and rank in self.contributions:
             self.wants.add(rank)
             return [self._ack(rank, step)]
         if step < self.step:
-            return []  # an old question: its asker has since decoded the answer
+            return []  # out of date: the worker has decoded that result since
         raise RemoteProtocolError(f"{self.spec.describe()}: no push of step {step} from worker {rank} has come", ErrorCode.PUSH_MISSING)
 
     def reconnected(self, rank: int) -> None:
-        """What was queued on the rank's last connection may be lost."""
+        """The rank has a new connection: messages that were queued on the old one may be lost."""
         self.queued &= ~(1 << rank)
 
     def residual(self, rank: int, header: Header) -> list[Action]:
-        """A RESIDUAL: some of what is kept after this rank's last step. Changes nothing. Raises RemoteProtocolError."""
+        """Answer a RESIDUAL with elements of the residual as of this rank's last step. Changes nothing. Raises RemoteProtocolError."""
         numel = self._residual_elements(rank, header)
         if header.step >= self.step:
             raise RemoteProtocolError(
@@ -186,7 +186,7 @@ class KeyState:
                 ErrorCode.WRONG_STEP,
             )
         if header.step < self.step - 1 or rank in self.contributions:
-            return []  # an old question: its asker has gone on
+            return []  # out of date: the worker has gone on since
         owed = self.add_back or (bool(header.flags & Flag.PREVIOUS_SKIPPED) and self._last_had_payload)
         answer = Header(
             Kind.RESIDUAL, plan=self.spec.layout, key=self.spec.key, step=header.step, contributors=header.contributors,
@@ -195,7 +195,8 @@ class KeyState:
         return [Lend(rank, answer, self.last_slot if owed else NO_SLOT)]
 
     def restore(self, rank: int, header: Header, payload: Any) -> list[Action]:
-        """A RESTORE: elements of the residual that the key begins with. Repeats are answered, never set again. Raises RemoteProtocolError."""
+        """Handle a RESTORE, which sets elements of the residual that the key begins with. Repeats are answered, but not set again. Raises
+        RemoteProtocolError."""
         first, numel = header.contributors, header.payload_bytes // 4
         most = self._residual_elements(rank, header)
         answer = Reply(rank, Header(Kind.RESTORE, plan=self.spec.layout, key=self.spec.key, contributors=first))
@@ -229,13 +230,13 @@ class KeyState:
         return self._commit(Result(self.step, flags, self._contributors(), kept, 0 if nonfinite else payload_bytes))
 
     def awaited(self) -> list[int]:
-        """Ranks that the step under way still lacks; empty while nobody has begun it."""
+        """Ranks whose contribution to the present step is missing; empty while no rank has contributed."""
         if not self.contributions:
             return []
         return [rank for rank in range(self.spec.workers) if rank not in self.contributions]
 
     def _residual_elements(self, rank: int, header: Header) -> int:
-        """How many elements one message may carry. Raises RemoteProtocolError where the key has none."""
+        """How many elements one message may carry. Raises RemoteProtocolError if the key has no residual there."""
         first = header.contributors
         if not self.spec.pull_feedback or first >= self.spec.numel:
             raise RemoteProtocolError(
@@ -288,7 +289,7 @@ class KeyState:
         return []
 
     def _complete(self, payloads: tuple[Any, ...]) -> list[Action]:
-        """Everyone has contributed and all earlier blocks are folded."""
+        """Complete the step: every rank has contributed and all earlier blocks are folded."""
         self._carry_forward()
         contributors = self._contributors()
         if contributors == 0:

@@ -1,8 +1,9 @@
-"""A server's memory that survives it: kept results and residuals in sealed memfds, double-buffered, the commit record written last.
+"""A server's memory, which survives its process: results and residuals in sealed memfds, double-buffered, with a commit record that is
+written last.
 
 All keys lie in one arena. Each has a block there: a label of 64 bytes, a record of 64 bytes, two result buffers, and two residual buffers
-where the pull codec keeps one. A segment holds block after block, up to the first without a label: so the memory alone says what is in it.
-A step writes the buffers that the record does not name, then the record; so at any instant the record names whole ones.
+if the pull codec keeps a residual. A segment is a sequence of blocks that ends at the first one without a label, so the memory describes
+itself. A step writes the buffers that the record does not name, then the record; so the record names complete buffers at any time.
 
     label:  u64 key, u64 bytes of a result buffer, u64 elements of a residual, u64 LABELLED (written last)
     record: u64 sequence before, u64 step, u32 flags, u32 contributors, i64 slot, u64 payload bytes, i64 residual slot, u64 sequence after
@@ -86,7 +87,7 @@ class KeyStore:
         return self._lengths[slot]
 
     def residuals(self) -> tuple[F32, F32] | None:
-        """The committed residual and the buffer that the step under way writes its new one to; None without feedback."""
+        """The committed residual, and the buffer for the new one that the present step writes; None without feedback."""
         if not self._residuals:
             return None
         return self._residuals[self.residual_slot], self._residuals[1 - self.residual_slot]
@@ -99,8 +100,8 @@ class KeyStore:
         self._residuals[self.residual_slot][first : first + values.size] = values
 
     def lent(self, step: int) -> tuple[F32, bool]:
-        """Scratch for the residual after ``step`` with a result added back: the buffer that the next step writes. And whether the
-        scratch holds that already."""
+        """Scratch memory for the residual after ``step`` with a result added back (it is the buffer that the next step writes), and whether it
+        already holds that residual."""
         ready, self._lent_step = self._lent_step == step, step
         return self._residuals[1 - self.residual_slot], ready
 
@@ -120,7 +121,7 @@ class KeyStore:
         self._record[RECORD.size - 8 : RECORD.size] = np.frombuffer(body[-8:], np.uint8)
 
     def recorded(self) -> tuple[Result, int] | None:
-        """What the record says: the last result and the residual's buffer; None if it was torn or nothing was committed."""
+        """The record's contents: the last result and the residual's buffer. None if it is torn, or if nothing was committed."""
         return read_record(self._record)
 
 
@@ -153,7 +154,7 @@ class Store:
         self._arena = Arena("psgc-store")
 
     def add_keys(self, shapes: list[KeyShape]) -> list[tuple[int, Segment]]:
-        """Make room for these keys; the segments that were made for it, with their numbers. A key that is there already stays."""
+        """Make room for these keys. Returns the segments that this created, with their numbers. Keys that exist already stay as they are."""
         segments = self._arena.segments
         before = len(segments)
         for shape in shapes:

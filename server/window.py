@@ -1,8 +1,8 @@
-"""How far ahead a server lets workers push: the keys of one layout, in the plan's order, for which there is room.
+"""How far ahead a server lets workers push: up to the last key of one layout, in the plan's order, for which it has room.
 
 Pure. A position counts the layout's parts on this server over all steps: part p of step t (from 1) is position (t - 1) * n + p.
 Workers may push every position below ``limit``. Room for all W contributions of a position is reserved when it is admitted and
-given back when its step is complete, so whatever order the ranks' gradients come in, an admitted step can always complete.
+given back when its step is complete. So an admitted step can always complete, in whichever order the ranks' gradients become ready.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OPEN: Final = 1 << 62  # the limit of a layout that fits as a whole: never annou
 
 
 class Window:
-    """``costs[p]``: payload bytes that all workers' contributions to part p may take. ``budget``: bytes there is room for."""
+    """``costs[p]``: the largest payload bytes of all workers' contributions to part p. ``budget``: the bytes that the server has room for."""
 
     def __init__(self, costs: Sequence[int], budget: int) -> None:
         self._costs = tuple(costs)
@@ -26,13 +26,13 @@ class Window:
         self._admit()
 
     def complete(self, part: int, step: int) -> bool:
-        """Part ``part`` has completed ``step``: give its room to those that wait. True if ``limit`` has grown."""
+        """Part ``part`` has completed ``step``: give its room to later positions. True if ``limit`` has grown."""
         if self.limit == OPEN:
             return False
         n, before = len(self._costs), self.limit
         position = (step - 1) * n + part
         self._complete.add(position)
-        if position < self.limit:  # one that all ranks skipped may be complete before it is admitted: no room was reserved for it
+        if position < self.limit:  # a position that all ranks skipped may complete before it is admitted; it has no room reserved
             self._reserved -= self._costs[part]
         while self._base in self._complete:
             self._complete.remove(self._base)

@@ -1,7 +1,7 @@
-"""A bucket at work: its codec, its residual, the slots its payloads are encoded into, and the jobs that encode and decode parts.
+"""A bucket at work: its codec, its residual, the slots that its payloads are encoded into, and the jobs that encode and decode parts.
 
-Numbers only: no protocol, no sockets. ``begin`` is called by the network thread, ``encode`` and ``decode`` by pool threads; parts of one
-bucket may be worked on at once, the steps of one bucket never overlap.
+Numbers only: no protocol, no sockets. The network thread calls ``begin``, pool threads call ``encode`` and ``decode``. Several parts of a
+bucket may be worked on at once; the steps of a bucket never overlap.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_slots(layout: Layout, arena: Arena) -> dict[int, Slot]:
 
 @dataclass(slots=True)
 class _SliceWork:
-    """A slice of the bucket and its state in the rounds of a step. By round: slots, and the lengths of the payloads in them."""
+    """A slice of the bucket and its state in the rounds of a step. Slots, and the lengths of the payloads in them, are listed by round."""
 
     offset: int
     numel: int
@@ -50,7 +50,7 @@ class _SliceWork:
     poisoned: bool = False  # a round of this step has met a NaN or infinity on some rank
     rescale: float = 1.0  # of the residual's unit, since the residual was last committed
     committed: bool = False  # the last step's payload is part of an aggregate and of the residual
-    add_back: bool = False  # what the slots' payloads stand for goes back to the residual: the trainer skipped that step
+    add_back: bool = False  # the trainer skipped the last step: the elements that the slots' payloads encode return to the residual
 
     @property
     def sent(self) -> list[Bytes]:
@@ -58,7 +58,7 @@ class _SliceWork:
 
 
 class BucketWork:
-    """See the module's text. keeps_residual: whether the push codec leaves something for later, in gradient units."""
+    """See the module's text. keeps_residual: whether the push codec keeps an error for the next step, in gradient units."""
 
     def __init__(self, layout: Layout, bucket: Bucket, slots: dict[int, Slot], rank: int) -> None:
         self.layout, self.bucket = layout, bucket
@@ -117,7 +117,7 @@ class BucketWork:
     def encode(self, key: int) -> Encoded:
         """Encode one round of a part into its slot."""
         work, index = self._by_key[key]
-        if work.poisoned:  # every rank knows: none has a payload for the rounds that are left
+        if work.poisoned:  # every rank knows this, so none sends a payload in the remaining rounds
             return Encoded(0, True)
         if self.step == 1:
             work.slots[index].populate()
@@ -135,11 +135,11 @@ class BucketWork:
         return encoded
 
     def decode(self, key: int, flags: int, payload: Bytes | None, own: bool) -> bool:
-        """Take one round's result; the last one's is decoded into the array, and the residual committed. True when it was the bucket's
-        last and everything has been stored. Raises PayloadError for a payload that its codec did not write."""
+        """Take one round's result. The last round's is decoded into the array, and the residual is committed. Returns True when this was the
+        bucket's last result and everything has been stored. Raises PayloadError for a payload that its codec did not write."""
         work, index = self._by_key[key]
         payload = np.empty(0, np.uint8) if payload is None else payload
-        if work.add_back:  # this rank had nothing to encode, and the result may overwrite what the last step's payloads stand for
+        if work.add_back:  # this rank had nothing to encode, and the result may overwrite the last step's payloads
             self._give_back(work)
         if index < len(work.slots) - 1:
             work.poisoned = bool(flags & Flag.NONFINITE)
@@ -173,7 +173,7 @@ class BucketWork:
             work.rescale = 1.0
 
     def _give_back(self, work: _SliceWork) -> None:
-        """What the slots' payloads stand for returns to the residual."""
+        """Add the elements that the slots' payloads encode back to the residual."""
         assert work.residual is not None
         residual = work.residual.load()
         work.state.add_back(work.sent, residual)
@@ -181,8 +181,8 @@ class BucketWork:
         work.add_back = False
 
     def remembered(self, dropped: bool = False) -> dict[str, TensorMemory]:
-        """What is kept between steps, by tensor; none of its steps may be under way. dropped: the trainer did not apply the last result,
-        which servers have not been told yet."""
+        """The state between steps, by tensor. None of the bucket's steps may be under way. dropped: the trainer did not apply the last
+        result, and servers have not been told so yet."""
         residual, velocity = np.zeros(self.bucket.numel, np.float32), np.zeros(self.bucket.numel, np.float32)
         factors: dict[str, NDArray[np.float32]] = {}
         has_velocity = False
@@ -207,8 +207,8 @@ class BucketWork:
         return {name: memory for name, memory in memories.items() if any(values is not None for values in memory)}
 
     def remember(self, memories: Mapping[str, TensorMemory]) -> None:
-        """Go on from what was remembered of these tensors; of the bucket's others nothing is. A residual that the codec does not keep is
-        owed: the first gradient takes it along."""
+        """Go on from what was remembered of these tensors; the bucket's other tensors start without state. A residual that this codec does
+        not keep is owed: it is added to the first gradient."""
         residual, velocity = np.zeros(self.bucket.numel, np.float32), np.zeros(self.bucket.numel, np.float32)
         factors: dict[int, NDArray[np.float32]] = {}
         for name, place in self.tensor_places():
@@ -231,7 +231,7 @@ class BucketWork:
             work.state.restore_factors({first - work.offset: q for first, q in factors.items() if work.offset <= first < end})
 
     def _kept(self, work: _SliceWork, dropped: bool) -> Residual | None:
-        """The residual of a slice, with what is to be added back to it; a copy then, for nothing changes by asking."""
+        """The residual of a slice. If a skipped step must be added back, this is a copy that includes it: reading changes no state."""
         if work.residual is None or not (work.add_back or (self._adds_back and dropped and work.committed)):
             return work.residual
         values = work.residual.load().copy()
@@ -241,7 +241,7 @@ class BucketWork:
         return kept
 
     def exact(self, dropped: bool = False) -> dict[int, ExactResidual]:
-        """By number of the slice, the residuals that ``remembered`` rounds."""
+        """The exact residuals, by slice number, where ``remembered`` gives rounded ones."""
         kept = ((number, work, self._kept(work, dropped)) for number, work in enumerate(self._slices))
         rounded = self.scheme.residual_dtype != "float32"
         return {
@@ -251,7 +251,7 @@ class BucketWork:
         }
 
     def set_exact(self, residuals: Mapping[int, ExactResidual]) -> None:
-        """Go on from another bucket's ``exact``, of the same slices, after ``remember``. Raises UsageError for other slices'."""
+        """Go on from the ``exact`` of a bucket with the same slices; called after ``remember``. Raises UsageError if the slices differ."""
         for number, exact in residuals.items():
             work = self._slices[number] if number < len(self._slices) else None
             if work is None or work.residual is None or work.residual.bytes.size != exact.bytes.size:
@@ -262,7 +262,7 @@ class BucketWork:
                 work.state.restore(exact.velocity)
 
     def server_parts(self) -> list[Part]:
-        """Those that their server keeps a residual of, element by element."""
+        """The parts of which the server keeps a residual, element by element."""
         if self.layout.kind == "broadcast":
             return []
         rounds = ((part, self.scheme.rounds(part.numel)[part.round]) for part in self.bucket.parts)

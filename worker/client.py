@@ -1,12 +1,12 @@
-"""The worker's side of the data protocol: the state of every part, what may be sent now, what must be sent again.
+"""The worker's side of the data protocol: the state of every part, which payloads may be sent now, and which must be sent again.
 
 Pure: no sockets, clocks, threads or numbers; ``now`` is passed in. The network thread carries out the actions in order.
 
 A part's step goes IDLE -> ENCODING -> QUEUED -> SENT -> ACKED -> DECODING -> IDLE (a skip goes straight to SENT). The payload stays
-as it was encoded until the step is decoded, so it can be sent again at any time; identical steps are never added twice by servers.
+as it was encoded until the step is decoded, so it can be sent again at any time; servers never add a step twice.
 
-Within one connection nothing is lost, so silence is never asked about there. What may have been lost with a connection is asked after when
-the next one is there, and a payload travels again only if the server then says that it lacks it.
+A living connection loses nothing, so the worker never asks because of silence. After a connection was replaced, the worker asks about every
+part that is unanswered, and sends a payload again only if the server says that it lacks it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from psgc.worker.connections.pace import Pace
 from psgc.worker.residuals.transfers import Transfer, Transfers
 
 NAMED_BY_SERVER_S: Final = 2.5  # a server looks once a heartbeat, and the scheduler passes its line on
-# Payloads that may wait in a connection's own queue: one that the kernel is taking, one to follow without a pause. All others wait here,
-# where one of higher priority still overtakes them; the kernel itself takes what bandwidth and delay of the link can hold.
+# Payloads that may wait in a connection's own queue: one that the kernel is taking, and one to follow without a pause. All others wait here,
+# where a payload of higher priority can still overtake them. The kernel itself buffers what the link's bandwidth and delay can hold.
 MOST_UNSENT: Final = 2
 
 
@@ -75,7 +75,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The job cannot go on, and why."""
+    """The job cannot go on; the text says why."""
 
     text: str
 
@@ -89,14 +89,14 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """A server has answered: the residual's elements are in the transfer, or are set."""
+    """A server has answered: the transfer now holds the residual's elements, or the server has set them."""
 
     transfer: Transfer
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All servers' connections have been measured: ``Client.rate``."""
+    """All servers' connections have been measured; ``Client.rate`` is now known."""
 
 
 Action = Encode | Transmit | Decode | Failed | Greet | Transferred | Measured
@@ -145,8 +145,8 @@ class _Server:
     windows: dict[int, int] = field(default_factory=dict)  # layout -> limit
     moved: float = float("-inf")  # when it last answered, or its connection's queue last moved
     named: Reminder | None = None  # of what has been awaited from it, until that is a while ago
-    pace: Pace | None = None  # once there is a connection to be measured
-    measured: bool = False  # or it needs no measurement
+    pace: Pace | None = None  # set once there is a connection to measure
+    measured: bool = False  # also True for a connection that needs no measurement
     transfers: Transfers = field(default_factory=Transfers)
 
 
@@ -163,10 +163,10 @@ class Client:
     silence_s: float = 5.0
     parts: dict[int, PartState] = field(default_factory=dict)
     servers: list[_Server] = field(init=False)
-    resent: int = 0  # contributions that were lost with a connection and sent again on the next
-    asked: int = 0  # questions after parts whose fate was unknown when a connection had been re-made
-    gradient_bytes: int = 0  # payloads of optimizers' layouts, in both directions, of steps whose results have come
-    uncompressed_bytes: int = 0  # and what these steps would have carried uncompressed
+    resent: int = 0  # contributions that were lost with a connection and sent again on the next one
+    asked: int = 0  # PULLs about parts that were unanswered when a connection was replaced
+    gradient_bytes: int = 0  # payload bytes of completed steps of optimizers' layouts, both directions
+    uncompressed_bytes: int = 0  # the same steps' bytes if they were uncompressed
     _sequence: int = 0
     _outstanding: set[int] = field(default_factory=set)
 
@@ -174,7 +174,7 @@ class Client:
         self.servers = [_Server() for _ in range(self.server_count)]
 
     def add_layout(self, layout: Layout, push_codec_ids: dict[int, int]) -> None:
-        """Know the parts of ``layout``. push_codec_ids: by key."""
+        """Add the parts of ``layout``. push_codec_ids: by key."""
         parts = list(layout.parts())
         for index, (bucket, part) in enumerate(parts):
             name = layout.tensors[bucket.tensors[0]].name
@@ -186,7 +186,7 @@ class Client:
             )  # fmt: skip
 
     def submit(self, key: int, now: float, *, skip: bool = False, previous_skipped: bool = False, rescale: float = 1.0) -> list[Action]:
-        """Begin the next step of a slice with its first round. Raises LocalProtocolError if its last step is not decoded yet."""
+        """Begin the next step of a slice with its first round. Raises LocalProtocolError if the previous step is not decoded yet."""
         part = self.parts[key]
         if part.phase is not Phase.IDLE:
             raise LocalProtocolError(f"part {key_text(key)} was submitted again while step {part.step} is {part.phase.value}")
@@ -202,7 +202,7 @@ class Client:
         return [self._push(part)] if self.servers[part.server].up else []
 
     def transfer(self, transfers: list[Transfer], now: float) -> list[Action]:
-        """Ask the servers after residuals, or set them; answered one by one with Transferred. Between the steps of their keys."""
+        """Ask the servers for residuals, or set them. Each is answered with Transferred. No step of their keys may be under way."""
         actions: list[Action] = []
         for server, state in enumerate(self.servers):
             state.transfers.add([transfer for transfer in transfers if self.parts[transfer.key].server == server], now)
@@ -221,7 +221,7 @@ class Client:
         return self._pump(part.server)
 
     def departed(self, server: int, unsent: int, now: float) -> list[Action]:
-        """The kernel has taken payloads of the connection's queue, which now holds ``unsent``."""
+        """The kernel has taken payloads from the connection's queue, which now holds ``unsent`` payloads."""
         state = self.servers[server]
         if unsent == state.unsent:
             return []
@@ -229,14 +229,14 @@ class Client:
         return self._pump(server)
 
     def moved(self, server: int, now: float) -> float:
-        """When something last came through to or from a server; now, where nothing is awaited from it."""
+        """The time at which something last got through to or from a server; ``now`` if nothing is awaited from it."""
         state = self.servers[server]
         waits = state.queue or state.transfers.said or any(True for _ in self._unanswered(server))
         return state.moved if waits else now
 
     @property
     def measured(self) -> bool:
-        """Whether every server has been connected to, and its connection measured where that makes sense."""
+        """Whether every server has a connection, and each connection that needs measuring has been measured."""
         return all(state.measured for state in self.servers)
 
     @property
@@ -246,7 +246,8 @@ class Client:
         return max(1, int(min(rates))) if rates and min(rates) < math.inf else 0
 
     def receive(self, server: int, header: Header, payload: Any, now: float) -> list[Action]:
-        """One message from a server. Repeats and leftovers are dropped. Raises RemoteProtocolError for what makes no sense."""
+        """Handle one message from a server. Repeats and answers that are out of date are dropped. Raises RemoteProtocolError for a message that
+        does not fit the protocol."""
         if header.job != self.job or header.sender != SERVER_SENDER + server:
             raise RemoteProtocolError(f"message of job {header.job}, sender {header.sender:#x}; expected {self.job}, server {server}")
         if header.epoch != self.epoch:
@@ -273,7 +274,7 @@ class Client:
         raise RemoteProtocolError(f"server {server}: a server does not send {Kind(header.kind).name} to a worker")
 
     def decoded(self, key: int, now: float) -> list[Action]:
-        """The pool has decoded the part's result: its next round begins, or after the last one its next step may."""
+        """The pool has decoded the part's result: the next round begins, or, after the last round, the next step may begin."""
         part = self.parts[key]
         assert part.phase is Phase.DECODING, part
         part.phase = Phase.IDLE
@@ -288,12 +289,12 @@ class Client:
         return all(self.parts[key].phase is Phase.IDLE for key in keys)
 
     def disconnected(self, server: int) -> None:
-        """Nothing is sent until the connection is back; what was in flight may be lost."""
+        """Send nothing until the connection is back. Messages that were in flight may be lost."""
         self.servers[server].up = False
 
     def connected(self, server: int, now: float, *, queues: bool = False) -> list[Action]:
-        """A new or renewed connection: greet, then ask after all that may have been lost; measure the first. queues: whether payloads wait
-        in a queue of the connection's own, and ``departed`` is called when one leaves it."""
+        """A connection is up, for the first time or again: greet, then ask about everything that may have been lost. The first connection is
+        measured. queues: whether payloads wait in a queue of the connection's own; ``departed`` is then called when one leaves it."""
         state = self.servers[server]
         state.up, state.queues, state.unsent = True, queues, 0
         actions: list[Action] = [Greet(server)]
@@ -325,7 +326,7 @@ class Client:
         return [Measured()] if self.measured else []
 
     def tick(self, now: float, told: float = float("-inf")) -> list[str]:
-        """Name what has been awaited for long. told: when the servers, through the scheduler, last named what they await themselves."""
+        """Name what this worker has awaited for long. told: when the servers, through the scheduler, last named what they await themselves."""
         return self._name_awaited(now, told)
 
     def _unanswered(self, server: int) -> Iterator[PartState]:
@@ -355,8 +356,8 @@ class Client:
         return texts
 
     def _is_late(self, part: PartState, now: float, told: float) -> bool:
-        """A part that a server has accepted waits for other ranks, mostly: the server says so itself, and is given the time to. None is late
-        while others move: over a slow link all of them take minutes."""
+        """Whether the part should be named as awaited. A part that a server has accepted mostly waits for other ranks; the server names those
+        itself, so it gets the time to. No part is late while others make progress: over a slow link each of them may take minutes."""
         state = self.servers[part.server]
         waited = now - max(part.began, state.moved)
         if part.phase is Phase.ACKED and state.up:
@@ -459,11 +460,12 @@ class Client:
             current = part is not None and part.step == header.step and part.phase in (Phase.SENT, Phase.ACKED)
             return self._again(part) if part is not None and current and part.asked else []
         if notice.code in (ErrorCode.NOT_ADMITTED, ErrorCode.STALE_EPOCH):
-            return []  # said on a connection, or in an epoch, that was over; what it was about is asked after on the new one
+            return []  # about a connection or an epoch that is over; the worker asks about its parts on the new connection
         return [Failed(notice.text)]
 
     def _again(self, part: PartState) -> list[Action]:
-        """The server lacks a contribution: it waits for its turn again. One question is followed by one payload, however it is answered."""
+        """The server lacks a contribution, which therefore goes back to the queue. Each question leads to one payload at most, even if the
+        server answers it several times."""
         part.asked = False
         self.resent += 1
         if part.skip:

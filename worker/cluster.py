@@ -144,7 +144,7 @@ class ClusterSession(Session):
         works = self._works(layout)
         self._transfer(take_up(memory, layout, works, self.size))
         if any(work.server_parts() for work in works):
-            self._meet(1, layout.id)  # a push that overtook another rank's residual would make it too late
+            self._meet(1, layout.id)  # a push must not overtake another rank's residual, which servers take before the first step only
 
     def _works(self, layout: Layout) -> list[BucketWork]:
         return [work for work in self._network.bucket_works() if work.layout is layout]
@@ -183,7 +183,7 @@ class ClusterSession(Session):
         return declaration if declaration.seed >= 0 else replace(declaration, seed=self.config.seed)
 
     def _remember(self, declaration: Declaration) -> None:
-        """Check a declaration before it goes out: its codec, and that its name means what it meant before."""
+        """Check a declaration before it is sent: its codec, and that it agrees with an earlier one of this name."""
         self.check()
         with self._lock:
             known = self._names.get(declaration.name)

@@ -1,4 +1,4 @@
-"""The worker's conversation with the scheduler: register, heartbeat, declare, barrier, leave; hear of the end of the job.
+"""The worker's conversation with the scheduler: register, send heartbeats, declare, meet at barriers, leave, and learn of the job's end.
 
 Runs in the network thread. Knows nothing of parts and payloads.
 """
@@ -33,13 +33,13 @@ from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Declare, Notice, Register, Topology, decode_body, decode_json, encode_body, pack
 
 logger = logging.getLogger(__name__)
-TICK_S: Final = 0.25  # how often the network thread has it look after itself
-TURN_S: Final = 0.02  # of what the scheduler has said, in a turn of the network thread
+TICK_S: Final = 0.25  # how often the network thread calls ``tick``
+TURN_S: Final = 0.02  # time for the scheduler's messages in one turn of the network thread
 
 
 @dataclass(slots=True)
 class Waiting:
-    """How long ranks have waited for results of steps, in all: this rank, and as the scheduler last said of all."""
+    """How long ranks have waited for results of steps, in total: this rank, and all ranks as the scheduler last reported."""
 
     own_s: float = 0.0
     slowest_rank: int = -1  # the one that waited least; -1: not known
@@ -59,7 +59,7 @@ class Owner(Protocol):
 
 
 class _Declared:
-    """A name that is declared and has no layout yet."""
+    """A declared name that has no layout yet."""
 
     def __init__(self, request: int, declaration: Declaration, rate: int) -> None:
         self.request, self.declaration, self.rate = request, declaration, rate
@@ -94,7 +94,7 @@ class Coordinator:
         return self._dealer.pollables()
 
     def register(self) -> None:
-        """Ask to be let in; answered by TOPOLOGY once everyone is there. Safe to say again."""
+        """Ask to join. The scheduler answers with TOPOLOGY once everyone is there. Safe to repeat."""
         config = self._config
         body = Register(
             "worker", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
@@ -121,7 +121,7 @@ class Coordinator:
         self._send(Kind.BARRIER, plan=layout, step=number)
 
     def tell(self, text: str) -> None:
-        """Have the scheduler log what this worker awaits, and tell the others."""
+        """Have the scheduler log what this worker awaits, and tell the other members."""
         self._send(Kind.HEARTBEAT, encode_body(Notice(0, text)), step=int(1e3 * self._owner.waiting.own_s))
 
     def fault(self, text: str) -> None:
@@ -134,17 +134,17 @@ class Coordinator:
         self._send(Kind.BYE)
 
     def farewell_s(self) -> float:
-        """How long the scheduler's answer to BYE is waited for: a worker that ends unheard would be taken for dead."""
+        """How long to wait for the scheduler's answer to BYE: it would take a worker that ends without one for dead."""
         return self._config.step_timeout_s if self._life.alive() else self._config.dead_s
 
     def release(self) -> None:
-        """The job has failed: nobody waits for a barrier any more."""
+        """The job has failed: release every thread that waits for a barrier."""
         for passed in self._barriers.values():
             passed.set()
         self._barriers.clear()
 
     def receive(self, ready: Set[Any]) -> None:
-        """Hear what the scheduler has said, and what has happened to the connection, if one of ``ready`` is its."""
+        """Handle the scheduler's messages, and events of the connection, if one of ``ready`` is its socket."""
         for event in self._dealer.events() if self._dealer.monitor in ready else ():
             self._life.connection(event == "up", time.monotonic())
             if self._life.up:
@@ -155,12 +155,12 @@ class Coordinator:
                 self._life.hear(time.monotonic())
                 self._handle(header, b"" if payload is None else payload.tobytes())
                 if time.monotonic() >= until:
-                    return  # the rest is heard in the next turn
+                    return  # the rest is handled in the next turn
         except RemoteProtocolError as error:
             self._owner.failed(f"the scheduler at {self._config.root_endpoint} sent bytes that are no message: {error}")
 
     def tick(self, now: float) -> None:
-        """Heartbeat; register again until that is answered; name or give up on a silent scheduler."""
+        """Send a heartbeat; repeat the registration until it is answered; name a silent scheduler, and in the end give up."""
         config = self._config
         self._dealer.tick(now)
         if now - self._beat >= config.heartbeat_s and self._rank is not None:
@@ -188,7 +188,7 @@ class Coordinator:
     def _await_admission(self, now: float) -> None:
         self.began = younger(self.began, self._absence.ended(now), now)
         waited = now - self.began
-        talks = now - self._life.heard <= 2 * self._config.silence_s  # then it gives up itself, and can say who is missing
+        talks = now - self._life.heard <= 2 * self._config.silence_s  # an alive scheduler gives up itself, and can say who is missing
         if waited > self._config.register_timeout_s and not talks:
             self._owner.failed(f"gave up after {waited:.0f} s of waiting for {self._awaited()}")
         elif self._life.up and now - self._life.heard < self._config.silence_s + 2 * self._config.heartbeat_s:
@@ -205,7 +205,8 @@ class Coordinator:
         )
 
     def _say_again(self) -> None:
-        """On a new connection: requests that are still unanswered, which the last one may have lost. The scheduler counts none of them twice."""
+        """On a new connection: repeat requests that are still unanswered, because the old connection may have lost them. The scheduler counts
+        none of them twice."""
         if self._rank is None:
             self.register()
         for declared in self._declared.values():
@@ -242,7 +243,7 @@ class Coordinator:
             waiting.slowest_rank, waiting.least_ms, waiting.most_ms = header.plan, header.key, header.step
 
     def _declare_whole(self, request: int) -> None:
-        """The scheduler asks for a declaration, not its digest alone."""
+        """The scheduler asks for the whole declaration: it has only the digest."""
         declared = self._by_request.get(request)
         if declared is not None:
             self._send(Kind.DECLARATION, pack(encode_body(declared.declaration.to_json())), plan=request)

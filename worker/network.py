@@ -1,8 +1,7 @@
 """The network thread: the only place of a worker that does I/O. It holds the GIL for headers, never for payloads.
 
-It carries out what the client's state machine and the coordinator say, hands encoding and decoding to the pool, and takes
-calls from other threads through its mailbox. A thread and not a process: beside a busy eager loop it costs the trainer nothing
-that can be measured (see docs/design.md).
+It carries out the actions of the client's state machine and of the coordinator, hands encoding and decoding to the pool, and takes
+calls from other threads through its mailbox. docs/design.md says why it is a thread and not a process, and what that costs.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from psgc.worker.session import BucketBuffer
 from psgc.worker.tickets import StepTicket, TicketBoard
 
 logger = logging.getLogger(__name__)
-TURN_S = 0.02  # of one source's work in a turn of the loop
+TURN_S = 0.02  # time for one source's messages in one turn of the loop
 LOST_S = 0.5
 ENCODE_PRIORITY = 0
-HERE_NUMEL = 16384  # elements that a kernel is done with in about the time that another thread needs to wake up
-DECODE_PRIORITY = 1 << 40  # a result frees memory and the next step; a gradient only starts
+HERE_NUMEL = 16384  # a kernel takes about as long for so many elements as another thread takes to wake up
+DECODE_PRIORITY = 1 << 40  # before encoding: decoding a result frees memory and lets the next step begin
 
 
 @dataclass(slots=True)
@@ -103,23 +102,23 @@ class Network(threading.Thread):
         self._launcher = Launcher(config.launcher)
         SAVES.tell_to(self._launcher.tell_saving, config.save_timeout_s)
         self._pool = Pool("psgc-codec", _pool_threads(config), self._broken)
-        self._undeclared: list[tuple[Declaration, Callable[[Layout], None]]] = []  # until the connections have been measured
+        self._undeclared: list[tuple[Declaration, Callable[[Layout], None]]] = []  # they wait until the connections have been measured
         self._reach: Reach | None = None  # once the servers are known
-        self._lost: dict[int, float] = {}  # server -> since when its connection is down, until that is said
+        self._lost: dict[int, float] = {}  # server -> when its connection went down; removed once that has been logged
         self._closing_since: float | None = None
         self._end = False
 
     # called by other threads
 
     def declare(self, declaration: Declaration, then: Callable[[Layout], None]) -> None:
-        """Have the name declared if it is not yet, then call ``then`` in the network thread."""
+        """Declare the name, unless that has been done, then call ``then`` in the network thread."""
         self.mailbox.put(self._declare, declaration, then)
 
     def submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
         self.mailbox.put(self._submit, layout, bucket, submission)
 
     def transfer(self, transfers: list[Transfer], ticket: StepTicket) -> None:
-        """Have residuals asked after or set; the ticket is done when all are answered."""
+        """Ask the servers for residuals, or set them; the ticket is done when all are answered."""
         self.mailbox.put(self._transfer, transfers, ticket)
 
     def fault(self, text: str) -> None:
@@ -127,7 +126,7 @@ class Network(threading.Thread):
         self.mailbox.put(self._fault, text)
 
     def barrier(self, number: int, passed: threading.Event, layout: int = 0) -> None:
-        """Set ``passed`` when every worker has come to its barrier ``number`` (of ``layout``, or 0 for none), or the job has failed."""
+        """Set ``passed`` when every worker has reached its barrier ``number`` (of ``layout``, or 0 for none), or when the job has failed."""
         self.mailbox.put(self._barrier, number, passed, layout)
 
     def close(self) -> None:
@@ -168,7 +167,7 @@ class Network(threading.Thread):
         self.layouts[layout.name] = layout
 
     def failed(self, text: str) -> None:
-        """The job has ended: release every waiter; if the process does not end by itself, end it."""
+        """The job has failed: release every waiter, and end the process if it does not end by itself."""
         if self.error is not None:
             return
         error = JobFailed(text)
@@ -214,7 +213,7 @@ class Network(threading.Thread):
             self._serve_links(self._connections.ready())
 
     def _serve_links(self, ready: list[Link]) -> None:
-        """Each in turn, as many as there is time for: the scheduler, ticks and other threads' calls wait for none."""
+        """Receive from the links in turn, for at most ``TURN_S``, so that the scheduler, ticks and other threads' calls never wait for them."""
         until = time.monotonic() + TURN_S
         for number, connection in enumerate(ready):
             self._serve_link(connection.owner)
@@ -223,7 +222,7 @@ class Network(threading.Thread):
                 return
 
     def _flush(self) -> None:
-        """Have the kernel take what has been queued; what leaves a queue makes room there for more."""
+        """Have the kernel take queued payloads, and refill the queues that they leave."""
         while touched := self._connections.flush():
             for connection in touched:
                 link = connection.owner
@@ -244,7 +243,7 @@ class Network(threading.Thread):
         self._look_at(link)
 
     def _look_at(self, link: ServerLink) -> None:
-        """What has happened to a connection; one that is down is made again."""
+        """Handle a connection's events; one that is down is made again."""
         client = self.client
         assert client is not None
         for event in link.events():
@@ -284,7 +283,8 @@ class Network(threading.Thread):
             self._fault(fault)
 
     def _name_lost(self, server: int) -> None:
-        """A server that ends closes its connections a moment before the scheduler says that the job has."""
+        """Log lost connections, but only after ``LOST_S``: a server that ends closes its connections a moment before the scheduler tells of the job's
+        end."""
         if self._lost.pop(server, None) is not None and self._closing_since is None and self.error is None:
             logger.warning("connection to server %d lost; it is re-made, and what was in flight is sent again", server)
 
@@ -324,9 +324,9 @@ class Network(threading.Thread):
                 self._fault(action.text)
 
     def _work(self, priority: int, job: Callable[..., None], running: _Running, what: Any) -> None:
-        """Have a codec's job done: by the pool, or here and now where a switch of threads would cost more than the job.
+        """Run a codec's job in the pool, or in this thread if switching threads would cost more than the job.
 
-        A bucket's first step always goes to the pool, which may have to compile its kernels.
+        A bucket's first step always goes to the pool, because its kernels may have to be compiled.
         """
         submission = running.current
         if running.work.step == 1 or running.work.bucket.numel > HERE_NUMEL or submission is None or submission.buffer.waits:
@@ -342,7 +342,7 @@ class Network(threading.Thread):
         self.links[server].send(Header(Kind.HELLO, job=self.config.job, epoch=self.client.epoch, sender=self.client.rank))
 
     def _declare(self, declaration: Declaration, then: Callable[[Layout], None]) -> None:
-        """How layouts are cut depends on how fast the connections are."""
+        """Send the declarations that waited for the connections' measurement: the scheduler cuts parts by the slowest rate."""
         if self.client is not None and self.client.measured:
             self._coordinator.declare(declaration, then, self.client.rate)
         else:
@@ -433,7 +433,7 @@ class Network(threading.Thread):
         assert self.client is not None
         self._apply(self.client.decoded(key, time.monotonic()))
         running.stored = running.stored or last
-        # Parts that were decoded before the last may be heard of after it; the next step finds all of them idle.
+        # The pool may report earlier parts after the last one; the next step must find all of them idle.
         if running.stored and running.current is not None and self.client.idle(part.key for part in running.work.bucket.parts):
             running.stored = False
             ticket, running.current = running.current.ticket, None
@@ -476,7 +476,7 @@ class Network(threading.Thread):
         return "?" if self.topology is None else str(self.topology.rank)
 
     def bucket_works(self) -> list[BucketWork]:
-        """All buckets of all layouts so far. Their state is only to be touched while none of their steps is under way."""
+        """All buckets of all layouts so far. Their state may only be touched while none of their steps is under way."""
         return [running.work for running in list(self._buckets.values())]
 
 

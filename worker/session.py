@@ -17,7 +17,7 @@ from psgc.worker.residuals.residual import LayoutMemory
 
 
 class BucketBuffer(Protocol):
-    """Where a bucket's elements come from and go to. Both methods run in a thread of psgc's, once a step, load before store."""
+    """Where a bucket's elements come from and go to. Both methods run in one of psgc's threads, once a step; ``load`` runs before ``store``."""
 
     @property
     def waits(self) -> bool:
@@ -28,7 +28,7 @@ class BucketBuffer(Protocol):
         this same array, so it must stay as it is until ``store``. For a skip its contents do not matter."""
 
     def store(self, skipped: bool) -> None:
-        """The array now holds the aggregate; give it to its tensors. skipped: all ranks skipped, the array means nothing."""
+        """The array now holds the aggregate; copy it to the tensors. skipped: all ranks skipped, and the array's contents mean nothing."""
 
 
 class Ticket(Protocol):
@@ -84,7 +84,7 @@ class Session(ABC):
 
     @property
     def synchronised(self) -> bool:
-        """Whether gradients, or tensors by push_pull, have been declared: broadcasts are not meant."""
+        """Whether gradients, or tensors for push_pull, have been declared. Broadcasts do not count."""
         return True
 
     @property
@@ -102,13 +102,14 @@ class Session(ABC):
 
     @abstractmethod
     def remembered(self, layout: Layout, dropped: bool) -> LayoutMemory:
-        """A copy of what is kept between steps of the layout's tensors: by this rank, and by the servers of the buckets it answers for (number
-        modulo size), as it is after this rank's last step. None of its steps may be under way. dropped: the trainer did not apply the
-        last step's result, and no later submission has said so."""
+        """A copy of what is kept between steps of the layout's tensors: by this rank, and by the servers of the buckets that
+        it answers for (number modulo size), as of this rank's last step. None of the layout's steps may be under way. dropped: the
+        trainer did not apply the last step's result, and no later submission has said so."""
 
     @abstractmethod
     def remember(self, layout: Layout, memory: LayoutMemory) -> None:
-        """Go on from ``memory``, before the layout's first step. Every rank must call it, each with what it answers for: on return all have."""
+        """Go on from ``memory``, before the layout's first step. Every rank must call it, with the buckets that it answers for; it returns when all
+        ranks have called it."""
 
     @abstractmethod
     def statistics(self) -> dict[str, int]:

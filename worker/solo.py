@@ -1,7 +1,7 @@
-"""The session of a process that is alone: rank 0 of 1, where the mean or sum of one is itself.
+"""The session of a process that is alone: rank 0 of 1. The mean, or sum, of one gradient is that gradient.
 
-Nothing travels and no codec runs: the aggregate is the gradient as it is, whatever codec was named (its name is still checked).
-Owns the same checks as a real job's session, so that a script that works alone declares what it would declare in a job.
+Nothing travels and no codec runs: the aggregate is the unchanged gradient, whichever codec was named (its name is still checked).
+Makes the same checks as a real job's session, so that a script that works alone also works in a job.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class SoloSession(Session):
         return memory
 
     def remember(self, layout: Layout, memory: LayoutMemory) -> None:
-        """Nothing is left over where nothing is encoded: what a larger job has left is owed to the first step."""
+        """This session encodes nothing, so it keeps no residual: a larger job's residuals are added to the first step's gradients."""
         for bucket in layout.buckets:
             values = np.zeros(bucket.numel, np.float32)
             for name, place in layout.places(bucket):

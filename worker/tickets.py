@@ -1,4 +1,4 @@
-"""Waiting without polling: tickets that are done once, and threads that sleep on an eventfd until theirs are."""
+"""Waiting without polling: a ticket becomes done once, and a thread sleeps on an eventfd until its tickets are done."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Waiter(threading.local):
 
 
 class TicketBoard:
-    """All tickets of a session. ``fail`` releases every waiter; what they then raise is the session's business."""
+    """All tickets of a session. ``fail`` releases every waiter; the session decides what they then raise."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,7 +78,7 @@ class TicketBoard:
             return list(self._open)
 
     def fail(self) -> None:
-        """Nothing more will be done: every ticket counts as done."""
+        """The session has failed: every ticket counts as done."""
         with self._lock:
             self._failed = True
             for ticket in self._open:

@@ -1,4 +1,4 @@
-"""What the scheduler's state machines ask the loop to do."""
+"""The actions that the scheduler's state machines return for the loop to carry out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One line for people. level: as in the logging module."""
+    """Log one line. level: as in the logging module."""
 
     level: int
     text: str
@@ -26,7 +26,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The scheduler's process ends with this status, for this reason."""
+    """End the scheduler's process with this status, for this reason."""
 
     status: int
     reason: str

@@ -1,4 +1,4 @@
-"""The scheduler's process: one ROUTER, one state machine, a clock."""
+"""The scheduler's process: one ROUTER socket, one state machine and a clock."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from psgc.wire.messages import Register
 
 logger = logging.getLogger(__name__)
 TURN_S: Final = 0.05
-MAX_HEARD_BYTES: Final = 16 << 20  # of one message; 100,000 tensors declare themselves in some 2 MB, packed
+MAX_HEARD_BYTES: Final = 16 << 20  # the largest message; the declaration of 100,000 tensors takes about 2 MB, packed
 
 
 def serve(config: Config) -> int:
-    """Keep one job together to its end. Returns the exit status; why a job failed is the last line logged."""
+    """Keep one job together to its end. Returns the exit status; the last line logged says why a job failed."""
     config.require_cluster()
     context: zmq.Context[Any] = zmq.Context()
     keys = control_keys(config.job, config.token)
@@ -44,7 +44,7 @@ def serve(config: Config) -> int:
     except PsgcError as error:
         context.destroy(0)
         raise PsgcError(f"scheduler: {error}") from None
-    parse_scheme("none", BucketContext("float32"))  # loads what codecs need, which takes most of a second, while nobody waits yet
+    parse_scheme("none", BucketContext("float32"))  # loading what codecs need takes most of a second, so it is done while nobody waits
     loop = _Loop(config, router)
     names = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
     before = {n: signal.signal(n, lambda number, _: loop.mailbox.put(loop.stop, names[signal.Signals(number)])) for n in names}
@@ -58,7 +58,7 @@ def serve(config: Config) -> int:
 
 
 def _warn(config: Config) -> None:
-    """What of a job beyond one machine is not protected."""
+    """Warn of what is not protected in a job on several machines."""
     if not config.token:
         logger.warning(
             "PSGC_TOKEN is not set: anybody who reaches port %d can join the job, read and alter gradients; set the same secret everywhere",
@@ -82,9 +82,9 @@ class _Loop:
         self._config, self._router = config, router
         self._end: End | None = None
         self._voice = Voice.of(config)
-        self._voice.speaks(AWAITED)  # members whose lines end up where these do leave it to the scheduler to name what is awaited
+        self._voice.speaks(AWAITED)  # members that log to the same place leave it to the scheduler to name what is awaited
         self._launcher = Launcher(config.launcher)
-        self._told = False  # the launcher knows why the job failed, and prints it
+        self._told = False  # the launcher has been told why the job failed, and prints it
         self._state = Membership(
             config.nodes, config.servers, config.job, time.monotonic(), _alive, config.silence_s, config.dead_s,
             config.register_timeout_s, config.step_timeout_s, heartbeat_s=config.heartbeat_s, launched=config.scheduler_fd >= 0,
@@ -114,7 +114,7 @@ class _Loop:
         self._apply(self._state.abort(f"the scheduler was ended by {why}", time.monotonic()))
 
     def _hear(self, until: float) -> None:
-        """What has come, from each peer in turn, until then: signals and ticks wait no longer than that, however much there is."""
+        """Handle messages, from each peer in turn, until the given time: signals and ticks wait no longer than that, even under a flood."""
         for identity, header, payload in self._router.receive():
             body = b"" if payload is None else payload.tobytes()
             self._apply(self._state.receive(identity, header, body, time.monotonic()))

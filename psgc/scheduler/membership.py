@@ -1,7 +1,7 @@
 """The job from its first registration to its end: heartbeats, faults, leaving. Pure: ``now`` and ``alive`` are passed in.
 
-A fault that is detected (a dead member, a mismatch, a duplicate, a FAULT) ends the job for everybody with one text: who, what, remedy.
-A stranger (another job's id, one member too many) is refused and ends nothing; who does not hold the token is not heard at all.
+A detected fault (a dead member, a mismatch, a duplicate, a FAULT) ends the job for everybody with one text: who, what, and the remedy.
+A stranger (another job's id, one member too many) is refused, and the job goes on; a peer without the token never gets this far.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from psgc.wire.messages import Declare, ErrorCode, Notice, Register, decode_body
 
 FAREWELL_S = 2.0  # after a fault: how long members may take to say BYE
 SEEN_OUT_S = 15.0  # after the workers have left: how long servers may take
-LAUNCHED = 12  # so many times as late those are named whom a launcher knows to live: they import, or compile kernels, on a busy machine
+LAUNCHED = 12  # members that a launcher knows to live are named so many times later: they import, or compile kernels, on a busy machine
 
 
 @dataclass(slots=True)
 class Membership:
-    """See the module's text. alive: whether a member's process still runs; None where that cannot be told from here."""
+    """See the module's text. alive: whether a member's process still runs; None if that is unknown (it is on another host)."""
 
     nodes: int
     servers: int
@@ -45,12 +45,12 @@ class Membership:
     data_key: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)  # of the job's payload connections
     heartbeat_s: float = 1.0
     itself: tuple[str, int, int] = ("", 0, 0)  # this scheduler's host, pid and when it started
-    launched: bool = False  # a launcher here has started all the others, and tells of one that ends
+    launched: bool = False  # a launcher on this host has started all the others, and reports one that ends
     roster: Roster = field(init=False)
-    barriers: Barriers | None = None  # this and declarations: once everyone is there
+    barriers: Barriers | None = None  # this and declarations are set once everyone is there
     declarations: Declarations | None = None
-    _named: Reminder = field(init=False)  # of who has not registered
-    _told: float = field(init=False)  # when those who have were last told that this is so
+    _named: Reminder = field(init=False)  # of members that have not registered
+    _told: float = field(init=False)  # when the registered members were last told who is missing
     _stalled: float = float("-inf")  # when a stalled step was last named
     _late: dict[int, Reminder] = field(default_factory=dict)  # of barriers, of declarations, of layouts: while some are late
     _failed: tuple[float, str] | None = None
@@ -65,7 +65,7 @@ class Membership:
         self._absence = Absence(self.heartbeat_s, self.began)
 
     def receive(self, peer: bytes, header: Header, body: bytes, now: float) -> list[Action]:
-        """One message. Whatever is wrong with it becomes an ERROR reply; the job goes on."""
+        """Handle one message. An error in it becomes an ERROR reply; the job goes on."""
         unknown = False
         try:
             if header.job != self.job:
@@ -76,7 +76,7 @@ class Membership:
                 return self._register(peer, decode_body(Register, body), now)
             member = self.roster.heard_from(peer, now)
             if member is None:
-                unknown = True  # it may have spoken before its new connection was up, on which it registers and says again what is open
+                unknown = True  # a member whose new connection is not up yet: there it registers, and repeats its open requests
                 raise RemoteProtocolError("register first", ErrorCode.NOT_ADMITTED)
             if header.kind == Kind.BYE:
                 return self._bye(member, now)
@@ -84,15 +84,15 @@ class Membership:
         except RemoteProtocolError as error:
             notice = encode_body(Notice(error.code, f"scheduler: {error}"))
             reply = self._send(peer, Kind.ERROR, notice, plan=header.plan)
-            reply = replace(reply, header=reply.header._replace(job=header.job))  # a peer that does not know the job's id is not told it
+            reply = replace(reply, header=reply.header._replace(job=header.job))  # the peer's own: a stranger does not learn this job's id
             return [reply, Log(logging.DEBUG if unknown else logging.WARNING, f"refused a message: {error}")]
-        except CodecError as error:  # a server says its name, too: their packages may differ
+        except CodecError as error:  # the text names the scheduler: a server's packages may differ
             return self.abort(f"scheduler: {error}", now)
         except PsgcError as error:
             return self.abort(str(error), now)
 
     def tick(self, now: float) -> list[Action]:
-        """Name what is awaited, find who has died, give up on what takes too long."""
+        """Name what is awaited, find members that have died, and give up on what takes too long."""
         was_away = self._was_away(now)
         if self._failed is not None:
             since, reason = self._failed
@@ -100,7 +100,7 @@ class Membership:
             return [End(1, reason)] if done else []
         if self._over is not None:
             return self._see_out(self._over, now)
-        for member in () if was_away else self.roster:  # last messages of members that have ended meanwhile are heard first
+        for member in () if was_away else self.roster:  # first handle the last messages of members that ended in the meantime
             if (text := self._death(member, now)) is not None:
                 return self.abort(text, now)
         if self.barriers is None:
@@ -109,7 +109,7 @@ class Membership:
         return silent + (self._deserted(now) or self._await_gatherings(now))
 
     def _was_away(self, now: float) -> bool:
-        """Whether this process did not run since the last tick (stopped, a machine that slept). It heard nobody; that is no silence of theirs."""
+        """Whether this process did not run since the last tick (it was stopped, or the machine slept). Members are not silent because of that."""
         away = self._absence.ended(now)
         if not away:
             return False
@@ -121,7 +121,7 @@ class Membership:
         return True
 
     def abort(self, text: str, now: float) -> list[Action]:
-        """End the job for everybody; the first reason stays."""
+        """End the job for everybody; the first reason is kept."""
         if self._failed is not None:
             return []
         self._failed = (now, text)
@@ -146,13 +146,13 @@ class Membership:
         return warning + (self._admit_all(now) if self.roster.complete else [])
 
     def _layouts_again(self, member: Member) -> Iterator[Action]:
-        """A server that registers again has a new connection: the last one may have lost layouts that it was told, or its answers."""
+        """A server that registers again has a new connection: the old one may have lost layouts that were sent to it, or its answers."""
         if member.register.role == "server" and self.declarations is not None:
             for name in self.declarations.unready(member.rank):
                 yield self._keys(name, member)
 
     def _warn_of_loopback(self, member: Member) -> list[Action]:
-        """A server that gives workers elsewhere an address of their own machine."""
+        """Warn of a server whose address workers on other machines would take for their own machine."""
         register = member.register
         if register.role != "server" or same_network(register.host, self.itself[0]):
             return []
@@ -209,8 +209,8 @@ class Membership:
         raise RemoteProtocolError(f"a {member.register.role} does not send {kind.name} to the scheduler", ErrorCode.UNKNOWN_KIND)
 
     def _name_stall(self, teller: Member, text: str, now: float) -> list[Action]:
-        """A member says what it awaits: a server the ranks of a step, a worker a server. Others say the same of the same, and need not be
-        heard, too."""
+        """Log what a member awaits: a server awaits ranks, a worker awaits a server. Other members report the same, so reports that follow soon are
+        dropped."""
         if now - self._stalled < self.silence_s / 2:
             return []
         self._stalled = now
@@ -221,14 +221,15 @@ class Membership:
         return [self._send(m.peer, Kind.HEARTBEAT, body) for m in self.roster.workers() if not m.left and m is not teller]
 
     def _answer_heartbeat(self, member: Member) -> Send:
-        """A worker hears who waited least for steps (all others waited for that rank), how long that was, and the longest."""
+        """Tell a worker which rank waited least for steps (all others waited for that rank), how long it waited, and the longest wait of any
+        rank."""
         if member.register.role != "worker" or self.barriers is None:
             return self._send(member.peer, Kind.HEARTBEAT)
         least = self._least or member
         return self._send(member.peer, Kind.HEARTBEAT, plan=least.rank, key=least.waited_ms, step=self._most_ms)
 
     def _note_waited(self, member: Member, waited_ms: int) -> None:
-        """Counts only grow, so the least is looked for anew only when its own has: once a heartbeat, however many members there are."""
+        """Counts only grow, so the least is searched again only when its own count has grown: once a heartbeat, for any number of members."""
         member.waited_ms = waited_ms
         self._most_ms = max(self._most_ms, waited_ms)
         if self._least is None or self._least is member or waited_ms < self._least.waited_ms:
@@ -281,7 +282,7 @@ class Membership:
         return [self._send(m.peer, Kind.BYE) for m in self.roster.server_members()]
 
     def _see_out(self, since: float, now: float) -> list[Action]:
-        """The work is done: tell the servers until each has said BYE or is gone."""
+        """The workers are done: tell the servers until each has said BYE or is gone."""
         for member in self.roster:
             member.left = member.left or self.alive(member.register) is False
         staying = [m for m in self.roster if not m.left]
@@ -292,7 +293,7 @@ class Membership:
         return [Log(logging.WARNING, f"{', '.join(m.label for m in staying)} did not say BYE at the end of the job"), End(0, "")]
 
     def _deserted(self, now: float) -> list[Action]:
-        """A worker has left in order: does anybody wait for it?"""
+        """A worker has left in order: end the job if other workers wait for it."""
         left = {m.rank for m in self.roster.workers() if m.left}
         for gathering in self._gatherings() if left else ():
             gone = left.intersection(gathering.missing)
@@ -314,7 +315,7 @@ class Membership:
             )
         if now - self._told < self.silence_s:
             return []
-        self._told = now  # with text or without: who hears nothing takes the scheduler for gone
+        self._told = now  # even without a text: members that receive nothing take the scheduler for dead
         named = self._named.due(now, self.silence_s * (LAUNCHED if self.launched else 1))
         body = encode_body(Notice(0, text)) if named else b""
         return [*([Log(logging.WARNING, text)] if named else []), *(self._send(m.peer, Kind.HEARTBEAT, body) for m in self.roster)]
@@ -324,7 +325,7 @@ class Membership:
         return ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "") or "nobody"
 
     def _await_gatherings(self, now: float) -> list[Action]:
-        """Name what is late: one line for all barriers, one for all declarations, one for all layouts, however many there are."""
+        """Name what is late: at most one line for all barriers, one for all declarations, and one for all layouts."""
         assert self.barriers is not None and self.declarations is not None
         actions: list[Action] = []
         everything = self.barriers.open(), self.declarations.open(), self.declarations.awaiting_servers()
@@ -339,7 +340,7 @@ class Membership:
         return actions
 
     def _await(self, kind: int, late: list[Gathering], now: float) -> list[Action]:
-        """Gatherings of one kind that are late: the oldest is named, and only so long awaited."""
+        """Handle late gatherings of one kind: name the oldest, or give up if it is later than the limit."""
         oldest = min(late, key=lambda gathering: gathering.since)
         waited = now - oldest.since
         more = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
@@ -353,7 +354,7 @@ class Membership:
         return [Log(logging.WARNING, text), *self._tell_workers(text)]
 
     def _gatherings(self) -> list[Gathering]:
-        """What some workers wait for others to come to."""
+        """The barriers, declarations and layouts at which some workers wait for others."""
         if self.barriers is None or self.declarations is None:
             return []
         return self.barriers.open() + self.declarations.open()
@@ -365,8 +366,8 @@ class Membership:
         if alive is False:
             return f"{member.label} died: its process is gone without leaving the job; look at its log"
         if alive:
-            return None  # stopped, or busy: its silence is named, and it may come back
-        # Before everyone is there members speak only to register again, a worker every silence_s.
+            return None  # it is stopped, or busy: its silence is named, and it may come back
+        # Before everyone is there, members send nothing but repeated registrations, a worker one every silence_s.
         limit = self.dead_s if self.barriers is not None else max(self.dead_s, 3 * self.silence_s)
         if now - member.heard > limit:
             return f"{member.label} has said nothing for {now - member.heard:.0f} s and counts as dead (PSGC_DEAD_S); look at its machine"

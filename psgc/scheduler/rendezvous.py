@@ -1,6 +1,6 @@
-"""What members must come to together: barriers and declarations. Pure; knows ranks, not connections.
+"""Barriers and declarations, which all members must reach. Pure; knows ranks, not connections.
 
-Everything may be said twice: an answer given is given again, and nothing is counted twice.
+Every message may come twice: its answer is then repeated, and nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from psgc.wire.messages import Declare, ErrorCode, pack
 
 @dataclass(slots=True)
 class Gathering:
-    """Ranks (workers', or indices of servers) that have come to one thing, and since when the first of them waits."""
+    """The workers' ranks, or servers' indices, that have reached one barrier, declaration or layout, and since when the first of them waits."""
 
     what: str
     size: int
@@ -39,7 +39,8 @@ class Gathering:
 
 
 class Barriers:
-    """The n-th barrier of one worker is the n-th of all; those of a layout are counted apart, for ranks come to layouts in any order."""
+    """The n-th barrier of one worker is the n-th of all. Each layout's barriers are counted separately, because ranks reach layouts in different
+    orders."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -47,7 +48,7 @@ class Barriers:
         self._passed: dict[int, int] = {}  # layout, or 0 -> number of the last barrier that all have come to
 
     def arrive(self, rank: int, number: int, now: float, layout: int = 0) -> list[int]:
-        """Ranks to be told that they may pass barrier ``number`` (of ``layout``, or 0 for none)."""
+        """A rank has reached barrier ``number`` (of ``layout``, or 0 for none). Returns the ranks to tell that they may pass it."""
         if number <= self._passed.get(layout, 0):
             return [rank]
         what = f"barrier {number}" + (f" of layout {layout}" if layout else "")
@@ -65,15 +66,15 @@ class Barriers:
 
 @dataclass(slots=True)
 class Name:
-    """One declared name, until it has a layout: every rank declares it by a digest, rank 0 is asked for the whole declaration, and then
-    every server makes ready to serve the layout. Ranks whose digests differ are asked, too, so that it can be said in what."""
+    """One declared name, until it has a layout. Every rank declares it by a digest; rank 0 is asked for the whole declaration; then every server
+    prepares to serve the layout. Ranks whose digests differ are asked, too, so that the error can name the difference."""
 
-    ranks: Gathering  # a rank that is asked has come when it has answered
+    ranks: Gathering  # a rank that was asked counts once it has answered
     requests: dict[int, int] = field(default_factory=dict)  # rank -> its request id
     digests: dict[int, str] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)
-    whole: dict[int, Declaration] = field(default_factory=dict)  # of ranks that were asked
-    differing: tuple[int, int] | None = None  # the first two ranks whose digests differ
+    whole: dict[int, Declaration] = field(default_factory=dict)  # answers of ranks that were asked
+    differing: tuple[int, int] | None = None  # the first two ranks found whose digests differ
     rate: int = 0  # bytes a second of the slowest connection that a rank has measured; 0: none has
     unused: set[int] = field(default_factory=set)  # tensors that some rank had no gradient for
     layout: Layout | None = None
@@ -91,7 +92,7 @@ class Name:
 
 
 class Declarations:
-    """A layout goes to the servers first; workers hear of it when all servers are ready."""
+    """All declarations. A layout goes to the servers first; workers receive it when all servers are ready."""
 
     def __init__(self, size: int, servers: int) -> None:
         self._size, self._servers = size, servers
@@ -101,8 +102,8 @@ class Declarations:
         self._unready: dict[int, Name] = {}  # names whose layouts some servers do not serve yet
 
     def declare(self, rank: int, request: int, declare: Declare, now: float, rate: int = 0) -> tuple[Name, list[int]]:
-        """That a rank declares a name, and which ranks are now to be asked for their whole declarations. rate: bytes a second of the rank's
-        slowest connection; 0: not known. Builds the layout if nothing else is lacking."""
+        """A rank declares a name. Returns the ranks that are now to be asked for their whole declarations. rate: bytes a second of the rank's
+        slowest connection; 0: not known. Builds the layout if nothing else is missing."""
         name = self._names.get(declare.name)
         if name is None:
             name = Name(Gathering(f"the declaration of {declare.name!r}", self._size, now))
@@ -118,7 +119,8 @@ class Declarations:
         if other is not None and name.digests[other] != declare.digest and name.differing is None:
             name.differing = (min(rank, other), max(rank, other))
         wanted = {0, *(name.differing or ())}.intersection(name.digests).difference(name.whole)
-        ask = sorted(wanted.difference(name.asked) | wanted.intersection({rank}))  # who says it again has not heard the question
+        # A rank that repeats its declaration has not received the question.
+        ask = sorted(wanted.difference(name.asked) | wanted.intersection({rank}))
         name.asked.update(ask)
         name.ranks.came.difference_update(wanted)
         if rank not in wanted:
@@ -127,7 +129,7 @@ class Declarations:
         return name, ask
 
     def declared(self, rank: int, declaration: Declaration, now: float) -> Name:
-        """A rank's whole declaration. Raises LayoutMismatch for two that differ, RemoteProtocolError for one that was not announced."""
+        """Take a rank's whole declaration. Raises LayoutMismatch for two that differ, RemoteProtocolError for one that does not match its digest."""
         name = self._names.get(declaration.name)
         if name is not None and name.layout is not None:
             return name
@@ -146,7 +148,7 @@ class Declarations:
         return name
 
     def server_ready(self, server: int, layout_id: int) -> Name | None:
-        """A server serves a layout; the layout's name if it was the last server awaited."""
+        """A server is ready to serve a layout. Returns the layout's name if this was the last server awaited, else None."""
         name = self._by_layout.get(layout_id)
         if name is None or name.servers is None or server in name.servers.came:
             return None
@@ -157,11 +159,11 @@ class Declarations:
         return name
 
     def unready(self, server: int) -> Iterator[Name]:
-        """Names whose layouts this server does not serve yet."""
+        """The names whose layouts this server does not serve yet."""
         return (name for name in self._unready.values() if name.servers is not None and server not in name.servers.came)
 
     def awaiting_servers(self) -> list[Gathering]:
-        """Layouts that some server does not serve yet."""
+        """The layouts that some server does not serve yet."""
         return [name.servers for name in self._unready.values() if name.servers is not None]
 
     @property
@@ -170,7 +172,7 @@ class Declarations:
         return len(self._by_layout)
 
     def open(self) -> list[Gathering]:
-        """Names that some rank has not declared."""
+        """The names that some rank has not declared yet."""
         return [name.ranks for name in self._open.values()]
 
     def _build_if_complete(self, name: Name, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Who has registered: conflicts, who is missing, the ranks, the topology. Pure; knows no messages, and time only as a note on members."""
+"""The registered members: conflicts among them, missing ones, ranks, and the topology. Pure; knows no messages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from psgc.reminder import Reminder
 from psgc.wire.messages import Register, ServerAddress, Topology, encode_body, plain
 
 EPOCH: Final = 1
-OF_AN_OLD_CONNECTION: Final = b"\0"  # ZeroMQ's own name for a connection begins so: also for one whose member has a newer connection
-OF_RECEIVER: Final = ("rank", "key")  # fields of a Topology that each member has its own of
+OF_AN_OLD_CONNECTION: Final = b"\0"  # names that ZeroMQ itself draws begin so; a member's superseded connection gets such a name, too
+OF_RECEIVER: Final = ("rank", "key")  # fields of a Topology that differ from member to member
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Member:
     named: Reminder | None = None  # of its silence, since it was last heard
     rank: int = -1
     left: bool = False
-    waited_ms: int = 0  # a worker's own count of what it waited for steps' results
+    waited_ms: int = 0  # how long a worker has waited for steps' results, by its own count
 
     @property
     def label(self) -> str:
@@ -38,10 +38,10 @@ class Member:
 
 
 class Roster:
-    """Members, by the names of their connections. ``nodes`` and ``servers`` are how many the job has."""
+    """Members by the names of their connections. ``nodes``, ``servers``: how many the job has."""
 
     def __init__(self, nodes: int, servers: int, scheduler: tuple[str, int, int] = ("", 0, 0)) -> None:
-        """scheduler: its own host, pid and when it started."""
+        """scheduler: its host, its pid, and when it started."""
         self.nodes, self.servers, self._scheduler = nodes, servers, scheduler
         self._members: list[Member] = []
         self._workers: list[Member] = []
@@ -49,7 +49,7 @@ class Roster:
         self._names: dict[bytes, Member] = {}
         self._registered: dict[Register, Member] = {}
         self._there: dict[int, dict[int, Member]] = {}  # workers by node and local rank
-        self._topology = b""  # without the receiver's own fields
+        self._topology = b""  # encoded, without the receiver's own fields
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members)
@@ -61,7 +61,7 @@ class Roster:
         return self._server_members
 
     def heard_from(self, peer: bytes, now: float) -> Member | None:
-        """The member that speaks under this name: it is there, and is answered here unless only an old connection has this name."""
+        """The member whose connection has this name, or None; notes that it was heard. Answers go to this connection, unless it is an old one."""
         member = self._names.get(peer)
         if member is not None:
             member.heard = now
@@ -70,8 +70,8 @@ class Roster:
         return member
 
     def returns(self, peer: bytes, register: Register, now: float) -> Member | None:
-        """The member that registers again, if it is one. While a connection is re-made, messages of the old one may come under another name; so a
-        process may have several names."""
+        """The member that this registration repeats, or None. While a connection is replaced, messages of the old one may come under another name, so
+        a process may have several names."""
         same = self._registered.get(register)
         if same is not None:
             self._names[peer] = same
@@ -88,7 +88,7 @@ class Roster:
             self._server_members.append(member)
 
     def conflict(self, new: Member) -> str | None:
-        """Why ``new`` cannot be in the job with those who are, or None."""
+        """Why ``new`` cannot join the members that have registered, or None."""
         r = new.register
         if r.version != __version__:
             return f"{new.label} runs psgc {r.version}, the scheduler {__version__}; install one version everywhere"
@@ -134,7 +134,7 @@ class Roster:
 
     @property
     def complete(self) -> bool:
-        """Whether everyone has registered. Nobody is there twice: that is a conflict."""
+        """Whether everyone has registered. A duplicate is a conflict, so none is counted twice."""
         if len(self._server_members) < self.servers or len(self._there) < self.nodes:
             return False
         return len(self._workers) == sum(next(iter(node.values())).register.local_size for node in self._there.values())
@@ -176,8 +176,8 @@ class Roster:
         return len(workers)
 
     def topology(self, member: Member, key: bytes) -> bytes:
-        """The body of what ``member`` is told once everyone has a rank. key: of its payload connections. What all are told is encoded once:
-        it names every member."""
+        """The body of the TOPOLOGY message to ``member``. Everyone must have a rank. key: of the member's payload connections. The fields that are equal for
+        all are encoded once, because they name every member."""
         assert self._topology, "number() comes first"
         own = encode_body({"rank": member.rank, "key": key.hex()})
         return own[:-1] + b"," + self._topology[1:]

@@ -1,6 +1,6 @@
 """The worker's connections to its servers, each made by the transport that suits it, and made again when it breaks.
 
-Knows how connections are made, proved and made again, and counts bytes; knows neither what they are made of nor what messages mean.
+Knows how connections are made, proved and made again, and counts their bytes. Knows neither the kinds of transport nor the meaning of messages.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class ServerLink:
 
     @property
     def unsent(self) -> int:
-        """How many payloads wait in the connection: given to ``send``, and not yet taken whole by the kernel. It changes in ``send`` and
-        when the network thread flushes its LinkSet; a connection that is lost takes its queue with it."""
+        """How many payloads wait in the connection: given to ``send``, but not yet taken completely by the kernel. It changes in ``send`` and
+        when the network thread flushes its LinkSet. The queue of a connection that is lost is lost, too."""
         return 0 if self._link is None else self._link.unsent
 
     def send(self, header: Header, body: bytes = b"", place: Place | None = None) -> None:
@@ -70,7 +70,7 @@ class ServerLink:
 
     @property
     def remedy(self) -> str:
-        """Why the connection is not up, and how to mend it: how the attempt under way stands, or how the last one ended."""
+        """Why the connection is not up, and how to mend it: the state of the present attempt, or how the last one ended."""
         silent = self._link is not None and not self._link.closed and self._link.reached
         trouble = Trouble(0, "it accepts connections and says nothing") if silent else self._last
         return self.transport.remedy(self.address, self._same_host, trouble)
@@ -81,26 +81,26 @@ class ServerLink:
         return self._up
 
     def receive(self) -> Iterator[tuple[Header, Any]]:
-        """What has come on the connection, which is ready. Bounded: the rest is received in the next turn. Bytes that are no message close the
-        connection, which is then made again."""
+        """Messages of the connection, which is ready. Their number is bounded; the rest is received in the next turn. Bytes that are no message
+        close the connection, which is then made again."""
         link = self._link
         if link is None or link.closed:
             return
         if not self._up:
-            self._go_on(link)  # nothing has been said yet: the server speaks when it is greeted
+            self._go_on(link)  # no messages yet: the server sends none before HELLO
         else:
             try:
                 for header, payload in link.receive():
                     self.wire_bytes += HEADER_BYTES + header.payload_bytes
                     yield header, payload
-            except RemoteProtocolError as error:  # altered in the network, or no message at all
+            except RemoteProtocolError as error:  # altered on the path, or not psgc's protocol
                 logger.warning("connection to server %d closed: %s", self.server, error)
                 link.fail(str(error))
             self._links.received(link)
 
     def events(self) -> list[Literal["up", "down"]]:
-        """What has happened to the connection since the last call, in order. To be called after ``receive``, when the connection has
-        closed, and now and then while it is not up: it is then made again."""
+        """The connection's events since the last call, in order. Call it after ``receive``, when the connection has closed, and now and then
+        while the connection is not up: it is then made again."""
         if self._link is not None and self._link.closed:
             self._lose(self._link.why, self._link.number)
         if not self._up and (now := time.monotonic()) >= self._retry_at:
@@ -109,7 +109,7 @@ class ServerLink:
         return events
 
     def close(self, linger_s: float) -> None:
-        """linger_s: so long the server may take to hear what was sent last."""
+        """linger_s: how long the last messages may take to leave."""
         link, self._link, self._up = self._link, None, False
         if link is not None:
             self._links.discard(link)
@@ -117,7 +117,7 @@ class ServerLink:
             link.close()
 
     def _try(self, now: float) -> None:
-        """No connection is up: begin one, or give up the one that takes too long."""
+        """No connection is up: begin an attempt, or give up one that takes too long."""
         if self._link is not None:
             if now - self._began < PATIENCE_S:
                 return
@@ -135,7 +135,7 @@ class ServerLink:
             self._go_on(self._link)
 
     def _go_on(self, link: Link) -> None:
-        """With the handshake."""
+        """Take the next step of the handshake."""
         try:
             proved = link.prove()
         except Refused as error:
@@ -164,7 +164,7 @@ class ServerLink:
 def connect_server(server: ServerAddress, links: LinkSet, config: Config, *, rank: int, epoch: int, key: bytes) -> ServerLink:
     """A link to ``server`` by the best transport that ``config`` allows. key: this rank's data key.
 
-    Raises PsgcError if none reaches it, ConfigError if the one that is asked for does not encrypt and has to.
+    Raises PsgcError if no transport reaches it, ConfigError if the transport that was asked for does not encrypt although it has to.
     """
     same_host = server.host == host_id()
     transport = reaching(server.by_transport, config, same_host)

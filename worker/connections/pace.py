@@ -1,5 +1,4 @@
-"""How fast a connection is, found out once: messages that the server sends back, each twice as long as the last, until one takes long
-enough to tell.
+"""Measures a connection's rate once: the server echoes messages, each twice as long as the last, until one takes long enough to measure.
 
 Pure: no sockets or clocks; ``now`` is passed in. A few messages on a fast connection, two or three on a slow one.
 """
@@ -12,15 +11,15 @@ from typing import Final
 from psgc.wire.messages import MEASURE_BYTES
 
 LEAST_BYTES: Final = 16 << 10
-TELLING_S: Final = 0.1  # beyond an empty echo's time: what the processes themselves take is then a few percent
-# The first echo of a size may wait for a server that has not been woken up yet, or for TCP, which begins slowly: the better of two counts.
+TELLING_S: Final = 0.1  # longer than an empty echo: the processes' own time is then a few percent of it
+# The first echo of a size may wait for a server that sleeps, or for TCP's slow start: the faster of two counts.
 ECHOES: Final = 2
-# Buffers in the network may take most of a short echo at once, so that a second size is needed; but not where the first alone takes so long.
+# Buffers in the network may take most of a short echo at once, so a second size is measured, unless the first one took as long as this.
 ENOUGH_S: Final = 1.0
 
 
 class Pace:
-    """See the module's text. ``done``, then ``rate`` in bytes a second of one direction; where the two differ, of both together."""
+    """See the module's text. Once ``done``, ``rate`` is in bytes a second in one direction; if the two differ, their harmonic mean."""
 
     def __init__(self) -> None:
         self.done = False
@@ -31,12 +30,12 @@ class Pace:
         self._said = 0.0
 
     def say(self, now: float) -> int:
-        """The bytes that are to be echoed now. On a new connection: the message that the last one lost is sent again."""
+        """How many bytes to send for the next echo. On a new connection, the echo that was lost with the old one is repeated."""
         self._said = now
         return self._size
 
     def echoed(self, nbytes: int, now: float) -> None:
-        """An echo has come; unless ``done``, another is to be said."""
+        """An echo has come; unless ``done``, call ``say`` for another."""
         if self.done or nbytes != self._size:
             return
         self._echoes += 1
@@ -56,7 +55,7 @@ class Pace:
         self.done = True
         self.rate = _both_ways(nbytes, self._took - self._empty_s)
         size, took = self._before
-        if size:  # what buffers in the network take at once is in both
+        if size:  # the share that buffers in the network take at once is in both times, and cancels
             self.rate = min(self.rate, _both_ways(nbytes - size, self._took - took))
 
 

@@ -1,4 +1,4 @@
-"""Which servers this worker has reached, and what is said, and finally done, about one that it cannot reach. Pure: ``now`` is passed in."""
+"""Which servers this worker has reached. A server out of reach is named, and in the end it ends the job. Pure: ``now`` is passed in."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final
 from psgc.absence import Absence, younger
 from psgc.reminder import Reminder
 
-NAMED_AFTER_S: Final = 3.0  # of trying: the longest link answers sooner, and a user who waits wants to know why
-REMADE: Final = 3  # times that a connection breaks without progress before that can end the job
-AT_LEAST_S: Final = 10.0  # for the servers to be reached, however much of the time to register has passed by then
+NAMED_AFTER_S: Final = 3.0  # even the slowest link answers sooner, and a user who waits wants to know why
+REMADE: Final = 3  # a connection that breaks so often without progress may end the job
+AT_LEAST_S: Final = 10.0  # to reach the servers, even if the time to register is almost over
 
 
 @dataclass(slots=True)
 class _Connection:
-    """To one server. since: when it went down; None while it is up. remade: how often it was made again since ``first``, when that began, without
-    any progress."""
+    """The connection to one server. since: when it went down; None while it is up. remade: how often it was made again without any progress;
+    first: when the first of these was made."""
 
     since: float | None
     named: Reminder | None = None
@@ -72,14 +72,14 @@ class Reach:
         return [server for server, connection in enumerate(self._connections) if connection.remade]
 
     def progress(self, server: int, moved: float) -> None:
-        """When something last came through to or from the server, or nothing was awaited."""
+        """moved: when something last got through to or from the server, or when nothing was awaited from it."""
         connection = self._connections[server]
         if moved > connection.first:
             connection.remade = 0
 
     def tick(self, now: float, remedy: Callable[[int], str]) -> tuple[list[tuple[int, str]], str | None]:
-        """What is to be said of servers that cannot be reached, and why the job cannot go on, if so. remedy: what is wrong with the connection to a
-        server, and how to mend it."""
+        """Lines about servers that cannot be reached, and the reason why the job must end, or None. remedy: what is wrong with the connection to
+        a server, and how to mend it."""
         if away := self._absence.ended(now):
             self._deadline += away
             for connection in self._connections:

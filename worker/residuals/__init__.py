@@ -1,1 +1,1 @@
-"""What error feedback keeps between steps, and how it is saved and taken up again."""
+"""The residuals of error feedback: how they are kept between steps, saved and restored."""

@@ -1,4 +1,4 @@
-"""What one rank saves of a layout, and what it takes up again: its own residuals and its share of the servers'.
+"""The state that one rank saves of a layout, and restores: its own residuals and its share of the servers'.
 
 Owns the mapping between tensors, by which states are saved, and the parts that servers keep. Numbers only: the session carries the messages.
 """
@@ -19,7 +19,7 @@ from psgc.worker.residuals.transfers import Transfer
 
 
 def own_memory(layout: Layout, works: Iterable[BucketWork], dropped: bool) -> LayoutMemory:
-    """What this rank keeps itself. None of the layout's steps may be under way."""
+    """The state that this rank keeps itself. None of the layout's steps may be under way."""
     memory = LayoutMemory(steps=layout.past_steps)
     for work in works:
         memory.tensors |= work.remembered(dropped)
@@ -29,7 +29,7 @@ def own_memory(layout: Layout, works: Iterable[BucketWork], dropped: bool) -> La
 
 
 def questions(works: Iterable[BucketWork], dropped: bool) -> dict[int, list[Transfer]]:
-    """What is asked of the servers about these buckets, by key."""
+    """The transfers that ask the servers for these buckets' residuals, by key."""
     flags = Flag.PREVIOUS_SKIPPED if dropped else Flag.NONE
     return {
         part.key: [Transfer(part.key, first, work.step, flags) for first in range(0, part.numel, RESIDUAL_NUMEL)]
@@ -39,7 +39,7 @@ def questions(works: Iterable[BucketWork], dropped: bool) -> dict[int, list[Tran
 
 
 def take_answers(memory: LayoutMemory, works: Iterable[BucketWork], answers: dict[int, list[Transfer]]) -> None:
-    """Add what the servers keep of these buckets to the memory. Raises PsgcError for answers that are too short."""
+    """Add the servers' residuals of these buckets to the memory. Raises PsgcError for answers that are too short."""
     for work in works:
         parts = work.server_parts()
         if not parts:
@@ -57,10 +57,10 @@ def take_answers(memory: LayoutMemory, works: Iterable[BucketWork], answers: dic
 
 
 def take_up(memory: LayoutMemory, layout: Layout, works: Sequence[BucketWork], size: int) -> list[Transfer]:
-    """Go on from ``memory``, before the layout's first step; what is to be set on the servers.
+    """Go on from ``memory``, before the layout's first step. Returns the transfers that set the servers' residuals.
 
-    What servers kept of a tensor goes to the server's residual where there is one, else to this rank's own: ``size`` times as much where
-    the tensor's mean is taken, for there it counts one ``size``-th. Raises UsageError for a memory of other parts.
+    A server's saved residual of a tensor goes to the server's residual if this layout has one, else to this rank's own: multiplied by
+    ``size`` if the tensor's mean is taken, because there it counts one ``size``-th. Raises UsageError if the memory is of other parts.
     """
     restores: list[Transfer] = []
     factor = np.float32(size if layout.mean else 1)

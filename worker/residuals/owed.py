@@ -1,7 +1,7 @@
-"""What a bucket is owed: residuals of an earlier job whose codec kept them, where the codec of this one keeps none.
+"""Residuals that a bucket is owed: an earlier job's codec kept them, and this job's codec keeps none.
 
 All of it is added to the first gradient that this rank sends, so that it is applied once. A step that was not finite, or that the trainer
-did not apply, has not paid it. Numbers only; elements of one bucket, each slice of which is paid on its own.
+did not apply, has not paid it. Numbers only. Each slice of the bucket is paid by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Owed:
 
     def __init__(self, values: F32) -> None:
         self.values = values
-        self._paying: dict[int, int] = {}  # slices whose step is under way or was the last one: first element -> end
+        self._paying: dict[int, int] = {}  # slices that the present or the last step pays: first element -> end
 
     def begin(self, previous_skipped: bool, rescale: float) -> bool:
         """A step starts; False when nothing is owed any more."""
@@ -47,7 +47,7 @@ class Owed:
         self._paying.pop(lo, None)
 
     def left(self, dropped: bool) -> F32:
-        """What is owed still. dropped: the trainer did not apply the last step."""
+        """The elements that are still owed. dropped: the trainer did not apply the last step."""
         left = self.values.copy()
         for lo, hi in () if dropped else self._paying.items():
             left[lo:hi] = 0

@@ -1,8 +1,7 @@
-"""How a worker keeps the residual of a part: as it is, or as an `int8` payload.
+"""How a worker keeps the residual of a part: in float32, or as an `int8` payload.
 
 ``load`` gives float32 to read and write, ``keep`` takes it back. In eight bits (1.016 bytes an element instead of 4; LoCo, Xie et al. 2024)
-what rounding loses of the residual is lost: at most 1/254 of the largest in 256 elements, each step. An array that holds a NaN or infinity
-is kept as zeros where it does.
+each step loses the rounding error of the residual: at most 1/254 of the largest of 256 elements. NaN and infinity are kept as zeros.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ _NOWHERE: Final = Stream(0, 0, 0, 0)  # rounding to nearest draws no numbers
 
 
 class TensorMemory(NamedTuple):
-    """What a rank remembers of one tensor between steps, float32 [numel], in gradient units of its last step. residual: None where the
-    codec keeps none; velocity: without momentum. factors: flat, what all ranks keep alike (PowerSGD's Q), of any unit."""
+    """The state that a rank keeps of one tensor between steps, float32 [numel], in gradient units of its last step. residual: None if the
+    codec keeps none; velocity: None without momentum. factors: flat; state that is equal on all ranks (PowerSGD's Q), of any unit."""
 
     residual: F32 | None = None
     velocity: F32 | None = None
@@ -30,8 +29,8 @@ class TensorMemory(NamedTuple):
 
 
 class ExactResidual(NamedTuple):
-    """A part's residual to the last bit, where a tensor's float32 would round it: its bytes as they are kept, and the factor that is
-    still to be multiplied, into the velocity, too."""
+    """A part's residual to the last bit, for parts whose float32 residual would be rounded: its bytes as they are kept, and the factor by
+    which it, and the velocity, must still be multiplied."""
 
     rescale: float
     bytes: Bytes
@@ -40,11 +39,11 @@ class ExactResidual(NamedTuple):
 
 @dataclass(slots=True)
 class LayoutMemory:
-    """What a rank remembers of a layout.
+    """The state that a rank keeps of a layout.
 
-    tensors: its own, by name. servers: the servers' residuals by name, of the tensors that this rank answers for. exact: residuals that
-    these two have rounded, by place; they mean something in the very same layout only. steps: that the tensors have taken, those of
-    earlier jobs included.
+    tensors: its own state, by the tensors' names. servers: the servers' residuals by name, of the tensors that this rank answers for.
+    exact: by place, residuals that these two hold only rounded; valid in the same layout only. steps: how many the tensors have taken,
+    including those of earlier jobs.
     """
 
     tensors: dict[str, TensorMemory] = field(default_factory=dict)
@@ -56,7 +55,7 @@ class LayoutMemory:
 class Residual(Protocol):
     @property
     def bytes(self) -> Bytes:
-        """What is kept, to be read or written as it is."""
+        """The bytes as they are kept, to read or to write."""
 
     def load(self) -> F32: ...
     def keep(self, values: F32) -> None: ...

@@ -1,7 +1,7 @@
-"""Residuals between a worker and the servers that keep them: asked for when a state is saved, set when one is loaded.
+"""Transfers of residuals between a worker and the servers that keep them: read when a state is saved, set when one is loaded.
 
-Pure: no sockets, clocks, threads or numbers; ``now`` is passed in. A message carries a fixed number of elements, a few messages travel to
-each server at once, and those that are not answered are said again on a new connection: servers answer repeats alike and set nothing twice.
+Pure: no sockets, clocks, threads or numbers; ``now`` is passed in. A message carries a fixed number of elements, and a few messages travel
+to each server at once. Messages without an answer are repeated on a new connection; servers answer repeats alike and set nothing twice.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ IN_FLIGHT: Final = 64  # messages to one server; 4 MiB of elements keep a 10 Gbi
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """Some elements of one key's residual. payload: to be set; None asks after them. step: the worker's last one. owner: whose it is, for
-    who carries out actions. rescale: to be set, or, in an answer, what came with ``answer``."""
+    """Some elements of one key's residual. payload: the elements to set; None asks for them. step: the worker's last step. owner: opaque here,
+    for the caller that carries out the actions. rescale: the factor to set, or the factor that came with ``answer``."""
 
     key: int
     first: int
@@ -42,7 +42,7 @@ class Transfer:
 
 @dataclass(slots=True)
 class Transfers:
-    """Those of one server. Methods return what is to be said now."""
+    """The transfers of one server. Methods return those whose messages are to be sent now."""
 
     waiting: deque[Transfer] = field(default_factory=deque)
     said: list[Transfer] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Transfers:
         self.waiting += transfers
 
     def pump(self) -> list[Transfer]:
-        """What may be said for the first time."""
+        """Transfers that may be sent now for the first time."""
         fresh = []
         while self.waiting and len(self.said) < IN_FLIGHT:
             transfer = self.waiting.popleft()
@@ -63,7 +63,7 @@ class Transfers:
         return fresh
 
     def answered(self, header: Header, payload: Any) -> Transfer | None:
-        """The transfer that this message answers; None for an answer that came before."""
+        """The transfer that this message answers; None for a repeated answer."""
         for transfer in self.said:
             if transfer.answered_by(header):
                 self.said.remove(transfer)
@@ -73,7 +73,7 @@ class Transfers:
         return None
 
     def awaited(self, server: int, now: float, silence_s: float) -> str | None:
-        """What has been awaited for long, once in a while."""
+        """A line about what has been awaited for long, once in a while."""
         late = [*self.said, *self.waiting]
         if not late:
             self.named = None
