@@ -1,4 +1,4 @@
-"""Which machine and which process this is, in terms that two members of a job can compare."""
+"""Identifies this machine and this process, so that two members of a job can compare them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psgc.errors import ConfigError
 
 @cache
 def host_id() -> str:
-    """The same for two processes that can share memory and see each other's pids: boot id, network and pid namespace."""
+    """Boot id, network namespace and pid namespace: equal for two processes that can share memory and see each other's pids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return "/".join([boot, *(str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "pid"))])
 
@@ -34,12 +34,12 @@ def process_alive(pid: int, started: int) -> bool:
 
 
 def member_alive(host: str, pid: int, started: int) -> bool | None:
-    """The same for a process of the host with this id; None if that is another one."""
+    """``process_alive`` for a process on the host with this id; None if that is another host."""
     return process_alive(pid, started) if host == host_id() else None
 
 
 def same_network(one: str, other: str) -> bool:
-    """Whether two hosts, by their ids, have one network: loopback addresses of one are reached from the other."""
+    """Whether two hosts, given by their ids, have the same network: each reaches the other's loopback addresses."""
     return one.split("/")[:2] == other.split("/")[:2]
 
 

@@ -1,7 +1,7 @@
-"""The one interface of payload connections: what a worker and a server may expect of a transport, and what a new transport must provide.
+"""The interface of payload connections: what workers and servers may expect of a transport, and what a new transport must provide.
 
 A transport is three classes: a ``Transport`` that listens and dials, its ``Listener`` and its ``Link``. ``registry.py`` names each transport;
-worker and server know none of them. A link is one connection, ever: a broken one is thrown away and forgotten. It proves both ends first,
+worker and server know none of them. A link is one connection; a broken link is discarded, and a new one is made. It proves both ends first,
 then carries messages, and it never blocks. Links know headers, not their meaning.
 """
 
@@ -18,13 +18,13 @@ from psgc.transport.pacing import PacedLink
 from psgc.transport.security.handshake import Proof
 from psgc.wire.frames import Header
 
-MAX_MESSAGES: Final = 64  # that one link receives in one turn, before the others have their turn
+MAX_MESSAGES: Final = 64  # that one link receives in one turn, before the other links have theirs
 MAX_BYTES: Final = 8 << 20  # of payloads that one link receives in one turn; a turn then takes some milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a connection is not up. number: the error number; 0: the other end accepted the connection and then did not prove whose it is;
+    """Why a connection is not up. number: the error number; 0: the other end accepted the connection, but did not prove its identity;
     None: nothing has come back yet."""
 
     number: int | None
@@ -34,10 +34,10 @@ class Trouble:
 class Link(ABC):
     """One end of a payload connection. See the module's text. proof: this end's side of the handshake. peer: who is at the other end, for logs.
 
-    closed: nothing is sent or received any more, and ``why``; ``number``: the error number, or 0 where the peer was reached.
-    more: ``receive`` stopped early, and polling would not tell that more has come.
-    unsent: how many payloads were queued and have not been taken whole by the kernel yet; 0 where the transport has no such queue.
-    owner: whoever keeps the link, for the loop that finds it ready.
+    closed: nothing is sent or received any more; ``why`` says why; ``number``: the error number, or 0 if the peer was reached.
+    more: ``receive`` stopped early, and polling would not show that more has come.
+    unsent: how many payloads were queued and have not been taken completely by the kernel yet; 0 if the transport has no such queue.
+    owner: the object that keeps the link, for the loop that finds it ready.
     """
 
     queues: ClassVar[bool] = False  # whether payloads wait in the link for a slow peer: see ``unsent``
@@ -49,7 +49,7 @@ class Link(ABC):
         self.unsent = 0
         self.owner: Any = None
         self.pace: PacedLink | None = None  # the simulated link that it shares, if any
-        self.held_out = self.held_in = False  # the simulated link lets nothing more pass now, in that direction
+        self.held_out = self.held_in = False  # the simulated link lets nothing more pass in that direction now
         self._greeting = proof.begin()
 
     @abstractmethod
@@ -58,38 +58,38 @@ class Link(ABC):
 
     @abstractmethod
     def _say(self, data: bytes) -> int:
-        """Send bytes of the handshake; how many were taken. Raises BlockingIOError where there is no room, OSError."""
+        """Send bytes of the handshake. Returns how many were taken. Raises BlockingIOError if there is no room, or OSError."""
 
     @abstractmethod
     def _hear(self, nbytes: int) -> bytes:
-        """Receive at most ``nbytes`` of the handshake; empty once the peer has closed. Raises BlockingIOError if none has come, OSError."""
+        """Receive at most ``nbytes`` of the handshake. Returns none once the peer has closed. Raises BlockingIOError if none have come, or OSError."""
 
     @abstractmethod
     def send(self, header: Header, body: Any = None, place: Place | None = None) -> None:
         """Queue one message, with the ``header.payload_bytes`` bytes of ``body``, or of ``place`` from its beginning on, or with neither.
 
-        body: bytes or a uint8 array. Both stay as they are until the peer has answered: they need not be copied. ``flush`` sends what is queued.
+        body: bytes or a uint8 array. Both must not change until the peer has answered, so they need not be copied. ``flush`` sends the queue.
         """
 
     @property
     @abstractmethod
     def queued(self) -> bool:
-        """Whether something waits for room to be sent."""
+        """Whether messages wait for room to be sent."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Send what is queued, as far as there is room."""
+        """Send queued messages, as far as there is room."""
 
     @abstractmethod
     def receive(self, messages: int = MAX_MESSAGES, nbytes: int = MAX_BYTES) -> Iterator[tuple[Header, Any]]:
-        """The messages that have come: header, and payload (uint8 array), body (bytes) or None. At most so many, with payloads of about so many
-        bytes.
+        """The messages that have come: a header with a payload (uint8 array), a body (bytes) or None. At most ``messages`` of them, with payloads of
+        about ``nbytes`` bytes.
 
-        Raises RemoteProtocolError for bytes that are no message; the connection is then of no use any more.
+        Raises RemoteProtocolError for bytes that are no message; the connection is then unusable.
         """
 
     def prove(self) -> bool:
-        """Continue the handshake. True once both ends have proved themselves: nothing else is sent or received before.
+        """Continue the handshake. True once both ends have proved their identity; nothing else is sent or received before that.
 
         Raises Refused if the peer cannot prove who it is.
         """
@@ -114,7 +114,7 @@ class Link(ABC):
 
     @property
     def source(self) -> str:
-        """Where the peer is, as far as that can be told of one that has proved nothing: connections of one source are taken for one peer's."""
+        """Where the peer is, as far as that is known of a peer that has proved nothing. Connections of one source count as one peer's."""
         return self.peer
 
     @property
@@ -123,21 +123,21 @@ class Link(ABC):
         return not self.closed
 
     def slow_down(self, pace: PacedLink) -> None:  # noqa: B027 - most transports have nothing to slow down
-        """Share a simulated link. Only a transport that such a link stands for does."""
+        """Share a simulated link. Only transports whose traffic the simulation paces do anything here."""
 
     def fail(self, why: str, number: int = 0) -> None:
-        """The connection is of no use any more; its owner closes it."""
+        """The connection is unusable; its owner closes it."""
         if not self.closed:
             self.closed, self.why, self.number = True, why, number
 
     def see_off(self, patience_s: float) -> None:
-        """Before the link is closed in order: let the peer receive what is queued, for at most so long."""
+        """Before an orderly close: give the peer time, but at most so long, to receive what is queued."""
         if not self.closed and self.proof.done:
             self.flush()
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection. What is queued is dropped, and no memory of it is read any more."""
+        """Close the connection. Queued messages are dropped, and their memory is not read any more."""
 
 
 class Listener(ABC):
@@ -156,7 +156,7 @@ class Listener(ABC):
 
     @abstractmethod
     def accept(self, proof: Proof) -> Link:
-        """A new connection. Raises BlockingIOError if there is none, Refused if it is not to be had by that peer, OSError."""
+        """A new connection. Raises BlockingIOError if there is none, Refused if the peer may not have one, or OSError."""
 
     @abstractmethod
     def close(self) -> None:
@@ -164,15 +164,15 @@ class Listener(ABC):
 
 
 Dial = Callable[[Proof], Link]
-"""Begins a new connection to one address; ``Link.prove`` finds out whether it has been made. Raises OSError if that fails at once."""
+"""Begins a new connection to one address; ``Link.prove`` finds out whether it was made. Raises OSError if that fails at once."""
 
 
 class Transport(ABC):
     """One kind of payload connection.
 
-    name: as in PSGC_TRANSPORT, and the scheme of its addresses. label: what handshakes call it, at most 8 ASCII letters; a proof counts on one
-    transport only. local: payloads never leave the host, so that PSGC_ENCRYPT=1 asks nothing of it. encrypts: its links encrypt payloads where
-    ``Proof.encrypted``; a transport that is neither local nor encrypts is refused under PSGC_ENCRYPT=1.
+    name: its value of PSGC_TRANSPORT, and the scheme of its addresses. label: its name in handshakes, at most 8 ASCII letters; a proof is valid
+    on one transport only. local: payloads never leave the host, so that PSGC_ENCRYPT=1 needs no encryption here. encrypts: its links encrypt
+    payloads if ``Proof.encrypted``. Under PSGC_ENCRYPT=1 a transport that neither is local nor encrypts is refused.
     """
 
     name: ClassVar[str]
@@ -182,16 +182,16 @@ class Transport(ABC):
 
     @abstractmethod
     def listen(self, config: Config) -> Listener:
-        """At a server: begin to listen. Raises PsgcError where that is not possible."""
+        """At a server: begin to listen. Raises PsgcError if that is not possible."""
 
     @abstractmethod
     def dialer(self, address: str, config: Config) -> Dial:
-        """At a worker: how connections to a server's address are begun, again and again."""
+        """At a worker: a dialer that begins connections to a server's address, as often as needed."""
 
     def reaches(self, address: str, same_host: bool) -> bool:
-        """Whether a worker can connect there, as far as that is known without waiting. same_host: the server runs on the worker's host."""
+        """Whether a worker can connect to the address, as far as that is known without waiting. same_host: the server runs on the worker's host."""
         return True
 
     def remedy(self, address: str, same_host: bool, trouble: Trouble) -> str:
-        """What is wrong with a connection that is not up, and how to mend it; the end of a sentence."""
+        """The end of a sentence that says what is wrong with a connection that is not up, and how to mend it."""
         return trouble.text

@@ -1,7 +1,7 @@
-"""The proved connections of one I/O thread: which are ready, in one system call however many there are.
+"""The proved connections of one I/O thread. One system call finds those that are ready, for any number of connections.
 
-Owns their epoll, which itself is one descriptor for ``Watch``. Nothing here takes time for a connection on which nothing happens. Where the
-host's link is simulated, connections that it holds up are not polled until it is free again, which an alarm tells.
+Owns their epoll, which itself is one descriptor for ``Watch``. Idle connections take no time here. If the host's link is simulated,
+connections that it holds up are not polled until an alarm tells that the link is free again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from psgc.transport.pacing import Alarm, PacedLink
 
 
 class LinkSet:
-    """See the module's text. pace: of the simulated link that all connections share. Not for two threads at once."""
+    """See the module's text. pace: the simulated link that all connections share, if any. Not thread-safe."""
 
     def __init__(self, pace: PacedLink | None = None) -> None:
         self._pace = pace
@@ -32,12 +32,12 @@ class LinkSet:
         return iter(list(self._links.values()))
 
     def fileno(self) -> int:
-        """Readable when one of them is ready."""
+        """A descriptor that polls readable when a connection is ready."""
         return self._epoll.fileno()
 
     @property
     def pending(self) -> bool:
-        """Whether one has more to receive than it was given time for: then the loop must not sleep."""
+        """Whether a connection had more to receive than there was time for: then the loop must not sleep."""
         return bool(self._more)
 
     def add(self, link: Link) -> None:
@@ -49,7 +49,7 @@ class LinkSet:
             link.slow_down(self._pace)
 
     def discard(self, link: Link) -> None:
-        """Before it is closed: a copy of the descriptor in another process would keep the epoll awake."""
+        """Forget the connection before it is closed: a copy of its descriptor in another process would keep the epoll awake."""
         fd = link.fileno()
         if self._links.get(fd) is link:
             self._epoll.unregister(fd)
@@ -57,11 +57,11 @@ class LinkSet:
                 known.pop(fd, None)
 
     def touch(self, link: Link) -> None:
-        """Something was sent on it, or it was closed."""
+        """A message was queued on the connection, or it was closed."""
         self._touched[link.fileno()] = link
 
     def flush(self) -> list[Link]:
-        """Send what has been queued, as far as the kernel takes it; to be called before sleeping. Returns those that were touched."""
+        """Send queued messages, as far as the kernel takes them. Call it before sleeping. Returns the connections that were touched."""
         touched, self._touched = self._touched, {}
         for fd, link in touched.items():
             if not link.closed:
@@ -70,13 +70,13 @@ class LinkSet:
         return list(touched.values())
 
     def ready(self) -> list[Link]:
-        """Those to be received from, or that are closed. What waited to be sent on them has been sent, as far as there is room."""
+        """The connections that have something to receive, or are closed. Their queues have been sent, as far as there is room."""
         if self._alarm is not None and self._alarm.rang():
             self._resume()
         ready, self._more = self._more, {}
         for fd, events in self._epoll.poll(0):
             if self._alarm is not None and fd == self._alarm.fileno():
-                continue  # it rang just now: there is another turn at once
+                continue  # it rang just now, so another turn follows at once
             link = self._links[fd]
             if events & select.EPOLLOUT:
                 self._touched[fd] = link
@@ -94,7 +94,7 @@ class LinkSet:
             self._settle(link.fileno(), link)
 
     def _settle(self, fd: int, link: Link) -> None:
-        """Poll for what is of use now; what the simulated link holds up waits for the alarm."""
+        """Set the events that are polled for; connections that the simulated link holds up wait for the alarm."""
         self._poll_for(fd, (0 if link.held_in else select.EPOLLIN) | (select.EPOLLOUT if link.queued and not link.held_out else 0))
         if self._alarm is not None and link.pace is not None and (link.held_in or link.held_out):
             self._held[fd] = link
@@ -103,7 +103,7 @@ class LinkSet:
                     self._alarm.set(pace.free_at)
 
     def _resume(self) -> None:
-        """The simulated link is free for one of those that it held up: who came first the last time comes last now."""
+        """The simulated link is free again for a connection that it held up. They take turns: the first of the last time is the last now."""
         held, self._held = list(self._held.items()), {}
         for fd, link in (*held[1:], *held[:1]):
             link.held_in = link.held_out = False
@@ -111,7 +111,7 @@ class LinkSet:
             self._settle(fd, link)
 
     def defer(self, links: Sequence[Link]) -> None:
-        """There was no time for these, which ``ready`` gave: they come first at the next turn, before those that have been heard."""
+        """There was no time for these connections of ``ready``: they come first in the next turn."""
         self._more = {**{link.fileno(): link for link in links if self._links.get(link.fileno()) is link}, **self._more}
 
     def _poll_for(self, fd: int, events: int) -> None:

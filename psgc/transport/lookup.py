@@ -1,4 +1,4 @@
-"""The addresses of a host name, looked up in a thread: a name service that does not answer must not stop an I/O thread."""
+"""Looks up the addresses of a host name in a thread: a name service that does not answer must not stop an I/O thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from psgc.addresses import lookup
 
-PATIENCE_S: Final = 0.2  # of the first lookup, which mostly takes less: later ones are not waited for
+PATIENCE_S: Final = 0.2  # how long to wait for the first lookup, which mostly takes less; later ones are not awaited
 Addresses = list[tuple[socket.AddressFamily, Any]]
 
 
@@ -19,12 +19,12 @@ class Lookup:
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
-        self._found: Addresses = []  # by the last lookup that succeeded
+        self._found: Addresses = []  # results of the last lookup that succeeded
         self._error: OSError | None = None  # of the last, if it failed
         self._thread: threading.Thread | None = None
 
     def addresses(self, again: bool) -> Addresses:
-        """The addresses that were found last. again: they did not help, so that they are looked up anew, for the next call.
+        """The addresses that were found last. again: they did not help; look the name up again, for the next call.
 
         Raises OSError if none have been found: gaierror says why; EAGAIN, that the lookup is still under way.
         """

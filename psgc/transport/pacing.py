@@ -1,9 +1,9 @@
-"""A link of a simulated host: how much of psgc's own TCP may pass now, for ``psgc run --link-mbit``.
+"""A link of a simulated host: how many bytes of psgc's own TCP traffic may pass now, for ``psgc run --link-mbit``.
 
-A token bucket for each direction, filled at the link's rate and empty at the start of a message: what passes is paid for afterwards, so a
-quantum goes at once and the next one when it would have arrived. Its level is a moment, the one at which the link is free again; it lies
-in a file in memory that the processes of one simulated host have inherited, so they share the link. A link that moves payloads asks ``allowance``
-and reports by ``spend``; nothing sleeps here. Knows bytes, not messages.
+Each direction is a token bucket that is filled at the link's rate. Bytes are paid for after they have passed: a quantum passes at once, and
+the next one when the first would have arrived. The bucket's level is kept as the time at which the link is free again, in a file in memory that the
+processes of one simulated host inherit, so that they share the link. A connection asks ``allowance`` and reports by ``spend``; nothing
+sleeps here. Knows bytes, not messages.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-FRAME_SHARE: Final = 1514 / 1448  # of a link's bytes to those that TCP carries: 66 of headers in a full Ethernet frame
+FRAME_SHARE: Final = 1514 / 1448  # the link's bytes for each byte that TCP carries: a full Ethernet frame has 66 bytes of headers
 QUANTUM_S: Final = 2e-3  # shorter, and a busy machine's wake-ups cost more than they carry
 LEAST_QUANTUM_BYTES: Final = 1448
-# A process that is woken late, and found the link busy before, is taken to have sent meanwhile: else a busy machine's link would be slower than
-# its rate. After a longer pause the link was idle.
+# If a process is woken late and the link was busy before, the link counts as busy in between; otherwise a busy machine's link would be slower
+# than its rate. After a longer pause the link counts as idle.
 LATE_S: Final = 50e-3
-QUEUE_S: Final = 10e-3  # what a switch keeps for a busy link
+QUEUE_S: Final = 10e-3  # what a switch buffers for a busy link
 LEAST_QUEUE_BYTES: Final = 128 << 10
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _SPEC: Final = struct.Struct("@qqqq")  # struct itimerspec: interval, then moment, each in seconds and nanoseconds
 _ABSOLUTE: Final = 1  # TFD_TIMER_ABSTIME
-_STATE: Final = struct.Struct("<q?")  # when the link is free again, monotonic ns; whether somebody had more to send then
+_STATE: Final = struct.Struct("<q?")  # when the link is free again, in monotonic ns; whether a process had more to send then
 DIRECTIONS: Final = ("out", "in")
 FILE_BYTES: Final = 2 * _STATE.size
 
 
 def after(free_ns: int, waited: bool, now_ns: int, cost_ns: int) -> int:
-    """When the link is free again, after what takes it ``cost_ns`` has passed. waited: somebody had more when it last was busy."""
+    """When the link is free again, after bytes have passed that take it ``cost_ns``. waited: a process had more to send when the link was last
+    busy."""
     late = now_ns - free_ns
     began = free_ns if late <= 0 or (waited and late < LATE_S * 1e9) else now_ns
     return began + cost_ns
 
 
 class Pace:
-    """One direction of a link. fd: of a file of FILE_BYTES, which others of the host share. bytes_per_s: of frames."""
+    """One direction of a link. fd: a file of FILE_BYTES that processes of the simulated host share. bytes_per_s: the rate, headers included."""
 
     def __init__(self, fd: int, direction: str, bytes_per_s: float) -> None:
         self._fd, self._offset = fd, DIRECTIONS.index(direction) * _STATE.size
@@ -49,16 +50,16 @@ class Pace:
         self.quantum = max(LEAST_QUANTUM_BYTES, int(QUANTUM_S * bytes_per_s))
 
     def allowance(self) -> int:
-        """Bytes that may pass at once: a quantum, or none while the link is busy."""
+        """How many bytes may pass now: a quantum, or none while the link is busy."""
         return self.quantum if time.monotonic_ns() >= self._state()[0] else 0
 
     @property
     def free_at(self) -> float:
-        """When there will be an allowance, in seconds of the monotonic clock."""
+        """When more bytes may pass, in seconds of the monotonic clock."""
         return self._state()[0] / 1e9
 
     def spend(self, nbytes: int, more: bool) -> None:
-        """So many bytes have passed. more: and there would have been more, had they been allowed."""
+        """``nbytes`` have passed. more: there were more to send."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX)  # released by the kernel, should its holder be killed
         try:
             free_ns, waited = self._state()
@@ -73,7 +74,7 @@ class Pace:
 
 
 def cut(pieces: list[Any], nbytes: int) -> list[Any]:
-    """The first ``nbytes`` of pieces that are to be sent."""
+    """The first ``nbytes`` of the pieces."""
     cut_off = []
     for piece in pieces:
         if nbytes <= 0:
@@ -97,7 +98,7 @@ class Alarm:
         return int(self._fd)
 
     def set(self, at: float) -> None:
-        """In seconds of the monotonic clock; in the past: now. An earlier moment that was set stays."""
+        """Ring at this time, in seconds of the monotonic clock, or now if it is past. An earlier time that was set stays."""
         if at < self.at:
             self.at = at
             seconds, fraction = divmod(max(at, 1e-9), 1.0)
@@ -106,7 +107,7 @@ class Alarm:
                 raise OSError(ctypes.get_errno(), "the timer of a simulated link cannot be set")
 
     def rang(self) -> bool:
-        """Whether the moment has come; then there is none any more."""
+        """Whether the time has come; if so, the alarm is off again."""
         if time.monotonic() < self.at:
             return False
         self.at = float("inf")
@@ -124,7 +125,7 @@ class PacedLink:
 
     out: Pace
     into: Pace
-    queue_bytes: int  # a receiving socket's buffer, in a switch's place
+    queue_bytes: int  # size of a receiving socket's buffer, which stands for a switch's
 
     @classmethod
     def of(cls, mbit: float, fd: int = -1) -> PacedLink:
@@ -137,7 +138,7 @@ class PacedLink:
 
 
 def make_file() -> int:
-    """A link that is idle, to be inherited by the processes of one simulated host."""
+    """A file for an idle link, to be inherited by the processes of one simulated host."""
     fd = os.memfd_create("psgc-link", os.MFD_CLOEXEC)
     os.ftruncate(fd, FILE_BYTES)
     return fd

@@ -1,13 +1,13 @@
-"""The transports that payloads may travel by: one row each. To add one, write its file and add its row.
+"""The table of transports for payloads. To add one, write its file and add its row.
 
-Names alone, so that reading a setting loads no socket: ``selection.py`` loads a transport when it is used.
+It has names only, so that reading a setting loads no transport; ``selection.py`` loads a transport when it is used.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-AUTO: Final = "auto"  # PSGC_TRANSPORT: the first that reaches the server
+AUTO: Final = "auto"  # value of PSGC_TRANSPORT: the first transport that reaches the server
 FALLBACK: Final = "tcp"  # every worker can use it, so every server listens on it
 
 # Value of PSGC_TRANSPORT -> the module that has the transport, as TRANSPORT. The order is that of preference.
@@ -18,5 +18,5 @@ MODULES: Final[dict[str, str]] = {
 
 
 def choices() -> tuple[str, ...]:
-    """What PSGC_TRANSPORT may say."""
+    """The values of PSGC_TRANSPORT."""
     return (AUTO, *sorted(MODULES))

@@ -1,4 +1,4 @@
-"""Which transports serve a value of PSGC_TRANSPORT: those that a server listens on, and the one that a worker reaches a server by."""
+"""Chooses transports by the value of PSGC_TRANSPORT: those that a server listens on, and the one by which a worker reaches a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def transport(name: str) -> Transport:
 
 
 def allowed(config: Config) -> list[Transport]:
-    """The transports that ``config`` allows, the best first. Raises ConfigError if it names one that cannot do what else it asks for."""
+    """The transports that ``config`` allows, the best first. Raises ConfigError if the one that it names does not encrypt although it has to."""
     if config.transport == AUTO:
         return [found for found in map(transport, MODULES) if _keeps_secret(found, config)]
     named = transport(config.transport)
@@ -31,7 +31,7 @@ def allowed(config: Config) -> list[Transport]:
 
 
 def listen(config: Config) -> list[Listener]:
-    """A server's listeners: on each transport that some worker may choose. Raises ConfigError, or PsgcError where one cannot listen."""
+    """A server's listeners, one for each transport that some worker may choose. Raises ConfigError, or PsgcError if one cannot listen."""
     chosen = allowed(config)
     if all(each.name != FALLBACK for each in chosen):
         chosen.append(transport(FALLBACK))

@@ -1,4 +1,4 @@
-"""The transport between peers on one host: payloads stay in shared memory, only headers travel, over a Unix socket that also passes the memory.
+"""The transport between peers on one host: payloads stay in shared memory; a Unix socket carries headers and passes the memory's descriptors.
 
 A segment is passed to the peer before the first message whose payload lies in it. Abstract socket names leave no file behind and live in
 the network namespace, so two processes that can connect and map a passed descriptor share a host. Knows headers, not their meaning.
@@ -30,17 +30,17 @@ logger = logging.getLogger(__name__)
 
 SCHEME: Final = "shm://"
 LOCATOR: Final = struct.Struct("<QQ")  # segment id, offset; follows the header of a LOCATED message
-MAX_SEGMENTS: Final = 256  # of one peer; an arena doubles from one to the next and never gets there
+MAX_SEGMENTS: Final = 256  # of one peer; an arena's segments double in size, so it never needs so many
 MAX_PACKET_BYTES: Final = 128 << 10  # headers and small control bodies; below the kernel's default socket buffer
 
 
 class LocalLink(SocketLink):
-    """One end of a connection: packets ``[header][locator or body]``; what does not fit now is queued."""
+    """One end of a connection: packets ``[header][locator or body]``. Packets that the socket has no room for are queued."""
 
     def __init__(self, sock: socket.socket, proof: Proof, peer: str) -> None:
         super().__init__(sock, proof, peer)
-        self._passed: dict[Segment, int] = {}  # segments of this process that the peer has, and their ids here
-        self._segments: dict[int, Segment] = {}  # the peer's, by the ids that it gave them
+        self._passed: dict[Segment, int] = {}  # segments of this process that were passed to the peer, and their ids
+        self._segments: dict[int, Segment] = {}  # the peer's segments, by the ids that it gave them
         self._queue: deque[tuple[bytes, int | None]] = deque()
         self._buffer = bytearray(MAX_PACKET_BYTES)
 
@@ -70,7 +70,7 @@ class LocalLink(SocketLink):
         self._put(pack_header(header._replace(flags=header.flags | Flag.LOCATED)) + LOCATOR.pack(segment, place.offset), None)
 
     def _pass(self, segment: Segment) -> int:
-        """Pass a segment to the peer; locators may then name the id that is returned."""
+        """Pass a segment to the peer. Returns its id, which locators may then name."""
         number = self._passed[segment] = len(self._passed)
         self._put(pack_header(Header(Kind.SEGMENT, key=number, payload_bytes=segment.nbytes)), segment.fd)
         return number
@@ -94,7 +94,7 @@ class LocalLink(SocketLink):
     def receive(self, messages: int = MAX_MESSAGES, nbytes: int = MAX_BYTES) -> Iterator[tuple[Header, Any]]:
         self.more = False
         while not self.closed:
-            if messages <= 0:  # payloads lie in memory: they take no time here
+            if messages <= 0:  # only messages count: payloads lie in memory and take no time here
                 self.more = True
                 return
             try:
@@ -217,7 +217,7 @@ def answers(name: str) -> bool:
         trial.setblocking(False)
         try:
             trial.connect("\0" + name)
-        except BlockingIOError:  # it has many connections to take in
+        except BlockingIOError:  # its queue of new connections is full
             return True
         except OSError as error:
             logger.info("server on this host does not answer locally address=%s error=%s", name, error)

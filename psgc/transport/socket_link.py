@@ -1,4 +1,4 @@
-"""A link that is a socket: the handshake's bytes, polling and closing. What messages look like on it is the transport's."""
+"""A link over a socket: the handshake's bytes, polling and closing. Each transport defines the format of its messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from psgc.transport.link import Link
 from psgc.transport.security.handshake import Proof
 
-# Of messages that wait in a link, bodies and what Python takes for each, payloads apart: those lie where they are kept anyway. A server that
+# Limit on the memory of a link's queue: bodies and Python's objects, but not payloads, which lie in memory that is kept anyway. A server that
 # answers 100,000 keys at once to a worker that reads slowly needs a quarter of it.
 MOST_KEPT_BYTES: Final = 128 << 20
 MESSAGE_BYTES: Final = 256
@@ -25,7 +25,7 @@ class SocketLink(Link):
         self._kept = 0
 
     def _keep(self, nbytes: int) -> None:
-        """A message that is queued takes so much memory of its own; negative: it has left the queue."""
+        """Count a queued message's own memory; a negative number: the message has left the queue."""
         self._kept += nbytes
         if self._kept > MOST_KEPT_BYTES:
             self.fail(f"it does not read what it is sent: {MOST_KEPT_BYTES >> 20} MiB of answers wait for it")

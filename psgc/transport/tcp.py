@@ -1,7 +1,7 @@
-"""The transport over TCP, by plain sockets: ``[header][payload]`` after ``[header][payload]``, lengths checked before anything is allocated.
+"""The transport over TCP, by plain sockets: a sequence of ``[header][payload]``. Lengths are checked before anything is allocated.
 
 Payloads are sent from where they lie and received where they stay. Bytes that the kernel has not taken wait in the link's queue, so that
-the kernel holds few of them. The kernel finds out whether the peer lives, so that one message may take minutes while bytes move.
+the kernel holds few of them. The kernel detects dead peers, so one message may take minutes as long as bytes move.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from psgc.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Header, pack_heade
 from psgc.wire.messages import ErrorCode
 
 Bytes = NDArray[np.uint8]
-STAGE_BYTES: Final = 16 << 10  # headers and small payloads are received many at once
-UNSENT_BYTES: Final = 128 << 10  # that the kernel keeps beyond the bytes in flight, until a connection has shown that it is fast
+STAGE_BYTES: Final = 16 << 10  # buffer in which many headers and small payloads are received at once
+UNSENT_BYTES: Final = 128 << 10  # what the kernel may hold beyond the bytes in flight, until a connection is known to be fast
 MOST_UNSENT_BYTES: Final = 1 << 20
-UNSENT_S: Final = 0.01  # of a fast one: a busy machine wakes us no sooner than that, and then the path would lie idle
-RATED_BYTES: Final = 1 << 20  # after which a connection's rate is looked at
-WAKE_BYTES: Final = 512 << 10  # of a large payload are to be there before a poll returns
+# The same for a fast connection, in seconds: a busy machine wakes the thread no sooner, and the path must not be idle until then.
+UNSENT_S: Final = 0.01
+RATED_BYTES: Final = 1 << 20  # a connection's rate is determined after so many bytes
+WAKE_BYTES: Final = 512 << 10  # of a large payload must have come before a poll returns
 SEND_AT_ONCE: Final = 32  # messages in one system call
-SEALED_BYTES: Final = 256 << 10  # encrypted ahead of what the kernel takes
+SEALED_BYTES: Final = 256 << 10  # how far ahead of the kernel messages are encrypted
 KEEPALIVE_S: Final = 5
 _NOTHING: Final[Bytes] = np.empty(0, np.uint8)
 
 
 def set_options(sock: socket.socket, dead_s: float) -> None:
-    """No delay; little unsent in the kernel; a path that carries nothing for ``dead_s`` ends the connection."""
+    """Switch Nagle's algorithm off, keep little unsent in the kernel, and end a connection whose path carries nothing for ``dead_s``."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -59,8 +60,8 @@ def set_options(sock: socket.socket, dead_s: float) -> None:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A message that is queued. body: its payload, once it is sealed encrypted and with its tag. counted: whether ``unsent`` counts it.
-    kept: bytes of memory that it takes itself."""
+    """A queued message. body: its payload; once sealed, encrypted and followed by its tag. counted: whether ``unsent`` counts it. kept: bytes of
+    memory that the message itself takes."""
 
     head: bytes
     body: memoryview | None
@@ -79,20 +80,20 @@ class TcpLink(SocketLink):
         set_options(sock, dead_s)
         self._queue: deque[_Outgoing] = deque()
         self._cipher: Cipher | None = None
-        self._sent = 0  # bytes of the first of them that the kernel has taken
+        self._sent = 0  # bytes of the queue's first message that the kernel has taken
         self._unsent_bytes = UNSENT_BYTES  # TCP_NOTSENT_LOWAT
-        self._taken_since, self._taken = 0.0, 0  # since something has been waiting here, and what the kernel has taken of it
+        self._taken_since, self._taken = 0.0, 0  # since when messages have waited here, and how many of their bytes the kernel has taken
         self._stage = memoryview(bytearray(STAGE_BYTES))
-        self._lo = self._hi = 0  # what is in it and not looked at yet
-        self._header: Header | None = None  # of the payload that is being received
+        self._lo = self._hi = 0  # the range of the buffer that has not been read yet
+        self._header: Header | None = None  # header of the payload that is being received
         self._array, self._payload = _NOTHING, _NOTHING.data
         self._filled = 0
-        self._head = b""  # as it came, for its tag
+        self._head = b""  # the same header's bytes, which the tag covers
         self._wake = 1  # SO_RCVLOWAT
 
     @classmethod
     def connect(cls, family: int, address: Any, proof: Proof, dead_s: float) -> TcpLink:
-        """Begin to connect; ``prove`` finds out whether it has. Raises OSError if that fails at once."""
+        """Begin to connect; ``prove`` finds out whether that succeeded. Raises OSError if it fails at once."""
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
@@ -155,7 +156,7 @@ class TcpLink(SocketLink):
                 return
 
     def _rate(self, sent: int) -> None:
-        """The kernel has taken so much of what waits: how fast that goes says how much of it is to wait there and not here."""
+        """The kernel has taken ``sent`` bytes of the queue. Their rate determines how many bytes it may hold unsent."""
         now = time.monotonic()
         if not self._queue or not self._taken_since:
             self._taken_since, self._taken = now if self._queue else 0.0, 0
@@ -172,13 +173,13 @@ class TcpLink(SocketLink):
             self._taken_since, self._taken = now, 0
 
     def _pieces(self) -> tuple[list[Any], int]:
-        """What to send next, and how much that is."""
+        """The pieces to send next, and their total size."""
         pieces: list[Any] = []
         skip, total = self._sent, -self._sent
         for _, message in zip(range(SEND_AT_ONCE), self._queue, strict=False):
             if self._cipher is not None and not message.sealed:
                 if total >= SEALED_BYTES:
-                    break  # what is sealed takes memory of its own
+                    break  # sealed messages take memory of their own
                 message.body, message.sealed = self._cipher.seal(message.head, message.body), True
             head, payload = message.head, message.body
             if skip < HEADER_BYTES:
@@ -192,7 +193,7 @@ class TcpLink(SocketLink):
         return pieces, total
 
     def _forget(self, sent: int) -> None:
-        """The kernel has taken so many more bytes."""
+        """The kernel has taken ``sent`` more bytes: remove them from the queue."""
         self._sent += sent
         while self._queue:
             payload = self._queue[0].body
@@ -223,7 +224,7 @@ class TcpLink(SocketLink):
             self._wake_for(len(self._payload) - self._filled)
 
     def _next(self) -> tuple[Header, Any] | None:
-        """The next whole message of what has been received."""
+        """The next complete message that has been received, or None."""
         header = self._header
         if header is None:
             if self._hi - self._lo < HEADER_BYTES:
@@ -252,7 +253,7 @@ class TcpLink(SocketLink):
         return header, array[: header.payload_bytes] if header.payload_bytes else None
 
     def _fill(self) -> bool:
-        """Receive more, straight into the payload that is under way. True if no more has come."""
+        """Receive more, directly into the payload that is under way. True if no more bytes have come."""
         stage, lacks = self._stage, len(self._payload) - self._filled
         if self._lo:
             stage[: self._hi - self._lo] = stage[self._lo : self._hi]
@@ -282,7 +283,7 @@ class TcpLink(SocketLink):
         return count < room
 
     def _wake_for(self, lacks: int) -> None:
-        """Let polls return when much of a large payload has come, and not for every packet."""
+        """Make polls return once much of a large payload has come, not for every packet."""
         wake = min(lacks, WAKE_BYTES if self.pace is None else self.pace.into.quantum) if lacks > STAGE_BYTES else 1
         if wake != self._wake:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
@@ -294,8 +295,8 @@ class TcpLink(SocketLink):
         super().close()
 
     def see_off(self, patience_s: float) -> None:
-        """Before it is closed: send the rest, say that there is no more, and wait for the peer to close. Without that, what the peer has not
-        read yet would be lost where something of its own is unread here."""
+        """Before closing: send the rest, shut down the sending direction, and wait for the peer to close. Otherwise, if bytes of the peer were
+        unread here, the close would reset the connection, and the peer would lose what it has not read yet."""
         if self.closed or not self.proof.done:
             return
         until = time.monotonic() + patience_s
@@ -313,8 +314,8 @@ class TcpLink(SocketLink):
 
 
 class TcpListener(Listener):
-    """Where workers connect. host: where it listens, "" for all addresses of this machine. reached_at: the host that workers are told, by default
-    the same; advertised: the host:port that they are told instead. Raises PsgcError if the port is taken."""
+    """Where workers connect. host: the address to listen on, "" for all of this machine's. reached_at: the host that is told to workers, by default
+    the same; advertised: a host:port that is told to them instead. Raises PsgcError if the port is taken."""
 
     def __init__(self, host: str, port: int, dead_s: float, reached_at: str = "", advertised: str = "") -> None:
         self.transport = TRANSPORT
@@ -340,8 +341,8 @@ class TcpListener(Listener):
 
 
 class _Dialer:
-    """Connects to ``tcp://host:port``. A name that stands for several addresses is tried at one after the other; where an attempt was not the
-    first, the name is looked up again meanwhile."""
+    """Connects to ``tcp://host:port``. If the name has several addresses, they are tried one after the other; from the second attempt on, the
+    name is also looked up again."""
 
     def __init__(self, address: str, dead_s: float) -> None:
         self._address, self._dead_s, self._attempts = address, dead_s, 0
@@ -367,7 +368,8 @@ class Tcp(Transport):
     encrypts = True
 
     def listen(self, config: Config) -> TcpListener:
-        """Listens where the scheduler can be reached, unless another address is configured: a job on one machine listens on loopback alone."""
+        """Listen on the address from which the scheduler is reached, unless another one is configured: a job on one machine listens on loopback
+        only."""
         reached_at = "" if config.advertise else config.node_host or local_address_for(config.root_host)
         host = config.node_host or config.root_host
         alone = is_loopback(config.root_host) and is_loopback(host) and not config.advertise

@@ -1,4 +1,4 @@
-"""Why a worker cannot connect to a server over TCP, and how to mend it."""
+"""The texts that say why a worker cannot connect to a server over TCP, and how to mend it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What an I/O thread sleeps on: descriptors and ZeroMQ sockets, of which it then serves only those that have something.
+"""The poller of an I/O thread: it sleeps on descriptors and ZeroMQ sockets, and then serves only those that are ready.
 
-Owns the poller, kept from turn to turn: making one anew, and asking every silent socket, costs more than a message.
+The poller is kept from turn to turn: making a new one, and asking every idle socket, costs more than a message.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ Pollable = tuple[Any, int]  # a descriptor, an object with fileno(), or a ZeroMQ
 
 
 class Watch:
-    """See the module's text. Not for two threads at once."""
+    """See the module's text. Not thread-safe."""
 
     def __init__(self) -> None:
         self._poller = zmq.Poller()
         self._watched: list[Pollable] = []
 
     def wait(self, things: Iterable[Pollable], timeout_s: float) -> set[Any]:
-        """Sleep until one of ``things`` is ready or the time is over; the ready ones, descriptors as numbers."""
+        """Sleep until one of ``things`` is ready or the time is over. Returns those that are ready, descriptors as numbers."""
         wanted = [(thing if isinstance(thing, (int, zmq.Socket)) else thing.fileno(), events) for thing, events in things]
         if wanted != self._watched:
             self._poller = zmq.Poller()
@@ -32,5 +32,5 @@ class Watch:
 
 
 def has_message(socket: zmq.Socket[Any]) -> bool:
-    """Whether a receive would succeed; asking costs a fifth of an Again that is raised and caught."""
+    """Whether a receive would succeed. Asking costs a fifth of the time in which zmq.Again is raised and caught."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

@@ -1,6 +1,6 @@
 """The header of every message, as a table and the code made from it.
 
-Owns the bytes of a header; must not know what a message means (``messages.py``) or how it travels (``transport/``).
+Owns the bytes of a header; must not know the meaning of messages (``messages.py``) or how they travel (``transport/``).
 PROTOCOL.md shows the same table; a test holds the two together.
 """
 
@@ -74,8 +74,8 @@ class Kind(IntEnum):
 
 
 class Flag(IntEnum):
-    """Header flag bits. Not an IntFlag: those take a microsecond to combine, in every message, under the GIL.
-    Bit 8 was another flag once; it is not used again."""
+    """Header flag bits. Not an IntFlag: combining those takes a microsecond in every message, under the GIL. Bit 8 was used by an earlier
+    version and stays reserved."""
 
     NONE = 0
     WANT_RESULT = 1

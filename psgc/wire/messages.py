@@ -14,13 +14,13 @@ from typing import Any, Final, Literal, TypeVar
 from psgc.errors import RemoteProtocolError
 
 MAX_CONTROL_BYTES = 64 << 20  # a layout of 100,000 tensors is about 20 MB, unpacked
-PACK_FROM_BYTES = 16 << 10  # a layout's names and numbers pack to a tenth, in less time than 1 Gbit/s takes for what is saved
-MEASURE_BYTES = 1 << 20  # at most of a MEASURE, and of the answer
+PACK_FROM_BYTES = 16 << 10  # a layout packs to a tenth of its size, in less time than 1 Gbit/s needs for the rest
+MEASURE_BYTES = 1 << 20  # the largest MEASURE, and the largest answer to one
 RESIDUAL_NUMEL = 16384  # elements of a RESIDUAL, and at most of a RESTORE: 64 KiB fit a packet of a Unix socket
 
 
 class ErrorCode(IntEnum):
-    """Typed reasons in an ERROR message. The numbers are the wire's; 2 and 7 are not used again."""
+    """Typed reasons in an ERROR message. The numbers are part of the protocol; 2 and 7 are reserved."""
 
     MALFORMED = 1
     UNKNOWN_KIND = 3
@@ -36,13 +36,13 @@ class ErrorCode(IntEnum):
     DISAGREE = 14
 
 
-LEFT_OUT_IF_EMPTY: Final = {"left out": "if empty"}  # a field's metadata: bodies are as they were before there was the field
-NETWORK_SCHEME, LOCAL_SCHEME = "tcp://", "shm://"  # of the addresses that have fields of their own
+LEFT_OUT_IF_EMPTY: Final = {"left out": "if empty"}  # metadata of a field that was added later: bodies without it stay as they were
+NETWORK_SCHEME, LOCAL_SCHEME = "tcp://", "shm://"  # schemes of the addresses that have fields of their own
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A member's first words to the scheduler. ``host`` identifies the machine (boot id and network namespace)."""
+    """A member's first message to the scheduler. ``host`` identifies the machine (boot id and network namespace)."""
 
     role: Literal["worker", "server"]
     version: str
@@ -58,7 +58,7 @@ class Register:
     index: int = -1  # server: its DMLC_SERVER_ID, or -1 for any
     address: str = ""  # server: where workers connect, tcp://host:port
     local_address: str = ""  # server: abstract Unix socket for peers on the same host
-    encrypt: bool = False  # its payload connections are to be encrypted
+    encrypt: bool = False  # its payload connections must be encrypted
     more: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)  # server: where workers connect by other transports, URLs
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class Topology:
     key: str = field(
         default="", repr=False
     )  # hexadecimal; a worker's own data key, or for a server the job's, from which all workers' are derived
-    scheduler_host: str = ""  # who sends this, as in Register: members on its host see whether it lives
+    scheduler_host: str = ""  # the scheduler's host, as in Register: members on that host see whether its process is alive
     scheduler_pid: int = 0
     scheduler_started: int = 0
 
@@ -113,16 +113,16 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """That a rank declares a name. Ranks whose digests are equal have declared the same; the scheduler asks for one whole declaration."""
+    """A rank declares a name. Equal digests mean equal declarations; the scheduler asks one rank for the whole declaration."""
 
     name: str
-    digest: str  # of the declaration's canonical text, without what ranks need not agree on
+    digest: str  # of the declaration's canonical text, without the fields in which ranks may differ
     unused: tuple[int, ...] = ()  # a plan: indices of the tensors that had no gradient on this rank
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Text for people, with a code for programs: body of ERROR, FAULT, ABORT and BYE."""
+    """A text for people and a code for programs: the body of ERROR, FAULT, ABORT and BYE."""
 
     code: int
     text: str
@@ -132,14 +132,14 @@ Record = TypeVar("Record")
 
 
 def address_fields(urls: Iterable[str]) -> dict[str, Any]:
-    """The fields of Register that tell a server's addresses, one URL a transport."""
+    """The fields of Register for a server's addresses, one URL for each transport."""
     by_scheme = {url.partition("://")[0] + "://": url for url in urls}
     address, local = by_scheme.pop(NETWORK_SCHEME, ""), by_scheme.pop(LOCAL_SCHEME, "")
     return {"address": address, "local_address": local.removeprefix(LOCAL_SCHEME), "more": tuple(by_scheme.values())}
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """A dataclass as a JSON-able value, those within it too; optional fields are left out where they are empty."""
+    """A dataclass, with those inside it, as a value for JSON; empty optional fields are left out."""
     body = {}
     for f in fields(record):
         value = getattr(record, f.name)
@@ -154,12 +154,12 @@ def encode_body(record: Any) -> bytes:
 
 
 def pack(data: bytes) -> bytes:
-    """A body as it travels: a large one packed (zlib)."""
+    """A body as it travels: packed with zlib if it is large."""
     return data if len(data) < PACK_FROM_BYTES else zlib.compress(data, 1)
 
 
 def _unpacked(data: bytes, what: str) -> bytes:
-    if data[:1] != b"\x78":  # zlib's first byte, and no JSON's
+    if data[:1] != b"\x78":  # zlib's first byte; no JSON text begins with it
         return data
     unpacker = zlib.decompressobj()
     try:

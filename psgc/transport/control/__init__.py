@@ -1,1 +1,1 @@
-"""Connections between members and the scheduler, and what a member can tell of the scheduler's life."""
+"""Connections between members and the scheduler, and how a member finds out whether the scheduler is alive."""

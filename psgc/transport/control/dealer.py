@@ -1,8 +1,7 @@
-"""A member's control connection to the scheduler, by ZeroMQ over TCP: re-made when it breaks, and saying so when it does.
+"""A member's control connection to the scheduler, by ZeroMQ over TCP. It is made again when it breaks, and reports both events.
 
-Owns one DEALER socket at a time and its monitor. A message is a frame with the header and frames with the payload's bytes, none longer than
-``FRAME_BYTES`` on its way to the scheduler; what was in flight when a connection broke may be lost.
-Nothing here waits.
+Owns one DEALER socket at a time and its monitor. A message is a frame with the header and frames with the payload's bytes; no frame to the
+scheduler is longer than ``FRAME_BYTES``. Messages that were in flight when a connection broke may be lost. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from psgc.transport.watch import Pollable, has_message
 from psgc.wire.frames import Header, pack_header, unpack_header
 from psgc.wire.messages import ErrorCode
 
-# ZeroMQ's own copy beats its zero-copy bookkeeping below this size.
+# Below this size, ZeroMQ's own copy is faster than its zero-copy bookkeeping.
 COPY_BELOW_BYTES: Final = 64 << 10
-CERTAIN: Final = 5  # handshakes that failed: one may fail because the peer has just ended
-PAUSE_S: Final = 0.1  # before a new socket is made for one that ZeroMQ has given up; doubled each time
+CERTAIN: Final = 5  # failed handshakes in a row: a single one may fail because the peer has just ended
+PAUSE_S: Final = 0.1  # before a new socket replaces one that ZeroMQ has given up; doubled each time
 LONGEST_PAUSE_S: Final = 1.0
-SILENT_S: Final = 5.0  # from a connection to the end of its handshake, which takes a few round trips
-CONNECT_TIMEOUT_MS: Final = 5000  # then a new attempt: the kernel's own pause between two grows to a minute, after a link is back
-# To the scheduler: it refuses longer frames, so that ZeroMQ allocates no more than that for a stranger whose handshake it reads.
+SILENT_S: Final = 5.0  # limit on a connection's handshake, which takes a few round trips
+CONNECT_TIMEOUT_MS: Final = 5000  # then a new attempt begins: the kernel's own pause between two attempts grows to a minute
+# Frames to the scheduler are no longer: it refuses longer ones, so that ZeroMQ allocates no more for a stranger whose handshake it reads.
 FRAME_BYTES: Final = 60 << 10
 MAX_MESSAGE_BYTES: Final = 512 << 20  # a part is far smaller; a peer that announces more is refused by ZeroMQ itself
 
 
 def set_common_options(socket: zmq.Socket[Any], dead_s: float) -> None:
-    """No silent drops, no unbounded message, dead TCP peers noticed."""
+    """Never drop messages silently, bound their size, and detect dead TCP peers."""
     socket.setsockopt(zmq.SNDHWM, 0)  # flow control is ours (credits); at its high-water mark ZeroMQ would drop or block
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
@@ -50,7 +49,7 @@ def set_common_options(socket: zmq.Socket[Any], dead_s: float) -> None:
 
 
 def message_of(frames: list[Any]) -> tuple[Header, Any]:
-    """Header and payload (uint8 array over the frame, kept alive by it) of a received message. Raises RemoteProtocolError."""
+    """Header and payload of a received message; the payload is a uint8 array that keeps its frame alive. Raises RemoteProtocolError."""
     if not frames:
         raise RemoteProtocolError("message without a header", ErrorCode.MALFORMED)
     header = unpack_header(frames[0].buffer)
@@ -64,10 +63,10 @@ def message_of(frames: list[Any]) -> tuple[Header, Any]:
 
 
 class Dealer:
-    """See the module's text. ``identity`` is this member's name at the peer's ROUTER, the same after a reconnect. keys: of the job, if it has
-    a token. refused: how often in a row a handshake has failed: the peer holds another token, or is no scheduler.
+    """See the module's text. ``identity`` is this member's name at the peer's ROUTER, the same after a reconnect. keys: the job's, if it has
+    a token. refused: how many handshakes in a row have failed: the peer holds another token, or is no scheduler.
 
-    ``socket`` and ``monitor`` are others after a ``tick`` that has found the connection given up."""
+    ``tick`` replaces ``socket`` and ``monitor`` after ZeroMQ has given the connection up."""
 
     def __init__(self, context: zmq.Context[Any], endpoint: str, identity: bytes, dead_s: float, keys: ControlKeys | None = None) -> None:
         self._context, self._endpoint, self._identity, self._dead_s, self._keys = context, endpoint, identity, dead_s, keys
@@ -93,14 +92,14 @@ class Dealer:
         return socket, monitor
 
     def tick(self, now: float) -> None:
-        """To be called now and then. After an answer that is no handshake or does not fit (another program's; of a scheduler that has a token
-        where this member has none) ZeroMQ may forget the connection and never make another, and takes another program's for a peer of its
-        first version. So a socket whose handshake has failed is replaced, after a pause."""
+        """Call it now and then; it replaces a socket whose handshake has failed, after a pause. ZeroMQ may never connect again after an answer that
+        is no handshake or does not fit (another program's, or a scheduler's that has a token where this member has none), and it takes another
+        program for a peer of its first version."""
         if self._up or has_message(self.monitor):
             return
         if now - self._accepted > SILENT_S:
             self._silent = self._failed = True
-        elif not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:  # with no high-water mark that means that there is no connection
+        elif not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:  # without a high-water mark this means that there is no connection
             self._fail()
         if not self._failed or now < self._retry_at:
             return
@@ -114,16 +113,16 @@ class Dealer:
         _close(*old, linger_ms=0)
 
     def _fail(self) -> None:
-        """This socket's handshake has failed: once, however often ZeroMQ tries it."""
+        """This socket's handshake has failed. It counts once, even if ZeroMQ repeats it."""
         self.refused += not self._failed
         self._failed = True
 
     def nobody_listens(self, now: float) -> bool:
-        """While the connection cannot be made: whether the peer's machine answers that nobody listens there. To be asked repeatedly."""
+        """While the connection cannot be made: whether the peer's machine answers that nobody listens there. Call it repeatedly."""
         return self._knock.answer(now) == errno.ECONNREFUSED
 
     def pollables(self) -> tuple[Pollable, Pollable]:
-        """What becomes readable when there is something to receive, and when something has happened to the connection."""
+        """The sockets that become readable when a message has come, and when the connection has an event."""
         return (self.socket, zmq.POLLIN), (self.monitor, zmq.POLLIN)
 
     def send(self, header: Header, payload: Any = None) -> None:
@@ -147,7 +146,7 @@ class Dealer:
             yield message_of(self.socket.recv_multipart(zmq.NOBLOCK, copy=False))
 
     def events(self) -> Iterator[Literal["up", "down"]]:
-        """What has happened to the connection, in order."""
+        """The connection's events, in order."""
         while has_message(self.monitor):
             event = recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"]
             if event == zmq.EVENT_CONNECTED:
@@ -164,8 +163,8 @@ class Dealer:
             yield "down"
 
     def turned_away(self) -> str:
-        """Who does not let this member speak, and why, in a sentence; empty where that is not certain. Asking takes up to a second, and only
-        where the handshake has failed again and again."""
+        """A sentence that says who refuses this member, and why; empty if that is not certain. It takes up to a second, but only after repeated
+        failures of the handshake."""
         hung_up, silent = self.refused >= CERTAIN, self._silent
         if not hung_up and not silent:
             return ""

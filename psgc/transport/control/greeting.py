@@ -1,7 +1,7 @@
-"""What a peer is that ends every handshake with the scheduler's clients: asked by a plain socket, for ZeroMQ does not tell.
+"""Finds out, by a plain socket, what a peer is that refuses every handshake with the scheduler's clients, because ZeroMQ does not tell.
 
-A ZeroMQ peer opens with a greeting of 64 bytes that names its security mechanism (ZMTP 3, rfc.zeromq.org/spec/23): CURVE where the scheduler
-has a token, NULL where it has none. Any other program says something else, or nothing.
+A ZeroMQ peer opens with a greeting of 64 bytes that names its security mechanism (ZMTP 3, rfc.zeromq.org/spec/23): CURVE if the scheduler
+has a token, NULL if it has none. Any other program sends something else, or nothing.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Final
 from psgc.addresses import endpoint, split
 from psgc.transport.security.handshake import OF_SERVER
 
-OPENING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03"  # ZMTP's signature and major version: then the peer sends its whole greeting
+OPENING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03"  # ZMTP's signature and major version; the peer answers with its whole greeting
 GREETING_BYTES: Final = 64
 MECHANISM: Final = slice(12, 32)
-ASKED_S: Final = 1.0  # a round trip over the longest link takes less
+ASKED_S: Final = 1.0  # longer than a round trip over the slowest link
 SAME: Final = "set the same PSGC_TOKEN and PSGC_JOB everywhere"
 OTHER_PORT: Final = "check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
 
 
 def greeting(host: str, port: int, patience_s: float = ASKED_S) -> bytes:
-    """The first bytes that the peer says, at most a greeting's; none if it says nothing or cannot be reached. Waits for ``patience_s`` at most."""
+    """The first bytes that the peer sends, at most a greeting's; none if it sends none or cannot be reached. Waits for at most ``patience_s``."""
     said, until = b"", time.monotonic() + patience_s
     try:
         with socket.create_connection((host, port), patience_s) as peer:
@@ -33,13 +33,13 @@ def greeting(host: str, port: int, patience_s: float = ASKED_S) -> bytes:
                     break
                 said += more
     except OSError:
-        pass  # what was said before that tells enough
+        pass  # the bytes that came before that are enough
     return said
 
 
 def why_refused(address: str, has_token: bool, hung_up: bool) -> str:
-    """Why the peer at ``address`` (tcp://host:port) refuses this member, in a sentence that says how to mend it; empty where that is not certain.
-    hung_up: it has ended handshakes, and not only left them unanswered. Takes up to a second."""
+    """Why the peer at ``address`` (tcp://host:port) refuses this member, in a sentence that says how to mend it; empty if that is not certain.
+    hung_up: it has ended handshakes, not just left them unanswered. Takes up to a second."""
     host, port = split(address)
     said = greeting(host, port)
     if said.startswith(OPENING[:1]) and len(said) == GREETING_BYTES:
@@ -52,7 +52,7 @@ def why_refused(address: str, has_token: bool, hung_up: bool) -> str:
             return f"the scheduler at {address} has no token, and this member has one: {SAME}"
         return ""
     if not said:
-        return ""  # a proxy before a scheduler that is not up yet does so, too
+        return ""  # a proxy whose scheduler is not up yet does so, too
     where = endpoint(host, port)
     if said.startswith(OF_SERVER):
         return f"what listens at {where} is a server of a job and not its scheduler: {OTHER_PORT}"

@@ -1,4 +1,4 @@
-"""Whether somebody listens at an address, asked without waiting: why a connection cannot be made, which ZeroMQ does not tell."""
+"""Finds out, without waiting, whether somebody listens at an address, because ZeroMQ does not tell why it cannot connect."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Final
 from psgc.addresses import lookup
 
 AGAIN_S: Final = 1.0  # from one attempt's end to the next
-PATIENCE_S: Final = 3.0  # a connection over the longest link takes less; where a firewall drops packets nothing ever comes
+PATIENCE_S: Final = 3.0  # longer than a connection over the slowest link takes; if a firewall drops packets, nothing ever comes back
 
 
 class Knock:
-    """``answer`` it now and again. Its attempts say nothing and are closed as soon as they are accepted."""
+    """Call ``answer`` now and then. Attempts send nothing and are closed as soon as they are accepted."""
 
     def __init__(self, host: str, port: int) -> None:
         self._addresses = []

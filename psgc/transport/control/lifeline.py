@@ -1,7 +1,7 @@
-"""What a worker or server can tell of the scheduler's life, and when it gives it up. Pure: ``now`` is passed in.
+"""How a worker or server finds out whether the scheduler is alive, and when it gives the scheduler up. Pure: ``now`` is passed in.
 
-On the scheduler's own host only a process that is gone is dead: one that is stopped or busy is named and waited for, for steps go on without
-it. On another host only its messages and the connection tell.
+On the scheduler's own host only a process that is gone is dead; one that is stopped or busy is named and waited for, because steps go on
+without it. From another host, only its messages and the connection show whether it is alive.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 from psgc.absence import Absence, younger
 from psgc.reminder import Reminder
 
-LAST_WORDS_S: Final = 1.5  # what a process has said before it ended is heard first
+LAST_WORDS_S: Final = 1.5  # time for the messages that a process sent before it ended
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Something to tell people; ``gone``: the job cannot go on."""
+    """A line for the log. ``gone``: the job cannot go on."""
 
     text: str
     gone: bool = False
@@ -26,8 +26,8 @@ class Sign:
 
 @dataclass(slots=True)
 class Lifeline:
-    """See the module's text. every_s: from one tick to the next. alive: whether the scheduler's process runs; None where that cannot be told
-    from here, or not yet. refused: whether its machine answers that nobody listens there."""
+    """See the module's text. every_s: from one tick to the next. alive: whether the scheduler's process runs; None if that is
+    unknown (it is on another host), or not known yet. refused: whether its machine answers that nobody listens there."""
 
     endpoint: str
     silence_s: float
@@ -47,7 +47,7 @@ class Lifeline:
         self._absence = Absence(self.every_s, self.began)
 
     def hear(self, now: float) -> None:
-        """The scheduler has said something."""
+        """A message of the scheduler has come."""
         self.heard = now
         self._named = None
 
@@ -58,7 +58,7 @@ class Lifeline:
         self.up = up
 
     def tick(self, now: float) -> Sign | None:
-        """What is to be said now."""
+        """What to log now, or None."""
         self._allow_for_absence(now)
         quiet = now - self.heard
         alive = self.alive()
@@ -85,7 +85,7 @@ class Lifeline:
         return Sign(f"the scheduler at {self.endpoint} has said nothing for {quiet:.0f} s; {prospect}")
 
     def _allow_for_absence(self, now: float) -> None:
-        """While this process did not run it heard nobody; that is nobody's silence."""
+        """This process received nothing while it did not run; the scheduler was not silent because of that."""
         if away := self._absence.ended(now):
             self.heard, self.down_since = younger(self.heard, away, now), younger(self.down_since, away, now)
 

@@ -1,4 +1,4 @@
-"""The bound end of the control connections, by ZeroMQ: the scheduler hears everybody here. Never drops silently."""
+"""The scheduler's end of the control connections, by ZeroMQ. It never drops a message silently."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from psgc.transport.watch import has_message
 from psgc.wire.frames import Header
 
 logger = logging.getLogger(__name__)
-MOST_A_FRAME_BYTES: Final = FRAME_BYTES + (1 << 10)  # what encryption adds is less
-HANDSHAKE_MS: Final = 10_000  # then a peer that has not finished it is cut off, and what it has sent is forgotten
+MOST_A_FRAME_BYTES: Final = FRAME_BYTES + (1 << 10)  # encryption adds less than that
+HANDSHAKE_MS: Final = 10_000  # a peer that has not finished it by then is cut off, and its bytes are dropped
 
 
 class Router:
-    """One ROUTER socket. It hears IPv4 and IPv6 where it is bound to ``*``; ``port`` is where.
+    """One ROUTER socket. Bound to ``*``, it listens on IPv4 and IPv6; ``port`` is its port.
     listening_fd: a socket that somebody else has bound and set to listen.
-    max_message_bytes: a longer payload is dropped. keys: of the job, if it has a token: then nobody is heard who does not hold them. A peer that
-    announces a frame of more than ``MOST_A_FRAME_BYTES`` is cut off by ZeroMQ before anything is allocated, in its handshake, too.
+    max_message_bytes: longer payloads are dropped. keys: the job's, if it has a token: then messages of peers without them are dropped. ZeroMQ
+    cuts off a peer that announces a frame of more than ``MOST_A_FRAME_BYTES`` before it allocates anything, during the handshake, too.
 
     Raises PsgcError if the port is taken.
     """
@@ -60,7 +60,7 @@ class Router:
         self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def send(self, identity: bytes, frames: list[Any]) -> bool:
-        """Send to one peer; False if it is not connected now. Large frames are not copied and must stay as they are."""
+        """Send to one peer; False if it is not connected now. Large frames are not copied and must not change."""
         try:
             self.socket.send(identity, zmq.SNDMORE)
             for frame in frames[:-1]:
@@ -73,7 +73,8 @@ class Router:
         return True
 
     def receive(self) -> Iterator[tuple[bytes, Header, Any]]:
-        """All messages that have come: sender's identity, header, and payload, which owns its bytes. Frames that are no message are logged and dropped."""
+        """All messages that have come: the sender's identity, header and payload (which owns its bytes). Frames that are no message are logged and
+        dropped."""
         while has_message(self.socket):
             identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:

@@ -1,8 +1,8 @@
-"""Which of a job's processes on this machine says what all of them know, where their output comes to one place.
+"""Decides which of a job's processes on this machine logs what all of them know, if their output goes to the same place.
 
-An *outlet* is where a process's lines end up for people: its stderr, or under a launcher the launcher's. Of the processes with one outlet
-the first that has something to say on a topic listens under a name in Linux's abstract socket namespace, and keeps it until it ends, however
-it ends; the others of its user then stay silent on that topic. Where there are no such sockets, everybody speaks.
+An *outlet* is where a process's lines can be read: its stderr, or under a launcher the launcher's. Of the processes with one outlet, the
+first that logs a line on a topic listens under a name in Linux's abstract socket namespace, and keeps that name until the process ends. The
+user's other processes then log nothing on that topic. On systems without such sockets every process logs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Final
 from psgc.config import Config
 
 STDERR: Final = 2
-BACKLOG: Final = 4096  # processes of one outlet: each that is silent keeps a connection
+BACKLOG: Final = 4096  # processes of one outlet: each of the silent ones keeps a connection
 # Topics.
-AWAITED: Final = "awaited"  # what the scheduler and the servers know: which members and ranks are waited for
+AWAITED: Final = "awaited"  # known to the scheduler and the servers: which members and ranks are awaited
 ADMISSION: Final = "admission"  # that the scheduler does not answer
 LIFELINE: Final = "lifeline"  # that the scheduler is silent
-PARTS: Final = "parts"  # what a worker knows of its own parts
+PARTS: Final = "parts"  # known to a worker: the state of its own parts
 
 
 def own_outlet() -> str:
@@ -36,20 +36,20 @@ def own_outlet() -> str:
 
 
 class Voice:
-    """This process's right to speak. group: what the processes have in common that must not speak together (a job).
-    outlet: PSGC_OUTLET; without it this process's own. key: the job's, slow to derive from its token: everybody on the host sees the names
-    that are taken, and must neither find the token by them nor the names of other topics."""
+    """This process's right to log on a topic. group: identifies the processes of which only one may log (a job).
+    outlet: PSGC_OUTLET; without it this process's own. key: the job's, which is slow to derive from its token. Every user of the host sees the
+    names that are taken, and must find neither the token nor the names of other topics from them."""
 
     def __init__(self, group: str, outlet: str = "", key: bytes = b"") -> None:
         self._outlet = outlet or own_outlet()
         self._group, self._key = f"{os.getuid()} {self._outlet} {group}", key
-        self._held: dict[str, socket.socket] = {}  # that hold names, by topic
-        self._others: dict[str, socket.socket] = {}  # connections to the processes that hold others: they break when those end
+        self._held: dict[str, socket.socket] = {}  # sockets that hold names, by topic
+        self._others: dict[str, socket.socket] = {}  # connections to processes that hold other names: they break when those end
 
     @classmethod
     def of(cls, config: Config) -> Voice:
-        """Of a member of the job that ``config`` describes."""
-        from psgc.transport.security.curve import control_keys  # loads ZeroMQ, which who only compiles does not need
+        """The voice of a member of the job that ``config`` describes."""
+        from psgc.transport.security.curve import control_keys  # loads ZeroMQ, which a process that only compiles does not need
 
         keys = control_keys(config.job, config.token)
         return cls(f"{config.job} {config.root_endpoint}", config.outlet, b"" if keys is None else keys.member_secret)
@@ -58,7 +58,7 @@ class Voice:
         return hmac.digest(self._key, f"voice {self._group} {topic}".encode(), "sha256").hex()[:32]
 
     def speaks(self, topic: str) -> bool:
-        """Whether this process is the one that speaks on ``topic`` here; asking takes the right if no process of this user has it."""
+        """Whether this process is the one that logs on ``topic`` here. Asking takes the right if no process of this user has it."""
         if topic in self._held or not self._outlet:
             return True
         if topic in self._others:

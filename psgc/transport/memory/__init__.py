@@ -1,1 +1,1 @@
-"""Memory that processes of one host share."""
+"""Shared memory between processes of one host."""

@@ -1,7 +1,7 @@
 """One process's shared memory: a few segments, each at least twice as large as the one before, from which places are cut.
 
-However many places there are, there are only as many descriptors as doublings. A segment is made whole, but takes memory only where a place
-of it is used, so the rest of it costs nothing. Places stay until the process ends. For one thread, except for ``Place.populate``.
+So the number of descriptors grows with the logarithm of the bytes, not with the number of places. A segment takes memory only where its places
+are used; the rest of it costs nothing. Places stay until the process ends. For one thread, except for ``Place.populate``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from psgc.transport.memory.segment import Place, Segment, aligned
 
-FIRST_BYTES: Final = 4 << 20  # of the first segment; the thirty-second would have 8 PiB
+FIRST_BYTES: Final = 4 << 20  # size of the first segment; the thirty-second would have 8 PiB
 
 
 class Arena:
@@ -23,7 +23,7 @@ class Arena:
         self._used = 0  # bytes of the last segment
 
     def cut(self, nbytes: int) -> Place:
-        """A new place of zeros, at a cache line of its own. Raises OSError where no segment can be made."""
+        """A new place of zeros that shares no cache line with others. Raises OSError if no segment can be made."""
         last = len(self.segments) - 1
         if last < 0 or self._used + nbytes > self.segments[last].nbytes:
             last, self._used = last + 1, 0

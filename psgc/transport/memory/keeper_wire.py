@@ -1,4 +1,4 @@
-"""How a server hands its memory to the launcher, which keeps it should the server die: one packet and one descriptor a segment."""
+"""How a server passes its memory to the launcher, which keeps it if the server dies: one packet with one descriptor for each segment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def send_segment(sock: socket.socket, name: str, fd: int, nbytes: int) -> None:
 def recv_segment(sock: socket.socket) -> tuple[str, int, int] | None:
     """The next (name, fd, bytes) on the launcher's end; None at the end of the stream.
 
-    Raises BlockingIOError if there is none yet, ValueError for a packet that is none of ours: it is dropped, and the next is whole.
+    Raises BlockingIOError if there is none yet, ValueError for a packet that is not psgc's: it is dropped, and the next one can be read.
     """
     data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET_BYTES, 4)
     if not data:

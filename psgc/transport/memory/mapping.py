@@ -1,6 +1,6 @@
-"""Shared mappings of files in memory, made without holding the GIL and without a descriptor of their own.
+"""Shared mappings of files in memory. Making one does not hold the GIL, and keeping one takes no descriptor.
 
-Python's ``mmap`` keeps a duplicate of the descriptor for as long as the mapping lives, and that of 3.11 holds the GIL while the kernel makes
+Python's ``mmap`` keeps a duplicate of the descriptor as long as the mapping lives, and Python 3.11's holds the GIL while the kernel makes
 the pages: 512 MB stopped all other threads for a second on a busy machine. Calls through ctypes do neither.
 """
 
@@ -25,7 +25,7 @@ _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED: Final = ctypes.c_void_p(-1).value
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, Linux 5.14
-WORTH_BYTES: Final = 64 << 10  # below, faults cost less than asking
+WORTH_BYTES: Final = 64 << 10  # below this, page faults cost less than the system call
 
 
 class _Mapping:
@@ -37,7 +37,7 @@ class _Mapping:
 
 
 def map_shared(fd: int, nbytes: int) -> Bytes:
-    """The first ``nbytes`` of a file, to read and write; ``fd`` may be closed afterwards. No page is made. Raises OSError."""
+    """The first ``nbytes`` of a file, to read and write; ``fd`` may be closed afterwards. Makes no pages. Raises OSError."""
     address = _LIBC.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     if address == _FAILED:
         number = ctypes.get_errno()
@@ -46,7 +46,7 @@ def map_shared(fd: int, nbytes: int) -> Bytes:
 
 
 def populate(piece: Bytes) -> None:
-    """Make the pages under a piece of a mapping, which costs a quarter of what it costs when they are first written. Raises OSError where
+    """Make the pages under a piece of a mapping, which takes a quarter of the time that page faults at the first write take. Raises OSError if
     there is no memory."""
     if piece.nbytes < WORTH_BYTES:
         return
@@ -54,5 +54,5 @@ def populate(piece: Bytes) -> None:
     start = first - first % mmap.PAGESIZE
     if _LIBC.madvise(start, first + piece.nbytes - start, _POPULATE_WRITE) != 0:
         number = ctypes.get_errno()
-        if number != errno.EINVAL:  # else an older kernel: they are made when they are written
+        if number != errno.EINVAL:  # EINVAL: an older kernel, which makes the pages when they are written
             raise OSError(number, f"no memory for {piece.nbytes} bytes of shared memory: {os.strerror(number)}")

@@ -26,7 +26,7 @@ def aligned(nbytes: int) -> int:
 
 
 class Segment:
-    """A piece of shared memory. Its size is sealed: a process that maps it can rely on all of it. It takes memory only where it is used."""
+    """A piece of shared memory. Its size is sealed, so a process that maps it can rely on that size. It takes memory only where it is used."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
@@ -44,13 +44,13 @@ class Segment:
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Segment:
-        """Map a descriptor that a peer passed, which is then closed. Raises RemoteProtocolError if it is not what the peer said."""
+        """Map a descriptor that a peer passed, and close it. Raises RemoteProtocolError if it does not match what the peer announced."""
         try:
             size, seals = os.fstat(fd).st_size, fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             if size != nbytes or nbytes < 1 or not seals & fcntl.F_SEAL_SHRINK:
                 raise RemoteProtocolError(f"segment of {size} bytes, seals {seals:#x}; expected {nbytes} sealed bytes", ErrorCode.MALFORMED)
             segment = cls(fd, nbytes)
-        except (OSError, OverflowError, ValueError) as error:  # a pipe knows no seals; more bytes than can be mapped
+        except (OSError, OverflowError, ValueError) as error:  # a pipe has no seals; or there are more bytes than can be mapped
             raise RemoteProtocolError(f"segment of {nbytes} bytes cannot be mapped: {error}", ErrorCode.MALFORMED) from None
         finally:
             os.close(fd)
@@ -64,7 +64,7 @@ class Segment:
         return self.bytes[offset : offset + nbytes]
 
     def close(self) -> None:
-        """Give the descriptor back; the mapping goes when the last array over it does."""
+        """Close the descriptor; the mapping ends with the last array over it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -72,7 +72,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a payload lies: ``bytes`` of a segment, from ``offset`` on. A transport may send the bytes, or say where they are."""
+    """Where a payload lies: ``bytes`` of a segment, from ``offset`` on. A transport may send the bytes, or tell the peer where they are."""
 
     segment: Segment
     offset: int

@@ -1,1 +1,1 @@
-"""Who may come in, and what nobody else may read: proofs, keys, encryption, refusals."""
+"""Who may join a job, and how its traffic stays private: proofs, keys, encryption, refusals."""

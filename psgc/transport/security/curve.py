@@ -1,7 +1,7 @@
-"""Who may speak to the scheduler: keys of the control connections, made of the job's token, and the scheduler's check of them.
+"""Who may send messages to the scheduler: keys of the control connections, derived from the job's token, and the scheduler's check of them.
 
-With a token control connections are under CURVE, which encrypts them and proves both ends; the token itself never travels. Without one
-anybody who reaches the scheduler's port may speak to it. Owns the keys and the thread that answers ZeroMQ's questions (ZAP).
+With a token, control connections use CURVE, which encrypts them and proves both ends' identity; the token itself never travels. Without a
+token, anybody who reaches the scheduler's port may send to it. Owns the keys and the thread that answers ZeroMQ's requests (ZAP).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from zmq.utils.monitor import recv_monitor_message
 from psgc.transport.security.refusals import SAID_S, Refusals
 
 logger = logging.getLogger(__name__)
-ROUNDS: Final = 100_000  # of PBKDF2: who has heard a handshake and guesses tokens pays so much a guess
+ROUNDS: Final = 100_000  # of PBKDF2: the price of each guess for an attacker who has recorded a handshake and guesses tokens
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
-# What the scheduler's end sees of a wrong key. Of a peer that ended in the middle of a handshake it sees EVENT_HANDSHAKE_FAILED_NO_DETAIL.
+# The scheduler's event for a wrong key. A peer that ended in the middle of a handshake gives EVENT_HANDSHAKE_FAILED_NO_DETAIL.
 WRONG_KEY: Final = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-# What a member's end sees of it: no more than that the scheduler hung up.
+# A member's events for it: it only sees that the scheduler hung up.
 HUNG_UP: Final = int(WRONG_KEY | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ControlKeys:
-    """Of one job, as ZeroMQ takes them (Z85 text)."""
+    """One job's keys, in ZeroMQ's format (Z85 text)."""
 
     scheduler_public: bytes
     scheduler_secret: bytes
@@ -52,21 +52,21 @@ def control_keys(job: int, token: str) -> ControlKeys | None:
 
 
 def guard_scheduler(socket: zmq.Socket[Any], keys: ControlKeys) -> None:
-    """Have the scheduler's socket, before it is bound, hear nobody but who holds the keys (see ``Doorkeeper``, which must be there first)."""
+    """Make the scheduler's socket accept only peers that hold the keys. Call it before the socket is bound, and after ``Doorkeeper`` was made."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.scheduler_secret)
     socket.setsockopt(zmq.ZAP_DOMAIN, b"psgc")
 
 
 def prove_membership(socket: zmq.Socket[Any], keys: ControlKeys) -> None:
-    """Have a member's socket, before it is connected, prove the token and speak to nobody but the scheduler that holds it."""
+    """Make a member's socket prove that it holds the token, and send only to a scheduler that holds it. Call it before the socket is connected."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.scheduler_public)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.member_public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.member_secret)
 
 
 class Doorkeeper:
-    """Answers ZeroMQ whether a peer's key is the members', and logs who was sent away. In a thread, so that it never waits for the loop."""
+    """Tells ZeroMQ whether a peer's key is the members', and logs refused peers. It runs in a thread, so that it never waits for the loop."""
 
     def __init__(self, context: zmq.Context[Any], keys: ControlKeys) -> None:
         self._public = z85.decode(keys.member_public)
@@ -112,7 +112,7 @@ class Doorkeeper:
         self._zap.send_multipart([version, number, status, text, b"member" if known else b"", b""])
 
     def close(self) -> None:
-        """After the watched socket's monitor is disabled, or the socket closed."""
+        """Call it after the watched socket's monitor was disabled, or the socket was closed."""
         if self._thread.is_alive():
             self._stop.send(b"")
             self._thread.join()

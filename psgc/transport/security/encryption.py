@@ -1,8 +1,8 @@
-"""Payload connections under AES-256-GCM, by PSGC_ENCRYPT=1: nobody on the path reads or alters what travels.
+"""Encrypts payload connections with AES-256-GCM (PSGC_ENCRYPT=1): nobody on the path can read or alter payloads.
 
-A message is its header as it is, the payload encrypted, and a tag of 16 bytes over both. Keys are one connection's and one direction's, the
-nonce is the number of the message in it; so a nonce never repeats under a key, and a message that is left out, repeated, or put elsewhere is
-seen at once. Needs the package ``cryptography``, the extra ``encrypt``.
+A message is its unencrypted header, the encrypted payload, and a tag of 16 bytes over both. Each connection has a key for each direction, and
+the nonce is the message's number. So a nonce never repeats under a key, and a message that is left out, repeated or moved is detected at once.
+Needs the package ``cryptography``, the extra ``encrypt``.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Cipher:
         self._sent = self._received = 0  # messages
 
     def seal(self, head: bytes, payload: Any) -> memoryview:
-        """The next message's payload (None: it has none), encrypted, and its tag. To be called in the order in which messages are sent."""
+        """The next message's payload, encrypted (None: it has none), and its tag. Call it in the order in which messages are sent."""
         sealed = np.empty((0 if payload is None else len(payload)) + TAG_BYTES, np.uint8).data
         self._sending.encrypt_into(_NONCE.pack(0, self._sent), b"" if payload is None else payload, head, sealed)
         self._sent += 1
         return sealed
 
     def open(self, head: bytes, sealed: memoryview) -> None:
-        """Decrypt the next message's payload where it lies; its tag stays behind it. Raises RemoteProtocolError if it is not what was sent."""
+        """Decrypt the next message's payload in place; its tag stays behind it. Raises RemoteProtocolError if the message was altered."""
         from cryptography.exceptions import InvalidTag
 
         try:

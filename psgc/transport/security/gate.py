@@ -1,7 +1,7 @@
-"""Where a server's new connections wait until they have proved that they belong to the job: few, for a short time, and little is read.
+"""A server's new connections, until they have proved that they belong to the job. Their number, their time, and the bytes read are limited.
 
-Owns the listeners and what has been accepted and is not proved. Who does not prove it is cut off and told nothing; a log gets one line a
-kind of refusal, and then ever more rarely how many more there were.
+Owns the listeners and the accepted connections that are not proved yet. A peer that fails is cut off without an answer. The log gets one line
+for each kind of refusal, and later, less and less often, how many more there were.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from psgc.transport.security.handshake import PATIENCE_S, Refused, ServerProof
 from psgc.transport.security.refusals import Refusals
 
 logger = logging.getLogger(__name__)
-MOST: Final = 256  # connections that have not proved themselves; one more, and one of the largest crowd goes
-AT_ONCE: Final = 64  # accepted before those that have said something are heard
-TURN_S: Final = 0.02  # of handshakes in a turn of the server's loop
+MOST: Final = 256  # connections that have not proved their identity; beyond that, one of the source that has the most is closed
+AT_ONCE: Final = 64  # connections accepted at once, before the handshakes of others go on
+TURN_S: Final = 0.02  # time for handshakes in one turn of the server's loop
 
 
 class Gate:
@@ -42,14 +42,14 @@ class Gate:
         return len(self._waiting)
 
     def fileno(self) -> int:
-        """Readable when ``serve`` has something to do."""
+        """A descriptor that polls readable when ``serve`` has something to do."""
         return self._epoll.fileno()
 
     def serve(self) -> list[Link]:
-        """Accept, and go on with handshakes; returns the connections that are proved now, which are then the caller's."""
+        """Accept connections and continue handshakes. Returns the connections that are proved now; the caller then owns them."""
         proved: list[Link] = []
         until = time.monotonic() + TURN_S
-        # One event at a time: epoll then gives everybody a turn, also those whom there was no time for in the last one.
+        # One event at a time: epoll then gives every connection a turn, also those that had none before the time was over.
         while ready := self._epoll.poll(0, 1):
             fd = ready[0][0]
             listener = self._listeners.get(fd)
@@ -58,11 +58,11 @@ class Gate:
             elif fd in self._waiting:
                 proved += self._prove(self._waiting[fd][0])
             if time.monotonic() >= until:
-                break  # the rest is ready in the next turn, too
+                break  # the rest will be ready in the next turn, too
         return proved
 
     def tick(self) -> None:
-        """Cut off who takes too long. To be called once a second or so."""
+        """Cut off peers that take too long. Call it about once a second."""
         now = self._clock()
         for fd, (_, since) in list(self._waiting.items()):
             if now - since < PATIENCE_S:
@@ -100,21 +100,21 @@ class Gate:
         return proved
 
     def _one_of_the_crowd(self) -> int:
-        """One of those from the source that has the most: who floods a server only keeps itself out. Any of them: a worker that comes from
-        there, too, would surely go if it were the oldest."""
+        """A random connection of the source that has the most, so that a flood only keeps its own source out. It is random because a worker at the
+        same source would certainly be closed if it was always the oldest."""
         sources = Counter(link.source for link, _ in self._waiting.values())
         crowded = max(sources, key=sources.__getitem__)
         return random.choice([fd for fd, (link, _) in self._waiting.items() if link.source == crowded])
 
     def _prove(self, link: Link) -> list[Link]:
-        """The connection, if it is proved now."""
+        """Continue one handshake. Returns the connection once it is proved, else None."""
         try:
             if link.prove():
                 return [self._leave(link.fileno())]
         except Refused as error:
             self._refuse(link.fileno(), error.kind, str(error))
             return []
-        if link.closed:  # it went by itself: a worker that only looked whether somebody listens, or ended
+        if link.closed:  # the peer closed it: a worker that only checked whether somebody listens, or that ended
             self._leave(link.fileno())
             logger.info("payload connection from %s: %s", link.peer, link.why)
             link.close()
@@ -123,7 +123,7 @@ class Gate:
     def _refuse(self, fd: int, kind: str, why: str) -> None:
         link = self._leave(fd)
         link.close()
-        if kind == "gone":  # a worker that ended: it is told of elsewhere if it had to stay
+        if kind == "gone":  # a worker that ended; if that was a fault, it is reported elsewhere
             logger.debug("payload connection from %s ended before it was proved: %s", link.peer, why)
         else:
             self._note(kind, f"payload connection from {link.peer} refused: {why}")
@@ -132,7 +132,7 @@ class Gate:
         self._refusals.note(kind, text, self._clock())
 
     def _leave(self, fd: int) -> Link:
-        """Not ours any more. Before it is closed: a copy of the descriptor in another process would keep the epoll awake."""
+        """Forget the connection before it is closed: a copy of its descriptor in another process would keep the epoll awake."""
         self._epoll.unregister(fd)
         return self._waiting.pop(fd)[0]
 

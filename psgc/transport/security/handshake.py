@@ -1,13 +1,13 @@
-"""How both ends of a payload connection prove that they belong to the job, before anything else is said on it.
+"""How both ends of a payload connection prove that they belong to the job, before anything else is sent on it.
 
-Pure: bytes in, bytes out. Each message has a fixed length, so that nothing is read that was not asked for; a refusal tells the peer nothing.
+Pure: bytes in, bytes out. Each message has a fixed length, so no more bytes are read than expected; a refused peer gets no answer.
 
     server -> worker   CHALLENGE   a nonce
     worker -> server   ANSWER      rank, epoch, a nonce, the worker's host; HMAC over all of it and the server's nonce
     server -> worker   WELCOME     HMAC over the same under another label
 
-The scheduler draws a data key for the job. A server knows it, a worker only its own key, which is derived from it; so a worker can
-speak for its own rank alone. The nonces make each proof good for one connection.
+The scheduler draws a data key for the job. A server knows it; a worker only knows its own key, which is derived from it. So a worker can
+only prove its own rank. The nonces make each proof valid for one connection.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from psgc.wire.messages import ErrorCode
 VERSION: Final = 1
 NONCE_BYTES: Final = 32
 KEY_BYTES: Final = 32
-PATIENCE_S: Final = 10.0  # to prove it
-ENCRYPTED: Final = 1  # flag: what follows is under AES-GCM
+PATIENCE_S: Final = 10.0  # limit on a handshake
+ENCRYPTED: Final = 1  # flag: the messages that follow are under AES-GCM
 
 # One row a field of each message: name, struct code, meaning. PROTOCOL.md shows the same tables; a test holds the two together.
 CHALLENGE_FIELDS: Final = (
@@ -67,7 +67,7 @@ _PLACE: Final = struct.Struct("<IIIB")  # of the transcript: server's index, ran
 
 
 def worker_key(data_key: bytes, rank: int, epoch: int) -> bytes:
-    """The key of one worker in one epoch, which the scheduler tells it and servers derive."""
+    """The key of one worker in one epoch. The scheduler tells it to the worker; servers derive it."""
     return hmac.digest(data_key, b"psgc/1 rank %d, epoch %d" % (rank, epoch), "sha256")
 
 
@@ -76,7 +76,7 @@ def host_digest(host: str) -> bytes:
 
 
 class Refused(RemoteProtocolError):
-    """The peer has not proved who it is. kind: why, as a text that quotes none of its bytes."""
+    """The peer has not proved its identity. kind: the reason, as a text without any of the peer's bytes."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text, ErrorCode.NOT_ADMITTED)
@@ -84,7 +84,7 @@ class Refused(RemoteProtocolError):
 
 
 class Proof(ABC):
-    """One end's side of one handshake. transport: its label, "tcp" or "unix"; a proof on one transport does not count on another.
+    """One end's side of one handshake. transport: its label, "tcp" or "unix"; a proof on one transport is not valid on another.
     rank: the worker's; at the server -1 until it is proved."""
 
     _peer_magic: ClassVar[bytes]
@@ -94,7 +94,7 @@ class Proof(ABC):
         self.rank = rank
         self.encrypted = encrypt
         self.done = False
-        self.key_to_server = self.key_to_worker = b""  # of this connection, once it is proved
+        self.key_to_server = self.key_to_worker = b""  # this connection's keys, once it is proved
         self._heard = b""
 
     @property
@@ -104,18 +104,18 @@ class Proof(ABC):
 
     @abstractmethod
     def begin(self) -> bytes:
-        """What to send first."""
+        """The bytes to send first."""
 
     @property
     @abstractmethod
     def keys(self) -> tuple[bytes, bytes]:
-        """Once ``done``: the keys of this connection, for what this end sends and for what it receives."""
+        """Once ``done``: this connection's keys, for sending and for receiving at this end."""
 
     @abstractmethod
     def _answer(self, message: bytes) -> bytes: ...
 
     def receive(self, data: bytes) -> bytes:
-        """Some bytes have come, at most as many as ``wants``; returns what to send. Raises Refused."""
+        """Take bytes that have come, at most ``wants``. Returns the bytes to send. Raises Refused."""
         wants = self.wants
         self._heard += data
         if self._heard[:4] != self._peer_magic[: len(self._heard)]:
@@ -134,7 +134,7 @@ class Proof(ABC):
         return ENCRYPTED if self.encrypted else 0
 
     def _prove(self, key: bytes, rank: int, of_server: bytes, of_worker: bytes, host: bytes) -> tuple[bytes, bytes]:
-        """Both proofs, the worker's first. The keys of the connection are made, too."""
+        """Both proofs, the worker's first. Also makes the connection's keys."""
         place = _PLACE.pack(self._server, rank, self.epoch, self._flags)
         transcript = self._transport.encode().ljust(8, b"\0") + place + of_server + of_worker + host
         labels = (b"worker", b"server", b"to server", b"to worker")

@@ -1,4 +1,4 @@
-"""Who was refused, told without filling a log: one line at once for each kind of refusal, then ever more rarely how many more there were."""
+"""Logs refused peers without filling the log: one line at once for each kind of refusal, later, less and less often, how many more there were."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class _Kind:
 
 
 class Refusals:
-    """what: the connections that are refused, for the lines after the first. Times are passed in."""
+    """what: names the refused connections, in the lines after the first. Times are passed in."""
 
     def __init__(self, logger: logging.Logger, what: str) -> None:
         self._logger, self._what = logger, what
         self._kinds: dict[str, _Kind] = {}
 
     def note(self, kind: str, text: str, now: float) -> None:
-        """kind: one of a few, as a text that quotes none of the peer's bytes."""
+        """kind: one of a few reasons, as a text without any of the peer's bytes."""
         known = self._kinds.get(kind)
         if known is None:
             self._kinds[kind] = _Kind(Reminder(now))
@@ -37,7 +37,7 @@ class Refusals:
             known.more += 1
 
     def tick(self, now: float) -> None:
-        """Tell how many more there were, where it is time for that."""
+        """Log how many more there were, if it is time for that."""
         for kind, said in list(self._kinds.items()):
             if said.more and said.reminder.due(now, SAID_S):
                 self._logger.warning("%s: %d more were refused (%s)", self._what, said.more, kind)
