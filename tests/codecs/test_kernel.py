@@ -13,7 +13,7 @@ import pytest
 
 from psgc.codecs import onebit, shared
 from psgc.codecs.common import floats
-from psgc.codecs.jit.kernel import IN_F32, OUT_F32, SCALAR_F32, kernel
+from psgc.codecs.jit.kernel import I64, IN_F32, OUT_F32, SCALAR_F32, helper, kernel
 from psgc.codecs.jit.kernel_cache import KernelCache
 from psgc.codecs.registry import parse_codec
 from psgc.codecs.sparsify import elements, largest, sparse
@@ -61,6 +61,25 @@ def test_every_kernel_is_compiled_on_import_for_one_signature() -> None:
 def test_a_call_with_other_types_is_refused_and_not_compiled() -> None:
     with pytest.raises(TypeError):
         onebit._decode("payload", 1, 0, np.zeros(1, np.float32))
+
+
+def test_a_helper_is_for_kernels_and_a_call_from_python_says_so_instead_of_crashing() -> None:
+    @helper
+    def increased(x: int) -> int:
+        return x + 1
+
+    def refused() -> None:
+        with pytest.raises(TypeError, match=r"increased is a helper: kernels call it, Python calls increased\.py_func"):
+            increased(4)
+
+    refused()
+
+    @kernel(I64(I64))
+    def run(x: int) -> int:
+        return increased(x) * 2
+
+    assert run(4) == 10
+    refused()  # though it is compiled now
 
 
 def test_every_kernel_of_the_package_is_kept() -> None:
