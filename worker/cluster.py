@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from psgc.layout import Declaration, Layout, build_layout
 from psgc.transport.security import encryption
 from psgc.worker.bucket import BucketWork
 from psgc.worker.network import Network, Submission
+from psgc.worker.published import check_value
 from psgc.worker.residuals.memory import own_memory, questions, take_answers, take_up
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.residuals.transfers import Transfer
@@ -55,6 +56,7 @@ class ClusterSession(Session):
         assert topology is not None
         session.rank, session.size = topology.rank, topology.size
         session.local_rank, session.local_size = config.local_rank, config.local_size
+        session.node_sizes = topology.node_sizes
         logger.info("joined rank=%d size=%d servers=%d", topology.rank, topology.size, len(topology.servers))
         return session
 
@@ -106,6 +108,24 @@ class ClusterSession(Session):
         passed.wait()
         self.check()
 
+    def publish(self, name: str, value: bytes) -> None:
+        self.check()
+        check_value(name, value)
+        self._network.publish(name, value)
+
+    def lookup(self, name: str) -> bytes:
+        self.check()
+        check_value(name)
+        ticket, found = self._board.issue(), []
+
+        def keep(value: bytes) -> None:
+            found.append(value)
+            ticket.finish()
+
+        self._network.look_up(name, keep)
+        self.wait([ticket])
+        return found[0]
+
     def check(self) -> None:
         error = self._network.error
         if error is not None:
@@ -155,6 +175,9 @@ class ClusterSession(Session):
             self._network.transfer(transfers, ticket)
             self.wait([ticket])
 
+    def at_end(self, call: Callable[[], None]) -> None:
+        self._network.at_end(call)
+
     def statistics(self) -> dict[str, int]:
         client, waiting = self._network.client, self._network.waiting
         assert client is not None
@@ -175,6 +198,7 @@ class ClusterSession(Session):
                 self._board.wait(self._board.outstanding())
             except JobFailed:
                 logger.debug("closing a failed job")
+        self._network.run_endings()
         self._closed = True
         self._network.close()
         self._network.stopped.wait(max(self.config.step_timeout_s, self.config.dead_s) + 5.0)

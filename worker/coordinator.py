@@ -30,7 +30,7 @@ from psgc.transport.host import host_id, member_alive, pid_started
 from psgc.transport.security.curve import control_keys
 from psgc.transport.watch import Pollable
 from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
-from psgc.wire.messages import Declare, Notice, Register, Topology, decode_body, decode_json, encode_body, pack
+from psgc.wire.messages import Declare, Lookup, Notice, Published, Register, Topology, decode_body, decode_json, encode_body, pack
 
 logger = logging.getLogger(__name__)
 TICK_S: Final = 0.25  # how often the network thread calls ``tick``
@@ -67,6 +67,15 @@ class _Declared:
         self.then: list[Callable[[Layout], None]] = []
 
 
+@dataclass(slots=True)
+class _Lookup:
+    """A published value that has been asked for and has not come."""
+
+    request: int
+    body: bytes
+    then: list[Callable[[bytes], None]]
+
+
 class Coordinator:
     """See the module's text."""
 
@@ -85,6 +94,8 @@ class Coordinator:
         self._requests = 0
         self._declared: dict[str, _Declared] = {}
         self._by_request: dict[int, _Declared] = {}
+        self._published: dict[int, bytes] = {}  # bodies by request, until the scheduler says that it keeps them
+        self._lookups: dict[str, _Lookup] = {}
         self._barriers: dict[tuple[int, int], threading.Event] = {}  # by layout (0: none) and number
         self._named = Reminder(self.began)
         self.left = False
@@ -119,6 +130,21 @@ class Coordinator:
     def barrier(self, number: int, passed: threading.Event, layout: int = 0) -> None:
         self._barriers[layout, number] = passed
         self._send(Kind.BARRIER, plan=layout, step=number)
+
+    def publish(self, name: str, value: bytes) -> None:
+        """Have the scheduler keep a value for whoever looks it up, to the end of the job."""
+        self._requests += 1
+        body = self._published[self._requests] = pack(encode_body(Published.of(name, value)))
+        self._send(Kind.PUBLISH, body, plan=self._requests)
+
+    def look_up(self, name: str, then: Callable[[bytes], None]) -> None:
+        """Call ``then`` with a published value once it is there."""
+        lookup = self._lookups.get(name)
+        if lookup is None:
+            self._requests += 1
+            lookup = self._lookups[name] = _Lookup(self._requests, encode_body(Lookup(name)), [])
+            self._send(Kind.LOOKUP, lookup.body, plan=lookup.request)
+        lookup.then.append(then)
 
     def tell(self, text: str) -> None:
         """Have the scheduler log what this worker awaits, and tell the other members."""
@@ -213,6 +239,10 @@ class Coordinator:
             self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=declared.rate)
         for layout, number in self._barriers:
             self._send(Kind.BARRIER, plan=layout, step=number)
+        for request, body in self._published.items():
+            self._send(Kind.PUBLISH, body, plan=request)
+        for lookup in self._lookups.values():
+            self._send(Kind.LOOKUP, lookup.body, plan=lookup.request)
         if self._leaving and not self.left:
             self._send(Kind.BYE)
 
@@ -230,6 +260,10 @@ class Coordinator:
             passed = self._barriers.pop((header.plan, header.step), None)
             if passed is not None:
                 passed.set()
+        elif header.kind == Kind.PUBLISH:
+            self._published.pop(header.plan, None)
+        elif header.kind == Kind.LOOKUP:
+            self._looked_up(decode_body(Published, body))
         elif header.kind in (Kind.ABORT, Kind.ERROR):
             self._owner.failed(decode_body(Notice, body).text)
         elif header.kind == Kind.BYE:
@@ -257,6 +291,11 @@ class Coordinator:
         self._owner.laid_out(layout)
         for then in declared.then:
             then(layout)
+
+    def _looked_up(self, published: Published) -> None:
+        lookup = self._lookups.pop(published.name, None)
+        for then in lookup.then if lookup is not None else ():  # None: the answer to a request that was said again
+            then(published.data)
 
     def _send(self, kind: Kind, body: bytes = b"", *, plan: int = 0, step: int = 0) -> None:
         sender = UNASSIGNED_SENDER if self._rank is None else self._rank

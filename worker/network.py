@@ -107,6 +107,8 @@ class Network(threading.Thread):
         self._lost: dict[int, float] = {}  # server -> when its connection went down; removed once that has been logged
         self._closing_since: float | None = None
         self._end = False
+        self._endings: list[Callable[[], None]] = []
+        self._ending = threading.Lock()
 
     # called by other threads
 
@@ -128,6 +130,28 @@ class Network(threading.Thread):
     def barrier(self, number: int, passed: threading.Event, layout: int = 0) -> None:
         """Set ``passed`` when every worker has reached its barrier ``number`` (of ``layout``, or 0 for none), or when the job has failed."""
         self.mailbox.put(self._barrier, number, passed, layout)
+
+    def publish(self, name: str, value: bytes) -> None:
+        """Have the scheduler keep a value for whoever looks it up."""
+        self.mailbox.put(self._publish, name, value)
+
+    def look_up(self, name: str, then: Callable[[bytes], None]) -> None:
+        """Call ``then`` in the network thread with a published value once it is there; never if the job fails before."""
+        self.mailbox.put(self._look_up, name, then)
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called by the next ``run_endings``; at once if the job has failed."""
+        with self._ending:
+            self._endings.append(call)
+        if self.error is not None:
+            self.run_endings()
+
+    def run_endings(self) -> None:
+        """Call what ``at_end`` was given, each once: when the job has failed, or before this process leaves it."""
+        with self._ending:
+            calls, self._endings = self._endings, []
+        for call in calls:
+            call()
 
     def close(self) -> None:
         self.mailbox.put(self._close)
@@ -180,6 +204,7 @@ class Network(threading.Thread):
         if self._closing_since is None:
             last_words = "" if error.told else text
             Watchdog(SAVES, self.stopped, self.config.abort_grace_s, self.config.save_timeout_s, last_words).start()
+        self.run_endings()
 
     # the thread
 
@@ -453,6 +478,14 @@ class Network(threading.Thread):
             self._coordinator.barrier(number, passed, layout)
         else:
             passed.set()
+
+    def _publish(self, name: str, value: bytes) -> None:
+        if self.error is None:
+            self._coordinator.publish(name, value)
+
+    def _look_up(self, name: str, then: Callable[[bytes], None]) -> None:
+        if self.error is None:
+            self._coordinator.look_up(name, then)
 
     def _close(self) -> None:
         if self._closing_since is None:

@@ -6,7 +6,7 @@ Owns the interface only; `solo.py` and `cluster.py` implement it. Knows NumPy ar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ class Session(ABC):
     size: int
     local_rank: int
     local_size: int
+    node_sizes: tuple[int, ...]  # workers of each node; ranks are numbered node by node
 
     @abstractmethod
     def declare(self, declaration: Declaration) -> Layout:
@@ -77,6 +78,17 @@ class Session(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Wait until every worker has called it as often as this one."""
+
+    @abstractmethod
+    def publish(self, name: str, value: bytes) -> None:
+        """Keep a value with the scheduler, to the job's end, for every rank that looks it up. A name has one value in a job. Returns at once.
+
+        name: 1 to 200 letters. value: at most 64 KiB. Raises UsageError for larger ones; a name that has another value ends the job.
+        """
+
+    @abstractmethod
+    def lookup(self, name: str) -> bytes:
+        """The value that a rank has published, or will: waits for it. Raises JobFailed, also when it has been waited for too long."""
 
     @abstractmethod
     def check(self) -> None:
@@ -110,6 +122,11 @@ class Session(ABC):
     def remember(self, layout: Layout, memory: LayoutMemory) -> None:
         """Go on from ``memory``, before the layout's first step. Every rank must call it, with the buckets that it answers for; it returns when all
         ranks have called it."""
+
+    @abstractmethod
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called once: at the start of ``close``, or, if the job fails before, then and in psgc's network thread (at once, if it has
+        failed). It must be quick and raise nothing."""
 
     @abstractmethod
     def statistics(self) -> dict[str, int]:

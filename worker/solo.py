@@ -7,7 +7,7 @@ Makes the same checks as a real job's session, so that a script that works alone
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from psgc.config import Config
 from psgc.errors import JobFailed, NonFiniteError, UsageError
 from psgc.layout import Declaration, Layout, build_layout
 from psgc.report import Launcher
+from psgc.worker.published import check_value
 from psgc.worker.residuals.owed import Owed
 from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
@@ -37,6 +38,7 @@ class SoloSession(Session):
     size = 1
     local_rank = 0
     local_size = 1
+    node_sizes = (1,)
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -45,6 +47,8 @@ class SoloSession(Session):
         self._declared: dict[str, tuple[Declaration, Layout]] = {}
         self._error: JobFailed | None = None
         self._closed = False
+        self._published: dict[str, bytes] = {}
+        self._endings: list[Callable[[], None]] = []
         self._taken: dict[tuple[str, int], int] = {}  # steps of each layout's buckets
         self._owed: dict[tuple[str, int], Owed] = {}  # residuals of a larger job, which go with the first gradient
 
@@ -90,6 +94,19 @@ class SoloSession(Session):
     def barrier(self) -> None:
         self.check()
 
+    def publish(self, name: str, value: bytes) -> None:
+        self.check()
+        check_value(name, value)
+        if self._published.setdefault(name, bytes(value)) != value:
+            raise UsageError(f"two different values were published under the name {name!r}; a name has one value in a job")
+
+    def lookup(self, name: str) -> bytes:
+        self.check()
+        check_value(name)
+        if name not in self._published:
+            raise UsageError(f"{name!r} is looked up, but this process is alone and has not published it: nobody else can")
+        return self._published[name]
+
     def check(self) -> None:
         if self._error is not None:
             raise self._error
@@ -128,6 +145,9 @@ class SoloSession(Session):
             if values.any():
                 self._owed[layout.name, bucket.index] = Owed(values)
 
+    def at_end(self, call: Callable[[], None]) -> None:
+        self._endings.append(call)
+
     def statistics(self) -> dict[str, int]:
         return {
             "wire_bytes": 0, "resent": 0, "gradient_bytes": 0, "uncompressed_bytes": 0, "slowest_rank": -1,
@@ -135,6 +155,9 @@ class SoloSession(Session):
         }  # fmt: skip
 
     def close(self) -> None:
+        endings, self._endings = self._endings, []
+        for call in endings:
+            call()
         self._closed = True
 
     def _refuse_nonfinite(self, layout: Layout, bucket: int, array: NDArray[Any]) -> None:

@@ -17,12 +17,13 @@ from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration
 from psgc.reminder import Reminder
 from psgc.scheduler.actions import Action, End, Log, Send
+from psgc.scheduler.published import Values
 from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name
 from psgc.scheduler.roster import EPOCH, Member, Roster
 from psgc.transport.host import same_network
 from psgc.transport.security.handshake import KEY_BYTES, worker_key
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
-from psgc.wire.messages import Declare, ErrorCode, Notice, Register, decode_body, decode_json, encode_body
+from psgc.wire.messages import Declare, ErrorCode, Lookup, Notice, Published, Register, decode_body, decode_json, encode_body, pack
 
 FAREWELL_S = 2.0  # after a fault: how long members may take to say BYE
 SEEN_OUT_S = 15.0  # after the workers have left: how long servers may take
@@ -47,12 +48,13 @@ class Membership:
     itself: tuple[str, int, int] = ("", 0, 0)  # this scheduler's host, pid and when it started
     launched: bool = False  # a launcher on this host has started all the others, and reports one that ends
     roster: Roster = field(init=False)
-    barriers: Barriers | None = None  # this and declarations are set once everyone is there
+    barriers: Barriers | None = None  # this, declarations and values are set once everyone is there
     declarations: Declarations | None = None
+    values: Values | None = None
     _named: Reminder = field(init=False)  # of members that have not registered
     _told: float = field(init=False)  # when the registered members were last told who is missing
     _stalled: float = float("-inf")  # when a stalled step was last named
-    _late: dict[int, Reminder] = field(default_factory=dict)  # of barriers, of declarations, of layouts: while some are late
+    _late: dict[int, Reminder] = field(default_factory=dict)  # of barriers, of declarations, of layouts, of values: while some are late
     _failed: tuple[float, str] | None = None
     _over: float | None = None  # since when all workers have left in order
     _absence: Absence = field(init=False)
@@ -116,7 +118,8 @@ class Membership:
         self.began = younger(self.began, away, now)
         for member in self.roster:
             member.heard = younger(member.heard, away, now)
-        for gathering in (*self._gatherings(), *(self.declarations.awaiting_servers() if self.declarations is not None else ())):
+        layouts = self.declarations.awaiting_servers() if self.declarations is not None else []
+        for gathering in (*self._gatherings(), *layouts, *self._awaited_values()):
             gathering.since = younger(gathering.since, away, now)
         return True
 
@@ -171,7 +174,7 @@ class Membership:
 
     def _admit_all(self, now: float) -> list[Action]:
         workers = self.roster.number()
-        self.barriers, self.declarations = Barriers(workers), Declarations(workers, self.servers)
+        self.barriers, self.declarations, self.values = Barriers(workers), Declarations(workers, self.servers), Values(workers)
         for member in self.roster:
             member.heard, member.named = now, None
         text = f"everyone is there: {workers} workers, {self.servers} servers"
@@ -203,6 +206,10 @@ class Membership:
             return self._declare(member, header, decode_body(Declare, body), now)
         if kind is Kind.DECLARATION and worker:
             return self._declared(member, Declaration.from_json(decode_json(body, "DECLARATION")), now)
+        if kind is Kind.PUBLISH and worker:
+            return self._publish(member, header, decode_body(Published, body))
+        if kind is Kind.LOOKUP and worker:
+            return self._look_up(member, header, decode_body(Lookup, body).name, now)
         if kind is Kind.KEYS_READY and not worker:
             name = self.declarations.server_ready(member.rank, header.plan)
             return [] if name is None else [self._layout(m, name) for m in self.roster.workers() if not m.left]
@@ -261,6 +268,20 @@ class Membership:
     def _layout(self, member: Member, name: Name) -> Send:
         return self._send(member.peer, Kind.LAYOUT, name.text, plan=name.requests[member.rank], key=name.layout_id)
 
+    def _publish(self, member: Member, header: Header, published: Published) -> list[Action]:
+        assert self.values is not None
+        requests = self.values.publish(member.rank, published.name, published.value)
+        answers = [self._value(m, requests[m.rank], published) for m in self.roster.workers() if m.rank in requests] if requests else []
+        return [self._send(member.peer, Kind.PUBLISH, plan=header.plan), *answers]
+
+    def _look_up(self, member: Member, header: Header, name: str, now: float) -> list[Action]:
+        assert self.values is not None
+        value = self.values.look_up(member.rank, header.plan, name, now)
+        return [] if value is None else [self._value(member, header.plan, Published(name, value))]
+
+    def _value(self, member: Member, request: int, published: Published) -> Send:
+        return self._send(member.peer, Kind.LOOKUP, pack(encode_body(published)), plan=request)
+
     # leaving
 
     def _bye(self, member: Member, now: float) -> list[Action]:
@@ -300,6 +321,9 @@ class Membership:
             if gone:
                 who = ", ".join(map(str, sorted(gone)))
                 return self.abort(f"rank(s) {who} left the job, but {gathering.what} awaits them: every rank must make the same calls", now)
+        for value in self._awaited_values() if left else ():
+            if left.issuperset(value.missing):
+                return self.abort(f"{value.what} awaits {value.awaited} and all other ranks have left the job: nobody can publish it", now)
         return []
 
     # what is awaited
@@ -325,10 +349,10 @@ class Membership:
         return ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "") or "nobody"
 
     def _await_gatherings(self, now: float) -> list[Action]:
-        """Name what is late: at most one line for all barriers, one for all declarations, and one for all layouts."""
+        """Name what is late: at most one line for all barriers, one for all declarations, one for all layouts, and one for all values."""
         assert self.barriers is not None and self.declarations is not None
         actions: list[Action] = []
-        everything = self.barriers.open(), self.declarations.open(), self.declarations.awaiting_servers()
+        everything = self.barriers.open(), self.declarations.open(), self.declarations.awaiting_servers(), self._awaited_values()
         for kind, gatherings in enumerate(everything):
             late = [gathering for gathering in gatherings if now - gathering.since >= self.silence_s]
             if late:
@@ -358,6 +382,10 @@ class Membership:
         if self.barriers is None or self.declarations is None:
             return []
         return self.barriers.open() + self.declarations.open()
+
+    def _awaited_values(self) -> list[Gathering]:
+        """Published values that some workers wait for."""
+        return [] if self.values is None else self.values.open()
 
     def _death(self, member: Member, now: float) -> str | None:
         if member.left:

@@ -71,6 +71,8 @@ class Kind(IntEnum):
     RESTORE = 22
     MEASURE = 23
     DECLARATION = 24
+    PUBLISH = 25
+    LOOKUP = 26
 
 
 class Flag(IntEnum):

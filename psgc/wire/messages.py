@@ -3,6 +3,8 @@ WINDOW) have no body: the header says it all, and a payload is the codec's bytes
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import zlib
 from collections.abc import Iterable
@@ -16,6 +18,8 @@ from psgc.errors import RemoteProtocolError
 MAX_CONTROL_BYTES = 64 << 20  # a layout of 100,000 tensors is about 20 MB, unpacked
 PACK_FROM_BYTES = 16 << 10  # a layout packs to a tenth of its size, in less time than 1 Gbit/s needs for the rest
 MEASURE_BYTES = 1 << 20  # the largest MEASURE, and the largest answer to one
+MAX_VALUE_NAME = 200  # letters of the name of a published value
+MAX_VALUE_BYTES = 64 << 10  # of a published value
 RESIDUAL_NUMEL = 16384  # elements of a RESIDUAL, and at most of a RESTORE: 64 KiB fit a packet of a Unix socket
 
 
@@ -118,6 +122,43 @@ class Declare:
     name: str
     digest: str  # of the declaration's canonical text, without the fields in which ranks may differ
     unused: tuple[int, ...] = ()  # a plan: indices of the tensors that had no gradient on this rank
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The name of a published value that a worker asks for."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_VALUE_NAME:
+            raise RemoteProtocolError(
+                f"the name of a value has {len(self.name)} letters, expected 1 to {MAX_VALUE_NAME}", ErrorCode.MALFORMED
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A value that a worker publishes under a name, and what others get who ask for it."""
+
+    name: str
+    value: str  # base64
+
+    def __post_init__(self) -> None:
+        Lookup(self.name)
+        if len(self.data) > MAX_VALUE_BYTES:
+            raise RemoteProtocolError(f"value {self.name!r} has {len(self.data)} bytes, at most {MAX_VALUE_BYTES}", ErrorCode.MALFORMED)
+
+    @classmethod
+    def of(cls, name: str, data: bytes) -> Published:
+        return cls(name, base64.b64encode(data).decode())
+
+    @property
+    def data(self) -> bytes:
+        try:
+            return base64.b64decode(self.value.encode(), validate=True)
+        except (ValueError, binascii.Error) as error:
+            raise RemoteProtocolError(f"value {self.name!r} is not base64 ({error})", ErrorCode.MALFORMED) from None
 
 
 @dataclass(frozen=True, slots=True)

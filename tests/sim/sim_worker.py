@@ -267,6 +267,23 @@ class SimWorker:
         self.coordinator.barrier(number, ticket)  # type: ignore[arg-type]
         return ticket
 
+    def publish(self) -> Ticket:
+        """Tell where this rank is; done when the next rank's place is known, which must be the right one."""
+        self.world.begin_cuts()
+        ticket = Ticket(self)
+        other = (self.node + 1) % self.world.scenario.workers
+        wanted = b"place %d " % other * 3000
+
+        def found(value: bytes) -> None:
+            check(value == wanted, lambda: f"worker {self.node} looked up where worker {other} is and heard {value[:9]!r}")
+            ticket.set()
+
+        self.coordinator.look_up(f"place {other}", found)
+        self.clock.after(
+            50 * self.world.work_time(), lambda: self.coordinator.publish(f"place {self.node}", b"place %d " % self.node * 3000)
+        )
+        return ticket
+
     def leave(self) -> None:
         for link in self.links:
             link.send(Header(Kind.BYE, job=self.world.job, epoch=1, sender=self.node))

@@ -56,6 +56,7 @@ class Scenario:
     cuts: int = 0
     cut_every_s: float = 0.02
     cuts_early: bool = False  # from the start, and not only when steps are under way
+    publishes: bool = False  # ranks tell each other where they are before the first step
     weather: Weather = field(default_factory=Weather)
     chances: Chances = field(default_factory=Chances)
     expected_errors: frozenset[ErrorCode] = frozenset({ErrorCode.PUSH_MISSING})
@@ -96,6 +97,7 @@ class Scenario:
             saves=sometimes(0.6),
             restores=rng.random() < 0.4,
             cuts_early=rng.random() < 0.2,
+            publishes=rng.random() < 0.3,
         )  # fmt: skip
 
 
@@ -167,6 +169,8 @@ class World:
         if scenario.restores:
             yield [worker.transfer(self.restored(worker, model))]
             yield from self._barrier(worker, 1)
+        if scenario.publishes:
+            yield [worker.publish()]
         for step in range(scenario.steps):
             jobs: list[Any] = [*(bucket.index for bucket in model.buckets), *named]
             rng.shuffle(jobs)

@@ -23,6 +23,7 @@ from psgc.server.window import Window
 from psgc.wire.frames import Flag, Header, Kind
 from psgc.worker import client
 from psgc.worker.client import Client, Decode, Greet, Phase, Transmit
+from psgc.worker.coordinator import Coordinator
 from tests.cases import for_each
 
 SAMPLE = 500  # three times what it takes to contain everything that is expected; the long test has very many
@@ -107,6 +108,7 @@ ROUGH = replace(
 )
 ODD = replace(BAD, codec="onebit", chances=Chances(0.2, 0.1, 0.5, 0.5, 0.1), window_bytes=1 << 30)
 SAVED = replace(ROUGH, codec="onebit", saves=1.0, restores=True, chances=Chances(0.0, 0.1, 0.5, 0.5, 0.1), window_bytes=1 << 30)
+TOLD = replace(ROUGH, publishes=True, steps=1, cuts=12, cut_every_s=0.004)
 SLOW = replace(
     BAD, codec="none", parts=(4, 4), chances=Chances(), cuts=0, local=0.0, weather=Weather(slow=0.0, repeats=0.0, rate=1e5), credit_parts=-1,
     credit_bytes=0, window_bytes=1 << 30,
@@ -199,6 +201,19 @@ def _says_nothing_again() -> Iterator[None]:
         yield
 
 
+def _forgets(requests: str) -> Callable[[Any], Any]:
+    """On a new connection all is said again but these requests."""
+
+    def wrong(say_again: Any) -> Any:
+        def forgetful(self: Coordinator) -> None:
+            with patch.object(self, requests, {}):
+                say_again(self)
+
+        return forgetful
+
+    return wrong
+
+
 def _pushes_what_is_quiet(tick: Any) -> Any:
     def wrong(self: SimWorker) -> None:
         client, now = self.client, self.clock.now
@@ -272,6 +287,12 @@ MUTATIONS: dict[str, tuple[Scenario, Mutation]] = {
     ),
     "a barrier opens for the first": (
         replace(BAD, barriers=1.0), _method(Barriers, "arrive", lambda _: lambda self, rank, number, now, layout: list(range(self._size)))
+    ),
+    "a value that a broken connection lost is not asked for again": (
+        TOLD, _method(Coordinator, "_say_again", _forgets("_lookups"))
+    ),
+    "a value that a broken connection lost is not published again": (
+        TOLD, _method(Coordinator, "_say_again", _forgets("_published"))
     ),
     "workers hear of a layout before the servers": (
         ODD, lambda: patch.object(Name, "ready", property(lambda self: self.layout is not None))

@@ -57,6 +57,7 @@ class FakeJob:
         self.declared: dict[str, dict[int, Declaration]] = {}
         self.layouts: dict[str, Layout] = {}
         self.steps: dict[tuple[str, int, int], _Step] = {}
+        self.published: dict[str, bytes] = {}
         self.error: PsgcError | None = None
         self.arrived = [0] * size
 
@@ -113,11 +114,12 @@ class FakeSession(Session):
 
     def __init__(self, job: FakeJob, rank: int) -> None:
         self.job, self.rank, self.size = job, rank, job.size
-        self.local_rank, self.local_size = rank, job.size
+        self.local_rank, self.local_size, self.node_sizes = rank, job.size, (job.size,)
         self.config = job.config
         self.submissions: list[Submission] = []
         self.counts: dict[tuple[str, int], int] = {}
         self.failed_with: str | None = None
+        self.endings: list[Callable[[], None]] = []
         self.memories: dict[str, TensorMemory] = {}
 
     def declare(self, declaration: Declaration) -> Layout:
@@ -179,6 +181,18 @@ class FakeSession(Session):
             number = self.job.arrived[self.rank]
             self.job.changed.notify_all()
         self.job.until(lambda: min(self.job.arrived) >= number)
+
+    def publish(self, name: str, value: bytes) -> None:
+        with self.job.changed:
+            self.job.published[name] = value
+            self.job.changed.notify_all()
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        self.endings.append(call)
+
+    def lookup(self, name: str) -> bytes:
+        self.job.until(lambda: name in self.job.published)
+        return self.job.published[name]
 
     def check(self) -> None:
         if self.job.error is not None:

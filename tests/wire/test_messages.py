@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 from psgc.errors import RemoteProtocolError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout
 from psgc.wire.messages import (
+    MAX_VALUE_BYTES,
+    MAX_VALUE_NAME,
     Declare,
     ErrorCode,
+    Lookup,
     Notice,
+    Published,
     Register,
     ServerAddress,
     Topology,
@@ -24,7 +28,9 @@ from psgc.wire.messages import (
     decode_body,
     decode_json,
     encode_body,
+    pack,
 )
+from tests.cases import for_each
 
 TEXT = st.text(max_size=20)
 NUMBER = st.integers(-(2**63), 2**64)
@@ -58,6 +64,8 @@ READERS = {
     "Register": lambda data: decode_body(Register, data),
     "Notice": lambda data: decode_body(Notice, data),
     "Declare": lambda data: decode_body(Declare, data),
+    "Lookup": lambda data: decode_body(Lookup, data),
+    "Published": lambda data: decode_body(Published, data),
     "Topology": lambda data: Topology.from_body(decode_json(data, "TOPOLOGY")),
     "Declaration": lambda data: Declaration.from_json(decode_json(data, "DECLARE")),
     "Layout": Layout.from_json,
@@ -66,6 +74,8 @@ RIGHT: dict[str, Any] = {
     "Register": Register("worker", "1", "h", "n", 1, 2, 1, 1),
     "Notice": Notice(1, "text"),
     "Declare": Declare("m", "0123", (1, 2)),
+    "Lookup": Lookup("groups/0"),
+    "Published": Published.of("groups/0", b"\0\xff" * 9),
     "Topology": Topology(0, 1, 1, (1,), 1, (ServerAddress(0, "h", "tcp://h:1", ""),), ("0.0@h",)),
     "Declaration": PLANNED,
     "Layout": build_layout(DECLARED, layout_id=3, servers=2, workers=2, used_by_all=frozenset({0, 1})),
@@ -92,6 +102,28 @@ def test_a_server_registers_one_address_of_each_transport_and_workers_hear_all_o
         address = ServerAddress(0, "h", read.address, read.local_address, read.more)
         assert address.by_transport == {url.partition(":")[0]: url for url in offered}
     assert (register.address, register.local_address) == ("tcp://10.0.0.5:4000", "")
+
+
+@given(name=st.text(min_size=1, max_size=MAX_VALUE_NAME), value=st.binary(max_size=500) | st.just(bytes(MAX_VALUE_BYTES)))
+def test_a_published_value_comes_back_the_same(name: str, value: bytes) -> None:
+    read = decode_body(Published, pack(encode_body(Published.of(name, value))))
+    assert (read.name, read.data) == (name, value)
+
+
+@for_each(
+    wrong=[
+        {"name": ""},
+        {"name": "n" * (MAX_VALUE_NAME + 1)},
+        {"value": "AAA"},
+        {"value": "A-_="},
+        {"value": "é==="},
+        {"value": "A" * 90_000},
+    ]
+)
+def test_a_value_without_a_name_or_that_is_too_large_or_not_base64_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode_body(Published, encode_body({"name": "n", "value": "AAAA"} | wrong))
+    assert caught.value.code == ErrorCode.MALFORMED
 
 
 @given(TOPOLOGIES)

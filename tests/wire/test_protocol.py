@@ -18,7 +18,7 @@ from psgc.wire.messages import ErrorCode
 
 PROTOCOL = (Path(messages.__file__).parent / "PROTOCOL.md").read_text()
 BODIES = (
-    messages.Register, messages.Topology, messages.ServerAddress, messages.Notice, messages.Declare, Declaration,
+    messages.Register, messages.Topology, messages.ServerAddress, messages.Notice, messages.Lookup, messages.Published, messages.Declare, Declaration,
     TensorSpec, BucketSpec, Layout,
     Bucket, Part,
 )  # fmt: skip

@@ -1,0 +1,77 @@
+"""Groups over gloo, in jobs of real processes: every collective is NumPy's, and no failure leaves a process hanging."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Make = Callable[..., Any]
+PATH = {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+
+
+def workers(job: Any, *arguments: str, local_size: int = 1, **env: str) -> list[Any]:
+    """All members of a job whose nodes have ``local_size`` ranks each; its workers, by rank."""
+    job.scheduler(**env)
+    for index in range(job.servers):
+        job.server(index, **env)
+    return [
+        job.worker(node, *arguments, job="groups.py", BYTEPS_LOCAL_RANK=str(local), BYTEPS_LOCAL_SIZE=str(local_size), **env)
+        for node in range(job.nodes)
+        for local in range(local_size)
+    ]
+
+
+def test_every_collective_of_flat_local_and_inter_groups_beside_the_scripts_own(make_job: Make) -> None:
+    job = make_job(nodes=2, env=PATH)
+    ranks = workers(job, "beside", local_size=2)
+    assert set(job.end().values()) == {0}, job.text()
+    assert [worker.last_line for worker in ranks] == ["fine"] * 4, job.text()
+
+
+def test_a_rank_that_is_killed_in_a_collective_ends_all_others_with_the_jobs_own_line(make_job: Make) -> None:
+    job = make_job(nodes=2, env=PATH)
+    ranks = workers(job, "die", local_size=2)
+    job.end()
+    assert ranks[3].popen.returncode == -signal.SIGKILL
+    for worker in ranks[:3]:
+        assert worker.popen.returncode == 1, job.text()
+        assert re.search(r"worker 3 \(node 1, local rank 1, .*\) died: its process is gone", worker.last_line), job.text()
+        assert "got what" not in worker.text
+        assert "Traceback" not in worker.text, job.text()
+
+
+def test_a_rank_that_never_comes_to_a_collective_ends_the_job_after_the_limit_of_a_step(make_job: Make) -> None:
+    for how, said in (
+        ("be_absent", r"rank 0: all_reduce of 3 float32 in the group of ranks 0, 1 failed: .*[Tt]imed out"),
+        ("never_connect", r"the value 'group [0-9a-f]+/0/1' has awaited its publication, for rank\(s\) 0, for .*PSGC_STEP_TIMEOUT_S"),
+    ):
+        job = make_job(nodes=2, env=PATH | {"PSGC_STEP_TIMEOUT_S": "4"})
+        ranks = workers(job, how)
+        job.end()
+        for worker in ranks:
+            assert worker.popen.returncode == 1, job.text()
+            assert re.search(said, worker.last_line), job.text()
+
+
+def test_only_one_thread_at_a_time_issues_on_a_group(make_job: Make) -> None:
+    job = make_job(nodes=2, env=PATH)
+    ranks = workers(job, "break_rules")
+    job.end()
+    assert [worker.last_line for worker in ranks] == ["fine"] * 2, job.text()
+
+
+def test_groups_are_refused_where_payloads_are_encrypted(make_job: Make) -> None:
+    pytest.importorskip("cryptography", reason="psgc[encrypt] is not installed")
+    job = make_job(nodes=2, env=PATH | {"PSGC_ENCRYPT": "1"})
+    ranks = workers(job, "be_absent")
+    job.end()
+    assert "PSGC_ENCRYPT=1, but this plan has collectives between workers" in job.text()
+    for worker in ranks:
+        assert worker.popen.returncode == 1
+        assert "PSGC_ENCRYPT=1, but" in worker.last_line, job.text()
+        assert "Traceback" not in worker.text, job.text()
