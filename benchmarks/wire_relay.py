@@ -21,6 +21,10 @@ SOL_PACKET: Final = 263
 PACKET_VNET_HDR: Final = 15
 PACKET_IGNORE_OUTGOING: Final = 23
 ETH_P_ALL: Final = 3
+# From asm/socket.h: as SO_SNDBUF and SO_RCVBUF, but over the limits that sysctl sets; root may.
+SO_SNDBUFFORCE: Final = 32
+SO_RCVBUFFORCE: Final = 33
+PORT_BUFFER_BYTES: Final = 64 << 20
 VNET_HEADER_BYTES: Final = 10
 MOST_FRAME_BYTES: Final = 1 << 17
 BURST_FRAMES: Final = 64  # read from one port before the others have their turn
@@ -71,7 +75,9 @@ def _open_port(name: str) -> socket.socket:
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # hears nothing before it is bound: first say how it is to hear
     port.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     port.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
-    port.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+    # Room for what the port's own queue holds: the kernel's usual 208 KiB would drop frames long before that queue is full.
+    for option in (SO_SNDBUFFORCE, SO_RCVBUFFORCE):
+        port.setsockopt(socket.SOL_SOCKET, option, PORT_BUFFER_BYTES)
     port.bind((name, ETH_P_ALL))
     port.setblocking(False)
     return port
