@@ -108,6 +108,14 @@ def test_an_uncaught_psgc_error_shows_the_users_own_lines_and_status_1(script: S
         (4, "<module>"), (3, "main"), (3, "<lambda>")))]  # fmt: skip
 
 
+def test_a_training_script_loads_none_of_the_planners_kernels(script: Script) -> None:
+    """On a new machine ``import psgc.torch`` would compile them."""
+    done = script(
+        "import sys\nprint([name for name, module in sys.modules.items() if name.startswith('psgc.plan') and hasattr(module, 'kernel')])"
+    )
+    assert done.stdout == "[]\n"
+
+
 def test_a_call_before_init_is_told_as_one_after_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import psgc.torch as psgc\nprint(psgc.rank())")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PSGC_", "DMLC_", "BYTEPS_"))}

@@ -55,6 +55,7 @@ from psgc.plan.model.options import Option
 
 GPU, CPU, INTRA, SEND, RECEIVE, SERVER, MESSAGES, TO_HOST, TO_GPU = range(9)
 RESOURCES: Final = ("gpu", "cpu", "intra", "inter-send", "inter-receive", "server", "messages", "to-host", "to-gpu")
+LINKS: Final = frozenset(RESOURCES[link] for link in (INTRA, SEND, RECEIVE))  # the names of those between GPUs
 ALWAYS: Final = 6  # of RESOURCES, the first so many occur in any job; the others only where the profile or the cluster has times for them
 BOTH_WAYS: Final = -1  # a collective between nodes: holds SEND and RECEIVE together
 ALL_LINKS: Final = -2  # one over all ranks, several of them on a node: holds INTRA, too, and the slower of both paces it

@@ -11,12 +11,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from psgc.plan.model.costs import GPU, INTRA, RECEIVE, RESOURCES, SEND, resources_of
+from psgc.plan.model.costs import GPU, LINKS, RESOURCES, resources_of
 from psgc.plan.model.problem import Simulated
 
 BACKWARD: Final = "backward"
 LANES: Final = (BACKWARD, *RESOURCES)
-LINKS: Final = frozenset(RESOURCES[link] for link in (INTRA, SEND, RECEIVE))
 
 
 class Span(NamedTuple):

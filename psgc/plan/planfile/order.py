@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.documents import shown
-from psgc.plan.model.costs import FLOAT_BYTES, RESOURCES, CodecCosts, price, resources_of, walk
-from psgc.plan.model.lanes import LINKS
+from psgc.plan.model.costs import FLOAT_BYTES, LINKS, RESOURCES, CodecCosts, price, resources_of, walk
 from psgc.plan.model.options import Option
 from psgc.plan.model.plan import Issue, PlannedBucket
-from psgc.plan.model.problem import Simulated
+
+if TYPE_CHECKING:  # it has kernels, which a training script that reads a plan does not need
+    from psgc.plan.model.problem import Simulated
 
 Order = Mapping[str, tuple[Issue, ...]]
 Used = Mapping[Option, Sequence[frozenset[str]]]  # of each option's actions, the lanes that it uses
