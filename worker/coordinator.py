@@ -220,15 +220,14 @@ class Coordinator:
         elif self._life.up and now - self._life.heard < self._config.silence_s + 2 * self._config.heartbeat_s:
             return  # the scheduler has said who is missing, or will soon
         elif self._named.due(now, self._config.silence_s) and self.voice.speaks(ADMISSION):
-            logger.warning("waiting for %s for %.0f s", self._awaited(), waited)
+            logger.warning("waiting for %s", self._awaited(f", for {waited:.0f} s so far"))
 
-    def _awaited(self) -> str:
+    def _awaited(self, so_far: str = "") -> str:
+        """The scheduler, and why it is awaited. so_far: since when, for a line that is logged meanwhile."""
+        scheduler = f"the scheduler at {self._config.root_endpoint}{so_far}"
         if self._life.up:
-            return f"the scheduler at {self._config.root_endpoint}, which has said nothing for {time.monotonic() - self._life.heard:.0f} s"
-        return (
-            f"the scheduler at {self._config.root_endpoint}: nothing answers there; is it started, and are "
-            f"DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT the same everywhere?"
-        )
+            return f"{scheduler}: it has said nothing for {time.monotonic() - self._life.heard:.0f} s"
+        return f"{scheduler}: nothing answers there; is it started, and are DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT the same everywhere?"
 
     def _say_again(self) -> None:
         """On a new connection: repeat requests that are still unanswered, because the old connection may have lost them. The scheduler counts

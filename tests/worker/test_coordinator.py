@@ -28,6 +28,15 @@ class Connection:
             self.waiting -= 1
             yield Header(Kind.HEARTBEAT, job=1, sender=SCHEDULER_SENDER), None
 
+    def tick(self, now: float) -> None:
+        """The connection is as it was."""
+
+    def send(self, header: Header, payload: Any = None) -> None:
+        """Nobody is there to receive it."""
+
+    def turned_away(self) -> str:
+        return ""
+
     def nobody_listens(self, now: float) -> bool:
         return False
 
@@ -63,4 +72,18 @@ def test_what_the_scheduler_says_takes_no_more_than_a_turn_and_none_of_it_is_los
         assert before - connection.waiting <= module.TURN_S * 1000
         turns += 1
     assert turns >= 1000 / (module.TURN_S * 1000)
+    coordinator.close()
+
+
+def test_a_scheduler_that_does_not_answer_is_named_with_how_long_it_has_been_awaited_and_what_to_check(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "Dealer", lambda *_: Connection(0))
+    coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Owner())  # type: ignore[arg-type]
+    for tick in range(30):
+        coordinator.tick(coordinator.began + tick * module.TICK_S)
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for the scheduler at tcp://127.0.0.1:9, for 5 s so far: nothing answers there; is it started, and are DMLC_PS_ROOT_URI and "
+        "DMLC_PS_ROOT_PORT the same everywhere?"
+    ]
     coordinator.close()
