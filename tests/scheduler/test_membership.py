@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from psgc.scheduler.actions import End, Log, Send
 from psgc.scheduler.membership import FAREWELL_S
 from psgc.wire.frames import Kind
-from psgc.wire.messages import PACK_FROM_BYTES, Declare, ErrorCode, Notice, decode_body, decode_json, encode_body, pack
+from psgc.wire.messages import PACK_FROM_BYTES, Declare, ErrorCode, Lookup, Notice, Published, decode_body, decode_json, encode_body, pack
 from tests.scheduler.talk import (
     DEAD_S,
     SILENCE_S,
@@ -267,6 +267,8 @@ BODIES = [
     pack(encode_body(declaration().to_json()) + b" " * PACK_FROM_BYTES),
     encode_body(register()),
     encode_body(Notice(0, "text")),
+    encode_body(Published.of("place", b"here")),
+    encode_body(Lookup("place")),
     b"",
 ]
 

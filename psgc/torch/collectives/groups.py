@@ -114,7 +114,16 @@ def _process_group(session: Session, members: tuple[int, ...]) -> Any:
     options = gloo._Options()
     options._timeout = timedelta(seconds=session.config.step_timeout_s)
     options._threads = 1  # one collective at a time
-    options._devices = [gloo.create_device(hostname=address_of(session))]
+    options._devices = [_device(address_of(session))]
     name = hashlib.sha256(str(members).encode()).hexdigest()[:16]
     store = PublishedStore(session, f"group {name}/")
     return gloo(store, members.index(session.rank), len(members), options)
+
+
+def _device(address: str) -> Any:
+    """What gloo listens with. Raises GroupError where this machine has no such address."""
+    gloo: Any = dist.ProcessGroupGloo
+    try:
+        return gloo.create_device(hostname=address)
+    except RuntimeError as error:
+        raise GroupError(f"gloo cannot listen at {address} ({reason(error)}); set DMLC_NODE_HOST to an address of this machine") from None

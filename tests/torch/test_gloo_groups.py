@@ -1,0 +1,203 @@
+"""Groups over gloo between threads of one process that play ranks: sums, refusals, and how a broken collective ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psgc.config import Config
+from psgc.errors import ConfigError, GroupError, JobFailed, UsageError
+from psgc.torch.collectives import gloo
+from psgc.torch.collectives.gloo import reason
+from psgc.torch.collectives.groups import GlooGroups, job_groups
+from psgc.worker.solo import SoloSession
+from tests.program.collectives import check_every_method
+from tests.torch.conftest import FakeJob, FakeSession
+
+CONFIG = Config(root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=60.0)
+
+
+class Rank(FakeSession):
+    """One rank of a job whose failure ends what ranks have asked to be ended, as a real one's does."""
+
+    @property
+    def failed(self) -> bool:
+        return self.job.error is not None
+
+    def fail(self, text: str) -> None:
+        super().fail(text)
+        self.end()
+
+    def end(self) -> None:
+        calls, self.endings = self.endings, []
+        for call in calls:
+            call()
+
+
+def on_ranks(size: int, run: Callable[[GlooGroups, Rank], None], config: Config = CONFIG) -> list[BaseException | None]:
+    """What each rank, a thread, ended with."""
+    job = FakeJob(size, config)
+    ranks = [Rank(job, rank) for rank in range(size)]
+    ended: list[BaseException | None] = [None] * size
+
+    def play(rank: Rank) -> None:
+        try:
+            run(job_groups(rank), rank)
+        except BaseException as error:
+            ended[rank.rank] = error
+
+    threads = [threading.Thread(target=play, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in ranks:
+        rank.end()
+    return ended
+
+
+def all_well(ended: list[BaseException | None]) -> None:
+    for error in ended:
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_collective_is_numpys(size: int) -> None:
+    all_well(on_ranks(size, lambda groups, _: check_every_method(groups, tuple(range(size)))))
+
+
+def test_who_leaves_breaks_the_groups_of_the_others_who_report_it_if_nobody_else_does() -> None:
+    def run(groups: GlooGroups, rank: Rank) -> None:
+        group = groups.group((0, 1))
+        group.maximum(np.zeros(1, np.int32))
+        if rank.rank == 1:
+            groups.close()
+        else:
+            group.all_reduce(np.zeros(7, np.float32), "float32")
+
+    (error, nothing) = on_ranks(2, run)
+    assert nothing is None
+    assert isinstance(error, GroupError)
+    assert str(error).startswith(
+        "rank 0: all_reduce of 7 float32 in the group of ranks 0, 1 failed: Connection closed by peer [127.0.0.1]:"
+    )
+    assert "\n" not in str(error)
+
+
+def test_a_job_that_fails_ends_what_is_under_way_on_its_groups_with_the_jobs_own_error() -> None:
+    """Also where no member has gone: ranks 0 and 1 wait for messages that each other's thread never sends."""
+
+    def run(groups: GlooGroups, rank: Rank) -> None:
+        group, place = groups.group((0, 1)), np.zeros(4, np.uint8)
+        group.maximum(np.zeros(1, np.int32))
+        if rank.rank == 0:
+            threading.Timer(0.2, rank.job.fail, (JobFailed("worker 7 died"),)).start()
+            threading.Timer(0.3, rank.end).start()
+        group.exchange([None, None], [None if index == rank.rank else place for index in range(2)])
+
+    for error in on_ranks(2, run):
+        assert isinstance(error, JobFailed)
+        assert str(error) == "worker 7 died"
+
+
+def test_a_rank_whose_peer_never_asks_for_the_group_hears_why_the_job_has_failed() -> None:
+    def run(groups: GlooGroups, rank: Rank) -> None:
+        if rank.rank == 0:
+            groups.group((0, 1))
+        else:
+            time.sleep(0.2)
+            rank.job.fail(JobFailed("rank 1 has met an error"))
+
+    (error, _) = on_ranks(2, run)
+    assert isinstance(error, JobFailed)
+
+
+def test_a_collective_that_no_other_member_comes_to_fails_at_the_limit_of_a_step() -> None:
+    config = Config(root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=1.0)
+    done = threading.Event()
+
+    def run(groups: GlooGroups, rank: Rank) -> None:
+        group = groups.group((0, 1))
+        if rank.rank == 1:
+            done.wait()
+            return
+        try:
+            group.exchange([None, np.zeros(9, np.uint8)], [None, np.zeros(9, np.uint8)])
+        finally:
+            done.set()
+
+    (error, _) = on_ranks(2, run, config)
+    assert str(error) == "rank 0: exchange in the group of ranks 0, 1 failed: Timed out waiting 1000ms for recv operation to complete"
+
+
+def test_two_members_that_connect_from_where_nobody_reaches_them_are_told_so() -> None:
+    config = Config(root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, node_host="203.0.113.1")
+    for error in on_ranks(2, lambda groups, _: groups.group((0, 1)), config):  # type: ignore[arg-type, return-value]
+        assert isinstance(error, GroupError)
+        assert "cannot listen at 203.0.113.1" in str(error)
+        assert "DMLC_NODE_HOST" in str(error)
+
+
+def test_a_process_that_is_alone_has_a_group_of_itself() -> None:
+    session = SoloSession(Config())
+    groups = job_groups(session)
+    check_every_method(groups, (0,))
+    with pytest.raises(UsageError, match="no group for rank 0"):
+        groups.group((0, 1))
+    session.close()
+    assert job_groups(session) is not groups, "the session's end closes its groups, and nothing holds them any more"
+
+
+def test_calls_that_no_group_takes_are_refused_with_the_words_of_the_reference() -> None:
+    session = SoloSession(Config())
+    group = job_groups(session).group((0,))
+    with pytest.raises(UsageError, match="unknown element type 'complex64'"):
+        group.all_reduce(np.zeros(1, np.complex64), "complex64")
+    with pytest.raises(UsageError, match="do not divide 6 elements among 1 members"):
+        group.all_gather(np.zeros(6, np.float32), "float32", [0, 5])
+    with pytest.raises(UsageError, match="root 1 is none of the 1 members"):
+        group.broadcast(np.zeros(6, np.float32), "float32", 1)
+    session.close()
+    with pytest.raises(UsageError, match="shut down"):
+        job_groups(session).group((0,))
+
+
+def test_with_encryption_groups_are_refused() -> None:
+    rank = Rank(FakeJob(2, Config(root_host="127.0.0.1", root_port=1, encrypt=True)), 0)
+    with pytest.raises(ConfigError, match="PSGC_ENCRYPT=1, but this plan has collectives between workers, which are neither encrypted nor"):
+        job_groups(rank)
+
+
+def test_published_values_are_looked_up_and_have_one_value() -> None:
+    session = SoloSession(Config())
+    session.publish("place", b"here")
+    session.publish("place", b"here")
+    assert session.lookup("place") == b"here"
+    for refused in (
+        lambda: session.publish("place", b"there"),
+        lambda: session.publish("", b""),
+        lambda: session.publish("n" * 201, b""),
+        lambda: session.publish("large", bytes((64 << 10) + 1)),
+        lambda: session.lookup("nothing"),
+    ):
+        with pytest.raises(UsageError):
+            refused()
+
+
+def test_what_gloo_says_is_one_line_without_places_in_its_sources() -> None:
+    said = "[/__w/third_party/gloo/pair.cc:553] Connection closed by peer [::1]:9. This is typically caused by a crash.\nGLHF!"
+    assert reason(RuntimeError(said)) == "Connection closed by peer [::1]:9"
+
+
+def test_an_adder_keeps_no_more_memory_than_its_largest_sum_needed() -> None:
+    adder: Any = gloo.Adder()
+    for numel in (4, 9, 2):
+        places = adder.places(np.zeros(numel, np.float32), 2)
+        assert [place.size for place in places] == [numel, numel]
+    assert adder._places.size == 9 * 4 * 2
