@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,13 @@ def all_well(ended: list[BaseException | None]) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_collective_is_numpys(size: int) -> None:
     all_well(on_ranks(size, lambda groups, _: check_every_method(groups, tuple(range(size)))))
+
+
+def test_groups_find_each_other_by_ipv6() -> None:
+    if not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    config = Config(root_host="::1", root_port=1, heartbeat_s=0.02)
+    all_well(on_ranks(2, lambda groups, _: check_every_method(groups, (0, 1), ("float32",)), config))
 
 
 def test_who_leaves_breaks_the_groups_of_the_others_who_report_it_if_nobody_else_does() -> None:
