@@ -49,6 +49,8 @@ SAMPLES = {
     "window": Header(Kind.WINDOW, plan=65535, step=1 << 62, sender=SERVER_SENDER),
     "topology": Header(Kind.TOPOLOGY, job=1, epoch=1, sender=SCHEDULER_SENDER, payload_bytes=300),
     "register": Header(Kind.REGISTER, job=2**64 - 1, payload_bytes=200),
+    "publish": Header(Kind.PUBLISH, job=1, epoch=1, plan=7, sender=3, payload_bytes=300),
+    "lookup": Header(Kind.LOOKUP, job=1, epoch=1, plan=8, sender=2, payload_bytes=30),
     "residual": Header(
         Kind.RESIDUAL,
         job=1,
