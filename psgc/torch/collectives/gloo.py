@@ -40,6 +40,8 @@ class GlooGroup:
         self._session, self._process_group = session, process_group
         self._issuing = threading.Lock()
         self._adder = Adder()
+        size = len(members)
+        self._others = [(self.index + step) % size for step in range(1, size)]  # so that not all members send to the same one first
 
     def __str__(self) -> str:
         return f"group of ranks {', '.join(map(str, self.members))}"
@@ -132,8 +134,16 @@ class GlooGroup:
 
     def _exchange(self, what: str, outgoing: Sequence[Bytes | None], incoming: Sequence[Bytes | None]) -> None:
         def issue(group: Any) -> list[Any]:
-            works = [group.recv([_bytes(each)], index, TAG) for index, each in enumerate(incoming) if each is not None and len(each)]
-            return works + [group.send([_bytes(each)], index, TAG) for index, each in enumerate(outgoing) if each is not None and len(each)]
+            works = []
+            for index in self._others:
+                place = incoming[index]
+                if place is not None and len(place):
+                    works.append(group.recv([_bytes(place)], index, TAG))
+            for index in self._others:
+                payload = outgoing[index]
+                if payload is not None and len(payload):
+                    works.append(group.send([_bytes(payload)], index, TAG))
+            return works
 
         self._run(what, 1, issue)
 
