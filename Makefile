@@ -13,8 +13,9 @@ PINS := $(VENV)/constraints.txt
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# Byte code is kept, whatever the shell says: the tests start hundreds of processes, each of which would compile the sources again.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not long and not integrations"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist worksteal -m "not long and not integrations"
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -m long --timeout 7200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import re
 from collections.abc import Callable, Iterator
@@ -24,6 +25,12 @@ FINITE_KINDS = ("gauss", "zeros", "negative zeros", "equal", "sparse", "heavy", 
 
 
 def make_values(kind: str, numel: int, seed: int = 0) -> F32:
+    """A new array, which the test may change."""
+    return _of_every_kind(numel, seed)[kind].copy()
+
+
+@functools.lru_cache(maxsize=64)
+def _of_every_kind(numel: int, seed: int) -> dict[str, F32]:
     rng = np.random.default_rng([seed, numel])
     gauss = rng.standard_normal(numel)
     made = {
@@ -38,7 +45,8 @@ def make_values(kind: str, numel: int, seed: int = 0) -> F32:
         "signs": np.where(gauss < 0, -1.0, 1.0),
         "wide": gauss * 10.0 ** rng.uniform(-44, 37, numel),
     }
-    return np.clip(made[kind], np.finfo(np.float32).min, np.finfo(np.float32).max).astype(np.float32)
+    limits = np.finfo(np.float32)
+    return {kind: np.clip(values, limits.min, limits.max).astype(np.float32) for kind, values in made.items()}
 
 
 @pytest.fixture(scope="session")
