@@ -102,9 +102,10 @@ CELLS: Final = (
 @dataclass(frozen=True, slots=True)
 class Row:
     """One cell. Times of a whole iteration, in milliseconds. bound_ms: below which no plan with these buckets can come, by the model of hosts
-    with cores of their own; error: of the prediction, as a share of what was measured; others: the share of this machine's cores that
-    processes other than the job's took meanwhile, which the prediction knows nothing of; drift: how much longer the model's computation took
-    after the job than before it, or before it than after it; runs: how often the cell was measured."""
+    with cores of their own and the quicker of the two timings of the model's computation; error: of the prediction, as a share of what was
+    measured; others: the share of this machine's cores that processes other than the job's took meanwhile, which the prediction knows nothing of;
+    drift: how much longer the model's computation took after the job than before it, or before it than after it; runs: how often the cell was
+    measured."""
 
     cell: str
     predicted_ms: float
@@ -160,10 +161,10 @@ class Timer:
         if workers != self._workers:
             self._workers, self._last = workers, timed_again(self._profile, workers)
 
-    def around(self) -> tuple[Profile, float]:
-        """The profile with the mean of the times before and after what has been done since it was last timed, and the drift."""
+    def around(self) -> tuple[Profile, Profile]:
+        """The profile with the times before what has been done since it was last timed, and with those after it."""
         before, self._last = self._last, timed_again(self._profile, self._workers)
-        return mean_of(before, self._last), drift_of(before, self._last)
+        return before, self._last
 
 
 def mean_of(one: Profile, other: Profile) -> Profile:
@@ -173,15 +174,22 @@ def mean_of(one: Profile, other: Profile) -> Profile:
     return replace(one, tensors=tuple(sorted(tensors, key=lambda tensor: tensor.ready_us)), forward_us=forward_us)
 
 
+def compute_us(profile: Profile) -> float:
+    """Of an iteration without communication."""
+    return (profile.forward_us or 0.0) + profile.backward_us
+
+
 def drift_of(one: Profile, other: Profile) -> float:
-    times = sorted((profile.forward_us or 0.0) + profile.backward_us for profile in (one, other))
-    return times[1] / times[0] - 1
+    less, more = sorted(map(compute_us, (one, other)))
+    return more / less - 1
 
 
-def cell_problem(cell: Cell, profile: Profile, cores: int) -> Problem:
+def cell_problem(cell: Cell, profile: Profile, cores: int, *, apart: bool = False) -> Problem:
+    """apart: as ``problem_for`` has it."""
     return problem_for(
-        profile, cell.codec, cell.gbps, cores, workers=cell.workers, servers=cell.servers, beside=cell.beside, delay_ms=cell.delay_ms
-    )
+        profile, cell.codec, cell.gbps, cores, workers=cell.workers, servers=cell.servers, beside=cell.beside, delay_ms=cell.delay_ms,
+        apart=apart,
+    )  # fmt: skip
 
 
 def predict_ms(problem: Problem, layout: Path) -> float:
@@ -223,11 +231,11 @@ def measure(cell: Cell, profile: Profile, timer: Timer) -> Row:
         before = busy_s()
         times, layout = measure_ms(cell, steps_for(cell, profile), Path(folder))
         others = others_share(before, busy_s())
-        profile, drift = timer.around()
-        predicted = predict_ms(cell_problem(cell, profile, cores), layout)
-        bound = bound_ms(cell_problem(cell, profile, cell.workers + cell.servers), layout)
+        around = timer.around()
+        predicted = predict_ms(cell_problem(cell, mean_of(*around), cores), layout)
+        bound = bound_ms(cell_problem(cell, min(around, key=compute_us), cores, apart=True), layout)
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
-    return Row(cell.title, predicted, median, bound, high - low, len(times), predicted / median - 1, others, drift)
+    return Row(cell.title, predicted, median, bound, high - low, len(times), predicted / median - 1, others, drift_of(*around))
 
 
 def row(cell: Cell, profile: Profile, timer: Timer) -> Row:

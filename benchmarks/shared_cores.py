@@ -67,14 +67,17 @@ def problem_for(
     servers: int = 1,
     beside: bool = False,
     delay_ms: float = 0.0,
+    apart: bool = False,
 ) -> Problem:
     """A testbed's job: a worker a host, all links alike; without a limit a link is as fast as TCP on this machine. cores: of the machine, and fewer
     than workers and servers share them. beside: the servers run on the workers' hosts, else each has a host of its own. delay_ms: one way,
-    between any two hosts."""
+    between any two hosts. apart: every process has such a machine's cores to itself, whether this one has as many or not: for bounds."""
     loopback = profile.links["loopback"]
-    shared = cores < workers + servers
+    hosts = workers + (0 if beside else servers)
+    shared = cores < workers + servers and not apart
+    of_a_host = cores if shared or apart else max(1, cores // hosts)  # which its processes start threads for
     most = UNLIMITED_GBPS if shared else loopback.gbps
     inter = Link(most if gbps is None else min(gbps * TCP_SHARE, most), loopback.latency_us + delay_ms * 1e3)
-    cluster = Cluster("testbed", workers, 1, loopback, inter, servers=servers, servers_on_nodes=beside)
+    cluster = Cluster("testbed", workers, 1, loopback, inter, servers=servers, servers_on_nodes=beside, cores=of_a_host)
     costs, constraints = codec_costs(codec, profile, workers), Constraints(servers=True)
     return SharedCores(profile, cluster, costs, constraints, cores=cores) if shared else Problem(profile, cluster, costs, constraints)

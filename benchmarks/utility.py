@@ -199,6 +199,12 @@ def measure_alone(repeats: int) -> dict[str, float]:
     return {system: max(0.0, statistics.median(times[system]) - statistics.median(times["ddp none"])) for system in hooks}
 
 
+def cores_of_a_host(hosts: int) -> int:
+    """Those that the testbed keeps for each host; where there are too few all hosts see all of them."""
+    cores = len(os.sched_getaffinity(0))
+    return cores // hosts or cores
+
+
 def predict(system: str, gbps: float, known: Known, folder: Path) -> tuple[float, float, str]:
     """The gain as a share of an iteration, its margin, and the verdict."""
     if system.startswith("ddp"):
@@ -207,7 +213,9 @@ def predict(system: str, gbps: float, known: Known, folder: Path) -> tuple[float
     loopback = profile.links["loopback"]
     cluster = folder / "testbed.toml"
     inter = Link(gbps, loopback.latency_us)
-    cluster.write_text(Cluster("testbed", HOSTS, 1, loopback, inter, servers=HOSTS, servers_on_nodes=True).to_toml())
+    cluster.write_text(
+        Cluster("testbed", HOSTS, 1, loopback, inter, servers=HOSTS, servers_on_nodes=True, cores=cores_of_a_host(HOSTS)).to_toml()
+    )
     question = ["--profile", str(known.path), "--cluster", str(cluster), "--codec", system.partition(" ")[2], "--json"]
     answer = json.loads(psgc("whatif", *question))
     # of backward and synchronization, where an iteration has the forward pass, too

@@ -142,6 +142,7 @@ def test_times_before_and_after_a_job_count_by_half_each_whatever_their_order() 
     assert [(tensor.name, tensor.ready_us) for tensor in mean.tensors] == [("early", 6_000.0), ("late", 9_000.0)]
     assert mean.forward_us == 6_000.0
     assert mean.codecs == PROFILE.codecs
+    assert min(PROFILE, after, key=prediction.compute_us) is PROFILE, "bounds are of the quicker one"
     assert prediction.drift_of(PROFILE, after) == prediction.drift_of(after, PROFILE) == pytest.approx((18 + 7) / (10 + 5) - 1)
 
 

@@ -29,6 +29,10 @@ def advise(
     latency_us: Annotated[float, typer.Option(help="Of a message between machines.")] = 20.0,
     memory: Annotated[float | None, typer.Option(help="GB/s of the GPU's memory, for a --gpu given in TFLOP/s.")] = None,
     intra: Annotated[float | None, typer.Option(help="Gbit/s between a machine's GPUs, if not what such GPUs have.")] = None,
+    cores: Annotated[
+        int | None, typer.Option(help="CPU cores a machine, where codecs run; left out: 4 a GPU, which psgc's threads use.")
+    ] = None,
+    host: Annotated[float | None, typer.Option(help="Gbit/s between a GPU and its host, if not what such GPUs have.")] = None,
     servers: Annotated[int, typer.Option(help="CPU servers that sum; 0: GPUs among themselves.")] = 0,
     optimizer: Annotated[str, typer.Option(help="adam or sgd: 1-bit and top-k cost quality under Adam-like ones.")] = "adam",
     codecs: Annotated[str | None, typer.Option(help="Codecs to look at, with commas in between.")] = None,
@@ -60,7 +64,7 @@ def advise(
     if optimizer not in OPTIMIZERS:
         raise UsageError(f"advise: --optimizer {optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
     measured = _profile(model, profile, gpu, tokens, goodput=goodput)
-    cluster = cluster_of(gpu or measured.hardware, nodes, gpus_per_node, link, latency_us, servers, intra)
+    cluster = cluster_of(gpu or measured.hardware, nodes, gpus_per_node, link, latency_us, servers, intra, cores, host)
     named = tuple(codecs.split(",")) if codecs else ()
     if memory is None:
         memory = known_memory_gbps(gpu or measured.hardware)

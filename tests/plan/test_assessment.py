@@ -18,7 +18,7 @@ from psgc.plan.methods.registry import METHODS
 from psgc.plan.methods.solver import solver
 from psgc.plan.model.job import Job
 from psgc.plan.model.options import CARRIED, Constraints, encodes
-from psgc.plan.model.plan import PlannedBucket, check_fits
+from psgc.plan.model.plan import FIELDS, FIGURES, PlannedBucket, check_fits
 from psgc.plan.model.problem import Problem, codec_costs, simulate
 from psgc.plan.model.quality import encodings, residual_bytes, server_residual_bytes
 from psgc.plan.planfile.reading import read_plan
@@ -104,6 +104,20 @@ def test_a_cast_is_not_compared_with_bf16() -> None:
     cluster = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(1, 20))
     found = assess(Job(Problem(PROFILE, cluster, cast, ANY), ()), "psgc", compare=False)
     assert found.bf16 is None and "bf16 gradients" not in verdict(found)
+
+
+def test_the_margin_covers_copies_between_gpus_and_hosts_that_are_a_tenth_faster_or_slower() -> None:
+    cluster = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(1, 20), host=Link(2, 10))
+    problem = Problem(PROFILE, cluster, codec_costs("onebit", PROFILE, 2), ANY)
+    hosts = [one.cluster.host for one in assessment._nearby(problem)]
+    assert [host.gbps for host in hosts if host is not None] == pytest.approx([2, 2, 1.8, 2.2, 2, 2])
+    assert len(assessment._nearby(replace(problem, cluster=replace(cluster, host=None)))) == 4
+
+
+def test_a_document_has_nothing_but_fields_that_are_read_and_figures_that_are_known() -> None:
+    made = document(assessed(4))
+    assert set(made) == {*FIELDS, *FIGURES}
+    assert (made["optimizer"], set(made["profile"])) == ("sgd", {"hardware", "date", "source"})
 
 
 def test_do_not_compress_writes_no_compressed_bucket_unless_it_is_forced() -> None:

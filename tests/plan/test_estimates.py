@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psgc.errors import UsageError
+from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.estimates import cluster_of, estimate, known_memory_gbps, with_estimates
 from psgc.plan.inputs.profile import computed_profile
 
@@ -41,6 +42,10 @@ def test_a_cluster_has_the_links_that_such_gpus_have() -> None:
     assert (found.nodes, found.gpus_per_node, found.intra.gbps, found.inter.gbps) == (4, 8, 2400, 100)
     assert cluster_of("t4", 4, 1, 10.0, 20.0).intra.gbps == 100
     assert cluster_of("t4", 4, 1, 10.0, 20.0, intra_gbps=7.0).intra.gbps == 7
+    assert (found.cores, found.threads_of_a_worker, found.threads_of_a_server) == (32, 4, 4), "as many as psgc's threads use"
+    assert (found.host, cluster_of("h100", 4, 8, 100.0, 20.0, host_gbps=50.0).host) == (Link(200, 10), Link(50, 10))
+    unknown = cluster_of("AMD EPYC, 2 cores", 4, 8, 100.0, 20.0, cores=16)
+    assert (unknown.host, unknown.threads_of_a_worker) == (None, 2), "gradients of a profile that was measured on CPUs are on their hosts"
     with pytest.raises(UsageError, match="advise: field nodes is 0"):
         cluster_of("a100", 0, 8, 100.0, 20.0)
     with pytest.raises(UsageError, match=r"advise: field inter\.gbps is -1"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from contextlib import suppress
@@ -74,6 +75,18 @@ def test_a_plan_of_version_1_is_loaded_and_says_what_it_lacks(source: str) -> No
     made = plan.to_json()
     assert made["version"] == 2
     assert read_plan(made, "p") == plan
+
+
+def test_a_file_that_would_take_long_to_read_is_refused_by_counting() -> None:
+    for text, said in (
+        ("[" + ",".join(["[]"] * (1 << 20)) + "]", "it has 1,048,577 lists and objects, and 1,048,576 are the most that a plan may have"),
+        ("[" + ",".join("1" * ((1 << 22) + 2)) + "]", "it has 4,194,305 commas, and 4,194,304 are the most that a plan may have"),
+    ):
+        with pytest.raises(UsageError, match=f"^plan p: {said}$"):
+            parse_strictly(text, "plan p")
+    assert gc.isenabled()
+    assert parse_strictly(b'{"a": [1, 2]}', "p") == {"a": [1, 2]}
+    assert gc.isenabled()
 
 
 def test_a_newer_version_and_no_version_are_refused_in_a_line() -> None:
@@ -166,6 +179,7 @@ def test_what_is_wrong_in_a_bucket_is_named(change: dict[str, Any], said: str) -
         ("cluster", {"name": "x", "workers": 0}, "field workers is 0"),
         ("cluster", {"name": "x", "racks": 0}, "unknown field 'racks' beside no nodes"),
         ("cluster", {"name": ["x"]}, "field cluster.name is"),
+        ("issue-order", {}, "p: unknown field 'issue-order'; expected some of version, model, cluster, buckets, issue_order, prediction"),
         ("model", 7, "field model is 7"),
         ("model", "two\nlines", "field model is 'two"),
         ("prediction", [], r"field prediction is \[\]"),
@@ -237,7 +251,7 @@ def test_300_tensors_take_less_than_a_mebibyte() -> None:
 
 def test_whether_this_version_runs_a_plan_is_asked_of_this_version_not_of_the_file() -> None:
     assert "action 'flat.all_reduce', which the executor does not carry yet" in str(why_not_run(PLAN, "p"))
-    assert why_not_run(read_plan({**PLAN.to_json(), "runs": True}, "p"), "p") is not None
+    assert why_not_run(read_plan({**PLAN.to_json(), "runnable": True}, "p"), "p") is not None
     assert why_not_run(replace(PLAN, buckets=BUCKETS[:1]), "p") is None
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from psgc.plan.inputs.cluster import Cluster, read_cluster
 from psgc.plan.inputs.profile import CostCurve, Profile
+from psgc.pool import MAX_THREADS
 
 # GB/s of memory, from the makers' data sheets (A100: 80 GB, SXM; H100, H200: SXM)
 MEMORY_GBPS: Final = {"v100": 900.0, "t4": 300.0, "a10g": 600.0, "a100": 2039.0, "h100": 3350.0, "h200": 4800.0}
@@ -20,6 +21,9 @@ LAUNCH_US: Final = 10.0
 # Gbit/s between a node's GPUs, one way: NVLink of SXM boards, PCIe of the others and of what is not known
 INTRA_GBPS: Final = {"v100": 1200.0, "a100": 2400.0, "h100": 3600.0, "h200": 3600.0}
 PCIE_GBPS: Final = 100.0
+# Gbit/s between a GPU and its host, one way: what PCIe x16 of the board's generation achieves (3.0; 4.0; 5.0)
+HOST_GBPS: Final = {"v100": 100.0, "t4": 100.0, "a10g": 200.0, "a100": 200.0, "h100": 400.0, "h200": 400.0}
+HOST_LATENCY_US: Final = 10.0
 INTRA_LATENCY_US: Final = 8.0
 # bytes of payload an element that a codec writes, and whether it keeps a residual
 _PAYLOADS: Final = {
@@ -37,13 +41,18 @@ _SELECTION_PASSES: Final = {"topk": 4}  # over gradient and residual, to find th
 
 
 def cluster_of(
-    gpu: str, nodes: int, gpus_per_node: int, gbps: float, latency_us: float, servers: int = 0, intra_gbps: float | None = None
+    gpu: str, nodes: int, gpus_per_node: int, gbps: float, latency_us: float, servers: int = 0, intra_gbps: float | None = None,
+    cores: int | None = None, host_gbps: float | None = None,
 ) -> Cluster:  # fmt: skip
-    """A cluster with that link between nodes, and the usual link between such GPUs within one. Raises UsageError naming the field."""
+    """A cluster with that link between nodes, and the usual links between such GPUs within one, and between them and their host. gpu: if it is none
+    that is known, copies to the host cost nothing unless ``host_gbps`` is given. cores: of a node, as many as its workers start threads for
+    if left out. Raises UsageError naming the field."""
     within = INTRA_GBPS.get(gpu.lower(), PCIE_GBPS) if intra_gbps is None else intra_gbps
+    host = HOST_GBPS.get(gpu.lower()) if host_gbps is None else host_gbps
     document = {
         "nodes": nodes, "gpus_per_node": gpus_per_node, "servers": servers, "intra": {"gbps": within, "latency_us": INTRA_LATENCY_US},
-        "inter": {"gbps": gbps, "latency_us": latency_us},
+        "inter": {"gbps": gbps, "latency_us": latency_us}, "cores": MAX_THREADS * max(1, gpus_per_node) if cores is None else cores,
+        **({} if host is None else {"host": {"gbps": host, "latency_us": HOST_LATENCY_US}}),
         "source": f"{nodes} x {gpus_per_node} GPUs, {gbps:g} Gbit/s a node and {latency_us:g} us, {within:g} Gbit/s within one",
     }  # fmt: skip
     return read_cluster(document, f"{nodes}x{gpus_per_node}-{gbps:g}g", "advise")

@@ -18,6 +18,12 @@ from psgc.plan.model.options import Option, all_options, server_options, unknown
 
 VERSION: Final = 2
 UNCOMPRESSED: Final = "none"
+FIELDS: Final = ("version", "model", "cluster", "buckets", "issue_order", "prediction")  # of a plan's document
+# what a planner writes beside them, for people alone
+FIGURES: Final = (
+    "profile", "optimizer", "step_ms", "fp32_step_ms", "lower_bound_ms", "lower_bound_any_bucketing_ms", "runnable", "select_ms", "bound_ms",
+    "options_considered",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

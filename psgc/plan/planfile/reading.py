@@ -13,7 +13,7 @@ from typing import Any, Final, TypeGuard
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, read_cluster
 from psgc.plan.inputs.documents import shown
-from psgc.plan.model.plan import NOT_KNOWN, VERSION, Issue, JobShape, Plan, PlannedBucket, check_option, pushes, shape_of
+from psgc.plan.model.plan import FIELDS, FIGURES, NOT_KNOWN, VERSION, Issue, JobShape, Plan, PlannedBucket, check_option, pushes, shape_of
 from psgc.plan.planfile.order import check_order
 from psgc.plan.planfile.strict import read_strictly
 
@@ -37,6 +37,11 @@ def read_plan(document: Any, source: str) -> Plan:
     if not isinstance(document, Mapping) or not isinstance(document.get("buckets"), list):
         raise UsageError(f'{source}: expected an object with a list "buckets"')
     version = _version(document.get("version"), source)
+    for key in document if version > 1 else ():
+        if key not in FIELDS and key not in FIGURES:
+            raise UsageError(
+                f"{source}: unknown field {shown(key)}; expected some of {', '.join(FIELDS)}, and figures that psgc plan writes; correct or remove it"
+            )
     prediction = document.get("prediction", {})
     if not isinstance(prediction, Mapping):
         raise UsageError(f"{source}: field prediction is {shown(prediction)}, expected an object")

@@ -217,9 +217,12 @@ def _saved(problem: Problem, mine: Sequence[PlannedBucket], other: Problem, thei
 
 
 def _nearby(problem: Problem) -> list[Problem]:
-    """The problem with links, and with codecs, a little slower and a little faster."""
-    links = [replace(problem, cluster=_with_speed(problem.cluster, factor)) for factor in FACTORS]
-    return [*links, *(varied(problem, Change(codec=factor)) for factor in FACTORS)]
+    """The problem with links, and with codecs, a little slower and a little faster; and with copies between GPUs and hosts, if they take time."""
+    cluster = problem.cluster
+    clusters = [_with_speed(cluster, factor) for factor in FACTORS]
+    if cluster.host is not None:
+        clusters += [replace(cluster, host=faster(cluster.host, factor)) for factor in FACTORS]
+    return [*(replace(problem, cluster=one) for one in clusters), *(varied(problem, Change(codec=factor)) for factor in FACTORS)]
 
 
 def _with_speed(cluster: Cluster, factor: float) -> Cluster:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from psgc.plan.inputs.profile import Profile
 from psgc.plan.model.lanes import busy_us, overlap, spans
 from psgc.plan.model.quality import OPTIMIZERS, encodings, residual_bytes, server_residual_bytes
 from psgc.plan.planfile.completing import whole_plan
@@ -24,10 +25,16 @@ def document(assessed: Assessment) -> dict[str, Any]:
     }  # fmt: skip
     plan = whole_plan(problem, found.buckets, assessed.simulated, prediction)
     return {
-        **plan.to_json(), "select_ms": found.select_us / 1e3, "bound_ms": bounds.bound_ms, "options_considered": found.options_considered,
+        **plan.to_json(), "profile": _origin(problem.profile), "optimizer": OPTIMIZERS[not assessed.adam],
+        "select_ms": found.select_us / 1e3, "bound_ms": bounds.bound_ms, "options_considered": found.options_considered,
         "step_ms": found.step_us / 1e3, "fp32_step_ms": steps[BASELINE], "runnable": assessed.running.runs,
         "lower_bound_ms": bounds.given_us / 1e3, "lower_bound_any_bucketing_ms": bounds.any_us / 1e3,
     }  # fmt: skip
+
+
+def _origin(profile: Profile) -> dict[str, str]:
+    """Which profile the plan was made from."""
+    return {"hardware": profile.hardware, "date": profile.date, "source": profile.source}
 
 
 def _beside_bf16(assessed: Assessment) -> dict[str, Any]:

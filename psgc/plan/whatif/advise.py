@@ -170,6 +170,17 @@ def _not_yet(found: Sequence[Candidate], chosen: Candidate) -> str:
     return f" What this version does not run would take: {', '.join(parts)}." if parts else ""
 
 
+def _of_hosts(cluster: Cluster) -> str:
+    """What encoding on CPUs rests on, of the machines."""
+    copied = f"copied to them at {cluster.host.gbps:g} Gbit/s a GPU" if cluster.host is not None else "taken to be in their memory already"
+    threads = (
+        f"{cluster.cores} cores of a node, {cluster.threads_of_a_worker} threads a worker"
+        if cluster.cores
+        else "a node encodes one part at a time"
+    )
+    return f"CPUs: {threads}; gradients are {copied}"
+
+
 def _notes(
     profile: Profile, cluster: Cluster, found: Sequence[Candidate], asked: Sequence[str], known: Sequence[str], free: Timed, hosts: Timed,
     memory_gbps: float | None, *, adam: bool,
@@ -187,6 +198,7 @@ def _notes(
         f"{note}, if psgc encoded there; margins allow for half as much again" for note in estimates_notes(free.estimated, memory_gbps)
     ]
     notes += cpu_estimates_note(hosts.estimated - {"none"})
+    notes.append(_of_hosts(cluster))
     missing = [name for name in asked if name not in known]
     if missing:
         notes.append(f"left out: {', '.join(missing)}, without times in the profile; measure them with psgc profile")

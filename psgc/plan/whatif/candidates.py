@@ -18,7 +18,7 @@ from psgc.plan.methods.result import Found
 from psgc.plan.methods.search import search
 from psgc.plan.model.options import Constraints, encodes
 from psgc.plan.model.plan import UNCOMPRESSED
-from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, simulate
+from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, is_of_a_node, simulate
 from psgc.plan.model.quality import CASTS, encodings, is_sound, residual_bytes, server_residual_bytes
 from psgc.plan.model.vary import Change, varied, with_halved_bytes
 from psgc.plan.report.running import as_jobs_run, is_whole, uncut, why_not_encoded, with_servers
@@ -111,7 +111,10 @@ def _halved(problem: Problem) -> Problem:
 
 
 def _problem(profile: Profile, cluster: Cluster, codec: str) -> Problem:
-    return Problem(profile, cluster, codec_costs(codec, profile, cluster.gpus), Constraints(servers=True))
+    costs = codec_costs(codec, profile, cluster.gpus)
+    if is_of_a_node(costs):  # the published times: no thread is faster than the node
+        cluster = replace(cluster, cores=0, codec_threads=0)
+    return Problem(profile, cluster, costs, Constraints(servers=True))
 
 
 def considered(profile: Profile) -> tuple[str, ...]:
