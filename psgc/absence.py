@@ -1,4 +1,4 @@
-"""How long this process did not run: it was stopped, or its machine slept. It heard nobody meanwhile, which is nobody's silence.
+"""How long this process did not run: it was stopped, or its machine slept. It received nothing meanwhile, so nobody was silent.
 
 Pure: ``now`` is passed in.
 """

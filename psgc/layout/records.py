@@ -94,7 +94,7 @@ class Declaration:
         return {**_fields_of(self), "tensors": tensors, "buckets": [_spec_fields(bucket) for bucket in self.buckets]}
 
     def digest(self) -> str:
-        """Equal for ranks that declare the same, as far as they must."""
+        """A digest of the fields in which all ranks must agree."""
         body = self.to_json()
         agreed = {name: value for name, value in body.items() if name not in OF_EACH_RANK}
         return hashlib.sha256(json.dumps(agreed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -106,7 +106,7 @@ class Declaration:
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Declaration:
-        """Raises RemoteProtocolError for what no rank would declare."""
+        """Raises RemoteProtocolError for a body that no rank would send."""
         tensors, buckets = _tensors(body), _bucket_specs(body)
         declaration = replace(parse_record(cls, {**body, "tensors": [], "buckets": []}), tensors=tensors, buckets=buckets)
         known = range(len(tensors))
@@ -214,7 +214,7 @@ class Layout:
         return zlib.crc32(self.stream.encode())
 
     def scheme(self, bucket: Bucket) -> Scheme:
-        """How the bucket's parts are synchronised."""
+        """The scheme by which the bucket's parts are synchronised."""
         shapes = tuple(self.tensors[i].shape for i in bucket.tensors)
         return parse_scheme(bucket.codec, BucketContext(bucket.dtype, self.workers, self.mean, shapes))
 
@@ -244,7 +244,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Layout:
-        """Raises RemoteProtocolError for what is no layout."""
+        """Raises RemoteProtocolError for a body that is no layout."""
         body = decode_json(text if isinstance(text, bytes) else text.encode(), "layout")
         buckets = body.get("buckets")
         if not isinstance(buckets, list):

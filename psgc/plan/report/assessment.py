@@ -1,8 +1,8 @@
-"""What a method's plan is worth: beside uncompressed plans and other methods', against the bound, in quality, memory and whether a job can run it.
+"""Assesses a method's plan: against uncompressed plans, other methods' plans and the lower bound; its quality and memory; whether a job can run it.
 
-Gains are shares of the other's step: 0.2 is a fifth less time. Whether compression pays is asked of the best plans found with it and without,
-over the same freedom to fuse and cut; so what fusing alone brings does not count. The uncompressed gradients are fp32 and, in half the bytes,
-bf16. Owns the figures; ``sentences`` has the words, ``document`` the JSON.
+A gain is a share of the other plan's step: 0.2 is a fifth less time. To decide whether compression pays, the best plan found with it is compared
+with the best one found without it, and both may fuse and cut tensors alike; so a gain from fusing alone does not count. The uncompressed gradients
+are fp32 or, with half the bytes, bf16. Owns the figures; ``sentences`` turns them into text, ``document`` into JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from psgc.plan.report.running import Running, running
 
 BEST: Final = "psgc"
 BASELINE: Final = "fp32"
-# Links and codecs may be a tenth faster or slower than they were measured; and a step varies by a hundredth however well it is known.
+# Links and codecs may be a tenth faster or slower than measured, and the time of a step always varies by a hundredth.
 FACTORS: Final = (0.9, 1.1)
 LEAST_MARGIN: Final = 0.01
 RUNS: Final = 3
@@ -41,14 +41,14 @@ PATIENCE_S: Final = 5.0  # with Espresso, which takes minutes for thousands of t
 
 @dataclass(frozen=True)
 class Gain:
-    """The share of another plan's step that a plan saves, and how far that moves with what is not well known."""
+    """The share of another plan's step that a plan saves, and how much it changes if the inputs are a little off."""
 
     gain: float
     margin: float
 
     @property
     def sure(self) -> bool:
-        """Whether it is a gain beyond its margin."""
+        """Whether the gain is larger than its margin."""
         return self.gain > self.margin
 
 
@@ -129,7 +129,7 @@ def assess(
 
 
 def _peer(problem: Problem, plain: Found) -> Found:
-    """The best uncompressed plan, be it one that jobs of psgc do not run: DistributedDataParallel all-reduces."""
+    """The best uncompressed plan, even if psgc's jobs do not run it: DistributedDataParallel all-reduces."""
     if not problem.constraints.runtime:
         return plain
     free = _without_compression(replace(problem, constraints=replace(problem.constraints, runtime=False)))
@@ -137,7 +137,7 @@ def _peer(problem: Problem, plain: Found) -> Found:
 
 
 def _bf16_peer(problem: Problem) -> Found | None:
-    """The best plan for bf16 gradients; None where the codec itself is such a cast, or there is none."""
+    """The best plan for bf16 gradients; None if the codec itself is such a cast, or if there is no such plan."""
     if all(is_cast(codec.name) for codec in problem.used):
         return None
     half = _without_compression(_with_half(problem))
@@ -149,7 +149,7 @@ def _with_half(problem: Problem) -> Problem:
 
 
 def _best(sought: Found, plain: Found, encoded: tuple[PlannedBucket, ...] | None, problem: Problem, *, compresses: bool) -> Found:
-    """The plan that is recommended: the uncompressed one unless compression pays, since it costs quality; both were searched for then."""
+    """The recommended plan. It is the uncompressed one unless compression pays, because compression costs quality."""
     if encoded is None or not compresses:
         return replace(plain, select_us=sought.select_us + plain.select_us, options_considered=sought.options_considered)
     if encoded is sought.buckets:
@@ -205,7 +205,8 @@ def _encodes(buckets: Iterable[PlannedBucket]) -> bool:
 
 
 def _gain(problem: Problem, mine: Sequence[PlannedBucket], other: Problem, theirs: Sequence[PlannedBucket]) -> Gain:
-    """What the one plan saves of the other's step, each on its own problem, and how far that moves with what is not well known."""
+    """The share of the other plan's step that the one plan saves, each on its own problem, and how much it changes if the inputs are a little
+    off."""
     gain = _saved(problem, mine, other, theirs)
     near = zip(_nearby(problem), _nearby(other), strict=True)
     return Gain(gain, max(LEAST_MARGIN, *(abs(_saved(one, mine, two, theirs) - gain) for one, two in near)))

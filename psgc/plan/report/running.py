@@ -55,7 +55,7 @@ def running(problem: Problem, buckets: Sequence[PlannedBucket]) -> Running:
 
 
 def as_jobs_run(problem: Problem) -> Problem:
-    """The problem with nothing but what jobs run."""
+    """The problem with only the options that jobs run."""
     constraints = replace(problem.constraints, runtime=True, servers=True)
     others = tuple((pattern, _runnable(codec, problem)) for pattern, codec in problem.others)
     codec = _runnable(problem.codec, problem)

@@ -1,4 +1,4 @@
-"""What ``psgc plan`` says of an assessed plan, in sentences: the verdict, quality, memory, whether a job can run it, and the bound.
+"""The sentences that ``psgc plan`` prints about an assessed plan: the verdict, quality, memory, whether a job can run it, and the bound.
 
 Owns the words; the figures are ``assessment``'s.
 """

@@ -15,7 +15,7 @@ from psgc.worker.session import Session, Ticket
 
 
 class Completion:
-    """A tensor to come. ``future`` is what torch waits for: it gives ``tensor``, or raises the error that ended the job."""
+    """A tensor that is not complete yet. torch waits for ``future``, which gives ``tensor`` or raises the error that ended the job."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._source: torch.futures.Future[Exception | None] = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else None)
@@ -26,7 +26,7 @@ class Completion:
         self._source.set_result(error)
 
     def _give(self, source: torch.futures.Future[Exception | None]) -> torch.Tensor:
-        # An exception raised here, and only here, reaches a future's waiters in C++, with its text.
+        # Only an exception that is raised here reaches the future's waiters in C++ with its text.
         error = source.value()
         if error is not None:
             raise error

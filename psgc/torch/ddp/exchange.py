@@ -32,7 +32,7 @@ from psgc.torch.state.residuals import Residuals
 from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype
 from psgc.worker.session import Session, Ticket
 
-GRADIENTS: Final = "gradients"  # what residuals are of, as an optimizer's
+GRADIENTS: Final = "gradients"  # the kind of residuals, as in an optimizer's state
 _exchanges: weakref.WeakSet[DdpExchange] = weakref.WeakSet()
 
 
@@ -90,7 +90,7 @@ class DdpExchange:
         self._loss_scale: Callable[[], float] | None = None  # while no loss scaler is known, gradients count as scaled as they were
         self._last_scale = 1.0
         self._fresh_units = False  # of _last_scale: it was loaded, and no step has been taken since
-        self._applied = self._dropped = False  # what became of the last step, where a loss scaler has told
+        self._applied = self._dropped = False  # whether the last step was applied or dropped, if a loss scaler has reported it
         self._previous_skipped, self._rescale = False, 1.0
         _exchanges.add(self)
 
@@ -99,7 +99,7 @@ class DdpExchange:
         return index is not None and self._parameters[index]() is parameter
 
     def is_of(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Whether these are exactly its parameters."""
+        """Whether these are exactly the exchange's parameters."""
         given = list(parameters)
         return len(given) == len(self._parameters) and all(map(self.knows, given))
 
@@ -120,8 +120,7 @@ class DdpExchange:
             self._finish()
 
     def scale_with(self, scale: Callable[[], float]) -> None:
-        """A loss scaler is about to have the last step's result applied or dropped: it was multiplied by ``scale()``, as the coming
-        ones will be."""
+        """A loss scaler is about to apply or drop the last step's result, which was multiplied by ``scale()``, as later ones will be."""
         self._loss_scale, self._last_scale = scale, scale()
 
     def end_step(self, applied: bool) -> None:
@@ -163,7 +162,7 @@ class DdpExchange:
         self._begun = True
 
     def _declare(self) -> None:
-        """All gradients are there: declare them, in the order in which they came, and wait until every rank has."""
+        """All gradients have come: declare them, in the order in which they came, and wait until every rank has declared them."""
         specs: dict[int, TensorSpec] = {}
         used = []
         for arrival in self._held:
@@ -204,7 +203,7 @@ class DdpExchange:
         return self._indices[id(parameter)]
 
     def _place(self, arrival: Arrival) -> None:
-        """Put its gradients into psgc's buckets, and submit those that are now complete."""
+        """Put the arrival's gradients into psgc's buckets, and submit the buckets that are now complete."""
         touched: dict[int, _Bucket] = {}
         for parameter, gradient in zip(arrival.parameters, arrival.gradients, strict=True):
             index = self._index(parameter)
@@ -239,7 +238,7 @@ class DdpExchange:
             self._completer.complete_after(tickets, arrival.completion, then)
 
     def _over(self, left: float) -> None:
-        """The last bucket is back. left: when it was handed over; from then on the trainer has waited."""
+        """The step's last result has come. left: when DDP handed the last bucket over; the trainer has waited since then."""
         report = report_of(self.session)
         report.waited(self.name, time.monotonic() - left)
         report.step_over(self.name)
@@ -256,16 +255,16 @@ class DdpExchange:
 
 
 def _nothing() -> None:
-    """For a bucket that is not the step's last."""
+    """The callback of buckets other than the step's last."""
 
 
 def takes_part(parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
-    """Whether this rank has a gradient: for a parameter that it did not use, DDP's bucket has zeros while p.grad is not there."""
+    """Whether this rank has a gradient. For a parameter that it did not use, DDP's bucket has zeros, but p.grad is None."""
     return parameter.grad is not None or bool(gradient.any())
 
 
 def exchanges_of(optimizer: torch.optim.Optimizer) -> list[DdpExchange]:
-    """Those that carry gradients of the optimizer's parameters."""
+    """The exchanges that carry gradients of the optimizer's parameters."""
     return [
         exchange for exchange in _exchanges
         if any(exchange.knows(parameter) for group in optimizer.param_groups for parameter in group["params"])

@@ -88,7 +88,7 @@ class GradientExchange:
         return id(parameter) in self._known
 
     def watch(self, parameters: Iterable[tuple[torch.Tensor, TensorSpec]]) -> None:
-        """Follow these parameters' gradients, those that require one and are not followed yet."""
+        """Follow these parameters' gradients, if they require one and are not followed yet."""
         with self._lock:
             for parameter, spec in parameters:
                 if parameter.requires_grad and not self.follows(parameter):
@@ -174,7 +174,7 @@ class GradientExchange:
                 self._submit(bucket)
 
     def backward_over(self) -> bool:
-        """Count the backward that is over. True if it completes a step."""
+        """Count a backward that is over. True if it completes a step."""
         with self._lock:
             if self.late:
                 return False
@@ -218,7 +218,7 @@ class GradientExchange:
                     self._submit(bucket)
 
     def receive(self) -> None:
-        """Wait for what was submitted, and leave the means in p.grad."""
+        """Wait for the submitted buckets, and store their means in p.grad."""
         report_of(self.session).wait(self.name, [bucket.ticket for bucket in self._buckets if bucket.ticket is not None])
         with self._lock:
             self._deliver()
@@ -270,7 +270,7 @@ class GradientExchange:
             gradient.note_zero()
 
     def end_step(self, applied: bool) -> None:
-        """Note what became of the last result: the trainer applied it, or not."""
+        """Note whether the trainer applied the last result."""
         if applied and self.outcome == "delivered":
             report_of(self.session).step_over(self.name)
         if applied or self.outcome == "delivered":
@@ -286,7 +286,7 @@ class GradientExchange:
         self.passes = passes
 
     def scale_with(self, scale: Callable[[], float]) -> None:
-        """From now on gradients are multiplied by ``scale()``. Steps up to now count as scaled alike, but those of a state that was loaded."""
+        """From now on gradients are multiplied by ``scale()``. Earlier steps count as scaled by the same factor, except those of a loaded state."""
         with self._lock:
             self._loss_scale = scale
             now = scale()

@@ -11,7 +11,7 @@ _latest: list[weakref.ref[torch.amp.GradScaler]] = []  # one, or none yet
 
 
 def note(scaler: torch.amp.GradScaler) -> None:
-    """It has scaled a loss."""
+    """The scaler has scaled a loss."""
     if scaler.is_enabled():
         _latest[:] = [weakref.ref(scaler)]
 

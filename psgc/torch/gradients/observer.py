@@ -15,4 +15,4 @@ class Observer(Protocol):
         """The trainer asks for the synchronized gradients."""
 
     def delivered(self) -> None:
-        """It has them."""
+        """The trainer has them."""

@@ -110,8 +110,8 @@ class RunReport:
         return f"gradients took {amount(gradient)} instead of {amount(plain)} uncompressed (saved {_percent(saved)})"
 
     def _waited(self, waited_s: float, elapsed_s: float, counted: dict[str, int]) -> str:
-        """Who was waited for is told by what all ranks waited: the rank that waited least was the last to come, and what it waited
-        all the same was network and servers."""
+        """Says who was waited for. The rank that waited least was usually the last to push; the time that even this rank waited was spent in the
+        network and the servers."""
         text = f"rank {self._session.rank} waited {_duration(waited_s)} of {_duration(elapsed_s)} for gradients"
         slowest = counted.get("slowest_rank", -1)
         least_s, most_s = counted.get("least_waited_ms", 0) / 1e3, counted.get("most_waited_ms", 0) / 1e3
