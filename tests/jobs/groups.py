@@ -61,6 +61,22 @@ def beside(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
+def publish(rank: int, _: Groups) -> None:
+    """Each rank publishes a value of the largest size, which no packing makes smaller, and looks up all others' before and after they are there."""
+    session, values = current_session(), [np.random.default_rng(other).bytes(64 << 10) for other in range(psgc.size())]
+    if rank == 0:
+        assert session.lookup("value 1") == values[1]
+    session.publish(f"value {rank}", values[rank])
+    for _ in range(2):
+        for other, value in enumerate(values):
+            assert session.lookup(f"value {other}") == value
+        psgc.barrier()
+    if rank == 1:
+        time.sleep(0.5)
+        session.publish("value 1", b"another")
+    session.lookup("value that nobody publishes")
+
+
 def die(rank: int, groups: Groups) -> None:
     """Rank 3 is killed in a collective. Rank 2 waits for it; rank 1 waits for both; rank 0 waits for rank 2, which still lives."""
     for members in ((0, 1, 2, 3), (0, 2) if rank % 2 == 0 else (1, 3), (0, 1) if rank < 2 else (2, 3)):

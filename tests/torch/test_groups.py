@@ -58,6 +58,16 @@ def test_a_rank_that_never_comes_to_a_collective_ends_the_job_after_the_limit_of
             assert re.search(said, worker.last_line), job.text()
 
 
+def test_values_of_any_size_are_told_to_all_and_a_second_value_of_a_name_ends_the_job(make_job: Make) -> None:
+    job = make_job(nodes=2, env=PATH)
+    ranks = workers(job, "publish")
+    job.end()
+    for worker in ranks:
+        assert worker.popen.returncode == 1
+        assert "rank 1 published two different values under the name 'value 1'" in worker.last_line, job.text()
+        assert "Traceback" not in worker.text, job.text()
+
+
 def test_only_one_thread_at_a_time_issues_on_a_group(make_job: Make) -> None:
     job = make_job(nodes=2, env=PATH)
     ranks = workers(job, "break_rules")

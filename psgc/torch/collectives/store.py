@@ -16,15 +16,18 @@ class PublishedStore(Store):
     def __init__(self, session: Session, prefix: str) -> None:
         super().__init__()
         self._session, self._prefix = session, prefix
+        self._known: dict[str, bytes] = {}  # gloo waits for each key, and then reads it
 
     def set(self, key: str, value: str | bytes) -> None:
         self._session.publish(self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
         """Waits for the key. Raises JobFailed."""
-        return self._session.lookup(self._prefix + key)
+        if key not in self._known:
+            self._known[key] = self._session.lookup(self._prefix + key)
+        return self._known[key]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """The scheduler limits how long a key is waited for."""
         for key in keys:
-            self._session.lookup(self._prefix + key)
+            self.get(key)
