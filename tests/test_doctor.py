@@ -33,6 +33,8 @@ def doctor(monkeypatch: pytest.MonkeyPatch) -> Doctor:
 def test_this_machine_is_fit(doctor: Doctor) -> None:
     status, report = doctor()
     assert (status, report["ok"]) == (0, True), report
+    (tcp,) = [check for check in report["checks"] if check["name"] == "tcp after a pause"]
+    assert tcp["found"].startswith(("net.ipv4.tcp_slow_start_after_idle = ", "not known")) and "sysctl -w" in tcp["wanted"]
 
 
 def test_a_wrong_setting_is_named_with_its_remedy(doctor: Doctor) -> None:

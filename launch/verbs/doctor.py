@@ -58,6 +58,12 @@ def _rows() -> list[tuple[str, Callable[[], Finding], str, str]]:
         ("cores", _cores, "at least 2: a trainer and psgc's threads share them", "give this process more cores (taskset, cgroup)"),
         ("open files", _open_files, "a limit of at least 1024", "ulimit -n 65536"),
         ("shared memory", _shared_memory, "sealed memfds, passed between processes", "run on Linux 5 or newer; else PSGC_TRANSPORT=tcp"),
+        (
+            "tcp after a pause",
+            _after_a_pause,
+            "0 where links have a delay of 10 ms or more: sysctl -w net.ipv4.tcp_slow_start_after_idle=0",
+            "advice only",
+        ),
         ("loopback", _loopback, "a ZeroMQ message over TCP on this host", "check firewall rules for 127.0.0.1"),
         ("kernel cache", _kernel_cache, "a folder that can be written", "set NUMBA_CACHE_DIR to one; else every start compiles"),
         ("compiled ahead", _warm, "or at first use, for some 10 s a codec", "psgc warm"),
@@ -143,6 +149,15 @@ def _shared_memory() -> Finding:
         receiver.close()
         listener.close()
         segment.close()
+
+
+def _after_a_pause() -> Finding:
+    """Never wrong: what it costs depends on the links. 1: after a pause of a retransmission timeout (0.2 s and the round trip) or more, as backward
+    makes them, TCP begins with ten packets again and needs round trips to be as fast as before."""
+    setting = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+    if not setting.exists():
+        return True, "not known here"
+    return True, f"net.ipv4.tcp_slow_start_after_idle = {setting.read_text().strip()}"
 
 
 def _loopback() -> Finding:
