@@ -1,1 +1,1 @@
-"""Programs: what a plan's options compile to, and what runs them. Pure: arrays and numbers, no torch, no sockets."""
+"""Options as programs: the steps that each rank takes for one part, over groups of ranks, and what may start next. Pure."""

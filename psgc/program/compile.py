@@ -1,0 +1,204 @@
+"""An option becomes a program for each rank. Pure.
+
+Walks the option's actions once for all ranks, since what a rank receives is what others have. A rank's *holding* is either floats of some
+ranges of the part, or payloads of some pieces; a first step of two (reduce_scatter, reduce, all_to_all, gather) narrows it, the second widens it again. So a
+rank that holds nothing sits out until a broadcast. Source of the grammar: ``psgc.plan.model.options``.
+
+Encoding is cut into pieces at every place at which payloads will be parted before they are decoded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from psgc.errors import UsageError
+from psgc.program.ranks import Range, Ranks, cuts, pieces_of
+from psgc.program.steps import LEVELS, Decode, Encode, Exchange, Level, Piece, Program, Raw, RawOp, Step, Transfer
+
+_RAW: Final[tuple[RawOp, ...]] = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather")
+_ENCODED: Final = ("all_to_all", "gather", "all_gather", "broadcast")
+
+
+@dataclass(slots=True)
+class _Holding:
+    """What one rank has. ranges: of floats, ascending and disjoint; pieces: payloads by range, each with the slot that wrote it."""
+
+    ranges: tuple[Range, ...]
+    pieces: dict[Range, Piece] = field(default_factory=dict)
+
+
+@functools.lru_cache(maxsize=4096)
+def compile_option(option: tuple[str, ...], numel: int, ranks: Ranks, turn: int = 0) -> tuple[Program, ...]:
+    """The programs of all ranks, by rank. turn: which of the ranks is the root where one is, modulo their number, so that roots differ
+    between buckets. Raises UsageError for an action that is no collective."""
+    walk = _Walk(option, numel, ranks, turn)
+    for action in range(len(option)):
+        walk.take(action)
+    encodes = sum(action.startswith("comp@") for action in option)
+    return tuple(Program(numel, tuple(steps), encodes) for steps in walk.steps)
+
+
+class _Walk:
+    def __init__(self, option: Sequence[str], numel: int, ranks: Ranks, turn: int) -> None:
+        self.option, self.numel, self.ranks, self.turn = option, numel, ranks, turn
+        self.steps: list[list[Step]] = [[] for _ in ranks.everybody]
+        self.holdings = [_Holding(((0, numel),)) for _ in ranks.everybody]
+        self.slots = 0
+        # Whether a node's ranks each hold a shard between the two steps within the node: else one of them holds all.
+        self.sharded = any(action.removesuffix(".c") in ("intra.reduce_scatter", "intra.all_to_all") for action in option)
+
+    def take(self, action: int) -> None:
+        """Add the next action's steps."""
+        text = self.option[action]
+        kind, at, device = text.partition("@")
+        if at and kind == "comp":
+            self._encode(action, device)
+        elif at:
+            self._decode(action, device)
+        else:
+            self._transfer(action, text)
+
+    def _encode(self, action: int, device: str) -> None:
+        places = self._places(action)
+        for rank, holding in enumerate(self.holdings):
+            pieces = tuple(piece for one in holding.ranges for piece in pieces_of(places, one))
+            if pieces:
+                self.steps[rank].append(Encode(action, self.slots, device, pieces))
+            holding.pieces = {piece: Piece(piece, 1, self.slots) for piece in pieces}
+            holding.ranges = ()
+        self.slots += 1
+
+    def _places(self, action: int) -> set[int]:
+        """Where payloads that are encoded now will be parted before they are decoded."""
+        places: set[int] = set()
+        for text in self.option[action + 1 :]:
+            if text.startswith("decomp@"):
+                break
+            level, _, op = text.removesuffix(".c").partition(".")
+            if level == "flat" and op == "all_to_all":
+                places.update(cuts(0, self.numel, self.ranks.size))
+            if level == "inter" or (level == "intra" and op == "all_to_all"):
+                places.update(place for atom in self._atoms() for place in atom)
+            if level == "inter" and op == "all_to_all":
+                places.update(place for atom in self._atoms() for place in cuts(*atom, self.ranks.nodes))
+        return places
+
+    def _decode(self, action: int, device: str) -> None:
+        for rank, holding in enumerate(self.holdings):
+            pieces = sorted(holding.pieces.values(), key=lambda piece: piece.range)
+            if pieces:
+                self.steps[rank].append(Decode(action, device, tuple(p.range for p in pieces), tuple(p.payloads for p in pieces)))
+            holding.ranges, holding.pieces = _joined([piece.range for piece in pieces]), {}
+
+    def _transfer(self, action: int, text: str) -> None:
+        encoded = text.endswith(".c")
+        level_text, _, op = text.removesuffix(".c").partition(".")
+        level = next((one for one in LEVELS if one == level_text), None)
+        if level is None or op not in (_ENCODED if encoded else _RAW):
+            raise UsageError(f"action {text!r} is not a collective; the executor's programs have collectives only")
+        collectives: list[list[Raw | Exchange]] = [[] for _ in self.ranks.everybody]
+        arrived: list[dict[Range, Piece]] = [{} for _ in self.ranks.everybody]
+        for members, region in self._groups(level):
+            if encoded:
+                self._exchange(level, op, members, region, collectives, arrived)
+            else:
+                self._raw(level, next(raw for raw in _RAW if raw == op), members, region, collectives)
+        for rank, found in enumerate(collectives):
+            if encoded:
+                self.holdings[rank].pieces = arrived[rank]
+            if found:
+                self.steps[rank].append(Transfer(action, level, tuple(found)))
+
+    def _atoms(self) -> tuple[Range, ...]:
+        """What nodes sum, a group of one rank a node each."""
+        return self.ranks.atoms(self.numel) if self.sharded else ((0, self.numel),)
+
+    def _groups(self, level: Level) -> list[tuple[tuple[int, ...], Range]]:
+        """The groups that the level's collectives are over, each with its region of the part."""
+        ranks, whole = self.ranks, (0, self.numel)
+        if level == "flat":
+            return [(ranks.everybody, whole)]
+        if level == "intra":
+            return [(ranks.on_node(node), whole) for node in range(ranks.nodes)]
+        if self.sharded:
+            return [(ranks.owners(self.numel, atom), atom) for atom in self._atoms()]
+        return [(tuple(members[self._root(members)] for members in map(ranks.on_node, range(ranks.nodes))), whole)]
+
+    def _root(self, members: Sequence[int]) -> int:
+        return self.turn % len(members)
+
+    def _cuts(self, level: Level, members: Sequence[int], region: Range) -> tuple[int, ...]:
+        if level == "intra":
+            return self.ranks.shards(self.ranks.node_of[members[0]], self.numel)
+        return cuts(*region, len(members))
+
+    def _raw(self, level: Level, op: RawOp, members: tuple[int, ...], region: Range, collectives: list[list[Raw | Exchange]]) -> None:
+        root, places = self._root(members), self._cuts(level, members, region)
+        sliced = op in ("reduce_scatter", "all_gather")
+        step = Raw(op, members, region, places if sliced else (), 0 if sliced else root)
+        for index, rank in enumerate(members):
+            collectives[rank].append(step)
+            if op == "reduce_scatter":
+                held: Range | None = (places[index], places[index + 1])
+            elif op == "reduce":
+                held = region if index == root else None
+            else:
+                held = region
+            holding = self.holdings[rank]
+            holding.ranges = _joined([*_without(holding.ranges, region), *([held] if held is not None else [])])
+
+    def _exchange(
+        self, level: Level, op: str, members: tuple[int, ...], region: Range, collectives: list[list[Raw | Exchange]],
+        arrived: list[dict[Range, Piece]],
+    ) -> None:  # fmt: skip
+        places, root = self._cuts(level, members, region), self._root(members)
+        moves: list[list[tuple[Piece, ...]]] = []  # by sender, by receiver
+        for index, rank in enumerate(members):
+            own = tuple(p for p in sorted(self.holdings[rank].pieces.values(), key=lambda p: p.range) if _inside(p.range, region))
+            to: list[tuple[Piece, ...]] = []
+            for other in range(len(members)):
+                if op == "all_to_all":
+                    to.append(tuple(p for p in own if _inside(p.range, (places[other], places[other + 1]))))
+                elif op == "gather":
+                    to.append(own if other == root else ())
+                elif op == "broadcast":
+                    to.append(own if index == root else ())
+                else:
+                    to.append(own)
+            moves.append(to)
+        for index, rank in enumerate(members):
+            receives = tuple(moves[sender][index] for sender in range(len(members)))
+            if any(receives) or any(moves[index]):
+                collectives[rank].append(Exchange(members, tuple(moves[index]), receives))
+            for pieces in receives:
+                for piece in pieces:
+                    before = arrived[rank].get(piece.range)
+                    assert before is None or before.slot == piece.slot
+                    arrived[rank][piece.range] = Piece(piece.range, piece.payloads + (before.payloads if before else 0), piece.slot)
+
+
+def _inside(one: Range, region: Range) -> bool:
+    return region[0] <= one[0] and one[1] <= region[1]
+
+
+def _without(ranges: Sequence[Range], region: Range) -> list[Range]:
+    """What of the ranges lies outside the region."""
+    lo, hi = region
+    sides = [(a, b) for first, last in ranges for a, b in ((first, min(last, lo)), (max(first, hi), last))]
+    return [(a, b) for a, b in sides if a < b]
+
+
+def _joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
+    """In order, without empty ones; neighbours become one."""
+    joined: list[Range] = []
+    for lo, hi in sorted(ranges):
+        if lo == hi:
+            continue
+        if joined and joined[-1][1] == lo:
+            joined[-1] = (joined[-1][0], hi)
+        else:
+            joined.append((lo, hi))
+    return tuple(joined)

@@ -1,0 +1,93 @@
+"""What one rank does for one part, step by step: the records that compiling an option makes and that an executor runs. Pure.
+
+A rank has one array of the whole part, and *payloads* of *pieces* of it (ranges of elements): lists, since a piece may wait to be summed. A
+transfer of floats works on the array in place; one of payloads takes some of this rank's, and adds what comes to its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from psgc.program.ranks import Range
+
+Level = Literal["flat", "intra", "inter"]
+LEVELS: Final[tuple[Level, ...]] = ("flat", "intra", "inter")
+RawOp = Literal["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"]
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Encode each of these pieces of the array. slot: how many encodes the option has before this one; its residual is of this slot."""
+
+    action: int
+    slot: int
+    device: str
+    pieces: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Decode the payloads of each piece, the sum of them into the array. counts: payloads of each piece."""
+
+    action: int
+    device: str
+    pieces: tuple[Range, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """One collective of floats over some ranks. cuts: of ``region``, where the members' slices begin and the last ends, from the part's
+    begin; root: a member's place, of reduce and broadcast."""
+
+    op: RawOp
+    members: tuple[int, ...]
+    region: Range
+    cuts: tuple[int, ...] = ()
+    root: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some payloads of one piece, which travel together. slot: of the encode that wrote them."""
+
+    range: Range
+    payloads: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Payloads to and from each member. sends: by member, all payloads of these pieces, as they are in order, its own place too where the
+    payloads stay; receives: by member, what comes. What a rank had is gone afterwards, but for what it sent to itself."""
+
+    members: tuple[int, ...]
+    sends: tuple[tuple[Piece, ...], ...]
+    receives: tuple[tuple[Piece, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One action over links: its collectives over the groups that this rank is in, one after the other."""
+
+    action: int
+    level: Level
+    collectives: tuple[Raw | Exchange, ...]
+
+
+Step = Encode | Decode | Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A rank's steps for one part; an action in which the rank has nothing to do has none. encodes: of the option."""
+
+    numel: int
+    steps: tuple[Step, ...]
+    encodes: int
+
+    @property
+    def transfers(self) -> Iterator[Transfer]:
+        return (step for step in self.steps if isinstance(step, Transfer))

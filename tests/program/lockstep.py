@@ -1,0 +1,110 @@
+"""Programs of all ranks run together, action by action, with obvious code: what an executor's results are held against.
+
+Values are columns of any height, so that a test can follow each rank's contribution to each element: column r counts rank r's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.program.ranks import Range
+from psgc.program.steps import Decode, Encode, Exchange, Program, Raw, Transfer
+
+Values = NDArray[Any]  # [elements, height]
+
+
+@dataclass
+class _Rank:
+    """What one rank holds. Elements that it does not hold are garbage on purpose."""
+
+    array: Values
+    payloads: dict[Range, list[Values]] = field(default_factory=dict)
+
+
+def run(programs: Sequence[Program], values: Sequence[Values], garbage: float = -1000) -> list[Values]:
+    """What each rank's array holds at the end, given what each begins with."""
+    ranks = [_Rank(np.array(own)) for own in values]
+    for action in sorted({step.action for program in programs for step in program.steps}):
+        steps = {r: step for r, program in enumerate(programs) for step in program.steps if step.action == action}
+        transfers = {r: step for r, step in steps.items() if isinstance(step, Transfer)}
+        for r, step in steps.items():
+            if isinstance(step, Encode):
+                _encode(ranks[r], step, garbage)
+            elif isinstance(step, Decode):
+                _decode(ranks[r], step)
+        if transfers:
+            _transfer(ranks, transfers, garbage)
+    return [rank.array for rank in ranks]
+
+
+def _encode(rank: _Rank, step: Encode, garbage: float) -> None:
+    assert not rank.payloads
+    rank.payloads = {(lo, hi): [rank.array[lo:hi].copy()] for lo, hi in step.pieces}
+    rank.array[:] = garbage
+
+
+def _decode(rank: _Rank, step: Decode) -> None:
+    assert {one: len(payloads) for one, payloads in rank.payloads.items()} == dict(zip(step.pieces, step.counts, strict=True))
+    for (lo, hi), payloads in rank.payloads.items():
+        rank.array[lo:hi] = sum(payloads)
+    rank.payloads = {}
+
+
+def _transfer(ranks: list[_Rank], transfers: dict[int, Transfer], garbage: float) -> None:
+    level = {transfer.level for transfer in transfers.values()}
+    assert len(level) == 1
+    raws = list(dict.fromkeys(one for transfer in transfers.values() for one in transfer.collectives if isinstance(one, Raw)))
+    for raw in raws:
+        for member in raw.members:
+            assert raw in transfers[member].collectives, f"{raw}: rank {member} does not take part"
+        _raw(ranks, raw, garbage)
+    arrived: dict[int, dict[Range, list[Values]]] = {r: {} for r in range(len(ranks))}
+    for r, transfer in transfers.items():
+        for one in transfer.collectives:
+            if isinstance(one, Exchange):
+                _receive(ranks, transfers, r, one, arrived[r])
+    if not raws:
+        for rank, payloads in zip(ranks, arrived.values(), strict=True):
+            rank.payloads = payloads
+
+
+def _receive(
+    ranks: list[_Rank], transfers: dict[int, Transfer], receiver: int, exchange: Exchange, arrived: dict[Range, list[Values]]
+) -> None:
+    for sender, pieces in zip(exchange.members, exchange.receives, strict=True):
+        if pieces:
+            sent = [
+                one.sends[exchange.members.index(receiver)]
+                for one in transfers[sender].collectives
+                if isinstance(one, Exchange) and one.members == exchange.members
+            ]
+            assert pieces in sent, f"rank {receiver} expects {pieces} of {sender}, which sends {sent}"
+        for piece in pieces:
+            payloads = ranks[sender].payloads[piece.range]
+            assert len(payloads) == piece.payloads
+            arrived.setdefault(piece.range, []).extend(payloads)
+
+
+def _raw(ranks: list[_Rank], raw: Raw, garbage: float) -> None:
+    lo, hi = raw.region
+    total = sum(ranks[member].array[lo:hi] for member in raw.members)
+    before = {member: ranks[member].array[lo:hi].copy() for member in raw.members}
+    for index, member in enumerate(raw.members):
+        own = ranks[member].array[lo:hi]
+        own[:] = garbage
+        if raw.op == "all_reduce" or (raw.op == "reduce" and index == raw.root):
+            own[:] = total
+        elif raw.op == "broadcast":
+            own[:] = before[raw.members[raw.root]]
+        elif raw.op == "reduce_scatter":
+            a, b = raw.cuts[index] - lo, raw.cuts[index + 1] - lo
+            own[a:b] = total[a:b]
+        elif raw.op == "all_gather":
+            for i, other in enumerate(raw.members):
+                a, b = raw.cuts[i] - lo, raw.cuts[i + 1] - lo
+                own[a:b] = before[other][a:b]

@@ -1,0 +1,89 @@
+"""Every option, compiled for ranks on nodes of equal and of different sizes, sums every rank's contribution once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from psgc.errors import UsageError
+from psgc.plan.model.options import all_options
+from psgc.program.compile import compile_option
+from psgc.program.ranks import Ranks
+from psgc.program.steps import Encode, Exchange, Transfer
+from tests.program.lockstep import run
+
+OPTIONS = all_options()
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 2, 3)])
+def test_every_option_gives_every_rank_the_sum_of_all_ranks(sizes: tuple[int, ...]) -> None:
+    ranks = Ranks(sizes)
+    values = [np.eye(ranks.size)[[rank] * 13] for rank in ranks.everybody]
+    for number, option in enumerate(OPTIONS if len(sizes) == 2 else OPTIONS[::7]):
+        results = run(compile_option(option, 13, ranks, number), values)
+        assert all((result == 1).all() for result in results), option
+
+
+@pytest.mark.parametrize("sizes", [(1,), (3,), (1, 1, 1), (4, 1), (2, 3, 2)])
+@pytest.mark.parametrize("numel", [1, 2, 7, 100_003])
+def test_any_shape_of_job_and_size_of_part_sums(sizes: tuple[int, ...], numel: int) -> None:
+    ranks = Ranks(sizes)
+    values = [np.eye(ranks.size)[[rank] * numel] for rank in ranks.everybody]
+    for number, option in enumerate(OPTIONS[:: 43 if numel < 1000 else 1003]):
+        results = run(compile_option(option, numel, ranks, number), values)
+        assert all((result == 1).all() for result in results), option
+
+
+def test_atoms_lie_in_one_shard_on_every_node_and_cover_the_part() -> None:
+    for sizes in [(1, 2, 3), (2, 2), (5,), (3, 4)]:
+        for numel in [1, 3, 11, 1_000_003, 4_194_304]:
+            ranks = Ranks(sizes)
+            atoms = ranks.atoms(numel)
+            assert atoms[0][0] == 0
+            assert atoms[-1][1] == numel
+            assert all(before[1] == after[0] for before, after in zip(atoms, atoms[1:], strict=False))
+            for atom in atoms:
+                owners = ranks.owners(numel, atom)
+                assert [ranks.node_of[owner] for owner in owners] == list(range(ranks.nodes))
+
+
+def test_shards_of_large_parts_end_at_whole_blocks() -> None:
+    ranks = Ranks((3, 3))
+    assert all(cut % 4096 == 0 for cut in ranks.shards(0, 1_000_003)[:-1])
+    shards = np.diff(ranks.shards(0, 1_000_003))
+    assert shards.max() - shards.min() <= 2 * 4096
+
+
+def test_payloads_are_encoded_in_as_few_pieces_as_their_ways_allow() -> None:
+    ranks = Ranks((2, 2))
+    flat = compile_option(("comp@cpu", "flat.all_gather.c", "decomp@cpu"), 100, ranks)
+    assert [len(step.pieces) for step in flat[0].steps if isinstance(step, Encode)] == [1]
+    option = ("comp@cpu", "intra.all_to_all.c", "inter.all_to_all.c", "inter.all_gather.c", "intra.all_gather.c", "decomp@cpu")
+    both = compile_option(option, 100, ranks)
+    assert [len(step.pieces) for step in both[0].steps if isinstance(step, Encode)] == [4]
+
+
+def test_hierarchical_options_leave_a_node_once() -> None:
+    """Of one gradient 2 (n - 1) / n of its elements cross a node's link each way, whatever the ranks a node has."""
+    ranks, numel = Ranks((4, 4, 4)), 1200
+    option = (
+        "intra.reduce_scatter", "comp@cpu", "inter.all_to_all.c", "decomp@cpu", "comp@cpu", "inter.all_gather.c", "decomp@cpu", "intra.all_gather",
+    )  # fmt: skip
+    assert option in OPTIONS
+    sent = 0
+    for rank, program in enumerate(compile_option(option, numel, ranks)):
+        for transfer in program.transfers:
+            for one in transfer.collectives:
+                if isinstance(one, Exchange) and ranks.node_of[rank] == 0:
+                    sent += sum(
+                        (piece.range[1] - piece.range[0]) * piece.payloads
+                        for member, pieces in zip(one.members, one.sends, strict=True)
+                        if ranks.node_of[member] != 0
+                        for piece in pieces
+                    )
+    assert sent == 2 * numel * 2 // 3
+
+
+def test_what_is_no_collective_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"'flat.push' is not a collective"):
+        compile_option(("flat.push", "flat.pull"), 10, Ranks((2,)))
