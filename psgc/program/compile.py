@@ -16,7 +16,7 @@ from typing import Final
 
 from psgc.errors import UsageError
 from psgc.program.ranks import Range, Ranks, cuts, pieces_of
-from psgc.program.steps import LEVELS, Decode, Encode, Exchange, Level, Piece, Program, Raw, RawOp, Step, Transfer
+from psgc.program.steps import LEVELS, Agree, Decode, Encode, Exchange, Level, Piece, Program, Raw, RawOp, Step, Transfer
 
 _RAW: Final[tuple[RawOp, ...]] = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather")
 _ENCODED: Final = ("all_to_all", "gather", "all_gather", "broadcast")
@@ -38,7 +38,7 @@ def compile_option(option: tuple[str, ...], numel: int, ranks: Ranks, turn: int 
     for action in range(len(option)):
         walk.take(action)
     encodes = sum(action.startswith("comp@") for action in option)
-    return tuple(Program(numel, tuple(steps), encodes) for steps in walk.steps)
+    return tuple(Program(numel, (*steps, Agree(len(option))), encodes) for steps in walk.steps)
 
 
 class _Walk:

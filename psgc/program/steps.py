@@ -77,7 +77,24 @@ class Transfer:
     collectives: tuple[Raw | Exchange, ...]
 
 
-Step = Encode | Decode | Transfer
+@dataclass(frozen=True, slots=True)
+class Agree:
+    """The last step: all ranks reduce a control word, whether somebody contributed, met a NaN or infinity, or did not apply the last step. Only
+    then is anything committed."""
+
+    action: int
+
+
+Step = Encode | Decode | Transfer | Agree
+Lane = Level | Literal["control"]
+LANES: Final[tuple[Lane, ...]] = (*LEVELS, "control")
+
+
+def lane_of(step: Step) -> Lane | None:
+    """Whose turn the step waits for: that of its level's links, or of the control words; None for computation."""
+    if isinstance(step, Transfer):
+        return step.level
+    return "control" if isinstance(step, Agree) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +107,5 @@ class Program:
 
     @property
     def transfers(self) -> Iterator[Transfer]:
+        """Those that this rank takes part in."""
         return (step for step in self.steps if isinstance(step, Transfer))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from psgc.errors import UsageError
 from psgc.plan.model.options import all_options
 from psgc.program.compile import compile_option
 from psgc.program.ranks import Ranks
-from psgc.program.steps import Encode, Exchange, Transfer
+from psgc.program.steps import Encode, Exchange
 from tests.program.lockstep import run
 
 OPTIONS = all_options()
@@ -41,7 +43,7 @@ def test_atoms_lie_in_one_shard_on_every_node_and_cover_the_part() -> None:
             atoms = ranks.atoms(numel)
             assert atoms[0][0] == 0
             assert atoms[-1][1] == numel
-            assert all(before[1] == after[0] for before, after in zip(atoms, atoms[1:], strict=False))
+            assert all(before[1] == after[0] for before, after in pairwise(atoms))
             for atom in atoms:
                 owners = ranks.owners(numel, atom)
                 assert [ranks.node_of[owner] for owner in owners] == list(range(ranks.nodes))

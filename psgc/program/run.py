@@ -1,0 +1,85 @@
+"""What a rank may start next: pure, told what is there and what is over, it answers with the steps that can begin.
+
+A *chain* is one part's program, step after step. Computation starts when the step before it is over. A transfer also waits for its turn: each lane works
+on one at a time, in the order that all ranks keep to (``order``), and begins that order again with each step of the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from psgc.errors import LocalProtocolError
+from psgc.program.order import Turn
+from psgc.program.steps import Lane, Program, Step, lane_of
+
+
+class Start(NamedTuple):
+    """A step that begins now. Answer with ``Runner.over`` of its chain."""
+
+    chain: int
+    step: Step
+
+
+class Runner:
+    """See the module's text. programs: this rank's, by chain. order: of all transfers, those of other ranks alone too."""
+
+    def __init__(self, programs: Sequence[Program], order: Sequence[Turn]) -> None:
+        self._programs = programs
+        self._at: list[int | None] = [None] * len(programs)  # the step that runs or waits; None between two steps of the layout
+        self._running = [False] * len(programs)
+        own: dict[Turn, Step] = {Turn(c, step.action): step for c, program in enumerate(programs) for step in program.steps}
+        self._turns: dict[Lane, list[int]] = {}  # chains in the lane's order
+        for turn in order:
+            step = own.get(turn)
+            lane = None if step is None else lane_of(step)
+            if lane is not None:
+                self._turns.setdefault(lane, []).append(turn.chain)
+        self._next: dict[Lane, int] = dict.fromkeys(self._turns, 0)
+        self._busy: set[Lane] = set()
+
+    def begin(self, chain: int) -> list[Start]:
+        """The part's next step of the layout begins: its gradient is there, or this rank skips it."""
+        if self._at[chain] is not None:
+            raise LocalProtocolError(f"part {chain} is under way; its next step begins when this one is over")
+        self._at[chain] = 0
+        return self._startable(chain)
+
+    def over(self, chain: int) -> tuple[list[Start], bool]:
+        """The chain's running step is over. Answers with what can start, and whether the chain is through."""
+        at = self._at[chain]
+        if at is None or not self._running[chain]:
+            raise LocalProtocolError(f"part {chain} runs no step that could be over")
+        steps = self._programs[chain].steps
+        self._running[chain] = False
+        started: list[Start] = []
+        lane = lane_of(steps[at])
+        through = at + 1 == len(steps)
+        self._at[chain] = None if through else at + 1
+        if lane is not None:
+            self._busy.discard(lane)
+            self._next[lane] = (self._next[lane] + 1) % len(self._turns[lane])
+        if not through:
+            started += self._startable(chain)
+        if lane is not None:
+            started += self._startable(self._turns[lane][self._next[lane]])
+        return started, through
+
+    def waiting(self) -> list[tuple[int, Step]]:
+        """Steps that wait for their turn, for messages."""
+        return [
+            (c, self._programs[c].steps[at]) for c, at in enumerate(self._at) if at is not None and not self._running[c]
+        ]  # fmt: skip
+
+    def _startable(self, chain: int) -> list[Start]:
+        at = self._at[chain]
+        if at is None or self._running[chain]:
+            return []
+        step = self._programs[chain].steps[at]
+        lane = lane_of(step)
+        if lane is not None and (lane in self._busy or self._turns[lane][self._next[lane]] != chain):
+            return []
+        if lane is not None:
+            self._busy.add(lane)
+        self._running[chain] = True
+        return [Start(chain, step)]
