@@ -16,9 +16,12 @@ from psgc.config import Config
 from psgc.descriptors import raise_limit
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, Layout, build_layout
+from psgc.program.ranks import Ranks
 from psgc.transport.security import encryption
 from psgc.worker.bucket import BucketWork
-from psgc.worker.network import Network, Submission
+from psgc.worker.executor.bucket import GroupBucket
+from psgc.worker.executor.executor import Executor
+from psgc.worker.network import Network, Submission, pool_threads
 from psgc.worker.published import check_value
 from psgc.worker.residuals.memory import own_memory, questions, take_answers, take_up
 from psgc.worker.residuals.residual import LayoutMemory
@@ -36,6 +39,7 @@ class ClusterSession(Session):
         self.config = config
         self._board = TicketBoard()
         self._network = Network(config, self._board)
+        self._executor: Executor | None = None  # once a layout has buckets that run over groups
         self._names: dict[str, Declaration] = {}
         self._lock = threading.Lock()
         self._barriers = 0
@@ -69,7 +73,24 @@ class ClusterSession(Session):
         ticket = self._board.issue()
         self._network.declare(declaration, lambda _: ticket.finish())
         self.wait([ticket])
-        return self._network.layouts[declaration.name]
+        layout = self._network.layouts[declaration.name]
+        if any(bucket.over_groups for bucket in layout.buckets):
+            self._run_over_groups(layout)
+        return layout
+
+    def _run_over_groups(self, layout: Layout) -> None:
+        """Have the executor run those buckets of the layout."""
+        with self._lock:
+            if self._executor is None:
+                topology = self._network.topology
+                assert topology is not None
+                if self.groups_of is None:
+                    raise UsageError("this process has no collectives to run the plan's options with; call psgc.torch.init() first")
+                self._executor = Executor(
+                    self.rank, Ranks(topology.node_sizes), self.groups_of, self.fail, lambda: self.failed, pool_threads(self.config),
+                    self.config.nonfinite == "raise",
+                )  # fmt: skip
+        self._executor.add(layout)
 
     def submit(
         self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: bool = False,
@@ -77,7 +98,11 @@ class ClusterSession(Session):
     ) -> Ticket:  # fmt: skip
         self.check()
         ticket = self._board.issue()
-        self._network.submit(layout, bucket, Submission(buffer, ticket, skip, previous_skipped, rescale))
+        submission = Submission(buffer, ticket, skip, previous_skipped, rescale)
+        if self._executor is not None and layout.buckets[bucket].over_groups:
+            self._executor.submit(layout, bucket, submission)
+        else:
+            self._network.submit(layout, bucket, submission)
         return ticket
 
     def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False) -> Ticket:
@@ -146,7 +171,7 @@ class ClusterSession(Session):
             self._network.fault(text)
 
     def residuals(self) -> dict[str, NDArray[Any]]:
-        kept = (work for work in self._network.bucket_works() if work.keeps_residual)
+        kept = (work for work in self._all_works() if work.keeps_residual)
         return {work.name: np.concatenate([m.residual for m in work.remembered().values() if m.residual is not None]) for work in kept}
 
     def remembered(self, layout: Layout, dropped: bool) -> LayoutMemory:
@@ -166,8 +191,11 @@ class ClusterSession(Session):
         if any(work.server_parts() for work in works):
             self._meet(1, layout.id)  # a push must not overtake another rank's residual, which servers take before the first step only
 
-    def _works(self, layout: Layout) -> list[BucketWork]:
-        return [work for work in self._network.bucket_works() if work.layout is layout]
+    def _works(self, layout: Layout) -> list[BucketWork | GroupBucket]:
+        return [work for work in self._all_works() if work.layout is layout]
+
+    def _all_works(self) -> list[BucketWork | GroupBucket]:
+        return [*self._network.bucket_works(), *(self._executor.works() if self._executor is not None else ())]
 
     def _transfer(self, transfers: list[Transfer]) -> None:
         if transfers:
@@ -200,6 +228,8 @@ class ClusterSession(Session):
                 logger.debug("closing a failed job")
         self._network.run_endings()
         self._closed = True
+        if self._executor is not None:
+            self._executor.close()
         self._network.close()
         self._network.stopped.wait(max(self.config.step_timeout_s, self.config.dead_s) + 5.0)
 

@@ -101,7 +101,7 @@ class Network(threading.Thread):
         self._coordinator = Coordinator(self._context, config, self)
         self._launcher = Launcher(config.launcher)
         SAVES.tell_to(self._launcher.tell_saving, config.save_timeout_s)
-        self._pool = Pool("psgc-codec", _pool_threads(config), self._broken)
+        self._pool = Pool("psgc-codec", pool_threads(config), self._broken)
         self._undeclared: list[tuple[Declaration, Callable[[Layout], None]]] = []  # they wait until the connections have been measured
         self._reach: Reach | None = None  # once the servers are known
         self._lost: dict[int, float] = {}  # server -> when its connection went down; removed once that has been logged
@@ -179,15 +179,16 @@ class Network(threading.Thread):
     def laid_out(self, layout: Layout) -> None:
         """A layout has been agreed: make its slots and buckets."""
         assert self.client is not None
-        slots = make_slots(layout, self._arena)
+        served = layout.served
+        slots = make_slots(served, self._arena)
         works = {}
-        for bucket in layout.buckets:
+        for bucket in served.buckets:
             work = BucketWork(layout, bucket, slots, self.client.rank)
             works[bucket.index] = work
             running = self._buckets[(layout.id, bucket.index)] = _Running(work)
             for part in bucket.parts:
                 self._by_key[part.key] = running
-        self.client.add_layout(layout, {key: codec_id for work in works.values() for key, codec_id in work.push_codec_ids().items()})
+        self.client.add_layout(served, {key: codec_id for work in works.values() for key, codec_id in work.push_codec_ids().items()})
         self.layouts[layout.name] = layout
 
     def failed(self, text: str) -> None:
@@ -513,8 +514,9 @@ class Network(threading.Thread):
         return [running.work for running in list(self._buckets.values())]
 
 
-def _pool_threads(config: Config) -> int:
+def pool_threads(config: Config) -> int:
+    """How many threads encode and decode."""
     return config.cpu_threads or threads_of(os.cpu_count() or 1, config.local_size)
 
 
-__all__ = ["Network", "Submission"]
+__all__ = ["Network", "Submission", "pool_threads"]

@@ -30,6 +30,7 @@ from psgc.codecs.common.payloads import check_size, eight
 
 class _CastCodec(Codec):
     flags_nonfinite = False
+    fixed_size = True
     _format: ClassVar[str]
 
     @classmethod

@@ -72,6 +72,7 @@ class Codec(ABC):
     defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
     unbiased: bool = False  # an instance may differ from its class: parameters decide it
     additive: ClassVar[bool] = False  # payloads can be summed without decoding
+    fixed_size: ClassVar[bool] = False  # every payload is as long as ``payload_bound`` says
     sparse: ClassVar[bool] = False  # sends some elements and leaves out the others
     flags_nonfinite: ClassVar[bool] = True  # False: NaN and infinity travel element by element (none, casts)
     advice: ClassVar[str] = ""  # when to use it, in one line; every codec of psgc has one

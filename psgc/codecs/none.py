@@ -55,6 +55,7 @@ class NoneCodec(Codec):
     unbiased = True
     additive = True
     flags_nonfinite = False
+    fixed_size = True
 
     def __init__(self, dtype: str = "float32") -> None:
         super().__init__(dtype)

@@ -299,6 +299,7 @@ class OneBitCodec(FeedbackCodec):
 
     name = "onebit"
     codec_id = 4
+    fixed_size = True
     advice = "links of 1 Gbit/s and less, under SGD with momentum or OneBitAdam; costs quality under plain Adam"
     defaults: ClassVar[dict[str, str]] = {"scale": "block", "ef": "1"}
 

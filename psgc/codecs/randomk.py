@@ -151,6 +151,7 @@ class RandomKCodec(ChunkCodec, Adder):
 
     name = "randomk"
     codec_id = 22
+    fixed_size = True
     advice = "slow links and many workers: ranks draw the same places, so servers add values alone; topk loses less in as many bytes"
     additive = True
     sparse = True

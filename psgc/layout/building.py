@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
 from psgc.codecs import BLOCK, BucketContext, Scheme, parse_scheme
 from psgc.codecs.codec import MAX_PART
+from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout.placement import Placement
-from psgc.layout.records import ITEM_BYTES, Bucket, BucketSpec, Declaration, Layout, Part, make_key
+from psgc.layout.records import ITEM_BYTES, NO_SERVER, Bucket, BucketSpec, Declaration, Layout, Part, make_key
 from psgc.wire.frames import MAX_PAYLOAD_BYTES
 
 # Below this the header and the system call cost more than the payload.
@@ -74,17 +77,35 @@ def build_layout(
             sizes = _cut(spec, numel, scheme, dtype, part_bytes, rate)
         except CodecError as error:
             raise CodecError(f"tensor {tensors[spec.tensors[0]].name!r}: {error}") from None
-        nbytes = [_payload_bytes(scheme, size) for size in sizes]
-        places = _servers(spec, tensors[spec.tensors[0]].name, len(sizes), servers)
-        for server, size in zip(places, nbytes, strict=bool(places)):
-            placement.put(server, size)
-        places = places or tuple(placement.place(size) for size in nbytes)
+        if spec.option:
+            _check_over_groups(spec, scheme, tensors[spec.tensors[0]].name)
+            places: tuple[int, ...] = (NO_SERVER,) * len(sizes)
+        else:
+            nbytes = [_payload_bytes(scheme, size) for size in sizes]
+            places = _servers(spec, tensors[spec.tensors[0]].name, len(sizes), servers)
+            for server, size in zip(places, nbytes, strict=bool(places)):
+                placement.put(server, size)
+            places = places or tuple(placement.place(size) for size in nbytes)
         parts = _place(scheme, sizes, layout_id, index, places, counts)
-        buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts))
+        buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts, spec.option))
     return Layout(
         layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, tuple(buckets),
         max(declaration.seed, 0), declaration.stream or declaration.name, declaration.past_steps, turn,
     )  # fmt: skip
+
+
+def _check_over_groups(spec: BucketSpec, scheme: Scheme, name: str) -> None:
+    """Raise CodecError, naming the tensor, unless ranks can run the bucket's option among themselves with this codec."""
+    encodes = any(action.startswith("comp@") for action in spec.option)
+    if type(scheme) is not PairScheme or (encodes and np.dtype(scheme.array_dtype) != np.float32):
+        why = (
+            f"encodes {np.dtype(scheme.array_dtype).name}, not float32"
+            if type(scheme) is PairScheme
+            else "is of several rounds, or of servers alone"
+        )
+        raise CodecError(
+            f"tensor {name!r}: codec {scheme.canonical} {why}, so {' '.join(spec.option)} cannot run with it; choose another codec"
+        )
 
 
 def _fused(declaration: Declaration, members: tuple[int, ...], number: int) -> BucketSpec:
@@ -132,8 +153,10 @@ def _place(
     offset = 0
     for size, server in zip(sizes, places, strict=True):
         for round_ in range(len(scheme.rounds(size))):
-            parts.append(Part(make_key(layout_id, bucket, len(parts)), server, offset, size, counts[server], round_))
-            counts[server] += 1
+            position = 0 if server == NO_SERVER else counts[server]
+            parts.append(Part(make_key(layout_id, bucket, len(parts)), server, offset, size, position, round_))
+            if server != NO_SERVER:
+                counts[server] += 1
         offset += size
     return tuple(parts)
 

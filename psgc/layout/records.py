@@ -26,6 +26,8 @@ ITEM_BYTES: Final = {
     "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1,
 }  # fmt: skip
 MAX_LAYOUTS: Final = 1 << 16
+NO_SERVER: Final = -1  # of a part that runs over groups of ranks
+_LEFT_OUT: Final = ("servers", "option")  # of a bucket, where they are empty
 OF_EACH_RANK: Final = ("order", "used")  # fields of a Declaration that ranks need not agree on
 
 
@@ -51,7 +53,8 @@ class TensorSpec:
 class BucketSpec:
     """One bucket of a declaration. tensors: indices into the declaration's tensors, in this order. priority: parts of higher priority are sent
     first. parts: number of parts, or 0 to cut at ``part_bytes``. part_numel: elements of each part but the last, or 0 for parts of equal size.
-    servers: the server of each part; left out, each goes to the one with the least bytes so far."""
+    servers: the server of each part; left out, each goes to the one with the least bytes so far. option: the actions of a bucket that runs over
+    groups of ranks; nothing for one over servers."""
 
     tensors: tuple[int, ...]
     codec: str
@@ -59,6 +62,7 @@ class BucketSpec:
     parts: int = 0
     part_numel: int = 0
     servers: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
+    option: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +132,8 @@ def _fields_of(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-def _spec_fields(spec: BucketSpec) -> dict[str, Any]:
-    return {name: value for name, value in _fields_of(spec).items() if name != "servers" or value}
+def _spec_fields(spec: BucketSpec | Bucket) -> dict[str, Any]:
+    return {name: value for name, value in _fields_of(spec).items() if name not in _LEFT_OUT or value}
 
 
 def _tensors(body: dict[str, Any]) -> tuple[TensorSpec, ...]:
@@ -165,7 +169,7 @@ def _malformed(what: str) -> RemoteProtocolError:
 @dataclass(frozen=True, slots=True)
 class Part:
     """One round of a slice of a bucket: what travels. offset, numel: the slice. position: its place in the plan's order among the parts
-    of its server and layout; rounds of a slice follow one another."""
+    of its server and layout; rounds of a slice follow one another. server: NO_SERVER where the bucket runs over groups of ranks."""
 
     key: int
     server: int
@@ -177,7 +181,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors fused, or one large tensor. ``tensors`` are indices into the layout's, laid out one after the other."""
+    """Tensors fused, or one large tensor. ``tensors`` are indices into the layout's, laid out one after the other. option: the actions that its
+    parts take over groups of ranks; nothing for a bucket that servers aggregate."""
 
     index: int
     tensors: tuple[int, ...]
@@ -186,6 +191,12 @@ class Bucket:
     codec: str
     priority: int
     parts: tuple[Part, ...]
+    option: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
+
+    @property
+    def over_groups(self) -> bool:
+        """Whether ranks aggregate it among themselves, without servers."""
+        return bool(self.option)
 
 
 @dataclass(frozen=True)
@@ -226,6 +237,11 @@ class Layout:
             yield tensor.name, slice(offset, offset + tensor.numel)
             offset += tensor.numel
 
+    @property
+    def served(self) -> Layout:
+        """The layout without the buckets that run over groups of ranks."""
+        return replace(self, buckets=tuple(bucket for bucket in self.buckets if not bucket.over_groups))
+
     def parts(self) -> Iterator[tuple[Bucket, Part]]:
         return ((bucket, part) for bucket in self.buckets for part in bucket.parts)
 
@@ -238,7 +254,7 @@ class Layout:
         return counts
 
     def to_json(self) -> str:
-        buckets = [{**_fields_of(bucket), "parts": [_fields_of(part) for part in bucket.parts]} for bucket in self.buckets]
+        buckets = [{**_spec_fields(bucket), "parts": [_fields_of(part) for part in bucket.parts]} for bucket in self.buckets]
         body = {**_fields_of(self), "tensors": [_fields_of(tensor) for tensor in self.tensors], "buckets": buckets}
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
 

@@ -24,8 +24,10 @@ _ENCODED: Final = ("all_to_all", "gather", "all_gather", "broadcast")
 
 @dataclass(slots=True)
 class _Holding:
-    """What one rank has. ranges: of floats, ascending and disjoint; pieces: payloads by range, each with the slot that wrote it."""
+    """What one rank has. summed: the ranks whose contributions are in it; ranges: of floats, ascending and disjoint; pieces: payloads by range, each
+    with the slot that wrote it."""
 
+    summed: frozenset[int]
     ranges: tuple[Range, ...]
     pieces: dict[Range, Piece] = field(default_factory=dict)
 
@@ -45,7 +47,7 @@ class _Walk:
     def __init__(self, option: Sequence[str], numel: int, ranks: Ranks, turn: int) -> None:
         self.option, self.numel, self.ranks, self.turn = option, numel, ranks, turn
         self.steps: list[list[Step]] = [[] for _ in ranks.everybody]
-        self.holdings = [_Holding(((0, numel),)) for _ in ranks.everybody]
+        self.holdings = [_Holding(frozenset([rank]), ((0, numel),)) for rank in ranks.everybody]
         self.slots = 0
         # Whether a node's ranks each hold a shard between the two steps within the node: else one of them holds all.
         self.sharded = any(action.removesuffix(".c") in ("intra.reduce_scatter", "intra.all_to_all") for action in option)
@@ -63,10 +65,12 @@ class _Walk:
 
     def _encode(self, action: int, device: str) -> None:
         places = self._places(action)
+        leaders: dict[tuple[object, ...], int] = {}
         for rank, holding in enumerate(self.holdings):
             pieces = tuple(piece for one in holding.ranges for piece in pieces_of(places, one))
             if pieces:
-                self.steps[rank].append(Encode(action, self.slots, device, pieces))
+                leader = leaders.setdefault((pieces, holding.summed), rank)
+                self.steps[rank].append(Encode(action, self.slots, device, leader, pieces))
             holding.pieces = {piece: Piece(piece, 1, self.slots) for piece in pieces}
             holding.ranges = ()
         self.slots += 1
@@ -90,7 +94,9 @@ class _Walk:
         for rank, holding in enumerate(self.holdings):
             pieces = sorted(holding.pieces.values(), key=lambda piece: piece.range)
             if pieces:
-                self.steps[rank].append(Decode(action, device, tuple(p.range for p in pieces), tuple(p.payloads for p in pieces)))
+                self.steps[rank].append(
+                    Decode(action, pieces[0].slot, device, tuple(p.range for p in pieces), tuple(p.payloads for p in pieces))
+                )
             holding.ranges, holding.pieces = _joined([piece.range for piece in pieces]), {}
 
     def _transfer(self, action: int, text: str) -> None:
@@ -139,6 +145,8 @@ class _Walk:
         root, places = self._root(members), self._cuts(level, members, region)
         sliced = op in ("reduce_scatter", "all_gather")
         step = Raw(op, members, region, places if sliced else (), 0 if sliced else root)
+        before = [self.holdings[rank].summed for rank in members]
+        summed = before[root] if op == "broadcast" else frozenset[int]().union(*before)
         for index, rank in enumerate(members):
             collectives[rank].append(step)
             if op == "reduce_scatter":
@@ -148,6 +156,7 @@ class _Walk:
             else:
                 held = region
             holding = self.holdings[rank]
+            holding.summed = summed
             holding.ranges = _joined([*_without(holding.ranges, region), *([held] if held is not None else [])])
 
     def _exchange(
@@ -156,6 +165,7 @@ class _Walk:
     ) -> None:  # fmt: skip
         places, root = self._cuts(level, members, region), self._root(members)
         moves: list[list[tuple[Piece, ...]]] = []  # by sender, by receiver
+        summed = [self.holdings[rank].summed for rank in members]
         for index, rank in enumerate(members):
             own = tuple(p for p in sorted(self.holdings[rank].pieces.values(), key=lambda p: p.range) if _inside(p.range, region))
             to: list[tuple[Piece, ...]] = []
@@ -171,6 +181,8 @@ class _Walk:
             moves.append(to)
         for index, rank in enumerate(members):
             receives = tuple(moves[sender][index] for sender in range(len(members)))
+            if any(receives):
+                self.holdings[rank].summed = frozenset[int]().union(*(one for one, pieces in zip(summed, receives, strict=True) if pieces))
             if any(receives) or any(moves[index]):
                 collectives[rank].append(Exchange(members, tuple(moves[index]), receives))
             for pieces in receives:

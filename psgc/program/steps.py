@@ -19,19 +19,24 @@ RawOp = Literal["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gath
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encode each of these pieces of the array. slot: how many encodes the option has before this one; its residual is of this slot."""
+    """Encode each of these pieces of the array. slot: how many encodes the option has before this one; its residual is of this slot.
+
+    leader: the first of the ranks that encode the same pieces of the same sum, as the ranks of several nodes do that have all summed it. Their
+    payloads must be equal, so they draw the leader's random numbers; and what they keep counts once, as the leader's."""
 
     action: int
     slot: int
     device: str
+    leader: int
     pieces: tuple[Range, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode the payloads of each piece, the sum of them into the array. counts: payloads of each piece."""
+    """Decode the payloads of each piece, the sum of them into the array. slot: of the encode that wrote them; counts: payloads of each piece."""
 
     action: int
+    slot: int
     device: str
     pieces: tuple[Range, ...]
     counts: tuple[int, ...]

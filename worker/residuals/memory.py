@@ -14,11 +14,13 @@ from psgc.layout import Layout, Part, key_text
 from psgc.wire.frames import Flag
 from psgc.wire.messages import RESIDUAL_NUMEL
 from psgc.worker.bucket import BucketWork
+from psgc.worker.executor.bucket import GroupBucket
 from psgc.worker.residuals.residual import F32, ExactResidual, LayoutMemory, TensorMemory
 from psgc.worker.residuals.transfers import Transfer
 
+Work = BucketWork | GroupBucket
 
-def own_memory(layout: Layout, works: Iterable[BucketWork], dropped: bool) -> LayoutMemory:
+def own_memory(layout: Layout, works: Iterable[Work], dropped: bool) -> LayoutMemory:
     """The state that this rank keeps itself. None of the layout's steps may be under way."""
     memory = LayoutMemory(steps=layout.past_steps)
     for work in works:
@@ -28,7 +30,7 @@ def own_memory(layout: Layout, works: Iterable[BucketWork], dropped: bool) -> La
     return memory
 
 
-def questions(works: Iterable[BucketWork], dropped: bool) -> dict[int, list[Transfer]]:
+def questions(works: Iterable[Work], dropped: bool) -> dict[int, list[Transfer]]:
     """The transfers that ask the servers for these buckets' residuals, by key."""
     flags = Flag.PREVIOUS_SKIPPED if dropped else Flag.NONE
     return {
@@ -38,7 +40,7 @@ def questions(works: Iterable[BucketWork], dropped: bool) -> dict[int, list[Tran
     }
 
 
-def take_answers(memory: LayoutMemory, works: Iterable[BucketWork], answers: dict[int, list[Transfer]]) -> None:
+def take_answers(memory: LayoutMemory, works: Iterable[Work], answers: dict[int, list[Transfer]]) -> None:
     """Add the servers' residuals of these buckets to the memory. Raises PsgcError for answers that are too short."""
     for work in works:
         parts = work.server_parts()
@@ -56,7 +58,7 @@ def take_answers(memory: LayoutMemory, works: Iterable[BucketWork], answers: dic
         memory.servers |= {name: values[place].copy() for name, place in work.tensor_places()}
 
 
-def take_up(memory: LayoutMemory, layout: Layout, works: Sequence[BucketWork], size: int) -> list[Transfer]:
+def take_up(memory: LayoutMemory, layout: Layout, works: Sequence[Work], size: int) -> list[Transfer]:
     """Go on from ``memory``, before the layout's first step. Returns the transfers that set the servers' residuals.
 
     A server's saved residual of a tensor goes to the server's residual if this layout has one, else to this rank's own: multiplied by
@@ -81,7 +83,7 @@ def take_up(memory: LayoutMemory, layout: Layout, works: Sequence[BucketWork], s
     return restores
 
 
-def _restores(memory: LayoutMemory, work: BucketWork) -> Iterator[Transfer]:
+def _restores(memory: LayoutMemory, work: Work) -> Iterator[Transfer]:
     tensors = [(place, memory.servers[name]) for name, place in work.tensor_places() if name in memory.servers]
     for part in work.server_parts():
         exact = memory.exact.get(_server_place(work, part))
@@ -101,5 +103,5 @@ def _pieces(part: Part, first: int, values: F32, rescale: float) -> Iterator[Tra
         yield Transfer(part.key, first + lo, 0, payload=values[lo : lo + RESIDUAL_NUMEL].tobytes(), rescale=rescale)
 
 
-def _server_place(work: BucketWork, part: Part) -> str:
+def _server_place(work: Work, part: Part) -> str:
     return f"server {work.bucket.index}.{work.bucket.parts.index(part)}"

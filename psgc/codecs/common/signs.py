@@ -139,6 +139,8 @@ def _fold_kernel() -> Any:
 class SignsCodec(ChunkCodec):
     """1 bit an element. No feedback: -1 and +1 may be further from an element than zero is, so the residual may grow in each step."""
 
+    fixed_size = True
+
     def __init__(self, dtype: str = "float32") -> None:
         super().__init__(dtype, ef=False)
 

@@ -57,6 +57,7 @@ class CodeHelpers(NamedTuple):
 class BlockCodec(ChunkCodec):
     """A codec of codes in blocks. Subclasses define the codes' width, how they are written, and their values."""
 
+    fixed_size = True
     bits: int
     block: ClassVar[int]  # elements that share a scale; divides 4096
     top_code: float  # what the largest code stands for, before the scale

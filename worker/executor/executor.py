@@ -1,0 +1,233 @@
+"""Carries out layouts' buckets whose options run over groups: threads, and nothing else.
+
+A thread for each lane runs the lane's transfers, one after the other; a pool encodes and decodes. What starts when is the Runner's, under one lock; what a
+step does to numbers is the PartWork's. Threads and groups are made when the first layout needs them.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from psgc.errors import PsgcError
+from psgc.layout import Layout
+from psgc.pool import Pool
+from psgc.program.groups import Group, Groups
+from psgc.program.order import pipelined
+from psgc.program.ranks import Ranks
+from psgc.program.run import Runner, Start
+from psgc.program.steps import LANES, Agree, Decode, Encode, Lane, Transfer, lane_of
+from psgc.worker.executor.bucket import GroupBucket
+from psgc.worker.network import Submission
+
+logger = logging.getLogger(__name__)
+_DECODE_PRIORITY: Final = 1 << 40  # it frees memory, and the next step waits for it; a gradient only starts
+GroupsOf = Callable[[Lane], Groups]
+
+
+class _Bucket:
+    """A bucket, the submissions that wait for its step under way, and the chains of its parts."""
+
+    def __init__(self, work: GroupBucket, chains: range) -> None:
+        self.work, self.chains = work, chains
+        self.waiting: deque[Submission] = deque()
+        self.current: Submission | None = None
+        self.left = 0  # parts whose step is not over
+
+
+class _Lane(threading.Thread):
+    """Runs one lane's transfers in the order in which they come."""
+
+    def __init__(self, lane: Lane, groups: Groups, work: Callable[[_LayoutRun, Start, Callable[[tuple[int, ...]], Group]], None]) -> None:
+        super().__init__(name=f"psgc-{lane}", daemon=True)
+        self._groups, self._work = groups, work
+        self._jobs: queue.SimpleQueue[tuple[_LayoutRun, Start] | None] = queue.SimpleQueue()
+        self.start()
+
+    def put(self, run: _LayoutRun, start: Start) -> None:
+        self._jobs.put((run, start))
+
+    def end(self) -> None:
+        self._jobs.put(None)
+
+    def run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._work(*job, self._groups.group)
+        self._groups.close()
+
+
+class _LayoutRun:
+    """A layout's buckets over groups, and what may start of them."""
+
+    def __init__(self, layout: Layout, ranks: Ranks, rank: int) -> None:
+        self.buckets: list[_Bucket] = []
+        options: list[tuple[str, ...]] = []
+        self.owner: list[tuple[_Bucket, int]] = []  # by chain, its bucket and its part's number there
+        for bucket in (bucket for bucket in layout.buckets if bucket.over_groups):
+            work = GroupBucket(layout, bucket, ranks, rank)
+            one = _Bucket(work, range(len(options), len(options) + len(work.parts)))
+            self.buckets.append(one)
+            options += [bucket.option] * len(work.parts)
+            self.owner += [(one, number) for number in range(len(work.parts))]
+        self.runner = Runner([part.program for bucket in self.buckets for part in bucket.work.parts], pipelined(options))
+
+
+class Executor:
+    """See the module's text. groups_of: makes a lane's groups; fail: ends the job with a line; failed: whether it has ended; threads: that encode
+    and decode; raises: whether a NaN or infinity ends the job."""
+
+    def __init__(
+        self, rank: int, ranks: Ranks, groups_of: GroupsOf, fail: Callable[[str], None], failed: Callable[[], bool], threads: int,
+        raises: bool = False,
+    ) -> None:  # fmt: skip
+        self._rank, self._ranks, self._groups_of, self._failed = rank, ranks, groups_of, failed
+        self._fail, self._threads, self._raises = fail, threads, raises
+        self._lock = threading.Lock()
+        self._layouts: dict[int, _LayoutRun] = {}
+        self._by_bucket: dict[tuple[int, int], tuple[_LayoutRun, _Bucket]] = {}
+        self._pool: Pool | None = None
+        self._lanes: dict[Lane, _Lane] = {}
+
+    # called by other threads
+
+    def add(self, layout: Layout) -> None:
+        """Make the layout's buckets that run over groups, once."""
+        with self._lock:
+            if layout.id in self._layouts or not any(bucket.over_groups for bucket in layout.buckets):
+                return
+            run = self._layouts[layout.id] = _LayoutRun(layout, self._ranks, self._rank)
+            self._by_bucket |= {(layout.id, one.work.bucket.index): (run, one) for one in run.buckets}
+            if self._pool is None:
+                self._pool = Pool("psgc-program", self._threads, self._broken)
+                self._lanes = {lane: _Lane(lane, self._groups_of(lane), self._transfer) for lane in LANES}
+
+    def submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
+        """Enqueue the bucket's next step."""
+        run, one = self._by_bucket[layout.id, bucket]
+        with self._lock:
+            one.waiting.append(submission)
+            idle = one.current is None
+            if idle:
+                one.current = one.waiting.popleft()
+        if idle:
+            self._load_later(run, one)
+
+    def works(self, layout: Layout | None = None) -> list[GroupBucket]:
+        """Buckets, of one layout or of all. Their state is only to be touched while none of their steps is under way."""
+        runs: Iterable[_LayoutRun] = (
+            list(self._layouts.values()) if layout is None else [r for i, r in self._layouts.items() if i == layout.id]
+        )
+        return [one.work for run in runs for one in run.buckets]
+
+    def close(self) -> None:
+        """End the threads, as far as they are not in a collective."""
+        for lane in self._lanes.values():
+            lane.end()
+        for lane in self._lanes.values():
+            lane.join(1.0)
+        if self._pool is not None:
+            self._pool.close(timeout_s=1.0)
+
+    # pool threads
+
+    def _load_later(self, run: _LayoutRun, one: _Bucket) -> None:
+        assert self._pool is not None
+        self._pool.submit(one.work.bucket.priority, self._load, run, one)
+
+    def _load(self, run: _LayoutRun, one: _Bucket) -> None:
+        submission = one.current
+        if self._failed() or submission is None:
+            return
+        tensor = one.work.begin(submission.buffer, submission.skip, submission.previous_skipped, submission.rescale, self._raises)
+        if tensor is not None:
+            self._fail(
+                f"rank {self._rank}: gradient of {tensor!r} holds NaN or infinity in its step {one.work.step}, and PSGC_NONFINITE=raise"
+            )
+            return
+        with self._lock:
+            one.left = len(one.chains)
+            starts = [start for chain in one.chains for start in run.runner.begin(chain)]
+        self._start(run, starts)
+
+    def _compute(self, run: _LayoutRun, start: Start) -> None:
+        if self._failed():
+            return
+        part = self._part(run, start.chain)
+        if isinstance(start.step, Encode):
+            part.encode(start.step)
+        elif isinstance(start.step, Decode):
+            part.decode(start.step)
+        self._over(run, start)
+
+    def _end_part(self, run: _LayoutRun, chain: int) -> None:
+        one, number = run.owner[chain]
+        one.work.end(number)
+        with self._lock:
+            one.left -= 1
+            if one.left:
+                return
+        one.work.store()
+        with self._lock:
+            submission, one.current = one.current, one.waiting.popleft() if one.waiting else None
+            more = one.current is not None
+        assert submission is not None
+        submission.ticket.finish()
+        if more:
+            self._load_later(run, one)
+
+    # lanes' threads
+
+    def _transfer(self, run: _LayoutRun, start: Start, group: Callable[[tuple[int, ...]], Group]) -> None:
+        if self._failed():
+            return
+        part = self._part(run, start.chain)
+        try:
+            if isinstance(start.step, Agree):
+                part.agree(group(self._ranks.everybody))
+                if part.control.disagreed:
+                    raise PsgcError("some ranks applied the last step and others did not; give every rank the same loss scaler")
+            elif isinstance(start.step, Transfer):
+                for number, collective in enumerate(start.step.collectives):
+                    part.transfer(collective, group(collective.members), start.step.action, number)
+            self._over(run, start)
+        except Exception as error:
+            self._broken(error, run, start)
+
+    def _over(self, run: _LayoutRun, start: Start) -> None:
+        with self._lock:
+            starts, through = run.runner.over(start.chain)
+        self._start(run, starts)
+        if through:
+            assert self._pool is not None
+            self._pool.submit(_DECODE_PRIORITY, self._end_part, run, start.chain)
+
+    def _start(self, run: _LayoutRun, starts: list[Start]) -> None:
+        assert self._pool is not None
+        for start in starts:
+            lane = lane_of(start.step)
+            if lane is not None:
+                self._lanes[lane].put(run, start)
+            else:
+                priority = _DECODE_PRIORITY if isinstance(start.step, Decode) else run.owner[start.chain][0].work.bucket.priority
+                self._pool.submit(priority, self._compute, run, start)
+
+    @staticmethod
+    def _part(run: _LayoutRun, chain: int) -> Any:
+        one, number = run.owner[chain]
+        return one.work.parts[number]
+
+    def _broken(self, error: BaseException, run: _LayoutRun | None = None, start: Start | None = None) -> None:
+        if self._failed():
+            return
+        logger.debug("executor", exc_info=error)
+        where = ""
+        if run is not None and start is not None:
+            work = run.owner[start.chain][0].work
+            action = (*work.bucket.option, "the control word")[start.step.action]
+            where = f"{action} of {work.first_tensor!r} in its step {work.step}: "
+        kind = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
+        self._fail(f"rank {self._rank}: {where}{kind}{error}")

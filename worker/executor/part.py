@@ -1,0 +1,276 @@
+"""One part at work: its program's steps on this rank's numbers.
+
+Numbers and groups only: which step runs when is ``psgc.program.run``'s, threads are ``executor``'s. The array is the part's, given for each step of the
+layout and worked on in place. At most one step of a part runs at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.codecs.codec import Codec, CodecPair, Stream
+from psgc.codecs.common.payloads import MAX_PAYLOADS
+from psgc.codecs.none import NoneCodec
+from psgc.codecs.scheme import slices
+from psgc.program.groups import Group
+from psgc.program.ranks import Range
+from psgc.program.steps import Decode, Encode, Exchange, Piece, Program, Raw
+from psgc.worker.executor.feedback import Feedback
+
+Bytes = NDArray[np.uint8]
+_LENGTH: Final = np.dtype(np.int32)
+
+
+@dataclass(slots=True)
+class Control:
+    """What ranks agree on at the end of a step."""
+
+    contributed: bool
+    nonfinite: bool
+    previous_skipped: bool
+    disagreed: bool = False  # some rank's trainer applied the last step, and another's did not
+
+    def word(self) -> NDArray[np.int32]:
+        """The word whose maximum over the ranks is taken."""
+        return np.array([self.contributed, self.nonfinite, self.previous_skipped, not self.previous_skipped], np.int32)
+
+    @classmethod
+    def of(cls, word: NDArray[np.int32]) -> Control:
+        contributed, nonfinite, skipped, applied = (bool(value) for value in word)
+        return cls(contributed, nonfinite, skipped, skipped and applied)
+
+
+class PartWork:
+    """See the module's text. first: the part's first element in its bucket. stream: of the bucket, for this rank; each slot and piece
+    has one of its own."""
+
+    def __init__(self, program: Program, pair: CodecPair, dtype: str, first: int, stream: Stream) -> None:
+        self.program, self.pair, self.dtype, self.first, self.stream = program, pair, dtype, first, stream
+        self.control = Control(False, False, False)
+        self._array: NDArray[Any] = np.empty(0)
+        self._payloads: dict[Range, list[Bytes]] = {}
+        self._own: dict[Range, Bytes] = {}  # what slot 0 has written, until the next step is encoded
+        self._buffers: dict[tuple[int, int, int], Bytes] = {}
+        self._feedback: dict[tuple[int, Range], Feedback] = {}
+        self._leads: set[int] = set()  # slots of which this rank answers for the residual
+        for step in program.steps:
+            if isinstance(step, Encode) and self._codec(step.slot).feedback:
+                if step.leader == stream.rank:
+                    self._leads.add(step.slot)
+                self._feedback |= {(step.slot, piece): Feedback(piece[1] - piece[0]) for piece in step.pieces}
+
+    def _codec(self, slot: int) -> Codec:
+        return self.pair.push if slot == 0 else self.pair.pull
+
+    # a step of the layout
+
+    def begin(self, array: NDArray[Any], step: int, skip: bool, previous_skipped: bool, rescale: float) -> None:
+        """array: the part's gradient, of the push codec's ``array_dtype`` where the option encodes, else of the tensors' own dtype."""
+        self._array = array
+        self.stream = replace(self.stream, step=step)
+        self.control = Control(not skip, False, previous_skipped)
+        if skip:
+            array.fill(0)
+        if previous_skipped:
+            self._take_back()
+        for feedback in self._feedback.values():
+            feedback.begin(rescale)
+
+    def _take_back(self) -> None:
+        codec = self._codec(0)
+        for (slot, piece), feedback in self._feedback.items():
+            if slot:
+                feedback.take_back()
+            elif feedback.committed:
+                _add_back(codec, self._own[piece], feedback.value)
+                feedback.encoded()
+
+    def encode(self, step: Encode) -> None:
+        codec = self._codec(step.slot)
+        self._payloads = {}
+        for number, piece in enumerate(step.pieces):
+            lo, hi = piece
+            numel = hi - lo
+            out = self._buffer(step.action, number, 0, codec.payload_bound(numel))
+            feedback = self._feedback.get((step.slot, piece))
+            if feedback is not None:
+                feedback.encoded()
+            stream = replace(self.stream, rank=4 * step.leader + step.slot, first=self.first + lo)
+            payload_bytes, nonfinite = 0, False
+            for a, b in slices(codec, numel):
+                old = None if feedback is None else feedback.value[a:b]
+                new = None if feedback is None else feedback.new[a:b]
+                rescale = 1.0 if feedback is None else feedback.rescale
+                encoded = codec.finish(self._array[lo + a : lo + b], numel, a, b, 1, old, new, rescale, stream, out)
+                payload_bytes, nonfinite = encoded.payload_bytes, nonfinite or encoded.nonfinite
+            self.control.nonfinite = self.control.nonfinite or nonfinite
+            self._payloads[piece] = [out[:payload_bytes]]
+            if step.slot == 0:
+                self._own[piece] = out[:payload_bytes]
+
+    def decode(self, step: Decode) -> None:
+        codec = self._codec(step.slot)
+        for (lo, hi), payloads in self._payloads.items():
+            numel = hi - lo
+            for payload in payloads:
+                codec.validate(payload, numel)
+            for a, b in slices(codec, numel):
+                for begin in range(0, len(payloads), MAX_PAYLOADS):
+                    codec.fold(payloads[begin : begin + MAX_PAYLOADS], numel, a, b, self._array[lo + a : lo + b], begin == 0)
+        self._payloads = {}
+
+    def transfer(self, collective: Raw | Exchange, group: Group, action: int, number: int) -> None:
+        """One collective of a transfer, the ``number``-th of its action."""
+        if isinstance(collective, Raw):
+            self._raw(collective, group)
+        else:
+            self._exchange(collective, group, action, number)
+
+    def _raw(self, raw: Raw, group: Group) -> None:
+        lo, hi = raw.region
+        array = self._array[lo:hi]
+        cuts = [cut - lo for cut in raw.cuts]
+        if raw.op == "all_reduce":
+            group.all_reduce(array, self._array_dtype)
+        elif raw.op == "reduce":
+            group.reduce(array, self._array_dtype, raw.root)
+        elif raw.op == "broadcast":
+            group.broadcast(array, self._array_dtype, raw.root)
+        elif raw.op == "reduce_scatter":
+            group.reduce_scatter(array, self._array_dtype, cuts)
+        else:
+            group.all_gather(array, self._array_dtype, cuts)
+
+    @property
+    def _array_dtype(self) -> str:
+        return "float32" if self._array.dtype == np.float32 else self.dtype
+
+    def _exchange(self, exchange: Exchange, group: Group, action: int, number: int) -> None:
+        """Payloads of known length travel one behind the other in one message; where lengths vary they are exchanged first."""
+        own = group.index
+        lengths = self._lengths(exchange, group)
+        outgoing: list[Bytes | None] = []
+        incoming: list[Bytes | None] = []
+        for member, (sends, expected) in enumerate(zip(exchange.sends, lengths, strict=True)):
+            payloads = [payload for piece in sends for payload in self._payloads[piece.range]]
+            away = member != own
+            outgoing.append(_together(payloads) if payloads and away else None)
+            total = sum(expected)
+            incoming.append(self._buffer(action, number, 1 + member, total) if total and away else None)
+        group.exchange(outgoing, incoming)
+        arrived: dict[Range, list[Bytes]] = {}
+        for member, pieces in enumerate(exchange.receives):
+            offset, at = 0, 0
+            for piece in pieces:
+                got = arrived.setdefault(piece.range, [])
+                if member == own:
+                    got += self._payloads[piece.range]
+                    continue
+                buffer = incoming[member]
+                for length in lengths[member][at : at + piece.payloads]:
+                    got.append(buffer[offset : offset + length] if buffer is not None else np.empty(0, np.uint8))
+                    offset += length
+                at += piece.payloads
+        for piece in (piece for pieces in exchange.sends for piece in pieces):  # pieces of the transfer's other collectives stay
+            self._payloads.pop(piece.range, None)
+        self._payloads |= arrived
+
+    def _lengths(self, exchange: Exchange, group: Group) -> list[list[int]]:
+        """Of the payloads that come from each member."""
+        codecs = {piece.slot: self._codec(piece.slot) for pieces in (*exchange.sends, *exchange.receives) for piece in pieces}
+        if all(codec.fixed_size for codec in codecs.values()):
+            return [_bounds(pieces, codecs) for pieces in exchange.receives]
+        sent: list[Bytes | None] = []
+        coming: list[Bytes | None] = []
+        for member, (sends, receives) in enumerate(zip(exchange.sends, exchange.receives, strict=True)):
+            lengths = [len(payload) for piece in sends for payload in self._payloads[piece.range]]
+            away = member != group.index
+            sent.append(np.array(lengths, _LENGTH).view(np.uint8) if lengths and away else None)
+            count = sum(piece.payloads for piece in receives)
+            coming.append(np.empty(_LENGTH.itemsize * count, np.uint8) if count and away else None)
+        group.exchange(sent, coming)
+        told = [[] if buffer is None else [int(length) for length in buffer.view(_LENGTH)] for buffer in coming]
+        for lengths, pieces in zip(told, exchange.receives, strict=True):
+            for length, bound in zip(lengths, _bounds(pieces, codecs), strict=False):
+                if not 0 <= length <= bound:
+                    raise ValueError(f"a payload of {length} bytes was announced, at most {bound} are possible")
+        return told
+
+    def agree(self, group: Group) -> None:
+        """The last step: all ranks learn what any of them has met."""
+        word = self.control.word()
+        group.maximum(word)
+        self.control = Control.of(word)
+
+    def end(self, divisor: int) -> None:
+        """After ``agree``, on every rank alike: commit residuals, and turn the sum into the mean (divisor 1: leave it)."""
+        if not self.control.contributed:
+            return
+        if self.control.nonfinite:
+            self._array.fill(np.nan)
+            return
+        for feedback in self._feedback.values():
+            feedback.commit()
+        if divisor != 1:
+            self._divide(divisor)
+
+    def _divide(self, divisor: int) -> None:
+        """In place, as servers divide: in the accumulator, 16-bit floats in float32, integers by floor."""
+        if self._array.dtype == np.float32:
+            self._array /= np.float32(divisor)
+            return
+        codec = NoneCodec(self.dtype)
+        payload = self._array.view(np.uint8)
+        for lo, hi in slices(codec, self._array.size):
+            acc = np.empty(hi - lo, codec.acc_dtype)
+            codec.fold([payload], self._array.size, lo, hi, acc, True)
+            codec.finish(acc, self._array.size, lo, hi, divisor, None, None, 1.0, self.stream, payload)
+
+    # between steps
+
+    def remembered(self, dropped: bool) -> NDArray[np.float32]:
+        """What this rank's slots hold together, by element, in the next step's units; of what several ranks keep alike, the first one's.
+        dropped: the trainer did not apply the last step."""
+        total = np.zeros(self.program.numel, np.float32)
+        for (slot, (lo, hi)), feedback in self._feedback.items():
+            if slot not in self._leads:
+                continue
+            if not dropped or not feedback.committed:
+                total[lo:hi] += feedback.load()
+            elif slot:
+                total[lo:hi] += feedback.without_last()
+            else:
+                values = feedback.value.copy()
+                _add_back(self._codec(0), self._own[lo, hi], values)
+                total[lo:hi] += values * np.float32(feedback.rescale)
+        return total
+
+    @property
+    def keeps_residual(self) -> bool:
+        return bool(self._feedback)
+
+    def _buffer(self, action: int, number: int, place: int, size: int) -> Bytes:
+        """Memory for a payload, the same in every step."""
+        key = action, number, place
+        found = self._buffers.get(key)
+        if found is None or found.size < size:
+            found = self._buffers[key] = np.empty(size, np.uint8)
+        return found[:size]
+
+
+def _add_back(codec: Codec, payload: Bytes, residual: NDArray[np.float32]) -> None:
+    for lo, hi in slices(codec, residual.size):
+        codec.fold([payload], residual.size, lo, hi, residual[lo:hi], False)
+
+
+def _bounds(pieces: Sequence[Piece], codecs: dict[int, Codec]) -> list[int]:
+    return [codecs[piece.slot].payload_bound(piece.range[1] - piece.range[0]) for piece in pieces for _ in range(piece.payloads)]
+
+
+def _together(payloads: list[Bytes]) -> Bytes:
+    return payloads[0] if len(payloads) == 1 else np.concatenate(payloads)
