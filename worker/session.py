@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from psgc.config import Config
 from psgc.layout import Declaration, Layout
 from psgc.program.groups import Groups
-from psgc.program.steps import Lane
 from psgc.worker.residuals.residual import LayoutMemory
 
 
@@ -50,7 +49,7 @@ class Session(ABC):
     local_rank: int
     local_size: int
     node_sizes: tuple[int, ...]  # workers of each node; ranks are numbered node by node
-    groups_of: Callable[[Lane], Groups] | None = None  # makes a lane's groups, where the front end has a backend for them
+    groups_of: Callable[[str], Groups] | None = None  # makes groups by a name, where the front end has a backend for them
 
     @abstractmethod
     def declare(self, declaration: Declaration) -> Layout:

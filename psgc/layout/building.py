@@ -118,7 +118,7 @@ def _fused(declaration: Declaration, members: tuple[int, ...], number: int) -> B
 def _most_part_bytes(declaration: Declaration, servers: int) -> int:
     """Bytes of a tensor in one part at most, where no plan cuts it: ``part_bytes``, halved until a server has PARTS_ON_A_SERVER of a plan's."""
     most = declaration.part_bytes
-    if declaration.kind == "plan":
+    if declaration.kind == "plan" and servers:
         share = sum(tensor.numel * ITEM_BYTES[tensor.dtype] for tensor in declaration.tensors) // (PARTS_ON_A_SERVER * servers)
         while most > share and most // 2 >= LEAST_SHARE_BYTES:
             most //= 2

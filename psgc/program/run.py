@@ -38,6 +38,11 @@ class Runner:
         self._next: dict[Lane, int] = dict.fromkeys(self._turns, 0)
         self._busy: set[Lane] = set()
 
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Those that this rank has transfers on."""
+        return tuple(self._turns)
+
     def begin(self, chain: int) -> list[Start]:
         """The part's next step of the layout begins: its gradient is there, or this rank skips it."""
         if self._at[chain] is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout
 from psgc.program.memory_groups import MemoryWorld
 from psgc.program.ranks import Ranks
-from psgc.program.steps import LANES
 from psgc.worker.executor.executor import Executor
 from psgc.worker.network import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
@@ -40,10 +40,10 @@ class Job:
     def __init__(self, node_sizes: tuple[int, ...], raises: bool = False) -> None:
         self.ranks = Ranks(node_sizes)
         self.errors: list[str] = []
-        worlds = {lane: MemoryWorld(self.ranks.size, timeout_s=20.0) for lane in LANES}
+        worlds: dict[str, MemoryWorld] = defaultdict(lambda: MemoryWorld(self.ranks.size, timeout_s=20.0))
         self.boards = [TicketBoard() for _ in self.ranks.everybody]
         self.executors = [
-            Executor(rank, self.ranks, lambda lane, rank=rank: worlds[lane].groups(rank), self._fail, lambda: bool(self.errors), 1, raises)
+            Executor(rank, self.ranks, lambda name, rank=rank: worlds[name].groups(rank), self._fail, lambda: bool(self.errors), 1, raises)
             for rank in self.ranks.everybody
         ]
 
@@ -58,7 +58,7 @@ class Job:
         """A tensor and bucket for each option."""
         tensors = tuple(TensorSpec(f"t{number}", (numel,), dtype) for number in range(len(options)))
         buckets = tuple(BucketSpec((number,), codec, -number, parts, option=option) for number, option in enumerate(options))
-        declaration = Declaration("gradients", "plan", tensors, "none", mean, buckets=buckets, seed=7)
+        declaration = Declaration(f"gradients{len(self.executors[0].works())}", "plan", tensors, "none", mean, buckets=buckets, seed=7)
         layout = build_layout(declaration, layout_id=len(self.executors[0].works()), servers=0, workers=self.ranks.size)
         for executor in self.executors:
             executor.add(layout)

@@ -1,7 +1,8 @@
 """Carries out layouts' buckets whose options run over groups: threads, and nothing else.
 
-A thread for each lane runs the lane's transfers, one after the other; a pool encodes and decodes. What starts when is the Runner's, under one lock; what a
-step does to numbers is the PartWork's. Threads and groups are made when the first layout needs them.
+For each layout a thread for each lane runs the lane's transfers, one after the other, on groups of its own: ranks agree on an order within a layout, and two
+layouts that shared a group might be interleaved differently on two ranks. A pool encodes and decodes. What starts when is the Runner's, under one
+lock; what a step does to numbers is the PartWork's. Threads and groups are made when a layout needs them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from psgc.program.groups import Group, Groups
 from psgc.program.order import pipelined
 from psgc.program.ranks import Ranks
 from psgc.program.run import Runner, Start
-from psgc.program.steps import LANES, Agree, Decode, Encode, Lane, Transfer, lane_of
+from psgc.program.steps import Agree, Decode, Encode, Lane, Transfer, lane_of
 from psgc.worker.executor.bucket import GroupBucket
 from psgc.worker.network import Submission
 
 logger = logging.getLogger(__name__)
 _DECODE_PRIORITY: Final = 1 << 40  # it frees memory, and the next step waits for it; a gradient only starts
-GroupsOf = Callable[[Lane], Groups]
+GroupsOf = Callable[[str], Groups]  # by a name that is unique among the groups of the job
 
 
 class _Bucket:
@@ -64,6 +65,8 @@ class _LayoutRun:
     """A layout's buckets over groups, and what may start of them."""
 
     def __init__(self, layout: Layout, ranks: Ranks, rank: int) -> None:
+        self.layout = layout
+        self.lanes: dict[Lane, _Lane] = {}
         self.buckets: list[_Bucket] = []
         options: list[tuple[str, ...]] = []
         self.owner: list[tuple[_Bucket, int]] = []  # by chain, its bucket and its part's number there
@@ -77,7 +80,7 @@ class _LayoutRun:
 
 
 class Executor:
-    """See the module's text. groups_of: makes a lane's groups; fail: ends the job with a line; failed: whether it has ended; threads: that encode
+    """See the module's text. groups_of: makes the groups of a layout's lane; fail: ends the job with a line; failed: whether it has ended; threads: that encode
     and decode; raises: whether a NaN or infinity ends the job."""
 
     def __init__(
@@ -90,7 +93,6 @@ class Executor:
         self._layouts: dict[int, _LayoutRun] = {}
         self._by_bucket: dict[tuple[int, int], tuple[_LayoutRun, _Bucket]] = {}
         self._pool: Pool | None = None
-        self._lanes: dict[Lane, _Lane] = {}
 
     # called by other threads
 
@@ -103,7 +105,7 @@ class Executor:
             self._by_bucket |= {(layout.id, one.work.bucket.index): (run, one) for one in run.buckets}
             if self._pool is None:
                 self._pool = Pool("psgc-program", self._threads, self._broken)
-                self._lanes = {lane: _Lane(lane, self._groups_of(lane), self._transfer) for lane in LANES}
+            run.lanes = {lane: _Lane(lane, self._groups_of(f"{layout.name}/{lane}"), self._transfer) for lane in run.runner.lanes}
 
     def submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
         """Enqueue the bucket's next step."""
@@ -125,9 +127,10 @@ class Executor:
 
     def close(self) -> None:
         """End the threads, as far as they are not in a collective."""
-        for lane in self._lanes.values():
+        lanes = [lane for run in self._layouts.values() for lane in run.lanes.values()]
+        for lane in lanes:
             lane.end()
-        for lane in self._lanes.values():
+        for lane in lanes:
             lane.join(1.0)
         if self._pool is not None:
             self._pool.close(timeout_s=1.0)
@@ -210,7 +213,7 @@ class Executor:
         for start in starts:
             lane = lane_of(start.step)
             if lane is not None:
-                self._lanes[lane].put(run, start)
+                run.lanes[lane].put(run, start)
             else:
                 priority = _DECODE_PRIORITY if isinstance(start.step, Decode) else run.owner[start.chain][0].work.bucket.priority
                 self._pool.submit(priority, self._compute, run, start)

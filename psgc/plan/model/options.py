@@ -186,6 +186,11 @@ def subtree_sizes(devices: tuple[str, ...] = DEVICES) -> dict[str, int]:
     }  # fmt: skip
 
 
+def over_groups(option: Option) -> bool:
+    """Whether workers aggregate among themselves, without servers."""
+    return not any(action.partition(".")[2].startswith(("push", "pull")) for action in option)
+
+
 def is_uncompressed(option: Option) -> bool:
     return encodes(option) == 0
 

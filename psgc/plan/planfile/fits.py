@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from psgc.errors import UsageError
-from psgc.plan.model.plan import JobShape, Plan, check_fits
+from psgc.plan.model.plan import JobShape, Plan, check_fits, pushes
 
 _IN_WORDS: Final = {"workers": "workers", "nodes": "nodes", "workers_per_node": "workers on a node", "servers": "servers"}
 
 
 def check_job(plan: Plan, shape: JobShape, numel_by_name: Mapping[str, int], whose: str) -> None:
     """Raise UsageError, naming the first difference, unless the plan is for a job of this shape and of exactly these tensors. What of the
-    shape either side does not know is not compared. whose: the tensors are, in words."""
+    shape either side does not know is not compared, nor is the number of servers where none is pushed to. whose: the tensors are, in words."""
     for key, words in _IN_WORDS.items():
         planned, there = getattr(plan.shape, key), getattr(shape, key)
+        if key == "servers" and not any(pushes(bucket.option) for bucket in plan.buckets):
+            continue
         if planned is not None and there is not None and planned != there:
             named = f" ({plan.cluster})" if plan.cluster else ""
             raise UsageError(

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psgc.codecs import parse_scheme
+from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Bucket, BucketSpec, Layout, TensorSpec, equal_parts
-from psgc.plan.model.options import CARRIED
+from psgc.plan.model.options import CARRIED, encodes, over_groups
 from psgc.plan.model.plan import NOT_KNOWN, UNCOMPRESSED, JobShape, Plan, PlannedBucket
 from psgc.plan.planfile.fits import check_job
 from psgc.plan.planfile.reading import load_plan
@@ -41,20 +42,27 @@ def why_not_run(plan: Plan, source: str) -> str | None:
 
 
 def _check_carried(bucket: PlannedBucket, place: str) -> None:
-    """The grammar has no other options than these two over the actions of both."""
+    """Carried are PLAIN, ENCODED, and whatever workers do among themselves with codecs on the CPU."""
     for action in bucket.option:
-        if action not in (*PLAIN, *ENCODED):
+        if action.endswith("@gpu"):
+            raise UsageError(f'{place}: action {action!r}, but jobs encode and decode on the CPU yet; plan with devices = ["cpu"]')
+        if not over_groups(bucket.option) and action not in (*PLAIN, *ENCODED):
             raise UsageError(
-                f"{place}: action {action!r}, which the executor does not carry yet; it carries {' '.join(PLAIN)} and {' '.join(ENCODED)}"
+                f"{place}: action {action!r}, but servers sum all ranks' gradients yet, not those of nodes; with servers it is "
+                f"{' '.join(PLAIN)} or {' '.join(ENCODED)}"
             )
-    if bucket.option == PLAIN and bucket.codec != UNCOMPRESSED:
-        raise UsageError(f"{place}: codec {bucket.codec}, but {' '.join(PLAIN)} encodes nothing; take {' '.join(ENCODED)}, or codec none")
+    if not encodes(bucket.option) and bucket.codec != UNCOMPRESSED:
+        raise UsageError(
+            f"{place}: codec {bucket.codec}, but {' '.join(bucket.option)} encodes nothing; take codec none, or an option that encodes"
+        )
     if abs(bucket.priority) >= MAX_PRIORITY:
         raise UsageError(f"{place}: priority {bucket.priority}, expected a number between -{MAX_PRIORITY} and {MAX_PRIORITY}")
     try:
-        parse_scheme(bucket.codec)
+        scheme = parse_scheme(bucket.codec)
     except CodecError as error:
         raise UsageError(f"{place}: {error}") from None
+    if over_groups(bucket.option) and type(scheme) is not PairScheme:
+        raise UsageError(f"{place}: codec {bucket.codec} runs over servers alone, not by {' '.join(bucket.option)}; choose another codec")
 
 
 def not_carried(buckets: Sequence[PlannedBucket]) -> list[int]:
@@ -77,7 +85,7 @@ def planned_buckets(plan: Plan, tensors: Sequence[TensorSpec], shape: JobShape =
     return tuple(
         BucketSpec(
             tuple(indices[name] for name in bucket.tensors), parse_scheme(bucket.codec).canonical, bucket.priority, bucket.parts,
-            bucket.part_numel, bucket.servers if shape.servers is not None else (),
+            bucket.part_numel, bucket.servers if shape.servers is not None else (), bucket.option if over_groups(bucket.option) else (),
         )
         for bucket in plan.buckets
     )  # fmt: skip
@@ -94,6 +102,6 @@ def _planned(layout: Layout, bucket: Bucket, placed: bool) -> PlannedBucket:
     sizes = [part.numel for part in slices]
     return PlannedBucket(
         tuple(layout.tensors[i].name for i in bucket.tensors), bucket.numel, len(sizes), bucket.priority, bucket.codec,
-        PLAIN if bucket.codec == UNCOMPRESSED else ENCODED, 0 if sizes == equal_parts(bucket.numel, len(sizes)) else sizes[0],
-        tuple(part.server for part in slices) if placed else (),
+        bucket.option or (PLAIN if bucket.codec == UNCOMPRESSED else ENCODED), 0 if sizes == equal_parts(bucket.numel, len(sizes)) else sizes[0],
+        tuple(part.server for part in slices) if placed and not bucket.over_groups else (),
     )  # fmt: skip
