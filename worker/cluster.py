@@ -82,12 +82,10 @@ class ClusterSession(Session):
         """Have the executor run those buckets of the layout."""
         with self._lock:
             if self._executor is None:
-                topology = self._network.topology
-                assert topology is not None
                 if self.groups_of is None:
                     raise UsageError("this process has no collectives to run the plan's options with; call psgc.torch.init() first")
                 self._executor = Executor(
-                    self.rank, Ranks(topology.node_sizes), self.groups_of, self.fail, lambda: self.failed, pool_threads(self.config),
+                    self.rank, Ranks(self.node_sizes), self.groups_of, self.fail, lambda: self.failed, pool_threads(self.config),
                     self.config.nonfinite == "raise",
                 )  # fmt: skip
         self._executor.add(layout)

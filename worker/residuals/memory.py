@@ -20,6 +20,7 @@ from psgc.worker.residuals.transfers import Transfer
 
 Work = BucketWork | GroupBucket
 
+
 def own_memory(layout: Layout, works: Iterable[Work], dropped: bool) -> LayoutMemory:
     """The state that this rank keeps itself. None of the layout's steps may be under way."""
     memory = LayoutMemory(steps=layout.past_steps)

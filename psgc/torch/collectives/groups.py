@@ -17,12 +17,13 @@ from psgc.transport.host import local_address_for
 from psgc.worker.session import Session
 
 CHECK_S: Final = 0.1  # how often a rank that waits for its peers to connect looks whether the job has failed
-_of_sessions: dict[Session, GlooGroups] = {}  # until they are closed
+_of_sessions: dict[tuple[Session, str], GlooGroups] = {}  # until they are closed
 _lock = threading.Lock()
 
 
-def job_groups(session: Session) -> GlooGroups:
-    """The groups of this session, the same each time. Nothing is connected before ``group`` is called.
+def job_groups(session: Session, name: str = "") -> GlooGroups:
+    """The groups of this session by this name, the same each time: groups of the same ranks under two names share no connection, so that two threads may
+    issue collectives in orders of their own. Nothing is connected before ``group`` is called.
 
     Raises ConfigError where the job's payloads are to be encrypted: gloo's connections are neither encrypted nor authenticated.
     """
@@ -32,8 +33,8 @@ def job_groups(session: Session) -> GlooGroups:
             "use a plan over servers alone, or unset PSGC_ENCRYPT where the network is trusted"
         )
     with _lock:
-        known = _of_sessions.get(session)
-        groups = _of_sessions[session] = known or GlooGroups(session)
+        known = _of_sessions.get((session, name))
+        groups = _of_sessions[session, name] = known or GlooGroups(session, name)
     if known is None:
         session.at_end(groups.close)
     return groups
@@ -42,8 +43,8 @@ def job_groups(session: Session) -> GlooGroups:
 class GlooGroups:
     """See psgc.program.groups.Groups."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, name: str = "") -> None:
+        self._session, self._name = session, name
         self._lock = threading.Lock()
         self._making: dict[tuple[int, ...], threading.Lock] = {}  # two threads may make two groups at the same time, but not one
         self._groups: dict[tuple[int, ...], GlooGroup] = {}
@@ -71,7 +72,7 @@ class GlooGroups:
             self._closed = True
             groups = list(self._groups.values())
         with _lock:
-            _of_sessions.pop(self._session, None)
+            _of_sessions.pop((self._session, self._name), None)
         for group in groups:
             if self._session.failed:
                 group.abort()
@@ -87,7 +88,7 @@ class GlooGroups:
 
         def connect() -> None:
             try:
-                made.append(_process_group(session, members))
+                made.append(_process_group(session, members, self._name))
             except BaseException as error:
                 failed.append(error)
             finally:
@@ -109,13 +110,13 @@ def address_of(session: Session) -> str:
     return config.node_host or local_address_for(config.root_host)
 
 
-def _process_group(session: Session, members: tuple[int, ...]) -> Any:
+def _process_group(session: Session, members: tuple[int, ...], purpose: str) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timedelta(seconds=session.config.step_timeout_s)
     options._threads = 1  # one collective at a time
     options._devices = [_device(address_of(session))]
-    name = hashlib.sha256(str(members).encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{purpose} {members}".encode()).hexdigest()[:16]
     store = PublishedStore(session, f"group {name}/")
     return gloo(store, members.index(session.rank), len(members), options)
 
