@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from psgc.plan.model.options import CARRIED
+from psgc.plan.model.options import OVER_SERVERS
 from psgc.plan.planfile.reading import load_plan
 from tests.plan.commands import psgc
 
@@ -31,7 +31,7 @@ def test_a_plan_that_is_to_be_run_is_run_as_it_stands(launched: Any, tmp_path: P
     planning = psgc("plan", "--profile", str(profile), "--cluster", str(cluster), "--runnable", "-o", str(plan), "--json")
     assert planning.returncode == 0, planning.stderr
     planned = load_plan(str(plan))
-    assert {bucket.option for bucket in planned.buckets} <= set(CARRIED)
+    assert {bucket.option for bucket in planned.buckets} <= set(OVER_SERVERS)
     assert {bucket.codec for bucket in planned.buckets} == {"int8"}, "over so slow a link all is worth encoding"
     running = ("run", "--workers", "2", "--plan", str(plan), "--layout-out", str(used), "--", sys.executable, str(JOBS / "tiny.py"), "3")
     status, _, err = launched.end(launched.psgc(*running))

@@ -16,7 +16,7 @@ from psgc.plan.methods.bound import bucketing_of, solve_given
 from psgc.plan.methods.registry import METHODS
 from psgc.plan.methods.search import search
 from psgc.plan.model.bucketing import bucketing, merged, split
-from psgc.plan.model.options import CARRIED, Constraints
+from psgc.plan.model.options import OVER_SERVERS, Constraints
 from psgc.plan.model.problem import simulate
 from tests import benchmark_scripts
 from tests.plan.test_search import of_several_codecs, random_job
@@ -43,7 +43,7 @@ def test_it_ends_when_the_step_is_close_to_the_bound() -> None:
 def test_a_plan_that_is_to_be_run_stays_one() -> None:
     job = random_job(5, 6)
     problem = replace(job, cluster=replace(job.cluster, servers=2), constraints=Constraints(servers=True, runtime=True))
-    assert {bucket.option for bucket in search_for(problem, 0.5).buckets} <= set(CARRIED)
+    assert {bucket.option for bucket in search_for(problem, 0.5).buckets} <= set(OVER_SERVERS)
 
 
 def test_the_programmes_reduced_costs_are_bounds() -> None:

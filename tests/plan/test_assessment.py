@@ -17,7 +17,7 @@ from psgc.plan.methods import bound
 from psgc.plan.methods.registry import METHODS
 from psgc.plan.methods.solver import solver
 from psgc.plan.model.job import Job
-from psgc.plan.model.options import CARRIED, Constraints, encodes
+from psgc.plan.model.options import OVER_SERVERS, Constraints, encodes
 from psgc.plan.model.plan import FIELDS, FIGURES, PlannedBucket, check_fits
 from psgc.plan.model.problem import Problem, codec_costs, simulate
 from psgc.plan.model.quality import encodings, residual_bytes, server_residual_bytes
@@ -209,7 +209,7 @@ def test_a_plan_says_whether_this_version_runs_it_and_what_it_runs_instead() -> 
     assert said["prediction"]["running"]["refused"] == list(range(len(found.found.buckets)))
     assert about_running(found).startswith("this version cannot run the plan: ")
     instead = found.running.instead
-    assert instead is not None and {bucket.option for bucket in instead.buckets} <= set(CARRIED)
+    assert instead is not None and {bucket.option for bucket in instead.buckets} <= set(OVER_SERVERS)
     assert (
         simulate(found.running.problem, instead.buckets).step_us
         == instead.step_us

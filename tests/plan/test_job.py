@@ -13,7 +13,7 @@ from psgc.plan.inputs.estimates import estimate
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.model.constraints import ALL, load_constraints, read_constraints
 from psgc.plan.model.job import codec_of, default_codec, load_job, recoded
-from psgc.plan.model.options import CARRIED, Constraints, encodes
+from psgc.plan.model.options import OVER_SERVERS, Constraints, encodes
 from psgc.plan.model.plan import PlannedBucket
 
 CURVE = CostCurve((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))
@@ -115,8 +115,8 @@ def test_a_plan_that_is_to_be_run_needs_servers_and_a_codec_that_jobs_have_on_th
     (tmp_path / "c.toml").write_text(f"nodes = 2\ngpus_per_node = 1\nservers = 1\nintra = {link}\ninter = {link}\n")
     files = (str(tmp_path / "p.json"), str(tmp_path / "c.toml"))
     problem = load_job(*files, None, runnable).problem
-    assert (problem.codec.name, set(problem.options)) == ("bf16", set(CARRIED))
-    assert set(load_job(*files, "none", runnable).problem.options) == {CARRIED[0]}
+    assert (problem.codec.name, set(problem.options)) == ("bf16", set(OVER_SERVERS))
+    assert set(load_job(*files, "none", runnable).problem.options) == {OVER_SERVERS[0]}
     with pytest.raises(UsageError, match="codec int8: the profile has no times for it on cpu"):
         load_job(*files, "int8", runnable)
     with pytest.raises(UsageError, match="codec powersgd: it does not cut tensors"):

@@ -33,14 +33,14 @@ DEVICES: Final = ("gpu", "cpu")
 _SECOND: Final = {"reduce_scatter": "all_gather", "all_to_all": "all_gather", "reduce": "broadcast", "gather": "broadcast"}
 _FIRST_RAW: Final = ("reduce_scatter", "reduce")
 _FIRST_ENCODED: Final = ("all_to_all", "gather")
-# What a job carries today (``runtime`` holds plans against it): nothing encoded, and encoded.
-CARRIED: Final[tuple[Option, Option]] = (("flat.push", "flat.pull"), ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu"))
+# What jobs do over servers: nothing encoded, and encoded.
+OVER_SERVERS: Final[tuple[Option, Option]] = (("flat.push", "flat.pull"), ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu"))
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
     """What a user rules out. most_encodes: how often a bucket may be encoded, since each costs accuracy; None: as often as it likes;
-    runtime: all that ``psgc run --plan`` does not carry; codecs: patterns of tensors' names, and what alone encodes those that match, the
+    runtime: all but what jobs do over servers, whatever gradients lie on; codecs: patterns of tensors' names, and what alone encodes those that match, the
     first that does."""
 
     devices: tuple[str, ...] = DEVICES
@@ -54,7 +54,7 @@ class Constraints:
     @property
     def encoders(self) -> tuple[str, ...]:
         """The devices that may encode: of those that the user leaves, the ones of what is carried."""
-        return tuple(device for device in self.devices if not self.runtime or f"comp@{device}" in CARRIED[1])
+        return tuple(device for device in self.devices if not self.runtime or f"comp@{device}" in OVER_SERVERS[1])
 
     def allows(self, option: Option) -> bool:
         """Whether the option is left."""
@@ -65,7 +65,7 @@ class Constraints:
             and (self.flat or "flat" not in levels)
             and (self.hierarchical or levels <= {"flat"})
             and (self.servers or not any(".push" in action or ".pull" in action for action in option))
-            and (not self.runtime or option in CARRIED)
+            and (not self.runtime or option in OVER_SERVERS)
         )
 
 

@@ -11,12 +11,12 @@ from psgc.codecs import parse_scheme
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Bucket, BucketSpec, Layout, TensorSpec, equal_parts
-from psgc.plan.model.options import CARRIED, encodes, over_groups
+from psgc.plan.model.options import OVER_SERVERS, encodes, over_groups
 from psgc.plan.model.plan import NOT_KNOWN, UNCOMPRESSED, JobShape, Plan, PlannedBucket
 from psgc.plan.planfile.fits import check_job
 from psgc.plan.planfile.reading import load_plan
 
-PLAIN, ENCODED = CARRIED
+PLAIN, ENCODED = OVER_SERVERS
 
 
 def load_runnable(path: str) -> Plan:

@@ -15,7 +15,7 @@ from psgc.plan.methods.registry import find
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.uniform import fused
 from psgc.plan.model.costs import CodecCosts
-from psgc.plan.model.options import CARRIED, encodes
+from psgc.plan.model.options import OVER_SERVERS, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, simulate
 from psgc.plan.planfile.runtime import not_carried
@@ -73,7 +73,7 @@ def _runnable(codec: CodecCosts, problem: Problem) -> CodecCosts:
 
 def why_not_encoded(codec: CodecCosts) -> str:
     """Why a job cannot encode with it by a plan."""
-    device = next(action.partition("@")[2] for action in CARRIED[1] if action.startswith("comp@"))
+    device = next(action.partition("@")[2] for action in OVER_SERVERS[1] if action.startswith("comp@"))
     if codec.name in PUBLISHED_BYTES:
         return f"{codec.name} is not one of psgc's codecs"
     if not codec.knows(device):
@@ -99,6 +99,6 @@ def uncut(problem: Problem) -> Found:
     limited = replace(problem, cluster=with_servers(problem.cluster), constraints=constraints)
     found = []
     for buckets in UNCUT_BUCKETS:
-        made = tuple(replace(bucket, parts=1) for bucket in fused(limited, limited.profile.numel / buckets, CARRIED[1]))
+        made = tuple(replace(bucket, parts=1) for bucket in fused(limited, limited.profile.numel / buckets, OVER_SERVERS[1]))
         found.append(Found(made, simulate(limited, made).step_us, 0.0, 1))
     return min(found, key=lambda each: each.step_us)
