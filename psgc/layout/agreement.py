@@ -53,7 +53,7 @@ def _planned_apart(first: Declaration, other: Declaration) -> tuple[str, str, st
         if a.tensors != b.tensors:
             mine, others = ([first.tensors[i].name for i in spec.tensors] for spec in (a, b))
             return f"tensors {bucket}", f"{mine!s:.80}", f"{others!s:.80}"
-        for attribute in ("codec", "priority", "parts", "part_numel", "servers", "option"):
+        for attribute in ("codec", "priority", "parts", "part_numel", "servers", "option", "turns"):
             if getattr(a, attribute) != getattr(b, attribute):
                 return f"{attribute} {bucket}", getattr(a, attribute), getattr(b, attribute)
     return "the number of the plan's buckets", str(len(first.buckets)), str(len(other.buckets))

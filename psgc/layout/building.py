@@ -87,7 +87,7 @@ def build_layout(
                 placement.put(server, size)
             places = places or tuple(placement.place(size) for size in nbytes)
         parts = _place(scheme, sizes, layout_id, index, places, counts)
-        buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts, spec.option))
+        buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts, spec.option, spec.turns))
     return Layout(
         layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, tuple(buckets),
         max(declaration.seed, 0), declaration.stream or declaration.name, declaration.past_steps, turn,

@@ -27,7 +27,7 @@ ITEM_BYTES: Final = {
 }  # fmt: skip
 MAX_LAYOUTS: Final = 1 << 16
 NO_SERVER: Final = -1  # of a part that runs over groups of ranks
-_LEFT_OUT: Final = ("servers", "option")  # of a bucket, where they are empty
+_LEFT_OUT: Final = ("servers", "option", "turns")  # of a bucket, where they are empty
 OF_EACH_RANK: Final = ("order", "used")  # fields of a Declaration that ranks need not agree on
 
 
@@ -54,7 +54,8 @@ class BucketSpec:
     """One bucket of a declaration. tensors: indices into the declaration's tensors, in this order. priority: parts of higher priority are sent
     first. parts: number of parts, or 0 to cut at ``part_bytes``. part_numel: elements of each part but the last, or 0 for parts of equal size.
     servers: the server of each part; left out, each goes to the one with the least bytes so far. option: the actions of a bucket that runs over
-    groups of ranks; nothing for one over servers."""
+    groups of ranks; nothing for one over servers. turns: of such a bucket, by part and then by transfer, each transfer's place in the layout's one
+    order of them (``psgc.program.order``); nothing for the order that psgc gives them."""
 
     tensors: tuple[int, ...]
     codec: str
@@ -63,6 +64,7 @@ class BucketSpec:
     part_numel: int = 0
     servers: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
     option: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
+    turns: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Tensors fused, or one large tensor. ``tensors`` are indices into the layout's, laid out one after the other. option: the actions that its
-    parts take over groups of ranks; nothing for a bucket that servers aggregate."""
+    parts take over groups of ranks; nothing for a bucket that servers aggregate. turns: as in BucketSpec."""
 
     index: int
     tensors: tuple[int, ...]
@@ -192,6 +194,7 @@ class Bucket:
     priority: int
     parts: tuple[Part, ...]
     option: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
+    turns: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
 
     @property
     def over_groups(self) -> bool:

@@ -8,6 +8,7 @@ first transfer in it that is not over can always go on: all that its ranks have 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from psgc.errors import UsageError
@@ -26,28 +27,28 @@ def is_issued(action: str) -> bool:
     return action.partition(".")[0] in LANES
 
 
+def issued(option: tuple[str, ...]) -> tuple[int, ...]:
+    """The actions of an option that wait for a turn, the control word at the end."""
+    return (*(action for action, text in enumerate(option) if is_issued(text)), len(option))
+
+
 def pipelined(options: Sequence[tuple[str, ...]]) -> tuple[Turn, ...]:
     """The order for parts that come one after the other, as backward has them: the n-th transfer of a part goes along with the (n+1)-th of
     the part before, so that links of different levels work at the same time. options: by chain."""
-    keyed = []
-    for chain, option in enumerate(options):
-        issued = [action for action, text in enumerate(option) if is_issued(text)]
-        keyed += [((chain + place, chain), Turn(chain, action)) for place, action in enumerate((*issued, len(option)))]
+    keyed = [
+        ((chain + place, chain), Turn(chain, action)) for chain, option in enumerate(options) for place, action in enumerate(issued(option))
+    ]
     return tuple(turn for _, turn in sorted(keyed))
 
 
-def check_order(order: Sequence[Turn], options: Sequence[tuple[str, ...]]) -> None:
-    """Raise UsageError unless the order has every transfer and control word of these options once, each part's in the part's order."""
-    wanted = {
-        Turn(c, a) for c, option in enumerate(options) for a in (*(a for a, text in enumerate(option) if is_issued(text)), len(option))
-    }
-    if len(order) != len(wanted) or set(order) != wanted:
-        odd = min(set(order) ^ wanted, default=order[0] if order else None)
-        raise UsageError(f"the issue order lacks {odd}, has it twice or should not have it; make the plan anew with psgc plan")
-    last: dict[int, int] = {}
-    for turn in order:
-        if last.get(turn.chain, -1) > turn.action:
+def ordered(options: Sequence[tuple[str, ...]], turns: Sequence[Sequence[int]]) -> tuple[Turn, ...]:
+    """The order in which every transfer has the turn that it was given. turns: by chain, of its issued actions. Raises UsageError for turns of other
+    options, or out of a part's order."""
+    keyed = []
+    for chain, (option, own) in enumerate(zip(options, turns, strict=True)):
+        if len(own) != len(issued(option)) or any(first >= second for first, second in pairwise(own)):
             raise UsageError(
-                f"the issue order has action {turn.action} of part {turn.chain} after a later one; make the plan anew with psgc plan"
+                f"the turns of part {chain} are {tuple(own)}, expected {len(issued(option))} ascending numbers; make the plan anew"
             )
-        last[turn.chain] = turn.action
+        keyed += [(turn, chain, Turn(chain, action)) for turn, action in zip(own, issued(option), strict=True)]
+    return tuple(turn for _, _, turn in sorted(keyed))

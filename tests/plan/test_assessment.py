@@ -203,10 +203,14 @@ def test_the_memory_of_residuals_is_in_the_plans_answer() -> None:
 
 
 def test_a_plan_says_whether_this_version_runs_it_and_what_it_runs_instead() -> None:
-    found = assessed(1)  # no servers: nothing that jobs carry
+    cluster = Cluster("pair", nodes=2, gpus_per_node=1, intra=Link(100, 5), inter=Link(1, 20))
+    quicker = replace(CURVE, encode_us=[us / 10 for us in CURVE.encode_us], decode_us=[us / 10 for us in CURVE.decode_us])
+    profile = replace(PROFILE, codecs={"onebit": {"cpu": CURVE, "gpu": quicker}})
+    found = assess(Job(Problem(profile, cluster, codec_costs("onebit", profile, 2), ANY), ()), "psgc", compare=False, adam=False)
     said = document(found)
     assert said["runnable"] is said["prediction"]["running"]["runs"] is False
-    assert said["prediction"]["running"]["refused"] == list(range(len(found.found.buckets)))
+    on_gpus = [number for number, bucket in enumerate(found.found.buckets) if any(action.endswith("@gpu") for action in bucket.option)]
+    assert said["prediction"]["running"]["refused"] == on_gpus != []
     assert about_running(found).startswith("this version cannot run the plan: ")
     instead = found.running.instead
     assert instead is not None and {bucket.option for bucket in instead.buckets} <= set(OVER_SERVERS)
@@ -221,6 +225,13 @@ def test_a_plan_says_whether_this_version_runs_it_and_what_it_runs_instead() -> 
     runs = assess(Job(Problem(PROFILE, served, codec_costs("onebit", PROFILE, 2), constraints), ()), "psgc", compare=False, adam=False)
     assert document(runs)["runnable"] is True
     assert about_running(runs) == "this version runs the plan: psgc run --plan"
+
+
+def test_a_plan_of_collectives_with_codecs_on_cpus_runs() -> None:
+    found = assessed(1)
+    assert encodes(found.found.buckets[0].option)
+    assert document(found)["runnable"] is True
+    assert about_running(found) == "this version runs the plan: psgc run --plan"
 
 
 def test_a_plan_to_run_is_also_held_against_an_all_reduce() -> None:

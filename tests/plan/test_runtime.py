@@ -130,14 +130,14 @@ def changed(**change: Any) -> Plan:
     [
         (("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@cpu"), "comp@gpu"),
         (("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@gpu"), "decomp@gpu"),
-        (("flat.all_reduce",), "flat.all_reduce"),
+        (("comp@gpu", "flat.all_gather.c", "decomp@cpu"), "comp@gpu"),
         (("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather"), "intra.reduce_scatter"),
     ],
 )
 def test_an_action_that_is_not_carried_yet_is_named_with_its_bucket(option: tuple[str, ...], action: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(changed(option=option).to_json()))
-    said = rf"plan.json: buckets\[0\] \(of 'b'\): action '{action}', which the executor does not carry yet; it carries flat.push flat.pull and comp@cpu"
+    said = rf"plan.json: buckets\[0\] \(of 'b'\): action '{action}', which jobs do not carry yet: "
     with pytest.raises(UsageError, match=said):
         load_runnable(str(path))
 

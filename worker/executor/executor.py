@@ -18,7 +18,7 @@ from psgc.errors import PsgcError
 from psgc.layout import Layout
 from psgc.pool import Pool
 from psgc.program.groups import Group, Groups
-from psgc.program.order import pipelined
+from psgc.program.order import Turn, ordered, pipelined
 from psgc.program.ranks import Ranks
 from psgc.program.run import Runner, Start
 from psgc.program.steps import Agree, Decode, Encode, Lane, Transfer, lane_of
@@ -76,7 +76,20 @@ class _LayoutRun:
             self.buckets.append(one)
             options += [bucket.option] * len(work.parts)
             self.owner += [(one, number) for number in range(len(work.parts))]
-        self.runner = Runner([part.program for bucket in self.buckets for part in bucket.work.parts], pipelined(options))
+        self.runner = Runner([part.program for bucket in self.buckets for part in bucket.work.parts], self._order(options))
+
+    def _order(self, options: list[tuple[str, ...]]) -> tuple[Turn, ...]:
+        """The plan's order of transfers, or, where it has none, that of a pipeline."""
+        buckets = [one.work.bucket for one in self.buckets]
+        if not all(bucket.turns for bucket in buckets):
+            return pipelined(options)
+        each = [len(bucket.turns) // len(bucket.parts) for bucket in buckets]
+        turns = [
+            bucket.turns[n * number : n * (number + 1)]
+            for bucket, n in zip(buckets, each, strict=True)
+            for number in range(len(bucket.parts))
+        ]
+        return ordered(options, turns)
 
 
 class Executor:

@@ -16,7 +16,7 @@ def check_job(plan: Plan, shape: JobShape, numel_by_name: Mapping[str, int], who
     shape either side does not know is not compared, nor is the number of servers where none is pushed to. whose: the tensors are, in words."""
     for key, words in _IN_WORDS.items():
         planned, there = getattr(plan.shape, key), getattr(shape, key)
-        if key == "servers" and not any(pushes(bucket.option) for bucket in plan.buckets):
+        if key == "servers" and plan.buckets and not any(pushes(bucket.option) for bucket in plan.buckets):
             continue
         if planned is not None and there is not None and planned != there:
             named = f" ({plan.cluster})" if plan.cluster else ""

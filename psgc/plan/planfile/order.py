@@ -7,6 +7,8 @@ checks of one that was read. Pure.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -15,8 +17,9 @@ from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.documents import shown
 from psgc.plan.model.costs import FLOAT_BYTES, LINKS, RESOURCES, CodecCosts, price, resources_of, walk
-from psgc.plan.model.options import Option
+from psgc.plan.model.options import Option, over_groups
 from psgc.plan.model.plan import Issue, PlannedBucket
+from psgc.program.order import is_issued
 
 if TYPE_CHECKING:  # it has kernels, which a training script that reads a plan does not need
     from psgc.plan.model.problem import Simulated
@@ -75,7 +78,7 @@ def check_order(order: Order, buckets: Sequence[PlannedBucket], cluster: Cluster
                 raise UsageError(f"{source}: issue_order[{lane!r}][{number}] is {shown(list(issue))}, {wrong}")
             seen.add(issue)
     _check_whole(order, buckets, used, source)
-    _check_consistent(order, source)
+    one_order(order, source)
 
 
 def _fault(issue: Issue, lane: str, buckets: Sequence[PlannedBucket], used: Used) -> str:
@@ -105,26 +108,57 @@ def _check_whole(order: Order, buckets: Sequence[PlannedBucket], used: Used, sou
                         )
 
 
-def _check_consistent(order: Order, source: str) -> None:
-    """Kahn's algorithm: take, again and again, transfers that are next on all their lanes and after the steps before them."""
+def one_order(order: Order, source: str = "plan") -> list[Issue]:
+    """All transfers in an order that every lane's, and every part's steps, are part of. Raises UsageError, naming a transfer, where they
+    contradict each other.
+
+    Kahn's algorithm: take, again and again, a transfer that is next on all its lanes and after the steps before it; of several, the first on its lane.
+    """
     after: dict[Issue, list[Issue]] = {}
-    before: dict[Issue, int] = {issue: 0 for issues in order.values() for issue in issues}
-    steps = sorted(before)
-    chains = [pair for pair in pairwise(steps) if pair[0][:2] == pair[1][:2]]
+    place: dict[Issue, int] = {}
+    for issues in order.values():
+        place |= {issue: min(number, place.get(issue, number)) for number, issue in enumerate(issues)}
+    before = dict.fromkeys(place, 0)
+    chains = [pair for pair in pairwise(sorted(place)) if pair[0][:2] == pair[1][:2]]
     for pairs in (chains, *(pairwise(issues) for issues in order.values())):
         for earlier, later in pairs:
             after.setdefault(earlier, []).append(later)
             before[later] += 1
-    ready = [issue for issue, count in before.items() if not count]
+    ready = [(place[issue], issue) for issue, count in before.items() if not count]
+    heapq.heapify(ready)
+    taken: list[Issue] = []
     while ready:
-        issue = ready.pop()
-        del before[issue]
-        for later in after.get(issue, ()):
+        taken.append(heapq.heappop(ready)[1])
+        del before[taken[-1]]
+        for later in after.get(taken[-1], ()):
             before[later] -= 1
             if not before[later]:
-                ready.append(later)
+                heapq.heappush(ready, (place[later], later))
     if before:
         raise UsageError(
             f"{source}: issue_order: {list(min(before))} waits for itself: the lanes, or a part's steps, contradict each other; make the plan "
             f"anew with psgc plan"
         )
+    return taken
+
+
+def turns_of(order: Order, buckets: Sequence[PlannedBucket]) -> list[tuple[int, ...]]:
+    """For each bucket that runs over groups of ranks, the turns of its transfers, as ``psgc.layout.BucketSpec`` has them; for others nothing. A transfer that
+    no lane lists, since it takes no time on the plan's cluster, comes just before the part's next one."""
+    left = {
+        (number, part): [*(step for step, action in enumerate(bucket.option) if is_issued(action)), len(bucket.option)]
+        for number, bucket in enumerate(buckets)
+        if over_groups(bucket.option)
+        for part in range(bucket.parts)
+    }
+    turns: dict[tuple[int, int], list[int]] = {chain: [] for chain in left}
+    taken = itertools.count()
+    last = {issue[:2]: issue for issue in one_order(order)}
+    for issue in (*one_order(order), *(Issue(*chain, len(buckets[chain[0]].option)) for chain in left)):
+        chain = issue[:2]
+        until = len(buckets[issue.bucket].option) if last.get(chain) == issue else issue.step
+        while left.get(chain) and left[chain][0] <= until:
+            turns[chain].append(next(taken))
+            del left[chain][0]
+    parts = {number: range(bucket.parts) for number, bucket in enumerate(buckets) if over_groups(bucket.option)}
+    return [tuple(turn for part in parts.get(number, ()) for turn in turns[number, part]) for number in range(len(buckets))]

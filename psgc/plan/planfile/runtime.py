@@ -14,6 +14,7 @@ from psgc.layout import MAX_PRIORITY, Bucket, BucketSpec, Layout, TensorSpec, eq
 from psgc.plan.model.options import OVER_SERVERS, encodes, over_groups
 from psgc.plan.model.plan import NOT_KNOWN, UNCOMPRESSED, JobShape, Plan, PlannedBucket
 from psgc.plan.planfile.fits import check_job
+from psgc.plan.planfile.order import turns_of
 from psgc.plan.planfile.reading import load_plan
 
 PLAIN, ENCODED = OVER_SERVERS
@@ -45,11 +46,10 @@ def _check_carried(bucket: PlannedBucket, place: str) -> None:
     """Carried are PLAIN, ENCODED, and whatever workers do among themselves with codecs on the CPU."""
     for action in bucket.option:
         if action.endswith("@gpu"):
-            raise UsageError(f'{place}: action {action!r}, but jobs encode and decode on the CPU yet; plan with devices = ["cpu"]')
+            raise UsageError(f"{place}: action {action!r}, which jobs do not carry yet: they encode and decode on the CPU; plan with devices = ['cpu']")
         if not over_groups(bucket.option) and action not in (*PLAIN, *ENCODED):
             raise UsageError(
-                f"{place}: action {action!r}, but servers sum all ranks' gradients yet, not those of nodes; with servers it is "
-                f"{' '.join(PLAIN)} or {' '.join(ENCODED)}"
+                f"{place}: action {action!r}, which jobs do not carry yet: over servers they carry {' '.join(PLAIN)} and {' '.join(ENCODED)}"
             )
     if not encodes(bucket.option) and bucket.codec != UNCOMPRESSED:
         raise UsageError(
@@ -82,12 +82,15 @@ def planned_buckets(plan: Plan, tensors: Sequence[TensorSpec], shape: JobShape =
     indices = {tensor.name: index for index, tensor in enumerate(tensors)}
     planned = {name for bucket in plan.buckets for name in bucket.tensors}
     check_job(plan, shape, {tensor.name: tensor.numel for tensor in tensors if tensor.numel or tensor.name in planned}, "this model")
+    order = plan.issue_order
+    turns = [()] * len(plan.buckets) if order is None else turns_of(order, plan.buckets)
     return tuple(
         BucketSpec(
             tuple(indices[name] for name in bucket.tensors), parse_scheme(bucket.codec).canonical, bucket.priority, bucket.parts,
             bucket.part_numel, bucket.servers if shape.servers is not None else (), bucket.option if over_groups(bucket.option) else (),
+            own,
         )
-        for bucket in plan.buckets
+        for bucket, own in zip(plan.buckets, turns, strict=True)
     )  # fmt: skip
 
 
