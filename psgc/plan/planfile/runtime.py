@@ -46,7 +46,9 @@ def _check_carried(bucket: PlannedBucket, place: str) -> None:
     """Carried are PLAIN, ENCODED, and whatever workers do among themselves with codecs on the CPU."""
     for action in bucket.option:
         if action.endswith("@gpu"):
-            raise UsageError(f"{place}: action {action!r}, which jobs do not carry yet: they encode and decode on the CPU; plan with devices = ['cpu']")
+            raise UsageError(
+                f"{place}: action {action!r}, which jobs do not carry yet: they encode and decode on the CPU; plan with devices = ['cpu']"
+            )
         if not over_groups(bucket.option) and action not in (*PLAIN, *ENCODED):
             raise UsageError(
                 f"{place}: action {action!r}, which jobs do not carry yet: over servers they carry {' '.join(PLAIN)} and {' '.join(ENCODED)}"

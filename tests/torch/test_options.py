@@ -1,0 +1,68 @@
+"""Options over groups of ranks in real jobs: exact sums without loss, and a plan's training."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psgc.plan.planfile.reading import load_plan
+from tests.torch.test_planned_job import JOB as TRAINING
+from tests.torch.test_planned_job import SIZES, digests
+
+JOB = str(Path(__file__).parent / "job_options.py")
+REDUCED = ["flat.reduce_scatter", "flat.all_gather"]
+TWICE = ["comp@cpu", "flat.all_to_all.c", "decomp@cpu", "comp@cpu", "flat.all_gather.c", "decomp@cpu"]
+
+
+def run_on(job: Any, node_sizes: tuple[int, ...], **env: str) -> str:
+    """What the workers say, the whole job having ended well. node_sizes: ranks of each node."""
+    job.scheduler()
+    job.server()
+    workers = [
+        job.worker(node, job=JOB, BYTEPS_LOCAL_RANK=str(local), BYTEPS_LOCAL_SIZE=str(size), **env)
+        for node, size in enumerate(node_sizes)
+        for local in range(size)
+    ]
+    assert set(job.end().values()) == {0}, job.text()
+    return "\n".join(worker.text for worker in workers)
+
+
+@pytest.mark.timeout(300)
+def test_a_sample_of_the_options_gives_every_rank_the_exact_mean(make_job: Callable[..., Any]) -> None:
+    said = run_on(make_job(nodes=2, hang_s=250), (1, 2), OPTIONS_EVERY="37")
+    assert len(re.findall(r"checked 118 options, nodes of \(1, 2\)", said)) == 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_all_of_the_options_do(make_job: Callable[..., Any]) -> None:
+    said = run_on(make_job(nodes=2, hang_s=850), (2, 2))
+    assert len(re.findall(r"checked 4341 options, nodes of \(2, 2\)", said)) == 4
+    said = run_on(make_job(nodes=3, hang_s=850), (1, 2, 3), OPTIONS_EVERY="21")
+    assert len(re.findall(r"checked 207 options, nodes of \(1, 2, 3\)", said)) == 6
+
+
+@pytest.mark.timeout(500)
+def test_a_plan_of_collectives_trains_with_the_sums_of_servers_where_nothing_is_lost(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    """Beside a bucket over servers, and one that is encoded; two ranks' sums are the same in any order."""
+    chosen = [
+        (("0.bias", "4.weight"), "none", ["flat.push", "flat.pull"]), (("2.weight",), "int8", TWICE),
+        (("4.bias", "0.weight"), "none", REDUCED), (("2.bias",), "none", ["flat.all_reduce"]),
+    ]  # fmt: skip
+    buckets = [
+        {"tensors": list(names), "numel": sum(SIZES[name] for name in names), "parts": 1, "priority": -n, "codec": codec, "option": option}
+        for n, (names, codec, option) in enumerate(chosen)
+    ]
+    path, used = tmp_path / "plan.json", tmp_path / "used.json"
+    path.write_text(json.dumps({"version": 1, "model": "m", "cluster": "", "buckets": buckets, "prediction": {}}))
+    default = digests(make_job().said(job=TRAINING))
+    planned = digests(make_job(env={"PSGC_PLAN": str(path), "PSGC_LAYOUT_OUT": str(used)}).said(job=TRAINING))
+    assert all(first == second for first, second in planned.values()), "ranks agree"
+    same = {what.removeprefix("gradient ") for what in planned if planned[what] == default[what]}
+    assert same == set(SIZES) - {"2.weight"}
+    assert [bucket.option for bucket in load_plan(str(used)).buckets] == [tuple(option) for _, _, option in chosen]
