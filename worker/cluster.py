@@ -83,7 +83,9 @@ class ClusterSession(Session):
         with self._lock:
             if self._executor is None:
                 if self.groups_of is None:
-                    raise UsageError("this process has no collectives to run the plan's options with; call psgc.torch.init() first")
+                    raise UsageError(
+                        "the layout has options over groups of ranks, but its front end has no collectives; declare it through psgc.torch"
+                    )
                 self._executor = Executor(
                     self.rank, Ranks(self.node_sizes), self.groups_of, self.fail, lambda: self.failed, pool_threads(self.config),
                     self.config.nonfinite == "raise",

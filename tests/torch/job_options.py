@@ -5,6 +5,7 @@ OPTIONS_EVERY: every how many of the 4341 options are run; OPTIONS_CODEC: what e
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from typing import Any
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 import psgc.torch as psgc
 from psgc.layout import BucketSpec, Declaration, TensorSpec
 from psgc.plan.model.options import all_options
+from psgc.torch.collectives.groups import job_groups
 from psgc.torch.session.api import current_session
 
 STEPS = 2
@@ -44,6 +46,7 @@ def gradient(rank: int, bucket: int, step: int) -> NDArray[np.float32]:
 def main() -> None:
     psgc.init()
     session = current_session()
+    session.groups_of = functools.partial(job_groups, session)
     options = all_options()[:: int(os.environ.get("OPTIONS_EVERY", "1"))]
     codec = os.environ.get("OPTIONS_CODEC", "none")
     tensors = tuple(TensorSpec(f"t{n}", gradient(0, n, 0).shape, "float32") for n in range(len(options)))

@@ -5,6 +5,7 @@ Each rank reads its own copy of the plan; the scheduler checks that all are the 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Layout, TensorSpec
 from psgc.plan.model.plan import JobShape, Plan, plan_text
 from psgc.plan.planfile.runtime import load_runnable, plan_of, planned_buckets
+from psgc.torch.collectives.groups import job_groups
 from psgc.torch.tensors.codec_text import codec_text
 from psgc.worker.session import Session
 
@@ -30,7 +32,9 @@ def configured_plan(config: Config, compression: str | None) -> Plan | None:
 
 
 def declared_buckets(plan: Plan, tensors: Sequence[TensorSpec], session: Session) -> tuple[BucketSpec, ...]:
-    """The plan's buckets, for these tensors and this job. Raises UsageError, naming the first difference, where it is a plan for another."""
+    """The plan's buckets, for these tensors and this job, whose session can then run them. Raises UsageError, naming the first difference, where it is a
+    plan for another."""
+    session.groups_of = functools.partial(job_groups, session)
     return planned_buckets(plan, tensors, JobShape(session.size, _servers(session)))
 
 

@@ -14,7 +14,6 @@ import sys
 from psgc.checkpoints import SAVES
 from psgc.config import Config
 from psgc.errors import UsageError
-from psgc.program.groups import Groups
 from psgc.torch.session import ending, run_report, unheeded
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
@@ -49,15 +48,7 @@ def init(lazy: bool = True) -> None:
             logger.warning("%s", note)
     sys.setswitchinterval(config.switch_interval_s)
     _session, _owner_pid = open_session(config), os.getpid()
-    _session.groups_of = functools.partial(_groups_of, _session)
     unheeded.tell_start(config)
-
-
-def _groups_of(session: Session, name: str) -> Groups:
-    """Groups of the job's ranks; torch.distributed is loaded when a plan needs them."""
-    from psgc.torch.collectives.groups import job_groups
-
-    return job_groups(session, name)
 
 
 def _refuse_to_join_again() -> None:
