@@ -108,3 +108,40 @@ def test_the_layout_of_a_job_run_as_a_plan_gives_the_same_layout_and_sums(run: C
     assert again == first
     assert (tmp_path / "again").read_text() == (tmp_path / "first").read_text()
     assert {b.codec for b in load_plan(str(tmp_path / "first")).buckets} == {"topk:k=0.02"}
+
+
+PLACED = str(Path(__file__).parent / "job_placed.py")
+
+
+def plan_with(codecs: tuple[str, ...], places: tuple[tuple[int, ...], ...], servers: int) -> dict[str, Any]:
+    """The buckets of MIXED with these codecs, each part on the server that is named."""
+    made = [bucket(names, parts, priority, codec) for (names, parts, priority, _), codec in zip(MIXED, codecs, strict=True)]
+    buckets = [{**one, "servers": list(where)} for one, where in zip(made, places, strict=True)]
+    return {"version": 2, "model": "m", "cluster": {"name": "c", "workers": 2, "servers": servers}, "buckets": buckets, "prediction": {}}
+
+
+@pytest.mark.timeout(500)
+def test_ddp_under_a_plan_travels_in_its_buckets_and_trains_as_stock_ddp_bit_by_bit(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    path, used = tmp_path / "plan.json", tmp_path / "used"
+    plan = plan_with(("none",) * len(MIXED), PLACES, 2)
+    path.write_text(json.dumps(plan))
+    job = make_job(servers=2, env={"PSGC_PLAN": str(path), "PSGC_LAYOUT_OUT": str(used)})
+    said = [re.findall(r"^weights (\w+) (\w+)$", text, re.MULTILINE) for text in job.said("ddp", job=PLACED)]
+    ((stock, mine),) = said[0]
+    assert said == [[(stock, mine)]] * 2
+    assert mine == stock
+    assert load_plan(str(used)).to_json()["buckets"] == sorted(plan["buckets"], key=lambda one: -one["priority"])
+
+
+@pytest.mark.timeout(500)
+def test_a_job_whose_plan_places_parts_on_other_servers_goes_on_bit_by_bit(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    """Servers have residuals of their own under these codecs, which move with the parts."""
+    codecs = ("int8", "onebit", "topk:k=0.05", "none")
+    ended = []
+    for verb, places, servers in (("save", PLACES, 2), ("load", ((2, 0, 1), (0, 0, 2, 2), (1, 1), (0,)), 3)):
+        path = tmp_path / f"{verb}.json"
+        path.write_text(json.dumps(plan_with(codecs, places, servers)))
+        job = make_job(servers=servers, env={"PSGC_PLAN": str(path)})
+        ended += [re.findall(r"^weights (\w+)$", text, re.MULTILINE) for text in job.said(str(tmp_path), verb, job=PLACED)]
+    assert len(ended) == 4
+    assert ended[0] and ended == [ended[0]] * 4
