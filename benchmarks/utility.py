@@ -5,9 +5,10 @@
 Two hosts, each with a worker (and, for psgc, a server beside it), train the demo's GPT. What DDP's hooks save is asked of the closed model of
 "On the Utility of Gradient Compression" (``psgc whatif --cases``), what psgc's codecs save of the timeline (``psgc whatif --profile``). Both
 get what was measured without a network: backward (``psgc profile``), what encoding and decoding take (a hook's, the difference that it
-makes to a worker alone; a codec's, the profile's), and the rate of the link. Systems take turns, ``--repeats`` rounds of them, so
-that a machine that becomes slower does so for all. A verdict counts as right or wrong only where the measured gain is beyond the noise:
-its 95 % interval, from the rounds' iterations by bootstrap, does not contain zero; and where the answer is not "a tie".
+makes to a worker alone; a codec's, the profile's), and the rate of the link. Systems take turns, ``--repeats`` rounds of
+them, so that a machine that becomes slower does so for all. ``--out`` keeps each link when it is done; the same command goes on from there. A
+verdict counts as right or wrong only where the measured gain is beyond the noise: its 95 % interval, from the rounds' iterations by bootstrap,
+does not contain zero; and where the answer is not "a tie".
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -272,6 +273,23 @@ def interval(baseline: Sequence[float], system: Sequence[float]) -> tuple[float,
     return gain(baseline, system), gains[RESAMPLES * 25 // 1000], gains[RESAMPLES * 975 // 1000 - 1]
 
 
+def link_title(gbps: float | None) -> str:
+    return "unlimited" if gbps is None else f"{gbps:g} Gbit/s"
+
+
+def done_before(out: Path | None) -> dict[str, list[Row]]:
+    """By link, what the file has; a link that was cut off when the run was interrupted does not count."""
+    found: dict[str, dict[str, Row]] = {}
+    for line in out.read_text().splitlines() if out is not None and out.exists() else ():
+        try:
+            read = json.loads(line)
+            row = Row(**{field.name: read[field.name] for field in fields(Row)})
+            found.setdefault(row.link, {})[row.system] = row
+        except (ValueError, KeyError):
+            continue
+    return {link: [rows[system] for system in BASELINE] for link, rows in found.items() if rows.keys() == BASELINE.keys()}
+
+
 def rows_at(gbps: float | None, known: Known, repeats: int, folder: Path) -> list[Row]:
     times: dict[str, list[float]] = {}
     for _ in range(repeats):
@@ -283,9 +301,8 @@ def rows_at(gbps: float | None, known: Known, repeats: int, folder: Path) -> lis
     for system, baseline in BASELINE.items():
         predicted, margin, verdict = predict(system, rate, known, folder)
         measured, low, high = interval(times[baseline], times[system])
-        link = "unlimited" if gbps is None else f"{gbps:g} Gbit/s"
         medians = [statistics.median(times[one]) for one in (baseline, system)]
-        rows.append(Row(link, system, medians[0], medians[1], predicted, margin, measured, low, high, verdict))
+        rows.append(Row(link_title(gbps), system, medians[0], medians[1], predicted, margin, measured, low, high, verdict))
     return rows
 
 
@@ -301,25 +318,28 @@ def tell(rows: Sequence[Row], hardware: str) -> None:
 
 
 def run(options: argparse.Namespace) -> list[Row]:
-    rows: list[Row] = []
+    links = [None if text == "unlimited" else float(text) for text in options.links.split(",")]
+    found = done_before(options.out)
+    left = [gbps for gbps in links if link_title(gbps) not in found]
+    if not left:
+        return [row for gbps in links for row in found[link_title(gbps)]]
     with tempfile.TemporaryDirectory(prefix="psgc-utility-") as name:
         folder = Path(name)
         path = folder / "profile.json"
         known = Known(take_profile(path), path, measure_alone(options.repeats))
-        for text in options.links.split(","):
-            made = rows_at(None if text == "unlimited" else float(text), known, options.repeats, folder)
-            rows += made
+        for gbps in left:
+            found[link_title(gbps)] = made = rows_at(gbps, known, options.repeats, folder)
             if options.out:
                 with options.out.open("a") as file:
                     file.writelines(json.dumps({**asdict(row), "judged": row.judged}) + "\n" for row in made)
-    return rows
+    return [row for gbps in links for row in found[link_title(gbps)]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--links", default="0.1,1,unlimited", help="Gbit/s of every host's link, each way")
     parser.add_argument("--repeats", type=int, default=3, help="rounds of all systems at a link")
-    parser.add_argument("--out", type=Path, help="JSON lines, a link's when they are measured")
+    parser.add_argument("--out", type=Path, help="JSON lines: a link's are added when it is done, and not measured again")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,14 @@ def test_a_verdict_is_judged_only_beyond_the_noise_and_its_own_margin() -> None:
     assert row(-0.3, 0.2, 0.1, 0.3).judged == "wrong"
     assert row(0.3, 0.0, -0.1, 0.1).judged == "within the noise"
     assert row(0.04, -0.2, -0.3, -0.1).judged == "called a tie"
+
+
+def test_a_link_that_is_done_is_not_measured_again_and_one_that_was_cut_off_is(tmp_path: Path) -> None:
+    whole = [replace(row(0.3, 0.2, 0.1, 0.3), system=system) for system in utility.BASELINE]
+    lines = [json.dumps({**asdict(one), "judged": one.judged}) for one in (*whole, *(replace(one, link="unlimited") for one in whole[:-1]))]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + '\n{"link": "unlim')
+    assert utility.done_before(tmp_path / "rows.jsonl") == {utility.link_title(1.0): whole}
+    assert utility.done_before(tmp_path / "none.jsonl") == utility.done_before(None) == {}
 
 
 def test_the_interval_holds_the_gain_and_is_narrow_where_iterations_are_alike() -> None:
