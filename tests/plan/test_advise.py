@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,9 @@ from psgc.plan.whatif.candidates import CORNERS, Candidate, Corner, considered
 LLAMA = computed_profile("llama-8b", "h100")  # 8192 tokens
 
 
+@functools.cache
 def advice(gbps: float, nodes: int = 8, **options: Any) -> dict[str, Any]:
+    """Several tests look at the same."""
     return advise(LLAMA, cluster_of("h100", nodes, 8, gbps, 20.0), memory_gbps=3350.0, **options)
 
 
@@ -152,7 +155,7 @@ def test_estimates_are_labelled_and_measured_times_used() -> None:
 
 
 def test_codecs_without_times_are_left_out_and_named() -> None:
-    odd = replace(LLAMA, codecs={"dithering": {}})
+    odd = replace(computed_profile("gpt2", "h100"), codecs={"dithering": {}})
     found = advise(odd, cluster_of("h100", 8, 8, 100.0, 20.0))
     assert [one["name"] for one in found["candidates"]][:2] == ["none", "bf16"]
     with pytest.raises(UsageError, match="codec dithering: the profile has no times for it"):
@@ -160,7 +163,7 @@ def test_codecs_without_times_are_left_out_and_named() -> None:
 
 
 def test_times_on_cpus_that_nobody_measured_are_estimates_and_said_to_be() -> None:
-    found = advise(LLAMA, cluster_of("h100", 8, 8, 100.0, 20.0))
+    found = advice(100)
     assert {one["times"] for one in found["candidates"] if one["kind"] == "compress"} == {"estimated"}
     assert any(note.startswith("codec times of int4, int8, onebit, topk on CPUs are estimates: what one core") for note in found["notes"])
 
