@@ -209,9 +209,10 @@ class ClusterSession(Session):
     def statistics(self) -> dict[str, int]:
         client, waiting = self._network.client, self._network.waiting
         assert client is not None
+        moved, plain = (0, 0) if self._executor is None else (self._executor.moved_bytes, self._executor.uncompressed_bytes)
         return {
-            "wire_bytes": sum(link.wire_bytes for link in self._network.links), "resent": client.resent,
-            "gradient_bytes": client.gradient_bytes, "uncompressed_bytes": client.uncompressed_bytes,
+            "wire_bytes": sum(link.wire_bytes for link in self._network.links) + moved, "resent": client.resent,
+            "gradient_bytes": client.gradient_bytes + moved, "uncompressed_bytes": client.uncompressed_bytes + plain,
             "slowest_rank": waiting.slowest_rank, "least_waited_ms": waiting.least_ms, "most_waited_ms": waiting.most_ms,
         }  # fmt: skip
 

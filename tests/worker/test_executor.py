@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from psgc.codecs import parse_codec
 from psgc.errors import CodecError
 from psgc.layout import BucketSpec, Declaration, TensorSpec, build_layout
 from psgc.plan.model.options import all_options
@@ -64,7 +65,7 @@ def test_payloads_of_lengths_that_vary_travel(two_by_two: Job) -> None:
     _check_means(two_by_two, [TWICE, LEVELS, FOUR_TIMES], 5000, codec="topk:k=5000")
 
 
-@pytest.mark.parametrize("codec", ["onebit", "int8:ef=1", "topk:k=0.05", "int4"])
+@pytest.mark.parametrize("codec", ["onebit", "onebit/int8:ef=1", "topk:k=0.05", "int4"])
 @pytest.mark.parametrize("option", [TWICE, LEVELS, FOUR_TIMES, ("comp@cpu", "flat.all_gather.c", "decomp@cpu")], ids=lambda o: str(len(o)))
 def test_what_encoding_leaves_out_is_kept_in_full(two_by_two: Job, codec: str, option: tuple[str, ...]) -> None:
     """All that ranks put in is what came out, times the ranks, and what all slots of all ranks keep."""
@@ -194,3 +195,14 @@ def test_ranks_that_encode_the_same_sum_draw_the_same_numbers(two_by_two: Job) -
     results = two_by_two.step(layout, [[random.standard_normal(5000).astype(np.float32) for _ in options] for _ in range(4)])
     for index, option in enumerate(options):
         assert all((mine[index].array == results[0][index].array).all() for mine in results), option
+
+
+def test_what_a_rank_moves_is_counted(two_by_two: Job) -> None:
+    """A ring moves 2 (n - 1) / n of a gradient each way; of an all-to-all and an all-gather of payloads as much of each, in the codec's bytes."""
+    layout = two_by_two.layout([("flat.all_reduce",), TWICE], 65536, "int8:ef=0")
+    two_by_two.step(layout, integers(4, 2, 65536))
+    plain, encoded = (work.parts[0].moved_bytes for work in two_by_two.executors[0].works())
+    assert plain == 2 * 2 * 3 * 65536 * 4 // 4
+    payload = parse_codec("int8").payload_bound(65536 // 4)
+    assert encoded == 4 * 3 * payload
+    assert two_by_two.executors[0].uncompressed_bytes == 2 * plain

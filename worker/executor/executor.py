@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from psgc.errors import PsgcError
-from psgc.layout import Layout
+from psgc.layout import ITEM_BYTES, Layout
 from psgc.pool import Pool
 from psgc.program.groups import Group, Groups
 from psgc.program.order import Turn, ordered, pipelined
@@ -137,6 +137,17 @@ class Executor:
             list(self._layouts.values()) if layout is None else [r for i, r in self._layouts.items() if i == layout.id]
         )
         return [one.work for run in runs for one in run.buckets]
+
+    @property
+    def moved_bytes(self) -> int:
+        """What this rank has sent and received for gradients."""
+        return sum(part.moved_bytes for work in self.works() for part in work.parts)
+
+    @property
+    def uncompressed_bytes(self) -> int:
+        """What a ring of all ranks would have moved of them, each way, uncompressed."""
+        each = (work.step * work.bucket.numel * ITEM_BYTES[work.bucket.dtype] for work in self.works())
+        return 4 * sum(each) * (self._ranks.size - 1) // self._ranks.size
 
     def close(self) -> None:
         """End the threads, as far as they are not in a collective."""

@@ -52,6 +52,7 @@ class PartWork:
     def __init__(self, program: Program, pair: CodecPair, dtype: str, first: int, stream: Stream) -> None:
         self.program, self.pair, self.dtype, self.first, self.stream = program, pair, dtype, first, stream
         self.control = Control(False, False, False)
+        self.moved_bytes = 0  # payloads and slices that this rank has sent and received
         self._array: NDArray[Any] = np.empty(0)
         self._payloads: dict[Range, list[Bytes]] = {}
         self._own: dict[Range, Bytes] = {}  # what slot 0 has written, until the next step is encoded
@@ -135,6 +136,7 @@ class PartWork:
         lo, hi = raw.region
         array = self._array[lo:hi]
         cuts = [cut - lo for cut in raw.cuts]
+        self.moved_bytes += _moved(raw, len(group.members), group.index, array.nbytes)
         if raw.op == "all_reduce":
             group.all_reduce(array, self._array_dtype)
         elif raw.op == "reduce":
@@ -163,6 +165,7 @@ class PartWork:
             total = sum(expected)
             incoming.append(self._buffer(action, number, 1 + member, total) if total and away else None)
         group.exchange(outgoing, incoming)
+        self.moved_bytes += sum(len(payload) for payload in (*outgoing, *incoming) if payload is not None)
         arrived: dict[Range, list[Bytes]] = {}
         for member, pieces in enumerate(exchange.receives):
             offset, at = 0, 0
@@ -261,6 +264,15 @@ class PartWork:
         if found is None or found.size < size:
             found = self._buffers[key] = np.empty(size, np.uint8)
         return found[:size]
+
+
+def _moved(raw: Raw, members: int, index: int, nbytes: int) -> int:
+    """Bytes of the region that a rank sends and receives in one collective, as a ring (of reduce and broadcast: a chain) moves them."""
+    if members == 1:
+        return 0
+    if raw.op in ("reduce", "broadcast"):
+        return nbytes * (1 if index == raw.root else 2)
+    return 2 * nbytes * (members - 1) // members * (2 if raw.op == "all_reduce" else 1)
 
 
 def _add_back(codec: Codec, payload: Bytes, residual: NDArray[np.float32]) -> None:
