@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from psgc.plan.inputs.profile import F64
 from psgc.plan.local_search.descent import descend, simplify
-from psgc.plan.local_search.full_descent import descend_fully, simulation_work
+from psgc.plan.local_search.full_descent import descend_fully, find_critical, simulation_work
 from psgc.plan.local_search.space import OptionTable, Space
 from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, Kinds, kinds_of, parts_of
 from psgc.plan.model.problem import Problem
@@ -126,6 +126,16 @@ class Search:
         )  # fmt: skip
         return self.keep(Chosen(step, objective, buckets, choice if among is None else among[choice])), spent
 
+    def critical(self, made: Chosen) -> NDArray[np.bool_]:
+        """Of each bucket, whether the step waits for it."""
+        space, kinds, (ready_us, first, _) = self.space, kinds_of(made.bucketing), parts_of(made.bucketing)
+        found, times = np.empty(len(made.options), bool), space.times(kinds.sizes, kinds.codec)
+        find_critical(
+            ready_us, first, kinds.of, space.graph.rows, space.of_atom, space.resources, times, space.may_take[kinds.codec], space.threads,
+            space.moments_us, made.options, found,
+        )  # fmt: skip
+        return found
+
     def keep(self, made: Chosen) -> Chosen:
         """Take it for the best if it is."""
         self.seen.append(made)
@@ -133,11 +143,12 @@ class Search:
             self.best = made
         return made
 
-    def among(self, buckets: Bucketing, start: Ints, budget: int = SIMULATION_BUDGET // 4) -> Chosen:
-        """The best options for these buckets that descent finds from ``start`` among those in it; ``start`` itself if ``budget`` is 0."""
+    def among(self, buckets: Bucketing, start: Ints, budget: int = SIMULATION_BUDGET // 4, worth: float = np.inf) -> Chosen:
+        """The best options for these buckets that descent finds from ``start`` among those in it; ``start`` itself if ``budget`` is 0. worth: an
+        objective that ``start`` has to be below, or the answer's are infinite."""
         buckets = self.cut(buckets)
         options, kinds = self.space.unique(start), kinds_of(buckets)
-        return self.descend(buckets, options, kinds, self.space.fits(options)[kinds.codec], start[None], budget)
+        return self.descend(buckets, options, kinds, self.space.fits(options)[kinds.codec], start[None], budget, worth=worth)
 
     def cut(self, buckets: Bucketing) -> Bucketing:
         """With parts that a job can have, if the plan is to be run."""
@@ -145,7 +156,7 @@ class Search:
 
     def descend(
         self, buckets: Bucketing, options: Ints, kinds: Kinds, fits: NDArray[np.bool_], starts: Ints, budget: int,
-        order: Ints | None = None, phases: bool = BOTH,
+        order: Ints | None = None, phases: bool = BOTH, worth: float = np.inf,
     ) -> Chosen:  # fmt: skip
         """Coordinate descent. fits: as ``descent`` takes it; starts: rows of options; budget: simulations, times their chains; order: of
         the buckets that are changed one by one."""
@@ -155,7 +166,7 @@ class Search:
         simulations = int(budget / simulation_work(len(parts.ready_us)))
         starts = self.space.positions(options, starts)
         step, objective, _ = descend(
-            *parts, kinds.of, fits, *table, self.space.threads, self.space.moments_us, starts, order, choice, simulations, phases
+            *parts, kinds.of, fits, *table, self.space.threads, self.space.moments_us, starts, order, choice, simulations, phases, worth
         )
         return self.keep(Chosen(step, objective, buckets, options[choice]))
 

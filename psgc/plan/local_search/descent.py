@@ -15,6 +15,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.jit.kernel import I64, helper, kernel
+from psgc.plan.local_search.critical import note_critical
 from psgc.plan.model.costs import GPU
 from psgc.plan.model.timeline import DELAY, ROUNDING, add_load, begin, new_run, new_snapshots, occurring, restore, resume, save
 
@@ -118,38 +119,107 @@ def _resume_from(run: Any, snapshots: Any, row: Any, chain: Any, limit: Any) -> 
     return resume(run, run.ready_us.size, limit)
 
 
-@kernel(_RESULT(_F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _F64, _I64, _F64, _I64_2D, _I64, _I64, I64, types.boolean))
+@helper
+def _objective(run: Any, step: Any, limit: Any) -> Any:
+    return step + MEAN_WEIGHT * run.available_us.mean() if step < limit else np.inf
+
+
+@helper
+def _best_start(run: Any, choices: Any, starts: Any, choice: Any, worth: Any, total: Any) -> Any:
+    """``choice`` is the best of the rows of ``starts``. Returns the step, the objective and the number of simulations; infinities if no row's
+    objective is below ``worth``. total: scratch."""
+    limit, best, best_step, trials = worth, np.inf, np.inf, 0
+    for row in range(starts.shape[0]):
+        if _is_hopeless(run, choices, 0, 0, 0, starts[row], limit / ROUNDING, total):
+            continue
+        _give_each(run, choices, starts[row])
+        begin(run)
+        step = resume(run, run.ready_us.size, limit)
+        trials += 1
+        objective = _objective(run, step, limit)
+        if objective < limit:
+            limit, best, best_step = objective, objective, step
+            choice[:] = starts[row]
+    _give_each(run, choices, choice)
+    return best_step, best, trials
+
+
+@helper
+def _note(run: Any, choices: Any, snapshots: Any, until: Any, critical: Any) -> None:
+    """Simulate the present choice: a snapshot where each bucket is about to be computed, and which buckets are critical."""
+    begin(run)
+    for one in range(until.size):
+        resume(run, until[one], np.inf)
+        save(run, snapshots, one)
+    resume(run, run.ready_us.size, np.inf)
+    note_critical(run, choices.chain, critical)
+
+
+@helper
+def _give_those(run: Any, choices: Any, bucket: Any, end: Any, option: Any) -> None:
+    """Give the buckets from one to before ``end`` an option, those that can have it."""
+    for one in range(bucket, end):
+        if _is_possible(choices, one, option):
+            _give(run, choices, one, option)
+
+
+@helper
+def _best_option(
+    run: Any, choices: Any, snapshots: Any, fits: Any, bucket: Any, end: Any, choice: Any, best: Any, total: Any, busy: Any
+) -> Any:
+    """The option with which the objective is least, if all buckets from one to before ``end`` take it that can have it; -1 if it does not get below
+    ``best``. Returns it, the step, the objective and the number of simulations. total, busy: scratch."""
+    alone = end == bucket + 1
+    if alone:
+        _busy(run, choices, snapshots, bucket, bucket, choice, busy)
+    chosen, best_step, trials = -1, np.inf, 0
+    for option in range(choices.length.size):
+        if not fits[choices.kind[bucket], option]:
+            continue
+        if alone and (option == choice[bucket] or _is_over(busy, choices, bucket, option, best)):
+            continue
+        if _is_hopeless(run, choices, bucket, end, option, choice, best, total):
+            continue
+        _give_those(run, choices, bucket, end, option)
+        step = _resume_from(run, snapshots, bucket, choices.chain[bucket], best)
+        trials += 1
+        objective = _objective(run, step, best)
+        if objective < best * IMPROVEMENT:
+            best, best_step, chosen = objective, step, option
+    for one in range(bucket, end):
+        if chosen >= 0 and _is_possible(choices, one, chosen):
+            choice[one] = chosen
+        _give(run, choices, one, choice[one])
+    return chosen, best_step, best, trials
+
+
+@kernel(
+    _RESULT(
+        _F64, _I64, _I64, _I64, _BOOL_2D, _I64_2D, _I64, _I64, _F64, _F64, _I64, _F64, _I64_2D, _I64, _I64, I64, types.boolean, types.float64
+    )
+)  # fmt: skip
 def descend(
     ready: Any, chain: Any, until: Any, kind: Any, fits: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any,
-    starts: Any, order: Any, choice: Any, budget: Any, tails: Any,
+    starts: Any, order: Any, choice: Any, budget: Any, tails: Any, worth: Any,
 ) -> Any:  # fmt: skip
     """Find each bucket's option, ``choice``, from the best of ``starts`` (rows). Returns the step, the objective, and how many simulations
     were run, about ``budget`` at most. order: the buckets that are changed one by one; tails: whether all from one on are changed together,
-    too.
+    too; worth: an objective that a start has to be below, or infinities are returned.
 
     ready: of each chain; chain: where each bucket's chains begin, and their number; until: of each bucket, the first chain that is ready when
     it is; kind: of each bucket, its row of ``fits``, which has what options (columns) are worth trying, and of ``first``, which has where their
     tasks begin in ``resource``, ``us`` and ``rest``, -1 where buckets of this kind cannot have the option; threads: of each resource;
     moments: when each tensor is ready.
     """
-    buckets, options = kind.size, length.size
-    run = new_run(ready, resource, us, rest, threads, moments)
+    buckets = kind.size
+    run = new_run(ready, resource, us, rest, threads, moments, length.max())
     choices = _choices(run, chain, kind, first, length)
     held = choices.load_us.shape[2]
-    snapshots, total, busy = new_snapshots(buckets, run), np.empty(held), np.empty(held)
+    snapshots, total, busy, critical = new_snapshots(buckets, run), np.empty(held), np.empty(held), np.empty(buckets, np.bool_)
     for bucket in range(buckets):
         run.alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]
-    best, best_step, trials, improved = np.inf, np.inf, 0, True
-    for row in range(starts.shape[0]):
-        _give_each(run, choices, starts[row])
-        begin(run)
-        step = resume(run, ready.size, best)
-        trials += 1
-        objective = step + MEAN_WEIGHT * run.available_us.mean() if step < best else np.inf
-        if objective < best:
-            best, best_step = objective, step
-            choice[:] = starts[row]
-    _give_each(run, choices, choice)
+    best_step, best, trials = _best_start(run, choices, starts, choice, worth, total)
+    improved = best < np.inf
     while improved and trials < budget:
         improved = False
         for tail in (True, False):
@@ -158,35 +228,16 @@ def descend(
             stale = True
             for place in range(buckets if tail else order.size):
                 bucket = buckets - 1 - place if tail else order[place]
-                if stale:  # simulate the present choice, and note it where each bucket is about to be computed
-                    begin(run)
-                    for one in range(buckets):
-                        resume(run, until[one], np.inf)
-                        save(run, snapshots, one)
+                if stale:
+                    _note(run, choices, snapshots, until, critical)
                     stale = False
+                if not tail and not critical[bucket]:
+                    continue
                 end = buckets if tail else bucket + 1
-                chosen = -1
-                if not tail:
-                    _busy(run, choices, snapshots, bucket, bucket, choice, busy)
-                for option in range(options):
-                    if (
-                        not fits[kind[bucket], option]
-                        or (not tail and (option == choice[bucket] or _is_over(busy, choices, bucket, option, best)))
-                        or _is_hopeless(run, choices, bucket, end, option, choice, best, total)
-                    ):
-                        continue
-                    for one in range(bucket, end):
-                        if _is_possible(choices, one, option):
-                            _give(run, choices, one, option)
-                    step = _resume_from(run, snapshots, bucket, chain[bucket], best)
-                    trials += 1
-                    objective = step + MEAN_WEIGHT * run.available_us.mean() if step < best else np.inf
-                    if objective < best * IMPROVEMENT:
-                        best, best_step, chosen, improved = objective, step, option, True
-                for one in range(bucket, end):
-                    if chosen >= 0 and _is_possible(choices, one, chosen):
-                        choice[one] = chosen
-                    _give(run, choices, one, choice[one])
+                chosen, step, objective, tried = _best_option(run, choices, snapshots, fits, bucket, end, choice, best, total, busy)
+                trials += tried
+                if chosen >= 0:
+                    best, best_step, improved = objective, step, True
                 stale = chosen >= 0 and not tail
                 if trials >= budget:
                     break
@@ -200,7 +251,7 @@ def simplify(
 ) -> Any:  # fmt: skip
     """Give buckets one of the first ``simple`` options in place of their ``choice``, wherever the step gets no longer by it, in ``budget``
     simulations. Returns the step."""
-    run = new_run(ready, resource, us, rest, threads, moments)
+    run = new_run(ready, resource, us, rest, threads, moments, length.max())
     choices = _choices(run, chain, kind, first, length)
     snapshots, total = new_snapshots(1, run), np.empty(choices.load_us.shape[2])
     _give_each(run, choices, choice)

@@ -14,6 +14,7 @@ import numpy as np
 from numba import types
 
 from psgc.codecs.jit.kernel import I64, helper, kernel
+from psgc.plan.local_search.critical import note_critical
 from psgc.plan.local_search.descent import IMPROVEMENT, MEAN_WEIGHT
 from psgc.plan.model.costs import GPU
 from psgc.plan.model.timeline import DELAY, ROUNDING, add_load, begin, new_run, new_snapshots, occurring, restore, resume, save
@@ -28,6 +29,7 @@ _BOOL_2D: Final = types.Array(types.boolean, 2, "C")
 _RESULT: Any = types.Tuple((types.float64, types.float64, I64))  # type: ignore[no-untyped-call]
 CHAIN: Final = -1  # column of an option's costs, behind those of the resources: its tasks, one after the other
 CROWD: Final = 64  # of so many chains a simulation takes twice as long for each as of few, because more wait at once
+MOVED_MAX_BUCKETS: Final = 2  # that a move changes: these choose again, critical or not
 CHAIN_WEIGHT: Final = 0.02  # of a microsecond of an option's chain, beside one of its bound
 
 
@@ -160,6 +162,34 @@ def _without(run: Any, low: Any, later: Any, busy: Any) -> Any:
     return run.ready_us[low] + run.state[DELAY]
 
 
+@helper
+def _simulate_for_critical(run: Any, snapshots: Any, row: Any, chain: Any, critical: Any) -> None:
+    """critical: which buckets are critical in the run that goes on from a snapshot."""
+    restore(run, snapshots, row)
+    resume(run, run.ready_us.size, np.inf)
+    note_critical(run, chain, critical)
+
+
+@helper
+def _best_of(
+    run: Any, options: Any, snapshots: Any, bucket: Any, own: Any, low: Any, high: Any, begins: Any, found: Any, bound: Any, best: Any
+) -> Any:
+    """Simulate a bucket with each option of ``found``. Returns the one of the least objective, -1 if none is below ``best``, the step, the objective
+    and what was spent."""
+    chosen, best_step, spent = -1, np.inf, 0.0
+    for one in range(found.size):
+        if bound[one] * ROUNDING > best:
+            continue
+        _set(run, options, found[one], own, low, high, begins)
+        restore(run, snapshots, bucket)
+        step = resume(run, run.ready_us.size, best)
+        spent += _work(run.ready_us.size - low)
+        objective = step + MEAN_WEIGHT * run.available_us.mean() if step < best else np.inf
+        if objective < best * IMPROVEMENT:
+            best, best_step, chosen = objective, step, found[one]
+    return chosen, best_step, best, spent
+
+
 @kernel(
     _RESULT(
         _F64, _I64, _I64, _I64, _IN_I64_2D, _IN_I64_2D, _IN_I64, _F64_2D, _BOOL_2D, _I64, _F64, _I64, _I64, I64, I64, types.float64
@@ -175,7 +205,7 @@ def descend_fully(
     nothing is left to gain."""
     buckets, options = kind.size, Options(rows, tasks, held, us, may_take)
     room = rows.shape[1] * tasks.shape[1]
-    run = new_run(ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads, moments)
+    run = new_run(ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads, moments, room)
     snapshots = new_snapshots(buckets, run)
     kinds = us.shape[1]
     resources = occurring(held)
@@ -191,10 +221,16 @@ def descend_fully(
     best_step = resume(run, ready.size, np.inf)
     best = best_step + MEAN_WEIGHT * run.available_us.mean()
     spent, valid, unchanged, place = _work(ready.size), buckets - 1, 0, 0
+    critical, stale = np.ones(buckets, np.bool_), order.size > MOVED_MAX_BUCKETS
     while unchanged < order.size and spent < budget and best_step > enough:
         bucket = order[place % order.size]
         place += 1
         unchanged += 1
+        if stale:
+            _simulate_for_critical(run, snapshots, valid, chain, critical)
+            spent, stale = spent + _work(ready.size), False
+        if not critical[bucket]:
+            continue
         own, low, high = kind[bucket], chain[bucket], chain[bucket + 1]
         if not known[own]:
             _costs(options, threads, own, costs[own])
@@ -206,22 +242,31 @@ def descend_fully(
         restore(run, snapshots, bucket)
         from_us = _without(run, low, load[bucket + 1 :], busy)
         count = _promising(costs[own], busy, from_us, high - low, choice[bucket], best, found, bound, score)
-        chosen = -1
-        for one in range(count):
-            if bound[one] * ROUNDING > best:
-                continue
-            _set(run, options, found[one], own, low, high, bucket * room)
-            restore(run, snapshots, bucket)
-            step = resume(run, ready.size, best)
-            spent += _work(ready.size - low)
-            objective = step + MEAN_WEIGHT * run.available_us.mean() if step < best else np.inf
-            if objective < best * IMPROVEMENT:
-                best, best_step, chosen = objective, step, found[one]
+        chosen, step, best, work = _best_of(run, options, snapshots, bucket, own, low, high, bucket * room, found[:count], bound, best)
+        spent += work
         if chosen >= 0:
-            choice[bucket] = chosen
-            unchanged, valid = 0, bucket
+            best_step, choice[bucket] = step, chosen
+            unchanged, valid, stale = 0, bucket, order.size > MOVED_MAX_BUCKETS
         _set(run, options, choice[bucket], own, low, high, bucket * room)
         if chosen >= 0:
             load[bucket] = 0.0
             _add(run, chain, bucket, load)
     return best_step, best, int(spent)
+
+
+@kernel(
+    types.void(_F64, _I64, _I64, _IN_I64_2D, _IN_I64_2D, _IN_I64, _F64_2D, _BOOL_2D, _I64, _F64, _I64, types.Array(types.boolean, 1, "C"))
+)
+def find_critical(
+    ready: Any, chain: Any, kind: Any, rows: Any, tasks: Any, held: Any, us: Any, may_take: Any, threads: Any, moments: Any, choice: Any, critical: Any
+) -> None:  # fmt: skip
+    """critical: of each bucket, whether one of its tasks is on a critical path (``critical``). The rest: as ``descend_fully`` takes it."""
+    buckets, options = kind.size, Options(rows, tasks, held, us, may_take)
+    room = rows.shape[1] * tasks.shape[1]
+    run = new_run(ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads, moments, room)
+    for bucket in range(buckets):
+        run.alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]
+        _set(run, options, choice[bucket], kind[bucket], chain[bucket], chain[bucket + 1], bucket * room)
+    begin(run)
+    resume(run, ready.size, np.inf)
+    note_critical(run, chain, critical)

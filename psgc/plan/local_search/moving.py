@@ -52,11 +52,13 @@ def palette(made: Search, plans: list[Chosen]) -> Ints:
 
 
 def improve(made: Search, here: Chosen, budget: float, known: Ints) -> float:
-    """Move buckets of a plan, largest first, and choose its options again, until nothing helps or the budget is spent. known: the palette.
-    Returns what is left of the budget."""
+    """Move buckets of a plan for which the step waits, largest first, and choose its options again, until nothing helps or the budget is spent.
+    known: the palette. Returns what is left of the budget."""
     while not made.is_done and budget > 0:
-        before = here
+        before, critical = here, made.critical(here)
         for bucket in by_size(here.bucketing).tolist():
+            if not critical[bucket]:
+                continue
             moved = here
             for buckets, changed in neighbours(made.problem, here.bucketing, bucket):
                 if budget > 0:
@@ -69,6 +71,7 @@ def improve(made: Search, here: Chosen, budget: float, known: Ints) -> float:
                 here = moved
                 if renumbered:
                     break
+                critical = made.critical(here)
         if here is before or budget <= 0:
             return budget
         here, spent = made.fully(here, by_size(here.bucketing), MOST_OPTIONS, budget)

@@ -61,7 +61,7 @@ def _new_run(
     ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any
 ) -> Any:
     """A run at its beginning, every chain with the tasks of its option."""
-    run = new_run(ready, resource, us, rest, threads, moments)
+    run = new_run(ready, resource, us, rest, threads, moments, length.max())
     for chain in range(ready.size - 1, -1, -1):
         run.begins[chain] = first[kind[chain], option[chain]]
         run.ends[chain] = run.begins[chain] + length[option[chain]]
@@ -142,7 +142,7 @@ def _last_bubble(
     shared = _new_run(ready, kind, option, first, length, resource, us, rest, threads, moments)
     count = (shared.ends - shared.begins).sum()
     owner, own_resource, own_us = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count)
-    run = new_run(ready, own_resource, own_us, own_us, threads, moments)
+    run = new_run(ready, own_resource, own_us, own_us, threads, moments, length.max())
     end, left = 0, np.zeros(ready.size, np.int64)
     for chain in range(ready.size):
         run.begins[chain], run.alike[chain] = end, shared.alike[chain]

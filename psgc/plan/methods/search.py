@@ -26,7 +26,7 @@ from psgc.plan.model.problem import Problem
 
 POLISHED: Final = 4  # plans that choose again from all options
 IMPROVED: Final = 3  # plans whose buckets are moved
-BUDGET: Final = 20_000  # simulated chains (``full_descent.simulation_work``) after the first plans
+BUDGET: Final = 14_000  # simulated chains (``full_descent.simulation_work``) after the first plans
 
 
 def search(problem: Problem) -> Found:

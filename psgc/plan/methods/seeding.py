@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from psgc.plan.local_search.choosing import SMALL_JOB_MAX_TENSORS, Chosen, Search
+from psgc.plan.local_search.moving import WORTH_POLISHING
 from psgc.plan.local_search.pipeline import fused_for
 from psgc.plan.methods.baselines import tensors_choices
 from psgc.plan.model.bucketing import bucketing, each_alone, every_fusion, fused, renumbered
@@ -117,10 +118,11 @@ def held(made: Search, option: int, numel: float, codec: int) -> tuple[float, fl
 
 
 def rivals(made: Search, most: int | None = None) -> None:
-    """Simulate the choices of other systems but Espresso, without those whose options the constraints rule out. most: of so many, BytePS
-    first."""
+    """Simulate the choices of other systems but Espresso, without those whose options the constraints rule out, and keep those that are worth
+    more. most: of so many, BytePS first."""
+    assert made.best is not None
     tensors, number = made.problem.tensors, made.space.graph.number
     for choices in islice(tensors_choices(made.problem), most):
         if all(choice.option in number for choice in choices):
-            options = np.array([number[choice.option] for choice in choices])
-            made.among(bucketing(tensors, np.arange(len(options)), [choice.parts for choice in choices]), options, budget=0)
+            options, worth = np.array([number[choice.option] for choice in choices]), made.best.objective * WORTH_POLISHING
+            made.among(bucketing(tensors, np.arange(len(options)), [choice.parts for choice in choices]), options, budget=0, worth=worth)

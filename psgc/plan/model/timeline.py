@@ -30,11 +30,12 @@ _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _OUT_F64: Final = types.Array(types.float64, 1, "C")
 # Places in a run's state, behind those of the resources; behind these stand the threads of resources that have several.
 DELAY: Final = len(RESOURCES)  # of backward, by tasks on the GPU
-_STEP: Final = DELAY + 1
-_COMPUTED: Final = _STEP + 1
-STATE: Final = _COMPUTED + 1
-_SLACK: Final = 1e-9  # of backward, by which a sum of times may miss a moment
-ROUNDING: Final = 1 - 1e-9  # a sum of times may be rounded otherwise than the run's own
+STEP: Final = DELAY + 1
+_COMPUTED: Final = STEP + 1
+EVENTS: Final = _COMPUTED + 1  # how many tasks have begun
+STATE: Final = EVENTS + 1
+TOLERANCE: Final = 1e-9  # of backward or the step, by which a sum of times may miss a moment
+ROUNDING: Final = 1 - TOLERANCE  # a sum of times may be rounded otherwise than the run's own
 
 
 class Chains(NamedTuple):
@@ -113,7 +114,7 @@ def define_timeline(chains: Chains) -> Timeline:
 
 def _between_tensors(chains: Chains, delay: float, when: float) -> float:
     """When a task that could start at ``when`` finds backward between two tensors, or done."""
-    later = chains.moments_us[chains.moments_us >= when - delay - _SLACK * chains.moments_us[-1]]
+    later = chains.moments_us[chains.moments_us >= when - delay - TOLERANCE * chains.moments_us[-1]]
     return max(when, float(later[0]) + delay) if len(later) else when
 
 
@@ -127,6 +128,7 @@ class Run(NamedTuple):
     threads: of each resource, how many tasks it does at once; thread: where in ``state`` the times stand at which each of them is free, if they
     are several. state: when each resource is free; then by how much backward is late; the step so far; how many chains are computed; the threads.
     available_us: when each chain's next task can start. next_task: of each chain. start_us, computed_us: the result, as ``Timeline`` has it.
+    event_chain, event_task, event_us: the tasks that have begun, in order: each one's chain, number and start.
     """
 
     ready_us: Any
@@ -145,6 +147,9 @@ class Run(NamedTuple):
     next_task: Any
     start_us: Any
     computed_us: Any
+    event_chain: Any
+    event_task: Any
+    event_us: Any
 
 
 class Snapshots(NamedTuple):
@@ -156,9 +161,9 @@ class Snapshots(NamedTuple):
 
 
 @helper
-def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any, threads: Any, moments_us: Any) -> Any:
-    """A run of these tasks, whose chains have none yet."""
-    chains, size = ready_us.size, STATE
+def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any, threads: Any, moments_us: Any, longest: Any) -> Any:
+    """A run of these tasks, whose chains have none yet, and later ``longest`` each at most."""
+    chains, size, events = ready_us.size, STATE, ready_us.size * longest
     thread = np.zeros(threads.size, np.int64)
     for one in range(threads.size):
         if threads[one] > 1:
@@ -172,6 +177,7 @@ def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any, threads: Any, m
     return Run(
         ready_us, moments_us, moment, resource, us, rest_us, np.zeros(chains, np.int64), np.zeros(chains, np.int64), np.arange(1, chains + 1), threads, thread,
         np.zeros(size), np.empty(chains), np.zeros(chains, np.int64), np.empty(us.size), np.empty(chains),
+        np.empty(events, np.int64), np.empty(events, np.int64), np.empty(events),
     )  # fmt: skip
 
 
@@ -233,7 +239,7 @@ def _hold(run: Any, resource: Any, until: Any) -> None:
 @helper
 def _when_on_gpu(moments: Any, place: Any, delay: Any, when: Any) -> Any:
     """When a task that could start at ``when`` finds backward between two tensors; not before that of moment ``place``."""
-    at = when - delay - _SLACK * moments[-1]
+    at = when - delay - TOLERANCE * moments[-1]
     while place < moments.size and moments[place] < at:
         place += 1
     return max(when, moments[place] + delay) if place < moments.size else when
@@ -273,7 +279,8 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
     """Simulate until backward has all but computed chain ``until``, the step is longer than ``limit`` or will be, or to the end. Returns the step
     so far, or a lower bound on it that is over ``limit``."""
     ready, resource, state, available, nexts = run.ready_us, run.resource, run.state, run.available_us, run.next_task
-    count, computed, step = ready.size, int(state[_COMPUTED]), state[_STEP]
+    event_chain, event_task, event_us = run.event_chain, run.event_task, run.event_us
+    count, computed, events, step = ready.size, int(state[_COMPUTED]), int(state[EVENTS]), state[STEP]
     low = 0
     while step <= limit:
         when, chosen = np.inf, -1
@@ -305,19 +312,23 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
                 step = when + run.rest_us[task]
                 break
             run.start_us[task], nexts[chosen] = when, task + 1
+            event_chain[events], event_task[events], event_us[events] = chosen, task, when
+            events += 1
             end = when + run.us[task]
             available[chosen] = end
             _hold(run, resource[task], end)
             if resource[task] == GPU and computed < count:
                 state[DELAY] += run.us[task]
         step = max(step, end)
-    state[_COMPUTED], state[_STEP] = computed, step
+    state[_COMPUTED], state[EVENTS], state[STEP] = computed, events, step
     return step
 
 
 @kernel(types.float64(_IN_F64, _IN_I64, _IN_I64, _IN_F64, _IN_I64, _IN_F64, _OUT_F64, _OUT_F64))
 def _run(ready: Any, first: Any, resource: Any, us: Any, threads: Any, moments: Any, start: Any, computed: Any) -> Any:
-    made = new_run(ready, resource, us, us, threads, moments)  # without a limit nobody asks what the rest of a chain takes
+    made = new_run(
+        ready, resource, us, us, threads, moments, (first[1:] - first[:-1]).max()
+    )  # without a limit nobody asks what the rest of a chain takes
     made.begins[:], made.ends[:] = first[:-1], first[1:]
     for chain in range(ready.size - 2, -1, -1):  # a bucket's parts: many, and only the first that has not begun can begin next
         tasks, others = first[chain], first[chain + 1]
