@@ -22,12 +22,13 @@ from psgc.plan.methods import bound
 from psgc.plan.methods.baselines import with_option
 from psgc.plan.methods.bound import _dominated, bucketing_of, given_buckets, lower_bounds, over_all_bucketings
 from psgc.plan.methods.registry import METHODS
-from psgc.plan.methods.search import search
+from psgc.plan.methods.search import planned, search, searched
 from psgc.plan.model.bucketing import Bucketing, Tensors, bucketing, each_alone, every_fusion, fused, kinds_of, parts_of
 from psgc.plan.model.costs import walk
 from psgc.plan.model.options import OVER_SERVERS, Constraints, constrained, encodes
 from psgc.plan.model.plan import Plan, PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs, simulate
+from psgc.plan.model.timeline import run as run_chains
 from psgc.plan.planfile.reading import read_plan
 from tests.plan.jobs import problem_of
 
@@ -442,3 +443,23 @@ def test_a_codec_without_a_servers_times_is_not_pushed_to_servers() -> None:
     both = replace(problem, others=(("t1", random_job(7, 10).codec),))
     assert any("flat.push.c" in option for option in both.options)
     assert all(both.takes(bucket.option, both.codec_of(bucket)) for bucket in search(both).buckets)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_bucket_whose_quicker_tasks_would_shorten_the_step_is_critical(several: bool) -> None:
+    shortened = spared = 0
+    for seed in range(12):
+        problem = random_job(600 + seed, 20, Constraints())
+        problem = of_several_codecs(problem) if several else problem
+        made = searched(problem)
+        assert made.best is not None
+        critical = made.critical(made.best)
+        simulated = simulate(problem, planned(problem, made.space, made.best))
+        owner = np.array([row.bucket for row in simulated.rows], np.int64)
+        for bucket in range(len(critical)):
+            quicker = simulated.chains._replace(us=np.where(owner == bucket, (1 - 1e-7) * simulated.chains.us, simulated.chains.us))
+            if run_chains(quicker).step_us < simulated.step_us * (1 - 1e-11):
+                assert critical[bucket], (seed, bucket)
+                shortened += 1
+            spared += not critical[bucket]
+    assert shortened > 20 and spared > 20
