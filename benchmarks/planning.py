@@ -3,6 +3,7 @@
     python benchmarks/planning.py --traces DIR [--achieved SHARE] [--json]
     python benchmarks/planning.py --growth
     python benchmarks/planning.py --rivals 1000 --tensors 1-200 [--first-seed SEED] [--seconds S] [--out FILE]
+    python benchmarks/planning.py --orders 400 --tensors 1-200
 
 The traces are the public artefact's (Wang et al., EuroSys 2023): tensors and when backward on a V100 had computed each. They are not part of
 this repository; without them there is nothing to plan for, and the bench says so. Codec times are the built-in V100's, payloads are as
@@ -200,6 +201,9 @@ def main() -> None:
     parser.add_argument(
         "--rivals", type=int, metavar="JOBS", help="so many random jobs instead (planning_rivals.py), beside every rival's plan"
     )
+    parser.add_argument(
+        "--orders", type=int, metavar="JOBS", help="what another order of tasks gains on so many random jobs (planning_order.py)"
+    )
     parser.add_argument("--tensors", default="1-200", metavar="A-B", help="how many tensors the random jobs have")
     parser.add_argument("--first-seed", type=int, default=1_000_000, metavar="SEED", help="of the random jobs")
     parser.add_argument("--seconds", type=float, help="search each random job for so long")
@@ -209,12 +213,16 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    if arguments.rivals is not None:
+    count = arguments.orders if arguments.rivals is None else arguments.rivals
+    if count is not None:
         fewest, _, most = arguments.tensors.partition("-")
-        if not (fewest.isdigit() and most.isdigit() and 1 <= int(fewest) <= int(most) and arguments.rivals > 0):
-            sys.exit(
-                f"planning: --rivals {arguments.rivals} --tensors {arguments.tensors}: expected a number of jobs, and a range as 1-200"
-            )
+        if not (fewest.isdigit() and most.isdigit() and 1 <= int(fewest) <= int(most) and count > 0):
+            sys.exit(f"planning: {count} jobs of --tensors {arguments.tensors}: expected a number of jobs, and a range as 1-200")
+        if arguments.rivals is None:
+            import planning_order  # beside this script
+
+            print(planning_order.summary(count, int(fewest), int(most)))
+            return
         import planning_rivals  # beside this script
 
         rows = planning_rivals.run(arguments.rivals, int(fewest), int(most), arguments.out, arguments.seconds, arguments.first_seed)
