@@ -169,9 +169,11 @@ def plan_file(path: Path, *option: str) -> str:
 
 @pytest.mark.usefixtures("clean_environment")
 def test_a_plan_that_cannot_be_carried_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    done = psgc("run", "--plan", plan_file(tmp_path / "plan.json", "flat.all_reduce"), "--", *STEPS, "1")
+    done = psgc(
+        "run", "--plan", plan_file(tmp_path / "plan.json", "comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu"), "--", *STEPS, "1"
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    wanted = r"psgc: .*buckets\[0\] \(of 'w'\): action 'flat.all_reduce', which the executor does not carry yet; .*\n"
+    wanted = r"psgc: .*buckets\[0\] \(of 'w'\): action 'comp@gpu', which jobs do not carry yet; .*\n"
     assert re.fullmatch(wanted, done.stderr)
 
 

@@ -328,9 +328,9 @@ def test_buckets_that_ddp_may_leave_out_are_refused() -> None:
         ("nowhere.json", UsageError, "nowhere.json"),
         (8, UsageError, "expected codec text"),
         (
-            Plan("m", "c", (PlannedBucket(("w",), 9, 1, 0, "none", ("flat.all_reduce",)),)),
+            Plan("m", "c", (PlannedBucket(("w",), 9, 1, 0, "int8", ("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu")),)),
             UsageError,
-            r"ddp_hook: the plan: buckets\[0\] \(of 'w'\): action 'flat.all_reduce', which the executor does not carry yet",
+            r"ddp_hook: the plan: buckets\[0\] \(of 'w'\): action 'comp@gpu', which jobs do not carry yet",
         ),
     ],
 )
