@@ -19,6 +19,7 @@ from psgc.launch.bench import kernels as bench
 from psgc.launch.bench.baselines import MULTIPLE, WITH_BASELINES, numpy_baselines, torch_baselines
 from psgc.launch.bench.kernels import bench_kernels, check_codec, check_scheme, read_sizes, timed_subject
 from psgc.launch.bench.tables import bytes_text, ratio_table, time_table
+from tests.plan.commands import psgc
 
 ROW = {"codec", "implementation", "op", "numel", "threads", "gbps", "ns_per_element", "ratio_to_memcpy"}
 OPS = ("encode", "decode", "server")
@@ -171,3 +172,11 @@ def test_a_size_of_nothing_is_refused() -> None:
 def test_an_unknown_codec_or_a_pair_is_refused(text: str, words: str) -> None:
     with pytest.raises(CodecError, match=words):
         bench_kernels([5000], [text])
+
+
+def test_the_verb_prints_tables_and_what_was_left_out_or_one_document() -> None:
+    done = psgc("bench", "kernels", "--numel", "5000", "--codec", "bf16")
+    assert done.returncode == 0, done.stderr
+    assert all(text in done.stdout for text in ("times memcpy's speed", "nanoseconds an element", "bf16")), done.stdout
+    done = psgc("bench", "kernels", "--numel", "5000", "--codec", "bf16", "--json")
+    assert [row["codec"] for row in json.loads(done.stdout)["codecs"]][:1] == ["bf16"]
