@@ -90,6 +90,7 @@ class ClusterSession(Session):
                     self.rank, Ranks(self.node_sizes), self.groups_of, self.fail, lambda: self.failed, pool_threads(self.config),
                     self.config.nonfinite == "raise",
                 )  # fmt: skip
+                self._network.lookout = self._executor.late
         self._executor.add(layout)
 
     def submit(

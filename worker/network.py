@@ -93,6 +93,8 @@ class Network(threading.Thread):
         self._connections = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
         self.client: Client | None = None
         self.waiting = Waiting()
+        # says what else this rank has waited for, given the time and how long after the begin it is said first
+        self.lookout: Callable[[float, float], list[str]] | None = None
         self._buckets: dict[tuple[int, int], _Running] = {}
         self._by_key: dict[int, _Running] = {}
         self._arena = Arena("psgc-push")  # where payloads are encoded
@@ -326,6 +328,11 @@ class Network(threading.Thread):
             texts = self.client.tick(now, self._coordinator.told)
             for text in texts if texts and self._coordinator.voice.speaks(PARTS) else ():
                 logger.warning("%s", text)
+        if self.lookout is not None and self.error is None:
+            for text in self.lookout(now, self.config.silence_s):
+                if self._coordinator.voice.speaks("groups"):
+                    logger.warning("%s", text)
+                self._coordinator.tell(text)
         if self._closing_since is not None:
             patience_s = self._coordinator.farewell_s() if self.error is None else self.config.silence_s
             self._end = self._coordinator.left or now - self._closing_since > patience_s

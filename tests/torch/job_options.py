@@ -1,6 +1,6 @@
 """A worker of a real job that aggregates one bucket by each option, without loss, and holds every result against the exact mean. Run by test_options.py.
 
-OPTIONS_EVERY: every how many of the 4341 options are run; OPTIONS_CODEC: what encodes.
+OPTIONS_EVERY: every how many of the 4341 options are run; OPTIONS_CODEC: what encodes; OPTIONS_LATE: a rank that comes 4 s late.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def main() -> None:
     buckets = tuple(BucketSpec((n,), codec, -n, 1, option=option) for n, option in enumerate(options))
     layout = session.declare(Declaration("options", "plan", tensors, "none", True, used=tuple(range(len(tensors))), buckets=buckets))
     began = time.monotonic()
+    if os.environ.get("OPTIONS_LATE") == str(session.rank):
+        time.sleep(4)
     for step in range(STEPS):
         buffers = [Buffer(gradient(session.rank, n, step)) for n in range(len(options))]
         session.wait([session.submit(layout, n, buffer) for n, buffer in enumerate(buffers)])

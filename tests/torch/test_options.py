@@ -33,8 +33,11 @@ def run_on(job: Any, node_sizes: tuple[int, ...], **env: str) -> str:
 
 
 @pytest.mark.timeout(300)
-def test_a_sample_of_the_options_gives_every_rank_the_exact_mean(make_job: Callable[..., Any]) -> None:
-    said = run_on(make_job(nodes=2, hang_s=250), (1, 2), OPTIONS_EVERY="37")
+def test_a_sample_of_the_options_gives_every_rank_the_exact_mean_and_a_late_rank_is_named(make_job: Callable[..., Any]) -> None:
+    said = run_on(make_job(nodes=2, hang_s=250), (1, 2), OPTIONS_EVERY="37", OPTIONS_LATE="2")
+    assert re.search(r"rank [01] waits in \S+ of 't\d+' in its step 1 for .*2; does each of them call backward\(\) and step\(\)\?", said), (
+        said
+    )
     assert len(re.findall(r"checked 118 options, nodes of \(1, 2\)", said)) == 3
 
 

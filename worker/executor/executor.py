@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from psgc.errors import PsgcError
 from psgc.layout import ITEM_BYTES, Layout
@@ -22,6 +23,7 @@ from psgc.program.order import Turn, ordered, pipelined
 from psgc.program.ranks import Ranks
 from psgc.program.run import Runner, Start
 from psgc.program.steps import Agree, Decode, Encode, Lane, Transfer, lane_of
+from psgc.reminder import Reminder
 from psgc.worker.executor.bucket import GroupBucket
 from psgc.worker.network import Submission
 
@@ -40,12 +42,21 @@ class _Bucket:
         self.left = 0  # parts whose step is not over
 
 
+class _Awaited(NamedTuple):
+    """A transfer that this rank takes part in now."""
+
+    run: _LayoutRun
+    start: Start
+    reminder: Reminder
+
+
 class _Lane(threading.Thread):
     """Runs one lane's transfers in the order in which they come."""
 
     def __init__(self, lane: Lane, groups: Groups, work: Callable[[_LayoutRun, Start, Callable[[tuple[int, ...]], Group]], None]) -> None:
         super().__init__(name=f"psgc-{lane}", daemon=True)
         self._groups, self._work = groups, work
+        self.awaited: _Awaited | None = None  # the transfer under way
         self._jobs: queue.SimpleQueue[tuple[_LayoutRun, Start] | None] = queue.SimpleQueue()
         self.start()
 
@@ -57,7 +68,9 @@ class _Lane(threading.Thread):
 
     def run(self) -> None:
         while (job := self._jobs.get()) is not None:
+            self.awaited = _Awaited(*job, Reminder(time.monotonic()))
             self._work(*job, self._groups.group)
+            self.awaited = None
         self._groups.close()
 
 
@@ -77,6 +90,11 @@ class _LayoutRun:
             options += [bucket.option] * len(work.parts)
             self.owner += [(one, number) for number in range(len(work.parts))]
         self.runner = Runner([part.program for bucket in self.buckets for part in bucket.work.parts], self._order(options))
+
+    def what(self, start: Start) -> str:
+        """A transfer in words."""
+        work = self.owner[start.chain][0].work
+        return f"{(*work.bucket.option, 'the control word')[start.step.action]} of {work.first_tensor!r} in its step {work.step}"
 
     def _order(self, options: list[tuple[str, ...]]) -> tuple[Turn, ...]:
         """The plan's order of transfers, or, where it has none, that of a pipeline."""
@@ -137,6 +155,19 @@ class Executor:
             list(self._layouts.values()) if layout is None else [r for i, r in self._layouts.items() if i == layout.id]
         )
         return [one.work for run in runs for one in run.buckets]
+
+    def late(self, now: float, first_s: float) -> list[str]:
+        """What to say of transfers for which this rank has waited long. first_s: until the first message."""
+        texts = []
+        for run in list(self._layouts.values()):
+            for lane in run.lanes.values():
+                awaited = lane.awaited
+                if awaited is not None and awaited.reminder.due(now, first_s):
+                    others = _others(awaited.start, self._rank, self._ranks)
+                    texts.append(
+                        f"rank {self._rank} waits in {run.what(awaited.start)} for {others}; does each of them call backward() and step()?"
+                    )
+        return texts
 
     @property
     def moved_bytes(self) -> int:
@@ -253,8 +284,14 @@ class Executor:
         logger.debug("executor", exc_info=error)
         where = ""
         if run is not None and start is not None:
-            work = run.owner[start.chain][0].work
-            action = (*work.bucket.option, "the control word")[start.step.action]
-            where = f"{action} of {work.first_tensor!r} in its step {work.step}: "
+            where = f"{run.what(start)}: "
         kind = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
         self._fail(f"rank {self._rank}: {where}{kind}{error}")
+
+
+def _others(start: Start, rank: int, ranks: Ranks) -> str:
+    """Those that a transfer waits for, in words."""
+    step = start.step
+    members = {member for one in step.collectives for member in one.members} if isinstance(step, Transfer) else set(ranks.everybody)
+    names = ", ".join(map(str, sorted(members - {rank})))
+    return f"rank {names}" if len(members) == 2 else f"some of ranks {names}"
