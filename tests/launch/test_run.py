@@ -173,7 +173,7 @@ def test_a_plan_that_cannot_be_carried_is_refused_before_anything_starts(tmp_pat
         "run", "--plan", plan_file(tmp_path / "plan.json", "comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu"), "--", *STEPS, "1"
     )
     assert (done.returncode, done.stdout) == (2, "")
-    wanted = r"psgc: .*buckets\[0\] \(of 'w'\): action 'comp@gpu', which jobs do not carry yet; .*\n"
+    wanted = r"psgc: .*buckets\[0\] \(of 'w'\): action 'comp@gpu', which jobs do not carry yet: .*\n"
     assert re.fullmatch(wanted, done.stderr)
 
 
