@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from psgc.plan.model.options import OVER_SERVERS
+from psgc.plan.model.options import OVER_SERVERS, over_groups
 from psgc.plan.planfile.reading import load_plan
 from tests.plan.commands import psgc
 
@@ -24,14 +24,20 @@ CLUSTER = "nodes = 2\ngpus_per_node = 1\nservers = 1\nintra = {gbps = 100, laten
 
 
 @pytest.mark.timeout(300)
-def test_a_plan_that_is_to_be_run_is_run_as_it_stands(launched: Any, tmp_path: Path) -> None:
-    profile, cluster, plan, used = (tmp_path / name for name in ("profile.json", "cluster.toml", "plan.json", "used.json"))
+@pytest.mark.parametrize("among_workers", [False, True])
+def test_a_plan_that_is_to_be_run_is_run_as_it_stands(launched: Any, tmp_path: Path, among_workers: bool) -> None:
+    profile, cluster, plan, used, constraints = (
+        tmp_path / name for name in ("profile.json", "cluster.toml", "plan.json", "used.json", "c.toml")
+    )
     profile.write_text(json.dumps(PROFILE))
-    cluster.write_text(CLUSTER)
-    planning = psgc("plan", "--profile", str(profile), "--cluster", str(cluster), "--runnable", "-o", str(plan), "--json")
+    cluster.write_text(CLUSTER.replace("servers = 1\n", "") if among_workers else CLUSTER)
+    constraints.write_text('devices = ["cpu"]\n')
+    only = ("--constraints", str(constraints)) if among_workers else ("--runnable",)
+    planning = psgc("plan", "--profile", str(profile), "--cluster", str(cluster), *only, "-o", str(plan), "--json")
     assert planning.returncode == 0, planning.stderr
+    assert json.loads(planning.stdout)["runnable"] is True
     planned = load_plan(str(plan))
-    assert {bucket.option for bucket in planned.buckets} <= set(OVER_SERVERS)
+    assert all(over_groups(bucket.option) if among_workers else bucket.option in OVER_SERVERS for bucket in planned.buckets)
     assert {bucket.codec for bucket in planned.buckets} == {"int8"}, "over so slow a link all is worth encoding"
     running = ("run", "--workers", "2", "--plan", str(plan), "--layout-out", str(used), "--", sys.executable, str(JOBS / "tiny.py"), "3")
     status, _, err = launched.end(launched.psgc(*running))

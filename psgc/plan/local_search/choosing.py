@@ -152,7 +152,7 @@ class Search:
 
     def cut(self, buckets: Bucketing) -> Bucketing:
         """With parts that a job can have, if the plan is to be run."""
-        return buckets.at_blocks() if self.problem.constraints.runtime else buckets
+        return buckets.at_blocks() if self.problem.constraints.to_be_run else buckets
 
     def descend(
         self, buckets: Bucketing, options: Ints, kinds: Kinds, fits: NDArray[np.bool_], starts: Ints, budget: int,

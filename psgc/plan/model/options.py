@@ -56,6 +56,11 @@ class Constraints:
         """The devices that may encode: of those that the user leaves, the ones of what is carried."""
         return tuple(device for device in self.devices if not self.runtime or f"comp@{device}" in OVER_SERVERS[1])
 
+    @property
+    def to_be_run(self) -> bool:
+        """Whether jobs of this version can run all that is left, so that parts are cut as theirs are."""
+        return self.runtime or self.devices == ("cpu",)
+
     def allows(self, option: Option) -> bool:
         """Whether the option is left."""
         levels = {action.partition(".")[0] for action in option if "." in action}
