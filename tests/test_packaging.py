@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib.metadata
 import os
@@ -36,10 +37,12 @@ MOST_FILES = {
 LAYERS = {"cuda": 0, "core": 1, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4}
 
 
-def sources() -> list[Path]:
-    return [p for folder in ("psgc", *FOLDERS) for p in (ROOT / folder).rglob("*.py") if not any(q.is_symlink() for q in p.parents)]
+@functools.cache
+def sources() -> tuple[Path, ...]:
+    return tuple(p for folder in ("psgc", *FOLDERS) for p in (ROOT / folder).rglob("*.py") if not any(q.is_symlink() for q in p.parents))
 
 
+@functools.cache
 def module_of(path: Path) -> str:
     relative = path.relative_to(ROOT).with_suffix("")
     parts = relative.parts if relative.parts[0] == "psgc" else ("psgc", *relative.parts)
@@ -51,12 +54,17 @@ def layer(module: str) -> int:
     return LAYERS.get(parts[1], LAYERS["core"]) if len(parts) > 1 else LAYERS["core"]
 
 
+@functools.cache
+def nodes(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    return tuple(node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imports(path: Path) -> set[str]:
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             names.add(node.module)
             names |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "psgc"}
     return names
@@ -66,7 +74,7 @@ def imported(path: Path) -> set[str]:
     """The modules that a module imports, of psgc: a name that is imported from a package may be one."""
     modules = {module_of(source) for source in sources()}
     names = imports(path)
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     packages = {module_of(source) for source in sources() if source.stem == "__init__"}
