@@ -63,7 +63,8 @@ def buckets_of(folder: Path, workers: int) -> tuple[PlannedBucket, ...]:
 
 
 def planned(buckets: Sequence[PlannedBucket], option: tuple[str, ...], codec: str) -> tuple[PlannedBucket, ...]:
-    return tuple(replace(b, option=option, codec=codec, parts=1 if over_groups(option) else b.parts, servers=()) for b in buckets)
+    whole = {"parts": 1, "part_numel": 0} if over_groups(option) else {}
+    return tuple(replace(bucket, option=option, codec=codec, servers=(), **whole) for bucket in buckets)
 
 
 def predict_ms(profile: Profile, buckets: Sequence[PlannedBucket], codec: str, nodes: int, per_node: int, gbps: float) -> float:

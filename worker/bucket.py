@@ -20,6 +20,7 @@ from psgc.layout import Bucket, Layout, Part
 from psgc.transport.memory.arena import Arena
 from psgc.transport.memory.segment import Place
 from psgc.wire.frames import Flag
+from psgc.worker.nonfinite import first_nonfinite
 from psgc.worker.residuals.owed import Owed
 from psgc.worker.residuals.residual import ExactResidual, Residual, TensorMemory, make_residual
 from psgc.worker.session import BucketBuffer
@@ -276,17 +277,11 @@ class BucketWork:
         """The tensor of the part's first NaN or infinity, or None."""
         array = self._loaded()
         work, _ = self._by_key[key]
-        values = array[work.offset : work.offset + work.numel]
-        if self.bucket.dtype == "bfloat16" and values.dtype == np.uint16:
-            bad = (values & 0x7F80) == 0x7F80
-        elif values.dtype.kind == "f":
-            bad = ~np.isfinite(values)
-        else:
-            return None
-        return self._tensor_at(work.offset + int(bad.argmax())) if bad.any() else None
+        first = first_nonfinite(array[work.offset : work.offset + work.numel], self.bucket.dtype)
+        return None if first is None else self._tensor_at(work.offset + first)
 
     def _tensor_at(self, element: int) -> str:
-        return next(name for name, place in self.tensor_places() if element < place.stop)
+        return self.layout.tensor_at(self.bucket, element)
 
     def _loaded(self) -> NDArray[Any]:
         with self._lock:

@@ -18,6 +18,7 @@ from psgc.config import Config
 from psgc.errors import JobFailed, NonFiniteError, UsageError
 from psgc.layout import Declaration, Layout, build_layout
 from psgc.report import Launcher
+from psgc.worker.nonfinite import first_nonfinite
 from psgc.worker.published import check_value
 from psgc.worker.residuals.owed import Owed
 from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
@@ -162,22 +163,11 @@ class SoloSession(Session):
 
     def _refuse_nonfinite(self, layout: Layout, bucket: int, array: NDArray[Any]) -> None:
         members = layout.buckets[bucket]
-        bad = _nonfinite(array, members.dtype)
-        if not bad.any():
-            return
-        element = int(bad.argmax())
-        for index in members.tensors:
-            element -= layout.tensors[index].numel
-            if element < 0:
-                raise NonFiniteError(f"tensor {layout.tensors[index].name!r} on rank 0 holds NaN or infinity (PSGC_NONFINITE=raise)")
+        first = first_nonfinite(array, members.dtype)
+        if first is not None:
+            raise NonFiniteError(f"tensor {layout.tensor_at(members, first)!r} on rank 0 holds NaN or infinity (PSGC_NONFINITE=raise)")
 
 
 def _fixed(declaration: Declaration) -> tuple[object, ...]:
     """What must stay the same when a name is declared again."""
     return declaration.kind, declaration.tensors, declaration.codec, declaration.mean, declaration.root, declaration.buckets
-
-
-def _nonfinite(array: NDArray[Any], dtype: str) -> NDArray[np.bool_]:
-    if dtype == "bfloat16" and array.dtype == np.uint16:
-        return np.asarray((array & 0x7F80) == 0x7F80)
-    return ~np.isfinite(array) if array.dtype.kind == "f" else np.zeros(array.shape, np.bool_)

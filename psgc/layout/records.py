@@ -240,6 +240,10 @@ class Layout:
             yield tensor.name, slice(offset, offset + tensor.numel)
             offset += tensor.numel
 
+    def tensor_at(self, bucket: Bucket, element: int) -> str:
+        """The name of the tensor that an element of the bucket belongs to."""
+        return next(name for name, place in self.places(bucket) if element < place.stop)
+
     @property
     def served(self) -> Layout:
         """The layout without the buckets that run over groups of ranks."""

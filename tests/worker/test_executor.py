@@ -206,3 +206,13 @@ def test_what_a_rank_moves_is_counted(two_by_two: Job) -> None:
     payload = parse_codec("int8").payload_bound(65536 // 4)
     assert encoded == 4 * 3 * payload
     assert two_by_two.executors[0].uncompressed_bytes == 2 * plain
+
+
+def test_a_nan_ends_the_job_with_rank_and_tensor_where_that_is_asked_for() -> None:
+    job = Job((2,), raises=True)
+    layout = job.layout([("flat.all_reduce",), TWICE], 100, "none")
+    values = integers(2, 2, 100)
+    values[1][1][7] = np.inf
+    job.step(layout, values)
+    assert job.errors[0] == "rank 1: gradient of 't1' holds NaN or infinity in its step 1, and PSGC_NONFINITE=raise"
+    job.close()

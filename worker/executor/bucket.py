@@ -6,12 +6,9 @@ job with other options. Numbers only.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from psgc.codecs import Stream
 from psgc.codecs.scheme import PairScheme
@@ -20,6 +17,7 @@ from psgc.layout import Bucket, Layout, Part
 from psgc.program.compile import compile_option
 from psgc.program.ranks import Ranks
 from psgc.worker.executor.part import PartWork
+from psgc.worker.nonfinite import first_nonfinite
 from psgc.worker.residuals.owed import Owed
 from psgc.worker.residuals.residual import ExactResidual, TensorMemory
 from psgc.worker.session import BucketBuffer
@@ -52,7 +50,6 @@ class GroupBucket:
         self.keeps_residual = any(part.keeps_residual for part in self.parts)
         self._buffer: BucketBuffer | None = None
         self._owed: Owed | None = None
-        self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -67,8 +64,8 @@ class GroupBucket:
         self._buffer = buffer
         self.step += 1
         array = buffer.load()
-        if check and not skip and (tensor := self._first_nonfinite(array)) is not None:
-            return tensor
+        if check and not skip and (first := first_nonfinite(array, self.bucket.dtype)) is not None:
+            return self.layout.tensor_at(self.bucket, first)
         if skip:
             array.fill(0)
         if self._owed is not None and not self._owed.begin(previous_skipped, rescale):
@@ -129,13 +126,3 @@ class GroupBucket:
     def tensor_places(self) -> Iterator[tuple[str, slice]]:
         """Where each tensor's elements lie in the bucket."""
         return self.layout.places(self.bucket)
-
-    def _first_nonfinite(self, array: NDArray[Any]) -> str | None:
-        if self.bucket.dtype == "bfloat16" and array.dtype == np.uint16:
-            bad = (array & 0x7F80) == 0x7F80
-        elif array.dtype.kind == "f":
-            bad = ~np.isfinite(array)
-        else:
-            return None
-        first = int(bad.argmax())
-        return next(name for name, place in self.tensor_places() if first < place.stop) if bad.any() else None
