@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -92,10 +93,11 @@ def test_who_leaves_breaks_the_groups_of_the_others_who_report_it_if_nobody_else
     (error, nothing) = on_ranks(2, run)
     assert nothing is None
     assert isinstance(error, GroupError)
-    assert str(error).startswith(
-        "rank 0: all_reduce of 7 float32 in the group of ranks 0, 1 failed: Connection closed by peer [127.0.0.1]:"
-    )
-    assert "\n" not in str(error)
+    said = str(error)
+    assert said.startswith("rank 0: all_reduce of 7 float32 in the group of ranks 0, 1 failed: ")
+    # What gloo says depends on what of rank 0's message had arrived when rank 1 closed the connection.
+    assert re.search(r"(Connection closed by peer|Read error|Write error) \[127\.0\.0\.1\]:", said), said
+    assert "\n" not in said
 
 
 def test_a_job_that_fails_ends_what_is_under_way_on_its_groups_with_the_jobs_own_error() -> None:
