@@ -72,6 +72,11 @@ class Config:
     abort_grace_s: float = 10.0
     save_timeout_s: float = 300.0
     switch_interval_s: float = 0.0005  # the interpreter's 5 ms would cost the network thread 10 ms a trip beside a busy main thread
+    trace: str = ""
+    trace_on: bool = False
+    trace_dir: str = "./trace"
+    trace_first: int = 10  # BytePS's: the first steps declare, compile and measure
+    trace_last: int = 20
     log_steps: int = 100
     log_level: str = "warning"
     outlet: str = ""
@@ -90,6 +95,11 @@ class Config:
             raise ConfigError(f"BYTEPS_LOCAL_RANK={self.local_rank}, but BYTEPS_LOCAL_SIZE={self.local_size}: local ranks start at 0")
         if not 0 <= self.root_port < 1 << 16:
             raise ConfigError(f"DMLC_PS_ROOT_PORT={self.root_port} is no port; ports go up to 65535")
+        if self.trace_last < self.trace_first:
+            raise ConfigError(
+                f"PSGC_TRACE_END_STEP={self.trace_last} is before PSGC_TRACE_START_STEP={self.trace_first}: the last step that is traced cannot come "
+                f"before the first"
+            )
         if self.plan and self.codec != "none":
             raise ConfigError(
                 f"PSGC_PLAN={self.plan} names each bucket's codec, but PSGC_CODEC={self.codec} is set, too; leave one of them out"
@@ -99,6 +109,11 @@ class Config:
     def solo(self) -> bool:
         """Whether this worker trains alone: no scheduler is named, or the job has one process and is not forced to use servers."""
         return not self.root_host or (self.nodes * self.local_size == 1 and not self.force_distributed)
+
+    @property
+    def trace_folder(self) -> str:
+        """Where timelines are written; "": nowhere."""
+        return self.trace or (self.trace_dir if self.trace_on else "")
 
     @property
     def root_endpoint(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from psgc.codecs import CodecPair, Encoded, Stream
 from psgc.codecs.codec import Adder, Codec
 from psgc.codecs.relay import RelayCodec, join_payloads
 from psgc.layout import Layout
+from psgc.observe.server_trace import ServerTrace
 from psgc.pool import Pool
 from psgc.server.step import NO_SLOT, Fold, KeySpec
 from psgc.server.store import KeyStore
@@ -45,7 +47,8 @@ Done = Callable[[int, bool, int, bool, int], None]  # key, last, payload bytes, 
 class Engine:
     """A pool thread calls ``done`` with the outcome of each Fold, or ``broken`` with the exception that it raised."""
 
-    def __init__(self, threads: int, done: Done, broken: Callable[[BaseException], None]) -> None:
+    def __init__(self, threads: int, done: Done, broken: Callable[[BaseException], None], trace: ServerTrace | None = None) -> None:
+        self._trace = trace
         self._pool = Pool("psgc-sum", threads, broken)
         self._done = done
         self._accumulators: dict[int, NDArray[Any]] = {}  # keys of more than one block of ranks, while their sum is under way
@@ -84,6 +87,7 @@ class Engine:
         self._pool.close(timeout_s=1.0)
 
     def _run(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
+        began_ns = 0 if self._trace is None else monotonic_ns()
         if fold.step == 1:
             store.populate()
         for payload in fold.payloads:
@@ -100,6 +104,8 @@ class Engine:
         else:
             self._block(fold, work)
             encoded = Encoded(0, False)
+        if self._trace is not None:
+            self._trace.folded(fold.key, fold.step, began_ns)
         self._done(fold.key, fold.last, encoded.payload_bytes, encoded.nonfinite, fold.slot)
 
     @staticmethod

@@ -25,6 +25,7 @@ from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import Layout, key_text
 from psgc.mailbox import Mailbox
+from psgc.observe.server_trace import server_trace
 from psgc.pool import threads_of
 from psgc.reminder import Reminder
 from psgc.report import Launcher
@@ -85,7 +86,8 @@ class Server:
         self._store = Store()
         self._works: dict[int, KeyWork] = {}
         self._preparing: set[int] = set()  # layouts whose kernels are being loaded, or have been
-        self._engine = Engine(_threads(config), self._from_pool, self._broken)
+        self._trace = server_trace(config)
+        self._engine = Engine(_threads(config), self._from_pool, self._broken, self._trace)
         self._state: ServerState | None = None
         self._keeper = socket.socket(fileno=config.keeper_fd) if config.keeper_fd >= 0 else None
         self._launcher = Launcher(config.launcher)
@@ -171,7 +173,11 @@ class Server:
         assert self._state is not None
         try:
             for header, payload in link.receive():
+                if self._trace is not None:
+                    self._trace.heard(link.proof.rank, header)
                 self._apply(self._state.receive(link, header, payload, time.monotonic()))
+            if self._trace is not None and link.receiving:
+                self._trace.receiving(link.proof.rank)
         except RemoteProtocolError as error:
             logger.warning("connection of rank %s closed: %s", self._state.ranks.get(link, "?"), error)
             link.fail("bytes that are no message")
@@ -204,6 +210,8 @@ class Server:
     def _send(self, send: Send) -> None:
         link: Link = send.peer
         place = None if send.result_slot is None else self._store.keys[send.header.key].place(send.result_slot)
+        if self._trace is not None:
+            self._trace.sending(link.proof.rank, send.header)
         link.send(send.header, send.body, place)
         self._links.touch(link)
 
@@ -279,6 +287,8 @@ class Server:
             absence=Absence(config.heartbeat_s),
         )  # fmt: skip
         self._open_gate(topology)
+        if self._trace is not None:
+            self._trace.joined(topology.rank, topology.node_sizes)
         self._life.alive = partial(member_alive, topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started)
         self._launcher.tell("joined")
         logger.info("admitted server=%d workers=%d", topology.rank, topology.size)
@@ -324,6 +334,8 @@ class Server:
         for number, segment in self._store.add_keys(shapes):
             if self._keeper is not None:
                 send_segment(self._keeper, f"store-{number}", segment.fd, segment.nbytes)
+        if self._trace is not None:
+            self._trace.laid_out(layout)
         self._apply(state.register(layout, specs, costs))
         self._tell_scheduler(Kind.KEYS_READY, plan=layout.id)
 
@@ -394,6 +406,8 @@ class Server:
         self._scheduler.close(linger_ms=500)
         self._context.destroy(linger=500)
         self._store.close()
+        if self._trace is not None:
+            self._trace.close()
 
 
 def _threads(config: Config) -> int:

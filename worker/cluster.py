@@ -39,6 +39,7 @@ class ClusterSession(Session):
         self.config = config
         self._board = TicketBoard()
         self._network = Network(config, self._board)
+        self.trace = self._network.trace
         self._executor: Executor | None = None  # once a layout has buckets that run over groups
         self._names: dict[str, Declaration] = {}
         self._lock = threading.Lock()
@@ -88,7 +89,7 @@ class ClusterSession(Session):
                     )
                 self._executor = Executor(
                     self.rank, Ranks(self.node_sizes), self.groups_of, self.fail, lambda: self.failed, pool_threads(self.config),
-                    self.config.nonfinite == "raise",
+                    self.config.nonfinite == "raise", self.trace,
                 )  # fmt: skip
                 self._network.lookout = self._executor.late
         self._executor.add(layout)
@@ -99,6 +100,8 @@ class ClusterSession(Session):
     ) -> Ticket:  # fmt: skip
         self.check()
         ticket = self._board.issue()
+        if self.trace is not None:
+            self.trace.submitted(layout, bucket)
         submission = Submission(buffer, ticket, skip, previous_skipped, rescale)
         if self._executor is not None and layout.buckets[bucket].over_groups:
             self._executor.submit(layout, bucket, submission)
@@ -233,6 +236,8 @@ class ClusterSession(Session):
         if self._executor is not None:
             self._executor.close()
         self._network.close()
+        if self.trace is not None:
+            self.trace.close()
         self._network.stopped.wait(max(self.config.step_timeout_s, self.config.dead_s) + 5.0)
 
     def _seeded(self, declaration: Declaration) -> Declaration:

@@ -22,6 +22,7 @@ from psgc.config import Config
 from psgc.errors import JobFailed, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration, Layout
 from psgc.mailbox import Mailbox
+from psgc.observe.worker_trace import worker_trace
 from psgc.pool import Pool, threads_of
 from psgc.report import Launcher
 from psgc.transport.control.voice import PARTS
@@ -92,6 +93,7 @@ class Network(threading.Thread):
         self.links: list[ServerLink] = []
         self._connections = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
         self.client: Client | None = None
+        self.trace = worker_trace(config)
         self.waiting = Waiting()
         # says what else this rank has waited for, given the time and how long after the begin it is said first
         self.lookout: Callable[[float, float], list[str]] | None = None
@@ -164,6 +166,8 @@ class Network(threading.Thread):
         """Everyone is there: connect to the servers. ``ready`` when all have answered."""
         config = self.config
         self.topology = topology
+        if self.trace is not None:
+            self.trace.joined(topology.rank, topology.node_sizes)
         self.client = Client(
             topology.rank, config.job, topology.epoch, len(topology.servers), config.credit_bytes, config.credit_parts,
             silence_s=config.silence_s,
@@ -181,6 +185,8 @@ class Network(threading.Thread):
     def laid_out(self, layout: Layout) -> None:
         """A layout has been agreed: make its slots and buckets."""
         assert self.client is not None
+        if self.trace is not None:
+            self.trace.laid_out(layout)
         served = layout.served
         slots = make_slots(served, self._arena)
         works = {}
@@ -264,10 +270,14 @@ class Network(threading.Thread):
         assert client is not None
         try:
             for header, payload in link.receive():
+                if self.trace is not None:
+                    self.trace.heard(server, header)
                 if self.error is None:
                     self._apply(client.receive(server, header, payload, time.monotonic()))
         except RemoteProtocolError as error:
             self._fault(f"rank {client.rank}: server {server}: {error}")
+        if self.trace is not None and link.receiving:
+            self.trace.receiving(server)
         self._look_at(link)
 
     def _look_at(self, link: ServerLink) -> None:
@@ -341,6 +351,8 @@ class Network(threading.Thread):
         for action in actions:
             if isinstance(action, Transmit):
                 slot = self._by_key[action.header.key].work.slot(action.header.key) if action.payload else None
+                if self.trace is not None:
+                    self.trace.sending(action.server, action.header)
                 self.links[action.server].send(action.header, b"" if action.body is None else action.body, slot)
             elif isinstance(action, Encode):
                 running = self._by_key[action.key]
@@ -431,7 +443,10 @@ class Network(threading.Thread):
     def _encode(self, running: _Running, key: int) -> None:
         if self.error is not None:
             return
+        began_ns = 0 if self.trace is None else time.monotonic_ns()
         encoded = running.work.encode(key)
+        if self.trace is not None:
+            self.trace.encoded(key, running.work.step, began_ns, encoded.payload_bytes)
         checked = encoded.nonfinite or not running.work.scheme.flags_nonfinite
         if self.config.nonfinite == "raise" and checked and (tensor := running.work.first_nonfinite(key)) is not None:
             self.fault(f"rank {self._rank_text()}: gradient of {tensor!r} holds NaN or infinity in its step {running.work.step}, "
@@ -442,7 +457,10 @@ class Network(threading.Thread):
     def _decode(self, running: _Running, action: Decode) -> None:
         if self.error is not None:
             return
+        began_ns = 0 if self.trace is None else time.monotonic_ns()
         last = running.work.decode(action.key, action.flags, action.payload, action.own)
+        if self.trace is not None:
+            self.trace.decoded(action.key, action.step, began_ns)
         self._tell(self._decoded, running, action.key, last)
 
     def _tell(self, call: Callable[..., None], *args: Any) -> None:

@@ -76,6 +76,11 @@ class Link(ABC):
     def queued(self) -> bool:
         """Whether messages wait for room to be sent."""
 
+    @property
+    def receiving(self) -> bool:
+        """Whether the beginning of a message has come, but not all of it."""
+        return False
+
     @abstractmethod
     def flush(self) -> None:
         """Send queued messages, as far as there is room."""

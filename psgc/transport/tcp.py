@@ -117,6 +117,10 @@ class TcpLink(SocketLink):
         return bool(self._queue)
 
     @property
+    def receiving(self) -> bool:
+        return self._header is not None
+
+    @property
     def source(self) -> str:
         return self.peer.rpartition(":")[0]
 

@@ -30,6 +30,7 @@ class Job:
         self.clock, self.rank, self.size, self.failed = clock, rank, 2, False
         self.config = Config(root_host="somewhere", root_port=1, nodes=2, **config)
         self.wait_s, self.waited_s = 0.0, 0.0
+        self.trace = None
         self.counted = {"gradient_bytes": 0, "uncompressed_bytes": 0, "slowest_rank": -1}
 
     def wait(self, tickets: Any) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout
+from psgc.observe.worker_trace import WorkerTrace
 from psgc.program.memory_groups import MemoryWorld
 from psgc.program.ranks import Ranks
 from psgc.worker.executor.executor import Executor
@@ -37,13 +38,22 @@ class Buffer:
 class Job:
     """One executor a rank."""
 
-    def __init__(self, node_sizes: tuple[int, ...], raises: bool = False) -> None:
+    def __init__(self, node_sizes: tuple[int, ...], raises: bool = False, traces: Sequence[WorkerTrace] | None = None) -> None:
         self.ranks = Ranks(node_sizes)
         self.errors: list[str] = []
         worlds: dict[str, MemoryWorld] = defaultdict(lambda: MemoryWorld(self.ranks.size, timeout_s=20.0))
         self.boards = [TicketBoard() for _ in self.ranks.everybody]
         self.executors = [
-            Executor(rank, self.ranks, lambda name, rank=rank: worlds[name].groups(rank), self._fail, lambda: bool(self.errors), 1, raises)
+            Executor(
+                rank,
+                self.ranks,
+                lambda name, rank=rank: worlds[name].groups(rank),
+                self._fail,
+                lambda: bool(self.errors),
+                1,
+                raises,
+                None if traces is None else traces[rank],
+            )
             for rank in self.ranks.everybody
         ]
 

@@ -69,6 +69,11 @@ class ServerLink:
             self._links.touch(self._link)
 
     @property
+    def receiving(self) -> bool:
+        """Whether the beginning of a message has come, but not all of it."""
+        return self._link is not None and self._link.receiving
+
+    @property
     def remedy(self) -> str:
         """Why the connection is not up, and how to mend it: the state of the present attempt, or how the last one ended."""
         silent = self._link is not None and not self._link.closed and self._link.reached

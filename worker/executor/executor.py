@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from psgc.errors import PsgcError
 from psgc.layout import ITEM_BYTES, Layout
+from psgc.observe.worker_trace import WorkerTrace
 from psgc.pool import Pool
 from psgc.program.groups import Group, Groups
 from psgc.program.order import Turn, ordered, pipelined
@@ -96,6 +97,11 @@ class _LayoutRun:
         work = self.owner[start.chain][0].work
         return f"{(*work.bucket.option, 'the control word')[start.step.action]} of {work.first_tensor!r} in its step {work.step}"
 
+    def key(self, chain: int) -> tuple[int, int]:
+        """The key and the step of the part that is worked on."""
+        one, number = self.owner[chain]
+        return one.work.bucket.parts[number].key, one.work.step
+
     def _order(self, options: list[tuple[str, ...]]) -> tuple[Turn, ...]:
         """The plan's order of transfers, or, where it has none, that of a pipeline."""
         buckets = [one.work.bucket for one in self.buckets]
@@ -116,10 +122,10 @@ class Executor:
 
     def __init__(
         self, rank: int, ranks: Ranks, groups_of: GroupsOf, fail: Callable[[str], None], failed: Callable[[], bool], threads: int,
-        raises: bool = False,
+        raises: bool = False, trace: WorkerTrace | None = None,
     ) -> None:  # fmt: skip
         self._rank, self._ranks, self._groups_of, self._failed = rank, ranks, groups_of, failed
-        self._fail, self._threads, self._raises = fail, threads, raises
+        self._fail, self._threads, self._raises, self._trace = fail, threads, raises, trace
         self._lock = threading.Lock()
         self._layouts: dict[int, _LayoutRun] = {}
         self._by_bucket: dict[tuple[int, int], tuple[_LayoutRun, _Bucket]] = {}
@@ -215,10 +221,13 @@ class Executor:
         if self._failed():
             return
         part = self._part(run, start.chain)
+        began_ns = 0 if self._trace is None else time.monotonic_ns()
         if isinstance(start.step, Encode):
             part.encode(start.step)
         elif isinstance(start.step, Decode):
             part.decode(start.step)
+        if self._trace is not None:
+            self._trace.ran(None, start.step.action, *run.key(start.chain), began_ns)
         self._over(run, start)
 
     def _end_part(self, run: _LayoutRun, chain: int) -> None:
@@ -243,6 +252,7 @@ class Executor:
         if self._failed():
             return
         part = self._part(run, start.chain)
+        moved_bytes, began_ns = part.moved_bytes, 0 if self._trace is None else time.monotonic_ns()
         try:
             if isinstance(start.step, Agree):
                 part.agree(group(self._ranks.everybody))
@@ -251,6 +261,8 @@ class Executor:
             elif isinstance(start.step, Transfer):
                 for number, collective in enumerate(start.step.collectives):
                     part.transfer(collective, group(collective.members), start.step.action, number)
+            if self._trace is not None:
+                self._trace.ran(lane_of(start.step), start.step.action, *run.key(start.chain), began_ns, part.moved_bytes - moved_bytes)
             self._over(run, start)
         except Exception as error:
             self._broken(error, run, start)

@@ -167,6 +167,8 @@ class GradientExchange:
         """The gradient's last backward pass is done: submit the bucket if it is complete."""
         if self.observer is not None:
             self.observer.ready(gradient.spec.name)
+        if self.session.trace is not None:
+            self.session.trace.gradient(self.name)
         bucket = gradient.bucket
         if bucket is not None:
             bucket.waiting -= 1

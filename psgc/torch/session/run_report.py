@@ -65,6 +65,8 @@ class RunReport:
     def waited(self, name: str, waited_s: float) -> None:
         """The trainer has waited for so long for gradients of the layout ``name``; a step may take several such trips."""
         steps = self._steps_of(name)
+        if self._session.trace is not None:
+            self._session.trace.waited(name, waited_s)
         if steps.count:
             steps.waited_s += waited_s
             self._session.note_waited(waited_s)

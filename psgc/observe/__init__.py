@@ -1,0 +1,1 @@
+"""What a running job tells of itself: timelines of each member, and figures that members report."""

@@ -1,0 +1,139 @@
+"""What a worker records: gradients' readiness, encoding and decoding, pushes and pulls, collectives, and waiting.
+
+Times of links are those of the network thread. A push lasts from when it is given to its connection, or from when the one before it there has ended,
+until the server has acknowledged it; a pull from its first byte, as far as that was seen, to its last.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic_ns
+
+from psgc.config import Config
+from psgc.layout import Layout
+from psgc.observe.lanes import DECODE, ENCODE, PULL, PUSH, READY, WAIT, Line
+from psgc.observe.member import MemberTrace, recorder_of
+from psgc.wire.frames import Header, Kind
+
+
+class _Backward:
+    """One layout's steps as the training thread sees them. mark: when the last bucket, or the step's first gradient, became ready."""
+
+    __slots__ = ("layout", "mark", "step", "track")
+
+    def __init__(self, track: int) -> None:
+        self.track, self.layout, self.step, self.mark = track, 0, 0, 0
+
+
+class _Connection:
+    """A server's, in the network thread. sent: key -> (step, when it was given to the connection, bytes)."""
+
+    __slots__ = ("acked", "came", "receiving", "sent")
+
+    def __init__(self) -> None:
+        self.sent: dict[int, tuple[int, int, int]] = {}
+        self.acked = self.came = self.receiving = 0  # when the last push and the last pull ended; when the pull under way began
+
+
+class WorkerTrace(MemberTrace):
+    """See the module's text."""
+
+    role = "rank"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config.trace_folder, recorder_of(config))
+        self._connections: dict[int, _Connection] = {}
+        self._backwards: dict[str, _Backward] = {}  # by what the optimizer's layouts are named after
+        self._submitted: dict[int, int] = {}  # by layout and bucket: steps
+        self._marks = threading.Lock()
+
+    # the training thread, and autograd's
+
+    def gradient(self, name: str) -> None:
+        """A gradient of the optimizer is ready: backward's lane begins with a step's first one."""
+        backward = self._backward(name)
+        if not backward.mark:
+            backward.mark = monotonic_ns()
+
+    def submitted(self, layout: Layout, bucket: int) -> None:
+        """A bucket is ready."""
+        now, key = monotonic_ns(), layout.id << 48 | bucket << 24
+        with self._marks:
+            step = self._submitted[key] = self._submitted.get(key, 0) + 1
+        self.begun(step)
+        if layout.kind != "plan":
+            return
+        backward = self._backward(layout.name)
+        backward.layout, backward.step = layout.id, step
+        self.recorder.add(Line.BACKWARD, backward.track, READY, key, step, backward.mark or now, now)
+        backward.mark = now
+
+    def waited(self, name: str, waited_s: float) -> None:
+        """The training thread has waited until now for means of the optimizer's gradients."""
+        backward, now = self._backward(name), monotonic_ns()
+        self.recorder.add(Line.WAITING, backward.track, WAIT, backward.layout << 48, backward.step, now - int(waited_s * 1e9), now)
+        backward.mark = 0
+
+    def _backward(self, name: str) -> _Backward:
+        name = name.partition(".")[0]
+        found = self._backwards.get(name)
+        if found is None:
+            with self._marks:
+                found = self._backwards.setdefault(name, _Backward(len(self._backwards)))
+        return found
+
+    # threads that compute
+
+    def encoded(self, key: int, step: int, began_ns: int, nbytes: int) -> None:
+        self.recorder.add(Line.CPU, self.recorder.thread(), ENCODE, key, step, began_ns, monotonic_ns(), nbytes)
+
+    def decoded(self, key: int, step: int, began_ns: int) -> None:
+        self.recorder.add(Line.CPU, self.recorder.thread(), DECODE, key, step, began_ns, monotonic_ns())
+
+    def ran(self, lane: str | None, action: int, key: int, step: int, began_ns: int, nbytes: int = 0) -> None:
+        """A step of a program is over. lane: of its transfer, or None if it was computed."""
+        if lane is None:
+            self.recorder.add(Line.CPU, self.recorder.thread(), action, key, step, began_ns, monotonic_ns())
+        else:
+            self.recorder.add(_LINES[lane], 0, action, key, step, began_ns, monotonic_ns(), nbytes)
+
+    # the network thread
+
+    def sending(self, server: int, header: Header) -> None:
+        """A message is given to the connection to a server."""
+        if header.kind == Kind.PUSH and self.recorder.wants(header.step):
+            self._of(server).sent[header.key] = header.step, monotonic_ns(), header.payload_bytes
+
+    def heard(self, server: int, header: Header) -> None:
+        """A message of a server has come completely."""
+        if header.kind not in (Kind.ACK, Kind.RESULT) or not self.recorder.wants(header.step):
+            return
+        now, of = monotonic_ns(), self._of(server)
+        pushed = of.sent.pop(header.key, None)
+        if pushed is not None:
+            step, given, nbytes = pushed
+            self.recorder.add(Line.SEND, server, PUSH, header.key, step, max(given, of.acked), now, nbytes)
+            of.acked = now
+        if header.kind == Kind.RESULT:
+            began = of.receiving if of.receiving > of.came else now
+            self.recorder.add(Line.RECEIVE, server, PULL, header.key, header.step, began, now, header.payload_bytes)
+            of.came, of.receiving = now, 0
+
+    def receiving(self, server: int) -> None:
+        """The beginning of a message of a server has come, but not all of it."""
+        of = self._of(server)
+        of.receiving = of.receiving or monotonic_ns()
+
+    def _of(self, server: int) -> _Connection:
+        found = self._connections.get(server)
+        if found is None:
+            found = self._connections[server] = _Connection()
+        return found
+
+
+_LINES = {"flat": Line.FLAT, "intra": Line.INTRA, "inter": Line.INTER, "control": Line.CONTROL}
+
+
+def worker_trace(config: Config) -> WorkerTrace | None:
+    """None unless the process is to trace. Raises ConfigError where its folder cannot be made."""
+    return WorkerTrace(config) if config.trace_folder else None

@@ -1,0 +1,80 @@
+"""Real jobs write timelines of what they did: every part's steps once, in order, with the bytes that travelled; after a failure, what there is."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psgc.observe.timeline import Event, read_folder
+from psgc.plan.planfile.reading import load_plan
+from tests.observe.test_recorder import check_no_overlap
+
+STEPS = (3, 4, 5)
+
+
+def by_part(events: list[Event], lane: str, action: str) -> dict[tuple[int, int, int], Event]:
+    """Spans by step, bucket and part, each of which there is once."""
+    own = [event for event in events if (event["cat"], event["args"]["action"]) == (lane, action)]
+    found = {(event["args"]["step"], event["args"]["bucket"], event["args"]["part"]): event for event in own}
+    assert len(found) == len(own)
+    return found
+
+
+def end(event: Event) -> float:
+    return float(event["ts"] + event["dur"])
+
+
+@pytest.mark.timeout(300)
+def test_a_job_over_a_server_traces_each_part_of_each_step(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    folder, used = tmp_path / "trace", tmp_path / "used.json"
+    env = {
+        "PSGC_TRACE": str(folder), "PSGC_TRACE_START_STEP": "3", "PSGC_TRACE_END_STEP": "5", "PSGC_CODEC": "int8",
+        "PSGC_LAYOUT_OUT": str(used), "PSGC_FUSE_BYTES": "20000", "PSGC_MIN_COMPRESS_BYTES": "20000", "PSGC_TRANSPORT": "tcp",
+    }  # fmt: skip
+    make_job(env=env).said("8", job="tiny.py")
+    buckets = load_plan(str(used)).buckets
+    assert {bucket.codec for bucket in buckets} == {"none", "int8"}
+    keys = {(step, number, part) for step in STEPS for number, bucket in enumerate(buckets) for part in range(bucket.parts)}
+    first, second, server = read_folder(folder)
+    assert [one.about.name for one in (first, second, server)] == ["rank 0", "rank 1", "server 0"]
+    came: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for rank in (first, second):
+        check_no_overlap(Path(rank.source))
+        assert {event["args"]["layout"] for event in rank.events} == {"optimizer0"}
+        chains = [("cpu", "flat.push", "inter-send", "flat.push", "inter-receive", "flat.pull", "cpu", "flat.pull"),
+                  ("cpu", "comp@cpu", "inter-send", "flat.push.c", "inter-receive", "flat.pull.c", "cpu", "decomp@cpu")]  # fmt: skip
+        seen = set()
+        for chain in chains:
+            encoded, pushed, pulled, decoded = (by_part(rank.events, *chain[at : at + 2]) for at in (0, 2, 4, 6))
+            assert encoded.keys() == pushed.keys() == pulled.keys() == decoded.keys()
+            seen |= encoded.keys()
+            for key, push in pushed.items():
+                assert end(encoded[key]) <= end(push) <= end(pulled[key]) + 0.01 <= decoded[key]["ts"] + 0.02
+                came[key].append(push["args"]["bytes"])
+                assert push["args"]["bytes"] == encoded[key]["args"]["bytes"] <= 4 * buckets[key[1]].numel
+                assert pulled[key]["args"]["bytes"] > 0
+        assert seen == keys
+        assert Counter(event["args"]["step"] for event in rank.events if event["cat"] == "backward") == dict.fromkeys(STEPS, len(buckets))
+        assert Counter(event["args"]["step"] for event in rank.events if event["cat"] == "waiting") == dict.fromkeys(STEPS, 1)
+    folds = [event for event in server.events if event["cat"] == "server"]
+    assert Counter((event["args"]["step"], event["args"]["bucket"], event["args"]["part"]) for event in folds) == dict.fromkeys(keys, 1)
+    received = [event for event in server.events if event["cat"] == "inter-receive"]
+    for key, nbytes in came.items():
+        arrived = [e["args"]["bytes"] for e in received if (e["args"]["step"], e["args"]["bucket"], e["args"]["part"]) == key]
+        assert sorted(arrived) == sorted(nbytes), "what ranks sent is what came"
+
+
+@pytest.mark.timeout(300)
+def test_after_a_failure_there_is_what_was_recorded(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    job = make_job(env={"PSGC_TRACE": str(tmp_path), "PSGC_TRACE_START_STEP": "2", "PSGC_TRACE_END_STEP": "50"})
+    job.whole("--fail-at", "5", job="trains.py")
+    assert set(job.end().values()) == {1}
+    for one in read_folder(tmp_path):
+        steps = {event["args"]["step"] for event in one.events}
+        assert {2, 3, 4} <= steps <= {2, 3, 4, 5}, one.about.name
+        assert one.about.steps in (4, 5)
+    assert len(list(tmp_path.iterdir())) == 3
