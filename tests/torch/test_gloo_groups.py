@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,73 +15,29 @@ from psgc.config import Config
 from psgc.errors import ConfigError, GroupError, JobFailed, UsageError
 from psgc.torch.collectives import gloo
 from psgc.torch.collectives.gloo import reason
-from psgc.torch.collectives.groups import GlooGroups, job_groups
+from psgc.torch.collectives.groups import JobGroups, job_groups
 from psgc.worker.solo import SoloSession
 from tests.program.collectives import check_every_method
-from tests.torch.conftest import FakeJob, FakeSession
+from tests.torch.conftest import FakeJob
+from tests.torch.rank_threads import Rank, all_well, on_ranks
 
-CONFIG = Config(root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=60.0)
-
-
-class Rank(FakeSession):
-    """One rank of a job whose failure ends what ranks have asked to be ended, as a real one's does."""
-
-    @property
-    def failed(self) -> bool:
-        return self.job.error is not None
-
-    def fail(self, text: str) -> None:
-        super().fail(text)
-        self.end()
-
-    def end(self) -> None:
-        calls, self.endings = self.endings, []
-        for call in calls:
-            call()
-
-
-def on_ranks(size: int, run: Callable[[GlooGroups, Rank], None], config: Config = CONFIG) -> list[BaseException | None]:
-    """What each rank, a thread, ended with."""
-    job = FakeJob(size, config)
-    ranks = [Rank(job, rank) for rank in range(size)]
-    ended: list[BaseException | None] = [None] * size
-
-    def play(rank: Rank) -> None:
-        try:
-            run(job_groups(rank), rank)
-        except BaseException as error:
-            ended[rank.rank] = error
-
-    threads = [threading.Thread(target=play, args=(rank,)) for rank in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for rank in ranks:
-        rank.end()
-    return ended
-
-
-def all_well(ended: list[BaseException | None]) -> None:
-    for error in ended:
-        if error is not None:
-            raise error
+CONFIG = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=60.0)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_collective_is_numpys(size: int) -> None:
-    all_well(on_ranks(size, lambda groups, _: check_every_method(groups, tuple(range(size)))))
+    all_well(on_ranks(size, lambda groups, _: check_every_method(groups, tuple(range(size))), CONFIG))
 
 
 def test_groups_find_each_other_by_ipv6() -> None:
     if not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
-    config = Config(root_host="::1", root_port=1, heartbeat_s=0.02)
+    config = Config(transport="tcp", root_host="::1", root_port=1, heartbeat_s=0.02)
     all_well(on_ranks(2, lambda groups, _: check_every_method(groups, (0, 1), ("float32",)), config))
 
 
 def test_who_leaves_breaks_the_groups_of_the_others_who_report_it_if_nobody_else_does() -> None:
-    def run(groups: GlooGroups, rank: Rank) -> None:
+    def run(groups: JobGroups, rank: Rank) -> None:
         group = groups.group((0, 1))
         group.maximum(np.zeros(1, np.int32))
         if rank.rank == 1:
@@ -90,7 +45,7 @@ def test_who_leaves_breaks_the_groups_of_the_others_who_report_it_if_nobody_else
         else:
             group.all_reduce(np.zeros(7, np.float32), "float32")
 
-    (error, nothing) = on_ranks(2, run)
+    (error, nothing) = on_ranks(2, run, CONFIG)
     assert nothing is None
     assert isinstance(error, GroupError)
     said = str(error)
@@ -103,7 +58,7 @@ def test_who_leaves_breaks_the_groups_of_the_others_who_report_it_if_nobody_else
 def test_a_job_that_fails_ends_what_is_under_way_on_its_groups_with_the_jobs_own_error() -> None:
     """Also where no member has gone: ranks 0 and 1 wait for messages that each other's thread never sends."""
 
-    def run(groups: GlooGroups, rank: Rank) -> None:
+    def run(groups: JobGroups, rank: Rank) -> None:
         group, place = groups.group((0, 1)), np.zeros(4, np.uint8)
         group.maximum(np.zeros(1, np.int32))
         if rank.rank == 0:
@@ -111,28 +66,28 @@ def test_a_job_that_fails_ends_what_is_under_way_on_its_groups_with_the_jobs_own
             threading.Timer(0.3, rank.end).start()
         group.exchange([None, None], [None if index == rank.rank else place for index in range(2)])
 
-    for error in on_ranks(2, run):
+    for error in on_ranks(2, run, CONFIG):
         assert isinstance(error, JobFailed)
         assert str(error) == "worker 7 died"
 
 
 def test_a_rank_whose_peer_never_asks_for_the_group_hears_why_the_job_has_failed() -> None:
-    def run(groups: GlooGroups, rank: Rank) -> None:
+    def run(groups: JobGroups, rank: Rank) -> None:
         if rank.rank == 0:
             groups.group((0, 1))
         else:
             time.sleep(0.2)
             rank.job.fail(JobFailed("rank 1 has met an error"))
 
-    (error, _) = on_ranks(2, run)
+    (error, _) = on_ranks(2, run, CONFIG)
     assert isinstance(error, JobFailed)
 
 
 def test_a_collective_that_no_other_member_comes_to_fails_at_the_limit_of_a_step() -> None:
-    config = Config(root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=1.0)
+    config = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=1.0)
     done = threading.Event()
 
-    def run(groups: GlooGroups, rank: Rank) -> None:
+    def run(groups: JobGroups, rank: Rank) -> None:
         group = groups.group((0, 1))
         if rank.rank == 1:
             done.wait()
@@ -147,7 +102,7 @@ def test_a_collective_that_no_other_member_comes_to_fails_at_the_limit_of_a_step
 
 
 def test_two_members_that_connect_from_where_nobody_reaches_them_are_told_so() -> None:
-    config = Config(root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, node_host="203.0.113.1")
+    config = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, node_host="203.0.113.1")
     for error in on_ranks(2, lambda groups, _: groups.group((0, 1)), config):  # type: ignore[arg-type, return-value]
         assert isinstance(error, GroupError)
         assert "cannot listen at 203.0.113.1" in str(error)
@@ -179,7 +134,7 @@ def test_calls_that_no_group_takes_are_refused_with_the_words_of_the_reference()
 
 
 def test_with_encryption_groups_are_refused() -> None:
-    rank = Rank(FakeJob(2, Config(root_host="127.0.0.1", root_port=1, encrypt=True)), 0)
+    rank = Rank(FakeJob(2, Config(transport="tcp", root_host="127.0.0.1", root_port=1, encrypt=True)), 0)
     with pytest.raises(ConfigError, match="PSGC_ENCRYPT=1, but this plan has collectives between workers, which are neither encrypted nor"):
         job_groups(rank)
 

@@ -10,7 +10,6 @@ import ctypes
 import itertools
 import re
 import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -20,16 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed as dist
 
-from psgc.errors import GroupError, UsageError
+from psgc.errors import UsageError
 from psgc.program.checks import check_array, check_cuts, check_payloads, check_root
 from psgc.program.groups import Bytes
-from psgc.torch.collectives.sums import Adder
+from psgc.worker.collectives.breaking import fail
+from psgc.worker.collectives.sums import Adder
 from psgc.worker.session import Session
 
 Array = NDArray[Any]
 TAG: Final = 1
 ABORT_TAG: Final = 2  # nobody ever sends with it
-REPORT_HEARTBEATS: Final = 4  # how long the job's own report of a failure is waited for: it says more than a closed connection does
 
 
 class GlooGroup:
@@ -167,18 +166,7 @@ class GlooGroup:
         finally:
             self._issuing.release()
         if failure is not None:
-            self._fail(what, failure)
-
-    def _fail(self, what: str, error: RuntimeError) -> None:
-        """Raise what ended the job; if nothing has within a few heartbeats, this does."""
-        config = self._session.config
-        until = time.monotonic() + REPORT_HEARTBEATS * config.heartbeat_s
-        while time.monotonic() < until and not self._session.failed:
-            time.sleep(0.02)
-        self._session.check()
-        text = f"rank {self._session.rank}: {what} in the {self} failed: {reason(error)}"
-        self._session.fail(text)
-        raise GroupError(text) from None
+            fail(self._session, f"{what} in the {self}", reason(failure))
 
 
 def tensor_of(array: Array, dtype: str) -> torch.Tensor:

@@ -1,27 +1,31 @@
-"""The groups of a job's session: made when they are asked for, closed when this process leaves the job, aborted when the job fails."""
+"""The groups of a job's session: made when they are asked for, closed when this process leaves the job, aborted when the job fails.
+
+Members that share memory exchange arrays through it, all others over gloo.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from datetime import timedelta
-from typing import Any, Final
-
-from torch import distributed as dist
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from psgc.errors import ConfigError, GroupError, UsageError
 from psgc.program.checks import check_members
+from psgc.torch.collectives.connecting import process_group
 from psgc.torch.collectives.gloo import GlooGroup, reason
-from psgc.torch.collectives.store import PublishedStore
-from psgc.transport.host import local_address_for
+from psgc.worker.collectives.mesh import connect, share_memory
+from psgc.worker.collectives.shared_group import SEGMENT_BYTES, SharedGroup
 from psgc.worker.session import Session
 
 CHECK_S: Final = 0.1  # how often a rank that waits for its peers to connect looks whether the job has failed
-_of_sessions: dict[tuple[Session, str], GlooGroups] = {}  # until they are closed
+T = TypeVar("T")
+JobGroup = GlooGroup | SharedGroup
+_of_sessions: dict[tuple[Session, str], JobGroups] = {}  # until they are closed
 _lock = threading.Lock()
 
 
-def job_groups(session: Session, name: str = "") -> GlooGroups:
+def job_groups(session: Session, name: str = "") -> JobGroups:
     """The groups of this session by this name, the same each time: groups of the same ranks under two names share no connection, so that two threads may
     issue collectives in orders of their own. Nothing is connected before ``group`` is called.
 
@@ -34,23 +38,23 @@ def job_groups(session: Session, name: str = "") -> GlooGroups:
         )
     with _lock:
         known = _of_sessions.get((session, name))
-        groups = _of_sessions[session, name] = known or GlooGroups(session, name)
+        groups = _of_sessions[session, name] = known or JobGroups(session, name)
     if known is None:
         session.at_end(groups.close)
     return groups
 
 
-class GlooGroups:
+class JobGroups:
     """See psgc.program.groups.Groups."""
 
     def __init__(self, session: Session, name: str = "") -> None:
         self._session, self._name = session, name
         self._lock = threading.Lock()
         self._making: dict[tuple[int, ...], threading.Lock] = {}  # two threads may make two groups at the same time, but not one
-        self._groups: dict[tuple[int, ...], GlooGroup] = {}
+        self._groups: dict[tuple[int, ...], JobGroup] = {}
         self._closed = False
 
-    def group(self, members: tuple[int, ...]) -> GlooGroup:
+    def group(self, members: tuple[int, ...]) -> JobGroup:
         check_members(members, self._session.rank, self._session.size)
         with self._lock:
             making = self._making.setdefault(members, threading.Lock())
@@ -59,7 +63,7 @@ class GlooGroups:
             if self._closed:
                 raise UsageError("the groups of this rank are closed")
             if members not in self._groups:
-                made = GlooGroup(self._session, members, self._connected(members) if len(members) > 1 else None)
+                made = self._made(members)
                 with self._lock:
                     self._groups[members] = made
                 if self._session.failed:
@@ -79,22 +83,30 @@ class GlooGroups:
             else:
                 group.close()
 
-    def _connected(self, members: tuple[int, ...]) -> Any:
-        """A process group of these members. Gloo cannot be interrupted while it connects, so it does so in a thread that is given up if the job
-        fails meanwhile."""
-        session, made = self._session, []
+    def _made(self, members: tuple[int, ...]) -> JobGroup:
+        session = self._session
+        name = hashlib.sha256(f"{self._name} {members}".encode()).hexdigest()[:16]
+        if len(members) == 1:
+            return GlooGroup(session, members, None)
+        if share_memory(session, members):
+            return SharedGroup(session, self._connected(members, lambda: connect(session, members, f"memory {name}", SEGMENT_BYTES)))
+        return GlooGroup(session, members, self._connected(members, lambda: process_group(session, members, f"group {name}/")))
+
+    def _connected(self, members: tuple[int, ...], connecting: Callable[[], T]) -> T:
+        """What ``connecting`` returns. Gloo cannot be interrupted while it connects, so a thread does it that is given up if the job fails meanwhile."""
+        session, made = self._session, list[T]()
         failed: list[BaseException] = []
         done = threading.Event()
 
-        def connect() -> None:
+        def run() -> None:
             try:
-                made.append(_process_group(session, members, self._name))
+                made.append(connecting())
             except BaseException as error:
                 failed.append(error)
             finally:
                 done.set()
 
-        threading.Thread(target=connect, name="psgc-group", daemon=True).start()
+        threading.Thread(target=run, name="psgc-group", daemon=True).start()
         while not done.wait(CHECK_S):
             session.check()
         if failed:
@@ -102,29 +114,3 @@ class GlooGroups:
             who = ", ".join(map(str, members))
             raise GroupError(f"rank {session.rank} cannot connect to the group of ranks {who}: {reason(failed[0])}") from None
         return made[0]
-
-
-def address_of(session: Session) -> str:
-    """The address of this machine at which the other workers reach it: the one that it reaches the scheduler from, or DMLC_NODE_HOST."""
-    config = session.config
-    return config.node_host or local_address_for(config.root_host)
-
-
-def _process_group(session: Session, members: tuple[int, ...], purpose: str) -> Any:
-    gloo: Any = dist.ProcessGroupGloo
-    options = gloo._Options()
-    options._timeout = timedelta(seconds=session.config.step_timeout_s)
-    options._threads = 1  # one collective at a time
-    options._devices = [_device(address_of(session))]
-    name = hashlib.sha256(f"{purpose} {members}".encode()).hexdigest()[:16]
-    store = PublishedStore(session, f"group {name}/")
-    return gloo(store, members.index(session.rank), len(members), options)
-
-
-def _device(address: str) -> Any:
-    """What gloo listens with. Raises GroupError where this machine has no such address."""
-    gloo: Any = dist.ProcessGroupGloo
-    try:
-        return gloo.create_device(hostname=address)
-    except RuntimeError as error:
-        raise GroupError(f"gloo cannot listen at {address} ({reason(error)}); set DMLC_NODE_HOST to an address of this machine") from None

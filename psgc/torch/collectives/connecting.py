@@ -1,0 +1,40 @@
+"""Connects gloo's process groups: over the job's own rendezvous, and never by torch.distributed.init_process_group, which is the script's."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed as dist
+
+from psgc.errors import GroupError
+from psgc.torch.collectives.gloo import reason
+from psgc.torch.collectives.store import PublishedStore
+from psgc.transport.host import local_address_for
+from psgc.worker.session import Session
+
+
+def address_of(session: Session) -> str:
+    """The address of this machine at which the other workers reach it: the one that it reaches the scheduler from, or DMLC_NODE_HOST."""
+    config = session.config
+    return config.node_host or local_address_for(config.root_host)
+
+
+def process_group(session: Session, members: tuple[int, ...], prefix: str) -> Any:
+    """A process group of these members, each of which calls this, too. prefix: of the names that they publish for each other. Raises GroupError, or
+    what gloo raises."""
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=session.config.step_timeout_s)
+    options._threads = 1  # one collective at a time
+    options._devices = [_device(address_of(session))]
+    return gloo(PublishedStore(session, prefix), members.index(session.rank), len(members), options)
+
+
+def _device(address: str) -> Any:
+    """What gloo listens with. Raises GroupError where this machine has no such address."""
+    gloo: Any = dist.ProcessGroupGloo
+    try:
+        return gloo.create_device(hostname=address)
+    except RuntimeError as error:
+        raise GroupError(f"gloo cannot listen at {address} ({reason(error)}); set DMLC_NODE_HOST to an address of this machine") from None

@@ -1,0 +1,55 @@
+"""Ranks as threads of one process, with groups between them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from psgc.config import Config
+from psgc.torch.collectives.groups import JobGroups, job_groups
+from tests.torch.conftest import FakeJob, FakeSession
+
+
+class Rank(FakeSession):
+    """One rank of a job whose failure ends what ranks have asked to be ended, as a real one's does."""
+
+    @property
+    def failed(self) -> bool:
+        return self.job.error is not None
+
+    def fail(self, text: str) -> None:
+        super().fail(text)
+        self.end()
+
+    def end(self) -> None:
+        calls, self.endings = self.endings, []
+        for call in calls:
+            call()
+
+
+def on_ranks(size: int, run: Callable[[JobGroups, Rank], None], config: Config) -> list[BaseException | None]:
+    """What each rank, a thread, ended with."""
+    job = FakeJob(size, config)
+    ranks = [Rank(job, rank) for rank in range(size)]
+    ended: list[BaseException | None] = [None] * size
+
+    def play(rank: Rank) -> None:
+        try:
+            run(job_groups(rank), rank)
+        except BaseException as error:
+            ended[rank.rank] = error
+
+    threads = [threading.Thread(target=play, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in ranks:
+        rank.end()
+    return ended
+
+
+def all_well(ended: list[BaseException | None]) -> None:
+    for error in ended:
+        if error is not None:
+            raise error
