@@ -24,8 +24,8 @@ from psgc.layout import Bucket, Declaration, Layout, TensorSpec
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.gradients import loss_scale
-from psgc.torch.gradients.planned import declared_buckets, write_layout
 from psgc.torch.gradients.step_flags import MAX_RESCALE
+from psgc.torch.plans.planned import declared_buckets, write_layout
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Residuals

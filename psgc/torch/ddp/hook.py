@@ -26,7 +26,7 @@ from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.exchange import Arrival, DdpExchange, exchanges_of
 from psgc.torch.gradients.linearity import CodecAdvice, coarse_codecs
-from psgc.torch.gradients.planned import configured_plan
+from psgc.torch.plans.planned import configured_plan
 from psgc.torch.session import api, unheeded
 from psgc.torch.tensors.codec_text import check_carries, codec_text
 from psgc.worker.session import Session

@@ -26,8 +26,8 @@ from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.finishing import finish
 from psgc.torch.gradients.hooks import follow
 from psgc.torch.gradients.observer import Observer
-from psgc.torch.gradients.planned import declared_buckets, write_layout
 from psgc.torch.gradients.step_flags import StepFlags
+from psgc.torch.plans.planned import declared_buckets, write_layout
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.residuals import Residuals
 from psgc.worker.session import Session

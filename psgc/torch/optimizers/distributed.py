@@ -21,10 +21,10 @@ from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
-from psgc.torch.gradients.planned import configured_plan
 from psgc.torch.gradients.profiler import JobObserver
 from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.optimizers.refusals import refuse_foreign
+from psgc.torch.plans.planned import configured_plan
 from psgc.torch.session import api, unheeded
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Residuals, check_sizes
