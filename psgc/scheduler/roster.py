@@ -108,6 +108,9 @@ class Roster:
             return f"{new.label}: DMLC_WORKER_ID={r.node}, but DMLC_NUM_WORKER={self.nodes}: nodes are numbered 0 to {self.nodes - 1}"
         if not 0 <= r.local_rank < r.local_size:
             return f"{new.label}: BYTEPS_LOCAL_RANK={r.local_rank}, but BYTEPS_LOCAL_SIZE={r.local_size}: local ranks start at 0"
+        for peer in (member for member in self if member.register.role == "worker" and member.register.planned != r.planned):
+            one, none = (new, peer) if r.planned else (peer, new)
+            return f"{one.label} has PSGC_PLAN, {none.label} has not; set it everywhere, though only rank 0's machine needs the file"
         there = self._there.get(r.node, {})
         other = next(iter(there.values()), None)
         if other is not None and r.local_size != other.register.local_size:

@@ -64,6 +64,7 @@ class Register:
     local_address: str = ""  # server: abstract Unix socket for peers on the same host
     encrypt: bool = False  # its payload connections must be encrypted
     more: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)  # server: where workers connect by other transports, URLs
+    planned: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_PLAN is set
 
     def __post_init__(self) -> None:
         if self.role not in ("worker", "server"):

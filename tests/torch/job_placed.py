@@ -1,6 +1,7 @@
 """A worker of a real job under a plan.  Run by test_planned_job.py, with PSGC_PLAN set.
 
-job_placed.py ddp          trains a model under stock DistributedDataParallel and its twin under psgc's hook; prints the digests of both.
+job_placed.py ddp          trains a model under stock DistributedDataParallel and its twin under psgc's hook, which leaves the
+                           plan for a step; prints the digests of both.
 job_placed.py FOLDER save  trains 3 steps, saves what a checkpoint holds, trains 3 more; prints the digest of the weights.
 job_placed.py FOLDER load  takes up what was saved, and trains the last 3 steps.
 """
@@ -43,9 +44,17 @@ def beside_ddp() -> str:
     """The digests of the weights under stock DDP and under psgc."""
     dist.init_process_group("gloo", rank=psgc.rank(), world_size=psgc.size())
     stock, mine = DistributedDataParallel(build()), DistributedDataParallel(copy.deepcopy(build()))
-    mine.register_comm_hook(None, psgc.ddp_hook())
+    hook = psgc.ddp_hook()
+    mine.register_comm_hook(None, hook)
     for model in (stock, mine):
-        train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), 0, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        train(model, optimizer, 0, 2)
+        if model is mine:
+            hook.switch_plan("none")
+        train(model, optimizer, 2, 3)
+        if model is mine:
+            hook.switch_plan(psgc.current_session().config.plan)
+        train(model, optimizer, 3, 4)
     psgc.barrier()
     dist.destroy_process_group()
     return f"{digest(stock.module)} {digest(mine.module)}"

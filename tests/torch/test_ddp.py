@@ -21,6 +21,7 @@ from psgc.torch.ddp import hook as ddp
 from psgc.torch.ddp import wrappers
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.exchange import Arrival, DdpExchange
+from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
 from tests.preloaded import run_preloaded
 
@@ -35,7 +36,7 @@ class Model:
         self.session: Any = api.current_session()
         self.parameters = {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
         names = {parameter: name for name, parameter in self.parameters.items()}
-        self.exchange = DdpExchange(self.session, 0, "none", None, names, Completer(self.session))
+        self.exchange = DdpExchange(self.session, 0, Choice(), names, Completer(self.session))
 
     def step(self, grads: Grads, buckets: Sequence[str], unused: str = "") -> Grads:
         """One backward. buckets: names of the tensors in each, as DDP has them now. Returns what DDP would give to p.grad."""

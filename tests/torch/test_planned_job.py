@@ -121,7 +121,7 @@ def plan_with(codecs: tuple[str, ...], places: tuple[tuple[int, ...], ...], serv
 
 
 @pytest.mark.timeout(500)
-def test_ddp_under_a_plan_travels_in_its_buckets_and_trains_as_stock_ddp_bit_by_bit(make_job: Callable[..., Any], tmp_path: Path) -> None:
+def test_ddp_under_a_plan_and_across_switches_trains_as_stock_ddp_bit_by_bit(make_job: Callable[..., Any], tmp_path: Path) -> None:
     path, used = tmp_path / "plan.json", tmp_path / "used"
     plan = plan_with(("none",) * len(MIXED), PLACES, 2)
     path.write_text(json.dumps(plan))

@@ -21,10 +21,10 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import Bucket, Declaration, Layout, TensorSpec
-from psgc.plan.model.plan import Plan
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.gradients import loss_scale
 from psgc.torch.gradients.step_flags import MAX_RESCALE
+from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.planned import declared_buckets, write_layout
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state import saved
@@ -67,13 +67,14 @@ class _Bucket:
 
 
 class DdpExchange:
-    """See the module's text. names: of parameters, for messages and plans, in the model's order. plan: of exactly these parameters; then
-    ``codec`` is none."""
+    """See the module's text. names: of parameters, for messages and plans, in the model's order. choice: what gradients travel by; a plan must
+    be of exactly these parameters."""
 
     def __init__(
-        self, session: Session, number: int, codec: str, plan: Plan | None, names: Mapping[torch.Tensor, str], completer: Completer
+        self, session: Session, number: int, choice: Choice, names: Mapping[torch.Tensor, str], completer: Completer
     ) -> None:  # fmt: skip
-        self.session, self.name, self.codec, self._plan = session, f"ddp{number}", codec, plan
+        self.session, self.name, self.choice = session, f"ddp{number}", choice
+        self._next: Choice | None = None  # from the next step on
         self.residuals = Residuals(session)
         self.steps = self.gradient_bytes = 0
         self._completer = completer
@@ -142,11 +143,29 @@ class DdpExchange:
         self._last_scale, _ = saved.units_of(checked[0])
         self._fresh_units = True
         self._applied = self._dropped = False
+        self._give_up_layout()
+
+    def switch(self, choice: Choice) -> None:
+        """From the next step on, gradients travel by this choice. Every rank must call it between the same two steps. What codecs keep goes along."""
+        self._refuse_midway("plans are switched")
+        self._next = choice
+
+    def _take_next(self) -> None:
+        """Give up the layout: the tensors are declared anew when all gradients of this step have come."""
+        if self._next is None:
+            return
+        self.choice, self._next = self._next, None
+        if self._layout is not None:
+            self.residuals.replace(self._dropped and not self._applied)
+            self._applied = self._dropped = False  # a result that was dropped is in what has been collected
+            self._give_up_layout()
+
+    def _give_up_layout(self) -> None:
         self._layout, self._buckets, self._bucket_of = None, [], {}
 
-    def _refuse_midway(self) -> None:
+    def _refuse_midway(self, what: str = "residuals are saved and loaded") -> None:
         if self._begun:
-            raise UsageError("residuals are saved and loaded between two steps: after step(), before the next backward()")
+            raise UsageError(f"{what} between two steps: after step(), before the next backward()")
 
     def _begin(self) -> None:
         """The first bucket of a step fixes the flags of all its submissions, so that they are the same on all ranks."""
@@ -155,6 +174,7 @@ class DdpExchange:
         if self._fresh_units and self._loss_scale is None:  # the scaler tells of itself after this backward
             now = loss_scale.latest(default=now)
         self._fresh_units = False
+        self._take_next()
         self._previous_skipped = self._dropped and not self._applied
         self._rescale = max(-MAX_RESCALE, min(now / self._last_scale, MAX_RESCALE)) if self._last_scale else 1.0
         self._last_scale = now
@@ -179,15 +199,16 @@ class DdpExchange:
             )
         config, tensors = self.session.config, tuple(specs[index] for index in range(len(self._names)))
         self._layouts += 1
+        plan = plan_for(self.session, self.choice, f"plan {self._layouts} of {self.name}")
         default = Declaration(
             name=self.name if self._layouts == 1 else f"{self.name}.{self._layouts}",
-            kind="plan", tensors=tensors, codec=self.codec, mean=True, order=tuple(specs), used=tuple(sorted(used)),
+            kind="plan", tensors=tensors, codec=self.choice.codec, mean=True, order=tuple(specs), used=tuple(sorted(used)),
             part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
-            buckets=declared_buckets(self._plan, tensors, self.session) if self._plan is not None else (),
+            buckets=declared_buckets(plan, tensors, self.session) if plan is not None else (),
         )  # fmt: skip
         declaration = self.residuals.declaration(default)
         self._layout = self.session.declare(declaration)
-        if config.layout_out and self.session.rank == 0 and declaration.name == "ddp0":
+        if config.layout_out and self.session.rank == 0 and self.name == "ddp0":
             write_layout(config.layout_out, self._layout, self.session)
         report_of(self.session).laid_out(self._layout)
         self.residuals.add(self._layout, declaration)

@@ -21,13 +21,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psgc.errors import ConfigError, UsageError
 from psgc.plan.model.plan import Plan
-from psgc.plan.planfile.runtime import check_runs, load_runnable
 from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.exchange import Arrival, DdpExchange, exchanges_of
 from psgc.torch.gradients.linearity import CodecAdvice, coarse_codecs
-from psgc.torch.plans.planned import configured_plan
-from psgc.torch.session import api, unheeded
+from psgc.torch.plans.choice import Given, chosen, named
+from psgc.torch.session import api
 from psgc.torch.tensors.codec_text import check_carries, codec_text
 from psgc.worker.session import Session
 
@@ -37,7 +36,7 @@ _served: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # wrapper
 _numbers: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
-def ddp_hook(codec_or_plan: str | os.PathLike[str] | Plan | None = None) -> DdpHook:
+def ddp_hook(codec_or_plan: Given = None) -> DdpHook:
     """A communication hook with which DistributedDataParallel averages gradients through psgc. Joins the job if this process has not.
 
         model = DistributedDataParallel(model)
@@ -59,20 +58,19 @@ class DdpHook:
     # DDP and libraries look at these, as at a function's; DDP refuses annotations that it did not expect.
     __signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("state", "bucket")])
 
-    def __init__(self, codec_or_plan: str | os.PathLike[str] | Plan | None = None) -> None:
+    def __init__(self, codec_or_plan: Given = None) -> None:
         self.__name__ = self.__qualname__ = "psgc.torch.ddp_hook"
-        codec, self._plan = _checked(codec_or_plan)
+        if isinstance(codec_or_plan, str) and not codec_or_plan.endswith(".json"):
+            codec_text(codec_or_plan, "float32")  # a misspelt codec is told before the job is joined
         api.init()
         self._session = api.current_session()
         _check_world(self._session)
-        if self._plan is None:
-            self._plan = configured_plan(self._session.config, codec)
-        self._codec = codec_text("none" if self._plan else unheeded.choose(self._session, codec, "ddp_hook"), "float32")
+        self._choice = chosen(self._session, codec_or_plan, "ddp_hook")
         if self._session.config.profile:
             raise UsageError("PSGC_PROFILE times DistributedOptimizer, not DDP; profile the script with the optimizer wrapped instead")
         self._advice: weakref.WeakKeyDictionary[torch.optim.Optimizer, CodecAdvice] = weakref.WeakKeyDictionary()
-        if coarse_codecs(self._codecs):
-            register_optimizer_step_post_hook(self._advise)
+        self._advises = False
+        self._look_out()
         amp.install()
         wrappers.watch()
         self._completer = Completer(self._session)
@@ -127,6 +125,25 @@ class DdpHook:
         if self._loaded:
             exchange.go_on(self._loaded.pop(0))
 
+    def switch_plan(self, plan: str | os.PathLike[str] | Plan) -> None:
+        """From the next step on, gradients of every model travel by this plan, its file (of which rank 0's is enough) or a codec's text; what codecs keep
+        goes along. Call it on every rank between the same two steps: after step(), before the next backward(). Raises UsageError in the middle of
+        a step and for a plan that cannot be run; CodecError."""
+        choice = named(self._session, plan, "switch_plan")
+        if choice is None:
+            raise UsageError("switch_plan: expected a plan, the path of a plan's file, or codec text; 'none' for no compression")
+        for exchange in self._exchanges:
+            exchange.switch(choice)
+        self._choice = choice
+        self._advice.clear()
+        self._look_out()
+
+    def _look_out(self) -> None:
+        """Watch for optimizers that a coarse codec does not suit."""
+        if coarse_codecs(self._choice.codecs) and not self._advises:
+            self._advises = True
+            register_optimizer_step_post_hook(self._advise)
+
     def statistics(self) -> dict[str, int]:
         """Counters: steps, and gradient_bytes that DDP has handed over, as they were in memory. ``current_session().statistics()`` has what
         travelled."""
@@ -148,14 +165,10 @@ class DdpHook:
         exchange.take(Arrival(parameters, gradients, completion, bucket.is_last()))
         return completion.future
 
-    @property
-    def _codecs(self) -> list[str]:
-        return [self._codec] if self._plan is None else sorted({bucket.codec for bucket in self._plan.buckets})
-
     def _advise(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
         """Called after any optimizer's step: the only place where the optimizers of DDP's parameters are seen."""
         if any(exchange in self._exchanges for exchange in exchanges_of(optimizer)):
-            self._advice.setdefault(optimizer, CodecAdvice(self._codecs)).look(optimizer)
+            self._advice.setdefault(optimizer, CodecAdvice(self._choice.codecs)).look(optimizer)
 
     def _register(self, wrapper: DistributedDataParallel) -> None:
         _check_group(wrapper, self._session)
@@ -187,9 +200,9 @@ class DdpHook:
             if exchange.is_of(names):
                 return exchange
         for p, name in names.items():
-            check_carries(self._codec, p, name)
+            check_carries(self._choice.codec, p, name)
         number = next(_numbers.setdefault(self._session, itertools.count()))
-        exchange = DdpExchange(self._session, number, self._codec, self._plan, names, self._completer)
+        exchange = DdpExchange(self._session, number, self._choice, names, self._completer)
         self._exchanges.append(exchange)
         self._go_on(exchange)
         return exchange
@@ -212,18 +225,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
                 return False
             expected *= length
     return True
-
-
-def _checked(given: str | os.PathLike[str] | Plan | None) -> tuple[str | None, Plan | None]:
-    """The codec or the plan that was given."""
-    if isinstance(given, Plan):
-        check_runs(given, "ddp_hook: the plan")
-        return None, given
-    if isinstance(given, os.PathLike) or (isinstance(given, str) and given.endswith(".json")):
-        return None, load_runnable(os.fspath(given))
-    if given is not None:
-        codec_text(given, "float32")
-    return given, None
 
 
 def _check_world(session: Session) -> None:

@@ -19,7 +19,6 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
-from psgc.plan.model.plan import Plan
 from psgc.torch.gradients import backward_end, loss_scale
 from psgc.torch.gradients.backward_end import BackwardEnd
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
@@ -27,6 +26,7 @@ from psgc.torch.gradients.finishing import finish
 from psgc.torch.gradients.hooks import follow
 from psgc.torch.gradients.observer import Observer
 from psgc.torch.gradients.step_flags import StepFlags
+from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.planned import declared_buckets, write_layout
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.residuals import Residuals
@@ -40,7 +40,7 @@ Outcome = Literal["applied", "delivered", "dropped"]
 
 class GradientExchange:
     """See the module's text. rates: reads the parameter groups' learning rates as they are now; None: residuals do not follow them.
-    plan: of exactly these gradients; then ``codec`` is none.
+    choice: what gradients travel by; a plan must be of exactly these gradients.
 
     outcome: what became of the last step: "applied" by step(), still "delivered" in p.grad, or "dropped" (the loss scaler skipped it or
     zero_grad threw it away), which the next step's flag tells the servers, so that it goes back into the residual.
@@ -51,11 +51,12 @@ class GradientExchange:
     """
 
     def __init__(
-        self, session: Session, name: str, codec: str, passes: int,
-        rates: Callable[[], tuple[float, ...]] | None = None, plan: Plan | None = None, late: bool = False,
+        self, session: Session, name: str, choice: Choice, passes: int,
+        rates: Callable[[], tuple[float, ...]] | None = None, late: bool = False,
     ) -> None:  # fmt: skip
-        self.session, self.name, self.codec, self.passes = session, name, codec, passes
-        self._plan = plan
+        self.session, self.name, self.choice, self.passes = session, name, choice, passes
+        self._next: Choice | None = None  # from the next step on
+        self._choices = 0  # how many have been declared
         self.outcome: Outcome = "applied"
         self.synchronized = False
         self.paused = False
@@ -313,6 +314,28 @@ class GradientExchange:
         new ones. Raises UsageError in the middle of a step."""
         _ = self.units
         self._last, self._fresh_units, self.outcome = units, True, "applied"
+        self._give_up_layouts()
+
+    def switch(self, choice: Choice) -> None:
+        """From the next step on, gradients travel by this choice. Every rank must call it between the same two steps. What codecs keep goes along. Raises
+        UsageError in the middle of a step."""
+        with self._lock:
+            if self._flags is not None:
+                raise UsageError("switch_plan() in the middle of a step; call it after step(), before the next backward()")
+            self._next = choice
+
+    def _take_next(self) -> None:
+        """Give up the layouts: the tensors are declared anew when this step is sent. What codecs have kept of them is collected now, when the outcome
+        of the last step is known."""
+        if self._next is None:
+            return
+        self.choice, self._next = self._next, None
+        if self._declared:
+            self.residuals.replace(self.outcome == "dropped")
+            self.outcome = "applied"  # a result that was dropped is in what has been collected
+            self._give_up_layouts()
+
+    def _give_up_layouts(self) -> None:
         self._declared, self._buckets = 0, []
         for gradient in self._gradients:
             gradient.bucket = None
@@ -323,6 +346,7 @@ class GradientExchange:
         if self._flags is None:
             if self.outcome == "delivered" and not any(gradient.keeps_mean for gradient in self._gradients):
                 self._drop()  # without a word: by module.zero_grad(), or p.grad = None
+            self._take_next()
             untold = self._fresh_units and self._loss_scale is _unscaled  # the scaler tells of itself after this backward
             scale = loss_scale.latest(default=1.0) if untold else self._loss_scale()
             self._flags = StepFlags(self.outcome == "dropped", scale, self._rates())
@@ -359,8 +383,8 @@ class GradientExchange:
         hand_set = (i for i, g in enumerate(self._gradients) if i >= self._declared and g.seen is not None)
         order = tuple(i - self._declared for i in dict.fromkeys([*self._ready_order, *hand_set]))
         default = Declaration(
-            name=self.name, kind="plan", tensors=specs, codec=self.codec, mean=True, order=order, used=tuple(sorted(order)), part_bytes=config.part_bytes,
-            fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, buckets=self._planned(specs),
+            name=self.name, kind="plan", tensors=specs, codec=self.choice.codec, mean=True, order=order, used=tuple(sorted(order)),
+            part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, buckets=self._planned(specs),
         )  # fmt: skip
         for declaration, members in self.residuals.declarations(default, self._next_name):
             layout = self.session.declare(declaration)
@@ -377,18 +401,19 @@ class GradientExchange:
         return self.name if self._layouts == 1 else f"{self.name}.{self._layouts}"
 
     def _planned(self, specs: tuple[TensorSpec, ...]) -> tuple[BucketSpec, ...]:
-        if self._plan is None:
-            return ()
-        if self._declared:
+        if self._declared and (self.choice.plan is not None or self.choice.awaited):
             raise UsageError(
                 f"parameter {specs[0].name!r} was added after the first step, but the job runs a plan, which is of the parameters "
                 f"of the first step; add it before, or run without a plan"
             )
-        return declared_buckets(self._plan, specs, self.session)
+        if not self._declared:
+            self._choices += 1
+        plan = plan_for(self.session, self.choice, f"plan {self._choices} of {self.name}")
+        return () if plan is None else declared_buckets(plan, specs, self.session)
 
     def _write_layout(self, path: str, layout: Layout) -> None:
-        """Write the job's first layout as a plan; a plan covers one optimizer, and parameters that exist from the first step."""
-        if layout.name == FIRST:
+        """Write the layout of the first optimizer as a plan, and again after a switch; a plan covers parameters that exist from the first step."""
+        if layout.name == FIRST or (self.name == FIRST and self._choices > 1):
             write_layout(path, layout, self.session)
         else:
             logger.warning("PSGC_LAYOUT_OUT has the layout of %s; that of %s is not written", FIRST, layout.name)

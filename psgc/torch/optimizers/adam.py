@@ -26,6 +26,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import Declaration, TensorSpec
 from psgc.torch.optimizers.distributed import Distributed, check_passes, spec_of
+from psgc.torch.plans.choice import Choice
 from psgc.torch.session import api
 from psgc.torch.state.residuals import Residuals
 from psgc.torch.state.saved import share_apart
@@ -64,7 +65,7 @@ class FrozenVarianceAdam(Distributed):
         self._exchange: TensorExchange | None = None
         self._exchanges = 0
         self._momentum_residuals = Residuals(session)
-        self._psgc_join(session, {}, codec_text(warmup_codec, "float32"), backward_passes_per_step)
+        self._psgc_join(session, {}, Choice(codec_text(warmup_codec, "float32")), backward_passes_per_step)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "steps": 0}
         super().__init__(params, {**defaults, "decoupled_weight_decay": decoupled_weight_decay})
         self._follow_schedule()
@@ -98,7 +99,7 @@ class FrozenVarianceAdam(Distributed):
                 raise UsageError(f"{type(self).__name__}: two parameters are named {name!r}; give each its own name")
             if isinstance(parameter, torch.Tensor):  # torch refuses anything else
                 check_carries(self._codec, parameter, name)
-                check_carries(self._psgc_exchange.codec, parameter, name)
+                check_carries(self._psgc_exchange.choice.codec, parameter, name)
                 self._psgc_names[parameter] = name
             parameters.append(parameter)
         steps = self.steps if self.param_groups else 0
@@ -204,6 +205,9 @@ class FrozenVarianceAdam(Distributed):
         """As DistributedOptimizer's."""
         super().load_residual_state_dict(states)
         self._exchange = None
+
+    def _psgc_switch(self, choice: Choice) -> None:
+        raise UsageError(f"switch_plan: {type(self).__name__} sends momenta by a codec of its own, not by a plan; use DistributedOptimizer")
 
     def _psgc_residuals(self) -> dict[str, Residuals]:
         return super()._psgc_residuals() | {"momenta": self._momentum_residuals}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,13 +25,13 @@ from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.gradients.profiler import JobObserver
 from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.plans.planned import configured_plan
-from psgc.torch.session import api, unheeded
+from psgc.torch.plans.choice import Choice, Given, chosen, named
+from psgc.torch.session import api
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Residuals, check_sizes
 from psgc.torch.tensors.broadcast import refuse_lbfgs
 from psgc.torch.tensors.buffers import dtype_name
-from psgc.torch.tensors.codec_text import check_carries, codec_text
+from psgc.torch.tensors.codec_text import check_carries
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -40,15 +41,15 @@ _created: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDic
 
 
 def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
-    optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None, compression: str | None = None,
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None, compression: Given = None,
     backward_passes_per_step: int = 1, residuals_follow_lr: bool = False, late_synchronization: bool | None = None,
 ) -> Optimizer:  # fmt: skip
     """Make ``optimizer`` average its gradients over all workers before each step. Returns the same object, now of a subclass of its
     class: schedulers and scalers that know it go on working.
 
     named_parameters: ``model.named_parameters()``: names for messages, the same on every rank. None: param.GROUP.INDEX.
-    compression:      codec text (``Compression.int8``, ``"topk:k=0.01"``, ``"onebit/int8"``); None: PSGC_CODEC, else uncompressed, or as
-                      PSGC_PLAN's plan says of each bucket; the plan must be of exactly this optimizer's parameters.
+    compression:      codec text (``Compression.int8``, ``"topk:k=0.01"``, ``"onebit/int8"``), or a plan or its file (``"plan.json"``), which
+                      must be of exactly this optimizer's parameters; None: PSGC_PLAN's plan, else PSGC_CODEC, else uncompressed.
     backward_passes_per_step: backwards that add up to one step. Their sum is averaged over ranks, not over passes: divide the loss.
     residuals_follow_lr: multiply what error feedback keeps by the last step's learning rate over this one's, so that it moves parameters
                       as far as it would have in its own step. Only for SGD without momentum.
@@ -70,19 +71,18 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
     check_passes(backward_passes_per_step)
     session = api.current_session()
-    codec = unheeded.choose(session, compression, "DistributedOptimizer")
-    plan = configured_plan(session.config, compression)
+    choice = chosen(session, compression, "DistributedOptimizer")
     names = _names(optimizer, named_parameters)
     refuse_foreign(optimizer, names)
-    canonical = _check_codec(names, codec)
+    _check_codec(names, choice.codec)
     rates = learning_rates(optimizer) if residuals_follow_lr else None
-    advice = CodecAdvice([canonical] if plan is None else sorted({bucket.codec for bucket in plan.buckets}))
+    advice = CodecAdvice(choice.codecs)
     advice.look(optimizer)
     kind = type(optimizer)
     own_step = optimizer.__dict__.pop("step", None)
     optimizer.__class__ = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     distributed = cast("Distributed", optimizer)
-    distributed._psgc_join(session, names, canonical, backward_passes_per_step, plan, rates, late_synchronization)
+    distributed._psgc_join(session, names, choice, backward_passes_per_step, rates, late_synchronization)
     distributed._psgc_advice = advice
     distributed._psgc_watch()
     if hasattr(own_step, "_wrapped_by_lr_sched"):
@@ -99,7 +99,7 @@ class Distributed(torch.optim.Optimizer):
     _psgc_advice: CodecAdvice | None = None
 
     def _psgc_join(
-        self, session: Session, names: dict[torch.Tensor, str], codec: str, passes: int, plan: Plan | None = None,
+        self, session: Session, names: dict[torch.Tensor, str], choice: Choice, passes: int,
         rates: Callable[[], tuple[float, ...]] | None = None, late: bool | None = None,
     ) -> None:  # fmt: skip
         """Become one of the session's optimizers. names: of parameters; those without one are called param.GROUP.INDEX."""
@@ -108,7 +108,7 @@ class Distributed(torch.optim.Optimizer):
         number = next(_created.setdefault(session, itertools.count()))
         self._psgc_names = names
         self._psgc_synchronizes = True
-        self._psgc_exchange = GradientExchange(session, f"optimizer{number}", codec, passes, rates, plan, late)
+        self._psgc_exchange = GradientExchange(session, f"optimizer{number}", choice, passes, rates, late)
         self._psgc_exchange.refresh = _watcher(self)
         if session.config.profile and number == 0:
             self._psgc_exchange.observer = JobObserver(self._psgc_exchange, next(_parameters(self))[2])
@@ -169,6 +169,22 @@ class Distributed(torch.optim.Optimizer):
         """Change how many backwards make a step, between two steps."""
         check_passes(passes)
         self._psgc_exchange.set_passes(passes)
+
+    def switch_plan(self, plan: str | os.PathLike[str] | Plan) -> None:
+        """From the next step on, gradients travel by this plan, its file (of which rank 0's is enough) or a codec's text; what codecs keep of the gradients
+        goes along, so that nothing is lost or applied twice. Call it on every rank between the same two steps: after step(), before the next
+        backward(). Raises UsageError in the middle of a step and for a plan that cannot be run; CodecError."""
+        choice = named(self._psgc_exchange.session, plan, "switch_plan")
+        if choice is None:
+            raise UsageError("switch_plan: expected a plan, the path of a plan's file, or codec text; 'none' for no compression")
+        self._psgc_switch(choice)
+
+    def _psgc_switch(self, choice: Choice) -> None:
+        _check_codec(self._psgc_names, choice.codec)
+        self._psgc_exchange.switch(choice)
+        if self._psgc_advice is not None:
+            self._psgc_advice = CodecAdvice(choice.codecs)
+            self._psgc_advice.look(self)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Raises UsageError while gradients are under way. When they are synchronized, and step() did not follow, it means
@@ -275,12 +291,10 @@ def _names(
     return {parameter: given[parameter] for parameter in mine}
 
 
-def _check_codec(names: dict[torch.Tensor, str], codec: str) -> str:
-    """The codec's canonical text. Raises CodecError naming the first parameter it cannot carry."""
-    canonical = codec_text(codec, "float32")
+def _check_codec(names: dict[torch.Tensor, str], codec: str) -> None:
+    """Raise CodecError naming the first parameter that the codec cannot carry."""
     for parameter, name in names.items():
         check_carries(codec, parameter, name)
-    return canonical
 
 
 def _satisfy_scheduler(optimizer: Distributed) -> None:

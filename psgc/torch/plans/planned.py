@@ -1,7 +1,4 @@
-"""A planned job: the plan that an optimizer's gradients travel by (PSGC_PLAN), and the layout they got (PSGC_LAYOUT_OUT).
-
-Each rank reads its own copy of the plan; the scheduler checks that all are the same.
-"""
+"""A planned job: the layout that its gradients get by a plan, and the file that the layout is written to (PSGC_LAYOUT_OUT)."""
 
 from __future__ import annotations
 
@@ -10,32 +7,25 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from psgc.config import Config
-from psgc.errors import UsageError
+from psgc.errors import CodecError, UsageError
 from psgc.layout import BucketSpec, Layout, TensorSpec
 from psgc.plan.model.plan import JobShape, Plan, plan_text
-from psgc.plan.planfile.runtime import load_runnable, plan_of, planned_buckets
+from psgc.plan.planfile.runtime import plan_of, planned_buckets
 from psgc.torch.collectives.groups import job_groups
-from psgc.torch.tensors.codec_text import codec_text
+from psgc.torch.plans.choice import end_everywhere
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 
 
-def configured_plan(config: Config, compression: str | None) -> Plan | None:
-    """The plan that the job was started with. Raises UsageError for one that cannot be run, or beside a codec that the script names."""
-    if not config.plan:
-        return None
-    if codec_text(compression, "float32") != "none":
-        raise UsageError(f"compression is {compression!r}, but PSGC_PLAN={config.plan} names each bucket's codec; leave one of the two out")
-    return load_runnable(config.plan)
-
-
 def declared_buckets(plan: Plan, tensors: Sequence[TensorSpec], session: Session) -> tuple[BucketSpec, ...]:
-    """The plan's buckets, for these tensors and this job, whose session can then run them. Raises UsageError, naming the first difference, where it is a
-    plan for another."""
+    """The plan's buckets, for these tensors and this job, whose session can then run them. Where it is a plan for another, every rank ends with a line that
+    names the first difference; a process that is alone raises UsageError with that line."""
     session.groups_of = functools.partial(job_groups, session)
-    return planned_buckets(plan, tensors, JobShape(session.size, _servers(session)))
+    try:
+        return planned_buckets(plan, tensors, JobShape(session.size, _servers(session)))
+    except (UsageError, CodecError) as error:
+        end_everywhere(session, error, of_this_rank=False)
 
 
 def _servers(session: Session) -> int | None:

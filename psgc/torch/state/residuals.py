@@ -53,10 +53,17 @@ class KeptLayout:
 
 
 def cuts(declaration: Declaration, workers: int) -> list[tuple[object, ...]]:
-    """What determines a layout's payload bytes, on whichever servers: each bucket's tensors by name, its codec, and where its parts begin."""
+    """What determines a layout's payload bytes, on whichever servers: each bucket's tensors by name, its codec and option, and where its
+    parts begin."""
     layout = build_layout(_anywhere(declaration), layout_id=0, servers=1, workers=workers)
     return [
-        (tuple(name for name, _ in layout.places(bucket)), bucket.codec, tuple((part.offset, part.numel) for part in bucket.parts))
+        (
+            tuple(name for name, _ in layout.places(bucket)),
+            bucket.codec,
+            bucket.option,
+            bucket.turns,
+            tuple((part.offset, part.numel) for part in bucket.parts),
+        )
         for bucket in layout.buckets
     ]
 
@@ -144,10 +151,10 @@ class Residuals:
         declared anew. Every rank must call it."""
         self._waiting, self._layouts, self._loading = kept, [], True
 
-    def replace(self) -> None:
-        """Drop the layouts; their tensors' states are kept for the layout that is declared next. Every rank must call it."""
+    def replace(self, dropped: bool = False) -> None:
+        """Drop the layouts; their tensors' states are kept for the layout that is declared next. Every rank must call it. dropped: as of ``collect``."""
         if self._layouts:
-            self.restore(self.collect(dropped=False))
+            self.restore(self.collect(dropped))
 
 
 def _take(found: dict[str, Value], names: set[str]) -> dict[str, Value]:

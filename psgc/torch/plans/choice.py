@@ -1,0 +1,98 @@
+"""What gradients travel by, as the script or the environment chose it: a codec, a plan, or rank 0's plan.
+
+One path for ``compression=``, ``ddp_hook(...)``, ``switch_plan(...)`` and PSGC_PLAN. A plan's file need only be where rank 0 runs: ranks that lack it
+take rank 0's, and the scheduler compares what all ranks then declare, so that a rank whose own file differs ends the job for all with one line.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import NoReturn
+
+from psgc.errors import CodecError, UsageError
+from psgc.plan.model.plan import UNCOMPRESSED, Plan
+from psgc.plan.planfile.runtime import check_runs, load_runnable
+from psgc.torch.plans.handed import hand_out, handed_out
+from psgc.torch.session import unheeded
+from psgc.torch.tensors.codec_text import codec_text
+from psgc.worker.session import Session
+
+Given = str | os.PathLike[str] | Plan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """codec: canonical text; ``none`` beside a plan. awaited: the file of a plan that this rank lacks, and takes from rank 0."""
+
+    codec: str = UNCOMPRESSED
+    plan: Plan | None = None
+    awaited: str = ""
+
+    @property
+    def codecs(self) -> list[str]:
+        """All codecs that are known so far."""
+        return [self.codec] if self.plan is None else sorted({bucket.codec for bucket in self.plan.buckets})
+
+
+def chosen(session: Session, given: Given, by: str) -> Choice:
+    """What ``given`` means in this job; None: PSGC_PLAN, else PSGC_CODEC, else uncompressed. by: the call that was given it, as users write it.
+    Raises UsageError for a plan that cannot be run, or beside a codec that the script names; CodecError."""
+    own = named(session, given, by)
+    if own is not None and own.plan is None and not own.awaited and session.config.plan:
+        if own.codec != UNCOMPRESSED:
+            raise UsageError(
+                f"compression is {given!r}, but PSGC_PLAN={session.config.plan} names each bucket's codec; leave one of the two out"
+            )
+        own = None
+    if own is None and session.config.plan:
+        return _of_file(session, session.config.plan)
+    if own is not None and (own.plan is not None or own.awaited):
+        return own
+    return Choice(codec_text(unheeded.choose(session, given if isinstance(given, str) else None, by), "float32"))
+
+
+def named(session: Session, given: Given, by: str) -> Choice | None:
+    """What the script itself names; None where it names nothing."""
+    if given is None:
+        return None
+    if isinstance(given, Plan):
+        check_runs(given, f"{by}: the plan")
+        return Choice(plan=given)
+    if isinstance(given, os.PathLike) or (isinstance(given, str) and given.endswith(".json")):
+        return _of_file(session, os.fspath(given))
+    if not isinstance(given, str):
+        raise UsageError(f"compression is {given!r}, expected codec text such as 'int8', a plan, the path of a plan's file, or None")
+    return Choice(codec_text(given, "float32"))
+
+
+def _of_file(session: Session, path: str) -> Choice:
+    if session.rank and not os.path.exists(path):
+        return Choice(awaited=path)
+    try:
+        return Choice(plan=load_runnable(path))
+    except (UsageError, CodecError) as error:
+        end_everywhere(session, error, of_this_rank=session.rank > 0)
+
+
+def plan_for(session: Session, choice: Choice, name: str) -> Plan | None:
+    """The choice's plan, here. Rank 0 hands its own out under the name, a rank that awaits one takes it. Every rank calls this, at the same place."""
+    if choice.awaited:
+        try:
+            plan = handed_out(session, name)
+            check_runs(plan, name)
+        except (UsageError, CodecError) as error:
+            end_everywhere(session, error, of_this_rank=True)
+        return plan
+    if choice.plan is not None and session.rank == 0 and session.size > 1:
+        hand_out(session, name, choice.plan)
+    return choice.plan
+
+
+def end_everywhere(session: Session, error: UsageError | CodecError, of_this_rank: bool) -> NoReturn:
+    """Raise the error; in a job, end all of it with the error's line. of_this_rank: what is wrong is this rank's own, so that the line names it."""
+    if session.size == 1:
+        raise error
+    session.fail(f"rank {session.rank}: {error}" if of_this_rank else str(error))
+    session.barrier()  # raises what ended the job
+    raise error
