@@ -221,7 +221,7 @@ def main() -> None:
         if arguments.rivals is None:
             import planning_order  # beside this script
 
-            print(planning_order.summary(count, int(fewest), int(most)))
+            print(planning_order.summary(count, int(fewest), int(most), arguments.seconds))
             return
         import planning_rivals  # beside this script
 

@@ -53,8 +53,7 @@ def test_the_programmes_reduced_costs_are_bounds() -> None:
     space = Space(problem)
     buckets = bucketing_of(problem, found.buckets)
     solved = solve_given(problem, space, buckets, found.step_us * 2)
-    taken = sorted(found.buckets, key=lambda bucket: -bucket.priority)
-    for place, bucket in enumerate(taken):
+    for place, bucket in enumerate(found.buckets):
         assert solved.bound_us * (1 - 1e-9) <= found.step_us
         assert np.isfinite(solved.reduced[space.graph.number[bucket.option], place])
     assert solved.options is None or len(solved.options) == len(found.buckets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from psgc.plan.methods.espresso_trials import Trials
 from psgc.plan.model.costs import ALL_LINKS, BOTH_WAYS, INTRA, RECEIVE
 from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.plan import PlannedBucket
-from psgc.plan.model.problem import Problem, Simulated, simulate
+from psgc.plan.model.problem import Problem, Simulated, ranks, simulate
 from tests.plan.jobs import bucket_of, problems
 
 FEW = Constraints(most_encodes=1, flat=False)
@@ -37,6 +38,7 @@ def trials_of(problem: Problem, buckets: list[PlannedBucket]) -> Trials:
         np.repeat([options.index(bucket.option) for bucket in buckets], parts),
         space.threads,
         space.moments_us,
+        ranks(buckets, range(len(buckets))),
     )
 
 
@@ -46,7 +48,9 @@ def planned(draw: Any) -> tuple[Problem, list[PlannedBucket]]:
     count = len(problem.profile.tensors)
     options = [draw(st.sampled_from(problem.options)) for _ in range(count)]
     parts = [draw(st.integers(1, 3)) for _ in range(count)]
-    return problem, [bucket_of(problem, index, parts=parts[index], option=options[index]) for index in range(count)]
+    turns = draw(st.permutations(range(count)))
+    buckets = [bucket_of(problem, index, parts=parts[index], option=options[index]) for index in range(count)]
+    return problem, [replace(bucket, priority=-turn) for bucket, turn in zip(buckets, turns, strict=True)]
 
 
 @SEEN

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from psgc.plan.inputs.profile import F64
 from psgc.plan.local_search.descent import descend, simplify
 from psgc.plan.local_search.full_descent import descend_fully, find_critical, simulation_work
+from psgc.plan.local_search.ordering import order, ranks_of
 from psgc.plan.local_search.space import OptionTable, Space
 from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, Kinds, kinds_of, parts_of
 from psgc.plan.model.problem import Problem
@@ -31,16 +32,19 @@ SIMPLIFY_BUDGET: Final = 8_000  # likewise
 SIZE_STEP_BITS: Final = 2  # candidates are shared by sizes within a factor of four
 SMALLEST_SIZE_BITS: Final = 10  # and by all sizes up to this power of two
 CONVERGED_RTOL: Final = 2e-3  # of the step, what is not worth a search
+ORDER_MIN_GAIN: Final = 1e-4  # of the step; for less buckets go on in the order that they had
 BOTH, ONE_BY_ONE = True, False  # phases of a descent
 
 
 class Chosen(NamedTuple):
-    """A bucketing with an option for each bucket, by its number (``space``). objective: the step, and a little of the mean completion."""
+    """A bucketing with an option for each bucket, by its number (``space``). objective: the step, and a little of the mean completion; turn: of each
+    bucket, the least goes first of those that could go at once; None: in order of readiness."""
 
     step_us: float
     objective: float
     bucketing: Bucketing
     options: Ints
+    turn: Ints | None = None
 
 
 @functools.cache
@@ -119,12 +123,12 @@ class Search:
         rows, choice = space.graph.rows, start.options.astype(np.int64)
         if among is not None:
             rows, choice = rows[among], space.positions(among, start.options)
-        times = space.times(kinds.sizes, kinds.codec)
+        times, turn = space.times(kinds.sizes, kinds.codec), np.arange(len(buckets.parts)) if start.turn is None else start.turn
         step, objective, spent = descend_fully(
             *parts, kinds.of, rows, space.of_atom, space.resources, times, space.may_take[kinds.codec], space.threads, space.moments_us,
-            order, choice, most, int(min(budget, 1 << 60)), self.least_us,
+            ranks_of(turn, buckets.parts), order, choice, most, int(min(budget, 1 << 60)), self.least_us,
         )  # fmt: skip
-        return self.keep(Chosen(step, objective, buckets, choice if among is None else among[choice])), spent
+        return self.keep(Chosen(step, objective, buckets, choice if among is None else among[choice], start.turn)), spent
 
     def critical(self, made: Chosen) -> NDArray[np.bool_]:
         """Of each bucket, whether the step waits for it."""
@@ -194,6 +198,19 @@ class Search:
             *parts, kinds.of, *self.table(options, kinds), self.space.threads, self.space.moments_us, len(plain), choice, simulations
         )
         self.best = Chosen(step, self.best.objective, buckets, options[choice])
+
+    def reorder(self, budget: float) -> None:
+        """Let buckets of the best plan go in another order if that shortens the step noticeably. budget: of simulated chains."""
+        assert self.best is not None
+        buckets, options = self.best.bucketing, self.space.unique(self.best.options)
+        kinds, (ready_us, chain, _) = kinds_of(buckets), parts_of(buckets)
+        turn = np.arange(len(buckets.parts)) if self.best.turn is None else self.best.turn.copy()
+        step, objective, _ = order(
+            ready_us, chain, kinds.of, *self.table(options, kinds), self.space.threads, self.space.moments_us,
+            self.space.positions(options, self.best.options), turn, budget,
+        )  # fmt: skip
+        if step < self.best.step_us * (1 - ORDER_MIN_GAIN):
+            self.best = self.best._replace(step_us=step, objective=objective, turn=turn)
 
     @functools.cached_property
     def least_us(self) -> float:

@@ -67,13 +67,8 @@ def _waited_for(run: Any, slack: Any) -> Any:
 
 
 @helper
-def note_critical(run: Any, chain: Any, critical: Any) -> None:
-    """critical: of each bucket, whether one of its tasks is critical in a run that is over; chain: where each bucket's chains begin, and their
-    number."""
-    bucket_of = np.empty(run.ready_us.size, np.int64)
-    for bucket in range(critical.size):
-        bucket_of[chain[bucket] : chain[bucket + 1]] = bucket
-    critical[:] = False
+def critical_events(run: Any) -> Any:
+    """Of each event of a run that is over, those that ended when it began (``_waited_for``), and whether it is critical."""
     events, step = int(run.state[EVENTS]), run.state[STEP]
     slack = TOLERANCE * step
     before, is_critical = _waited_for(run, slack), np.zeros(events, np.bool_)
@@ -83,10 +78,31 @@ def note_critical(run: Any, chain: Any, critical: Any) -> None:
         is_last, delays = start + run.us[task] >= step - slack, run.resource[task] == GPU and start < delayed_us
         if not (is_last or delays or is_critical[event]):
             continue
-        critical[bucket_of[run.event_chain[event]]] = True
+        is_critical[event] = True
         waited = False
         for other in before[event]:
             if other >= 0:
                 is_critical[other] = waited = True
         if not waited:
             delayed_us = max(delayed_us, start)
+    return before, is_critical
+
+
+@helper
+def buckets_of(run: Any, chain: Any) -> Any:
+    """Each chain's bucket. chain: where each bucket's chains begin, and their number."""
+    bucket_of = np.empty(run.ready_us.size, np.int64)
+    for bucket in range(chain.size - 1):
+        bucket_of[chain[bucket] : chain[bucket + 1]] = bucket
+    return bucket_of
+
+
+@helper
+def note_critical(run: Any, chain: Any, critical: Any) -> None:
+    """critical: of each bucket, whether one of its tasks is critical in a run that is over; chain: as ``buckets_of`` takes it."""
+    bucket_of = buckets_of(run, chain)
+    is_critical = critical_events(run)[1]
+    critical[:] = False
+    for event in range(is_critical.size):
+        if is_critical[event]:
+            critical[bucket_of[run.event_chain[event]]] = True

@@ -212,7 +212,7 @@ def descend(
     moments: when each tensor is ready.
     """
     buckets = kind.size
-    run = new_run(ready, resource, us, rest, threads, moments, length.max())
+    run = new_run(ready, resource, us, rest, threads, moments, np.arange(ready.size), length.max())
     choices = _choices(run, chain, kind, first, length)
     held = choices.load_us.shape[2]
     snapshots, total, busy, critical = new_snapshots(buckets, run), np.empty(held), np.empty(held), np.empty(buckets, np.bool_)
@@ -251,7 +251,7 @@ def simplify(
 ) -> Any:  # fmt: skip
     """Give buckets one of the first ``simple`` options in place of their ``choice``, wherever the step gets no longer by it, in ``budget``
     simulations. Returns the step."""
-    run = new_run(ready, resource, us, rest, threads, moments, length.max())
+    run = new_run(ready, resource, us, rest, threads, moments, np.arange(ready.size), length.max())
     choices = _choices(run, chain, kind, first, length)
     snapshots, total = new_snapshots(1, run), np.empty(choices.load_us.shape[2])
     _give_each(run, choices, choice)

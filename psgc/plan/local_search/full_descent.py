@@ -192,20 +192,22 @@ def _best_of(
 
 @kernel(
     _RESULT(
-        _F64, _I64, _I64, _I64, _IN_I64_2D, _IN_I64_2D, _IN_I64, _F64_2D, _BOOL_2D, _I64, _F64, _I64, _I64, I64, I64, types.float64
+        _F64, _I64, _I64, _I64, _IN_I64_2D, _IN_I64_2D, _IN_I64, _F64_2D, _BOOL_2D, _I64, _F64, _I64, _I64, _I64, I64, I64, types.float64
     )
 )  # fmt: skip
 def descend_fully(
     ready: Any, chain: Any, until: Any, kind: Any, rows: Any, tasks: Any, held: Any, us: Any, may_take: Any, threads: Any, moments: Any,
-    order: Any, choice: Any, most: Any, budget: Any, enough: Any,
+    rank: Any, order: Any, choice: Any, most: Any, budget: Any, enough: Any,
 ) -> Any:  # fmt: skip
     """Improve each bucket's option, ``choice``. Returns the step, the objective, and how many chains were simulated, about ``budget`` at most.
     ready, chain, until, kind: as ``descent`` takes them; rows to may_take: ``Options``; threads: of each resource; moments: when each
-    tensor is ready; order: the buckets that change, one by one; most: of a bucket's options, how many are simulated; enough: the step below which
-    nothing is left to gain."""
+    tensor is ready; rank: of each chain; order: the buckets that change, one by one; most: of a bucket's options, how many are simulated;
+    enough: the step below which nothing is left to gain."""
     buckets, options = kind.size, Options(rows, tasks, held, us, may_take)
     room = rows.shape[1] * tasks.shape[1]
-    run = new_run(ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads, moments, room)
+    run = new_run(
+        ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads, moments, rank, room
+    )  # fmt: skip
     snapshots = new_snapshots(buckets, run)
     kinds = us.shape[1]
     resources = occurring(held)
@@ -263,7 +265,9 @@ def find_critical(
     """critical: of each bucket, whether one of its tasks is on a critical path (``critical``). The rest: as ``descend_fully`` takes it."""
     buckets, options = kind.size, Options(rows, tasks, held, us, may_take)
     room = rows.shape[1] * tasks.shape[1]
-    run = new_run(ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads, moments, room)
+    run = new_run(
+        ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads, moments, np.arange(ready.size), room
+    )  # fmt: skip
     for bucket in range(buckets):
         run.alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]
         _set(run, options, choice[bucket], kind[bucket], chain[bucket], chain[bucket + 1], bucket * room)

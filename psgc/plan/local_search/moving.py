@@ -19,6 +19,8 @@ from psgc.plan.model.timeline import Ints
 MOST_OPTIONS: Final = 16  # that are simulated for a bucket in its turn
 MOVE_OPTIONS: Final = 12  # for one that has moved
 MOVE_OVERHEAD: Final = 200  # what a move costs besides, in simulated chains
+ORDER_ROUNDS: Final = 4  # at most
+ORDER_WORTH: Final = 1e-3  # of the step: for less options are not chosen again
 WORTH_POLISHING: Final = 1.2  # times the best objective
 
 
@@ -78,6 +80,20 @@ def improve(made: Search, here: Chosen, budget: float, known: Ints) -> float:
         known = made.space.unique(np.concatenate([known, here.options]))
         budget -= spent
     return budget
+
+
+def reorder(made: Search, budget: float) -> None:
+    """Let the best plan's buckets go in another order where that shortens the step, and, as long as it does so by much, choose options again for that
+    order. budget: of each search for an order, and of each choice of options."""
+    for _ in range(ORDER_ROUNDS):
+        assert made.best is not None
+        before = made.best.step_us
+        if made.is_done:
+            return
+        made.reorder(budget)
+        if made.best.step_us > before * (1 - ORDER_WORTH):
+            return
+        made.fully(made.best, by_size(made.best.bucketing), MOST_OPTIONS, budget)
 
 
 def by_size(made: Bucketing) -> Ints:

@@ -19,7 +19,7 @@ import numpy as np
 
 from psgc.errors import UsageError
 from psgc.plan.local_search.choosing import BOTH, Chosen, Search
-from psgc.plan.local_search.moving import by_size, improve, palette
+from psgc.plan.local_search.moving import by_size, improve, palette, reorder
 from psgc.plan.methods.baselines import tensors_choices
 from psgc.plan.methods.bound import bucketing_of, over_all_bucketings, solve_given
 from psgc.plan.methods.espresso import espresso
@@ -37,6 +37,7 @@ MOST_OPTIONS: Final = 64  # of a bucket that are simulated in its turn
 FULL_BUDGET: Final = 200_000  # simulated chains of one descent over all options
 MOVES_BUDGET: Final = 60_000  # of moves before the clock is looked at
 SIMULATIONS: Final = 40_000  # times their chains, of one descent
+ORDER_BUDGET: Final = 20_000  # simulated chains of a better order, and of the options for it (``reorder``)
 MAX_KICKS: Final = 4  # moves of a perturbation
 GAP: Final = 1e-3  # over the lower bound, at which the search ends
 
@@ -83,9 +84,12 @@ class Anytime:
                 bounded = self.best
             here = self._perturbed()
             self._polish(here, here.best)
+            if here.best is not None:
+                reorder(here, ORDER_BUDGET)
             if here.best is not None and here.best.objective < self.best.objective:
                 self.made.best = here.best
         self.made.simplify()
+        reorder(self.made, ORDER_BUDGET)
         return self.made
 
     def _seeds(self) -> Iterator[tuple[Bucketing, Ints]]:
@@ -101,8 +105,9 @@ class Anytime:
             found = self._espresso(buckets)
             if found is not None:
                 made = bucketing_of(self.problem, found)
-                by_turn = sorted(found, key=lambda bucket: -bucket.priority)
-                yield made, np.array([number[bucket.option] for bucket in by_turn])
+                of = {name: bucket.option for bucket in found for name in bucket.tensors}
+                last = [of[self.problem.profile.tensors[place].name] for place in made.last.tolist()]
+                yield made, np.array([number[option] for option in last])
 
     def _espresso(self, buckets: tuple[PlannedBucket, ...] | None) -> tuple[PlannedBucket, ...] | None:
         """Espresso's plan; None where the constraints rule it out, or it takes too long."""

@@ -32,7 +32,7 @@ from psgc.plan.methods.espresso_trials import Trials
 from psgc.plan.methods.result import UNDER_CONSTRAINTS, Found, RuledOut
 from psgc.plan.model.options import Constraints, Option, constrained, is_uncompressed
 from psgc.plan.model.plan import PlannedBucket
-from psgc.plan.model.problem import Problem
+from psgc.plan.model.problem import Problem, ranks
 
 MAX_ENUMERATED: Final = 10_000
 Ints = NDArray[np.int64]
@@ -131,6 +131,7 @@ def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None
         np.full(low, start, np.int64),
         space.threads,
         space.moments_us,
+        ranks(buckets, [unit.index for unit in units]),
     )
     left = tuple(_left(every, takes) for takes in space.fits(numbers))
     return Job(options, trials, tuple(units), left, np.array([unit.low for unit in units]), until_s)

@@ -27,7 +27,7 @@ _numba: Any = types  # untyped
 @dataclass(frozen=True, slots=True)
 class Trials:
     """Chains in order of readiness, each with a kind and an option of the table by number. ``option`` is changed by who tries. threads: of each
-    resource, how many tasks it does at once; moments_us: when each tensor is ready."""
+    resource, how many tasks it does at once; moments_us: when each tensor is ready; rank: as ``Chains`` has it."""
 
     table: OptionTable
     ready_us: F64
@@ -35,6 +35,7 @@ class Trials:
     option: Ints
     threads: Ints
     moments_us: F64
+    rank: Ints
 
     def best(self, low: int, high: int, candidates: Ints, step_us: float) -> tuple[int, float]:
         """The candidate with which chains [low, high), a bucket's parts, make the shortest step, and that; the first of equal ones. (-1,
@@ -53,19 +54,24 @@ class Trials:
         return float(_last_bubble(*self._job(), sent)), sent
 
     def _job(self) -> tuple[Any, ...]:
-        return self.ready_us, self.kind, self.option, *self.table, self.threads, self.moments_us
+        return self.ready_us, self.kind, self.option, *self.table, self.threads, self.moments_us, self.rank
 
 
 @helper
 def _new_run(
-    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any
+    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any, rank: Any
 ) -> Any:
     """A run at its beginning, every chain with the tasks of its option."""
-    run = new_run(ready, resource, us, rest, threads, moments, length.max())
+    run = new_run(ready, resource, us, rest, threads, moments, rank, length.max())
     for chain in range(ready.size - 1, -1, -1):
         run.begins[chain] = first[kind[chain], option[chain]]
         run.ends[chain] = run.begins[chain] + length[option[chain]]
-        if chain + 1 < ready.size and ready[chain] == ready[chain + 1] and run.begins[chain] == run.begins[chain + 1]:
+        if (
+            chain + 1 < ready.size
+            and ready[chain] == ready[chain + 1]
+            and rank[chain] < rank[chain + 1]
+            and run.begins[chain] == run.begins[chain + 1]
+        ):
             run.alike[chain] = run.alike[chain + 1]
     begin(run)
     return run
@@ -83,24 +89,35 @@ def _add(load: Any, threads: Any, begins: Any, last: Any, times: Any, resource: 
         add_load(load, threads, resource[task], times * us[task])
 
 
-_JOB: Final = (_IN_F64, _IN_I64, _IN_I64, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64, _IN_F64, _IN_I64, _IN_F64)
+_JOB: Final = (_IN_F64, _IN_I64, _IN_I64, _IN_I64_2D, _IN_I64, _IN_I64, _IN_F64, _IN_F64, _IN_I64, _IN_F64, _IN_I64)
 
 
 @kernel(types.float64(*_JOB, types.float64))
 def _step(
-    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any, below: Any
+    ready: Any,
+    kind: Any,
+    option: Any,
+    first: Any,
+    length: Any,
+    resource: Any,
+    us: Any,
+    rest: Any,
+    threads: Any,
+    moments: Any,
+    rank: Any,
+    below: Any,
 ) -> Any:
-    run = _new_run(ready, kind, option, first, length, resource, us, rest, threads, moments)
+    run = _new_run(ready, kind, option, first, length, resource, us, rest, threads, moments, rank)
     step = resume(run, ready.size, np.nextafter(below, 0.0))
     return step if step < below else np.inf
 
 
 @kernel(_numba.Tuple((I64, types.float64))(*_JOB, I64, I64, _IN_I64, types.float64))
 def _best(
-    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any, low: Any, high: Any,
+    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any, rank: Any, low: Any, high: Any,
     candidates: Any, best: Any,
 ) -> Any:  # fmt: skip
-    run = _new_run(ready, kind, option, first, length, resource, us, rest, threads, moments)
+    run = _new_run(ready, kind, option, first, length, resource, us, rest, threads, moments, rank)
     for chain in range(low - 1, -1, -1):  # others that are alike now will not be
         run.alike[chain] = min(run.alike[chain], low)
     run.alike[low:high] = high
@@ -135,14 +152,14 @@ def _best(
 
 @kernel(types.float64(*_JOB, _OUT_F64))
 def _last_bubble(
-    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any, sent: Any
+    ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any, rank: Any, sent: Any
 ) -> Any:  # fmt: skip
     """Simulate it all, each chain with tasks of its own, and go through what is sent, by when it starts. ``sent`` is when each chain was last
     sent."""
-    shared = _new_run(ready, kind, option, first, length, resource, us, rest, threads, moments)
+    shared = _new_run(ready, kind, option, first, length, resource, us, rest, threads, moments, rank)
     count = (shared.ends - shared.begins).sum()
     owner, own_resource, own_us = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count)
-    run = new_run(ready, own_resource, own_us, own_us, threads, moments, length.max())
+    run = new_run(ready, own_resource, own_us, own_us, threads, moments, rank, length.max())
     end, left = 0, np.zeros(ready.size, np.int64)
     for chain in range(ready.size):
         run.begins[chain], run.alike[chain] = end, shared.alike[chain]

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from psgc.plan.local_search.choosing import Chosen, Search
-from psgc.plan.local_search.moving import improve, palette, polish
+from psgc.plan.local_search.moving import improve, palette, polish, reorder
 from psgc.plan.local_search.space import Space
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.seeding import seed
@@ -27,6 +27,7 @@ from psgc.plan.model.problem import Problem
 POLISHED: Final = 4  # plans that choose again from all options
 IMPROVED: Final = 3  # plans whose buckets are moved
 BUDGET: Final = 14_000  # simulated chains (``full_descent.simulation_work``) after the first plans
+ORDER_BUDGET: Final = 2_000  # likewise, of trials of another order at the end
 
 
 def search(problem: Problem) -> Found:
@@ -46,6 +47,7 @@ def searched(problem: Problem) -> Search:
     for one in plans[:IMPROVED]:
         budget = improve(made, one, budget, palette(made, plans))
     made.simplify()
+    reorder(made, ORDER_BUDGET)
     return made
 
 
@@ -54,10 +56,11 @@ def planned(problem: Problem, space: Space, chosen: Chosen) -> tuple[PlannedBuck
     names, found = np.array([tensor.name for tensor in problem.profile.tensors], object), chosen.bucketing
     members = np.split(names[np.argsort(found.of, kind="stable")], np.cumsum(np.bincount(found.of))[:-1])
     plain, codecs = set(space.graph.plain.tolist()), [codec.name for codec in space.codecs]
-    columns = (members, chosen.options.tolist(), found.codec.tolist(), found.numel.tolist(), found.parts.tolist())
+    turns = range(len(members)) if chosen.turn is None else chosen.turn.tolist()
+    columns = (members, chosen.options.tolist(), found.codec.tolist(), found.numel.tolist(), found.parts.tolist(), turns)
     return tuple(
         PlannedBucket(
-            tuple(tensors), int(numel), parts, -number, UNCOMPRESSED if option in plain else codecs[codec], space.graph.options[option]
+            tuple(tensors), int(numel), parts, -turn, UNCOMPRESSED if option in plain else codecs[codec], space.graph.options[option]
         )
-        for number, (tensors, option, codec, numel, parts) in enumerate(zip(*columns, strict=True))
+        for tensors, option, codec, numel, parts, turn in zip(*columns, strict=True)
     )

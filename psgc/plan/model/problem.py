@@ -205,9 +205,19 @@ class Simulated(NamedTuple):
     rows: tuple[Row, ...]
 
 
+def ranks(buckets: Sequence[PlannedBucket], order: Sequence[int]) -> Ints:
+    """Of each part, as a chain has it: parts of the highest priority first, of equal ones in the order of the chains. order: the buckets' indices, as
+    their chains stand."""
+    parts = np.array([buckets[index].parts for index in order], np.int64)
+    turns = np.repeat([-buckets[index].priority for index in order], parts)
+    rank = np.empty(len(turns), np.int64)
+    rank[np.argsort(turns, kind="stable")] = np.arange(len(turns))
+    return rank
+
+
 def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
-    """The buckets' step, each encoded with its own codec: a part is a chain of its own. Buckets that are ready at once go by priority, then
-    as they stand.
+    """The buckets' step, each encoded with its own codec: a part is a chain of its own. Of tasks that could start at once that of the bucket
+    with the highest priority does; of equal priorities, of the one that is ready first, then as they stand.
 
     Raises UsageError for buckets of another model, codecs that the profile has no times for, and parts that do not add up."""
     check_fits(Plan("", problem.cluster.name, tuple(buckets)), problem.numel, f"the profile of {problem.profile.model or 'the model'}")
@@ -223,6 +233,6 @@ def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
             chains.append([(resource, us) for _, resource, us in by_size[size]])
             starts.append(ready[index])
             rows += [Row(index, part, action) for action, _, _ in by_size[size]]
-    made = chains_of(starts, chains, problem.threads.tolist(), problem.tensors.ready_us)
+    made = chains_of(starts, chains, problem.threads.tolist(), problem.tensors.ready_us, ranks(buckets, order))
     timeline = run(made)
     return Simulated(timeline.step_us, made, timeline, tuple(rows))

@@ -3,7 +3,7 @@
 A bucket's tasks follow one another; the first may start when backward has computed the bucket. Backward keeps the GPU from the first moment on.
 A task on the GPU may start between two tensors, when backward has computed one and not begun the next, and all that is computed later is
 delayed by it. A resource does one task at a time, or as many as it has threads, each to its end. Of tasks that could start next the one that
-can start earliest does; of equal ones that of the bucket with the least number. Owns this rule: as a kernel, and as the plain definition that
+can start earliest does; of equal ones that of the chain with the least rank. Owns this rule: as a kernel, and as the plain definition that
 it is held against.
 
 The step is over when the last bucket is done. What happens before a bucket is computed does not depend on it: so a run can be resumed from there
@@ -41,7 +41,8 @@ ROUNDING: Final = 1 - TOLERANCE  # a sum of times may be rounded otherwise than 
 class Chains(NamedTuple):
     """Every bucket's tasks, one after the other. ready_us: when backward alone would have computed each bucket, ascending parts of one at
     once; first: where each bucket's tasks begin, and their number at the end; resource and us: of each task; threads: of each resource, how
-    many tasks it does at once; moments_us: when backward alone would have computed each tensor, ascending, those of ``ready_us`` among them."""
+    many tasks it does at once; moments_us: when backward alone would have computed each tensor, ascending, those of ``ready_us`` among them;
+    rank: of each chain, which decides between tasks that could start at the same moment: the least goes first. No two are alike."""
 
     ready_us: F64
     first: Ints
@@ -49,6 +50,7 @@ class Chains(NamedTuple):
     us: F64
     threads: Ints
     moments_us: F64
+    rank: Ints
 
 
 class Timeline(NamedTuple):
@@ -67,14 +69,17 @@ def chains_of(
     buckets: Sequence[Sequence[tuple[int, float]]],
     threads: Sequence[int] = ONE_EACH,
     moments_us: F64 | None = None,
+    rank: Sequence[int] | Ints | None = None,
 ) -> Chains:
-    """Chains from each bucket's (resource, microseconds) pairs. moments_us: left out where every bucket is one tensor."""
+    """Chains from each bucket's (resource, microseconds) pairs. moments_us: left out where every bucket is one tensor; rank: left out where
+    buckets go as they stand."""
     sizes = np.array([len(bucket) for bucket in buckets], np.int64)
     flat = [task for bucket in buckets for task in bucket]
     return Chains(
         np.asarray(ready_us, np.float64), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
         np.array([resource for resource, _ in flat], np.int64), np.array([us for _, us in flat], np.float64),
         np.array(threads, np.int64), np.asarray(ready_us if moments_us is None else moments_us, np.float64),
+        np.arange(len(ready_us)) if rank is None else np.asarray(rank, np.int64),
     )  # fmt: skip
 
 
@@ -91,7 +96,8 @@ def define_timeline(chains: Chains) -> Timeline:
             if nexts[bucket] < chains.first[bucket + 1]:
                 held = resources_of(int(chains.resource[nexts[bucket]]))
                 when = max([available[bucket], *(min(free[one]) for one in held)])
-                candidates.append((_between_tensors(chains, delay, when) if held == (GPU,) else when, bucket, held))
+                when = _between_tensors(chains, delay, when) if held == (GPU,) else when
+                candidates.append((when, int(chains.rank[bucket]), bucket, held))
         earliest = min(candidates, key=lambda candidate: candidate[:2], default=None)
         if computed < count and (earliest is None or chains.ready_us[computed] + delay <= earliest[0]):
             end, ready = chains.ready_us[computed] + delay, chains.ready_us[computed]
@@ -101,7 +107,7 @@ def define_timeline(chains: Chains) -> Timeline:
         elif earliest is None:
             return Timeline(step, start, computed_us)
         else:
-            when, chosen, held = earliest
+            when, _, chosen, held = earliest
             task = nexts[chosen]
             start[task], nexts[chosen] = when, task + 1
             available[chosen] = end = when + chains.us[task]
@@ -124,7 +130,7 @@ class Run(NamedTuple):
     ready_us: when backward alone would have computed each chain, ascending. moments_us: each tensor; moment: each chain's place
     among them. resource, us, rest_us: of each task: what it holds, for how long, and what it and the tasks behind it in its chain take together.
     begins, ends: each chain's tasks. alike: the chain behind those that follow this one with the same readiness and the same tasks; none of
-    them can begin before it.
+    them can begin before it. rank: of each chain, the least goes first of those that could go at once.
     threads: of each resource, how many tasks it does at once; thread: where in ``state`` the times stand at which each of them is free, if they
     are several. state: when each resource is free; then by how much backward is late; the step so far; how many chains are computed; the threads.
     available_us: when each chain's next task can start. next_task: of each chain. start_us, computed_us: the result, as ``Timeline`` has it.
@@ -140,6 +146,7 @@ class Run(NamedTuple):
     begins: Any
     ends: Any
     alike: Any
+    rank: Any
     threads: Any
     thread: Any
     state: Any
@@ -161,7 +168,7 @@ class Snapshots(NamedTuple):
 
 
 @helper
-def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any, threads: Any, moments_us: Any, longest: Any) -> Any:
+def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any, threads: Any, moments_us: Any, rank: Any, longest: Any) -> Any:
     """A run of these tasks, whose chains have none yet, and later ``longest`` each at most."""
     chains, size, events = ready_us.size, STATE, ready_us.size * longest
     thread = np.zeros(threads.size, np.int64)
@@ -175,7 +182,8 @@ def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any, threads: Any, m
             place += 1
         moment[chain] = place
     return Run(
-        ready_us, moments_us, moment, resource, us, rest_us, np.zeros(chains, np.int64), np.zeros(chains, np.int64), np.arange(1, chains + 1), threads, thread,
+        ready_us, moments_us, moment, resource, us, rest_us, np.zeros(chains, np.int64), np.zeros(chains, np.int64), np.arange(1, chains + 1), rank,
+        threads, thread,
         np.zeros(size), np.empty(chains), np.zeros(chains, np.int64), np.empty(us.size), np.empty(chains),
         np.empty(events, np.int64), np.empty(events, np.int64), np.empty(events),
     )  # fmt: skip
@@ -291,9 +299,9 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
             following = run.alike[chain] if task == run.begins[chain] else chain + 1
             if task < run.ends[chain]:
                 possible = max(available[chain], _free_at(state, resource[task]))
-                if resource[task] == GPU and possible < when:
+                if resource[task] == GPU and possible <= when:
                     possible = _when_on_gpu(run.moments_us, run.moment[computed - 1], state[DELAY], possible)
-                if possible < when:
+                if possible < when or (possible == when and run.rank[chain] < run.rank[chosen]):
                     when, chosen = possible, chain
             elif chain == low:
                 low += 1
@@ -324,16 +332,16 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
     return step
 
 
-@kernel(types.float64(_IN_F64, _IN_I64, _IN_I64, _IN_F64, _IN_I64, _IN_F64, _OUT_F64, _OUT_F64))
-def _run(ready: Any, first: Any, resource: Any, us: Any, threads: Any, moments: Any, start: Any, computed: Any) -> Any:
+@kernel(types.float64(_IN_F64, _IN_I64, _IN_I64, _IN_F64, _IN_I64, _IN_F64, _IN_I64, _OUT_F64, _OUT_F64))
+def _run(ready: Any, first: Any, resource: Any, us: Any, threads: Any, moments: Any, rank: Any, start: Any, computed: Any) -> Any:
     made = new_run(
-        ready, resource, us, us, threads, moments, (first[1:] - first[:-1]).max()
+        ready, resource, us, us, threads, moments, rank, (first[1:] - first[:-1]).max()
     )  # without a limit nobody asks what the rest of a chain takes
     made.begins[:], made.ends[:] = first[:-1], first[1:]
     for chain in range(ready.size - 2, -1, -1):  # a bucket's parts: many, and only the first that has not begun can begin next
         tasks, others = first[chain], first[chain + 1]
         count = others - tasks
-        same = ready[chain] == ready[chain + 1] and first[chain + 2] - others == count
+        same = ready[chain] == ready[chain + 1] and rank[chain] < rank[chain + 1] and first[chain + 2] - others == count
         for task in range(count if same else 0):
             same = same and resource[tasks + task] == resource[others + task] and us[tasks + task] == us[others + task]
         if same:
