@@ -323,7 +323,7 @@ class Server:
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("serving layout=%d name=%s parts=%s", layout.id, layout.name, " ".join(map(key_text, by_key)))
         shapes = []
-        for bucket, part in layout.parts():
+        for bucket, part in layout.served.parts():
             spec = by_key.get(part.key)
             if spec is None:
                 continue

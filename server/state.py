@@ -258,9 +258,8 @@ class ServerState:
 def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], list[int]]:
     """The parts of ``layout`` on ``server`` as key specs, in the plan's order, and the room (bytes) that each one's step needs."""
     specs, costs = [], []
-    for bucket, part in layout.parts():
-        if part.server != server:
-            continue
+    on_server = (each for each in layout.served.parts() if each[1].server == server)
+    for bucket, part in sorted(on_server, key=lambda each: each[1].position):
         round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
         pair = round_.pair
         broadcast = layout.kind == "broadcast"
@@ -268,11 +267,12 @@ def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], 
         more = f" and {len(bucket.tensors) - 1} more" if len(bucket.tensors) > 1 else ""
         specs.append(
             KeySpec(
-                part.key, round_.numel, workers, pair.push.codec_id, pair.pull.codec_id, workers if layout.mean and round_.divides else 1,
-                layout.root if broadcast else None, pair.pull.feedback and not broadcast, layout.id, f"{first}{more}",
+                part.key, round_.numel, part.contributors or range(workers), pair.push.codec_id, pair.pull.codec_id,
+                workers if layout.mean and round_.divides else 1, layout.root if broadcast else None, pair.pull.feedback and not broadcast,
+                layout.id, f"{first}{more}",
             )
         )  # fmt: skip
-        costs.append(pair.push.payload_bound(round_.numel) * (1 if broadcast else workers))
+        costs.append(pair.push.payload_bound(round_.numel) * (1 if broadcast else len(specs[-1].ranks)))
     return specs, costs
 
 

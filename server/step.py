@@ -2,14 +2,15 @@
 
 Pure: no sockets, clocks, threads or numbers. Payloads are opaque; the loop carries out the actions that come back.
 
-Invariants: ``step`` is the one being collected; ``result`` is the outcome of ``step - 1`` and is kept until every worker has
-contributed to ``step`` (so every worker has decoded it); a contribution is never counted twice; nothing depends on arrival order; a result
+Invariants: ``step`` is the one being collected; ``result`` is the outcome of ``step - 1`` and is kept until every rank of the key has
+contributed to ``step`` (so each of them has decoded it); a contribution is never counted twice; nothing depends on arrival order; a result
 is queued at most once on a rank's connection.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,11 +27,12 @@ _MAX_RESCALE: Final = 3e38
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """What is fixed for a key when it is registered. root: the only contributor of a broadcast; None for sums."""
+    """What is fixed for a key when it is registered. ranks: that contribute to each step, by a push or a skip, ascending: all, or those whose
+    nodes' sums it is of. root: the only one that pushes a broadcast; None for sums."""
 
     key: int
     numel: int
-    workers: int
+    ranks: Sequence[int]
     push_codec: int
     pull_codec: int
     divisor: int = 1
@@ -144,6 +146,7 @@ class KeyState:
 
     def contribute(self, rank: int, header: Header, payload: Any) -> list[Action]:
         """Handle a PUSH or SKIP of this key. Repeats are acknowledged and answered, but never added. Raises RemoteProtocolError."""
+        self._check_contributor(rank)
         if header.step < self.step:
             return self._answer_repeat(rank, header.step)
         if header.step > self.step:
@@ -163,7 +166,8 @@ class KeyState:
 
     def pull(self, rank: int, step: int) -> list[Action]:
         """Answer a PULL with the kept result. No answer yet if the step is not complete, and none if the result is queued on this connection
-        already. Raises RemoteProtocolError with PUSH_MISSING if this rank's push never came."""
+        already. Raises RemoteProtocolError, with PUSH_MISSING if this rank's push never came."""
+        self._check_contributor(rank)
         if self.result is not None and step == self.result.step:
             return [self._ack(rank, step) if self._is_queued(rank) else self._answer(rank)]
         if step == self.step and rank in self.contributions:
@@ -233,7 +237,15 @@ class KeyState:
         """Ranks whose contribution to the present step is missing; empty while no rank has contributed."""
         if not self.contributions:
             return []
-        return [rank for rank in range(self.spec.workers) if rank not in self.contributions]
+        return [rank for rank in self.spec.ranks if rank not in self.contributions]
+
+    def _check_contributor(self, rank: int) -> None:
+        if rank not in self.spec.ranks:
+            ranks = ", ".join(map(str, self.spec.ranks[:8])) + (" ..." if len(self.spec.ranks) > 8 else "")
+            raise RemoteProtocolError(
+                f"worker {rank}: {self.spec.describe()} is contributed to by rank(s) {ranks}, which have the sums of their nodes, not by this one",
+                ErrorCode.NO_CONTRIBUTOR,
+            )
 
     def _residual_elements(self, rank: int, header: Header) -> int:
         """How many elements one message may carry. Raises RemoteProtocolError if the key has no residual there."""
@@ -274,9 +286,9 @@ class KeyState:
 
     def _advance(self) -> list[Action]:
         """Fold the next block if it is complete and nothing is being folded."""
-        blocks = -(-self.spec.workers // FOLD_RANKS)
+        blocks = -(-len(self.spec.ranks) // FOLD_RANKS)
         while not self.folding:
-            ranks = range(self.next_block * FOLD_RANKS, min((self.next_block + 1) * FOLD_RANKS, self.spec.workers))
+            ranks = self.spec.ranks[self.next_block * FOLD_RANKS : (self.next_block + 1) * FOLD_RANKS]
             if not all(rank in self.contributions for rank in ranks):
                 return []
             payloads = tuple(c.payload for rank in ranks if (c := self.contributions[rank]).payload is not None)

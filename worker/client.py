@@ -117,7 +117,7 @@ class PartState:
     codec: int
     name: str
     of_gradients: bool = False  # of an optimizer's layout
-    plain_bytes: int = 0  # what a step of its slice would carry in both directions uncompressed; in later rounds 0
+    plain_bytes: int = 0  # what a step of its slice would carry in both directions uncompressed; 0 in later rounds, and behind groups
     step: int = 0
     phase: Phase = Phase.IDLE
     skip: bool = False
@@ -182,7 +182,7 @@ class Client:
             self.parts[part.key] = PartState(
                 part.key, part.server, layout.id, part.round, after.key if after is not None and after.round else 0, part.position,
                 layout.parts_on_server[part.server], bucket.priority, push_codec_ids[part.key], name,
-                layout.kind == "plan", 0 if part.round else 2 * part.numel * ITEM_BYTES[bucket.dtype],
+                layout.kind == "plan", 0 if part.round or bucket.over_groups else 2 * part.numel * ITEM_BYTES[bucket.dtype],
             )  # fmt: skip
 
     def submit(self, key: int, now: float, *, skip: bool = False, previous_skipped: bool = False, rescale: float = 1.0) -> list[Action]:

@@ -252,7 +252,7 @@ class ClusterSession(Session):
                 for dtype in {tensor.dtype for tensor in declaration.tensors}:
                     parse_scheme(declaration.codec, BucketContext(dtype))
                 build_layout(
-                    declaration, layout_id=0, servers=self.config.servers, workers=self.size
+                    declaration, layout_id=0, servers=self.config.servers, workers=self.size, node_sizes=self.node_sizes
                 )  # the scheduler's own would end the job
                 self._names[declaration.name] = declaration
                 return

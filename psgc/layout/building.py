@@ -12,8 +12,10 @@ from psgc.codecs import BLOCK, BucketContext, Scheme, parse_scheme
 from psgc.codecs.codec import MAX_PART
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, UsageError
+from psgc.layout.contributions import contributed, in_order, payload_bytes
 from psgc.layout.placement import Placement
 from psgc.layout.records import ITEM_BYTES, NO_SERVER, Bucket, BucketSpec, Declaration, Layout, Part, make_key
+from psgc.program.ranks import Ranks
 from psgc.wire.frames import MAX_PAYLOAD_BYTES
 
 # Below this the header and the system call cost more than the payload.
@@ -45,7 +47,8 @@ def _message_bound(scheme: Scheme, numel: int) -> int:
 
 
 def build_layout(
-    declaration: Declaration, *, layout_id: int, servers: int, workers: int, used_by_all: frozenset[int] | None = None, rate: int = 0
+    declaration: Declaration, *, layout_id: int, servers: int, workers: int, used_by_all: frozenset[int] | None = None, rate: int = 0,
+    node_sizes: tuple[int, ...] = (),
 ) -> Layout:  # fmt: skip
     """Fuse tensors into buckets, cut large buckets into parts, and spread the parts over ``servers``.
 
@@ -55,7 +58,8 @@ def build_layout(
     of the slowest connection (0: unlimited), and of a plan's tensors it has at most a quarter of what a server has of them on average, unless
     it would have fewer than LEAST_SHARE_BYTES.
 
-    Parts are spread over the servers by their payloads' bytes (``placement``), unless a declared bucket names its parts' servers. Raises CodecError,
+    Parts are spread over the servers by their payloads' bytes (``placement``), unless a declared bucket names its parts' servers. node_sizes: the ranks
+    of each node, of which the contributors to servers behind sums within nodes depend; left out, every rank is a node. Raises CodecError,
     naming the tensor, if the codec cannot carry it; UsageError if the declared buckets are impossible.
     """
     tensors = declaration.tensors
@@ -68,6 +72,7 @@ def build_layout(
     counts = [0] * servers
     turn = layout_id if declaration.turn < 0 else declaration.turn  # layouts of one part each, too, are spread over the servers
     placement, part_bytes = Placement(servers, turn), _most_part_bytes(declaration, servers)
+    ranks = Ranks(node_sizes or (1,) * workers)
     for index, spec in enumerate(specs):
         dtype = tensors[spec.tensors[0]].dtype
         numel = sum(tensors[i].numel for i in spec.tensors)
@@ -77,21 +82,25 @@ def build_layout(
             sizes = _cut(spec, numel, scheme, dtype, part_bytes, rate)
         except CodecError as error:
             raise CodecError(f"tensor {tensors[spec.tensors[0]].name!r}: {error}") from None
+        keys: tuple[Part, ...] = ()
         if spec.option:
-            _check_over_groups(spec, scheme, tensors[spec.tensors[0]].name)
+            name = tensors[spec.tensors[0]].name
+            _check_over_groups(spec, scheme, name)
+            named = _servers(spec, name, len(sizes), servers)
+            keys = contributed(spec.option, sizes, scheme, ranks, layout_id, index, named, placement, counts)
             places: tuple[int, ...] = (NO_SERVER,) * len(sizes)
         else:
-            nbytes = [_payload_bytes(scheme, size) for size in sizes]
+            nbytes = [payload_bytes(scheme, size) for size in sizes]
             places = _servers(spec, tensors[spec.tensors[0]].name, len(sizes), servers)
             for server, size in zip(places, nbytes, strict=bool(places)):
                 placement.put(server, size)
             places = places or tuple(placement.place(size) for size in nbytes)
-        parts = _place(scheme, sizes, layout_id, index, places, counts)
-        buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts, spec.option, spec.turns))
-    return Layout(
+        parts = _place(scheme, sizes, layout_id, index, places, counts, len(keys))
+        buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts, spec.option, spec.turns, keys))
+    return in_order(Layout(
         layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, tuple(buckets),
         max(declaration.seed, 0), declaration.stream or declaration.name, declaration.past_steps, turn,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _check_over_groups(spec: BucketSpec, scheme: Scheme, name: str) -> None:
@@ -125,11 +134,6 @@ def _most_part_bytes(declaration: Declaration, servers: int) -> int:
     return most
 
 
-def _payload_bytes(scheme: Scheme, numel: int) -> int:
-    """Upper bound on what travels of a slice of ``numel`` elements, over all rounds and both directions."""
-    return sum(r.pair.push.payload_bound(r.numel) + r.pair.pull.payload_bound(r.numel) for r in scheme.rounds(numel))
-
-
 def _servers(spec: BucketSpec, name: str, parts: int, servers: int) -> tuple[int, ...]:
     """The servers that the bucket names. Raises UsageError, naming its first tensor, for servers that the job lacks."""
     if spec.servers and len(spec.servers) != parts:
@@ -146,15 +150,16 @@ def _servers(spec: BucketSpec, name: str, parts: int, servers: int) -> tuple[int
 
 
 def _place(
-    scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, places: Sequence[int], counts: list[int]
+    scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, places: Sequence[int], counts: list[int], taken: int
 ) -> tuple[Part, ...]:  # fmt: skip
-    """The parts of slices of these sizes, one part a round. places: the server of each slice; counts: parts of each server so far."""
+    """The parts of slices of these sizes, one part a round. places: the server of each slice; counts: parts of each server so far; taken: numbers of
+    the bucket's keys that are taken."""
     parts: list[Part] = []
     offset = 0
     for size, server in zip(sizes, places, strict=True):
         for round_ in range(len(scheme.rounds(size))):
             position = 0 if server == NO_SERVER else counts[server]
-            parts.append(Part(make_key(layout_id, bucket, len(parts)), server, offset, size, position, round_))
+            parts.append(Part(make_key(layout_id, bucket, taken + len(parts)), server, offset, size, position, round_))
             if server != NO_SERVER:
                 counts[server] += 1
         offset += size

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, get_args
 
 from psgc.codecs import BucketContext, Scheme, parse_scheme
 from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.program.order import Turn, order_of
 from psgc.wire.messages import LEFT_OUT_IF_EMPTY, ErrorCode, decode_json, parse_record
 
 # A part's priority stays well below what a worker puts decoding at.
@@ -27,7 +28,7 @@ ITEM_BYTES: Final = {
 }  # fmt: skip
 MAX_LAYOUTS: Final = 1 << 16
 NO_SERVER: Final = -1  # of a part that runs over groups of ranks
-_LEFT_OUT: Final = ("servers", "option", "turns")  # of a bucket, where they are empty
+_LEFT_OUT: Final = ("servers", "option", "turns", "keys", "contributors")  # of a bucket or part, where they are empty
 OF_EACH_RANK: Final = ("order", "used")  # fields of a Declaration that ranks need not agree on
 
 
@@ -54,8 +55,8 @@ class BucketSpec:
     """One bucket of a declaration. tensors: indices into the declaration's tensors, in this order. priority: parts of higher priority are sent
     first. parts: number of parts, or 0 to cut at ``part_bytes``. part_numel: elements of each part but the last, or 0 for parts of equal size.
     servers: the server of each part; left out, each goes to the one with the least bytes so far. option: the actions of a bucket that runs over
-    groups of ranks; nothing for one over servers. turns: of such a bucket, by part and then by transfer, each transfer's place in the layout's one
-    order of them (``psgc.program.order``); nothing for the order that psgc gives them."""
+    groups of ranks; nothing for one of which every rank pushes all to servers. turns: of such a bucket, by part and then by transfer, each transfer's
+    place in the layout's one order of them (``psgc.program.order``); nothing for the order that psgc gives them."""
 
     tensors: tuple[int, ...]
     codec: str
@@ -134,8 +135,13 @@ def _fields_of(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-def _spec_fields(spec: BucketSpec | Bucket) -> dict[str, Any]:
+def _spec_fields(spec: BucketSpec | Bucket | Part) -> dict[str, Any]:
     return {name: value for name, value in _fields_of(spec).items() if name not in _LEFT_OUT or value}
+
+
+def _bucket_fields(bucket: Bucket) -> dict[str, Any]:
+    body = _spec_fields(bucket)
+    return body | {name: [_spec_fields(part) for part in body[name]] for name in ("parts", "keys") if name in body}
 
 
 def _tensors(body: dict[str, Any]) -> tuple[TensorSpec, ...]:
@@ -171,7 +177,8 @@ def _malformed(what: str) -> RemoteProtocolError:
 @dataclass(frozen=True, slots=True)
 class Part:
     """One round of a slice of a bucket: what travels. offset, numel: the slice. position: its place in the plan's order among the parts
-    of its server and layout; rounds of a slice follow one another. server: NO_SERVER where the bucket runs over groups of ranks."""
+    of its server and layout; rounds of a slice follow one another. server: NO_SERVER where the bucket runs over groups of ranks. contributors: the
+    ranks that push it, ascending; nothing for all."""
 
     key: int
     server: int
@@ -179,12 +186,14 @@ class Part:
     numel: int
     position: int
     round: int = 0
+    contributors: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Tensors fused, or one large tensor. ``tensors`` are indices into the layout's, laid out one after the other. option: the actions that its
-    parts take over groups of ranks; nothing for a bucket that servers aggregate. turns: as in BucketSpec."""
+    parts take over groups of ranks; nothing for a bucket of which every rank pushes all. turns: as in BucketSpec. keys: where the option
+    has servers, too, what travels to them: slices of the parts, each with its contributors."""
 
     index: int
     tensors: tuple[int, ...]
@@ -195,10 +204,11 @@ class Bucket:
     parts: tuple[Part, ...]
     option: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
     turns: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
+    keys: tuple[Part, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
 
     @property
     def over_groups(self) -> bool:
-        """Whether ranks aggregate it among themselves, without servers."""
+        """Whether it runs over groups of ranks: without servers, unless it has ``keys``."""
         return bool(self.option)
 
 
@@ -246,8 +256,14 @@ class Layout:
 
     @property
     def served(self) -> Layout:
-        """The layout without the buckets that run over groups of ranks."""
-        return replace(self, buckets=tuple(bucket for bucket in self.buckets if not bucket.over_groups))
+        """The layout as servers have it: of buckets that run over groups of ranks only what travels to servers, as their parts."""
+        buckets = (replace(bucket, parts=bucket.keys) if bucket.over_groups else bucket for bucket in self.buckets)
+        return replace(self, buckets=tuple(bucket for bucket in buckets if bucket.parts))
+
+    @cached_property
+    def order(self) -> tuple[Turn, ...]:
+        """The one order over the transfers of the buckets that run over groups of ranks. A turn's chain numbers the parts of these buckets."""
+        return order_of([(bucket.option, len(bucket.parts), bucket.turns) for bucket in self.buckets if bucket.over_groups])
 
     def parts(self) -> Iterator[tuple[Bucket, Part]]:
         return ((bucket, part) for bucket in self.buckets for part in bucket.parts)
@@ -261,7 +277,7 @@ class Layout:
         return counts
 
     def to_json(self) -> str:
-        buckets = [{**_spec_fields(bucket), "parts": [_fields_of(part) for part in bucket.parts]} for bucket in self.buckets]
+        buckets = [_bucket_fields(bucket) for bucket in self.buckets]
         body = {**_fields_of(self), "tensors": [_fields_of(tensor) for tensor in self.tensors], "buckets": buckets}
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
@@ -277,10 +293,16 @@ class Layout:
 
 
 def _bucket(body: Any) -> Bucket:
-    parts = body.get("parts") if isinstance(body, dict) else None
-    if not isinstance(parts, list):
-        raise _malformed(f"parts of a bucket is {parts!r:.80}")
-    return replace(parse_record(Bucket, {**body, "parts": []}), parts=tuple(parse_record(Part, part) for part in parts))
+    if not isinstance(body, dict) or "parts" not in body:
+        raise _malformed(f"a bucket is {body!r:.80}")
+    parts, keys = (_parts(body.get(name, []), name) for name in ("parts", "keys"))
+    return replace(parse_record(Bucket, {**body, "parts": [], "keys": []}), parts=parts, keys=keys)
+
+
+def _parts(found: Any, name: str) -> tuple[Part, ...]:
+    if not isinstance(found, list):
+        raise _malformed(f"{name} of a bucket is {found!r:.80}")
+    return tuple(parse_record(Part, part) for part in found)
 
 
 def make_key(layout: int, bucket: int, part: int) -> int:

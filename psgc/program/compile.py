@@ -2,7 +2,8 @@
 
 Walks the option's actions once for all ranks, since what a rank receives is what others have. A rank's *holding* is either floats of some
 ranges of the part, or payloads of some pieces; a first step of two (reduce_scatter, reduce, all_to_all, gather) narrows it, the second widens it again. So a
-rank that holds nothing sits out until a broadcast. Source of the grammar: ``psgc.plan.model.options``.
+rank that holds nothing sits out until a broadcast. Servers sum pieces of which each contributor holds another sum, and give every contributor the whole.
+Source of the grammar: ``psgc.plan.model.options``.
 
 Encoding is cut into pieces at every place at which payloads will be parted before they are decoded.
 """
@@ -16,7 +17,7 @@ from typing import Final
 
 from psgc.errors import UsageError
 from psgc.program.ranks import Range, Ranks, cuts, pieces_of
-from psgc.program.steps import LEVELS, Agree, Decode, Encode, Exchange, Level, Piece, Program, Raw, RawOp, Step, Transfer
+from psgc.program.steps import LEVELS, Agree, Decode, Encode, Exchange, Level, Piece, Program, Raw, RawOp, Serve, Step, Transfer
 
 _RAW: Final[tuple[RawOp, ...]] = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather")
 _ENCODED: Final = ("all_to_all", "gather", "all_gather", "broadcast")
@@ -35,7 +36,7 @@ class _Holding:
 @functools.lru_cache(maxsize=4096)
 def compile_option(option: tuple[str, ...], numel: int, ranks: Ranks, turn: int = 0) -> tuple[Program, ...]:
     """The programs of all ranks, by rank. turn: which of the ranks is the root where one is, modulo their number, so that roots differ
-    between buckets. Raises UsageError for an action that is no collective."""
+    between buckets. Raises UsageError for an action that no program has, or that would not give every rank the sum."""
     walk = _Walk(option, numel, ranks, turn)
     for action in range(len(option)):
         walk.take(action)
@@ -60,6 +61,11 @@ class _Walk:
             self._encode(action, device)
         elif at:
             self._decode(action, device)
+        elif op_of(text) == "push":
+            self._serve(action, text)
+        elif op_of(text) == "pull":
+            if action == 0 or self.option[action - 1] != text.replace("pull", "push"):
+                raise UsageError(f"action {text!r} takes what the push before it asked for; put {text.replace('pull', 'push')} before it")
         else:
             self._transfer(action, text)
 
@@ -104,7 +110,7 @@ class _Walk:
         level_text, _, op = text.removesuffix(".c").partition(".")
         level = next((one for one in LEVELS if one == level_text), None)
         if level is None or op not in (_ENCODED if encoded else _RAW):
-            raise UsageError(f"action {text!r} is not a collective; the executor's programs have collectives only")
+            raise UsageError(f"action {text!r} is neither a collective nor a push or pull, so no program has it")
         collectives: list[list[Raw | Exchange]] = [[] for _ in self.ranks.everybody]
         arrived: list[dict[Range, Piece]] = [{} for _ in self.ranks.everybody]
         for members, region in self._groups(level):
@@ -117,6 +123,34 @@ class _Walk:
                 self.holdings[rank].pieces = arrived[rank]
             if found:
                 self.steps[rank].append(Transfer(action, level, tuple(found)))
+
+    def _serve(self, action: int, text: str) -> None:
+        """A push and the pull after it. Each server sums what it gets of a piece; so of each element the contributions of a piece are to have
+        every rank's once."""
+        encoded, flat = text.endswith(".c"), text.startswith("flat.")
+        if self.option[action + 1 : action + 2] != (text.replace("push", "pull"),):
+            raise UsageError(f"action {text!r} is to be followed by {text.replace('push', 'pull')}, which takes its result")
+        places = {place for atom in self._atoms() for place in atom} if not flat else set()
+        summed: dict[Range, list[frozenset[int]]] = {}
+        for rank, holding in enumerate(self.holdings):
+            pieces = tuple(sorted(holding.pieces)) if encoded else tuple(p for one in holding.ranges for p in pieces_of(places, one))
+            slots = {piece.slot for piece in holding.pieces.values()} if encoded else set[int | None]([None])
+            if not pieces:
+                continue
+            if slots - {0, None} or any(piece.payloads > 1 for piece in holding.pieces.values()):
+                raise UsageError(
+                    f"action {text!r} pushes what an encode has made of one sum, before any other; servers take no other payloads"
+                )
+            self.steps[rank].append(Serve(action, slots.pop(), pieces))
+            for piece in pieces:
+                summed.setdefault(piece, []).append(holding.summed)
+            holding.summed = frozenset(self.ranks.everybody)
+            holding.pieces = {piece: Piece(piece, 1, self.slots) for piece in pieces} if encoded else {}
+            holding.ranges = () if encoded else _joined(pieces)
+        self.slots += encoded
+        for piece, contributions in summed.items():
+            if sorted(rank for one in contributions for rank in one) != list(self.ranks.everybody):
+                raise UsageError(f"action {text!r} would not push each rank's contribution to elements {list(piece)} once")
 
     def _atoms(self) -> tuple[Range, ...]:
         """What nodes sum, a group of one rank a node each."""
@@ -190,6 +224,11 @@ class _Walk:
                     before = arrived[rank].get(piece.range)
                     assert before is None or before.slot == piece.slot
                     arrived[rank][piece.range] = Piece(piece.range, piece.payloads + (before.payloads if before else 0), piece.slot)
+
+
+def op_of(action: str) -> str:
+    """What the action does at its level: push, all_gather, ...; "" of an encode or decode."""
+    return action.removesuffix(".c").partition(".")[2]
 
 
 def _inside(one: Range, region: Range) -> bool:

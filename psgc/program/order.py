@@ -1,5 +1,7 @@
 """One order over all transfers of a step, which every rank keeps to. Pure.
 
+Pushes and pulls have turns in it, too. No lane waits for them, but servers' windows let in contributions in this order (``psgc.layout.contributions``).
+
 Ranks that began collectives of one group in different orders would wait for each other for ever. So each lane of a rank begins its transfers in the
 order given here, whatever arrives first; and since the order has the transfers of a part in the part's own order, and is the same on all ranks, the
 first transfer in it that is not over can always go on: all that its ranks have to do before is before it in the order.
@@ -52,3 +54,16 @@ def ordered(options: Sequence[tuple[str, ...]], turns: Sequence[Sequence[int]]) 
             )
         keyed += [(turn, chain, Turn(chain, action)) for turn, action in zip(own, issued(option), strict=True)]
     return tuple(turn for _, _, turn in sorted(keyed))
+
+
+def order_of(parts: Sequence[tuple[tuple[str, ...], int, Sequence[int]]]) -> tuple[Turn, ...]:
+    """The order of a layout: the plan's where it has one, else that of a pipeline. parts: of each bucket that has an option, in the layout's order, the
+    option, how many parts there are, and the turns that the plan gives them, part after part."""
+    options = [option for option, count, _ in parts for _ in range(count)]
+    if not all(turns for _, _, turns in parts):
+        return pipelined(options)
+    own = []
+    for _, count, turns in parts:
+        each = len(turns) // count
+        own += [turns[each * number : each * (number + 1)] for number in range(count)]
+    return ordered(options, own)

@@ -83,6 +83,16 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class Serve:
+    """Contribute pieces to servers, and take their results: each piece is a key, of which a server sums what all contributors push. slot: of the
+    encode that wrote the pieces' payloads, and the results are payloads, too; None: floats go as they are, and come into the array."""
+
+    action: int
+    slot: int | None
+    pieces: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Agree:
     """The last step: all ranks reduce a control word, whether somebody contributed, met a NaN or infinity, or did not apply the last step. Only
     then is anything committed."""
@@ -90,13 +100,14 @@ class Agree:
     action: int
 
 
-Step = Encode | Decode | Transfer | Agree
+Step = Encode | Decode | Transfer | Serve | Agree
 Lane = Level | Literal["control"]
 LANES: Final[tuple[Lane, ...]] = (*LEVELS, "control")
 
 
 def lane_of(step: Step) -> Lane | None:
-    """Whose turn the step waits for: that of its level's links, or of the control words; None for computation."""
+    """Whose turn the step waits for: that of its level's links, or of the control words; None for computation, and for servers, which take
+    contributions in any order."""
     if isinstance(step, Transfer):
         return step.level
     return "control" if isinstance(step, Agree) else None
@@ -114,3 +125,8 @@ class Program:
     def transfers(self) -> Iterator[Transfer]:
         """Those that this rank takes part in."""
         return (step for step in self.steps if isinstance(step, Transfer))
+
+    @property
+    def served(self) -> Iterator[Range]:
+        """The pieces that this rank contributes to servers."""
+        return (piece for step in self.steps if isinstance(step, Serve) for piece in step.pieces)

@@ -174,7 +174,11 @@ class Membership:
 
     def _admit_all(self, now: float) -> list[Action]:
         workers = self.roster.number()
-        self.barriers, self.declarations, self.values = Barriers(workers), Declarations(workers, self.servers), Values(workers)
+        self.barriers, self.declarations, self.values = (
+            Barriers(workers),
+            Declarations(self.roster.node_sizes, self.servers),
+            Values(workers),
+        )
         for member in self.roster:
             member.heard, member.named = now, None
         text = f"everyone is there: {workers} workers, {self.servers} servers"

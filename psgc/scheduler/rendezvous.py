@@ -94,8 +94,8 @@ class Name:
 class Declarations:
     """All declarations. A layout goes to the servers first; workers receive it when all servers are ready."""
 
-    def __init__(self, size: int, servers: int) -> None:
-        self._size, self._servers = size, servers
+    def __init__(self, node_sizes: tuple[int, ...], servers: int) -> None:
+        self._node_sizes, self._size, self._servers = node_sizes, sum(node_sizes), servers
         self._names: dict[str, Name] = {}
         self._open: dict[str, Name] = {}  # names that have no layout yet
         self._by_layout: dict[int, Name] = {}
@@ -184,8 +184,9 @@ class Declarations:
             raise UsageError(f"{declaration.name!r} is name number {layout_id}, at most {MAX_LAYOUTS - 1} can be declared; use names again")
         used = frozenset(range(len(declaration.tensors))).difference(name.unused) if declaration.kind == "plan" else None
         name.layout = build_layout(
-            declaration, layout_id=layout_id, servers=self._servers, workers=self._size, used_by_all=used, rate=name.rate
-        )
+            declaration, layout_id=layout_id, servers=self._servers, workers=self._size, used_by_all=used, rate=name.rate,
+            node_sizes=self._node_sizes,
+        )  # fmt: skip
         name.text = pack(name.layout.to_json().encode())
         name.digests.clear()
         name.whole.clear()

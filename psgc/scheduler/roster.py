@@ -49,6 +49,7 @@ class Roster:
         self._names: dict[bytes, Member] = {}
         self._registered: dict[Register, Member] = {}
         self._there: dict[int, dict[int, Member]] = {}  # workers by node and local rank
+        self.node_sizes: tuple[int, ...] = ()  # workers of each node, once they are numbered
         self._topology = b""  # encoded, without the receiver's own fields
 
     def __iter__(self) -> Iterator[Member]:
@@ -172,9 +173,10 @@ class Roster:
         for member in workers:
             sizes[member.register.node] += 1
         addresses = tuple(ServerAddress(m.rank, r.host, r.address, r.local_address, r.more) for m in servers for r in (m.register,))
+        self.node_sizes = tuple(sizes)
         names = tuple(f"{m.register.node}.{m.register.local_rank}@{m.register.hostname}" for m in workers)
         host, pid, started = self._scheduler
-        topology = Topology(0, len(workers), self.nodes, tuple(sizes), EPOCH, addresses, names, "", host, pid, started)
+        topology = Topology(0, len(workers), self.nodes, self.node_sizes, EPOCH, addresses, names, "", host, pid, started)
         self._topology = encode_body({name: value for name, value in plain(topology).items() if name not in OF_RECEIVER})
         return len(workers)
 

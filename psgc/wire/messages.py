@@ -38,6 +38,7 @@ class ErrorCode(IntEnum):
     OUTSIDE_WINDOW = 12
     NOT_ADMITTED = 13
     DISAGREE = 14
+    NO_CONTRIBUTOR = 15
 
 
 LEFT_OUT_IF_EMPTY: Final = {"left out": "if empty"}  # metadata of a field that was added later: bodies without it stay as they were

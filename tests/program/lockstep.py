@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.program.ranks import Range
-from psgc.program.steps import Decode, Encode, Exchange, Program, Raw, Transfer
+from psgc.program.steps import Decode, Encode, Exchange, Program, Raw, Serve, Transfer
 
 Values = NDArray[Any]  # [elements, height]
 
@@ -39,6 +39,7 @@ def run(programs: Sequence[Program], values: Sequence[Values], garbage: float = 
                 _decode(ranks[r], step)
         if transfers:
             _transfer(ranks, transfers, garbage)
+        _serve(ranks, {r: step for r, step in steps.items() if isinstance(step, Serve)}, garbage)
     return [rank.array for rank in ranks]
 
 
@@ -53,6 +54,26 @@ def _decode(rank: _Rank, step: Decode) -> None:
     for (lo, hi), payloads in rank.payloads.items():
         rank.array[lo:hi] = sum(payloads)
     rank.payloads = {}
+
+
+def _serve(ranks: list[_Rank], serves: dict[int, Serve], garbage: float) -> None:
+    """What a server does of each piece that some ranks push."""
+    pieces = sorted({piece for step in serves.values() for piece in step.pieces})
+    pushed = {p: [_pushed(ranks[r], p, step.slot) for r, step in serves.items() if p in step.pieces] for p in pieces}
+    for r, step in serves.items():
+        ranks[r].array[:] = garbage
+        for lo, hi in step.pieces:
+            if step.slot is None:
+                ranks[r].array[lo:hi] = sum(pushed[lo, hi])
+            else:
+                ranks[r].payloads[lo, hi] = [sum(pushed[lo, hi])]
+
+
+def _pushed(rank: _Rank, piece: Range, slot: int | None) -> Values:
+    if slot is None:
+        return rank.array[slice(*piece)].copy()
+    (payload,) = rank.payloads[piece]
+    return payload
 
 
 def _transfer(ranks: list[_Rank], transfers: dict[int, Transfer], garbage: float) -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from psgc.errors import UsageError
-from psgc.plan.model.options import all_options
+from psgc.plan.model.options import all_options, server_options
 from psgc.program.compile import compile_option
 from psgc.program.ranks import Ranks
-from psgc.program.steps import Encode, Exchange
+from psgc.program.steps import Encode, Exchange, Serve
 from tests.program.lockstep import run
 
 OPTIONS = all_options()
@@ -86,6 +86,38 @@ def test_hierarchical_options_leave_a_node_once() -> None:
     assert sent == 2 * numel * 2 // 3
 
 
-def test_what_is_no_collective_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'flat.push' is not a collective"):
-        compile_option(("flat.push", "flat.pull"), 10, Ranks((2,)))
+@pytest.mark.parametrize("sizes", [(1,), (2, 2), (1, 2), (1, 2, 3), (3, 1, 1)])
+def test_options_over_servers_give_every_rank_the_sum_of_all_ranks(sizes: tuple[int, ...]) -> None:
+    ranks = Ranks(sizes)
+    for numel in [1, 2, 13] + [100_003] * (sizes == (1, 2)):
+        values = [np.eye(ranks.size)[[rank] * numel] for rank in ranks.everybody]
+        for number, option in enumerate(server_options()):
+            results = run(compile_option(option, numel, ranks, number), values)
+            assert all((result == 1).all() for result in results), option
+
+
+def test_behind_a_nodes_sum_one_rank_of_each_node_pushes_each_atom() -> None:
+    ranks, numel = Ranks((1, 2, 3)), 60
+    programs = compile_option(
+        ("intra.reduce_scatter", "comp@cpu", "inter.push.c", "inter.pull.c", "decomp@cpu", "intra.all_gather"), numel, ranks
+    )
+    for atom in ranks.atoms(numel):
+        pushing = [rank for rank, program in enumerate(programs) if atom in program.served]
+        assert tuple(pushing) == ranks.owners(numel, atom)
+    assert {step.slot for program in programs for step in program.steps if isinstance(step, Serve)} == {0}
+    roots = compile_option(("intra.reduce", "inter.push", "inter.pull", "intra.broadcast"), numel, ranks, turn=1)
+    assert [rank for rank, program in enumerate(roots) if list(program.served)] == [0, 2, 4]
+    assert all(list(roots[rank].served) == [(0, numel)] for rank in (0, 2, 4))
+
+
+def test_what_no_program_has_is_refused() -> None:
+    for option, why in [
+        (("flat.shout",), "'flat.shout' is neither a collective nor a push or pull"),
+        (("flat.pull",), "put flat.push before it"),
+        (("flat.push",), "is to be followed by flat.pull"),
+        (("flat.push", "inter.pull"), "is to be followed by flat.pull"),
+        (("intra.all_reduce", "flat.push", "flat.pull"), "would not push each rank's contribution"),
+        (("comp@cpu", "intra.all_gather.c", "inter.push.c", "inter.pull.c", "decomp@cpu"), "servers take no other payloads"),
+    ]:
+        with pytest.raises(UsageError, match=why):
+            compile_option(option, 10, Ranks((2, 2)))

@@ -8,14 +8,16 @@ import random
 import pytest
 
 from psgc.errors import LocalProtocolError, UsageError
-from psgc.plan.model.options import Option, all_options
+from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout
+from psgc.plan.model.options import Option, all_options, server_options
 from psgc.program.compile import compile_option
 from psgc.program.order import Turn, issued, ordered, pipelined
 from psgc.program.ranks import Ranks
 from psgc.program.run import Runner, Start
-from psgc.program.steps import Agree, Transfer
+from psgc.program.steps import Agree, Serve, Transfer
 
 OPTIONS = all_options()
+OVER_SERVERS = tuple(option for option in server_options() if option[0].startswith("intra"))
 SEEDS = int(os.environ.get("PSGC_TEST_SEEDS", "1000"))
 
 
@@ -31,17 +33,68 @@ def _any_order(options: list[Option], random_: random.Random) -> tuple[Turn, ...
     return tuple(turns)
 
 
+def _layout(options: list[Option], order: tuple[Turn, ...], numel: int, ranks: Ranks) -> Layout:
+    """A tensor for each option, whose transfers have their turns in this order."""
+    tensors = tuple(TensorSpec(f"t{chain}", (numel,), "float32") for chain in range(len(options)))
+    buckets = tuple(
+        BucketSpec((chain,), "none", -chain, 1, option=option, turns=tuple(n for n, turn in enumerate(order) if turn.chain == chain))
+        for chain, option in enumerate(options)
+    )
+    declaration = Declaration("gradients", "plan", tensors, "none", True, buckets=buckets)
+    return build_layout(declaration, layout_id=1, servers=2, workers=ranks.size, node_sizes=ranks.node_sizes)
+
+
+class _Servers:
+    """Two servers, each with room for one key at a time: contributions to others wait in the worker."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.keys: dict[tuple[int, tuple[int, int]], tuple[int, ...]] = {}  # the contributors to each piece of each chain
+        windows: dict[int, list[tuple[int, tuple[int, tuple[int, int]]]]] = {}
+        everybody = tuple(range(layout.workers))
+        for bucket in layout.buckets:
+            for key in bucket.keys:
+                where = bucket.index, (key.offset, key.offset + key.numel)
+                self.keys[where] = key.contributors or everybody
+                windows.setdefault(key.server, []).append((key.position, where))
+        self.windows = [[where for _, where in sorted(window)] for window in windows.values()]
+        self.at = [0] * len(self.windows)  # keys of all steps that are complete
+        self.pushed: dict[tuple[int, int, tuple[int, int]], set[int]] = {}
+
+    def push(self, step: int, chain: int, pieces: tuple[tuple[int, int], ...], rank: int) -> None:
+        for piece in pieces:
+            assert rank in self.keys[chain, piece]
+            self.pushed.setdefault((step, chain, piece), set()).add(rank)
+        for number, window in enumerate(self.windows):
+            while self._complete(1 + self.at[number] // len(window), *window[self.at[number] % len(window)]):
+                self.at[number] += 1
+
+    def _complete(self, step: int, chain: int, piece: tuple[int, int]) -> bool:
+        return self.pushed.get((step, chain, piece), set()) == set(self.keys[chain, piece])
+
+    def answered(self, step: int, chain: int, pieces: tuple[tuple[int, int], ...]) -> bool:
+        """Whether all of these pieces have results."""
+        for number, window in enumerate(self.windows):
+            for place, (other, piece) in enumerate(window):
+                if other == chain and piece in pieces and self.at[number] <= (step - 1) * len(window) + place:
+                    return False
+        return True
+
+
 class _Job:
-    """Ranks with a Runner each. A collective is over for everybody once every member has come to it; computation is over whenever."""
+    """Ranks with a Runner each, and servers. A collective is over for everybody once every member has come to it; computation is over whenever."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.ranks = Ranks(self.random.choice([(2, 2), (1, 2, 3), (2,), (1, 1), (3, 1), (1, 1, 1), (2, 2, 2)]))
-        options = [self.random.choice(OPTIONS) for _ in range(self.random.randint(1, 5))]
+        kinds = self.random.choice([(OPTIONS,), (OPTIONS, OVER_SERVERS), (OVER_SERVERS,)])
+        options = [self.random.choice(self.random.choice(kinds)) for _ in range(self.random.randint(1, 5))]
         self.options = options
         order = pipelined(options) if self.random.random() < 0.5 else _any_order(options, self.random)
-        numel = self.random.choice([1, 5, 60])
+        self.numel = numel = self.random.choice([1, 5, 60])
         programs = [compile_option(option, numel, self.ranks, chain) for chain, option in enumerate(options)]
+        self.layout = _layout(options, order, numel, self.ranks)
+        assert self.layout.order == order
+        self.servers = _Servers(self.layout)
         self.runners = [Runner([chain[rank] for chain in programs], order) for rank in self.ranks.everybody]
         self.steps = [[0] * len(options) for _ in self.ranks.everybody]  # of the layout, that each rank's chains have begun
         self.met: dict[tuple[object, ...], set[int]] = {}  # who has come to a collective
@@ -76,6 +129,8 @@ class _Job:
             self._come(rank, start, 0)
 
     def _come(self, rank: int, start: Start, number: int) -> None:
+        if isinstance(start.step, Serve):
+            self.servers.push(self.steps[rank][start.chain], start.chain, start.step.pieces, rank)
         self.met.setdefault(self._meeting(rank, start, number), set()).add(rank)
 
     def _meeting(self, rank: int, start: Start, number: int) -> tuple[object, ...]:
@@ -92,6 +147,9 @@ class _Job:
         found = []
         for entry in self.running:
             rank, start, number = entry
+            served = isinstance(start.step, Serve)
+            if served and not self.servers.answered(self.steps[rank][start.chain], start.chain, start.step.pieces):
+                continue
             if self.met[self._meeting(rank, start, number)] >= set(self._members(start, number)):
                 found.append(lambda entry=entry: self._end(entry))
         return found
@@ -121,14 +179,30 @@ def test_ranks_that_keep_to_different_orders_are_caught_by_the_simulation() -> N
         if len(job.options) < 2:
             continue
         order = _any_order(job.options, random.Random(seed))
-        numel = 60
-        programs = [compile_option(option, numel, job.ranks, chain) for chain, option in enumerate(job.options)]
+        programs = [compile_option(option, job.numel, job.ranks, chain) for chain, option in enumerate(job.options)]
         job.runners[0] = Runner([chain[0] for chain in programs], order)
         try:
             job.run(steps=1)
         except AssertionError:
             stuck += 1
     assert stuck > 5
+
+
+def test_servers_that_let_keys_in_by_another_order_than_transfers_have_are_caught_by_the_simulation() -> None:
+    """So keys' positions have to follow the one order, which they do above."""
+    stuck = seen = 0
+    for seed in range(300):
+        job = _Job(seed)
+        if max(map(len, job.servers.windows), default=0) < 3:
+            continue
+        seen += 1
+        for window in job.servers.windows:
+            window.reverse()
+        try:
+            job.run(steps=1)
+        except AssertionError:
+            stuck += 1
+    assert stuck > seen / 4 > 10
 
 
 def test_turns_that_a_plan_gives_are_kept_and_those_of_other_options_refused() -> None:

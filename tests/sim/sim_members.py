@@ -44,7 +44,7 @@ class SimScheduler:
     def __init__(self, world: World) -> None:
         scenario = world.scenario
         self.world, self.clock = world, world.clock
-        self.state = Membership(scenario.workers, scenario.servers, world.job, self.clock.now)
+        self.state = Membership(len(scenario.nodes), scenario.servers, world.job, self.clock.now)
         self.ended: End | None = None
         self._peers: dict[bytes, Any] = {}
         self._names: dict[Any, bytes] = {}
@@ -99,7 +99,7 @@ class SimServer:
     def _register(self) -> None:
         scenario = self.world.scenario
         body = Register(
-            "server", __version__, "host", "host", 1000 + self.index, 1, scenario.workers, scenario.servers,
+            "server", __version__, "host", "host", 1000 + self.index, 1, len(scenario.nodes), scenario.servers,
             index=self.index, address=f"s{self.index}",
         )  # fmt: skip
         self._say(Kind.REGISTER, encode_body(body))
@@ -136,7 +136,7 @@ class SimServer:
     def _add(self, layout: Layout) -> None:
         assert self.state is not None
         specs, costs = specs_of(layout, self.index, self.state.workers)
-        self.world.oracle.know(layout, specs)
+        self.world.oracle.know(layout.served, specs)
         self._apply(self.state.register(layout, specs, costs))
         self._say(Kind.KEYS_READY, plan=layout.id)
 
@@ -278,6 +278,6 @@ class SimServer:
         for layout, window in self.state.windows.items():
             entries = [e for e in self.state.keys.values() if e.state.spec.layout == layout]
             held = [sum(c.payload is not None for c in e.state.contributions.values()) for e in entries]
-            room = sum(n * window._costs[e.part] // self.state.workers for n, e in zip(held, entries, strict=True))
+            room = sum(n * window._costs[e.part] // len(e.state.spec.ranks) for n, e in zip(held, entries, strict=True))
             most = max(window._budget, *window._costs) if window._costs else 0
             check(room <= most, lambda: f"server {self.index}: holds {room} bytes of a plan, has room for {most}")  # noqa: B023

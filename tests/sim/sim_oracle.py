@@ -94,7 +94,7 @@ class Oracle:
         self._places: dict[int, tuple[int, int, int]] = {}  # key -> layout, bucket, part
 
     def know(self, layout: Layout, specs: list[KeySpec]) -> None:
-        """A layout, and the specs of its keys on one server."""
+        """A layout as servers have it, and the specs of its keys on one server."""
         self._layouts[layout.id] = layout
         self._specs.update({spec.key: spec for spec in specs})
         for bucket in layout.buckets:
@@ -162,7 +162,7 @@ class Oracle:
             history.owed = history.last_value
         history.rescale *= word.rescale
         history.last_had_payload = False
-        pushing = [rank for rank in range(self.workers) if rank not in word.skipping]
+        pushing = [rank for rank in spec.ranks if rank not in word.skipping]
         if not pushing:
             return Outcome(Flag.SKIPPED, 0)
         if word.poisoned[part].intersection(pushing) or part in word.overflow:
@@ -177,7 +177,7 @@ class Oracle:
         spec = self._specs[key]
         if spec.root is not None:
             return payload_of(key, history.step, spec.root)
-        ranks_of = (range(first, first + BLOCK_RANKS) for first in range(0, self.workers, BLOCK_RANKS))
+        ranks_of = (spec.ranks[first : first + BLOCK_RANKS] for first in range(0, len(spec.ranks), BLOCK_RANKS))
         blocks = [tuple(payload_of(key, history.step, rank) for rank in ranks if rank in pushing) for ranks in ranks_of]
         tree = tuple(block for block in blocks if block)
         name = name_of_result(key, history.step)

@@ -39,8 +39,9 @@ class Ticket:
 
 
 class _Bucket:
-    def __init__(self, layout: Layout, index: int) -> None:
+    def __init__(self, layout: Layout, index: int, rank: int) -> None:
         self.layout, self.bucket = layout, layout.buckets[index]
+        self.parts = [part for part in self.bucket.parts if rank in (part.contributors or range(layout.workers))]
         self.waiting: deque[Ticket] = deque()
         self.current: Ticket | None = None
         self.step = self.left = 0
@@ -64,12 +65,15 @@ class SimWorker:
         self._open: set[Ticket] = set()
         self._script: Generator[float | list[Ticket], None, None] = iter(())  # type: ignore[assignment]
         scenario = world.scenario
+        place = world.places[node]
         config = Config(
-            nodes=scenario.workers,
+            nodes=len(scenario.nodes),
             servers=scenario.servers,
             root_host="scheduler",
             root_port=1,
-            node=node,
+            node=place[0],
+            local_rank=place[1],
+            local_size=scenario.nodes[place[0]],
             job=world.job,
             token=world.token,
         )
@@ -98,8 +102,9 @@ class SimWorker:
 
     def laid_out(self, layout: Layout) -> None:
         assert self.client is not None
+        layout = layout.served
         for bucket in layout.buckets:
-            running = self._buckets[layout.id, bucket.index] = _Bucket(layout, bucket.index)
+            running = self._buckets[layout.id, bucket.index] = _Bucket(layout, bucket.index, self.node)
             for part in bucket.parts:
                 self._by_key[part.key] = running
         self.client.add_layout(layout, self.world.push_codecs(layout))
@@ -217,11 +222,14 @@ class SimWorker:
         self._apply(self.client.decoded(action.key, self.clock.now))
         running.left -= 1
         if running.left == 0:
-            assert running.current is not None
-            ticket, running.current = running.current, None
-            ticket.set()
-            if running.waiting and running.current is None:
-                self._begin(running)
+            self._through(running)
+
+    def _through(self, running: _Bucket) -> None:
+        assert running.current is not None
+        ticket, running.current = running.current, None
+        ticket.set()
+        if running.waiting and running.current is None:
+            self._begin(running)
 
     # the trainer
 
@@ -324,9 +332,11 @@ class SimWorker:
         assert self.client is not None
         running.current = running.waiting.popleft()
         running.step += 1
-        running.left = len(running.bucket.parts)
+        running.left = len(running.parts)
         word = self.world.oracle.word(running.layout, running.bucket.index, running.step)
-        for part in running.bucket.parts:
+        if not running.parts:
+            self._through(running)
+        for part in running.parts:
             if part.round == 0:
                 skip = self.node in word.skipping
                 self._apply(

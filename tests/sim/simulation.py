@@ -21,7 +21,7 @@ from sim_worker import SimWorker, Ticket
 
 from psgc.absence import Absence
 from psgc.codecs import parse_scheme
-from psgc.layout import Declaration, Layout, TensorSpec, part_numel
+from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, part_numel
 from psgc.wire.frames import Flag
 from psgc.wire.messages import ErrorCode
 from psgc.worker import coordinator
@@ -30,14 +30,22 @@ from psgc.worker.residuals.transfers import Transfer
 STUCK_S = 60.0  # no part has come to its end for so long: nothing ever will, but over slow links
 SLOWEST_RATE = 2e4  # bytes a second: a payload takes half a second, but for what parts are at the least, and many wait for one another
 PATIENCE_S = 600.0
+PAIRS = ("none", "onebit", "onebit/none", "none/onebit")  # codecs that a bucket behind sums within nodes may have
+NODES = ((2, 2), (1, 2), (3, 1), (1, 2, 3), (2, 1, 2), (3,), (2,) * 9)
+BEHIND_NODES = (
+    ("intra.reduce_scatter", "comp@cpu", "inter.push.c", "inter.pull.c", "decomp@cpu", "intra.all_gather"),
+    ("intra.reduce", "comp@cpu", "inter.push.c", "inter.pull.c", "decomp@cpu", "intra.broadcast"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A job and its luck. parts: of each tensor of the model; each tensor is a bucket."""
+    """A job and its luck. parts: of each tensor of the model; each tensor is a bucket. node_sizes: where nodes sum first, and some of their ranks push the
+    sums, the ranks of each node; else nothing, and each rank is a node."""
 
     seed: int = 0
     workers: int = 2
+    node_sizes: tuple[int, ...] = ()
     servers: int = 1
     parts: tuple[int, ...] = (1, 2)
     steps: int = 3
@@ -71,7 +79,7 @@ class Scenario:
         def sometimes(most: float) -> float:
             return rng.choice((0.0, 0.0, most / 4, most))
 
-        return cls(
+        drawn = cls(
             seed=seed,
             workers=rng.choice((1, 2, 2, 3, 3, 4, 5)) if rng.random() < 0.98 else rng.choice((8, 9, 17)),
             servers=rng.choice((1, 2)),
@@ -99,6 +107,13 @@ class Scenario:
             cuts_early=rng.random() < 0.2,
             publishes=rng.random() < 0.3,
         )  # fmt: skip
+        sizes = rng.choice(NODES) if codec in PAIRS and rng.random() < 0.4 else ()
+        return replace(drawn, node_sizes=sizes, workers=sum(sizes) or drawn.workers)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The ranks of each node."""
+        return self.node_sizes or (1,) * self.workers
 
 
 @cache
@@ -118,6 +133,7 @@ class World:
         self.network = Network(self.clock, self.rng, scenario.weather)
         self.oracle = Oracle(self.rng, scenario.workers, scenario.chances)
         self.followers: dict[Ticket, list[Ticket]] = {}
+        self.places = [(node, local) for node, size in enumerate(scenario.nodes) for local in range(size)]  # by rank
         self.sizes: dict[int, tuple[int, int]] = {}  # key -> bytes of a push's payload and of a result's
         self._last_progress = 0.0
         self._nonces = 0
@@ -185,13 +201,16 @@ class World:
             if self._barrier_after[step]:
                 yield from self._barrier(worker, scenario.restores + sum(self._barrier_after[: step + 1]))
         yield open_
+        if scenario.node_sizes:  # a step of such buckets ends with a control word of all ranks, also for one that pushes nothing
+            yield from self._barrier(worker, scenario.restores + sum(self._barrier_after) + 1)
         worker.leave()
 
     def share(self, worker: SimWorker, model: Layout) -> Iterator[tuple[int, int]]:
         """Keys of the buckets that a rank answers for, whose servers keep a residual, and first elements of their messages: a few."""
         for bucket in model.buckets:
-            for part in bucket.parts if bucket.index % self.scenario.workers == worker.node else ():
-                if self.oracle.keeps_residual(part.key):
+            for part in bucket.parts:
+                ranks = part.contributors or range(self.scenario.workers)
+                if ranks[bucket.index % len(ranks)] == worker.node and self.oracle.keeps_residual(part.key):
                     firsts = {0, self.oracle.numel(part.key) - 1}
                     yield from ((part.key, first) for first in sorted(firsts))
 
@@ -217,7 +236,10 @@ class World:
         codec = self.scenario.codec
         tensors = tuple(TensorSpec(f"t{i}", (tensor_numel(codec, parts),), "float32") for i, parts in enumerate(self.scenario.parts))
         everything = tuple(range(len(tensors)))
-        return Declaration("model", "plan", tensors, codec, True, 0, everything, everything, 1, 1, 0)
+        buckets = tuple(
+            BucketSpec((i,), codec, -i, parts, option=BEHIND_NODES[i % 2]) for i, parts in enumerate(self.scenario.parts)
+        ) if self.scenario.node_sizes else ()  # fmt: skip
+        return Declaration("model", "plan", tensors, codec, True, 0, everything, everything, 1, 1, 0, buckets)
 
     def named(self) -> list[Declaration]:
         """Ad-hoc sums and broadcasts, each of one tensor."""
@@ -258,7 +280,13 @@ class World:
         end = self.scheduler.ended
         check(end is not None and end.status == 0, lambda: f"the scheduler ends with {end}")
         for worker in self.workers:
-            wanted = sum(len(list(layout.parts())) for layout in worker.layouts.values()) * scenario.steps
+            own = [
+                part
+                for layout in worker.layouts.values()
+                for _, part in layout.parts()
+                if worker.node in (part.contributors or (worker.node,))
+            ]
+            wanted = len(own) * scenario.steps
             client = worker.client
             assert client is not None
             check(
@@ -280,7 +308,7 @@ class World:
             for bucket, part in layout.parts():
                 for step in range(1, self.scenario.steps + 1):
                     word = self.oracle.word(layout, bucket.index, step)
-                    ranks = set(range(self.scenario.workers))
+                    ranks = set(part.contributors or range(self.scenario.workers))
                     push, pull = self.sizes[part.key]
                     needed += push * len(ranks - word.skipping - word.poisoned[part.key & 0xFFFFFF])
                     needed += pull * len(ranks) * (self.oracle.outcome(part.key, step).value is not None)

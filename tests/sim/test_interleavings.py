@@ -179,7 +179,7 @@ def test_what_a_server_has_sent_it_remembers_wherever_it_dies() -> None:
         store = Store()
         shape = KeyShape(key, 8, 2)
         store.add_keys([shape])
-        state = KeyState(KeySpec(key, 2, 2, 0, 0, pull_feedback=True))
+        state = KeyState(KeySpec(key, 2, range(2), 0, 0, pull_feedback=True))
         for step in (1, 2):
             actions: list[Any] = []
             for rank in range(2):
@@ -223,7 +223,7 @@ NUMEL = RESIDUAL_NUMEL + 10
 
 
 def a_key(**fields: Any) -> KeyState:
-    return KeyState(KeySpec(KEY, NUMEL, 2, 0, 0, pull_feedback=True), **fields)
+    return KeyState(KeySpec(KEY, NUMEL, range(2), 0, 0, pull_feedback=True), **fields)
 
 
 def after(steps: int, *, previous_skipped: bool = False, rescale: float = 1.0) -> KeyState:
@@ -263,7 +263,7 @@ def test_a_residual_is_told_after_the_ranks_own_last_step_and_to_nobody_who_has_
         with pytest.raises(RemoteProtocolError, match=words):
             state.residual(1, wrong)
     with pytest.raises(RemoteProtocolError, match="it keeps none"):
-        KeyState(KeySpec(KEY, NUMEL, 2, 0, 0)).residual(0, question(0))
+        KeyState(KeySpec(KEY, NUMEL, range(2), 0, 0)).residual(0, question(0))
 
 
 def test_what_the_trainer_did_not_apply_is_added_to_what_is_told_and_nothing_changes() -> None:
@@ -312,7 +312,7 @@ def test_a_lent_residual_is_the_residual_and_the_result_and_leaves_both() -> Non
     store, numel = Store(), 5000
     store.add_keys([KeyShape(KEY, codec.payload_bound(numel), numel)])
     keys, generator = store.keys[KEY], np.random.default_rng(0)
-    work = KeyWork(KeySpec(KEY, numel, 2, 0, 0, pull_feedback=True), CodecPair(codec, codec), 0, 0, False)
+    work = KeyWork(KeySpec(KEY, numel, range(2), 0, 0, pull_feedback=True), CodecPair(codec, codec), 0, 0, False)
     values, result = (generator.standard_normal(numel).astype(np.float32) for _ in range(2))
     keys.restore(0, values[:4000].tobytes())
     keys.restore(4000, values[4000:].tobytes())

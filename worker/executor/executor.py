@@ -20,7 +20,6 @@ from psgc.layout import ITEM_BYTES, Layout
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.pool import Pool
 from psgc.program.groups import Group, Groups
-from psgc.program.order import Turn, ordered, pipelined
 from psgc.program.ranks import Ranks
 from psgc.program.run import Runner, Start
 from psgc.program.steps import Agree, Decode, Encode, Lane, Transfer, lane_of
@@ -82,15 +81,15 @@ class _LayoutRun:
         self.layout = layout
         self.lanes: dict[Lane, _Lane] = {}
         self.buckets: list[_Bucket] = []
-        options: list[tuple[str, ...]] = []
+        chains = 0
         self.owner: list[tuple[_Bucket, int]] = []  # by chain, its bucket and its part's number there
         for bucket in (bucket for bucket in layout.buckets if bucket.over_groups):
             work = GroupBucket(layout, bucket, ranks, rank)
-            one = _Bucket(work, range(len(options), len(options) + len(work.parts)))
+            one = _Bucket(work, range(chains, chains + len(work.parts)))
             self.buckets.append(one)
-            options += [bucket.option] * len(work.parts)
+            chains += len(work.parts)
             self.owner += [(one, number) for number in range(len(work.parts))]
-        self.runner = Runner([part.program for bucket in self.buckets for part in bucket.work.parts], self._order(options))
+        self.runner = Runner([part.program for bucket in self.buckets for part in bucket.work.parts], layout.order)
 
     def what(self, start: Start) -> str:
         """A transfer in words."""
@@ -101,19 +100,6 @@ class _LayoutRun:
         """The key and the step of the part that is worked on."""
         one, number = self.owner[chain]
         return one.work.bucket.parts[number].key, one.work.step
-
-    def _order(self, options: list[tuple[str, ...]]) -> tuple[Turn, ...]:
-        """The plan's order of transfers, or, where it has none, that of a pipeline."""
-        buckets = [one.work.bucket for one in self.buckets]
-        if not all(bucket.turns for bucket in buckets):
-            return pipelined(options)
-        each = [len(bucket.turns) // len(bucket.parts) for bucket in buckets]
-        turns = [
-            bucket.turns[n * number : n * (number + 1)]
-            for bucket, n in zip(buckets, each, strict=True)
-            for number in range(len(bucket.parts))
-        ]
-        return ordered(options, turns)
 
 
 class Executor:

@@ -1,0 +1,89 @@
+"""What of a bucket travels to servers behind sums within nodes: keys that some ranks push, and their place in the servers' windows. Pure.
+
+The bucket's program says it: a key is a piece that some ranks contribute, each another sum of it. A server lets in contributions in the order of
+its window. If that were another order than the one that ranks keep to over groups, a rank could wait in a window for a key that others reach only after
+they have its own result. So the keys' places in each window follow the layout's one order of transfers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from psgc.codecs import Scheme
+from psgc.errors import UsageError
+from psgc.layout.placement import Placement
+from psgc.layout.records import Bucket, Layout, Part, make_key
+from psgc.program.compile import compile_option, op_of
+from psgc.program.order import Turn
+from psgc.program.ranks import Range, Ranks
+
+
+def payload_bytes(scheme: Scheme, numel: int) -> int:
+    """Upper bound on what travels of a slice of ``numel`` elements, over all rounds and both directions."""
+    return sum(r.pair.push.payload_bound(r.numel) + r.pair.pull.payload_bound(r.numel) for r in scheme.rounds(numel))
+
+
+def contributed(
+    option: tuple[str, ...], sizes: Sequence[int], scheme: Scheme, ranks: Ranks, layout_id: int, bucket: int, named: Sequence[int],
+    placement: Placement, counts: list[int],
+) -> tuple[Part, ...]:  # fmt: skip
+    """The keys of a bucket that runs ``option`` in parts of these sizes; none if that has no servers. named: the server of each part, or nothing;
+    counts: keys of each server so far. Raises UsageError where the job has no servers."""
+    keys: list[Part] = []
+    offset = 0
+    for number, size in enumerate(sizes):
+        pieces: dict[Range, list[int]] = {}
+        for rank, program in enumerate(compile_option(option, size, ranks, bucket + number)):
+            for piece in program.served:
+                pieces.setdefault(piece, []).append(rank)
+        if pieces and not counts:
+            raise UsageError(
+                f"the option {' '.join(option)} has servers, and the job has none; start it with servers, or make a plan without"
+            )
+        for (lo, hi), contributors in sorted(pieces.items()):
+            nbytes = payload_bytes(scheme, hi - lo)
+            if named:
+                server = named[number]
+                placement.put(server, nbytes)
+            else:
+                server = placement.place(nbytes)
+            everybody = len(contributors) == ranks.size
+            keys.append(
+                Part(
+                    make_key(layout_id, bucket, len(keys)), server, offset + lo, hi - lo, counts[server], 0,
+                    () if everybody else tuple(contributors),
+                )
+            )  # fmt: skip
+            counts[server] += 1
+        offset += size
+    return tuple(keys)
+
+
+def in_order(layout: Layout) -> Layout:
+    """The layout with the keys behind groups, on each server, in the order of their pushes; those of other buckets keep their positions."""
+    if not any(bucket.keys for bucket in layout.buckets):
+        return layout
+    place = {turn: number for number, turn in enumerate(layout.order)}
+    found: dict[int, list[tuple[int, int, int]]] = {}  # by server, of each key: the turn of its push, key, position
+    chain = -1
+    for bucket in (bucket for bucket in layout.buckets if bucket.over_groups):
+        for part in bucket.parts:
+            chain += 1
+            for key in keys_of(bucket, part):
+                turns = [place[Turn(chain, action)] for action, text in enumerate(bucket.option) if op_of(text) == "push"]
+                found.setdefault(key.server, []).append((turns[0], key.key, key.position))
+    position = {
+        key: at
+        for keys in found.values()
+        for (_, key, _), at in zip(sorted(keys), sorted(at for _, _, at in keys), strict=True)
+    }  # fmt: skip
+    return replace(
+        layout,
+        buckets=tuple(replace(b, keys=tuple(replace(k, position=position[k.key]) for k in b.keys)) for b in layout.buckets),
+    )
+
+
+def keys_of(bucket: Bucket, part: Part) -> list[Part]:
+    """The bucket's keys that are slices of this part."""
+    return [key for key in bucket.keys if part.offset <= key.offset < part.offset + part.numel]
