@@ -25,6 +25,8 @@ from psgc.launch.verbs import (
     profile,
     run,
     simulate,
+    trace_merge,
+    trace_show,
     warm,
     whatif,
 )
@@ -54,8 +56,13 @@ VERBS: Final = (  # in the order of the help
     Verb("advise", advise.advise),
     Verb("whatif", whatif.whatif),
     Verb("profile", profile.profile, ends_with_command=True),
+    Verb("trace merge", trace_merge.merge),
+    Verb("trace show", trace_show.show),
 )
-GROUPS: Final = {"bench": "Measure this machine.\n\nExample: psgc bench kernels --json"}
+GROUPS: Final = {
+    "bench": "Measure this machine.\n\nExample: psgc bench kernels --json",
+    "trace": "Timelines of a job that ran with PSGC_TRACE=folder.\n\nExample: psgc trace show trace",
+}
 
 
 def _app() -> typer.Typer:

@@ -29,7 +29,7 @@ FOLDERS = ("server", "worker", "cuda", "launch")
 FLOORS = {
     "psgc.plan": ("inputs", "model", "planfile", "local_search", "methods", "report", "whatif"),
     "psgc.torch": ("session", "collectives", "tensors", "state", "plans", "gradients", "ddp", "optimizers"),
-    "psgc.launch": ("supervision", "bench", "job", "profiling", "pages", "verbs"),
+    "psgc.launch": ("supervision", "bench", "job", "profiling", "pages", "observing", "verbs"),
 }
 MOST_FILES = {
     "psgc/codecs": 26,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from psgc.errors import PsgcError, UsageError
-from psgc.observe.lanes import COLLECTIVES, LANES, Described, lanes_of
+from psgc.observe.lanes import COLLECTIVES, LANES, Described, Line, lanes_of
 from psgc.observe.recorder import Recorded
 
 FORMAT: Final = 1
@@ -120,6 +120,8 @@ def events(spans: Sequence[Recorded], names: Names, node_sizes: Sequence[int], p
             "action": action,
             "tensor": bucket.described.tensor,
         }
+        if span.line in (Line.SEND, Line.RECEIVE):
+            args["peer"] = span.track  # the server's index, or at a server the rank
         if span.nbytes:
             args["bytes"] = span.nbytes
         if bucket.described.codec != "none":
