@@ -59,6 +59,7 @@ ENCODE, PUSH, PULL, DECODE, READY, WAIT = range(0xFF00, 0xFF06)
 # Their tasks' names where a bucket is encoded, and where it is not.
 _ENCODED: Final = {ENCODE: "comp@cpu", PUSH: "flat.push.c", PULL: "flat.pull.c", DECODE: "decomp@cpu"}
 _PLAIN: Final = {ENCODE: "flat.push", PUSH: "flat.push", PULL: "flat.pull", DECODE: "flat.pull"}
+_SIGNS: Final = {ENCODE: "comp@", PUSH: ".push", PULL: ".pull", DECODE: "decomp@"}
 _OTHERS: Final = {READY: BACKWARD, WAIT: "wait"}
 CONTROL_WORD: Final = "control word"
 
@@ -76,6 +77,8 @@ class Described(NamedTuple):
         """A task's name."""
         if action in _OTHERS:
             return _OTHERS[action]
+        if action >= ENCODE and self.option:  # a bucket over servers behind sums within nodes
+            return next((own for own in self.option if _SIGNS[action] in own), _ENCODED[action])
         if action >= ENCODE:
             return (_PLAIN if self.codec == "none" else _ENCODED)[action]
         return self.option[action] if action < len(self.option) else CONTROL_WORD
