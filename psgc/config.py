@@ -158,8 +158,15 @@ class Config:
             raise ConfigError(
                 "PSGC_ENCRYPT=1 without PSGC_TOKEN: the keys of payload connections would travel in clear; set PSGC_TOKEN to one long random text everywhere"
             )
-        if self.servers < 1:
-            raise ConfigError("DMLC_NUM_SERVER=0: a job needs at least one server")
+        if self.role == "server" and not self.servers:
+            raise ConfigError(
+                "DMLC_NUM_SERVER=0: this job has no servers; start the scheduler and the workers alone, or set it to the number of servers"
+            )
+        if self.encrypt and not self.servers:
+            raise ConfigError(
+                "PSGC_ENCRYPT=1 and DMLC_NUM_SERVER=0: collectives between workers are neither encrypted nor authenticated; start servers, or unset "
+                "PSGC_ENCRYPT where the network is trusted"
+            )
 
 
 def _parse(variable: Variable, name: str, text: str) -> Any:

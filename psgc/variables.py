@@ -91,7 +91,7 @@ class Variable:
 VARIABLES: Final = (
     Variable("DMLC_ROLE", "role", _one_of("worker", "server", "scheduler"), "wsc", "the role of this process; required by psgc-launch"),
     Variable("DMLC_NUM_WORKER", "nodes", _integer(1), "wsc", "number of worker machines (nodes)"),
-    Variable("DMLC_NUM_SERVER", "servers", _integer(0), "wsc", "number of servers"),
+    Variable("DMLC_NUM_SERVER", "servers", _integer(0), "wsc", "number of servers; 0: workers aggregate among themselves"),
     Variable("DMLC_PS_ROOT_URI", "root_host", _host, "wsc", "address of the scheduler", ("MASTER_ADDR",)),
     Variable("DMLC_PS_ROOT_PORT", "root_port", _integer(1), "wsc", "port of the scheduler"),
     Variable("DMLC_WORKER_ID", "node", _integer(0), "w", "this node's number, from 0", ("GROUP_RANK",)),

@@ -16,11 +16,13 @@ from psgc.config import Config
 from psgc.descriptors import raise_limit
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, Layout, build_layout
+from psgc.program.groups import Groups
 from psgc.program.ranks import Ranks
 from psgc.transport.security import encryption
 from psgc.worker.bucket import BucketWork
 from psgc.worker.executor.bucket import GroupBucket
 from psgc.worker.executor.executor import Executor
+from psgc.worker.executor.named import NamedExecutor
 from psgc.worker.network import Network, Submission, pool_threads
 from psgc.worker.published import check_value
 from psgc.worker.residuals.memory import own_memory, questions, take_answers, take_up
@@ -40,7 +42,8 @@ class ClusterSession(Session):
         self._board = TicketBoard()
         self._network = Network(config, self._board)
         self.trace = self._network.trace
-        self._executor: Executor | None = None  # once a layout has buckets that run over groups
+        self._executor: Executor | None = None  # once a plan's layout has buckets that run over groups
+        self._named: NamedExecutor | None = None  # once something else runs over groups
         self._names: dict[str, Declaration] = {}
         self._lock = threading.Lock()
         self._barriers = 0
@@ -75,24 +78,39 @@ class ClusterSession(Session):
         self._network.declare(declaration, lambda _: ticket.finish())
         self.wait([ticket])
         layout = self._network.layouts[declaration.name]
-        if any(bucket.over_groups for bucket in layout.buckets):
-            self._run_over_groups(layout)
+        if layout.kind == "plan" and any(bucket.over_groups for bucket in layout.buckets):
+            self._executor_of_plans().add(layout)
         return layout
 
-    def _run_over_groups(self, layout: Layout) -> None:
-        """Have the executor run those buckets of the layout."""
+    def _executor_of_plans(self) -> Executor:
+        """Made when a plan's layout has buckets over groups."""
         with self._lock:
             if self._executor is None:
-                if self.groups_of is None:
-                    raise UsageError(
-                        "the layout has options over groups of ranks, but its front end has no collectives; declare it through psgc.torch"
-                    )
                 self._executor = Executor(
-                    self.rank, Ranks(self.node_sizes), self.groups_of, self.fail, lambda: self.failed, pool_threads(self.config),
+                    self.rank, Ranks(self.node_sizes), self._groups_of(), self.fail, lambda: self.failed, pool_threads(self.config),
                     self.config.nonfinite == "raise", self.trace,
                 )  # fmt: skip
-                self._network.lookout = self._executor.late
-        self._executor.add(layout)
+            return self._executor
+
+    def _executor_of_names(self) -> NamedExecutor:
+        """Made when something else is submitted that runs over groups."""
+        with self._lock:
+            if self._named is None:
+                self._named = NamedExecutor(
+                    self.rank, Ranks(self.node_sizes), self._groups_of(), self._network.ask_turn, self.fail, lambda: self.failed,
+                    self.config.nonfinite == "raise",
+                )  # fmt: skip
+                self._network.on_turn = self._named.turn
+            return self._named
+
+    def _groups_of(self) -> Callable[[str], Groups]:
+        if self.groups_of is None:
+            raise UsageError("the layout runs over groups of ranks, but its front end has no collectives; declare it through psgc.torch")
+        self._network.lookout = self._late
+        return self.groups_of
+
+    def _late(self, now: float, first_s: float) -> list[str]:
+        return [text for one in (self._executor, self._named) if one is not None for text in one.late(now, first_s)]
 
     def submit(
         self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: bool = False,
@@ -102,12 +120,16 @@ class ClusterSession(Session):
         ticket = self._board.issue()
         if self.trace is not None:
             self.trace.submitted(layout, bucket)
-        submission = Submission(buffer, ticket, skip, previous_skipped, rescale)
-        if self._executor is not None and layout.buckets[bucket].over_groups:
-            self._executor.submit(layout, bucket, submission)
-        else:
-            self._network.submit(layout, bucket, submission)
+        self._enqueue(layout, bucket, Submission(buffer, ticket, skip, previous_skipped, rescale))
         return ticket
+
+    def _enqueue(self, layout: Layout, bucket: int, submission: Submission) -> None:
+        if not layout.buckets[bucket].over_groups:
+            self._network.submit(layout, bucket, submission)
+        elif layout.kind == "plan":
+            self._executor_of_plans().submit(layout, bucket, submission)
+        else:
+            self._executor_of_names().submit(layout, bucket, submission)
 
     def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False) -> Ticket:
         declaration = self._seeded(declaration)
@@ -116,9 +138,9 @@ class ClusterSession(Session):
         submission = Submission(buffer, ticket, skip)
         known = self._network.layouts.get(declaration.name)
         if known is not None:
-            self._network.submit(known, 0, submission)
+            self._enqueue(known, 0, submission)
         else:
-            self._network.declare(declaration, lambda layout: self._network.submit(layout, 0, submission))
+            self._network.declare(declaration, lambda layout: self._enqueue(layout, 0, submission))
         return ticket
 
     def wait(self, tickets: Iterable[Ticket]) -> None:
@@ -199,7 +221,8 @@ class ClusterSession(Session):
         return [work for work in self._all_works() if work.layout is layout]
 
     def _all_works(self) -> list[BucketWork | GroupBucket]:
-        return [*self._network.bucket_works(), *(self._executor.works() if self._executor is not None else ())]
+        over_groups = (work for one in (self._executor, self._named) if one is not None for work in one.works())
+        return [*self._network.bucket_works(), *over_groups]
 
     def _transfer(self, transfers: list[Transfer]) -> None:
         if transfers:
@@ -214,8 +237,9 @@ class ClusterSession(Session):
         client, waiting = self._network.client, self._network.waiting
         assert client is not None
         moved, plain = (0, 0) if self._executor is None else (self._executor.moved_bytes, self._executor.uncompressed_bytes)
+        named = 0 if self._named is None else self._named.moved_bytes
         return {
-            "wire_bytes": sum(link.wire_bytes for link in self._network.links) + moved, "resent": client.resent,
+            "wire_bytes": sum(link.wire_bytes for link in self._network.links) + moved + named, "resent": client.resent,
             "gradient_bytes": client.gradient_bytes + moved, "uncompressed_bytes": client.uncompressed_bytes + plain,
             "slowest_rank": waiting.slowest_rank, "least_waited_ms": waiting.least_ms, "most_waited_ms": waiting.most_ms,
         }  # fmt: skip
@@ -233,8 +257,9 @@ class ClusterSession(Session):
                 logger.debug("closing a failed job")
         self._network.run_endings()
         self._closed = True
-        if self._executor is not None:
-            self._executor.close()
+        for executor in (self._executor, self._named):
+            if executor is not None:
+                executor.close()
         self._network.close()
         if self.trace is not None:
             self.trace.close()
@@ -251,9 +276,9 @@ class ClusterSession(Session):
             if known is None:
                 for dtype in {tensor.dtype for tensor in declaration.tensors}:
                     parse_scheme(declaration.codec, BucketContext(dtype))
-                build_layout(
+                build_layout(  # the scheduler's own would end the job
                     declaration, layout_id=0, servers=self.config.servers, workers=self.size, node_sizes=self.node_sizes
-                )  # the scheduler's own would end the job
+                )
                 self._names[declaration.name] = declaration
                 return
         if (known.tensors, known.codec, known.mean, known.root, known.kind, known.buckets) != (

@@ -22,6 +22,7 @@ from psgc.absence import Absence, younger
 from psgc.config import Config
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, Layout
+from psgc.program.agenda import Agenda, Turn, Use
 from psgc.reminder import Reminder
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
@@ -55,6 +56,7 @@ class Owner(Protocol):
 
     def joined(self, topology: Topology) -> None: ...
     def laid_out(self, layout: Layout) -> None: ...
+    def turn(self, key: int) -> None: ...
     def failed(self, text: str) -> None: ...
 
 
@@ -96,6 +98,7 @@ class Coordinator:
         self._by_request: dict[int, _Declared] = {}
         self._published: dict[int, bytes] = {}  # bodies by request, until the scheduler says that it keeps them
         self._lookups: dict[str, _Lookup] = {}
+        self._agenda = Agenda()
         self._barriers: dict[tuple[int, int], threading.Event] = {}  # by layout (0: none) and number
         self._named = Reminder(self.began)
         self.left = False
@@ -131,6 +134,13 @@ class Coordinator:
     def barrier(self, number: int, passed: threading.Event, layout: int = 0) -> None:
         self._barriers[layout, number] = passed
         self._send(Kind.BARRIER, plan=layout, step=number)
+
+    def ask_turn(self, key: int) -> None:
+        """This rank has submitted the key's next step: ask for its turn."""
+        self._ask_turn(self._agenda.submit(key))
+
+    def _ask_turn(self, use: Use) -> None:
+        self._send(Kind.TURN, plan=self._agenda.taken, key=use.key, step=use.step)
 
     def publish(self, name: str, value: bytes) -> None:
         """Have the scheduler keep a value for whoever looks it up, to the end of the job."""
@@ -239,6 +249,8 @@ class Coordinator:
             self._send(Kind.DECLARE, declared.digest, plan=declared.request, step=declared.rate)
         for layout, number in self._barriers:
             self._send(Kind.BARRIER, plan=layout, step=number)
+        for use in self._agenda.unanswered:
+            self._ask_turn(use)
         for request, body in self._published.items():
             self._send(Kind.PUBLISH, body, plan=request)
         for lookup in self._lookups.values():
@@ -260,6 +272,9 @@ class Coordinator:
             passed = self._barriers.pop((header.plan, header.step), None)
             if passed is not None:
                 passed.set()
+        elif header.kind == Kind.TURN:
+            for use in self._agenda.told(Turn(header.plan, Use(header.key, header.step))):
+                self._owner.turn(use.key)
         elif header.kind == Kind.PUBLISH:
             self._published.pop(header.plan, None)
         elif header.kind == Kind.LOOKUP:
@@ -297,9 +312,11 @@ class Coordinator:
         for then in lookup.then if lookup is not None else ():  # None: the answer to a request that was said again
             then(published.data)
 
-    def _send(self, kind: Kind, body: bytes = b"", *, plan: int = 0, step: int = 0) -> None:
+    def _send(self, kind: Kind, body: bytes = b"", *, plan: int = 0, key: int = 0, step: int = 0) -> None:
         sender = UNASSIGNED_SENDER if self._rank is None else self._rank
-        header = Header(kind, job=self._config.job, epoch=self._epoch, plan=plan, step=step, sender=sender, payload_bytes=len(body))
+        header = Header(
+            kind, job=self._config.job, epoch=self._epoch, plan=plan, key=key, step=step, sender=sender, payload_bytes=len(body)
+        )
         self._dealer.send(header, body)
 
     def close(self) -> None:

@@ -97,6 +97,7 @@ class Network(threading.Thread):
         self.waiting = Waiting()
         # says what else this rank has waited for, given the time and how long after the begin it is said first
         self.lookout: Callable[[float, float], list[str]] | None = None
+        self.on_turn: Callable[[int], None] | None = None  # takes the key whose next step has its turn
         self._buckets: dict[tuple[int, int], _Running] = {}
         self._by_key: dict[int, _Running] = {}
         self._arena = Arena("psgc-push")  # where payloads are encoded
@@ -134,6 +135,10 @@ class Network(threading.Thread):
     def barrier(self, number: int, passed: threading.Event, layout: int = 0) -> None:
         """Set ``passed`` when every worker has reached its barrier ``number`` (of ``layout``, or 0 for none), or when the job has failed."""
         self.mailbox.put(self._barrier, number, passed, layout)
+
+    def ask_turn(self, key: int) -> None:
+        """Have ``on_turn`` called when the key's next step has its turn; from now on it counts as submitted."""
+        self.mailbox.put(self._ask_turn, key)
 
     def publish(self, name: str, value: bytes) -> None:
         """Have the scheduler keep a value for whoever looks it up."""
@@ -181,6 +186,8 @@ class Network(threading.Thread):
         )  # fmt: skip
         for link in self.links:
             self._look_at(link)
+        if not self.links:
+            self._joined(topology.rank)
 
     def laid_out(self, layout: Layout) -> None:
         """A layout has been agreed: make its slots and buckets."""
@@ -198,6 +205,11 @@ class Network(threading.Thread):
                 self._by_key[part.key] = running
         self.client.add_layout(served, {key: codec_id for work in works.values() for key, codec_id in work.push_codec_ids().items()})
         self.layouts[layout.name] = layout
+
+    def turn(self, key: int) -> None:
+        """A key's next step has its turn among named tensors."""
+        if self.on_turn is not None:
+            self.on_turn(key)
 
     def failed(self, text: str) -> None:
         """The job has failed: release every waiter, and end the process if it does not end by itself."""
@@ -300,8 +312,12 @@ class Network(threading.Thread):
         assert reach is not None
         reach.up(server)
         if reach.all_answered and not self.ready.is_set():
-            self._launcher.tell("joined", rank=reach.rank)
-            self.ready.set()
+            self._joined(reach.rank)
+
+    def _joined(self, rank: int) -> None:
+        """Everyone is there, and every server has answered."""
+        self._launcher.tell("joined", rank=rank)
+        self.ready.set()
 
     def _name_unreached(self, now: float) -> None:
         """Say which servers cannot be reached, and why: here, and by the scheduler to everyone; give up in the end."""
@@ -504,6 +520,10 @@ class Network(threading.Thread):
             self._coordinator.barrier(number, passed, layout)
         else:
             passed.set()
+
+    def _ask_turn(self, key: int) -> None:
+        if self.error is None:
+            self._coordinator.ask_turn(key)
 
     def _publish(self, name: str, value: bytes) -> None:
         if self.error is None:

@@ -81,6 +81,8 @@ def _role(env: Mapping[str, str]) -> str:
     missing = [name for name in required if not env.get(name, "").strip()]
     if missing:
         raise ConfigError(f"{role}: missing {', '.join(missing)}; set them to the same job on every machine (docs/env.md)")
+    if role == "server" and not _one_machine(env):
+        config.require_cluster()
     if role != "scheduler" and not (_one_machine(env) and local_size(env) > 1):  # which tell of them themselves
         for note in config.notes:
             print(f"psgc-launch: {note}", file=sys.stderr)
@@ -108,7 +110,7 @@ def _run_machine(role: str, command: list[str], env: Mapping[str, str]) -> int:
     if address := env.get("DMLC_PS_ROOT_URI", "").strip():
         print(f"psgc-launch: DMLC_NUM_WORKER=1: the scheduler and the servers are started here, DMLC_PS_ROOT_URI={address} is not used (it is "
               f"with BYTEPS_FORCE_DISTRIBUTED=1)", file=sys.stderr)  # fmt: skip
-    return run_job(command, workers=size, servers=max(1, config.servers), program="psgc-launch", cores=cores)
+    return run_job(command, workers=size, servers=config.servers, program="psgc-launch", cores=cores)
 
 
 def _command(command: list[str], env: Mapping[str, str]) -> list[str]:

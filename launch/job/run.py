@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from psgc.config import Config
-from psgc.errors import PsgcError, UsageError
+from psgc.errors import CodecError, PsgcError, UsageError
 from psgc.launch.job import ranks
 from psgc.launch.job.interpreter import note_on
 from psgc.launch.job.threads import shared_cores
@@ -43,16 +43,21 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         nodes = workers if link_mbit is not None else 1
     _check(command, workers, servers, nodes)
     if link_mbit is not None:
-        _check_link(link_mbit)
+        _check_link(link_mbit, servers)
     if codec and plan:
         raise UsageError(f"run: --codec {codec} and --plan {plan}: a plan names each bucket's codec; leave one of them out")
     files = _files(plan, layout_out)
     codec = codec or os.environ.get("PSGC_CODEC", "").strip()
     if codec:
         from psgc.codecs import parse_scheme
+        from psgc.layout.collective import needs_servers, refusal
 
-        codec = parse_scheme(codec).canonical
+        scheme = parse_scheme(codec)
+        codec = scheme.canonical
+        if not servers and needs_servers(scheme):
+            raise CodecError(f"run: {refusal(scheme)}")
     config = Config.from_env({**_job_env(1, workers, servers, nodes, codec), **files})  # what is wrong is said before kernels are compiled
+    config.require_cluster()
     if config.encrypt:
         encryption.require()
     if note := note_on(command):
@@ -123,13 +128,19 @@ def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> No
     if shutil.which(command[0]) is None:
         hint = f"; write python {command[0]}" if command[0].endswith(".py") else ""
         raise UsageError(f"run: command {command[0]!r} is not found or not executable{hint}")
-    if min(workers, servers, nodes) < 1:
-        raise UsageError(f"run: --workers {workers} --servers {servers} --nodes {nodes}: each must be at least 1")
+    if min(workers, nodes) < 1 or servers < 0:
+        raise UsageError(
+            f"run: --workers {workers} --servers {servers} --nodes {nodes}: at least 1 worker on 1 node, and 0 servers or more"
+        )
     if nodes > workers:
         raise UsageError(f"run: --nodes {nodes} is more than --workers {workers}: every node needs a worker")
 
 
-def _check_link(link_mbit: float) -> None:
+def _check_link(link_mbit: float, servers: int) -> None:
+    if not servers:
+        raise UsageError(
+            f"run: --link-mbit {link_mbit:g} paces what travels between workers and servers, but --servers 0 asks for none; leave one of them out"
+        )
     if not 0.001 <= link_mbit <= 100_000:
         raise UsageError(f"run: --link-mbit {link_mbit:g}: expected a rate from 0.001 to 100000, in 1e6 bit/s")
     if os.environ.get("PSGC_TRANSPORT", "").strip().lower() == "shm":

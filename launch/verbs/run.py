@@ -11,7 +11,7 @@ import typer
 def run(
     command: Annotated[list[str] | None, typer.Argument(metavar="CMD", help="What every worker runs.", show_default=False)] = None,
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
-    servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
+    servers: Annotated[int, typer.Option(help="Server processes; 0: workers aggregate among themselves.")] = 1,
     nodes: Annotated[
         int | None,
         typer.Option(help="Number of simulated nodes that the workers are spread over. Default: 1; with --link-mbit one for each worker."),

@@ -12,6 +12,7 @@ from psgc.codecs import BLOCK, BucketContext, Scheme, parse_scheme
 from psgc.codecs.codec import MAX_PART
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, UsageError
+from psgc.layout.collective import default_option, needs_servers, refusal
 from psgc.layout.contributions import contributed, in_order, payload_bytes
 from psgc.layout.placement import Placement
 from psgc.layout.records import ITEM_BYTES, NO_SERVER, Bucket, BucketSpec, Declaration, Layout, Part, make_key
@@ -59,7 +60,8 @@ def build_layout(
     it would have fewer than LEAST_SHARE_BYTES.
 
     Parts are spread over the servers by their payloads' bytes (``placement``), unless a declared bucket names its parts' servers. node_sizes: the ranks
-    of each node, of which the contributors to servers behind sums within nodes depend; left out, every rank is a node. Raises CodecError,
+    of each node, of which the contributors to servers behind sums within nodes depend; left out, every rank is a node. Without servers, every
+    bucket runs over groups of ranks, by the option that it names or by ``collective.default_option``. Raises CodecError,
     naming the tensor, if the codec cannot carry it; UsageError if the declared buckets are impossible.
     """
     tensors = declaration.tensors
@@ -83,11 +85,15 @@ def build_layout(
         except CodecError as error:
             raise CodecError(f"tensor {tensors[spec.tensors[0]].name!r}: {error}") from None
         keys: tuple[Part, ...] = ()
-        if spec.option:
-            name = tensors[spec.tensors[0]].name
-            _check_over_groups(spec, scheme, name)
-            named = _servers(spec, name, len(sizes), servers)
-            keys = contributed(spec.option, sizes, scheme, ranks, layout_id, index, named, placement, counts)
+        option, name = spec.option, tensors[spec.tensors[0]].name
+        if not option and not servers:
+            _check_serverless(scheme, name)
+            option = default_option(scheme, dtype, declaration.kind == "broadcast", ranks.node_sizes)
+        if option:
+            _check_over_groups(option, scheme, name)
+            if spec.option:
+                named = _servers(spec, name, len(sizes), servers)
+                keys = contributed(option, sizes, scheme, ranks, layout_id, index, named, placement, counts)
             places: tuple[int, ...] = (NO_SERVER,) * len(sizes)
         else:
             nbytes = [payload_bytes(scheme, size) for size in sizes]
@@ -96,25 +102,29 @@ def build_layout(
                 placement.put(server, size)
             places = places or tuple(placement.place(size) for size in nbytes)
         parts = _place(scheme, sizes, layout_id, index, places, counts, len(keys))
-        buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts, spec.option, spec.turns, keys))
+        buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts, option, spec.turns, keys))
     return in_order(Layout(
         layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, tuple(buckets),
         max(declaration.seed, 0), declaration.stream or declaration.name, declaration.past_steps, turn,
     ))  # fmt: skip
 
 
-def _check_over_groups(spec: BucketSpec, scheme: Scheme, name: str) -> None:
-    """Raise CodecError, naming the tensor, unless ranks can run the bucket's option among themselves with this codec."""
-    encodes = any(action.startswith("comp@") for action in spec.option)
+def _check_serverless(scheme: Scheme, name: str) -> None:
+    """Raise CodecError, naming the tensor, for a codec that works with servers only."""
+    if needs_servers(scheme):
+        raise CodecError(f"tensor {name!r}: {refusal(scheme)}")
+
+
+def _check_over_groups(option: Sequence[str], scheme: Scheme, name: str) -> None:
+    """Raise CodecError, naming the tensor, unless ranks can run the option among themselves with this codec."""
+    encodes = any(action.startswith("comp@") for action in option)
     if type(scheme) is not PairScheme or (encodes and np.dtype(scheme.array_dtype) != np.float32):
         why = (
             f"encodes {np.dtype(scheme.array_dtype).name}, not float32"
             if type(scheme) is PairScheme
             else "is of several rounds, or of servers alone"
         )
-        raise CodecError(
-            f"tensor {name!r}: codec {scheme.canonical} {why}, so {' '.join(spec.option)} cannot run with it; choose another codec"
-        )
+        raise CodecError(f"tensor {name!r}: codec {scheme.canonical} {why}, so {' '.join(option)} cannot run with it; choose another codec")
 
 
 def _fused(declaration: Declaration, members: tuple[int, ...], number: int) -> BucketSpec:

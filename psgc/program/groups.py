@@ -44,12 +44,12 @@ class Group(Protocol):
     def broadcast(self, array: Array, dtype: str, root: int) -> None:
         """``array`` becomes that of the member with index ``root``."""
 
-    def reduce_scatter(self, array: Array, dtype: str, cuts: Sequence[int]) -> None:
-        """Member i's slice [cuts[i], cuts[i + 1]) of its array becomes the sum over members; the rest of its array is undefined.
+    def reduce_scatter(self, array: Array, dtype: str, cuts: Sequence[int], divisor: int = 1) -> None:
+        """Member i's slice [cuts[i], cuts[i + 1]) of its array becomes the sum over members, over ``divisor``; the rest of its array is undefined.
 
         cuts: [members + 1] ascending from 0 to the array's elements; slices may be uneven or empty.
-        Sums are taken in member order, left to right: 16-bit floats in float32, rounded once; other types in their own. So they do
-        not depend on the backend.
+        Sums are taken in member order, left to right: 16-bit floats in float32, rounded once; other types in their own, but
+        integers that are divided (by floor) in int64. So they do not depend on the backend.
         """
 
     def all_gather(self, array: Array, dtype: str, cuts: Sequence[int]) -> None:

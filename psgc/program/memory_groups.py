@@ -90,12 +90,12 @@ class MemoryGroup:
         check_root(root, len(self.members))
         array[:] = self._arrays_of_all(f"broadcast of {array.size} {dtype} from {root}", array)[root]
 
-    def reduce_scatter(self, array: Array, dtype: str, cuts: Sequence[int]) -> None:
+    def reduce_scatter(self, array: Array, dtype: str, cuts: Sequence[int], divisor: int = 1) -> None:
         check_array(array, dtype)
         check_cuts(cuts, len(self.members), array.size)
-        arrays = self._arrays_of_all(f"reduce_scatter of {dtype} by {list(cuts)}", array)
+        arrays = self._arrays_of_all(f"reduce_scatter of {dtype} by {list(cuts)} over {divisor}", array)
         own = slice(cuts[self.index], cuts[self.index + 1])
-        total = sum_in_order([each[own] for each in arrays], dtype)
+        total = sum_in_order([each[own] for each in arrays], dtype, divisor)
         _make_undefined(array)
         array[own] = total
 

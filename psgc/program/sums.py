@@ -25,14 +25,27 @@ def narrow_bf16(values: F32) -> Array:
     return np.where(np.isnan(values), QUIET_BF16, rounded).astype(np.uint16)
 
 
-def sum_in_order(contributions: Sequence[Array], dtype: str) -> Array:
-    """The sum, left to right: 16-bit floats in float32, rounded once; other types in their own (integers wrap, bool is "or")."""
+def sum_in_order(contributions: Sequence[Array], dtype: str, divisor: int = 1) -> Array:
+    """The sum over the divisor, left to right: 16-bit floats in float32, rounded once; other types in their own (integers wrap, bool is "or"), but
+    integers that are divided, by floor, in int64."""
+    if divisor != 1:
+        return _mean_in_order(contributions, dtype, divisor)
     widen, narrow = _WIDER.get(dtype, (_same, _same))
     total = widen(contributions[0]).copy()
     with np.errstate(over="ignore", invalid="ignore"):
         for contribution in contributions[1:]:
             total += widen(contribution)
         return narrow(total)
+
+
+def _mean_in_order(contributions: Sequence[Array], dtype: str, divisor: int) -> Array:
+    widen, narrow = _WIDER.get(dtype, (_same, _same))
+    terms = [widen(contribution) for contribution in contributions]
+    with np.errstate(over="ignore", invalid="ignore"):
+        if terms[0].dtype.kind == "f":
+            return narrow(sum_in_order(terms, "float32") / terms[0].dtype.type(divisor))
+        total = sum_in_order([term.astype(np.int64) for term in terms], "int64")
+        return (total // divisor).astype(contributions[0].dtype)
 
 
 def _same(array: Array) -> Array:

@@ -15,11 +15,13 @@ from psgc.absence import Absence, younger
 from psgc.addresses import is_loopback, split
 from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration
+from psgc.program.agenda import Use
 from psgc.reminder import Reminder
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.published import Values
 from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name
 from psgc.scheduler.roster import EPOCH, Member, Roster
+from psgc.scheduler.submissions import Submissions
 from psgc.transport.host import same_network
 from psgc.transport.security.handshake import KEY_BYTES, worker_key
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
@@ -48,13 +50,16 @@ class Membership:
     itself: tuple[str, int, int] = ("", 0, 0)  # this scheduler's host, pid and when it started
     launched: bool = False  # a launcher on this host has started all the others, and reports one that ends
     roster: Roster = field(init=False)
-    barriers: Barriers | None = None  # this, declarations and values are set once everyone is there
+    barriers: Barriers | None = None  # this and the next three are set once everyone is there
     declarations: Declarations | None = None
     values: Values | None = None
+    submissions: Submissions | None = None
     _named: Reminder = field(init=False)  # of members that have not registered
     _told: float = field(init=False)  # when the registered members were last told who is missing
     _stalled: float = float("-inf")  # when a stalled step was last named
-    _late: dict[int, Reminder] = field(default_factory=dict)  # of barriers, of declarations, of layouts, of values: while some are late
+    _late: dict[int, Reminder] = field(
+        default_factory=dict
+    )  # of barriers, of declarations, of layouts, of values, of steps: while some are late
     _failed: tuple[float, str] | None = None
     _over: float | None = None  # since when all workers have left in order
     _absence: Absence = field(init=False)
@@ -174,11 +179,8 @@ class Membership:
 
     def _admit_all(self, now: float) -> list[Action]:
         workers = self.roster.number()
-        self.barriers, self.declarations, self.values = (
-            Barriers(workers),
-            Declarations(self.roster.node_sizes, self.servers),
-            Values(workers),
-        )
+        self.barriers, self.values, self.submissions = Barriers(workers), Values(workers), Submissions(workers)
+        self.declarations = Declarations(self.roster.node_sizes, self.servers)
         for member in self.roster:
             member.heard, member.named = now, None
         text = f"everyone is there: {workers} workers, {self.servers} servers"
@@ -210,6 +212,8 @@ class Membership:
             return self._declare(member, header, decode_body(Declare, body), now)
         if kind is Kind.DECLARATION and worker:
             return self._declared(member, Declaration.from_json(decode_json(body, "DECLARATION")), now)
+        if kind is Kind.TURN and worker:
+            return self._submitted(member, header, now)
         if kind is Kind.PUBLISH and worker:
             return self._publish(member, header, decode_body(Published, body))
         if kind is Kind.LOOKUP and worker:
@@ -250,7 +254,7 @@ class Membership:
         assert self.declarations is not None
         before = self.declarations.layouts
         name, ask = self.declarations.declare(member.rank, header.plan, declare, now, header.step)
-        if name.ready:
+        if name.ready and self.declarations.layouts == before:
             return [self._layout(member, name)]
         asked = (
             [self._send(m.peer, Kind.DECLARE, plan=name.requests[m.rank]) for m in self.roster.workers() if m.rank in ask] if ask else []
@@ -264,13 +268,24 @@ class Membership:
 
     def _built(self, name: Name, before: int) -> list[Action]:
         assert self.declarations is not None
-        return [self._keys(name, m) for m in self.roster.server_members()] if self.declarations.layouts > before else []
+        if self.declarations.layouts == before:
+            return []
+        if name.ready:  # there is no server to prepare
+            return [self._layout(m, name) for m in self.roster.workers() if not m.left]
+        return [self._keys(name, m) for m in self.roster.server_members()]
 
     def _keys(self, name: Name, member: Member) -> Send:
         return self._send(member.peer, Kind.KEYS, name.text, plan=name.layout_id)
 
     def _layout(self, member: Member, name: Name) -> Send:
         return self._send(member.peer, Kind.LAYOUT, name.text, plan=name.requests[member.rank], key=name.layout_id)
+
+    def _submitted(self, member: Member, header: Header, now: float) -> list[Action]:
+        assert self.submissions is not None and self.declarations is not None
+        name = self.declarations.name_of(header.key >> 48)
+        turns = self.submissions.submitted(member.rank, Use(header.key, header.step), header.plan, name, now)
+        peers = {m.rank: m.peer for m in self.roster.workers()} if turns else {}
+        return [self._send(peers[rank], Kind.TURN, plan=turn.number, key=turn.use.key, step=turn.use.step) for rank, turn in turns]
 
     def _publish(self, member: Member, header: Header, published: Published) -> list[Action]:
         assert self.values is not None
@@ -353,10 +368,13 @@ class Membership:
         return ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "") or "nobody"
 
     def _await_gatherings(self, now: float) -> list[Action]:
-        """Name what is late: at most one line for all barriers, one for all declarations, one for all layouts, and one for all values."""
+        """Name what is late: at most one line for all barriers, one for all declarations, and so on."""
         assert self.barriers is not None and self.declarations is not None
         actions: list[Action] = []
-        everything = self.barriers.open(), self.declarations.open(), self.declarations.awaiting_servers(), self._awaited_values()
+        declarations = self.declarations
+        everything = (
+            self.barriers.open(), declarations.open(), declarations.awaiting_servers(), self._awaited_values(), self._submissions()
+        )  # fmt: skip
         for kind, gatherings in enumerate(everything):
             late = [gathering for gathering in gatherings if now - gathering.since >= self.silence_s]
             if late:
@@ -382,10 +400,14 @@ class Membership:
         return [Log(logging.WARNING, text), *self._tell_workers(text)]
 
     def _gatherings(self) -> list[Gathering]:
-        """The barriers, declarations and layouts at which some workers wait for others."""
+        """The barriers, declarations, layouts and steps at which some workers wait for others."""
         if self.barriers is None or self.declarations is None:
             return []
-        return self.barriers.open() + self.declarations.open()
+        return self.barriers.open() + self.declarations.open() + self._submissions()
+
+    def _submissions(self) -> list[Gathering]:
+        """Steps of named tensors that some workers have submitted and others have not."""
+        return [] if self.submissions is None else self.submissions.open()
 
     def _awaited_values(self) -> list[Gathering]:
         """Published values that some workers wait for."""

@@ -166,6 +166,13 @@ class Declarations:
         """The layouts that some server does not serve yet."""
         return [name.servers for name in self._unready.values() if name.servers is not None]
 
+    def name_of(self, layout_id: int) -> str:
+        """The name that has this layout. Raises RemoteProtocolError where none has."""
+        name = self._by_layout.get(layout_id)
+        if name is None or name.layout is None:
+            raise RemoteProtocolError(f"a step of layout {layout_id}, which there is not", ErrorCode.UNKNOWN_KEY)
+        return name.layout.name
+
     @property
     def layouts(self) -> int:
         """How many layouts have been built."""
@@ -192,4 +199,6 @@ class Declarations:
         name.whole.clear()
         name.servers = Gathering(f"the layout of {declaration.name!r}", self._servers, now, of_servers=True)
         del self._open[declaration.name]
-        self._by_layout[layout_id] = self._unready[layout_id] = name
+        self._by_layout[layout_id] = name
+        if not name.ready:
+            self._unready[layout_id] = name

@@ -126,6 +126,8 @@ class Roster:
 
     def _server_conflict(self, new: Member) -> str | None:
         r, last = new.register, self.servers - 1
+        if not self.servers:
+            return f"{new.label}: this job has no servers (DMLC_NUM_SERVER=0); start none, or set it to their number everywhere"
         if not -1 <= r.index <= last:
             return f"{new.label}: DMLC_SERVER_ID={r.index}, but DMLC_NUM_SERVER={self.servers}: servers are numbered 0 to {last}"
         others = self.server_members()
@@ -169,11 +171,8 @@ class Roster:
         for member in servers:
             member.rank = member.register.index if member.register.index >= 0 else next(free)
         servers.sort(key=lambda m: m.rank)
-        sizes = [0] * self.nodes
-        for member in workers:
-            sizes[member.register.node] += 1
         addresses = tuple(ServerAddress(m.rank, r.host, r.address, r.local_address, r.more) for m in servers for r in (m.register,))
-        self.node_sizes = tuple(sizes)
+        self.node_sizes = tuple(len(self._there[node]) for node in range(self.nodes))
         names = tuple(f"{m.register.node}.{m.register.local_rank}@{m.register.hostname}" for m in workers)
         host, pid, started = self._scheduler
         topology = Topology(0, len(workers), self.nodes, self.node_sizes, EPOCH, addresses, names, "", host, pid, started)

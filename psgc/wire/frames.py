@@ -73,6 +73,7 @@ class Kind(IntEnum):
     DECLARATION = 24
     PUBLISH = 25
     LOOKUP = 26
+    TURN = 27
 
 
 class Flag(IntEnum):

@@ -6,6 +6,7 @@ Run by tests under ``psgc run``. Knows sessions and NumPy only, so that it start
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import sys
 import time
@@ -203,6 +204,10 @@ def main() -> int:
     parser.add_argument("--delay-ms", type=float, default=0.0, help="each worker sleeps up to so long before a step")
     options = parser.parse_args()
     session = ClusterSession.open(Config.from_env())
+    if not session.config.servers:
+        from psgc.torch.collectives.groups import job_groups
+
+        session.groups_of = functools.partial(job_groups, session)
     chaos = random.Random(session.rank)
     wrong = 0
     for codec in options.codec:

@@ -34,6 +34,7 @@ ALONE = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
         ({**TWO_NODES, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "2"}, "true", "nodes are numbered 0 to 1"),
         ({**TWO_NODES, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0"}, "no-such-command", "'no-such-command' is not found"),
         ({**TWO_NODES, "DMLC_ROLE": "server", "DMLC_NUM_WORKER": "two"}, "true", "DMLC_NUM_WORKER='two'"),
+        ({**TWO_NODES, "DMLC_ROLE": "server", "DMLC_NUM_SERVER": "0"}, "true", "DMLC_NUM_SERVER=0: this job has no servers"),
         ({**ALONE, "BYTEPS_LOCAL_SIZE": "two"}, "true", "BYTEPS_LOCAL_SIZE='two'"),
         ({**ALONE, "BYTEPS_LOCAL_SIZE": "2", "BYTEPS_FORCE_DISTRIBUTED": "1"}, "true", "missing DMLC_NUM_SERVER, DMLC_PS_ROOT_URI"),
         ({**ALONE, "NVIDIA_VISIBLE_DEVICES": "0,1"}, "no-such-command", "'no-such-command' is not found"),

@@ -78,10 +78,10 @@ class SharedGroup:
         cuts = [0] * (root + 1) + [array.size] * (len(self.members) - root)
         self._run(what, array.size, self._gather(array, cuts))
 
-    def reduce_scatter(self, array: Array, dtype: str, cuts: Sequence[int]) -> None:
+    def reduce_scatter(self, array: Array, dtype: str, cuts: Sequence[int], divisor: int = 1) -> None:
         check_array(array, dtype)
         check_cuts(cuts, len(self.members), array.size)
-        self._run(f"reduce_scatter of {array.size} {dtype}", array.size, self._scatter(array, dtype, cuts))
+        self._run(f"reduce_scatter of {array.size} {dtype}", array.size, self._scatter(array, dtype, cuts, divisor))
 
     def all_gather(self, array: Array, dtype: str, cuts: Sequence[int]) -> None:
         check_array(array, dtype)
@@ -133,7 +133,7 @@ class SharedGroup:
         each = -(-chunk.size // (members * line)) * line
         return [min(chunk.size, each * index) for index in range(members + 1)]
 
-    def _scatter(self, array: Array, dtype: str, cuts: Sequence[int]) -> Iterator[Round]:
+    def _scatter(self, array: Array, dtype: str, cuts: Sequence[int], divisor: int = 1) -> Iterator[Round]:
         """Each member writes for each other one a piece of its slice; who owns the slice adds them to its own."""
         numel = _numel(array, len(self.members))
         offset = numel * array.itemsize
@@ -149,7 +149,7 @@ class SharedGroup:
                 if own.size:
                     place = offset * self.index
                     arrays = [own if index == self.index else _at(slots[index], place, own) for index in range(len(self.members))]
-                    self._adder.add(arrays, self.index, dtype)
+                    self._adder.add(arrays, self.index, dtype, divisor)
 
             yield Round(write, read)
 

@@ -34,16 +34,18 @@ class GroupBucket:
                 f"codec {scheme.canonical} runs over servers alone, not by {' '.join(bucket.option)}; choose another codec or option"
             )
         self.scheme = scheme
-        self._divisor = ranks.size if layout.mean else 1
+        divisor = ranks.size if layout.mean else 1
         self.step = 0
+        is_broadcast = layout.kind == "broadcast"
         stream = Stream(layout.seed, 0, rank, bucket.index, 0, layout.number)
         self.parts = [
             PartWork(
-                compile_option(bucket.option, part.numel, ranks, bucket.index + number)[rank],
+                compile_option(bucket.option, part.numel, ranks, layout.root if is_broadcast else bucket.index + number)[rank],
                 scheme.pair,
                 bucket.dtype,
                 part.offset,
                 stream,
+                divisor,
             )
             for number, part in enumerate(bucket.parts)
         ]
@@ -80,7 +82,7 @@ class GroupBucket:
     def end(self, number: int) -> None:
         """A part's control word has been agreed on."""
         work, part = self.parts[number], self.bucket.parts[number]
-        work.end(self._divisor)
+        work.end()
         if self._owed is not None and (work.control.nonfinite or not work.control.contributed):
             self._owed.unpaid(part.offset)
 

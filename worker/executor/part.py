@@ -47,9 +47,9 @@ class Control:
 
 class PartWork:
     """See the module's text. first: the part's first element in its bucket. stream: of the bucket, for this rank; each slot and piece
-    has one of its own."""
+    has one of its own. divisor: what the sum is divided by."""
 
-    def __init__(self, program: Program, pair: CodecPair, dtype: str, first: int, stream: Stream) -> None:
+    def __init__(self, program: Program, pair: CodecPair, dtype: str, first: int, stream: Stream, divisor: int = 1) -> None:
         self.program, self.pair, self.dtype, self.first, self.stream = program, pair, dtype, first, stream
         self.control = Control(False, False, False)
         self.moved_bytes = 0  # payloads and slices that this rank has sent and received
@@ -59,6 +59,7 @@ class PartWork:
         self._buffers: dict[tuple[int, int, int], Bytes] = {}
         self._feedback: dict[tuple[int, Range], Feedback] = {}
         self._leads: set[int] = set()  # slots of which this rank answers for the residual
+        self._divisor, self._divides = divisor, _only_sum(program)
         for step in program.steps:
             if isinstance(step, Encode) and self._codec(step.slot).feedback:
                 if step.leader == stream.rank:
@@ -144,7 +145,7 @@ class PartWork:
         elif raw.op == "broadcast":
             group.broadcast(array, self._array_dtype, raw.root)
         elif raw.op == "reduce_scatter":
-            group.reduce_scatter(array, self._array_dtype, cuts)
+            group.reduce_scatter(array, self._array_dtype, cuts, self._divisor if raw == self._divides else 1)
         else:
             group.all_gather(array, self._array_dtype, cuts)
 
@@ -210,8 +211,8 @@ class PartWork:
         group.maximum(word)
         self.control = Control.of(word)
 
-    def end(self, divisor: int) -> None:
-        """After ``agree``, on every rank alike: commit residuals, and turn the sum into the mean (divisor 1: leave it)."""
+    def end(self) -> None:
+        """After ``agree``, on every rank alike: commit residuals, and turn the sum into the mean."""
         if not self.control.contributed:
             return
         if self.control.nonfinite:
@@ -219,8 +220,8 @@ class PartWork:
             return
         for feedback in self._feedback.values():
             feedback.commit()
-        if divisor != 1:
-            self._divide(divisor)
+        if self._divisor != 1 and self._divides is None:
+            self._divide(self._divisor)
 
     def _divide(self, divisor: int) -> None:
         """In place, as servers divide: in the accumulator, 16-bit floats in float32, integers by floor."""
@@ -264,6 +265,14 @@ class PartWork:
         if found is None or found.size < size:
             found = self._buffers[key] = np.empty(size, np.uint8)
         return found[:size]
+
+
+def _only_sum(program: Program) -> Raw | None:
+    """The reduce_scatter over all ranks of a program that sums nothing else and encodes nothing: it divides before it rounds, as servers do."""
+    if program.encodes or any(transfer.level != "flat" for transfer in program.transfers):
+        return None
+    raws = [one for transfer in program.transfers for one in transfer.collectives if isinstance(one, Raw)]
+    return next((raw for raw in raws if raw.op == "reduce_scatter"), None)
 
 
 def _moved(raw: Raw, members: int, index: int, nbytes: int) -> int:

@@ -85,7 +85,7 @@ class GlooGroup:
             lambda group: [group.broadcast([torch.from_numpy(array.view(np.uint8))], options)],
         )
 
-    def reduce_scatter(self, array: Array, dtype: str, cuts: Sequence[int]) -> None:
+    def reduce_scatter(self, array: Array, dtype: str, cuts: Sequence[int], divisor: int = 1) -> None:
         check_array(array, dtype)
         check_cuts(cuts, len(self.members), array.size)
         own = array[cuts[self.index] : cuts[self.index + 1]]
@@ -93,7 +93,7 @@ class GlooGroup:
         received.insert(self.index, own)
         incoming = [None if index == self.index else place.view(np.uint8) for index, place in enumerate(received)]
         self._exchange(f"reduce_scatter of {array.size} {dtype}", self._slices(array, cuts), incoming)
-        self._adder.add(received, self.index, dtype)
+        self._adder.add(received, self.index, dtype, divisor)
 
     def all_gather(self, array: Array, dtype: str, cuts: Sequence[int]) -> None:
         check_array(array, dtype)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from psgc.errors import CodecError, UsageError
 from psgc.layout import BucketSpec, Layout, TensorSpec
-from psgc.plan.model.plan import JobShape, Plan, plan_text
+from psgc.plan.model.plan import JobShape, Plan, plan_text, pushes
 from psgc.plan.planfile.runtime import plan_of, planned_buckets
-from psgc.torch.collectives.groups import job_groups
 from psgc.torch.plans.choice import end_everywhere
 from psgc.worker.session import Session
 
@@ -19,13 +17,25 @@ logger = logging.getLogger(__name__)
 
 
 def declared_buckets(plan: Plan, tensors: Sequence[TensorSpec], session: Session) -> tuple[BucketSpec, ...]:
-    """The plan's buckets, for these tensors and this job, whose session can then run them. Where it is a plan for another, every rank ends with a line that
-    names the first difference; a process that is alone raises UsageError with that line."""
-    session.groups_of = functools.partial(job_groups, session)
+    """The plan's buckets, for these tensors and this job. Where it is a plan for another, every rank ends with a line that names the first difference; a
+    process that is alone raises UsageError with that line."""
+    servers = _servers(session)
     try:
-        return planned_buckets(plan, tensors, JobShape(session.size, _servers(session)))
+        if servers == 0:
+            _refuse_servers(plan)
+        return planned_buckets(plan, tensors, JobShape(session.size, servers))
     except (UsageError, CodecError) as error:
         end_everywhere(session, error, of_this_rank=False)
+
+
+def _refuse_servers(plan: Plan) -> None:
+    """Raise UsageError for a bucket that goes over servers."""
+    for bucket in plan.buckets:
+        if pushes(bucket.option):
+            raise UsageError(
+                f"plan: the bucket of {bucket.tensors[0]!r} goes over servers ({' '.join(bucket.option)}), but this job has none; start servers "
+                f"(--servers 1), or make a plan of collectives"
+            )
 
 
 def _servers(session: Session) -> int | None:

@@ -14,6 +14,7 @@ import sys
 from psgc.checkpoints import SAVES
 from psgc.config import Config
 from psgc.errors import UsageError
+from psgc.torch.collectives.groups import job_groups
 from psgc.torch.session import ending, run_report, unheeded
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
@@ -48,6 +49,7 @@ def init(lazy: bool = True) -> None:
             logger.warning("%s", note)
     sys.setswitchinterval(config.switch_interval_s)
     _session, _owner_pid = open_session(config), os.getpid()
+    _session.groups_of = functools.partial(job_groups, _session)
     unheeded.tell_start(config)
 
 

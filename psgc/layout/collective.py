@@ -1,0 +1,54 @@
+"""The option of each bucket in a job without servers, where no plan gives it one: how ranks aggregate it among themselves.
+
+Nodes of several ranks sum within themselves first, so that a gradient leaves a node once; where each node has one rank, or all ranks are on one node, all
+ranks sum together. What is encoded is aggregated by the ranks: each decodes the contributions to its share, sums them and encodes the sum ("workers
+aggregate"), with the codec that servers would answer with. So each payload is encoded as often as with servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from psgc.codecs import Scheme
+from psgc.codecs.none import NoneCodec
+from psgc.codecs.scheme import PairScheme
+
+Option = tuple[str, ...]
+# Each rank sums its share in the order of the ranks, 16-bit floats in float32: all_reduce would add in gloo's order and in the array's own type.
+SUM: Final[Option] = ("flat.reduce_scatter", "flat.all_gather")
+SUM_BY_NODE: Final[Option] = ("intra.reduce_scatter", "inter.reduce_scatter", "inter.all_gather", "intra.all_gather")
+ENCODED: Final[Option] = ("comp@cpu", "flat.all_to_all.c", "decomp@cpu", "comp@cpu", "flat.all_gather.c", "decomp@cpu")
+ENCODED_BY_NODE: Final[Option] = (
+    "intra.reduce_scatter", "comp@cpu", "inter.all_to_all.c", "decomp@cpu", "comp@cpu", "inter.all_gather.c", "decomp@cpu", "intra.all_gather",
+)  # fmt: skip
+BROADCAST: Final[Option] = ("flat.broadcast",)  # of the root's bytes; no option of a plan
+# Others are summed once: sums of a node could leave the range of integers and of float16, where the mean of all ranks does not.
+_SUMMED_TWICE: Final = ("float32", "bfloat16", "float64")
+
+
+def needs_servers(scheme: Scheme) -> bool:
+    """Whether the scheme works with servers only: it takes several rounds, or has a rule of its own."""
+    return type(scheme) is not PairScheme
+
+
+def refusal(scheme: Scheme) -> str:
+    """What to say of a scheme that needs servers, in a job that has none."""
+    return (
+        f"codec {scheme.canonical} needs servers, and this job has none; start one or more (--servers, DMLC_NUM_SERVER), or take a codec that ranks "
+        f"can sum among themselves, such as int8, onebit or topk:k=0.01"
+    )
+
+
+def default_option(scheme: Scheme, dtype: str, broadcast: bool, node_sizes: Sequence[int]) -> Option:
+    """The option of a bucket of this dtype that this scheme carries. node_sizes: the ranks of each node."""
+    if broadcast:
+        return BROADCAST
+    by_node = len(node_sizes) > 1 and max(node_sizes) > 1
+    if _is_plain(scheme):
+        return SUM_BY_NODE if by_node and dtype in _SUMMED_TWICE else SUM
+    return ENCODED_BY_NODE if by_node else ENCODED
+
+
+def _is_plain(scheme: Scheme) -> bool:
+    return isinstance(scheme, PairScheme) and isinstance(scheme.pair.push, NoneCodec) and isinstance(scheme.pair.pull, NoneCodec)

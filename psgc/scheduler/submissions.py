@@ -1,0 +1,33 @@
+"""Steps of named tensors and broadcasts that workers aggregate among themselves: who has submitted which, and what is late. Pure.
+
+``psgc.program.agenda`` gives them their turns; this knows names and times.
+"""
+
+from __future__ import annotations
+
+from psgc.program.agenda import Turn, Turns, Use
+from psgc.scheduler.rendezvous import Gathering
+
+
+class Submissions:
+    """Of all ranks."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._turns = Turns(size)
+        self._open: dict[Use, Gathering] = {}
+
+    def submitted(self, rank: int, use: Use, taken: int, name: str, now: float) -> list[tuple[int, Turn]]:
+        """A rank has submitted a step of ``name``, and knows the first ``taken`` turns. Whom to tell which turn."""
+        if (turn := self._turns.again(use)) is not None:
+            return [(rank, turn)]
+        found = self._turns.submitted(rank, use, taken)
+        if use.step > self._turns.numbered(use.key):
+            self._open.setdefault(use, Gathering(f"step {use.step} of {name!r}", self._size, now)).came.add(rank)
+        for turn in found:
+            self._open.pop(turn.use, None)
+        return [(rank, turn) for turn in found for rank in range(self._size)]
+
+    def open(self) -> list[Gathering]:
+        """Steps that some rank has not submitted."""
+        return list(self._open.values())

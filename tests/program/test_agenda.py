@@ -1,0 +1,140 @@
+"""Seeded simulation: ranks submit named steps in orders of their own, connections break, and all ranks issue them in one order without end in waiting."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+
+from psgc.program.agenda import Agenda, Turn, Turns, Use
+
+SEEDS = int(os.environ.get("PSGC_TEST_SEEDS", "1000"))
+
+
+class _Rank:
+    """A script that submits steps in its own order, and a thread that issues those that have their turn, one at a time."""
+
+    def __init__(self, script: list[int]) -> None:
+        self.script = deque(script)
+        self.agenda = Agenda()
+        self.up: deque[tuple[Use, int]] = deque()  # messages to the scheduler
+        self.down: deque[Turn] = deque()
+        self.issue: deque[int] = deque()
+        self.issued: list[int] = []
+
+
+class _Job:
+    """obeys: whether ranks wait for their turns; else each issues a step as soon as it submits it."""
+
+    def __init__(self, seed: int, obeys: bool = True) -> None:
+        self.random = random.Random(seed)
+        self.obeys = obeys
+        size, keys = self.random.randint(1, 4), self.random.randint(1, 5)
+        steps = [key for key in range(keys) for _ in range(self.random.randint(1, 4))]
+        self.ranks = [_Rank(self.random.sample(steps, len(steps))) for _ in range(size)]
+        self.turns, self.total = Turns(size), len(steps)
+
+    def run(self) -> None:
+        while any(len(rank.issued) < self.total for rank in self.ranks):
+            moves: list[Callable[[], None]] = []
+            for number, rank in enumerate(self.ranks):
+                if rank.script:
+                    moves.append(lambda rank=rank: self._submit(rank))
+                if rank.up:
+                    moves.append(lambda number=number: self._hear(number))
+                if rank.down:
+                    moves.append(lambda rank=rank: self._tell(rank))
+            under_way = {rank.issue[0] for rank in self.ranks if rank.issue}
+            if len(under_way) == 1 and all(rank.issue for rank in self.ranks):  # every rank is in the same collective: it ends
+                moves.append(self._collective)
+            assert moves, f"no rank can go on: {[rank.issue and rank.issue[0] for rank in self.ranks]}"
+            self.random.choice(moves)()
+            if self.random.random() < 0.05:
+                self._break(self.random.choice(self.ranks))
+
+    def _submit(self, rank: _Rank) -> None:
+        key = rank.script.popleft()
+        if not self.obeys:
+            rank.issue.append(key)
+            return
+        rank.up.append((rank.agenda.submit(key), rank.agenda.taken))
+
+    def _hear(self, number: int) -> None:
+        use, taken = self.ranks[number].up.popleft()
+        again = self.turns.again(use)
+        if again is not None:
+            self.ranks[number].down.append(again)
+            return
+        for turn in self.turns.submitted(number, use, taken):
+            for rank in self.ranks:
+                rank.down.append(turn)
+
+    def _tell(self, rank: _Rank) -> None:
+        rank.issue += [use.key for use in rank.agenda.told(rank.down.popleft())]
+
+    def _collective(self) -> None:
+        for rank in self.ranks:
+            rank.issued.append(rank.issue.popleft())
+
+    def _break(self, rank: _Rank) -> None:
+        """The connection is lost with what was in it, and a new one is made; some of the old one's messages come late."""
+        late = [message for message in rank.up if self.random.random() < 0.5]
+        rank.up.clear()
+        rank.down.clear()
+        rank.up += [(use, rank.agenda.taken) for use in rank.agenda.unanswered]
+        for message in late:
+            rank.up.insert(self.random.randint(0, len(rank.up)), message)
+
+
+def test_ranks_that_submit_in_any_order_issue_in_one_order_and_none_waits_for_ever() -> None:
+    for seed in range(SEEDS):
+        job = _Job(seed)
+        job.run()
+        assert all(rank.issued == job.ranks[0].issued for rank in job.ranks)
+
+
+def test_ranks_that_issue_as_they_submit_are_caught_by_the_simulation() -> None:
+    """The check above can fail."""
+    stuck = 0
+    for seed in range(40):
+        try:
+            _Job(seed, obeys=False).run()
+        except AssertionError:
+            stuck += 1
+    assert stuck > 20
+
+
+def test_what_all_ranks_have_been_told_is_forgotten() -> None:
+    turns, agendas = Turns(2), [Agenda(), Agenda()]
+    for _ in range(100):
+        told: list[Turn] = []
+        for rank, agenda in enumerate(agendas):
+            told = turns.submitted(rank, agenda.submit(7), agenda.taken)
+        for agenda in agendas:
+            assert agenda.told(told[0]) == [told[0].use]
+    assert turns.again(Use(7, 1)) is None
+    assert turns.again(Use(7, 100)) == Turn(99, Use(7, 100))
+    assert len(turns._known) <= 2
+    assert agendas[0].unanswered == []
+
+
+def test_a_turn_that_comes_early_waits_for_those_before_it() -> None:
+    agenda = Agenda()
+    uses = [agenda.submit(key) for key in (5, 6, 6)]
+    assert agenda.told(Turn(2, uses[2])) == []
+    assert agenda.told(Turn(0, uses[1])) == [uses[1]]
+    assert agenda.told(Turn(0, uses[1])) == []
+    assert agenda.unanswered == [uses[0]]
+    assert agenda.told(Turn(1, uses[0])) == [uses[0], uses[2]]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_later_step_of_a_key_has_no_turn_before_an_earlier_one(first: int) -> None:
+    """Messages of an old connection can come late."""
+    turns = Turns(2)
+    assert turns.submitted(first, Use(1, 2), 0) == turns.submitted(1 - first, Use(1, 2), 0) == []
+    assert turns.submitted(first, Use(1, 1), 0) == []
+    assert turns.submitted(1 - first, Use(1, 1), 0) == [Turn(0, Use(1, 1)), Turn(1, Use(1, 2))]

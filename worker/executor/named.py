@@ -1,0 +1,145 @@
+"""Carries out the steps of named tensors and broadcasts over groups: one thread, on one set of groups for all of them.
+
+Scripts submit them in any order, and hundreds of names may come; so none has threads and connections of its own, as a model's layout has, and a step begins
+when it has its turn (``psgc.program.agenda``), which is the same on all ranks. What a step does to numbers is the PartWork's.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from psgc.errors import PsgcError
+from psgc.layout import Bucket, Layout, make_key
+from psgc.program.groups import Groups
+from psgc.program.ranks import Ranks
+from psgc.program.steps import Decode, Encode, Transfer
+from psgc.reminder import Reminder
+from psgc.worker.executor.bucket import GroupBucket
+from psgc.worker.executor.part import Control
+from psgc.worker.network import Submission
+
+logger = logging.getLogger(__name__)
+GROUPS: Final = "named"  # the name of the set of groups
+
+
+class _Line:
+    """A bucket, and the submissions that have had no turn yet."""
+
+    def __init__(self, layout: Layout, bucket: Bucket) -> None:
+        self.layout, self.bucket = layout, bucket
+        self.waiting: deque[Submission] = deque()
+        self.work: GroupBucket | None = None  # from the first turn on
+
+
+class NamedExecutor:
+    """See the module's text. groups_of: makes sets of groups by name; ask: asks for the turn of a key's next step; fail: ends the job with a line; failed:
+    whether it has ended; raises: whether a NaN or infinity ends the job."""
+
+    def __init__(
+        self, rank: int, ranks: Ranks, groups_of: Callable[[str], Groups], ask: Callable[[int], None], fail: Callable[[str], None],
+        failed: Callable[[], bool], raises: bool = False,
+    ) -> None:  # fmt: skip
+        self._rank, self._ranks, self._groups_of, self._ask = rank, ranks, groups_of, ask
+        self._fail, self._failed, self._raises = fail, failed, raises
+        self._lock = threading.Lock()
+        self._lines: dict[int, _Line] = {}  # by key of the bucket's first part
+        self._turns: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._awaited: tuple[str, Reminder] | None = None  # the step under way
+        self._groups: Groups | None = None
+        self._thread = threading.Thread(target=self._run, name="psgc-named", daemon=True)
+        self._thread.start()
+
+    def submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
+        """Enqueue the bucket's next step. From any thread."""
+        key = make_key(layout.id, bucket, 0)
+        with self._lock:
+            line = self._lines.setdefault(key, _Line(layout, layout.buckets[bucket]))
+            line.waiting.append(submission)
+            self._ask(key)
+
+    def turn(self, key: int) -> None:
+        """The key's next step has its turn, after all before. From the network thread."""
+        self._turns.put(key)
+
+    def works(self) -> list[GroupBucket]:
+        """The buckets so far. Their state is only to be touched while none of their steps is under way."""
+        with self._lock:
+            return [line.work for line in self._lines.values() if line.work is not None]
+
+    def late(self, now: float, first_s: float) -> list[str]:
+        """What to say of a step that this rank has been in for long. first_s: until the first message."""
+        awaited = self._awaited
+        if awaited is None or not awaited[1].due(now, first_s):
+            return []
+        return [f"rank {self._rank} waits for other ranks in {awaited[0]}, which all of them have submitted; is one stopped, or cut off?"]
+
+    @property
+    def moved_bytes(self) -> int:
+        """What this rank has sent and received."""
+        return sum(part.moved_bytes for work in self.works() for part in work.parts)
+
+    def close(self) -> None:
+        """End the thread, unless it is in a collective."""
+        self._turns.put(None)
+        self._thread.join(1.0)
+
+    # the thread
+
+    def _run(self) -> None:
+        while (key := self._turns.get()) is not None:
+            if self._failed():
+                continue
+            line = self._lines[key]
+            what = f"step {1 if line.work is None else line.work.step + 1} of {line.layout.name!r}"
+            self._awaited = (what, Reminder(time.monotonic()))
+            try:
+                self._step(line)
+            except Exception as error:
+                self._broken(error, what)
+            self._awaited = None
+        if self._groups is not None:
+            self._groups.close()
+
+    def _step(self, line: _Line) -> None:
+        with self._lock:
+            submission = line.waiting.popleft()
+        if line.work is None:
+            line.work = GroupBucket(line.layout, line.bucket, self._ranks, self._rank)
+        work = line.work
+        tensor = work.begin(submission.buffer, submission.skip, submission.previous_skipped, submission.rescale, self._raises)
+        if tensor is not None:
+            raise PsgcError(f"{tensor!r} holds NaN or infinity, and PSGC_NONFINITE=raise")
+        if self._groups is None:
+            self._groups = self._groups_of(GROUPS)
+        group = self._groups.group
+        for part in work.parts:
+            for step in part.program.steps:
+                if isinstance(step, Encode):
+                    part.encode(step)
+                elif isinstance(step, Decode):
+                    part.decode(step)
+                elif isinstance(step, Transfer):
+                    for number, collective in enumerate(step.collectives):
+                        part.transfer(collective, group(collective.members), step.action, number)
+        words = np.concatenate([part.control.word() for part in work.parts])  # of all parts at once
+        group(self._ranks.everybody).maximum(words)
+        for number, (part, word) in enumerate(zip(work.parts, np.split(words, len(work.parts)), strict=True)):
+            part.control = Control.of(word)
+            work.end(number)
+        work.store()
+        submission.ticket.finish()
+
+    def _broken(self, error: Exception, what: str) -> None:
+        if self._failed():
+            return
+        logger.debug("named", exc_info=error)
+        kind = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
+        self._fail(f"rank {self._rank}: {what}: {kind}{error}")
