@@ -83,6 +83,10 @@ def _check_slices(group: Group, numel: int, dtype: str, cuts: list[int]) -> None
     _equal(group, array[own], wanted[own], f"reduce_scatter of {numel} {dtype} by {cuts}")
     group.all_gather(array, dtype, cuts)
     _equal(group, array, wanted, f"all_gather of {numel} {dtype} by {cuts}")
+    wanted = sum_in_order([draw(rank, numel, dtype) for rank in group.members], dtype, divisor=3)
+    array = draw(_own(group), numel, dtype)
+    group.reduce_scatter(array, dtype, cuts, 3)
+    _equal(group, array[own], wanted[own], f"reduce_scatter of {numel} {dtype} by {cuts} over 3")
 
 
 def _check_maximum(group: Group) -> None:
