@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Mapping
 
@@ -11,7 +10,7 @@ from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch.job import ranks
 from psgc.launch.job.absence import tell_absence
-from psgc.launch.job.interpreter import note_on
+from psgc.launch.job.interpreter import check_command, note_on
 from psgc.launch.job.role import run_role
 from psgc.launch.job.run import run_job
 from psgc.launch.job.threads import shared_cores
@@ -115,9 +114,9 @@ def _run_machine(role: str, command: list[str], env: Mapping[str, str]) -> int:
 
 def _command(command: list[str], env: Mapping[str, str]) -> list[str]:
     """The command line of each worker. Raises UsageError if there is no such program."""
-    if not command or shutil.which(command[0]) is None:
-        what = f"command {command[0]!r} is not found or not executable" if command else "no command given"
-        raise UsageError(f"worker: {what}; for example: psgc-launch python train.py")
+    if not command:
+        raise UsageError("worker: no command given; for example: psgc-launch python train.py")
+    check_command("worker", command)
     return [*GDB, *command] if env.get("BYTEPS_ENABLE_GDB", "0").strip() not in ("", "0") else command
 
 

@@ -1,4 +1,4 @@
-"""Whether a command's ``python``, the first one on PATH, belongs to the environment that psgc is installed in."""
+"""A job's command: whether there is such a program, and whether its ``python`` belongs to the environment that psgc is installed in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from psgc.errors import UsageError
 
 
 def note_on(command: Sequence[str]) -> str:
@@ -26,3 +28,10 @@ def _environment(interpreter: str) -> Path:
     path = Path(os.path.abspath(interpreter))
     folder = path.parent.parent
     return folder.resolve() if (folder / "pyvenv.cfg").exists() else path.resolve()
+
+
+def check_command(verb: str, command: Sequence[str]) -> None:
+    """Raise UsageError unless the first of a verb's ``command`` is a program."""
+    if shutil.which(command[0]) is None:
+        hint = f"; write python {command[0]}" if command[0].endswith(".py") else ""
+        raise UsageError(f"{verb}: command {command[0]!r} is not found or not executable{hint}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Final
 from psgc.config import Config
 from psgc.errors import CodecError, PsgcError, UsageError
 from psgc.launch.job import ranks
-from psgc.launch.job.interpreter import note_on
+from psgc.launch.job.interpreter import check_command, note_on
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import prepare
 from psgc.launch.supervision.supervisor import Patience, Supervisor
@@ -125,9 +124,7 @@ def _start_workers(
 def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> None:
     if not command:
         raise UsageError("run: no command given; for example: psgc run --workers 2 -- python train.py")
-    if shutil.which(command[0]) is None:
-        hint = f"; write python {command[0]}" if command[0].endswith(".py") else ""
-        raise UsageError(f"run: command {command[0]!r} is not found or not executable{hint}")
+    check_command("run", command)
     if min(workers, nodes) < 1 or servers < 0:
         raise UsageError(
             f"run: --workers {workers} --servers {servers} --nodes {nodes}: at least 1 worker on 1 node, and 0 servers or more"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Final
 
 from psgc.compiling import Heard, told_by
 from psgc.errors import UsageError
+from psgc.launch.job.interpreter import check_command
 from psgc.launch.profiling.links import SIZES as LINK_SIZES
 from psgc.launch.profiling.links import Trips, fit, measure_here, measure_joined
 from psgc.machine import machine
@@ -51,8 +51,8 @@ class Request:
             raise UsageError("profile: --trace contains times of its own; give one of --trace, --model and --script")
         if not self.command and self.model is None and self.transport is None and self.trace is None:
             raise UsageError("profile: nothing to measure; give --model NAME, --script -- CMD..., --trace FILE or --links")
-        if self.command and shutil.which(self.command[0]) is None:
-            raise UsageError(f"profile: command {self.command[0]!r} is not found or not executable")
+        if self.command:
+            check_command("profile", self.command)
         if min(self.workers, self.servers) < 1 or self.iterations < LEAST_ITERATIONS:
             raise UsageError(
                 f"profile: --workers {self.workers} --servers {self.servers} --iterations {self.iterations}: "

@@ -45,6 +45,7 @@ def advise(
     """Which pays on this link: no compression, bf16, compression every step, or local steps with rare exchanges?
 
     Example: psgc advise --model llama-8b --gpu h100 --nodes 8 --link 100
+
     Example: psgc advise --model llama-8b --gpu h100 --nodes 8 --link 100 --goodput --price-node 30 --price-link 2
     """
     prices = {"--price-node": price_node, "--price-server": price_server, "--price-link": price_link}

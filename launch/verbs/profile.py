@@ -53,6 +53,7 @@ def profile(
     """Measure what plans need: when gradients become ready, what codecs cost on this CPU, what messages cost.
 
     Example: psgc profile --script --workers 2 -o profile.json -- python train.py
+
     Example: psgc profile --trace trace.json -o profile.json
     """
     if script and not command:
