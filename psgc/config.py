@@ -53,6 +53,10 @@ class Config:
     min_compress_bytes: int = 64 << 10
     credit_bytes: int = 64 << 20  # enough to keep 100 Gbit/s busy over 5 ms
     credit_parts: int = -1  # no limit in parts
+    hash_fn: str = ""  # BytePS's; "" for psgc's own placement
+    hash_coefficient: int = 1
+    mixed_mode: bool = False
+    mixed_bound: int = 101
     nonfinite: str = "propagate"
     seed: int = 0
     profile: str = ""
@@ -100,6 +104,8 @@ class Config:
                 f"PSGC_TRACE_END_STEP={self.trace_last} is before PSGC_TRACE_START_STEP={self.trace_first}: the last step that is traced cannot come "
                 f"before the first"
             )
+        if self.hash_fn == "mixed" and not self.mixed_mode:
+            raise ConfigError("BYTEPS_KEY_HASH_FN=mixed, but BYTEPS_ENABLE_MIXED_MODE is not 1: set it, too, or leave both out")
         if self.plan and self.codec != "none":
             raise ConfigError(
                 f"PSGC_PLAN={self.plan} names each bucket's codec, but PSGC_CODEC={self.codec} is set, too; leave one of them out"
@@ -114,6 +120,13 @@ class Config:
     def trace_folder(self) -> str:
         """Where timelines are written; "": nowhere."""
         return self.trace or (self.trace_dir if self.trace_on else "")
+
+    @property
+    def hashed(self) -> str:
+        """BytePS's hash function that places parts, as a declaration carries it; "" for psgc's own placement."""
+        if self.mixed_mode:
+            return f"mixed:{self.mixed_bound}"
+        return f"built_in:{self.hash_coefficient}" if self.hash_fn == "built_in" else self.hash_fn
 
     @property
     def root_endpoint(self) -> str:

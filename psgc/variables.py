@@ -129,6 +129,13 @@ VARIABLES: Final = (
     Variable(
         "BYTEPS_SCHEDULING_CREDIT", "credit_parts", _integer(0), "w", "parts sent to a server and not acknowledged; 0: first come, first served"
     ),
+    Variable(
+        "BYTEPS_KEY_HASH_FN", "hash_fn", _one_of("djb2", "naive", "built_in", "sdbm", "mixed"), "w",
+        "the server of each part by BytePS's hash function; only to compare with BytePS, because psgc's own placement balances the servers",
+    ),
+    Variable("BYTEPS_BUILT_IN_HASH_COEF", "hash_coefficient", _integer(0), "w", "with BYTEPS_KEY_HASH_FN=built_in: what the hash is multiplied by"),
+    Variable("BYTEPS_ENABLE_MIXED_MODE", "mixed_mode", _switch, "w", "1: as BYTEPS_KEY_HASH_FN, BytePS's hash for servers on worker machines and on others"),
+    Variable("BYTEPS_MIXED_MODE_BOUND", "mixed_bound", _integer(1), "w", "with BYTEPS_ENABLE_MIXED_MODE=1: BytePS's number of buckets, at least one a server"),
     Variable("PSGC_NONFINITE", "nonfinite", _one_of("propagate", "raise"), "w", "NaN or infinity in a gradient: pass on, or end the job"),
     Variable("PSGC_SEED", "seed", _integer(0), "w", "seed of the codecs' random streams"),
     Variable(
@@ -179,10 +186,6 @@ WITHOUT_EFFECT: Final = {
     "BYTEPS_NUMA_ROOT_QUOTA": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
     "BYTEPS_CPU_BLACKLIST": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
     "BYTEPS_MULTITHREADED_CPU": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
-    "BYTEPS_KEY_HASH_FN": "parts are spread evenly over the servers",
-    "BYTEPS_BUILT_IN_HASH_COEF": "parts are spread evenly over the servers",
-    "BYTEPS_ENABLE_MIXED_MODE": "parts are spread evenly over the servers",
-    "BYTEPS_MIXED_MODE_BOUND": "parts are spread evenly over the servers",
     "BYTEPS_ENABLE_ASYNC": "psgc is synchronous",
     "BYTEPS_ENABLE_IPC": "shared memory is chosen by itself: PSGC_TRANSPORT",
     "BYTEPS_SOCKET_PATH": "psgc leaves no socket files",

@@ -16,6 +16,7 @@ from psgc.config import Config
 from psgc.descriptors import raise_limit
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, Layout, build_layout
+from psgc.layout.byteps_hash import HashPlacement
 from psgc.program.groups import Groups
 from psgc.program.ranks import Ranks
 from psgc.transport.security import encryption
@@ -266,7 +267,10 @@ class ClusterSession(Session):
         self._network.stopped.wait(max(self.config.step_timeout_s, self.config.dead_s) + 5.0)
 
     def _seeded(self, declaration: Declaration) -> Declaration:
-        return declaration if declaration.seed >= 0 else replace(declaration, seed=self.config.seed)
+        seed = declaration.seed if declaration.seed >= 0 else self.config.seed
+        if self.config.hashed:
+            HashPlacement.parse(self.config.hashed).check(self.config.servers, self.config.nodes)
+        return replace(declaration, seed=seed, hashed=self.config.hashed)
 
     def _remember(self, declaration: Declaration) -> None:
         """Check a declaration before it is sent: its codec, and that it agrees with an earlier one of this name."""

@@ -5,6 +5,7 @@ Pure. The scheduler builds a Layout from the ranks' declarations; workers and se
 
 from psgc.layout.agreement import compare
 from psgc.layout.building import MIN_PART_PAYLOAD_BYTES, build_layout, equal_parts, full_parts, part_numel
+from psgc.layout.machines import Machines
 from psgc.layout.placement import balanced_servers
 from psgc.layout.records import (
     ITEM_BYTES,
@@ -29,6 +30,7 @@ __all__ = [
     "BucketSpec",
     "Declaration",
     "Layout",
+    "Machines",
     "Part",
     "TensorSpec",
     "balanced_servers",

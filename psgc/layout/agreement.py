@@ -39,6 +39,7 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
         "stream",
         "past_steps",
         "turn",
+        "hashed",
     ):
         if getattr(first, attribute) != getattr(other, attribute):
             raise differ(attribute, getattr(first, attribute), getattr(other, attribute))

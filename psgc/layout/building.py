@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -12,10 +12,12 @@ from psgc.codecs import BLOCK, BucketContext, Scheme, parse_scheme
 from psgc.codecs.codec import MAX_PART
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, UsageError
+from psgc.layout.byteps_hash import HashPlacement
 from psgc.layout.collective import default_option, needs_servers, refusal
-from psgc.layout.contributions import contributed, in_order, payload_bytes
-from psgc.layout.placement import Placement
-from psgc.layout.records import ITEM_BYTES, NO_SERVER, Bucket, BucketSpec, Declaration, Layout, Part, make_key
+from psgc.layout.contributions import Piece, in_order, keys_of_pieces, pieces_of
+from psgc.layout.machines import Machines
+from psgc.layout.placement import Excess, Load, Placement, servers_in_turn, total_of, work_of
+from psgc.layout.records import ITEM_BYTES, MAX_LAYOUTS, NO_SERVER, Bucket, BucketSpec, Declaration, Layout, Part, make_key
 from psgc.program.ranks import Ranks
 from psgc.wire.frames import MAX_PAYLOAD_BYTES
 
@@ -27,6 +29,11 @@ MOST_PART_S: Final = 0.5
 # pulls begin while most of the pushes are still to come. Below the least size the messages cost more than that gains.
 PARTS_ON_A_SERVER: Final = 4
 LEAST_SHARE_BYTES: Final = 256 << 10
+# What the busiest machine may have to do beyond the least possible, as a share of it, before the last buckets are cut into smaller parts to even it
+# out; unless it is less than takes a 10 Gbit/s link a millisecond, which is not worth the messages.
+LEVEL: Final = 0.01
+LEAST_EXCESS_BYTES: Final = 2 << 20
+LEAST_LEVELLING_BYTES: Final = 64 << 10
 
 
 def part_numel(scheme: Scheme, dtype: str, part_bytes: int, rate: int = 0) -> int:
@@ -49,7 +56,7 @@ def _message_bound(scheme: Scheme, numel: int) -> int:
 
 def build_layout(
     declaration: Declaration, *, layout_id: int, servers: int, workers: int, used_by_all: frozenset[int] | None = None, rate: int = 0,
-    node_sizes: tuple[int, ...] = (),
+    node_sizes: tuple[int, ...] = (), machines: Machines | None = None,
 ) -> Layout:  # fmt: skip
     """Fuse tensors into buckets, cut large buckets into parts, and spread the parts over ``servers``.
 
@@ -59,8 +66,9 @@ def build_layout(
     of the slowest connection (0: unlimited), and of a plan's tensors it has at most a quarter of what a server has of them on average, unless
     it would have fewer than LEAST_SHARE_BYTES.
 
-    Parts are spread over the servers by their payloads' bytes (``placement``), unless a declared bucket names its parts' servers. node_sizes: the ranks
-    of each node, of which the contributors to servers behind sums within nodes depend; left out, every rank is a node. Without servers, every
+    Parts are spread over the servers by what they cost on ``machines`` (``placement``; None: nothing is known of them), unless a declared bucket names
+    its parts' servers. If a machine would then have clearly more than its due, the last buckets are cut into smaller parts. node_sizes: the ranks of
+    each node, of which the contributors to servers behind sums within nodes depend; left out, every rank is a node. Without servers, every
     bucket runs over groups of ranks, by the option that it names or by ``collective.default_option``. Raises CodecError,
     naming the tensor, if the codec cannot carry it; UsageError if the declared buckets are impossible.
     """
@@ -70,43 +78,133 @@ def build_layout(
         specs = sorted(declaration.buckets, key=lambda spec: -spec.priority)
     else:
         specs = [_fused(declaration, members, number) for number, members in enumerate(_fuse(declaration, used_by_all))]
-    buckets: list[Bucket] = []
-    counts = [0] * servers
     turn = layout_id if declaration.turn < 0 else declaration.turn  # layouts of one part each, too, are spread over the servers
-    placement, part_bytes = Placement(servers, turn), _most_part_bytes(declaration, servers)
+    hashed = HashPlacement.parse(declaration.hashed) if declaration.hashed and machines is not None else None
+    machines = machines or Machines.alone(servers, workers)
+    part_bytes = _most_part_bytes(declaration, servers)
     ranks = Ranks(node_sizes or (1,) * workers)
-    for index, spec in enumerate(specs):
-        dtype = tensors[spec.tensors[0]].dtype
-        numel = sum(tensors[i].numel for i in spec.tensors)
-        context = BucketContext(dtype, workers, declaration.mean, tuple(tensors[i].shape for i in spec.tensors))
-        try:
-            scheme = parse_scheme(spec.codec, context)
-            sizes = _cut(spec, numel, scheme, dtype, part_bytes, rate)
-        except CodecError as error:
-            raise CodecError(f"tensor {tensors[spec.tensors[0]].name!r}: {error}") from None
-        keys: tuple[Part, ...] = ()
-        option, name = spec.option, tensors[spec.tensors[0]].name
-        if not option and not servers:
-            _check_serverless(scheme, name)
-            option = default_option(scheme, dtype, declaration.kind == "broadcast", ranks.node_sizes)
-        if option:
-            _check_over_groups(option, scheme, name)
-            if spec.option:
-                named = _servers(spec, name, len(sizes), servers)
-                keys = contributed(option, sizes, scheme, ranks, layout_id, index, named, placement, counts)
-            places: tuple[int, ...] = (NO_SERVER,) * len(sizes)
-        else:
-            nbytes = [payload_bytes(scheme, size) for size in sizes]
-            places = _servers(spec, tensors[spec.tensors[0]].name, len(sizes), servers)
-            for server, size in zip(places, nbytes, strict=bool(places)):
-                placement.put(server, size)
-            places = places or tuple(placement.place(size) for size in nbytes)
-        parts = _place(scheme, sizes, layout_id, index, places, counts, len(keys))
-        buckets.append(Bucket(index, spec.tensors, numel, dtype, scheme.canonical, spec.priority, parts, option, spec.turns, keys))
+    cut = [_sliced(declaration, index, spec, ranks, servers, part_bytes, rate) for index, spec in enumerate(specs)]
+    places, beyond = _spread(cut, machines, turn, rate, hashed)
+    if declaration.kind == "plan" and hashed is None and beyond.bytes > max(LEVEL * beyond.least, LEAST_EXCESS_BYTES):
+        finer = _with_finer_tail(declaration, cut, machines, ranks, part_bytes, rate, beyond)
+        levelled, then = _spread(finer, machines, turn, rate, hashed)
+        if then.bytes < beyond.bytes:
+            cut, places = finer, levelled
+    counts = [0] * servers
+    buckets = tuple(
+        _bucket(each, index, of_each, layout_id, workers, counts) for index, (each, of_each) in enumerate(zip(cut, places, strict=True))
+    )
     return in_order(Layout(
-        layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, tuple(buckets),
+        layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, buckets,
         max(declaration.seed, 0), declaration.stream or declaration.name, declaration.past_steps, turn,
     ))  # fmt: skip
+
+
+class _Slices(NamedTuple):
+    """One bucket, cut. sizes: elements of each slice; option: that it runs over groups of ranks, or nothing; pieces: what it pushes to servers."""
+
+    spec: BucketSpec
+    dtype: str
+    scheme: Scheme
+    sizes: list[int]
+    name: str  # of its first tensor
+    option: tuple[str, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+
+    def loads(self, rate: int, workers: int) -> list[Load]:
+        """What each slice costs that servers sum; of a bucket over groups each piece. The fewer contribute to a piece, the less it costs."""
+        if not self.option:
+            return [_load(self.scheme, size, rate, 1.0) for size in self.sizes]
+        return [_load(self.scheme, piece.hi - piece.lo, rate, len(piece.contributors) / workers) for piece in self.pieces]
+
+    def named_servers(self, servers: int) -> tuple[int, ...]:
+        """The servers that the bucket names, one for each load. Raises UsageError, naming its first tensor, for servers that the job lacks."""
+        named, parts = self.spec.servers, len(self.sizes)
+        if named and len(named) != parts:
+            raise UsageError(
+                f"tensor {self.name!r}: its bucket names the servers of {len(named)} parts, but has {parts}; name one for each part"
+            )
+        for number, server in enumerate(named):
+            if not 0 <= server < servers:
+                raise UsageError(
+                    f"tensor {self.name!r}: part {number} of its bucket is to lie on server {server}, but the job has {servers}, numbered from 0; "
+                    f"make a plan for as many"
+                )
+        return tuple(named[piece.part] for piece in self.pieces) if named and self.option else named
+
+
+def _sliced(
+    declaration: Declaration, index: int, spec: BucketSpec, ranks: Ranks, servers: int, part_bytes: int, rate: int
+) -> _Slices:  # fmt: skip
+    """A bucket, cut as planned or into parts of so many bytes. Raises CodecError, naming the tensor, if its codec cannot carry it so."""
+    tensors = [declaration.tensors[i] for i in spec.tensors]
+    dtype, name = tensors[0].dtype, tensors[0].name
+    try:
+        scheme = parse_scheme(spec.codec, BucketContext(dtype, ranks.size, declaration.mean, tuple(tensor.shape for tensor in tensors)))
+        sizes = _cut(spec, sum(tensor.numel for tensor in tensors), scheme, dtype, part_bytes, rate)
+    except CodecError as error:
+        raise CodecError(f"tensor {name!r}: {error}") from None
+    if not spec.option and servers:
+        return _Slices(spec, dtype, scheme, sizes, name)
+    option = spec.option
+    if not option:
+        _check_serverless(scheme, name)
+        option = default_option(scheme, dtype, declaration.kind == "broadcast", ranks.node_sizes)
+    _check_over_groups(option, scheme, name)
+    return _Slices(spec, dtype, scheme, sizes, name, option, pieces_of(option, sizes, ranks, index, servers) if spec.option else ())
+
+
+def _spread(
+    cut: Sequence[_Slices], machines: Machines, turn: int, rate: int, hashed: HashPlacement | None
+) -> tuple[list[tuple[int, ...]], Excess]:  # fmt: skip
+    """The server of each load of each bucket, and what the busiest machine then has to do beyond the least possible."""
+    loads = [each.loads(rate, sum(machines.workers)) for each in cut]
+    placement = Placement(machines, total_of(load for each in loads for load in each), turn)
+    few = not machines.alike and sum(map(len, loads)) < len(machines.servers)
+    places: list[tuple[int, ...]] = []
+    for index, (each, its_loads) in enumerate(zip(cut, loads, strict=True)):
+        servers = each.named_servers(len(machines.servers))
+        if not servers and hashed is not None:
+            servers = tuple(hashed.server((turn - 1 + index) % MAX_LAYOUTS, part, machines) for part in range(len(its_loads)))
+        elif not servers and few:
+            cycle = servers_in_turn(machines)
+            servers = tuple(cycle[(turn + index + part) % len(cycle)] for part in range(len(its_loads)))
+        for server, load in zip(servers, its_loads, strict=False):
+            placement.put(server, load)
+        places.append(servers or tuple(placement.place(load) for load in its_loads))
+    return places, placement.excess
+
+
+def _bucket(cut: _Slices, index: int, servers: Sequence[int], layout_id: int, workers: int, counts: list[int]) -> Bucket:
+    """The bucket with its parts and keys. servers: of each load; counts: parts of each server so far."""
+    spec, keys = cut.spec, tuple[Part, ...]()
+    if cut.option:
+        keys = keys_of_pieces(cut.pieces, servers, cut.sizes, workers, layout_id, index, counts)
+        servers = (NO_SERVER,) * len(cut.sizes)
+    parts = _parts(cut.scheme, cut.sizes, layout_id, index, servers, counts, len(keys))
+    return Bucket(
+        index, spec.tensors, sum(cut.sizes), cut.dtype, cut.scheme.canonical, spec.priority, parts, cut.option, spec.turns, keys
+    )  # fmt: skip
+
+
+def _with_finer_tail(
+    declaration: Declaration, cut: Sequence[_Slices], machines: Machines, ranks: Ranks, part_bytes: int, rate: int, beyond: Excess
+) -> list[_Slices]:  # fmt: skip
+    """The same buckets, the last of them cut into smaller parts: these fill what the larger ones before them leave uneven. The last of them are
+    as many as have a large part for each server."""
+    finer = part_bytes
+    # What one part more costs a machine of servers: each worker's push of it, and each one's pull.
+    while finer > LEAST_LEVELLING_BYTES and 2 * finer * ranks.size > LEVEL * beyond.least:
+        finer //= 2
+    again, left = list(cut), len(machines.servers) * part_bytes
+    for index in reversed(range(len(cut))):
+        each = cut[index]
+        if left <= 0:
+            break
+        left -= sum(each.sizes) * ITEM_BYTES[each.dtype]
+        if not each.spec.parts and not each.option:
+            again[index] = _sliced(declaration, index, each.spec, ranks, len(machines.servers), finer, rate)
+    return again
 
 
 def _check_serverless(scheme: Scheme, name: str) -> None:
@@ -144,22 +242,16 @@ def _most_part_bytes(declaration: Declaration, servers: int) -> int:
     return most
 
 
-def _servers(spec: BucketSpec, name: str, parts: int, servers: int) -> tuple[int, ...]:
-    """The servers that the bucket names. Raises UsageError, naming its first tensor, for servers that the job lacks."""
-    if spec.servers and len(spec.servers) != parts:
-        raise UsageError(
-            f"tensor {name!r}: its bucket names the servers of {len(spec.servers)} parts, but has {parts}; name one for each part"
-        )
-    for number, server in enumerate(spec.servers):
-        if not 0 <= server < servers:
-            raise UsageError(
-                f"tensor {name!r}: part {number} of its bucket is to lie on server {server}, but the job has {servers}, numbered from 0; "
-                f"make a plan for as many"
-            )
-    return spec.servers
+def _load(scheme: Scheme, numel: int, rate: int, contributing: float) -> Load:
+    """What a slice of ``numel`` elements costs: an upper bound on what travels of it, over all rounds and both directions, and its sums.
+    contributing: the share of the ranks that push it."""
+    rounds = scheme.rounds(numel)
+    nbytes = sum(r.pair.push.payload_bound(r.numel) + r.pair.pull.payload_bound(r.numel) for r in rounds)
+    work = work_of(nbytes / 8 if scheme.additive else sum(r.numel for r in rounds), rate)
+    return Load(nbytes * contributing, work * contributing)
 
 
-def _place(
+def _parts(
     scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, places: Sequence[int], counts: list[int], taken: int
 ) -> tuple[Part, ...]:  # fmt: skip
     """The parts of slices of these sizes, one part a round. places: the server of each slice; counts: parts of each server so far; taken: numbers of

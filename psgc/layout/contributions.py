@@ -9,54 +9,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
 
-from psgc.codecs import Scheme
 from psgc.errors import UsageError
-from psgc.layout.placement import Placement
 from psgc.layout.records import Bucket, Layout, Part, make_key
 from psgc.program.compile import compile_option, op_of
 from psgc.program.order import Turn
 from psgc.program.ranks import Range, Ranks
 
 
-def payload_bytes(scheme: Scheme, numel: int) -> int:
-    """Upper bound on what travels of a slice of ``numel`` elements, over all rounds and both directions."""
-    return sum(r.pair.push.payload_bound(r.numel) + r.pair.pull.payload_bound(r.numel) for r in scheme.rounds(numel))
+class Piece(NamedTuple):
+    """What some ranks push of one part of a bucket, each another sum of it. part: its number; lo, hi: elements of the part."""
+
+    part: int
+    lo: int
+    hi: int
+    contributors: tuple[int, ...]
 
 
-def contributed(
-    option: tuple[str, ...], sizes: Sequence[int], scheme: Scheme, ranks: Ranks, layout_id: int, bucket: int, named: Sequence[int],
-    placement: Placement, counts: list[int],
-) -> tuple[Part, ...]:  # fmt: skip
-    """The keys of a bucket that runs ``option`` in parts of these sizes; none if that has no servers. named: the server of each part, or nothing;
-    counts: keys of each server so far. Raises UsageError where the job has no servers."""
-    keys: list[Part] = []
-    offset = 0
+def pieces_of(option: tuple[str, ...], sizes: Sequence[int], ranks: Ranks, bucket: int, servers: int) -> tuple[Piece, ...]:
+    """What ranks push of a bucket that runs ``option`` in parts of these sizes; nothing if that has no servers. Raises UsageError where the job has no
+    servers."""
+    found: list[Piece] = []
     for number, size in enumerate(sizes):
         pieces: dict[Range, list[int]] = {}
         for rank, program in enumerate(compile_option(option, size, ranks, bucket + number)):
             for piece in program.served:
                 pieces.setdefault(piece, []).append(rank)
-        if pieces and not counts:
+        if pieces and not servers:
             raise UsageError(
                 f"the option {' '.join(option)} has servers, and the job has none; start it with servers, or make a plan without"
             )
-        for (lo, hi), contributors in sorted(pieces.items()):
-            nbytes = payload_bytes(scheme, hi - lo)
-            if named:
-                server = named[number]
-                placement.put(server, nbytes)
-            else:
-                server = placement.place(nbytes)
-            everybody = len(contributors) == ranks.size
-            keys.append(
-                Part(
-                    make_key(layout_id, bucket, len(keys)), server, offset + lo, hi - lo, counts[server], 0,
-                    () if everybody else tuple(contributors),
-                )
-            )  # fmt: skip
-            counts[server] += 1
-        offset += size
+        found += [Piece(number, lo, hi, tuple(contributors)) for (lo, hi), contributors in sorted(pieces.items())]
+    return tuple(found)
+
+
+def keys_of_pieces(
+    pieces: Sequence[Piece], servers: Sequence[int], sizes: Sequence[int], workers: int, layout_id: int, bucket: int, counts: list[int]
+) -> tuple[Part, ...]:  # fmt: skip
+    """The keys of a bucket's pieces. servers: of each piece; sizes: elements of each part; counts: keys of each server so far."""
+    offsets = [0, *accumulate(sizes)]
+    keys: list[Part] = []
+    for (number, lo, hi, contributors), server in zip(pieces, servers, strict=True):
+        some = () if len(contributors) == workers else contributors
+        keys.append(Part(make_key(layout_id, bucket, len(keys)), server, offsets[number] + lo, hi - lo, counts[server], 0, some))
+        counts[server] += 1
     return tuple(keys)
 
 

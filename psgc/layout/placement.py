@@ -1,37 +1,120 @@
-"""Which server each part of a layout lies on: the one that has the least bytes so far.
+"""Which server each part of a layout lies on: as its share of the job's machines (``machines``) says.
 
-The law: at every point in the order of priority, the bytes of any two servers differ by at most the largest part so far. So no server has more than the
-mean and one part, and the parts of one layer, which become ready together, do not all go to one server.
+The law, where all servers have machines alike: at every point in the order of priority, the loads of any two servers differ by at most the
+largest part so far. So no server has more than the mean and one part, and the parts of one layer, which become ready together, do not all go to
+one server. Where machines differ, the same holds of loads beyond each server's share, until a machine would have more than its due.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from psgc.layout.machines import Machines
+
+# A server's time for an element of one contribution, on one thread: docs/codecs.md has a quarter of 0.9 to 1.8 ns for four of them, whichever the
+# codec; a server has about as many threads as this.
+SUM_S_PER_ELEMENT: Final = 0.35e-9
+SERVER_THREADS: Final = 4
+USUAL_BYTES_PER_S: Final = 1.25e9  # of a link that nobody has measured: 10 Gbit/s
+SLACK: Final = 1.01  # what a machine may have of its due before a part goes elsewhere
+CYCLE: Final = 4  # parts for each server in ``servers_in_turn``
+
+
+class Load(NamedTuple):
+    """What a part costs. nbytes: of one worker, pushed and pulled; work: what a server's processor needs for it, in bytes that a worker's link carries
+    meanwhile, divided by the number of workers."""
+
+    nbytes: float
+    work: float = 0.0
+
+    @property
+    def weight(self) -> float:
+        """What a server that has only such parts is held up by."""
+        return max(self.nbytes, self.work)
+
+
+NOTHING: Final = Load(0.0)
+
+
+def total_of(loads: Iterable[Load]) -> Load:
+    """All of them together."""
+    each = tuple(loads)
+    return Load(sum(load.nbytes for load in each), sum(load.work for load in each))
+
+
+def work_of(elements: float, rate: float = 0.0) -> float:
+    """``Load.work`` of so many elements to sum. rate: bytes a second of the slowest connection, 0 if nobody has measured it."""
+    return elements * SUM_S_PER_ELEMENT / SERVER_THREADS * 2 * (rate or USUAL_BYTES_PER_S)  # both ways of the link at once
+
+
+class Excess(NamedTuple):
+    """What the busiest machine has to do beyond the least possible, and that least: bytes over its link, both ways together."""
+
+    bytes: float
+    least: float
 
 
 class Placement:
-    """Places parts one after the other, in the order of priority. servers: their number, at least 1; turn: the server of the first part, modulo
-    their number. Of servers with equally few bytes the one that has waited longest for a part is taken, so equal parts go to the servers in turn."""
+    """Places parts one after the other, in the order of priority. total: of all parts; turn: the server of the first part, modulo their number,
+    where machines are alike. Of servers with equally little the one that has waited longest for a part is taken, so equal parts go to the servers in
+    turn."""
 
-    def __init__(self, servers: int, turn: int = 0) -> None:
-        self._taken = servers
-        self._heap = [(0.0, place, (turn + place) % servers) for place in range(servers)]  # bytes, when it was last taken, number: sorted
+    def __init__(self, machines: Machines, total: Load, turn: int = 0) -> None:
+        count = len(machines.servers)
+        self._machine, self._own = machines.of_server, machines.own[machines.of_server]
+        self._workers = max(sum(machines.workers), 1)
+        self._shares, least = machines.ideal(self._workers * total.work / max(total.nbytes, 1e-9))
+        self._least = least * total.nbytes
+        self._fixed = machines.fixed[machines.of_server] * total.nbytes
+        self._bytes = np.zeros(len(machines.workers))  # of each machine, and of each server:
+        self._work, self._weight = np.zeros(count), np.zeros(count)
+        self._placed, self._taken = 0.0, count
+        self._last = np.array([(server - turn) % count for server in range(count)])
 
-    def place(self, nbytes: float) -> int:
-        """The server of the next part, which has so many bytes."""
-        load, _, server = self._heap[0]
-        heapq.heapreplace(self._heap, (load + nbytes, self._taken, server))
+    def place(self, load: Load) -> int:
+        """The server of the next part."""
+        cost = self._cost(load)
+        fits = cost <= SLACK * self._least
+        # The server that has least beyond its share of what is placed so far, but on no machine that would then be the last to end.
+        score = np.where(fits, self._weight - self._shares * (self._placed + load.weight), np.inf) if fits.any() else cost
+        least = np.flatnonzero(score == score.min())
+        server = int(least[self._last[least].argmin()])
+        self._last[server] = self._taken
         self._taken += 1
+        self.put(server, load)
         return server
 
-    def put(self, server: int, nbytes: float) -> None:
+    def put(self, server: int, load: Load) -> None:
         """Count a part whose server was chosen by somebody else."""
-        self._heap = [(load + nbytes * (own == server), taken, own) for load, taken, own in self._heap]
-        heapq.heapify(self._heap)
+        self._bytes[self._machine[server]] += load.nbytes
+        self._work[server] += load.work
+        self._weight[server] += load.weight
+        self._placed += load.weight
+
+    def _cost(self, more: Load) -> np.ndarray:
+        """[servers] what each server's machine would have to do with so much more."""
+        link = self._fixed + self._own * (self._bytes[self._machine] + more.nbytes)
+        return np.asarray(np.maximum(link, self._workers * (self._work + more.work)))
+
+    @property
+    def excess(self) -> Excess:
+        return Excess(max(0.0, float(self._cost(NOTHING).max(initial=0.0)) - self._least), self._least)
+
+
+@lru_cache(maxsize=8)
+def servers_in_turn(machines: Machines) -> tuple[int, ...]:
+    """The servers of equal parts that come one at a time, for ever: a cycle in which each has its share."""
+    count = CYCLE * len(machines.servers)
+    placement = Placement(machines, Load(count))
+    return tuple(placement.place(Load(1)) for _ in range(count))
 
 
 def balanced_servers(buckets: Iterable[Sequence[float]], servers: int, turn: int = 0) -> list[tuple[int, ...]]:
-    """The server of each part. buckets: the bytes of each one's parts, in the order of priority."""
-    placement = Placement(servers, turn)
-    return [tuple(placement.place(nbytes) for nbytes in sizes) for sizes in buckets]
+    """The server of each part, on machines alike. buckets: the bytes of each one's parts, in the order of priority."""
+    sizes = [tuple(map(float, each)) for each in buckets]
+    placement = Placement(Machines.alone(servers, 1), Load(sum(map(sum, sizes))), turn)
+    return [tuple(placement.place(Load(nbytes)) for nbytes in each) for each in sizes]

@@ -28,7 +28,7 @@ ITEM_BYTES: Final = {
 }  # fmt: skip
 MAX_LAYOUTS: Final = 1 << 16
 NO_SERVER: Final = -1  # of a part that runs over groups of ranks
-_LEFT_OUT: Final = ("servers", "option", "turns", "keys", "contributors")  # of a bucket or part, where they are empty
+_LEFT_OUT: Final = ("servers", "option", "turns", "keys", "contributors", "hashed")  # where they are empty
 OF_EACH_RANK: Final = ("order", "used")  # fields of a Declaration that ranks need not agree on
 
 
@@ -75,7 +75,8 @@ class Declaration:
 
     seed: of random streams; -1: the session's own. stream, past_steps, turn: what makes the random streams, warm-ups and servers of an
     earlier job's layout go on: the name that its streams are of, or nothing for this name; steps that its tensors have taken before; and
-    the server that the first bucket begins on, -1: by the layout's id.
+    the server that the first bucket begins on, -1: by the layout's id. hashed: BytePS's hash function that chooses the servers of
+    parts (``byteps_hash``), or nothing for psgc's own placement.
     Everything must agree between ranks but order and used (rank 0's order counts).
     """
 
@@ -95,10 +96,11 @@ class Declaration:
     stream: str = ""
     past_steps: int = 0
     turn: int = -1
+    hashed: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
 
     def to_json(self) -> dict[str, Any]:
         tensors = [_fields_of(tensor) for tensor in self.tensors]
-        return {**_fields_of(self), "tensors": tensors, "buckets": [_spec_fields(bucket) for bucket in self.buckets]}
+        return {**_spec_fields(self), "tensors": tensors, "buckets": [_spec_fields(bucket) for bucket in self.buckets]}
 
     def digest(self) -> str:
         """A digest of the fields in which all ranks must agree."""
@@ -135,7 +137,7 @@ def _fields_of(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-def _spec_fields(spec: BucketSpec | Bucket | Part) -> dict[str, Any]:
+def _spec_fields(spec: Declaration | BucketSpec | Bucket | Part) -> dict[str, Any]:
     return {name: value for name, value in _fields_of(spec).items() if name not in _LEFT_OUT or value}
 
 

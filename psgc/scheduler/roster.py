@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from psgc import __version__
+from psgc.layout import Machines
 from psgc.reminder import Reminder
 from psgc.wire.messages import Register, ServerAddress, Topology, encode_body, plain
 
@@ -179,9 +180,20 @@ class Roster:
         self._topology = encode_body({name: value for name, value in plain(topology).items() if name not in OF_RECEIVER})
         return len(workers)
 
+    def machines(self) -> Machines:
+        """Which machine each server and each worker is on. Everyone must have a rank. Containers of one machine that have networks of their own
+        count as machines of their own."""
+        servers = sorted(self._server_members, key=lambda member: member.rank)
+        return Machines.of_hosts([_network(m) for m in servers], [_network(m) for m in self._workers], self.nodes)
+
     def topology(self, member: Member, key: bytes) -> bytes:
         """The body of the TOPOLOGY message to ``member``. Everyone must have a rank. key: of the member's payload connections. The fields that are equal for
         all are encoded once, because they name every member."""
         assert self._topology, "number() comes first"
         own = encode_body({"rank": member.rank, "key": key.hex()})
         return own[:-1] + b"," + self._topology[1:]
+
+
+def _network(member: Member) -> str:
+    """Names the network interfaces that the member uses: of its machine, in its network namespace."""
+    return "/".join(member.register.host.split("/")[:2])
