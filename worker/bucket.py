@@ -96,6 +96,12 @@ class BucketWork:
     def name(self) -> str:
         return f"{self.layout.name}/{self.bucket.index}"
 
+    @property
+    def unapplied(self) -> bool:
+        """Whether servers are still to be told that the last result was not applied, whatever the trainer says. Never: a step that all ranks
+        skip has none."""
+        return False
+
     def slot(self, key: int) -> Slot:
         work, index = self._by_key[key]
         return work.slots[index]

@@ -89,7 +89,7 @@ class ClusterSession(Session):
             if self._executor is None:
                 self._executor = Executor(
                     self.rank, Ranks(self.node_sizes), self._groups_of(), self.fail, lambda: self.failed, pool_threads(self.config),
-                    self.config.nonfinite == "raise", self.trace,
+                    self.config.nonfinite == "raise", self.trace, self._network,
                 )  # fmt: skip
             return self._executor
 

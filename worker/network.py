@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import zmq
@@ -33,10 +33,11 @@ from psgc.transport.pacing import PacedLink
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import Topology
-from psgc.worker.bucket import BucketWork, make_slots
+from psgc.worker.bucket import BucketWork, Slot, make_slots
 from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Measured, Transferred, Transmit
 from psgc.worker.connections.links import ServerLink, connect_server
 from psgc.worker.connections.reach import Reach
+from psgc.worker.contributions import Contribution, Contributions
 from psgc.worker.coordinator import TICK_S, Coordinator, Waiting
 from psgc.worker.residuals.transfers import Transfer
 from psgc.worker.session import BucketBuffer
@@ -101,6 +102,7 @@ class Network(threading.Thread):
         self._buckets: dict[tuple[int, int], _Running] = {}
         self._by_key: dict[int, _Running] = {}
         self._arena = Arena("psgc-push")  # where payloads are encoded
+        self._contributions = Contributions(self._arena)
         self._context: zmq.Context[Any] = zmq.Context()
         self._watch = Watch()
         self._coordinator = Coordinator(self._context, config, self)
@@ -123,6 +125,18 @@ class Network(threading.Thread):
 
     def submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
         self.mailbox.put(self._submit, layout, bucket, submission)
+
+    def slot(self, key: int) -> Slot:
+        """Where this rank's payloads of the key are encoded. Its layout has been laid out."""
+        return self._contributions.slots.get(key) or self._by_key[key].work.slot(key)
+
+    def contribute(self, contribution: Contribution) -> None:
+        """See ``Servers``."""
+        self.mailbox.put(self._contribute, contribution)
+
+    def taken(self, key: int) -> None:
+        """See ``Servers``."""
+        self.mailbox.put(self._taken, key)
 
     def transfer(self, transfers: list[Transfer], ticket: StepTicket) -> None:
         """Ask the servers for residuals, or set them; the ticket is done when all are answered."""
@@ -194,16 +208,17 @@ class Network(threading.Thread):
         assert self.client is not None
         if self.trace is not None:
             self.trace.laid_out(layout)
-        served = layout.served
-        slots = make_slots(served, self._arena)
+        alone = replace(layout, buckets=tuple(bucket for bucket in layout.buckets if not bucket.over_groups))
+        slots = make_slots(alone, self._arena)
         works = {}
-        for bucket in served.buckets:
+        for bucket in alone.buckets:
             work = BucketWork(layout, bucket, slots, self.client.rank)
             works[bucket.index] = work
             running = self._buckets[(layout.id, bucket.index)] = _Running(work)
             for part in bucket.parts:
                 self._by_key[part.key] = running
-        self.client.add_layout(served, {key: codec_id for work in works.values() for key, codec_id in work.push_codec_ids().items()})
+        ids = {key: codec_id for work in works.values() for key, codec_id in work.push_codec_ids().items()}
+        self.client.add_layout(layout.served, ids | self._contributions.add(layout, self.client.rank))
         self.layouts[layout.name] = layout
 
     def turn(self, key: int) -> None:
@@ -366,10 +381,14 @@ class Network(threading.Thread):
     def _apply(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Transmit):
-                slot = self._by_key[action.header.key].work.slot(action.header.key) if action.payload else None
+                slot = self.slot(action.header.key) if action.payload else None
                 if self.trace is not None:
                     self.trace.sending(action.server, action.header)
                 self.links[action.server].send(action.header, b"" if action.body is None else action.body, slot)
+            elif isinstance(action, Encode) and (contribution := self._contributions.current.get(action.key)) is not None:
+                self._encoded(action.key, contribution.payload_bytes, contribution.nonfinite)
+            elif isinstance(action, Decode) and (contribution := self._contributions.current.get(action.key)) is not None:
+                contribution.then(action.flags, action.payload)
             elif isinstance(action, Encode):
                 running = self._by_key[action.key]
                 self._work(ENCODE_PRIORITY + running.work.bucket.priority, self._encode, running, action.key)
@@ -437,6 +456,19 @@ class Network(threading.Thread):
                         part.key, now, skip=submission.skip, previous_skipped=submission.previous_skipped, rescale=submission.rescale
                     )
                 )
+
+    def _contribute(self, contribution: Contribution) -> None:
+        if self.error is not None:
+            return
+        assert self.client is not None
+        self._contributions.current[contribution.key] = contribution
+        skipped, rescale = contribution.previous_skipped, contribution.rescale
+        self._apply(self.client.submit(contribution.key, time.monotonic(), previous_skipped=skipped, rescale=rescale))
+
+    def _taken(self, key: int) -> None:
+        if self.error is None and self.client is not None:
+            del self._contributions.current[key]
+            self._apply(self.client.decoded(key, time.monotonic()))
 
     def _transfer(self, transfers: list[Transfer], ticket: StepTicket) -> None:
         if self.error is not None or not transfers:

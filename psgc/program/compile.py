@@ -41,7 +41,8 @@ def compile_option(option: tuple[str, ...], numel: int, ranks: Ranks, turn: int 
     for action in range(len(option)):
         walk.take(action)
     encodes = sum(action.startswith("comp@") for action in option)
-    return tuple(Program(numel, (*steps, Agree(len(option))), encodes) for steps in walk.steps)
+    has_servers = any(op_of(action) == "push" for action in option)
+    return tuple(Program(numel, (*steps, Agree(len(option))), encodes, has_servers) for steps in walk.steps)
 
 
 class _Walk:

@@ -115,11 +115,13 @@ def lane_of(step: Step) -> Lane | None:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A rank's steps for one part; an action in which the rank has nothing to do has none. encodes: of the option."""
+    """A rank's steps for one part; an action in which the rank has nothing to do has none. encodes: of the option; has_servers: whether the option
+    has a push, by whichever ranks: servers then take the mean."""
 
     numel: int
     steps: tuple[Step, ...]
     encodes: int
+    has_servers: bool = False
 
     @property
     def transfers(self) -> Iterator[Transfer]:

@@ -17,6 +17,9 @@ from psgc.program.ranks import Ranks
 from psgc.worker.executor.executor import Executor
 from psgc.worker.network import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
+from tests.worker.memory_servers import MemoryServers
+
+SERVERS = 2
 
 
 class Buffer:
@@ -42,6 +45,7 @@ class Job:
         self.ranks = Ranks(node_sizes)
         self.errors: list[str] = []
         worlds: dict[str, MemoryWorld] = defaultdict(lambda: MemoryWorld(self.ranks.size, timeout_s=20.0))
+        self.servers = MemoryServers(self._fail)
         self.boards = [TicketBoard() for _ in self.ranks.everybody]
         self.executors = [
             Executor(
@@ -53,6 +57,7 @@ class Job:
                 1,
                 raises,
                 None if traces is None else traces[rank],
+                self.servers.of(rank),
             )
             for rank in self.ranks.everybody
         ]
@@ -69,7 +74,14 @@ class Job:
         tensors = tuple(TensorSpec(f"t{number}", (numel,), dtype) for number in range(len(options)))
         buckets = tuple(BucketSpec((number,), codec, -number, parts, option=option) for number, option in enumerate(options))
         declaration = Declaration(f"gradients{len(self.executors[0].works())}", "plan", tensors, "none", mean, buckets=buckets, seed=7)
-        layout = build_layout(declaration, layout_id=len(self.executors[0].works()), servers=0, workers=self.ranks.size)
+        layout = build_layout(
+            declaration,
+            layout_id=len(self.executors[0].works()),
+            servers=SERVERS,
+            workers=self.ranks.size,
+            node_sizes=self.ranks.node_sizes,
+        )
+        self.servers.add(layout, SERVERS)
         for executor in self.executors:
             executor.add(layout)
         return layout
@@ -98,6 +110,7 @@ class Job:
             thread.start()
         for thread in threads:
             thread.join()
+        self.servers.close()
 
 
 def integers(ranks: int, buckets: int, numel: int, seed: int = 0) -> list[list[NDArray[np.float32]]]:

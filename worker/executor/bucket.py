@@ -14,8 +14,10 @@ from psgc.codecs import Stream
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import UsageError
 from psgc.layout import Bucket, Layout, Part
+from psgc.layout.contributions import keys_of
 from psgc.program.compile import compile_option
-from psgc.program.ranks import Ranks
+from psgc.program.ranks import Range, Ranks
+from psgc.worker.contributions import Servers
 from psgc.worker.executor.part import PartWork
 from psgc.worker.nonfinite import first_nonfinite
 from psgc.worker.residuals.owed import Owed
@@ -26,7 +28,7 @@ from psgc.worker.session import BucketBuffer
 class GroupBucket:
     """See the module's text."""
 
-    def __init__(self, layout: Layout, bucket: Bucket, ranks: Ranks, rank: int) -> None:
+    def __init__(self, layout: Layout, bucket: Bucket, ranks: Ranks, rank: int, servers: Servers | None = None) -> None:
         self.layout, self.bucket = layout, bucket
         scheme = layout.scheme(bucket)
         if type(scheme) is not PairScheme:
@@ -34,22 +36,24 @@ class GroupBucket:
                 f"codec {scheme.canonical} runs over servers alone, not by {' '.join(bucket.option)}; choose another codec or option"
             )
         self.scheme = scheme
-        divisor = ranks.size if layout.mean else 1
+        divisor = ranks.size if layout.mean and not bucket.keys else 1  # servers divide
         self.step = 0
         is_broadcast = layout.kind == "broadcast"
         stream = Stream(layout.seed, 0, rank, bucket.index, 0, layout.number)
-        self.parts = [
-            PartWork(
-                compile_option(bucket.option, part.numel, ranks, layout.root if is_broadcast else bucket.index + number)[rank],
-                scheme.pair,
-                bucket.dtype,
-                part.offset,
-                stream,
-                divisor,
-            )
-            for number, part in enumerate(bucket.parts)
-        ]
+        self.parts: list[PartWork] = []
+        self.keys: list[dict[Range, int]] = []  # of each part, the keys that this rank pushes
+        for number, part in enumerate(bucket.parts):
+            program = compile_option(bucket.option, part.numel, ranks, layout.root if is_broadcast else bucket.index + number)[rank]
+            keys = {(k.offset - part.offset, k.offset - part.offset + k.numel): k.key for k in keys_of(bucket, part)}
+            self.keys.append({piece: keys[piece] for piece in program.served})
+            places = {} if servers is None else {piece: servers.slot(key) for piece, key in self.keys[-1].items()}
+            self.parts.append(PartWork(program, scheme.pair, bucket.dtype, part.offset, stream, divisor, places))
         self.keeps_residual = any(part.keeps_residual for part in self.parts)
+        encodes = any(part.program.encodes for part in self.parts)
+        # Whether a step that the trainer does not apply goes back into residuals, whose it was: what was owed is then in them.
+        self._goes_back = (encodes and scheme.pair.push.feedback) or any(part.servers_add_back for part in self.parts)
+        # What is paid at once of what is owed: a key, since each has or has no result by itself, or else a part.
+        self._paid = [[(k.offset, k.numel) for k in keys_of(bucket, part)] or [(part.offset, part.numel)] for part in bucket.parts]
         self._buffer: BucketBuffer | None = None
         self._owed: Owed | None = None
 
@@ -70,12 +74,13 @@ class GroupBucket:
             return self.layout.tensor_at(self.bucket, first)
         if skip:
             array.fill(0)
-        if self._owed is not None and not self._owed.begin(previous_skipped, rescale):
+        if self._owed is not None and not self._owed.begin(previous_skipped and not self._goes_back, rescale):
             self._owed = None
-        for part, work in zip(self.bucket.parts, self.parts, strict=True):
+        for part, work, paid in zip(self.bucket.parts, self.parts, self._paid, strict=True):
             own = array[part.offset : part.offset + part.numel]
-            if self._owed is not None:
-                self._owed.add_to(own, part.offset)
+            if self._owed is not None and not skip:
+                for lo, numel in paid:
+                    self._owed.add_to(array[lo : lo + numel], lo)
             work.begin(own, self.layout.past_steps + self.step, skip, previous_skipped, rescale)
         return None
 
@@ -83,14 +88,21 @@ class GroupBucket:
         """A part's control word has been agreed on."""
         work, part = self.parts[number], self.bucket.parts[number]
         work.end()
-        if self._owed is not None and (work.control.nonfinite or not work.control.contributed):
-            self._owed.unpaid(part.offset)
+        if self._owed is not None:
+            for lo, _ in self._paid[number]:
+                if not work.control.contributed or work.has_none(lo - part.offset):
+                    self._owed.unpaid(lo)
 
     def store(self) -> None:
         """All parts are through: give the aggregate to its tensors."""
         assert self._buffer is not None
         self._buffer.store(not any(work.control.contributed for work in self.parts))
         self._buffer = None
+
+    @property
+    def unapplied(self) -> bool:
+        """Whether servers are still to be told that the last result was not applied: all ranks had skipped."""
+        return any(work.unapplied for work in self.parts)
 
     # between steps
 
@@ -102,7 +114,7 @@ class GroupBucket:
         for part, work in zip(self.bucket.parts, self.parts, strict=True):
             values[part.offset : part.offset + part.numel] = work.remembered(dropped)
         if self._owed is not None:
-            values += self._owed.left(dropped)
+            values += self._owed.left(dropped and not self._goes_back)
         return {name: TensorMemory(values[place].copy()) for name, place in self.tensor_places()}
 
     def remember(self, memories: Mapping[str, TensorMemory]) -> None:
@@ -122,8 +134,8 @@ class GroupBucket:
         """Nothing is kept that exactly."""
 
     def server_parts(self) -> list[Part]:
-        """No server keeps anything of it."""
-        return []
+        """The keys of which servers keep a residual; not of this rank's alone."""
+        return list(self.bucket.keys) if self.scheme.pair.pull.feedback else []
 
     def tensor_places(self) -> Iterator[tuple[str, slice]]:
         """Where each tensor's elements lie in the bucket."""

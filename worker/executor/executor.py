@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from psgc.errors import PsgcError
@@ -20,11 +21,13 @@ from psgc.layout import ITEM_BYTES, Layout
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.pool import Pool
 from psgc.program.groups import Group, Groups
-from psgc.program.ranks import Ranks
+from psgc.program.ranks import Range, Ranks
 from psgc.program.run import Runner, Start
-from psgc.program.steps import Agree, Decode, Encode, Lane, Transfer, lane_of
+from psgc.program.steps import Agree, Decode, Encode, Lane, Serve, Transfer, lane_of
 from psgc.reminder import Reminder
+from psgc.worker.contributions import Contribution, Servers
 from psgc.worker.executor.bucket import GroupBucket
+from psgc.worker.executor.part import PartWork
 from psgc.worker.network import Submission
 
 logger = logging.getLogger(__name__)
@@ -77,18 +80,19 @@ class _Lane(threading.Thread):
 class _LayoutRun:
     """A layout's buckets over groups, and what may start of them."""
 
-    def __init__(self, layout: Layout, ranks: Ranks, rank: int) -> None:
+    def __init__(self, layout: Layout, ranks: Ranks, rank: int, servers: Servers | None) -> None:
         self.layout = layout
         self.lanes: dict[Lane, _Lane] = {}
         self.buckets: list[_Bucket] = []
         chains = 0
         self.owner: list[tuple[_Bucket, int]] = []  # by chain, its bucket and its part's number there
         for bucket in (bucket for bucket in layout.buckets if bucket.over_groups):
-            work = GroupBucket(layout, bucket, ranks, rank)
+            work = GroupBucket(layout, bucket, ranks, rank, servers)
             one = _Bucket(work, range(chains, chains + len(work.parts)))
             self.buckets.append(one)
             chains += len(work.parts)
             self.owner += [(one, number) for number in range(len(work.parts))]
+        self.unanswered = [0] * chains  # pieces of the chain's contribution to servers that have no result yet
         self.runner = Runner([part.program for bucket in self.buckets for part in bucket.work.parts], layout.order)
 
     def what(self, start: Start) -> str:
@@ -104,14 +108,15 @@ class _LayoutRun:
 
 class Executor:
     """See the module's text. groups_of: makes the groups of a layout's lane; fail: ends the job with a line; failed: whether it has ended; threads: that encode
-    and decode; raises: whether a NaN or infinity ends the job."""
+    and decode; raises: whether a NaN or infinity ends the job; servers: reaches them, where layouts have such options."""
 
     def __init__(
         self, rank: int, ranks: Ranks, groups_of: GroupsOf, fail: Callable[[str], None], failed: Callable[[], bool], threads: int,
-        raises: bool = False, trace: WorkerTrace | None = None,
+        raises: bool = False, trace: WorkerTrace | None = None, servers: Servers | None = None,
     ) -> None:  # fmt: skip
         self._rank, self._ranks, self._groups_of, self._failed = rank, ranks, groups_of, failed
         self._fail, self._threads, self._raises, self._trace = fail, threads, raises, trace
+        self._servers = servers
         self._lock = threading.Lock()
         self._layouts: dict[int, _LayoutRun] = {}
         self._by_bucket: dict[tuple[int, int], tuple[_LayoutRun, _Bucket]] = {}
@@ -124,7 +129,7 @@ class Executor:
         with self._lock:
             if layout.id in self._layouts or not any(bucket.over_groups for bucket in layout.buckets):
                 return
-            run = self._layouts[layout.id] = _LayoutRun(layout, self._ranks, self._rank)
+            run = self._layouts[layout.id] = _LayoutRun(layout, self._ranks, self._rank, self._servers)
             self._by_bucket |= {(layout.id, one.work.bucket.index): (run, one) for one in run.buckets}
             if self._pool is None:
                 self._pool = Pool("psgc-program", self._threads, self._broken)
@@ -207,6 +212,9 @@ class Executor:
         if self._failed():
             return
         part = self._part(run, start.chain)
+        if isinstance(start.step, Serve):
+            self._contribute(run, start, start.step)
+            return
         began_ns = 0 if self._trace is None else time.monotonic_ns()
         if isinstance(start.step, Encode):
             part.encode(start.step)
@@ -214,6 +222,37 @@ class Executor:
             part.decode(start.step)
         if self._trace is not None:
             self._trace.ran(None, start.step.action, *run.key(start.chain), began_ns)
+        self._over(run, start)
+
+    def _contribute(self, run: _LayoutRun, start: Start, step: Serve) -> None:
+        """Hand this rank's contributions to the network thread, which calls ``_answered`` with each one's result."""
+        assert self._servers is not None
+        one, number = run.owner[start.chain]
+        part = one.work.parts[number]
+        run.unanswered[start.chain] = len(step.pieces)
+        for piece in step.pieces:
+            payload_bytes, nonfinite = part.contribution(step, piece)
+            then = partial(self._answered, run, start, piece)
+            key = one.work.keys[number][piece]
+            self._servers.contribute(Contribution(key, payload_bytes, nonfinite, part.dropped, part.rescale, then))
+
+    def _answered(self, run: _LayoutRun, start: Start, piece: Range, flags: int, payload: Any) -> None:
+        """In the network thread."""
+        assert self._pool is not None
+        self._pool.submit(_DECODE_PRIORITY, self._take, run, start, piece, flags, payload)
+
+    def _take(self, run: _LayoutRun, start: Start, piece: Range, flags: int, payload: Any) -> None:
+        if self._failed():
+            return
+        assert self._servers is not None
+        one, number = run.owner[start.chain]
+        assert isinstance(start.step, Serve)
+        one.work.parts[number].take(start.step, piece, flags, payload)
+        self._servers.taken(one.work.keys[number][piece])
+        with self._lock:
+            run.unanswered[start.chain] -= 1
+            if run.unanswered[start.chain]:
+                return
         self._over(run, start)
 
     def _end_part(self, run: _LayoutRun, chain: int) -> None:
@@ -272,7 +311,7 @@ class Executor:
                 self._pool.submit(priority, self._compute, run, start)
 
     @staticmethod
-    def _part(run: _LayoutRun, chain: int) -> Any:
+    def _part(run: _LayoutRun, chain: int) -> PartWork:
         one, number = run.owner[chain]
         return one.work.parts[number]
 

@@ -6,7 +6,7 @@ layout and worked on in place. At most one step of a part runs at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,7 +19,9 @@ from psgc.codecs.none import NoneCodec
 from psgc.codecs.scheme import slices
 from psgc.program.groups import Group
 from psgc.program.ranks import Range
-from psgc.program.steps import Decode, Encode, Exchange, Piece, Program, Raw
+from psgc.program.steps import Decode, Encode, Exchange, Piece, Program, Raw, Serve, Step
+from psgc.transport.memory.segment import Place
+from psgc.wire.frames import Flag
 from psgc.worker.executor.feedback import Feedback
 
 Bytes = NDArray[np.uint8]
@@ -47,10 +49,22 @@ class Control:
 
 class PartWork:
     """See the module's text. first: the part's first element in its bucket. stream: of the bucket, for this rank; each slot and piece
-    has one of its own. divisor: what the sum is divided by."""
+    has one of its own. divisor: what the sum is divided by. places: where payloads for servers are encoded, of each piece that this rank pushes."""
 
-    def __init__(self, program: Program, pair: CodecPair, dtype: str, first: int, stream: Stream, divisor: int = 1) -> None:
+    def __init__(
+        self, program: Program, pair: CodecPair, dtype: str, first: int, stream: Stream, divisor: int = 1,
+        places: Mapping[Range, Place] | None = None,
+    ) -> None:  # fmt: skip
         self.program, self.pair, self.dtype, self.first, self.stream = program, pair, dtype, first, stream
+        self._places = places or {}
+        self._fresh = set(self._places)  # those whose pages are still to be made
+        self.servers_add_back = pair.pull.feedback and program.has_servers
+        self.rescale = 1.0  # of the step under way
+        # The last result was not given to the trainer since all ranks had skipped; servers, to which they pushed zeros, are to be told with the next push.
+        self.unapplied = False
+        self.dropped = False  # whether the last step counts as not applied, by the trainer's word or since ``unapplied``
+        self._poisoned: set[Range] = set()  # pieces whose payload for a server would hold NaN or infinity
+        self._served = frozenset(piece for piece in program.served if any(_serves_payloads(step) for step in program.steps))
         self.control = Control(False, False, False)
         self.moved_bytes = 0  # payloads and slices that this rank has sent and received
         self._array: NDArray[Any] = np.empty(0)
@@ -76,9 +90,12 @@ class PartWork:
         self._array = array
         self.stream = replace(self.stream, step=step)
         self.control = Control(not skip, False, previous_skipped)
+        self.rescale = rescale
+        self.dropped, self.unapplied = previous_skipped or self.unapplied, False
+        self._poisoned.clear()
         if skip:
             array.fill(0)
-        if previous_skipped:
+        if self.dropped:
             self._take_back()
         for feedback in self._feedback.values():
             feedback.begin(rescale)
@@ -88,7 +105,7 @@ class PartWork:
         for (slot, piece), feedback in self._feedback.items():
             if slot:
                 feedback.take_back()
-            elif feedback.committed:
+            elif feedback.committed and not self.servers_add_back:
                 _add_back(codec, self._own[piece], feedback.value)
                 feedback.encoded()
 
@@ -98,7 +115,8 @@ class PartWork:
         for number, piece in enumerate(step.pieces):
             lo, hi = piece
             numel = hi - lo
-            out = self._buffer(step.action, number, 0, codec.payload_bound(numel))
+            served = step.slot == 0 and piece in self._served
+            out = self._slot(piece) if served else self._buffer(step.action, number, 0, codec.payload_bound(numel))
             feedback = self._feedback.get((step.slot, piece))
             if feedback is not None:
                 feedback.encoded()
@@ -110,7 +128,10 @@ class PartWork:
                 rescale = 1.0 if feedback is None else feedback.rescale
                 encoded = codec.finish(self._array[lo + a : lo + b], numel, a, b, 1, old, new, rescale, stream, out)
                 payload_bytes, nonfinite = encoded.payload_bytes, nonfinite or encoded.nonfinite
-            self.control.nonfinite = self.control.nonfinite or nonfinite
+            if nonfinite and served:  # the server tells all ranks that contribute to the key
+                self._poisoned.add(piece)
+            elif nonfinite:
+                self.control.nonfinite = True
             self._payloads[piece] = [out[:payload_bytes]]
             if step.slot == 0:
                 self._own[piece] = out[:payload_bytes]
@@ -125,6 +146,41 @@ class PartWork:
                 for begin in range(0, len(payloads), MAX_PAYLOADS):
                     codec.fold(payloads[begin : begin + MAX_PAYLOADS], numel, a, b, self._array[lo + a : lo + b], begin == 0)
         self._payloads = {}
+
+    def contribution(self, step: Serve, piece: Range) -> tuple[int, bool]:
+        """Make what this rank pushes of a piece, in its place. Returns its bytes, and whether it holds NaN or infinity and so has no payload."""
+        if step.slot is None:
+            lo, hi = piece
+            stream = replace(self.stream, first=self.first + lo)
+            encoded = self.pair.push.encode(self._array[lo:hi], None, 1.0, stream, self._slot(piece))
+            return encoded.payload_bytes, encoded.nonfinite
+        (payload,) = self._payloads.pop(piece)
+        return len(payload), piece in self._poisoned
+
+    def take(self, step: Serve, piece: Range, flags: int, payload: Bytes | None) -> None:
+        """A server's result of a piece. This rank's payload is part of it, so what it left out counts as kept from now on. Raises PayloadError."""
+        lo, hi = piece
+        if flags & Flag.NONFINITE:
+            self._array[lo:hi].fill(np.nan)
+            return
+        codec, numel = self.pair.pull, hi - lo
+        payload = np.empty(0, np.uint8) if payload is None else payload
+        codec.validate(payload, numel)
+        if step.slot is None:
+            for a, b in slices(codec, numel):
+                codec.decode(payload, numel, a, b, self._array[lo + a : lo + b])
+            return
+        self._payloads[piece] = [payload.copy()]  # the server's memory, which it may use again
+        feedback = self._feedback.get((step.slot, piece))
+        if feedback is not None:
+            feedback.commit()
+
+    def _slot(self, piece: Range) -> Bytes:
+        place = self._places[piece]
+        if piece in self._fresh:
+            self._fresh.discard(piece)
+            place.populate()
+        return place.bytes
 
     def transfer(self, collective: Raw | Exchange, group: Group, action: int, number: int) -> None:
         """One collective of a transfer, the ``number``-th of its action."""
@@ -214,12 +270,14 @@ class PartWork:
     def end(self) -> None:
         """After ``agree``, on every rank alike: commit residuals, and turn the sum into the mean."""
         if not self.control.contributed:
+            self.unapplied = self.program.has_servers
             return
         if self.control.nonfinite:
             self._array.fill(np.nan)
             return
-        for feedback in self._feedback.values():
-            feedback.commit()
+        for (slot, piece), feedback in self._feedback.items():
+            if slot or piece not in self._served:
+                feedback.commit()
         if self._divisor != 1 and self._divides is None:
             self._divide(self._divisor)
 
@@ -235,16 +293,21 @@ class PartWork:
             codec.fold([payload], self._array.size, lo, hi, acc, True)
             codec.finish(acc, self._array.size, lo, hi, divisor, None, None, 1.0, self.stream, payload)
 
+    def has_none(self, element: int) -> bool:
+        """Whether the piece that begins with this element has no result, since some rank met a NaN or infinity in what it encoded."""
+        return self.program.encodes > 0 and bool(np.isnan(self._array[element]))
+
     # between steps
 
     def remembered(self, dropped: bool) -> NDArray[np.float32]:
         """What this rank's slots hold together, by element, in the next step's units; of what several ranks keep alike, the first one's.
         dropped: the trainer did not apply the last step."""
         total = np.zeros(self.program.numel, np.float32)
+        dropped = dropped or self.unapplied
         for (slot, (lo, hi)), feedback in self._feedback.items():
             if slot not in self._leads:
                 continue
-            if not dropped or not feedback.committed:
+            if not dropped or not feedback.committed or (slot == 0 and self.servers_add_back):
                 total[lo:hi] += feedback.load()
             elif slot:
                 total[lo:hi] += feedback.without_last()
@@ -273,6 +336,10 @@ def _only_sum(program: Program) -> Raw | None:
         return None
     raws = [one for transfer in program.transfers for one in transfer.collectives if isinstance(one, Raw)]
     return next((raw for raw in raws if raw.op == "reduce_scatter"), None)
+
+
+def _serves_payloads(step: Step) -> bool:
+    return isinstance(step, Serve) and step.slot is not None
 
 
 def _moved(raw: Raw, members: int, index: int, nbytes: int) -> int:

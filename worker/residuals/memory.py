@@ -31,11 +31,11 @@ def own_memory(layout: Layout, works: Iterable[Work], dropped: bool) -> LayoutMe
     return memory
 
 
-def questions(works: Iterable[Work], dropped: bool) -> dict[int, list[Transfer]]:
+def questions(works: Sequence[Work], dropped: bool) -> dict[int, list[Transfer]]:
     """The transfers that ask the servers for these buckets' residuals, by key."""
-    flags = Flag.PREVIOUS_SKIPPED if dropped else Flag.NONE
+    flags = {work.name: Flag.PREVIOUS_SKIPPED if dropped or work.unapplied else Flag.NONE for work in works}
     return {
-        part.key: [Transfer(part.key, first, work.step, flags) for first in range(0, part.numel, RESIDUAL_NUMEL)]
+        part.key: [Transfer(part.key, first, work.step, flags[work.name]) for first in range(0, part.numel, RESIDUAL_NUMEL)]
         for work in works
         for part in work.server_parts()
     }
@@ -105,4 +105,4 @@ def _pieces(part: Part, first: int, values: F32, rescale: float) -> Iterator[Tra
 
 
 def _server_place(work: Work, part: Part) -> str:
-    return f"server {work.bucket.index}.{work.bucket.parts.index(part)}"
+    return f"server {work.bucket.index}.{(work.bucket.keys or work.bucket.parts).index(part)}"
