@@ -247,6 +247,11 @@ class BucketWork:
         kept.keep(values)
         return kept
 
+    @property
+    def exact_place(self) -> str:
+        """Where a saved state has what ``exact`` gives."""
+        return f"worker {self.bucket.index}"
+
     def exact(self, dropped: bool = False) -> dict[int, ExactResidual]:
         """The exact residuals, by slice number, where ``remembered`` gives rounded ones."""
         kept = ((number, work, self._kept(work, dropped)) for number, work in enumerate(self._slices))

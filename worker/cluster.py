@@ -197,6 +197,10 @@ class ClusterSession(Session):
         if not self._closed:
             self._network.fault(text)
 
+    def tell_broken(self, text: str) -> None:
+        if not self._closed:
+            self._network.tell_broken(text)
+
     def residuals(self) -> dict[str, NDArray[Any]]:
         kept = (work for work in self._all_works() if work.keeps_residual)
         return {work.name: np.concatenate([m.residual for m in work.remembered().values() if m.residual is not None]) for work in kept}

@@ -161,8 +161,8 @@ class Coordinator:
         """Have the scheduler log what this worker awaits, and tell the other members."""
         self._send(Kind.HEARTBEAT, encode_body(Notice(0, text)), step=int(1e3 * self._owner.waiting.own_s))
 
-    def fault(self, text: str) -> None:
-        self._send(Kind.FAULT, encode_body(Notice(0, text)))
+    def fault(self, text: str, code: int = 0) -> None:
+        self._send(Kind.FAULT, encode_body(Notice(code, text)))
 
     def leave(self) -> None:
         self._leaving = True

@@ -32,7 +32,7 @@ from psgc.transport.memory.arena import Arena
 from psgc.transport.pacing import PacedLink
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
-from psgc.wire.messages import Topology
+from psgc.wire.messages import ErrorCode, Topology
 from psgc.worker.bucket import BucketWork, Slot, make_slots
 from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Measured, Transferred, Transmit
 from psgc.worker.connections.links import ServerLink, connect_server
@@ -141,6 +141,10 @@ class Network(threading.Thread):
     def transfer(self, transfers: list[Transfer], ticket: StepTicket) -> None:
         """Ask the servers for residuals, or set them; the ticket is done when all are answered."""
         self.mailbox.put(self._transfer, transfers, ticket)
+
+    def tell_broken(self, text: str) -> None:
+        """Have the scheduler end the job because a collective broke; it knows who has left."""
+        self.mailbox.put(self._coordinator.fault, text, ErrorCode.BROKEN_GROUP)
 
     def fault(self, text: str) -> None:
         """End the job: tell the scheduler, fail locally at once."""

@@ -112,6 +112,10 @@ class Session(ABC):
     def fail(self, text: str) -> None:
         """Tell the whole job that this rank has met an error it cannot go on from; every rank's next call raises ``text``."""
 
+    def tell_broken(self, text: str) -> None:
+        """Like ``fail``, for a collective that broke: the job may end with more than ``text``, because the scheduler knows which ranks have left."""
+        self.fail(text)
+
     @abstractmethod
     def residuals(self) -> dict[str, NDArray[Any]]:
         """A copy of this rank's residuals by "layout name/bucket index", float32, of buckets whose codec keeps one."""

@@ -199,7 +199,7 @@ class Membership:
             self._note_waited(member, header.step)
             return [*stalled, self._answer_heartbeat(member)]
         if kind is Kind.FAULT:
-            return self.abort(decode_body(Notice, body).text or f"{member.label} reported a fault and did not say which", now)
+            return self._fault(member, decode_body(Notice, body), now)
         if self.barriers is None or self.declarations is None:
             raise RemoteProtocolError(f"{kind.name} before everyone is there", ErrorCode.NOT_ADMITTED)
         if kind is Kind.ERROR:
@@ -222,6 +222,14 @@ class Membership:
             name = self.declarations.server_ready(member.rank, header.plan)
             return [] if name is None else [self._layout(m, name) for m in self.roster.workers() if not m.left]
         raise RemoteProtocolError(f"a {member.register.role} does not send {kind.name} to the scheduler", ErrorCode.UNKNOWN_KIND)
+
+    def _fault(self, member: Member, notice: Notice, now: float) -> list[Action]:
+        text = notice.text or f"{member.label} reported a fault and did not say which"
+        left = sorted(m.rank for m in self.roster.workers() if m.left)
+        if left and notice.code == ErrorCode.BROKEN_GROUP:
+            ranks = ", ".join(map(str, left))
+            text = f"rank(s) {ranks} left the job, but others go on: every rank must run the same number of steps ({text})"
+        return self.abort(text, now)
 
     def _name_stall(self, teller: Member, text: str, now: float) -> list[Action]:
         """Log what a member awaits: a server awaits ranks, a worker awaits a server. Other members report the same, so reports that follow soon are

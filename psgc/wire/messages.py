@@ -39,6 +39,7 @@ class ErrorCode(IntEnum):
     NOT_ADMITTED = 13
     DISAGREE = 14
     NO_CONTRIBUTOR = 15
+    BROKEN_GROUP = 16
 
 
 LEFT_OUT_IF_EMPTY: Final = {"left out": "if empty"}  # metadata of a field that was added later: bodies without it stay as they were

@@ -6,7 +6,7 @@ from psgc.layout import Layout, make_key
 from psgc.layout.collective import SUM
 from psgc.scheduler.actions import End
 from psgc.wire.frames import Kind
-from psgc.wire.messages import ErrorCode
+from psgc.wire.messages import ErrorCode, Notice
 from tests.scheduler.talk import SILENCE_S, STEP_S, Job, aborted, complete, declaration, end_of, logged, refused, register, sent
 
 
@@ -59,6 +59,15 @@ def test_a_rank_that_leaves_while_a_step_awaits_it_ends_the_job() -> None:
     _submit(job, "w0")
     said = job.say("w1", Kind.BYE)
     assert aborted(said) == "rank(s) 1 left the job, but step 1 of 'push_pull.loss' awaits them: every rank must make the same calls"
+
+
+def test_a_collective_that_breaks_because_a_rank_has_left_is_told_as_that() -> None:
+    job = _declared()
+    broken = Notice(ErrorCode.BROKEN_GROUP, "rank 0: reduce_scatter failed: Connection closed by peer")
+    assert aborted(complete(servers=0).say("w0", Kind.FAULT, broken)) == broken.text
+    job.say("w1", Kind.BYE)
+    said = aborted(job.say("w0", Kind.FAULT, broken))
+    assert said == f"rank(s) 1 left the job, but others go on: every rank must run the same number of steps ({broken.text})"
 
 
 def test_a_turn_of_a_layout_that_is_not_there_is_refused() -> None:

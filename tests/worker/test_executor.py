@@ -153,6 +153,28 @@ def test_what_was_kept_under_another_option_goes_with_the_first_gradient(two_by_
     np.testing.assert_allclose(4 * (first + second), 2 * sum(v[0].astype(np.float64) for v in values), atol=2e-4)
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_state_that_was_saved_goes_on_bit_for_bit_under_the_same_option(two_by_two: Job, dropped: bool) -> None:
+    """Slot by slot; under another option the sum of the slots goes along with the first gradient."""
+    random = np.random.default_rng(11)
+    values = [[[random.standard_normal(9001).astype(np.float32)] for _ in range(4)] for _ in range(3)]
+    layout = two_by_two.layout([FOUR_TIMES], 9001, "topk:k=0.05")
+    for step in values[:2]:
+        two_by_two.step(layout, step)
+    saved = [(e.works(layout)[0].remembered(dropped), e.works(layout)[0].exact(dropped)) for e in two_by_two.executors]
+    wanted = two_by_two.step(layout, values[2], previous_skipped=dropped, rescale=0.5)[0][0].array
+    again = two_by_two.layout([FOUR_TIMES], 9001, "topk:k=0.05")
+    other = two_by_two.layout([TWICE], 9001, "topk:k=0.05")
+    for executor, (memory, exact) in zip(two_by_two.executors, saved, strict=True):
+        for new in (again, other):
+            work = executor.works(new)[0]
+            work.remember(memory)
+            assert (work.exact_place == executor.works(layout)[0].exact_place) == (new is again)
+            work.set_exact(exact if new is again else {})
+    assert (two_by_two.step(again, values[2], rescale=0.5)[0][0].array == wanted).all()
+    assert (two_by_two.step(other, values[2], rescale=0.5)[0][0].array != wanted).any()
+
+
 def test_ranks_whose_trainers_disagree_end_with_a_line() -> None:
     job = Job((2,))
     layout = job.layout([("flat.all_reduce",)], 10, "none")

@@ -6,6 +6,7 @@ job with other options. Numbers only.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -54,6 +55,7 @@ class GroupBucket:
         self._goes_back = (encodes and scheme.pair.push.feedback) or any(part.servers_add_back for part in self.parts)
         # What is paid at once of what is owed: a key, since each has or has no result by itself, or else a part.
         self._paid = [[(k.offset, k.numel) for k in keys_of(bucket, part)] or [(part.offset, part.numel)] for part in bucket.parts]
+        self._kind = zlib.crc32(f"{bucket.option} {ranks.node_sizes}".encode())
         self._buffer: BucketBuffer | None = None
         self._owed: Owed | None = None
 
@@ -126,12 +128,27 @@ class GroupBucket:
                 values[place] = memory.residual
         self._owed = Owed(values) if values.any() else None
 
+    @property
+    def exact_place(self) -> str:
+        """Where a saved state has what ``exact`` gives: another option, or nodes of other sizes, keep it elsewhere."""
+        return f"group {self.bucket.index} {self._kind:08x}"
+
     def exact(self, dropped: bool = False) -> dict[int, ExactResidual]:
-        """Nothing that ``remembered`` rounds."""
-        return {}
+        """Of each slot and piece what it keeps: ``remembered`` has the sum of all slots."""
+        if self._owed is not None or self.bucket.keys:  # servers behind the groups keep residuals, too
+            return {}
+        kept = [each for part in self.parts for each in part.exact(dropped)]
+        return {number: ExactResidual(rescale, values.view(np.uint8)) for number, (values, rescale) in enumerate(kept)}
 
     def set_exact(self, residuals: Mapping[int, ExactResidual]) -> None:
-        """Nothing is kept that exactly."""
+        """Go on from the ``exact`` of a bucket with the same slots, in place of what is owed; called after ``remember``."""
+        feedbacks = [feedback for part in self.parts for feedback in part.feedbacks]
+        fit = residuals.keys() == set(range(len(feedbacks)))
+        if not feedbacks or not fit or any(residuals[n].bytes.size != each.value.nbytes for n, each in enumerate(feedbacks)):
+            return
+        for number, feedback in enumerate(feedbacks):
+            feedback.restore(residuals[number].bytes.view(np.float32), residuals[number].rescale)
+        self._owed = None
 
     def server_parts(self) -> list[Part]:
         """The keys of which servers keep a residual; not of this rank's alone."""

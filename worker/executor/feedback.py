@@ -58,6 +58,17 @@ class Feedback:
         """A copy in the next step's units."""
         return self.value * np.float32(self.rescale)
 
+    def restore(self, values: F32, rescale: float) -> None:
+        """Go on from what another job kept, before the first step."""
+        self.value[:] = values
+        self.rescale, self._can_take_back = rescale, False
+
+    @property
+    def before_last(self) -> tuple[F32, float]:
+        """A copy of what ``take_back`` would leave, and its rescale."""
+        return (self.new.copy(), self._old_rescale) if self._can_take_back else (self.value.copy(), self.rescale)
+
     def without_last(self) -> F32:
         """A copy of what ``take_back`` would leave, in the next step's units."""
-        return self.new * np.float32(self._old_rescale) if self._can_take_back else self.load()
+        values, rescale = self.before_last
+        return values * np.float32(rescale)

@@ -317,6 +317,25 @@ class PartWork:
                 total[lo:hi] += values * np.float32(feedback.rescale)
         return total
 
+    def exact(self, dropped: bool) -> list[tuple[NDArray[np.float32], float]]:
+        """What each slot of this rank keeps of each piece, and the factor by which it must still be multiplied. dropped: as in ``remembered``."""
+        found = []
+        for (slot, piece), feedback in self._feedback.items():
+            if not dropped or not feedback.committed:
+                found.append((feedback.value.copy(), feedback.rescale))
+            elif slot:
+                found.append(feedback.before_last)
+            else:
+                values = feedback.value.copy()
+                _add_back(self._codec(0), self._own[piece], values)
+                found.append((values, feedback.rescale))
+        return found
+
+    @property
+    def feedbacks(self) -> list[Feedback]:
+        """In the order of ``exact``."""
+        return list(self._feedback.values())
+
     @property
     def keeps_residual(self) -> bool:
         return bool(self._feedback)

@@ -26,7 +26,7 @@ def own_memory(layout: Layout, works: Iterable[Work], dropped: bool) -> LayoutMe
     memory = LayoutMemory(steps=layout.past_steps)
     for work in works:
         memory.tensors |= work.remembered(dropped)
-        memory.exact |= {f"worker {work.bucket.index}.{number}": exact for number, exact in work.exact(dropped).items()}
+        memory.exact |= {f"{work.exact_place}.{number}": exact for number, exact in work.exact(dropped).items()}
         memory.steps = layout.past_steps + work.step
     return memory
 
@@ -79,8 +79,8 @@ def take_up(memory: LayoutMemory, layout: Layout, works: Sequence[Work], size: i
                     own, more = tensors.get(name, TensorMemory()), memory.servers[name] * factor
                     tensors[name] = own._replace(residual=more if own.residual is None else own.residual + more)
         work.remember(tensors)
-        places = {f"worker {work.bucket.index}.{number}": number for number in range(len(work.bucket.parts))}
-        work.set_exact({places[place]: exact for place, exact in memory.exact.items() if place in places})
+        prefix = f"{work.exact_place}."
+        work.set_exact({int(place.removeprefix(prefix)): exact for place, exact in memory.exact.items() if place.startswith(prefix)})
     return restores
 
 
