@@ -5,12 +5,11 @@ Measures only; ``tables`` prints. A kernel whose bytes differ from its reference
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,8 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from psgc.codecs.catalogue import answered
-from psgc.codecs.codec import F32, Bytes, Codec, CodecPair, Stream
+from psgc.codecs.codec import F32, Bytes, Codec
 from psgc.codecs.common.definitions import reference_commit, reference_decode, reference_encode, reference_finish, reference_fold
+from psgc.codecs.common.one_part import RESCALE, STREAM, WORKERS, Part, gaussian
 from psgc.codecs.registry import parse_scheme
 from psgc.codecs.scheme import BucketContext, PairScheme, Scheme, SchemeState, slices
 from psgc.errors import CodecError, ConfigError, UsageError
@@ -31,9 +31,6 @@ CHECKED: Final = 70_001  # elements that a kernel is checked on: more than a chu
 CHECKED_BASELINE: Final = 17 * MULTIPLE
 REPEATS, LEAST_REPEATS, BUDGET_S = 9, 3, 1.0  # the median of 9 runs, or of at least 3 if they take longer than the budget
 MIN_TIMED_ELEMENTS: Final = 1 << 20  # a smaller subject is run several times in one measurement, because the clock is too coarse
-WORKERS: Final = 4
-STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
-RESCALE: Final = 0.5
 
 Progress = Callable[[str], None]
 Operations = dict[str, Callable[[], object]]
@@ -92,12 +89,6 @@ def _about_square(numel: int) -> tuple[tuple[int, ...], ...]:
     rows = math.isqrt(numel)
     columns = numel // rows
     return ((rows, columns), (numel - rows * columns,))
-
-
-@functools.lru_cache(maxsize=8)
-def _gaussian(numel: int, seed: int) -> F32:
-    """Input that every codec reads and none writes."""
-    return np.random.default_rng([numel, seed]).standard_normal(numel, np.float32)
 
 
 @dataclass
@@ -198,60 +189,6 @@ def operations(subject: Codec | Scheme, numel: int) -> Operations:
 
 
 @dataclass
-class Part:
-    """The buffers of one part for one step: gradient, residual, payload, result."""
-
-    codec: Codec
-    grad: F32
-    residual: F32 | None
-    payload: Bytes
-    out: Bytes
-    elements: F32
-    kept: F32 | None
-
-    @classmethod
-    def filled(cls, codec: Codec, numel: int) -> Part:
-        grad = _gaussian(numel, 0)
-        residual = _gaussian(numel, 1) if codec.feedback else None
-        out = np.zeros(codec.payload_bound(numel), np.uint8)
-        written = codec.encode(grad, residual, RESCALE, STREAM, out).payload_bytes
-        kept = np.zeros(numel, np.float32) if codec.feedback else None
-        return cls(codec, grad, residual, out[:written].copy(), out, np.zeros(numel, np.float32), kept)
-
-    def slices(self) -> Iterator[slice]:
-        """As callers take them: chunks that stay in cache, or the whole part."""
-        return (slice(lo, hi) for lo, hi in slices(self.codec, self.grad.size))
-
-    def encode(self) -> Bytes:
-        return self.out[: self.codec.encode(self.grad, self.residual, RESCALE, STREAM, self.out).payload_bytes]
-
-    def decode(self) -> None:
-        """Decode, and bring ``kept`` (taken for the residual, so that encode's input stays) up to date."""
-        numel = self.grad.size
-        for cut in self.slices():
-            self.codec.decode(self.payload, numel, cut.start, cut.stop, self.elements[cut])
-            if self.kept is not None:
-                self.codec.commit(self.payload, numel, cut.start, cut.stop, self.grad[cut], self.kept[cut], RESCALE)
-
-    def serve(self, payloads: Sequence[Bytes], acc: F32) -> Bytes:
-        """The payload of the mean: by the codec's ``fold_and_finish`` or else slice by slice in ``acc``, which holds one slice."""
-        numel, residual, kept = self.grad.size, self.residual, self.kept
-        adder = CodecPair(self.codec, self.codec).adder
-        if adder is not None:
-            adder.add(payloads, numel, self.out, True)
-            return self.out[: adder.divide(self.out, numel, WORKERS).payload_bytes]
-        at_once = self.codec.fold_and_finish(self.codec, payloads, numel, WORKERS, residual, kept, RESCALE, STREAM, self.out)
-        if at_once is not None:
-            return self.out[: at_once.payload_bytes]
-        for cut in self.slices():
-            total = acc[: cut.stop - cut.start]
-            self.codec.fold(payloads, numel, cut.start, cut.stop, total, True)
-            old, new = None if residual is None else residual[cut], None if kept is None else kept[cut]
-            encoded = self.codec.finish(total, numel, cut.start, cut.stop, WORKERS, old, new, RESCALE, STREAM, self.out)
-        return self.out[: encoded.payload_bytes]
-
-
-@dataclass
 class Step:
     """The buffers for a step of a scheme of several rounds: of one worker, and of the server that sums the payloads of ``WORKERS`` such workers."""
 
@@ -268,7 +205,7 @@ class Step:
 
     @classmethod
     def filled(cls, scheme: Scheme, numel: int) -> Step:
-        grad, residual = _gaussian(numel, 0), _gaussian(numel, 1) if scheme.feedback else None
+        grad, residual = gaussian(numel, 0), gaussian(numel, 1) if scheme.feedback else None
         step = cls(scheme.new_state(numel), grad, residual, [], [], [], [], [], grad.copy(), None if residual is None else residual.copy())
         for index, round_ in enumerate(step.state.rounds):
             out = np.zeros(round_.pair.push.payload_bound(round_.numel), np.uint8)
@@ -353,7 +290,7 @@ def check_scheme(scheme: Scheme, numel: int = CHECKED) -> None:
 def check_baseline(implementation: str, codec: str, found: Runner, numel: int) -> None:
     """Raise CodecError unless what a baseline decodes and keeps is the definition's, but for rounding; what is compiled is compared with
     torch, uncompiled, at the size that it is timed at."""
-    grad, residual = _gaussian(numel, 0), _gaussian(numel, 1)
+    grad, residual = gaussian(numel, 0), gaussian(numel, 1)
     got = found.decode(*_baseline_inputs(found, numel))
     if implementation == "torch.compile":
         plain = runner("torch", codec)
@@ -372,7 +309,7 @@ def check_baseline(implementation: str, codec: str, found: Runner, numel: int) -
 
 def _baseline_inputs(found: Runner, numel: int) -> tuple[Any, ...]:
     """Of its decode: two payloads, then what they were encoded from."""
-    inputs = found.wrap(_gaussian(numel, 0)), found.wrap(_gaussian(numel, 1)), RESCALE
+    inputs = found.wrap(gaussian(numel, 0)), found.wrap(gaussian(numel, 1)), RESCALE
     return found.encode(*inputs), found.encode(*inputs), *inputs
 
 

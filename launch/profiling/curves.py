@@ -12,9 +12,10 @@ from typing import Final
 import numpy as np
 
 from psgc.codecs.codec import Codec
+from psgc.codecs.common.one_part import WORKERS, Part
 from psgc.codecs.scheme import Scheme
 from psgc.errors import CodecError, PsgcError
-from psgc.launch.bench.kernels import WORKERS, Beside, Part, check_codec, check_scheme, operations, timed_subject
+from psgc.launch.bench.kernels import Beside, check_codec, check_scheme, operations, timed_subject
 from psgc.plan.inputs.profile import CostCurve, Curves
 
 DEFAULT_CODECS: Final = ("none", "bf16", "fp16", "int8", "onebit", "topk")
