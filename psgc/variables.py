@@ -109,7 +109,7 @@ VARIABLES: Final = (
         "1: payloads over TCP are encrypted (AES-GCM); needs PSGC_TOKEN beyond one machine, and `pip install 'psgc[encrypt]'` everywhere",
     ),
     Variable("PSGC_CODEC", "codec", _text, "w", "codec of DistributedOptimizer where the script names none"),
-    Variable("PSGC_PLAN", "plan", _text, "w", "file of the plan that gradients travel by; set it on every machine, only rank 0's needs the file"),
+    Variable("PSGC_PLAN", "plan", _text, "w", "file of the plan that gradients travel by (only rank 0's machine needs it), or auto; set it everywhere"),
     Variable("PSGC_LAYOUT_OUT", "layout_out", _text, "w", "rank 0 writes the layout of its first DistributedOptimizer or ddp_hook to this file, as a plan"),
     Variable(
         "PSGC_LATE_SYNCHRONIZATION", "late_synchronization", _switch, "w",

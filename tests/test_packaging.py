@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("server", "worker", "cuda", "launch")
 # Folders of a package, each of which imports from those before it only.
 FLOORS = {
-    "psgc.plan": ("inputs", "model", "planfile", "local_search", "methods", "report", "whatif"),
+    "psgc.plan": ("inputs", "model", "planfile", "local_search", "methods", "live", "report", "whatif"),
     "psgc.torch": ("collectives", "session", "tensors", "state", "plans", "gradients", "ddp", "optimizers"),
     "psgc.launch": ("supervision", "bench", "job", "profiling", "pages", "observing", "verbs"),
 }

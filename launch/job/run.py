@@ -15,13 +15,14 @@ from psgc.errors import CodecError, PsgcError, UsageError
 from psgc.launch.job import ranks
 from psgc.launch.job.interpreter import check_command, note_on
 from psgc.launch.job.threads import shared_cores
-from psgc.launch.job.warming import prepare
+from psgc.launch.job.warming import PLANNER, prepare
 from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.launch.tables import progress
 from psgc.transport.control.voice import own_outlet
 from psgc.transport.pacing import make_file
 from psgc.transport.security import encryption
 
+AUTO: Final = "auto"  # in place of a plan's file
 # Variables that identify a process in another job (the shell's, or the one that this command runs in); they do not apply to this job.
 NOT_INHERITED: Final = {
     "DMLC_ROLE", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
@@ -156,7 +157,12 @@ def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
     """PSGC_PLAN and PSGC_LAYOUT_OUT as absolute paths, because a script may change its directory. Raises UsageError for a plan that cannot run."""
     files = {"PSGC_PLAN": plan, "PSGC_LAYOUT_OUT": layout_out}
     named = {name: path or os.environ.get(name, "").strip() for name, path in files.items()}
-    if named["PSGC_PLAN"]:
+    if named["PSGC_PLAN"] == AUTO:
+        with progress(False):
+            from psgc.plan.live.outlook import CODECS
+
+        prepare([*CODECS, PLANNER])
+    elif named["PSGC_PLAN"]:
         with progress(False):
             from psgc.plan.planfile.runtime import load_runnable
 
@@ -165,7 +171,7 @@ def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
         raise UsageError(f"run: --layout-out {named['PSGC_LAYOUT_OUT']}: no such directory")
     if os.path.isdir(named["PSGC_LAYOUT_OUT"]):
         raise UsageError(f"run: --layout-out {named['PSGC_LAYOUT_OUT']}: is a directory, expected a file to write")
-    return {name: os.path.abspath(path) for name, path in named.items() if path}
+    return {name: AUTO if path == AUTO else os.path.abspath(path) for name, path in named.items() if path}
 
 
 def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str) -> dict[str, str]:

@@ -17,7 +17,10 @@ def run(
         typer.Option(help="Number of simulated nodes that the workers are spread over. Default: 1; with --link-mbit one for each worker."),
     ] = None,
     codec: Annotated[str | None, typer.Option(help="Codec of DistributedOptimizer, e.g. int8 or onebit/int8.")] = None,
-    plan: Annotated[str | None, typer.Option(help="File of the plan that gradients travel by, in place of --codec.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(help="File of the plan that gradients travel by, or auto: by what is measured to be quickest."),
+    ] = None,
     layout_out: Annotated[str | None, typer.Option(help="Write the layout that was used to this file, as a plan.")] = None,
     link_mbit: Annotated[
         float | None,

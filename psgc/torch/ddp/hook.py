@@ -25,7 +25,7 @@ from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.exchange import Arrival, DdpExchange, exchanges_of
 from psgc.torch.gradients.linearity import CodecAdvice, coarse_codecs
-from psgc.torch.plans.choice import Given, chosen, named
+from psgc.torch.plans.choice import AUTO, Given, chosen, named
 from psgc.torch.session import api
 from psgc.torch.tensors.codec_text import check_carries, codec_text
 from psgc.worker.session import Session
@@ -60,12 +60,16 @@ class DdpHook:
 
     def __init__(self, codec_or_plan: Given = None) -> None:
         self.__name__ = self.__qualname__ = "psgc.torch.ddp_hook"
-        if isinstance(codec_or_plan, str) and not codec_or_plan.endswith(".json"):
+        if isinstance(codec_or_plan, str) and codec_or_plan != AUTO and not codec_or_plan.endswith(".json"):
             codec_text(codec_or_plan, "float32")  # a misspelt codec is told before the job is joined
         api.init()
         self._session = api.current_session()
         _check_world(self._session)
         self._choice = chosen(self._session, codec_or_plan, "ddp_hook")
+        if self._choice.auto:
+            raise UsageError(
+                "ddp_hook: auto chooses for DistributedOptimizer alone, since DDP tells too little of its steps; give the hook a codec or a plan"
+            )
         if self._session.config.profile:
             raise UsageError("PSGC_PROFILE times DistributedOptimizer, not DDP; profile the script with the optimizer wrapped instead")
         self._advice: weakref.WeakKeyDictionary[torch.optim.Optimizer, CodecAdvice] = weakref.WeakKeyDictionary()

@@ -173,7 +173,7 @@ class GradientExchange:
         bucket = gradient.bucket
         if bucket is not None:
             bucket.waiting -= 1
-            if bucket.complete and self.observer is None:
+            if bucket.complete and not (self.observer is not None and self.observer.holds):
                 self._submit(bucket)
 
     def backward_over(self) -> bool:
@@ -303,6 +303,17 @@ class GradientExchange:
         return tuple(gradient.spec for gradient in self._gradients)
 
     @property
+    def layouts(self) -> list[Layout]:
+        """By which the gradients travel now."""
+        return list({bucket.layout.name: bucket.layout for bucket in self._buckets}.values())
+
+    def proposed(self, codec: str) -> Declaration:
+        """What would be declared of all gradients by this codec, in the order of the present layouts."""
+        names = {gradient.spec.name: index for index, gradient in enumerate(self._gradients)}
+        order = [names[bucket.layout.tensors[i].name] for bucket in self._buckets for i in bucket.bucket.tensors]
+        return self._declaration(self.specs, codec, tuple(order), ())
+
+    @property
     def units(self) -> StepFlags:
         """The flags of the last step that was sent: the units of its residuals. Raises UsageError in the middle of a step."""
         if self._flags is not None:
@@ -382,10 +393,7 @@ class GradientExchange:
         config, specs = self.session.config, tuple(gradient.spec for gradient in fresh)
         hand_set = (i for i, g in enumerate(self._gradients) if i >= self._declared and g.seen is not None)
         order = tuple(i - self._declared for i in dict.fromkeys([*self._ready_order, *hand_set]))
-        default = Declaration(
-            name=self.name, kind="plan", tensors=specs, codec=self.choice.codec, mean=True, order=order, used=tuple(sorted(order)),
-            part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, buckets=self._planned(specs),
-        )  # fmt: skip
+        default = self._declaration(specs, self.choice.codec, order, self._planned(specs))
         for declaration, members in self.residuals.declarations(default, self._next_name):
             layout = self.session.declare(declaration)
             if config.layout_out and self.session.rank == 0:
@@ -395,6 +403,15 @@ class GradientExchange:
             self._buckets += [GradientBucket.of(layout, bucket, [fresh[i] for i in members]) for bucket in layout.buckets]
         self._declared = len(self._gradients)
         self._ready_order.clear()
+
+    def _declaration(
+        self, specs: tuple[TensorSpec, ...], codec: str, order: tuple[int, ...], buckets: tuple[BucketSpec, ...]
+    ) -> Declaration:  # fmt: skip
+        config = self.session.config
+        return Declaration(
+            name=self.name, kind="plan", tensors=specs, codec=codec, mean=True, order=order, used=tuple(sorted(order)),
+            part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, buckets=buckets,
+        )  # fmt: skip
 
     def _next_name(self) -> str:
         self._layouts += 1

@@ -6,7 +6,10 @@ from typing import Protocol
 
 
 class Observer(Protocol):
-    """Times a step's computation. While an exchange has an observer, buckets leave only at synchronize, so that only backward runs."""
+    """Times a step's computation. holds: buckets leave only at synchronize while it observes, so that only backward runs."""
+
+    @property
+    def holds(self) -> bool: ...
 
     def ready(self, name: str) -> None:
         """Backward has finished this tensor's gradient. Runs in autograd's thread."""

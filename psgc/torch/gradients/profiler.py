@@ -193,6 +193,8 @@ class JobObserver:
     sample: any of its parameters. Raises ConfigError where PSGC_PROFILE is no place for a file.
     """
 
+    holds = True
+
     def __init__(self, exchange: GradientExchange, sample: torch.Tensor) -> None:
         path = Path(exchange.session.config.profile)
         if exchange.session.rank == 0 and not os.access(path.parent, os.W_OK | os.X_OK):

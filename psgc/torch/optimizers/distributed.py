@@ -21,8 +21,8 @@ from psgc.layout import TensorSpec
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
-from psgc.torch.gradients.profiler import JobObserver
+from psgc.torch.gradients.linearity import CodecAdvice, is_linear, learning_rates
+from psgc.torch.gradients.profiler import JobObserver, clock_for
 from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.plans.choice import Choice, Given, chosen, named
@@ -49,7 +49,8 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
 
     named_parameters: ``model.named_parameters()``: names for messages, the same on every rank. None: param.GROUP.INDEX.
     compression:      codec text (``Compression.int8``, ``"topk:k=0.01"``, ``"onebit/int8"``), or a plan or its file (``"plan.json"``), which
-                      must be of exactly this optimizer's parameters; None: PSGC_PLAN's plan, else PSGC_CODEC, else uncompressed.
+                      must be of exactly this optimizer's parameters; ``"auto"``: uncompressed at first, then by what the running job measures to be
+                      quickest; None: PSGC_PLAN's plan, else PSGC_CODEC, else uncompressed.
     backward_passes_per_step: backwards that add up to one step. Their sum is averaged over ranks, not over passes: divide the loss.
     residuals_follow_lr: multiply what error feedback keeps by the last step's learning rate over this one's, so that it moves parameters
                       as far as it would have in its own step. Only for SGD without momentum.
@@ -111,7 +112,15 @@ class Distributed(torch.optim.Optimizer):
         self._psgc_exchange = GradientExchange(session, f"optimizer{number}", choice, passes, rates, late)
         self._psgc_exchange.refresh = _watcher(self)
         if session.config.profile and number == 0:
+            if choice.auto:
+                raise UsageError(
+                    'PSGC_PROFILE times computation alone, which PSGC_PLAN=auto (compression="auto") does not leave alone; choose one'
+                )
             self._psgc_exchange.observer = JobObserver(self._psgc_exchange, next(_parameters(self))[2])
+        elif choice.auto:
+            from psgc.torch.gradients.auto import AutoPlan  # which loads the planner
+
+            self._psgc_exchange.observer = AutoPlan(self._psgc_exchange, _linear(self), clock_for(next(_parameters(self))[2]))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, unless that was done since the last backward, and apply. closure: run first, once; its loss is returned."""
@@ -173,7 +182,7 @@ class Distributed(torch.optim.Optimizer):
     def switch_plan(self, plan: str | os.PathLike[str] | Plan) -> None:
         """From the next step on, gradients travel by this plan, its file (of which rank 0's is enough) or a codec's text; what codecs keep of the gradients
         goes along, so that nothing is lost or applied twice. Call it on every rank between the same two steps: after step(), before the next
-        backward(). Raises UsageError in the middle of a step and for a plan that cannot be run; CodecError."""
+        backward(). Where ``auto`` chose until now, it ends. Raises UsageError in the middle of a step and for a plan that cannot be run; CodecError."""
         choice = named(self._psgc_exchange.session, plan, "switch_plan")
         if choice is None:
             raise UsageError("switch_plan: expected a plan, the path of a plan's file, or codec text; 'none' for no compression")
@@ -182,6 +191,8 @@ class Distributed(torch.optim.Optimizer):
     def _psgc_switch(self, choice: Choice) -> None:
         _check_codec(self._psgc_names, choice.codec)
         self._psgc_exchange.switch(choice)
+        if self._psgc_exchange.observer is not None and not self._psgc_exchange.observer.holds:
+            self._psgc_exchange.observer = None
         if self._psgc_advice is not None:
             self._psgc_advice = CodecAdvice(choice.codecs)
             self._psgc_advice.look(self)
@@ -235,6 +246,17 @@ class Distributed(torch.optim.Optimizer):
             for group, index, parameter in _parameters(self)
             if not self._psgc_exchange.follows(parameter)
         )
+
+
+def _linear(optimizer: Distributed) -> Callable[[], bool]:
+    """Tells whether the optimizer is linear, as far as its state shows by now. It holds the optimizer weakly."""
+    reference = weakref.ref(optimizer)
+
+    def linear() -> bool:
+        found = reference()
+        return found is not None and is_linear(found)
+
+    return linear
 
 
 def _watcher(optimizer: Distributed) -> Callable[[], None]:

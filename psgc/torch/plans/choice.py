@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from psgc.errors import CodecError, UsageError
 from psgc.plan.model.plan import UNCOMPRESSED, Plan
@@ -19,15 +19,18 @@ from psgc.torch.tensors.codec_text import codec_text
 from psgc.worker.session import Session
 
 Given = str | os.PathLike[str] | Plan | None
+AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """codec: canonical text; ``none`` beside a plan. awaited: the file of a plan that this rank lacks, and takes from rank 0."""
+    """codec: canonical text; ``none`` beside a plan. awaited: the file of a plan that this rank lacks, and takes from rank 0. auto: uncompressed at first, and
+    then by what the running job finds out to be quickest."""
 
     codec: str = UNCOMPRESSED
     plan: Plan | None = None
     awaited: str = ""
+    auto: bool = False
 
     @property
     def codecs(self) -> list[str]:
@@ -38,18 +41,32 @@ class Choice:
 def chosen(session: Session, given: Given, by: str) -> Choice:
     """What ``given`` means in this job; None: PSGC_PLAN, else PSGC_CODEC, else uncompressed. by: the call that was given it, as users write it.
     Raises UsageError for a plan that cannot be run, or beside a codec that the script names; CodecError."""
+    if given == AUTO or (given is None and session.config.plan == AUTO):
+        if session.size > 1:
+            _check_can_plan(session.config.servers)
+        return Choice(auto=session.size > 1)
     own = named(session, given, by)
     if own is not None and own.plan is None and not own.awaited and session.config.plan:
         if own.codec != UNCOMPRESSED:
             raise UsageError(
                 f"compression is {given!r}, but PSGC_PLAN={session.config.plan} names each bucket's codec; leave one of the two out"
             )
-        own = None
+        own = None if session.config.plan != AUTO else Choice(auto=session.size > 1)
+    if own is not None and own.auto:
+        return own
     if own is None and session.config.plan:
         return _of_file(session, session.config.plan)
     if own is not None and (own.plan is not None or own.awaited):
         return own
     return Choice(codec_text(unheeded.choose(session, given if isinstance(given, str) else None, by), "float32"))
+
+
+def _check_can_plan(servers: int) -> None:
+    """Raise UsageError for a job that ``auto`` cannot plan for."""
+    if servers < 1:
+        raise UsageError(
+            "auto plans for gradients that go over servers, and this job has none; start it with --servers 1, or give it a plan"
+        )
 
 
 def named(session: Session, given: Given, by: str) -> Choice | None:
@@ -61,6 +78,8 @@ def named(session: Session, given: Given, by: str) -> Choice | None:
         return Choice(plan=given)
     if isinstance(given, os.PathLike) or (isinstance(given, str) and given.endswith(".json")):
         return _of_file(session, os.fspath(given))
+    if given == AUTO:
+        raise UsageError(f"{by}: 'auto' is chosen when the optimizer is made: compression=\"auto\", psgc run --plan auto or PSGC_PLAN=auto")
     if not isinstance(given, str):
         raise UsageError(f"compression is {given!r}, expected codec text such as 'int8', a plan, the path of a plan's file, or None")
     return Choice(codec_text(given, "float32"))

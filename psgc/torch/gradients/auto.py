@@ -1,0 +1,226 @@
+"""``auto``: a running job's gradients travel uncompressed at first, and then by what is measured to be quickest.
+
+Owns the measuring of an exchange's steps, the table in which ranks tell each other theirs, and the switches. ``psgc.plan.live`` decides: ``steering`` when to
+plan and what to keep, the same on every rank; ``outlook`` what to try, on rank 0, which publishes it. A table travels while the next step is taken, so nobody
+waits for it; ranks wait for each other only while rank 0 plans.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.errors import PsgcError
+from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.plan.inputs.observed import LEAST_ITERATIONS, profile_of
+from psgc.plan.live.outlook import PLAN, Machines, Outlook, losses, outlook, sound_codecs
+from psgc.plan.live.steering import Steering
+from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket
+from psgc.plan.planfile.runtime import plan_of
+from psgc.torch.gradients.profiler import Clock, Recorder
+from psgc.torch.plans.calibrating import measured_curves
+from psgc.torch.plans.choice import Choice
+from psgc.torch.session.run_report import run_logger
+from psgc.worker.session import Session, Ticket
+
+logger = logging.getLogger(__name__)
+WINDOW: Final = 5  # steps whose median is one figure
+WARM_UP: Final = 3  # steps at the beginning, which declare, compile and fill caches
+SETTLING: Final = 2  # steps after a switch: the one that declares, and the next
+AWAITED: Final = "rank 0's"  # the file of a plan that auto chose, on other ranks
+
+
+class Steered(Protocol):
+    """What is switched: the gradients' exchange."""
+
+    session: Session
+    name: str
+    choice: Choice
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def layouts(self) -> list[Layout]:
+        """By which the gradients travel now."""
+
+    def proposed(self, codec: str) -> Declaration:
+        """What would be declared of the gradients by this codec."""
+
+    def switch(self, choice: Choice) -> None: ...
+
+
+class _Table:
+    """Each rank's step time of one window; the sum over ranks is the whole table."""
+
+    waits = False
+
+    def __init__(self, size: int) -> None:
+        self.ms = np.zeros(size, np.float64)
+
+    def load(self) -> NDArray[Any]:
+        return self.ms
+
+    def store(self, skipped: bool) -> None:
+        """Do nothing: the sum is in the array."""
+
+
+class AutoPlan:
+    """Observes an exchange and switches it; see the module's text. linear: whether the optimizer's steps are linear in the gradient, which says what codecs
+    are sound; clock: of the gradients' device."""
+
+    holds = False
+
+    def __init__(self, exchange: Steered, linear: Callable[[], bool], clock: Clock) -> None:
+        self._exchange, self._linear, self._clock = exchange, linear, clock
+        self._steering = Steering()
+        self._recorder, self._recorded = Recorder(clock), Recorder(clock)  # of this window, and of the last whole one
+        self._skip = WARM_UP
+        self._last = 0
+        self._periods: list[int] = []  # nanoseconds
+        self._table = _Table(exchange.session.size)
+        self._ticket: Ticket | None = None
+        self._plans = 0
+        self._choices: list[Choice] = []  # by candidate
+        self._names: list[str] = []
+        self._curves: Mapping[str, Any] = {}
+
+    def ready(self, name: str) -> None:
+        self._recorder.ready(name)
+
+    def leaving(self) -> None:
+        self._recorder.leaving()
+
+    def delivered(self) -> None:
+        """A step's gradients are there: count it, and act on what all ranks know by now."""
+        now = time.perf_counter_ns()
+        self._recorder.delivered()
+        if self._ticket is not None:
+            self._take_table()
+        if self._skip:
+            self._skip -= 1
+        else:
+            self._periods.append(now - self._last)
+        self._last = time.perf_counter_ns()  # what was done in between is no part of a step
+        if len(self._periods) == WINDOW:
+            self._send_table(statistics.median(self._periods) * 1e-6)
+        elif not self._periods:
+            self._recorder = Recorder(self._clock)
+
+    def _send_table(self, step_ms: float) -> None:
+        session = self._exchange.session
+        self._periods.clear()
+        self._recorded, self._recorder = self._recorder, Recorder(self._clock)
+        self._table.ms[:] = 0
+        self._table.ms[session.rank] = step_ms
+        spec = TensorSpec("step_ms", self._table.ms.shape, "float64")
+        declaration = Declaration(f"psgc.auto {self._exchange.name}", "adhoc", (spec,), UNCOMPRESSED, mean=False)
+        self._ticket = session.submit_named(declaration, self._table)
+
+    def _take_table(self) -> None:
+        assert self._ticket is not None
+        self._exchange.session.wait([self._ticket])
+        self._ticket = None
+        step_ms = float(self._table.ms.max())  # a step waits for the slowest rank
+        steering, before = self._steering, self._steering.reference_ms
+        was_over = steering.over
+        verdict = steering.window(step_ms)
+        if verdict == "plan":
+            if was_over:
+                self._say(f"a step takes {step_ms:,.1f} ms instead of {before:,.1f}: planning again")
+            self._plan(step_ms)
+            verdict = steering.planned(losses(self._names))
+        if verdict == "switch":
+            self._exchange.switch(self._choices[steering.kept])
+            self._skip = SETTLING
+            self._periods.clear()
+        if steering.over and not was_over and len(self._names) > 1:
+            times = ", ".join(f"{name} {ms:,.1f}" for name, ms in zip(self._names, steering.measured_ms, strict=True))
+            self._say(f"{self._names[steering.kept]} from now on; measured, in ms a step: {times}")
+
+    def _plan(self, step_ms: float) -> None:
+        """Agree on the candidates: rank 0 finds them, the others wait for what it publishes."""
+        exchange, session = self._exchange, self._exchange.session
+        self._plans += 1
+        name, plan = f"auto {self._plans} of {exchange.name}", None
+        if session.rank == 0:
+            found = self._find(step_ms)
+            plan = Plan("", "auto", found.plan) if found is not None and found.plan else None
+            session.publish(name, json.dumps(list(found.tried if found is not None else ())).encode())
+        tried = [str(each) for each in json.loads(session.lookup(name))]
+        present = exchange.choice.codec if exchange.choice.plan is None and not exchange.choice.awaited else PLAN
+        self._names = [present, *tried]
+        self._choices = [exchange.choice, *(self._choice(each, plan) for each in tried)]
+
+    def _choice(self, name: str, plan: Plan | None) -> Choice:
+        if name != PLAN:
+            return Choice(name)
+        return Choice(awaited=AWAITED) if plan is None else Choice(plan=plan)
+
+    def _find(self, step_ms: float) -> Outlook | None:
+        """On rank 0: what is worth a trial; None where nothing can be said."""
+        iterations = self._recorded.iterations(0)
+        if len(iterations) < LEAST_ITERATIONS:
+            self._say("this rank computed too few gradients to plan by; nothing is changed")
+            return None
+        try:
+            found = self._outlook(step_ms, iterations)
+        except PsgcError as error:
+            self._say(f"nothing is changed: {error}")
+            return None
+        self._tell(step_ms, found)
+        return found
+
+    def _outlook(self, step_ms: float, iterations: Sequence[Any]) -> Outlook:
+        exchange = self._exchange
+        codecs = sound_codecs(adam=not self._linear())
+        if not self._curves:
+            self._curves = measured_curves(codecs)
+        codecs = [codec for codec in codecs if codec in self._curves]  # an optimizer that turned out not to be linear has fewer
+        used = {name for layout in exchange.layouts for name in (tensor.name for tensor in layout.tensors if tensor.numel)}
+        numel = {spec.name: spec.numel for spec in exchange.specs if spec.name in used}
+        shapes = {spec.name: tuple(spec.shape) for spec in exchange.specs if spec.name in used}
+        kinds = {(spec.group, spec.dtype) for spec in exchange.specs if spec.name in used}
+        ready = [each for each in iterations if each.ready_us]
+        profile = replace(profile_of(ready, numel, model=exchange.name, shapes=shapes), codecs=self._curves)
+        present = [bucket for layout in exchange.layouts for bucket in plan_of(layout).buckets]
+        layouts = {codec: self._buckets_by(codec) for codec in codecs}
+        by_plan = exchange.choice.plan is not None
+        return outlook(
+            profile, self._machines(), step_ms, present, layouts, "" if by_plan else exchange.choice.codec,
+            plans=len(kinds) == 1 and not by_plan,
+        )  # fmt: skip
+
+    def _buckets_by(self, codec: str) -> tuple[PlannedBucket, ...]:
+        session, declaration = self._exchange.session, self._exchange.proposed(codec)
+        layout = build_layout(
+            declaration, layout_id=1, servers=max(1, session.config.servers), workers=session.size, used_by_all=frozenset(declaration.used)
+        )
+        return plan_of(layout).buckets
+
+    def _machines(self) -> Machines:
+        session = self._exchange.session
+        sizes = session.node_sizes
+        return Machines(len(sizes), max(sizes), session.config.servers, os.cpu_count() or 1, session.config.cpu_threads)
+
+    def _tell(self, step_ms: float, found: Outlook) -> None:
+        predicted = ", ".join(f"{name} {ms:,.1f}" for name, ms in sorted(found.predicted_ms.items(), key=lambda one: one[1]))
+        chosen = self._exchange.choice
+        have = chosen.codec if chosen.plan is None and not chosen.awaited else PLAN
+        figures = f"a step takes {step_ms:,.1f} ms by {have}, as over links of {found.gbps:,.3g} Gbit/s; predicted, in ms: {predicted or 'nothing else'}"
+        if found.tried:
+            self._say(f"trying {', '.join(found.tried)}: {figures}")
+        else:
+            self._say(f"{have} stays, since nothing else would save 5 %: {figures}")
+
+    def _say(self, text: str) -> None:
+        if self._exchange.session.rank == 0:
+            run_logger.info("%s: auto: %s", self._exchange.name, text)
