@@ -123,6 +123,18 @@ class Testbed:
         finally:
             _ip("-n", switch, "link", "set", port, "master", "bridge")
 
+    def set_gbps(self, gbps: float) -> None:
+        """From now on every host's link, which had a limit from the start, has this one."""
+        if self.gbps is None or self._delay_ms or self._loss:
+            raise WrongTestbed("set_gbps: expected links that have had a limit from the start, without --delay-ms and --loss")
+        switch = self._namespace("switch")
+        for host in range(len(self.addresses)):
+            name = self._namespace(f"h{host}")
+            for space, device in ((name, "eth0"), (switch, f"port{host}")):
+                _call(["tc", "-n", space, "qdisc", "change", "dev", device, "root", "tbf", *_limits(gbps)])
+            _ip("-n", name, "link", "set", "eth0", "gso_max_size", str(min(_burst_bytes(gbps) - HEADER_BYTES, 65536)))
+        self.gbps = gbps
+
     def _namespace(self, name: str) -> str:
         return self._prefix + name
 

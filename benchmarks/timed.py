@@ -1,7 +1,8 @@
 """Runs a training script as it is, and notes when each optimizer step ends.  python benchmarks/timed.py OUT SCRIPT [ARGS...]
 
 When the script has ended the process of rank 0 writes the times to OUT, a JSON list of seconds; and to the file that TIMED_BYTES names, if it is set, how many
-bytes its host had sent by then over all links but loopback, a line a step. Knows nothing of what the script trains.
+bytes its host had sent by then over all links but loopback, a line a step. While it runs it keeps the number of steps in the file that
+TIMED_STEPS names. Knows nothing of what the script trains.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def main() -> None:
         ends.append(time.monotonic())
         sent.append(sent_bytes())
         rank = psgc.rank()  # asked while the script is a member of the job
+        if rank == 0 and (steps := os.environ.get("TIMED_STEPS")):
+            Path(steps).write_text(str(len(ends)))
 
     register_optimizer_step_post_hook(note)
     sys.argv[:] = [script, *arguments]

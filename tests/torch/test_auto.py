@@ -70,8 +70,10 @@ def test_every_rank_ends_with_the_quickest_choice_at_the_same_step(ranks: Any, s
     tried = set(first)
     assert first[-1] == min(tried, key=lambda name: TIMES[name])
     assert len(tried) > 1
-    assert re.search(r"auto: trying .*: a step takes 340\.0 ms by none, as over links of \S+ Gbit/s; predicted, in ms: ", caplog.text)
-    assert f"auto: {first[-1]} from now on; measured, in ms a step: none 340.0" in caplog.text
+    assert re.search(
+        r"auto, step 9: trying .*: a step takes 340\.0 ms by none, as over links of \S+ Gbit/s; predicted, in ms: ", caplog.text
+    )
+    assert f": {first[-1]} from now on; measured, in ms a step: none 340.0" in caplog.text
 
 
 def test_under_adam_only_codecs_that_suit_it_are_tried(ranks: Any, slow: Slow) -> None:
@@ -83,7 +85,7 @@ def test_under_adam_only_codecs_that_suit_it_are_tried(ranks: Any, slow: Slow) -
 def test_it_plans_again_within_30_steps_of_a_change(ranks: Any, slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "psgc.run")
     ranks.run(2, lambda rank: train(slow, rank, 90, change=60), min_compress_bytes=0)
-    assert re.search(r"auto: a step takes \S+ ms instead of \S+: planning again", caplog.text)
+    assert re.search(r"auto, step \d+: a step takes \S+ ms instead of \S+: planning again", caplog.text)
 
 
 def test_switching_by_hand_ends_it(ranks: Any, slow: Slow) -> None:
@@ -118,6 +120,6 @@ def test_a_real_job_under_auto_trains_and_says_what_it_found(make_job: Callable[
     assert set(job.end().values()) == {0}, job.text()
     weights = {line for worker in workers for line in re.findall(r"^weights .*", worker.text, re.MULTILINE)}
     assert len(weights) == 1
-    said = re.findall(r"psgc.run: optimizer0: auto: .*", "\n".join(worker.text for worker in workers))
+    said = re.findall(r"psgc.run: optimizer0: auto, step .*", "\n".join(worker.text for worker in workers))
     assert said, job.text()
     assert all("Gbit/s" in line or "from now on" in line or "planning again" in line for line in said)

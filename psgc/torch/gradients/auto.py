@@ -84,7 +84,7 @@ class AutoPlan:
         self._steering = Steering()
         self._recorder, self._recorded = Recorder(clock), Recorder(clock)  # of this window, and of the last whole one
         self._skip = WARM_UP
-        self._last = 0
+        self._last = self._steps = 0
         self._periods: list[int] = []  # nanoseconds
         self._table = _Table(exchange.session.size)
         self._ticket: Ticket | None = None
@@ -103,6 +103,7 @@ class AutoPlan:
         """A step's gradients are there: count it, and act on what all ranks know by now."""
         now = time.perf_counter_ns()
         self._recorder.delivered()
+        self._steps += 1
         if self._ticket is not None:
             self._take_table()
         if self._skip:
@@ -223,4 +224,4 @@ class AutoPlan:
 
     def _say(self, text: str) -> None:
         if self._exchange.session.rank == 0:
-            run_logger.info("%s: auto: %s", self._exchange.name, text)
+            run_logger.info("%s: auto, step %d: %s", self._exchange.name, self._steps, text)
