@@ -122,11 +122,11 @@ def test_ranks_that_switch_to_different_plans_end_the_job_naming_the_first_diffe
 def test_what_was_applied_and_what_is_kept_are_all_that_was_computed_after_each_switch(
     make_job: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Over servers and among workers, in other buckets, by other codecs, and after a step that was thrown away."""
+    """Over servers and among workers, in other buckets, by other codecs, and after a step that was thrown away. By TCP, where servers' residuals travel."""
     topk = "topk:k=0.25/topk:k=0.5"
     among = written(tmp_path / "among.json", plan_of(NUMEL, ("b d", "topk:k=0.1", TWICE), ("c", "none", REDUCED), ("a", topk, ENCODED)))
     fused = written(tmp_path / "fused.json", plan_of(NUMEL, ("d c b a", "topk:k=0.01", TWICE)))
-    job = make_job(servers=2, env={"PSGC_MIN_COMPRESS_BYTES": "0"})
+    job = make_job(servers=2, env={"PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_TRANSPORT": "tcp"})
     switches = ["dropped", topk, among, "dropped", fused, topk, "none", among, "topk:k=0.5/none"]
     said = job.said("conserve", *switches, job=JOB)
     held = [re.findall(r"^conserved step=\d+ held=(\w+)$", text, re.MULTILINE) for text in said]

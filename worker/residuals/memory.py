@@ -49,7 +49,9 @@ def take_answers(memory: LayoutMemory, works: Iterable[Work], answers: dict[int,
             continue
         values = np.zeros(work.bucket.numel, np.float32)
         for part in parts:
-            residual = np.concatenate([np.frombuffer(answer.answer or b"", np.float32) for answer in answers[part.key]])
+            residual = np.concatenate(
+                [np.frombuffer(b"" if answer.answer is None else answer.answer, np.float32) for answer in answers[part.key]]
+            )
             if residual.size != part.numel:
                 raise PsgcError(f"server {part.server}: residual of key {key_text(part.key)} of {residual.size} elements, not {part.numel}")
             rescale = answers[part.key][0].rescale
