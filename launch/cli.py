@@ -25,6 +25,7 @@ from psgc.launch.verbs import (
     profile,
     run,
     simulate,
+    top,
     trace_merge,
     trace_show,
     warm,
@@ -56,6 +57,7 @@ VERBS: Final = (  # in the order of the help
     Verb("advise", advise.advise),
     Verb("whatif", whatif.whatif),
     Verb("profile", profile.profile, ends_with_command=True),
+    Verb("top", top.top),
     Verb("trace merge", trace_merge.merge),
     Verb("trace show", trace_show.show),
 )

@@ -166,7 +166,10 @@ VARIABLES: Final = (
     Variable("BYTEPS_TRACE_DIR", "trace_dir", _text, "ws", "with BYTEPS_TRACE_ON=1, the folder of timelines"),
     Variable("PSGC_TRACE_START_STEP", "trace_first", _integer(1), "ws", "first step that is traced, from 1", ("BYTEPS_TRACE_START_STEP",)),
     Variable("PSGC_TRACE_END_STEP", "trace_last", _integer(1), "ws", "last step that is traced", ("BYTEPS_TRACE_END_STEP",)),
-    Variable("PSGC_LOG_STEPS", "log_steps", _integer(0), "w", "at log level info, number of steps between two lines on step time and waiting; 0: no lines"),
+    Variable(
+        "PSGC_LOG_STEPS", "log_steps", _integer(0), "w",
+        "at log level info, rank 0 logs step time, bytes, ratio, waiting and the slowest rank every so many steps; 0: never",
+    ),
     Variable("PSGC_LOG_LEVEL", "log_level", _one_of("debug", "info", "warning", "error"), "wsc", "least severity logged", ("BYTEPS_LOG_LEVEL",)),
     Variable("PSGC_OUTLET", "outlet", _text, "wsc", "set by launchers: where their processes' output goes, so that one of them speaks for all"),
     Variable("PSGC_LAUNCHER", "launcher", _text, "wsc", "set by the launcher: where a process tells it whether it has joined, and why it ended"),

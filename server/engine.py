@@ -5,6 +5,7 @@ Numbers only: no protocol, no sockets. Runs in a pool of blocking threads; kerne
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic_ns
@@ -49,6 +50,8 @@ class Engine:
 
     def __init__(self, threads: int, done: Done, broken: Callable[[BaseException], None], trace: ServerTrace | None = None) -> None:
         self._trace = trace
+        self.threads = threads
+        self._busy_ns: dict[int, int] = {}  # by thread
         self._pool = Pool("psgc-sum", threads, broken)
         self._done = done
         self._accumulators: dict[int, NDArray[Any]] = {}  # keys of more than one block of ranks, while their sum is under way
@@ -83,11 +86,16 @@ class Engine:
             layout.scheme(bucket).warm()
         then()
 
+    @property
+    def busy_ms(self) -> int:
+        """For how long its threads have worked, together."""
+        return sum(self._busy_ns.copy().values()) // 1_000_000
+
     def close(self) -> None:
         self._pool.close(timeout_s=1.0)
 
     def _run(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
-        began_ns = 0 if self._trace is None else monotonic_ns()
+        began_ns = monotonic_ns()
         if fold.step == 1:
             store.populate()
         for payload in fold.payloads:
@@ -106,6 +114,8 @@ class Engine:
             encoded = Encoded(0, False)
         if self._trace is not None:
             self._trace.folded(fold.key, fold.step, began_ns)
+        thread = threading.get_ident()
+        self._busy_ns[thread] = self._busy_ns.get(thread, 0) + monotonic_ns() - began_ns
         self._done(fold.key, fold.last, encoded.payload_bytes, encoded.nonfinite, fold.slot)
 
     @staticmethod

@@ -46,8 +46,9 @@ from psgc.transport.security.gate import Gate
 from psgc.transport.security.handshake import NONCE_BYTES, ServerProof, worker_key
 from psgc.transport.selection import listen
 from psgc.transport.watch import Pollable, Watch
-from psgc.wire.frames import SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
+from psgc.wire.frames import HEADER_BYTES, SERVER_SENDER, UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Notice, Register, Topology, address_fields, decode_body, decode_json, encode_body
+from psgc.wire.reports import Report
 
 logger = logging.getLogger(__name__)
 TURN_S: Final = 0.02  # time for one source's messages in one turn of the loop
@@ -89,6 +90,7 @@ class Server:
         self._trace = server_trace(config)
         self._engine = Engine(_threads(config), self._from_pool, self._broken, self._trace)
         self._state: ServerState | None = None
+        self._admitted_at, self._wire_bytes = 0.0, 0
         self._keeper = socket.socket(fileno=config.keeper_fd) if config.keeper_fd >= 0 else None
         self._launcher = Launcher(config.launcher)
         self._status: int | None = None
@@ -173,6 +175,7 @@ class Server:
         assert self._state is not None
         try:
             for header, payload in link.receive():
+                self._wire_bytes += HEADER_BYTES + header.payload_bytes
                 if self._trace is not None:
                     self._trace.heard(link.proof.rank, header)
                 self._apply(self._state.receive(link, header, payload, time.monotonic()))
@@ -210,6 +213,7 @@ class Server:
     def _send(self, send: Send) -> None:
         link: Link = send.peer
         place = None if send.result_slot is None else self._store.keys[send.header.key].place(send.result_slot)
+        self._wire_bytes += HEADER_BYTES + send.header.payload_bytes
         if self._trace is not None:
             self._trace.sending(link.proof.rank, send.header)
         link.send(send.header, send.body, place)
@@ -287,6 +291,7 @@ class Server:
             absence=Absence(config.heartbeat_s),
         )  # fmt: skip
         self._open_gate(topology)
+        self._admitted_at = time.monotonic()
         if self._trace is not None:
             self._trace.joined(topology.rank, topology.node_sizes)
         self._life.alive = partial(member_alive, topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started)
@@ -359,11 +364,16 @@ class Server:
             self._fault(fault)
         body = encode_body(Notice(0, f"server {self._state.index}: {texts[0]}")) if texts else b""
         self._tell_scheduler(Kind.HEARTBEAT, body)
+        self._tell_scheduler(Kind.REPORT, encode_body(self._report(now)))
         if (sign := self._life.tick(now)) is not None:
             if sign.gone:
                 self._end(1, f"server {self._state.index}: {sign.text}")
             elif self._voice.speaks(LIFELINE):
                 logger.warning("%s", sign.text)
+
+    def _report(self, now: float) -> Report:
+        """What this server tells the scheduler of itself."""
+        return Report(int(1e3 * (now - self._admitted_at)), self._wire_bytes, busy_ms=self._engine.busy_ms, threads=self._engine.threads)
 
     def _await_admission(self, now: float) -> None:
         config = self.config

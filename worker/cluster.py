@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, cast
@@ -17,9 +18,11 @@ from psgc.descriptors import raise_limit
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, Layout, build_layout
 from psgc.layout.byteps_hash import HashPlacement
+from psgc.observe.figures import Figures
 from psgc.program.groups import Groups
 from psgc.program.ranks import Ranks
 from psgc.transport.security import encryption
+from psgc.wire.reports import Report
 from psgc.worker.bucket import BucketWork
 from psgc.worker.executor.bucket import GroupBucket
 from psgc.worker.executor.executor import Executor
@@ -43,6 +46,7 @@ class ClusterSession(Session):
         self._board = TicketBoard()
         self._network = Network(config, self._board)
         self.trace = self._network.trace
+        self.figures = Figures(time.monotonic())
         self._executor: Executor | None = None  # once a plan's layout has buckets that run over groups
         self._named: NamedExecutor | None = None  # once something else runs over groups
         self._names: dict[str, Declaration] = {}
@@ -66,6 +70,7 @@ class ClusterSession(Session):
         session.rank, session.size = topology.rank, topology.size
         session.local_rank, session.local_size = config.local_rank, config.local_size
         session.node_sizes = topology.node_sizes
+        session._network.reporter = session._report
         logger.info("joined rank=%d size=%d servers=%d", topology.rank, topology.size, len(topology.servers))
         return session
 
@@ -119,6 +124,8 @@ class ClusterSession(Session):
     ) -> Ticket:  # fmt: skip
         self.check()
         ticket = self._board.issue()
+        if self.figures is not None:
+            self.figures.submitted(time.monotonic())
         if self.trace is not None:
             self.trace.submitted(layout, bucket)
         self._enqueue(layout, bucket, Submission(buffer, ticket, skip, previous_skipped, rescale))
@@ -248,6 +255,15 @@ class ClusterSession(Session):
             "gradient_bytes": client.gradient_bytes + moved, "uncompressed_bytes": client.uncompressed_bytes + plain,
             "slowest_rank": waiting.slowest_rank, "least_waited_ms": waiting.least_ms, "most_waited_ms": waiting.most_ms,
         }  # fmt: skip
+
+    def _report(self) -> Report:
+        """What this rank tells the scheduler of itself."""
+        figures, counted = self.figures, self.statistics()
+        assert figures is not None
+        return Report(
+            int(1e3 * (time.monotonic() - figures.began)), counted["wire_bytes"], figures.steps, int(1e6 * figures.step_s), int(1e3 * figures.exchange_s),
+            int(1e3 * figures.waited_s), counted["gradient_bytes"], counted["uncompressed_bytes"],
+        )  # fmt: skip
 
     def note_waited(self, seconds: float) -> None:
         self._network.waiting.own_s += seconds

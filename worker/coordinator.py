@@ -32,6 +32,7 @@ from psgc.transport.security.curve import control_keys
 from psgc.transport.watch import Pollable
 from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
 from psgc.wire.messages import Declare, Lookup, Notice, Published, Register, Topology, decode_body, decode_json, encode_body, pack
+from psgc.wire.reports import Report
 
 logger = logging.getLogger(__name__)
 TICK_S: Final = 0.25  # how often the network thread calls ``tick``
@@ -53,6 +54,7 @@ class Owner(Protocol):
 
     layouts: dict[str, Layout]
     waiting: Waiting
+    reporter: Callable[[], Report] | None
 
     def joined(self, topology: Topology) -> None: ...
     def laid_out(self, layout: Layout) -> None: ...
@@ -203,6 +205,8 @@ class Coordinator:
         if now - self._beat >= config.heartbeat_s and self._rank is not None:
             self._beat = now
             self._send(Kind.HEARTBEAT, step=int(1e3 * self._owner.waiting.own_s))
+            if self._owner.reporter is not None:
+                self._send(Kind.REPORT, encode_body(self._owner.reporter()))
         if self._rank is None and now - self._repeat >= config.silence_s:  # until then this is the heartbeat
             self._repeat = now
             self.register()

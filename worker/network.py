@@ -33,6 +33,7 @@ from psgc.transport.pacing import PacedLink
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Header, Kind
 from psgc.wire.messages import ErrorCode, Topology
+from psgc.wire.reports import Report
 from psgc.worker.bucket import BucketWork, Slot, make_slots
 from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Measured, Transferred, Transmit
 from psgc.worker.connections.links import ServerLink, connect_server
@@ -96,6 +97,7 @@ class Network(threading.Thread):
         self.client: Client | None = None
         self.trace = worker_trace(config)
         self.waiting = Waiting()
+        self.reporter: Callable[[], Report] | None = None  # what this rank tells of itself once a heartbeat
         # says what else this rank has waited for, given the time and how long after the begin it is said first
         self.lookout: Callable[[float, float], list[str]] | None = None
         self.on_turn: Callable[[int], None] | None = None  # takes the key whose next step has its turn

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from psgc.config import Config
 from psgc.layout import Declaration, Layout
+from psgc.observe.figures import Figures
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.program.groups import Groups
 from psgc.worker.residuals.residual import LayoutMemory
@@ -50,6 +51,7 @@ class Session(ABC):
     local_rank: int
     local_size: int
     node_sizes: tuple[int, ...]  # workers of each node; ranks are numbered node by node
+    figures: Figures | None = None  # of its steps, where somebody is told of them
     trace: WorkerTrace | None = None  # where this process records its timeline, if it does
     groups_of: Callable[[str], Groups] | None = None  # makes groups by a name, where the front end has a backend for them
 

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from psgc import __version__
 from psgc.absence import Absence, younger
 from psgc.addresses import is_loopback, split
 from psgc.errors import CodecError, PsgcError, RemoteProtocolError
@@ -25,10 +26,12 @@ from psgc.scheduler.submissions import Submissions
 from psgc.transport.host import same_network
 from psgc.transport.security.handshake import KEY_BYTES, worker_key
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
-from psgc.wire.messages import Declare, ErrorCode, Lookup, Notice, Published, Register, decode_body, decode_json, encode_body, pack
+from psgc.wire.messages import Declare, ErrorCode, Lookup, Notice, Published, Register, decode_body, decode_json, encode_body, pack, plain
+from psgc.wire.reports import Observed, Report, ReportOf
 
 FAREWELL_S = 2.0  # after a fault: how long members may take to say BYE
 SEEN_OUT_S = 15.0  # after the workers have left: how long servers may take
+OBSERVED_S = 0.2  # so long an answer to observers may be given again
 LAUNCHED = 12  # members that a launcher knows to live are named so many times later: they import, or compile kernels, on a busy machine
 
 
@@ -65,6 +68,8 @@ class Membership:
     _absence: Absence = field(init=False)
     _least: Member | None = None  # the worker that has waited least, and the longest that any has
     _most_ms: int = 0
+    _view: bytes = b""  # the last answer to an observer, and when it was made
+    _view_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.nodes, self.servers, self.itself)
@@ -79,6 +84,8 @@ class Membership:
                 raise RemoteProtocolError(
                     "the message is of another job than this scheduler's: check address and PSGC_JOB", ErrorCode.WRONG_JOB
                 )
+            if header.kind == Kind.OBSERVE:
+                return [self._observed(peer, now)]
             if header.kind == Kind.REGISTER:
                 return self._register(peer, decode_body(Register, body), now)
             member = self.roster.heard_from(peer, now)
@@ -198,6 +205,9 @@ class Membership:
             stalled = self._name_stall(member, decode_body(Notice, body).text, now) if body else []
             self._note_waited(member, header.step)
             return [*stalled, self._answer_heartbeat(member)]
+        if kind is Kind.REPORT:
+            member.report = decode_body(Report, body)
+            return []
         if kind is Kind.FAULT:
             return self._fault(member, decode_body(Notice, body), now)
         if self.barriers is None or self.declarations is None:
@@ -308,6 +318,18 @@ class Membership:
 
     def _value(self, member: Member, request: int, published: Published) -> Send:
         return self._send(member.peer, Kind.LOOKUP, pack(encode_body(published)), plan=request)
+
+    # observers
+
+    def _observed(self, peer: bytes, now: float) -> Send:
+        """The job as it is now, or was a moment ago: however many ask, the answer is made five times a second at most."""
+        if self._failed is not None:
+            return self._abort_to(peer)
+        if not self._view or not self._view_at <= now < self._view_at + OBSERVED_S:
+            members = tuple(_report_of(member, now) for member in self.roster)
+            counts = len(self.roster.workers()), len(self.roster.server_members())
+            self._view, self._view_at = pack(encode_body(Observed(self.job, __version__, *counts, self.barriers is not None, members))), now
+        return self._send(peer, Kind.OBSERVE, self._view)
 
     # leaving
 
@@ -452,3 +474,8 @@ class Membership:
     def _send(self, peer: bytes, kind: Kind, body: bytes = b"", *, plan: int = 0, key: int = 0, step: int = 0) -> Send:
         header = Header(kind, job=self.job, epoch=EPOCH, plan=plan, key=key, step=step, sender=SCHEDULER_SENDER, payload_bytes=len(body))
         return Send(peer, header, body)
+
+
+def _report_of(member: Member, now: float) -> ReportOf:
+    register, report = member.register, {} if member.report is None else plain(member.report)
+    return ReportOf(register.role, member.rank, register.hostname, register.pid, member.left, int(1e3 * (now - member.heard)), report)

@@ -10,6 +10,7 @@ from psgc import __version__
 from psgc.layout import Machines
 from psgc.reminder import Reminder
 from psgc.wire.messages import Register, ServerAddress, Topology, encode_body, plain
+from psgc.wire.reports import Report
 
 EPOCH: Final = 1
 OF_AN_OLD_CONNECTION: Final = b"\0"  # names that ZeroMQ itself draws begin so; a member's superseded connection gets such a name, too
@@ -27,6 +28,7 @@ class Member:
     rank: int = -1
     left: bool = False
     waited_ms: int = 0  # how long a worker has waited for steps' results, by its own count
+    report: Report | None = None  # its last one
 
     @property
     def label(self) -> str:

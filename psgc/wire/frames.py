@@ -74,6 +74,8 @@ class Kind(IntEnum):
     PUBLISH = 25
     LOOKUP = 26
     TURN = 27
+    REPORT = 28
+    OBSERVE = 29
 
 
 class Flag(IntEnum):

@@ -183,6 +183,7 @@ def speaks_to_the_scheduler(port: int, job: int, token: str) -> list[Any]:
         (Kind.FAULT, b'{"code":0,"text":"boo"}'),
         (Kind.ABORT, b'{"code":0,"text":"boo"}'),
         (Kind.BYE, b""),
+        (Kind.OBSERVE, b""),
     ):
         for sender in (0, SERVER_SENDER):
             dealer.send(Header(kind, job=job, epoch=1, sender=sender, payload_bytes=len(body)), body)

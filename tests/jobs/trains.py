@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ def main() -> None:
     parser.add_argument("--slow-rank", type=int, default=-1, help="sleeps 50 ms in every step")
     parser.add_argument("--stall-rank", type=int, default=-1, help="never comes to step 3")
     parser.add_argument("--fail-at", type=int, default=0, help="rank 0 raises an error in that step")
+    parser.add_argument("--until", type=Path, help="trains until this file is there, in place of --steps")
     parser.add_argument("--compression", help="of the optimizer, in place of PSGC_CODEC")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -26,7 +29,9 @@ def main() -> None:
     optimizer = psgc.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), compression=options.compression
     )
-    for step in range(1, options.steps + 1):
+    for step in itertools.count(1):
+        if (psgc.broadcast_object(options.until.exists(), 0)) if options.until else step > options.steps:
+            return
         if psgc.rank() == options.slow_rank:
             time.sleep(0.05)
         if step == 3 and psgc.rank() == options.stall_rank:

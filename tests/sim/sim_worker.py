@@ -59,6 +59,7 @@ class SimWorker:
         self.links: list[Line] = []
         self.slots: dict[int, Any] = {}
         self.results = self.residuals = 0
+        self.reporter = None
         self.ended = False
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._by_key: dict[int, _Bucket] = {}

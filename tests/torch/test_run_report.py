@@ -30,7 +30,7 @@ class Job:
         self.clock, self.rank, self.size, self.failed = clock, rank, 2, False
         self.config = Config(root_host="somewhere", root_port=1, nodes=2, **config)
         self.wait_s, self.waited_s = 0.0, 0.0
-        self.trace = None
+        self.trace = self.figures = None
         self.counted = {"gradient_bytes": 0, "uncompressed_bytes": 0, "slowest_rank": -1}
 
     def wait(self, tickets: Any) -> None:
@@ -138,11 +138,16 @@ def test_two_optimizers_are_one_run(clock: Clock) -> None:
 
 def test_at_info_every_so_many_steps_have_a_line(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="psgc"):
+        job = Job(clock, log_steps=4)
+        job.counted = {"gradient_bytes": 250, "uncompressed_bytes": 1000, "slowest_rank": 1, "least_waited_ms": 100, "most_waited_ms": 1000}
+        run(job, 9, compute_s=0.5, wait_s=0.5)
         run(Job(clock, rank=1, log_steps=4), 9, compute_s=0.5, wait_s=0.5)
-        run(Job(clock, rank=1, log_steps=0), 9, compute_s=0.5, wait_s=0.5)
+        run(Job(clock, log_steps=0), 9, compute_s=0.5, wait_s=0.5)
+        run(Job(clock, log_steps=9), 9, compute_s=0.5, wait_s=0.5)
     assert caplog.messages == [
-        "optimizer0 step=4 step_ms=1000.0 waited_s=1.5 of_s=3.0",
-        "optimizer0 step=8 step_ms=1000.0 waited_s=3.5 of_s=7.0",
+        "optimizer0 step=4 step_ms=1000.0 bytes=250 ratio=4.00 waited_s=1.5 of_s=3.0 slowest_rank=1",
+        "optimizer0 step=8 step_ms=1000.0 bytes=250 ratio=4.00 waited_s=3.5 of_s=7.0 slowest_rank=1",
+        "optimizer0 step=9 step_ms=1000.0 bytes=0 ratio=1.00 waited_s=4.0 of_s=8.0 slowest_rank=none",
     ]
 
 

@@ -51,6 +51,8 @@ SAMPLES = {
     "register": Header(Kind.REGISTER, job=2**64 - 1, payload_bytes=200),
     "publish": Header(Kind.PUBLISH, job=1, epoch=1, plan=7, sender=3, payload_bytes=300),
     "lookup": Header(Kind.LOOKUP, job=1, epoch=1, plan=8, sender=2, payload_bytes=30),
+    "report": Header(Kind.REPORT, job=1, epoch=1, sender=3, payload_bytes=200),
+    "observe": Header(Kind.OBSERVE, job=1),
     "residual": Header(
         Kind.RESIDUAL,
         job=1,

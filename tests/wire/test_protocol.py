@@ -12,7 +12,7 @@ import pytest
 
 from psgc.layout import Bucket, BucketSpec, Declaration, Layout, Part, TensorSpec
 from psgc.transport.security.handshake import ANSWER_FIELDS, CHALLENGE_FIELDS, WELCOME_FIELDS
-from psgc.wire import messages
+from psgc.wire import messages, reports
 from psgc.wire.frames import FIELDS, Flag, Kind
 from psgc.wire.messages import ErrorCode
 
@@ -20,7 +20,7 @@ PROTOCOL = (Path(messages.__file__).parent / "PROTOCOL.md").read_text()
 BODIES = (
     messages.Register, messages.Topology, messages.ServerAddress, messages.Notice, messages.Lookup, messages.Published, messages.Declare, Declaration,
     TensorSpec, BucketSpec, Layout,
-    Bucket, Part,
+    Bucket, Part, reports.Report, reports.ReportOf, reports.Observed,
 )  # fmt: skip
 
 

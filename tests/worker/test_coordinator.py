@@ -48,6 +48,7 @@ class Owner:
     def __init__(self) -> None:
         self.layouts: dict[str, Layout] = {}
         self.waiting = Waiting()
+        self.reporter = None
 
     def joined(self, topology: Any) -> None:
         raise AssertionError(topology)

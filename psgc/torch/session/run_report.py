@@ -65,6 +65,8 @@ class RunReport:
     def waited(self, name: str, waited_s: float) -> None:
         """The trainer has waited for so long for gradients of the layout ``name``; a step may take several such trips."""
         steps = self._steps_of(name)
+        if self._session.figures is not None:
+            self._session.figures.means_came(waited_s, time.monotonic(), counts=bool(steps.count))
         if self._session.trace is not None:
             self._session.trace.waited(name, waited_s)
         if steps.count:
@@ -75,12 +77,24 @@ class RunReport:
         """The trainer has applied a step of the layout ``name``."""
         now, steps = time.monotonic(), self._steps_of(name)
         steps.over(now)
-        if self._every and steps.count % self._every == 0:
+        if self._session.figures is not None:
+            self._session.figures.step_over(steps.durations[-1] if steps.durations else None)
+        if self._every and steps.count % self._every == 0 and self._session.rank == 0 and logger.isEnabledFor(logging.INFO):
             recent = list(steps.durations)[-self._every :]
+            counted = self._session.statistics()
+            gradient, plain = counted.get("gradient_bytes", 0), counted.get("uncompressed_bytes", 0)
             logger.info(
-                "%s step=%d step_ms=%.1f waited_s=%.1f of_s=%.1f", name, steps.count, 1e3 * statistics.median(recent or [0.0]),
-                steps.waited_s, now - steps.began,
+                "%s step=%d step_ms=%.1f bytes=%d ratio=%.2f waited_s=%.1f of_s=%.1f slowest_rank=%s", name, steps.count,
+                1e3 * statistics.median(recent or [0.0]), gradient, plain / gradient if gradient else 1.0, steps.waited_s, now - steps.began,
+                self._clearly_slowest(counted, now - steps.began),
             )  # fmt: skip
+
+    @staticmethod
+    def _clearly_slowest(counted: dict[str, int], elapsed_s: float) -> str:
+        """The rank that has waited clearly less than another one, or none."""
+        apart_s = (counted.get("most_waited_ms", 0) - counted.get("least_waited_ms", 0)) / 1e3
+        slowest = counted.get("slowest_rank", -1)
+        return "none" if slowest < 0 or apart_s < max(CLEAR_S, CLEAR_SHARE * elapsed_s) else str(slowest)
 
     def _steps_of(self, name: str) -> _Steps:
         return self._steps.setdefault(name.partition(".")[0], _Steps())
