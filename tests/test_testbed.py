@@ -65,6 +65,17 @@ def test_a_link_carries_what_it_is_limited_to(gbps: float) -> None:
 
 
 @needs_hosts
+def test_links_get_another_rate_while_they_are_used() -> None:
+    with testbed.Testbed(2, 1.0) as bed:
+        bed.set_gbps(0.02)
+        for host in (0, 1):
+            shown = bed.run(host, ["tc", "qdisc", "show", "dev", "eth0"], stdout=subprocess.PIPE, text=True).communicate()[0]
+            assert "rate 20Mbit" in shown
+    with testbed.Testbed(2) as bed, pytest.raises(testbed.WrongTestbed, match="links that have had a limit from the start"):
+        bed.set_gbps(1.0)
+
+
+@needs_hosts
 def test_delay_is_added_each_way() -> None:
     with testbed.Testbed(2, delay_ms=60) as bed:
         assert transfer_s(bed, 1) >= 0.120
