@@ -229,6 +229,10 @@ class ClusterSession(Session):
         if any(work.server_parts() for work in works):
             self._meet(1, layout.id)  # a push must not overtake another rank's residual, which servers take before the first step only
 
+    def retire(self, layout: Layout) -> None:
+        if self._executor is not None:
+            self._executor.retire(layout)
+
     def _works(self, layout: Layout) -> list[BucketWork | GroupBucket]:
         return [work for work in self._all_works() if work.layout is layout]
 

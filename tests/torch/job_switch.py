@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import threading
+import time
 from typing import Any
 
 import torch
 from torch import nn
 
 import psgc.torch as psgc
+from psgc.worker.executor.executor import _Lane
 
 STEPS = 3  # by each plan
 NUMEL = {"a": 5000, "b": 4097, "c": 63, "d": 1}
@@ -63,6 +66,10 @@ def conserve(switches: list[str]) -> None:
             assert torch.equal(found, wanted), f"after {switch}, tensor {name}: {(found - wanted).abs().max()} is lost"
             held += float(left.abs().sum() + of_server.abs().sum())
         print(f"conserved step={step} held={held > 0}", flush=True)
+    until = time.monotonic() + 10
+    while [thread for thread in threading.enumerate() if isinstance(thread, _Lane)]:
+        assert time.monotonic() < until, "the threads of layouts among workers live on, although the last one is over servers"
+        time.sleep(0.01)
 
 
 def train(switches: list[str]) -> None:

@@ -106,6 +106,15 @@ class _LayoutRun:
         return one.work.bucket.parts[number].key, one.work.step
 
 
+def _counts(works: Iterable[GroupBucket], ranks: int) -> tuple[int, int]:
+    """Bytes that these buckets have moved, and what a ring of all ranks would have moved of them, each way, uncompressed."""
+    moved = plain = 0
+    for work in works:
+        moved += sum(part.moved_bytes for part in work.parts)
+        plain += work.step * work.bucket.numel * ITEM_BYTES[work.bucket.dtype]
+    return moved, 4 * plain * (ranks - 1) // ranks
+
+
 class Executor:
     """See the module's text. groups_of: makes the groups of a layout's lane; fail: ends the job with a line; failed: whether it has ended; threads: that encode
     and decode; raises: whether a NaN or infinity ends the job; servers: reaches them, where layouts have such options."""
@@ -121,6 +130,7 @@ class Executor:
         self._layouts: dict[int, _LayoutRun] = {}
         self._by_bucket: dict[tuple[int, int], tuple[_LayoutRun, _Bucket]] = {}
         self._pool: Pool | None = None
+        self._before = (0, 0)  # of layouts that were given up: bytes moved, and what a ring would have moved
 
     # called by other threads
 
@@ -134,6 +144,21 @@ class Executor:
             if self._pool is None:
                 self._pool = Pool("psgc-program", self._threads, self._broken)
             run.lanes = {lane: _Lane(lane, self._groups_of(f"{layout.name}/{lane}"), self._transfer) for lane in run.runner.lanes}
+
+    def retire(self, layout: Layout) -> None:
+        """No rank uses the layout any more: end its threads and groups, and forget what it keeps."""
+        with self._lock:
+            run = self._layouts.get(layout.id)
+            if run is None:
+                return
+            self._before = (self.moved_bytes, self.uncompressed_bytes)
+            self._layouts = {id_: one for id_, one in self._layouts.items() if id_ != layout.id}
+            for one in run.buckets:
+                del self._by_bucket[layout.id, one.work.bucket.index]
+            others = _counts(self.works(), self._ranks.size)
+            self._before = (self._before[0] - others[0], self._before[1] - others[1])
+        for lane in run.lanes.values():
+            lane.end()
 
     def submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
         """Enqueue the bucket's next step."""
@@ -169,13 +194,12 @@ class Executor:
     @property
     def moved_bytes(self) -> int:
         """What this rank has sent and received for gradients."""
-        return sum(part.moved_bytes for work in self.works() for part in work.parts)
+        return self._before[0] + _counts(self.works(), self._ranks.size)[0]
 
     @property
     def uncompressed_bytes(self) -> int:
         """What a ring of all ranks would have moved of them, each way, uncompressed."""
-        each = (work.step * work.bucket.numel * ITEM_BYTES[work.bucket.dtype] for work in self.works())
-        return 4 * sum(each) * (self._ranks.size - 1) // self._ranks.size
+        return self._before[1] + _counts(self.works(), self._ranks.size)[1]
 
     def close(self) -> None:
         """End the threads, as far as they are not in a collective."""

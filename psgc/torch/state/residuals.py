@@ -88,6 +88,7 @@ class Residuals:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._layouts: list[tuple[Layout, Declaration, bool]] = []  # and whether the buckets are a plan's
+        self._replaced: list[Layout] = []  # until every rank has declared another
         self._waiting = Kept()  # for tensors that are in no layout yet
         self._loading = False  # a state has been loaded, or a layout given up, on all ranks: they take it up together
 
@@ -125,6 +126,9 @@ class Residuals:
         names, waiting = {tensor.name for tensor in layout.tensors}, self._waiting
         declared = _anywhere(declaration)
         same = next((kept for kept in waiting.layouts if replace(kept.declaration, name=declaration.name) == declared), None)
+        for replaced in self._replaced:  # every rank has declared the new one, and so has taken its last step of these
+            self._session.retire(replaced)
+        self._replaced.clear()
         self._layouts.append((layout, declaration, bool(declaration.buckets) if same is None else same.planned))
         if not self._loading:
             return
@@ -154,6 +158,7 @@ class Residuals:
     def replace(self, dropped: bool = False) -> None:
         """Drop the layouts; their tensors' states are kept for the layout that is declared next. Every rank must call it. dropped: as of ``collect``."""
         if self._layouts:
+            self._replaced += [layout for layout, _, _ in self._layouts]
             self.restore(self.collect(dropped))
 
 
