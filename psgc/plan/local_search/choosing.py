@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from psgc.plan.inputs.profile import F64
 from psgc.plan.local_search.descent import descend, simplify
-from psgc.plan.local_search.full_descent import descend_fully, find_critical, simulation_work
+from psgc.plan.local_search.full_descent import Paths, descend_fully, find_critical, simulation_work
 from psgc.plan.local_search.ordering import order, ranks_of
 from psgc.plan.local_search.space import OptionTable, Space
 from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, Kinds, kinds_of, parts_of
@@ -34,6 +34,9 @@ SMALLEST_SIZE_BITS: Final = 10  # and by all sizes up to this power of two
 CONVERGED_RTOL: Final = 2e-3  # of the step, what is not worth a search
 ORDER_MIN_GAIN: Final = 1e-4  # of the step; for less buckets go on in the order that they had
 BOTH, ONE_BY_ONE = True, False  # phases of a descent
+
+
+NO_PATHS: Final = Paths(*[np.zeros(0, np.int64)] * 4)
 
 
 class Chosen(NamedTuple):
@@ -120,15 +123,20 @@ class Search:
         the options, ``start``'s among them, in place of all."""
         space, buckets = self.space, self.cut(start.bucketing)
         kinds, parts = kinds_of(buckets), parts_of(buckets)
-        rows, choice = space.graph.rows, start.options.astype(np.int64)
+        rows, choice, paths = space.graph.rows, start.options.astype(np.int64), space.graph.paths
         if among is not None:
-            rows, choice = rows[among], space.positions(among, start.options)
-        times, turn = space.times(kinds.sizes, kinds.codec), np.arange(len(buckets.parts)) if start.turn is None else start.turn
+            rows, choice, paths = rows[among], space.positions(among, start.options), NO_PATHS
+        times = space.times(kinds.sizes, kinds.codec)
         step, objective, spent = descend_fully(
-            *parts, kinds.of, rows, space.of_atom, space.resources, times, space.may_take[kinds.codec], space.threads, space.moments_us,
-            ranks_of(turn, buckets.parts), order, choice, most, int(min(budget, 1 << 60)), self.least_us,
+            *parts, kinds.of, *paths, rows, space.of_atom, space.resources, times, space.may_take[kinds.codec], space.threads, space.moments_us,
+            self._ranks(start._replace(bucketing=buckets)), order, choice, most, int(min(budget, 1 << 60)), self.least_us,
         )  # fmt: skip
         return self.keep(Chosen(step, objective, buckets, choice if among is None else among[choice], start.turn)), spent
+
+    def _ranks(self, made: Chosen) -> Ints:
+        """Of each chain."""
+        parts = made.bucketing.parts
+        return np.arange(int(parts.sum())) if made.turn is None else ranks_of(made.turn, parts)
 
     def critical(self, made: Chosen) -> NDArray[np.bool_]:
         """Of each bucket, whether the step waits for it."""
@@ -136,7 +144,7 @@ class Search:
         found, times = np.empty(len(made.options), bool), space.times(kinds.sizes, kinds.codec)
         find_critical(
             ready_us, first, kinds.of, space.graph.rows, space.of_atom, space.resources, times, space.may_take[kinds.codec], space.threads,
-            space.moments_us, made.options, found,
+            space.moments_us, self._ranks(made), made.options, found,
         )  # fmt: skip
         return found
 

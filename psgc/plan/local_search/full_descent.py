@@ -27,7 +27,7 @@ _IN_I64_2D: Final = types.Array(types.int64, 2, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _BOOL_2D: Final = types.Array(types.boolean, 2, "C")
 _RESULT: Any = types.Tuple((types.float64, types.float64, I64))  # type: ignore[no-untyped-call]
-CHAIN: Final = -1  # column of an option's costs, behind those of the resources: its tasks, one after the other
+CHAIN: Final = -1  # row of the options' costs, behind those of the resources: its tasks, one after the other
 CROWD: Final = 64  # of so many chains a simulation takes twice as long for each as of few, because more wait at once
 MOVED_MAX_BUCKETS: Final = 2  # that a move changes: these choose again, critical or not
 CHAIN_WEIGHT: Final = 0.02  # of a microsecond of an option's chain, beside one of its bound
@@ -42,7 +42,7 @@ _work = helper(simulation_work)
 
 
 class Options(NamedTuple):
-    """All options. rows: each one's atoms, then -1; tasks: of each atom, as numbers, then -1, a last row of none; held: the resource of each
+    """The options to choose from. rows: each one's atoms, then -1; tasks: of each atom, as numbers, then -1, a last row of none; held: the resource of each
     task; us: of each task (rows) by kind of part (columns); may_take: whether parts of a kind (rows) can have an atom (columns)."""
 
     rows: Any
@@ -52,33 +52,59 @@ class Options(NamedTuple):
     may_take: Any
 
 
+class Paths(NamedTuple):
+    """All options as paths through the graph (``space.Graph``), where these are chosen from; else empty arrays. path: where each node's paths to the
+    end begin, in order of the nodes."""
+
+    first: Any
+    atom: Any
+    behind: Any
+    path: Any
+
+
 @helper
-def _costs(options: Any, threads: Any, kind: Any, costs: Any) -> None:
-    """Each option's (rows) work on each resource, and its chain, for a part of a kind; infinite where it cannot have the option."""
-    atoms, width = options.tasks.shape[0] - 1, costs.shape[1]
-    each = np.zeros((atoms, width))
-    for atom in range(atoms):
-        if not options.may_take[kind, atom]:
-            each[atom, CHAIN] = np.inf
-            continue
+def _costs_of_atoms(options: Any, threads: Any, kind: Any, each: Any) -> None:
+    """each: every atom's (columns) work on each resource, and its chain (rows), for a part of a kind; infinite where it cannot have the atom."""
+    one = np.empty(each.shape[0])
+    for atom in range(each.shape[1]):
+        one[:] = 0.0
         for task in options.tasks[atom]:
             if task >= 0:
-                each[atom, CHAIN] += options.us[task, kind]
-                add_load(each[atom], threads, options.held[task], options.us[task, kind])
-    depth = options.rows.shape[1]
-    before = np.zeros((depth + 1, width))  # of the atoms so far; options with the same first atoms follow one another
-    last = -1
-    for option in range(options.rows.shape[0]):
-        at = 0
-        while last >= 0 and at < depth and options.rows[option, at] == options.rows[last, at] and options.rows[option, at] >= 0:
-            at += 1
-        while at < depth and options.rows[option, at] >= 0:
-            for column in range(width):
-                before[at + 1, column] = before[at, column] + each[options.rows[option, at], column]
-            at += 1
-        for column in range(width):
-            costs[option, column] = before[at, column]
-        last = option
+                one[CHAIN] += options.us[task, kind]
+                add_load(one, threads, options.held[task], options.us[task, kind])
+        if not options.may_take[kind, atom]:
+            one[:] = 0.0
+            one[CHAIN] = np.inf
+        each[:, atom] = one
+
+
+@helper
+def _costs(options: Any, paths: Any, threads: Any, kind: Any, costs: Any) -> None:
+    """Each option's (columns) work on each resource, and its chain (rows), for a part of a kind; infinite where it cannot have the option."""
+    each = np.empty((costs.shape[0], options.tasks.shape[0] - 1))
+    _costs_of_atoms(options, threads, kind, each)
+    if paths.path.size == 0:
+        for column in range(costs.shape[0]):
+            for option in range(costs.shape[1]):
+                costs[column, option] = 0.0
+                for atom in options.rows[option]:
+                    if atom < 0:
+                        break
+                    costs[column, option] += each[column, atom]
+        return
+    last = paths.path.size - 2
+    total = np.empty(paths.path[last + 1])
+    for column in range(costs.shape[0]):
+        total[0] = 0.0
+        for node in range(1, last + 1):
+            end = paths.path[node]
+            for edge in range(paths.first[node], paths.first[node + 1]):
+                behind, us = paths.path[paths.behind[edge]], each[column, paths.atom[edge]]
+                count = paths.path[paths.behind[edge] + 1] - behind
+                for one in range(count):
+                    total[end + one] = us + total[behind + one]
+                end += count
+        costs[column] = total[paths.path[last] :]
 
 
 @helper
@@ -116,25 +142,27 @@ def _add(run: Any, chain: Any, bucket: Any, load: Any) -> None:
 
 
 @helper
-def _promising(costs: Any, busy: Any, from_us: Any, parts: Any, own: Any, best: Any, found: Any, bound: Any, score: Any) -> Any:
+def _promising(costs: Any, busy: Any, from_us: Any, parts: Any, own: Any, best: Any, found: Any, bound: Any, score: Any, least: Any) -> Any:
     """found: the options of the least scores, ascending, at most as many as it holds; bound: of each. Returns how many there are. busy: when each
-    resource is done without the bucket; from_us: before which it cannot begin; own: the option that it has."""
+    resource is done without the bucket; from_us: before which it cannot begin; own: the option that it has; least: scratch."""
     count, most = 0, found.size
-    for option in range(costs.shape[0]):
-        chain = costs[option, CHAIN]
-        least = from_us + chain
-        for resource in range(busy.size):
-            least = max(least, busy[resource] + parts * costs[option, resource])
-        if least * ROUNDING > best or option == own:
+    for option in range(least.size):
+        least[option] = from_us + costs[CHAIN, option]
+    for resource in range(busy.size):  # without branches, so that the compiler does several options at once
+        for option in range(least.size):
+            value = busy[resource] + parts * costs[resource, option]
+            least[option] = value if value > least[option] else least[option]
+    for option in range(least.size):
+        if least[option] * ROUNDING > best or option == own:
             continue
-        value = least + CHAIN_WEIGHT * chain
+        value = least[option] + CHAIN_WEIGHT * costs[CHAIN, option]
         if count == most and value >= score[most - 1]:
             continue
         place = count if count < most else most - 1
         while place > 0 and score[place - 1] > value:
             score[place], found[place], bound[place] = score[place - 1], found[place - 1], bound[place - 1]
             place -= 1
-        score[place], found[place], bound[place] = value, option, least
+        score[place], found[place], bound[place] = value, option, least[option]
         count = min(count + 1, most)
     return count
 
@@ -192,18 +220,19 @@ def _best_of(
 
 @kernel(
     _RESULT(
-        _F64, _I64, _I64, _I64, _IN_I64_2D, _IN_I64_2D, _IN_I64, _F64_2D, _BOOL_2D, _I64, _F64, _I64, _I64, _I64, I64, I64, types.float64
+        _F64, _I64, _I64, _I64, _IN_I64, _IN_I64, _IN_I64, _IN_I64, _IN_I64_2D, _IN_I64_2D, _IN_I64, _F64_2D, _BOOL_2D, _I64, _F64, _I64, _I64, _I64, I64, I64,
+        types.float64,
     )
 )  # fmt: skip
 def descend_fully(
-    ready: Any, chain: Any, until: Any, kind: Any, rows: Any, tasks: Any, held: Any, us: Any, may_take: Any, threads: Any, moments: Any,
-    rank: Any, order: Any, choice: Any, most: Any, budget: Any, enough: Any,
+    ready: Any, chain: Any, until: Any, kind: Any, first: Any, atom: Any, behind: Any, path: Any, rows: Any, tasks: Any, held: Any, us: Any,
+    may_take: Any, threads: Any, moments: Any, rank: Any, order: Any, choice: Any, most: Any, budget: Any, enough: Any,
 ) -> Any:  # fmt: skip
     """Improve each bucket's option, ``choice``. Returns the step, the objective, and how many chains were simulated, about ``budget`` at most.
-    ready, chain, until, kind: as ``descent`` takes them; rows to may_take: ``Options``; threads: of each resource; moments: when each
-    tensor is ready; rank: of each chain; order: the buckets that change, one by one; most: of a bucket's options, how many are simulated;
-    enough: the step below which nothing is left to gain."""
-    buckets, options = kind.size, Options(rows, tasks, held, us, may_take)
+    ready, chain, until, kind: as ``descent`` takes them; first to path: ``Paths``; rows to may_take: ``Options``; threads: of each resource;
+    moments: when each tensor is ready; rank: of each chain; order: the buckets that change, one by one; most: of a bucket's options, how many
+    are simulated; enough: the step below which nothing is left to gain."""
+    buckets, options, paths = kind.size, Options(rows, tasks, held, us, may_take), Paths(first, atom, behind, path)
     room = rows.shape[1] * tasks.shape[1]
     run = new_run(
         ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads, moments, rank, room
@@ -211,13 +240,13 @@ def descend_fully(
     snapshots = new_snapshots(buckets, run)
     kinds = us.shape[1]
     resources = occurring(held)
-    costs, known = np.empty((kinds, rows.shape[0], resources + 1)), np.zeros(kinds, np.bool_)
+    costs, known = np.empty((kinds, resources + 1, rows.shape[0])), np.zeros(kinds, np.bool_)
     load, busy = np.zeros((buckets, resources)), np.empty(resources)
     for bucket in range(buckets):
         run.alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]
         _set(run, options, choice[bucket], kind[bucket], chain[bucket], chain[bucket + 1], bucket * room)
         _add(run, chain, bucket, load)
-    found, bound, score = np.empty(most, np.int64), np.empty(most), np.empty(most)
+    found, bound, score, least = np.empty(most, np.int64), np.empty(most), np.empty(most), np.empty(rows.shape[0])
     begin(run)
     _note(run, snapshots, until, 0, buckets)
     best_step = resume(run, ready.size, np.inf)
@@ -235,7 +264,7 @@ def descend_fully(
             continue
         own, low, high = kind[bucket], chain[bucket], chain[bucket + 1]
         if not known[own]:
-            _costs(options, threads, own, costs[own])
+            _costs(options, paths, threads, own, costs[own])
             known[own] = True
         if valid < bucket:  # what was noted for later buckets is of another choice
             restore(run, snapshots, valid)
@@ -243,7 +272,7 @@ def descend_fully(
             valid = bucket
         restore(run, snapshots, bucket)
         from_us = _without(run, low, load[bucket + 1 :], busy)
-        count = _promising(costs[own], busy, from_us, high - low, choice[bucket], best, found, bound, score)
+        count = _promising(costs[own], busy, from_us, high - low, choice[bucket], best, found, bound, score, least)
         chosen, step, best, work = _best_of(run, options, snapshots, bucket, own, low, high, bucket * room, found[:count], bound, best)
         spent += work
         if chosen >= 0:
@@ -257,16 +286,19 @@ def descend_fully(
 
 
 @kernel(
-    types.void(_F64, _I64, _I64, _IN_I64_2D, _IN_I64_2D, _IN_I64, _F64_2D, _BOOL_2D, _I64, _F64, _I64, types.Array(types.boolean, 1, "C"))
+    types.void(
+        _F64, _I64, _I64, _IN_I64_2D, _IN_I64_2D, _IN_I64, _F64_2D, _BOOL_2D, _I64, _F64, _I64, _I64, types.Array(types.boolean, 1, "C")
+    )
 )
 def find_critical(
-    ready: Any, chain: Any, kind: Any, rows: Any, tasks: Any, held: Any, us: Any, may_take: Any, threads: Any, moments: Any, choice: Any, critical: Any
+    ready: Any, chain: Any, kind: Any, rows: Any, tasks: Any, held: Any, us: Any, may_take: Any, threads: Any, moments: Any, rank: Any,
+    choice: Any, critical: Any
 ) -> None:  # fmt: skip
     """critical: of each bucket, whether one of its tasks is on a critical path (``critical``). The rest: as ``descend_fully`` takes it."""
     buckets, options = kind.size, Options(rows, tasks, held, us, may_take)
     room = rows.shape[1] * tasks.shape[1]
     run = new_run(
-        ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads, moments, np.arange(ready.size), room
+        ready, np.empty(buckets * room, np.int64), np.empty(buckets * room), np.empty(buckets * room), threads, moments, rank, room
     )  # fmt: skip
     for bucket in range(buckets):
         run.alike[chain[bucket] : chain[bucket + 1]] = chain[bucket + 1]

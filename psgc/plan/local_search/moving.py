@@ -16,7 +16,7 @@ from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, merged, split
 from psgc.plan.model.problem import Problem
 from psgc.plan.model.timeline import Ints
 
-MOST_OPTIONS: Final = 16  # that are simulated for a bucket in its turn
+MOST_OPTIONS: Final = 6  # that are simulated for a bucket in its turn
 MOVE_OPTIONS: Final = 12  # for one that has moved
 MOVE_OVERHEAD: Final = 200  # what a move costs besides, in simulated chains
 ORDER_ROUNDS: Final = 4  # at most

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
+from psgc.plan.local_search.full_descent import Paths
 from psgc.plan.model import options
 from psgc.plan.model.costs import ALWAYS, IN_FLIGHT, Atom, CodecCosts, Task, price, resources_of, walk
 from psgc.plan.model.curves import Curves, Points, curves_of, task_times
@@ -55,6 +56,19 @@ class Graph:
     atom: Ints
     behind: Ints
     before: Ints
+
+    @functools.cached_property
+    def paths(self) -> Paths:
+        """For ``full_descent``. In the order of the edges, the last node's paths are the options by their numbers."""
+        return Paths(self.first, self.atom, self.behind, np.concatenate([[0], np.cumsum(_paths(self.first, self.behind))]))
+
+
+def _paths(first: Ints, behind: Ints) -> Ints:
+    """Of each node, the number of paths to the end."""
+    paths = np.ones(len(first) - 1, np.int64)
+    for node in range(1, len(paths)):
+        paths[node] = paths[behind[first[node] : first[node + 1]]].sum()
+    return paths
 
 
 @functools.cache

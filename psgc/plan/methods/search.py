@@ -24,9 +24,9 @@ from psgc.plan.methods.seeding import seed
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem
 
-POLISHED: Final = 4  # plans that choose again from all options
+POLISHED: Final = 3  # plans that choose again from all options
 IMPROVED: Final = 3  # plans whose buckets are moved
-BUDGET: Final = 14_000  # simulated chains (``full_descent.simulation_work``) after the first plans
+BUDGET: Final = 10_000  # simulated chains (``full_descent.simulation_work``) after the first plans
 ORDER_BUDGET: Final = 2_000  # likewise, of trials of another order at the end
 
 
