@@ -182,8 +182,7 @@ WITHOUT_EFFECT: Final = {
     "BYTEPS_OMP_THREAD_PER_GPU": "psgc sums in threads of its own: PSGC_SERVER_THREADS",
     "BYTEPS_NCCL_GROUP_SIZE": "psgc has no such stage",
     "BYTEPS_NCCL_NUM_RINGS": "psgc has no such stage",
-    "BYTEPS_PCIE_SWITCH_SIZE": "each process talks to the servers itself",
-    "BYTEPS_REDUCE_ROOTS": "each process talks to the servers itself",
+    "BYTEPS_REDUCE_ROOTS": "each process talks to the servers itself; `psgc doctor` shows which GPUs these would be",
     "BYTEPS_NUMA_ON": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
     "BYTEPS_NUMA_DEFAULT_QUOTA": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
     "BYTEPS_NUMA_ROOT_QUOTA": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
@@ -220,6 +219,7 @@ WITHOUT_EFFECT: Final = {
 # Read elsewhere than in Config: by psgc-launch, for the workers it starts.
 LAUNCHER_VARIABLES: Final = {
     "BYTEPS_VISIBLE_CPU_CORES": "cores that each local rank stays on, as in `0,2-3:4-7`; default: all of them",
+    "BYTEPS_PCIE_SWITCH_SIZE": "GPUs behind each PCIe switch, for `psgc doctor` and `psgc profile`; default: as detected",
     "BYTEPS_ENABLE_GDB": "1: each worker runs under gdb, which prints a backtrace if it crashes",
     "PSGC_NODE_SIZES": "workers on each node, as in `4,4,2`; needed for torch.distributed's ranks where nodes differ in size",
     "PSGC_TEST_FAULT": "nothing; marks the processes of psgc's own tests",

@@ -16,6 +16,8 @@ from psgc.errors import UsageError
 from psgc.launch.job.interpreter import check_command
 from psgc.launch.profiling.links import SIZES as LINK_SIZES
 from psgc.launch.profiling.links import Trips, fit, measure_here, measure_joined
+from psgc.launch.topology import Topology
+from psgc.launch.topology.describe import links_text
 from psgc.machine import machine
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.observed import LEAST_ITERATIONS
@@ -23,6 +25,9 @@ from psgc.plan.inputs.profile import Curves, Profile, computed_profile
 from psgc.transport.registry import choices
 
 CURVE_SIZES: Final = tuple(1 << power for power in range(12, 25, 2))  # elements: 16 KB to 64 MB of fp32
+# Of one message, where only a link's kind is known: as the ready-made clusters have them (psgc/plan/inputs/cluster.py).
+ASSUMED_NVLINK_US: Final = 8.0
+ASSUMED_PCIE_US: Final = 10.0
 LOOPBACK, BETWEEN_NODES = "loopback", "inter"
 
 
@@ -137,13 +142,36 @@ def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
             yield lambda text: progress.update(task, advance=1, description=text)
 
 
-def cluster_of(request: Request, found: Profile) -> Cluster:
-    """One worker a node, as the job on this machine has them. Between nodes the given link, else the measured one. Without a given link the
-    workers share this machine's cores; with one each node is such a machine."""
+def cluster_of(request: Request, found: Profile, topology: Topology) -> tuple[Cluster, dict[str, str]]:
+    """The cluster, and by field a comment that says where its value is from. Between nodes the given link, else the measured one. With a given link each
+    node is such a machine as this, with its GPUs; without one the job's workers share this machine's cores, one a node."""
     measured = next(iter(found.links.values()), None)
+    given = request.inter is not None
     inter = request.inter or measured
     assert inter is not None, "a cluster needs a link"
     within = measured or inter  # with one worker a node nothing travels there
-    source = f"psgc profile on {found.hardware}" if request.inter is None else "links as given to psgc profile"
-    cores = max(1, (os.cpu_count() or 1) // (request.workers if request.inter is None else 1))
-    return Cluster("profiled", request.workers, 1, within, inter, request.servers, source=source, cores=cores)
+    source = "links as given to psgc profile" if given else f"psgc profile on {found.hardware}"
+    cores = max(1, (os.cpu_count() or 1) // (1 if given else request.workers))
+    gpus = len(topology.gpus) if given else 0
+    comments = {
+        "inter": "as given" if given else "measured",
+        "cores": "detected" if given else "detected, shared by the workers",
+        "intra": "measured between processes of this machine"
+        if measured
+        else "assumed: as between nodes; with one worker a node nothing travels there",
+    }
+    host = None
+    if gpus > 1 and topology.intra_gbps:
+        within = Link(topology.intra_gbps, ASSUMED_NVLINK_US if topology.nvlinks_of_a_gpu else ASSUMED_PCIE_US, links_text(topology))
+        comments["intra"] = f"gbps detected ({links_text(topology)}; its rate by data sheet), latency assumed"
+    elif gpus > 1:
+        comments["intra"] = "assumed: the links between this machine's GPUs are not known"
+    if gpus and topology.host_gbps:
+        host = Link(topology.host_gbps, ASSUMED_PCIE_US, "PCIe")
+        comments["host"] = (
+            f"gbps detected (PCIe {topology.gpus[0].generation} x{topology.gpus[0].lanes}, four fifths of its rate), latency assumed"
+        )
+    if gpus:
+        comments["gpus_per_node"] = "detected"
+    cluster = Cluster("profiled", request.workers, max(gpus, 1), within, inter, request.servers, source=source, cores=cores, host=host)
+    return cluster, comments

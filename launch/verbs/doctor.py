@@ -12,15 +12,17 @@ import resource
 import socket
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from psgc.addresses import join
 from psgc.config import Config
-from psgc.errors import ConfigError
+from psgc.errors import ConfigError, UsageError
 from psgc.launch.flags import Json
 from psgc.launch.tables import print_table, progress
+from psgc.launch.topology import Topology, detect, switch_size
+from psgc.launch.topology.describe import rows as rows_of
 
 Finding = tuple[bool, str]
 PACKAGES = {"numpy": (1, 26), "numba": (0, 60), "pyzmq": (26,), "torch": (2, 4)}
@@ -28,7 +30,7 @@ IMPORT_NAMES = {"pyzmq": "zmq"}
 
 
 def doctor(as_json: Json = False) -> None:
-    """Check that psgc can run here, and say how to mend what is wrong.
+    """Check that psgc can run here, and say how to mend what is wrong; show the machine's GPUs, links and interfaces.
 
     Example: psgc doctor --json
     """
@@ -41,13 +43,34 @@ def doctor(as_json: Json = False) -> None:
             ["ok" if c["ok"] else "WRONG", c["name"], c["found"], c["wanted"], "" if c["ok"] else c["remedy"]] for c in report["checks"]
         ]
         print_table(["", "check", "found", "wanted", "remedy"], rows)
+        print_table(["this machine", ""], rows_of(*_machine()))
     sys.exit(0 if report["ok"] else 1)
 
 
 def examine() -> dict[str, Any]:
     """All checks, as ``psgc doctor --json`` prints them."""
     checks = [_check(*row) for row in _rows()]
-    return {"ok": all(check["ok"] for check in checks), "checks": checks}
+    found, size = _machine()
+    return {"ok": all(check["ok"] for check in checks), "checks": checks, "topology": found.to_json(size)}
+
+
+@cache
+def _machine() -> tuple[Topology, int]:
+    """This machine's topology, and BYTEPS_PCIE_SWITCH_SIZE if it suits it."""
+    found = detect()
+    try:
+        return found, switch_size(os.environ, found)
+    except UsageError:
+        return found, 0  # the check says so
+
+
+def _topology() -> Finding:
+    found, _ = _machine()
+    try:
+        switch_size(os.environ, found)
+    except UsageError as error:
+        return False, str(error)
+    return True, f"{len(found.gpus)} GPU(s), {len(found.nics)} network interface(s), {len(found.numa)} NUMA node(s)"
 
 
 def _rows() -> list[tuple[str, Callable[[], Finding], str, str]]:
@@ -68,6 +91,7 @@ def _rows() -> list[tuple[str, Callable[[], Finding], str, str]]:
         ("kernel cache", _kernel_cache, "a folder that can be written", "set NUMBA_CACHE_DIR to one; else every start compiles"),
         ("compiled ahead", _warm, "or at first use, for some 10 s a codec", "psgc warm"),
         ("kernels", _kernels, "a compiled kernel gives its definition's bytes", "reinstall numba and llvmlite"),
+        ("topology", _topology, "shown below; without GPUs nothing of it is needed", "unset BYTEPS_PCIE_SWITCH_SIZE, or correct it"),
         (
             "scheduler",
             _scheduler,

@@ -84,7 +84,10 @@ def profile(
     if warning := unsteady(found):
         print(f"psgc profile: warning: {warning}", file=sys.stderr)
     if cluster_out is not None:
-        _write(cluster_out, cluster_of(request, found).to_toml())
+        from psgc.launch.topology import detect
+
+        cluster, comments = cluster_of(request, found, detect())
+        _write(cluster_out, cluster.to_toml(comments))
     document = found.to_json()
     if output is not None:
         _write(output, json.dumps(document, indent=1))

@@ -35,6 +35,7 @@ Owns the file's format and its errors. Gbit/s are 1e9 bit/s; a latency is the fi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -113,8 +114,8 @@ class Cluster:
             if (value := getattr(self, one.name)) != one.default or one.name == "servers"
         }
 
-    def to_toml(self) -> str:
-        """The file that ``load_cluster`` reads."""
+    def to_toml(self, comments: Mapping[str, str] | None = None) -> str:
+        """The file that ``load_cluster`` reads. comments: beside a field, or a link as a whole, by its name."""
         links = {"intra": self.intra, "inter": self.inter, "server": self.server, "host": self.host}
         head = (
             f"name = {_quoted(self.name)}\nnodes = {self.nodes}\ngpus_per_node = {self.gpus_per_node}\nservers = {self.servers}\n"
@@ -123,11 +124,16 @@ class Cluster:
             + ("" if self.gpudirect else "gpudirect = false\n")
             + f"source = {_quoted(self.source)}\n"
         )
-        return head + "".join(
+        text = head + "".join(
             f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in _link_json(link).items())
             for name, link in links.items()
             if link is not None
         )
+        for name, comment in (comments or {}).items():
+            line = re.search(rf"^(?:\[{name}\]|{name} = .*)$", text, re.MULTILINE)
+            if line is not None:
+                text = f"{text[: line.end()]}  # {comment}{text[line.end() :]}"
+        return text
 
 
 def _link_json(link: Link) -> dict[str, Any]:

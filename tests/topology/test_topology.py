@@ -1,0 +1,176 @@
+"""A machine's topology: from /sys and nvidia-smi's tables, recorded ones of real shapes and hostile ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psgc.errors import UsageError
+from psgc.launch.profiling.measure import Request, cluster_of
+from psgc.launch.topology import Gpu, Nic, Topology, detect, nvidia, switch_size, sysfs
+from psgc.launch.topology.describe import rows
+from psgc.launch.topology.machine import between, cores_text
+from psgc.plan.inputs.cluster import Link, load_cluster
+from psgc.plan.inputs.profile import Profile
+from tests.topology.trees import Device, asking, dgx1, nvlink_4, pcie_4, switch, tree
+
+NOWHERE = Path("/nonexistent")
+
+
+def test_eight_gpus_in_a_mesh_of_nvlinks_with_an_interface_behind_each_switch(tmp_path: Path) -> None:
+    found = detect(dgx1(tmp_path), asking("dgx1-v100"))
+    assert not found.notes and [gpu.numa for gpu in found.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert found.nvlinks_of_a_gpu == 6, "each has six, one or two to each of four others"
+    assert found.intra_gbps == 1200, "150 GB/s one way"
+    assert found.switch_groups() == ((0, 1), (2, 3), (4, 5), (6, 7))
+    nearest = found.nearest_nic()
+    assert [nearest[gpu].name for gpu in range(8)] == ["ib0", "ib0", "ib1", "ib1", "ib2", "ib2", "ib3", "ib3"]
+    assert found.reduce_roots() == (), "every switch has an interface"
+    assert found.sockets == {0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}
+    assert cores_text(found.numa[1]) == "20-39,60-79"
+    assert Topology(sysfs.gpus(tmp_path)).switch_groups() == found.switch_groups(), "the PCI tree alone says so, too"
+
+
+def test_roots_of_reductions_are_off_the_only_interfaces_switch(tmp_path: Path) -> None:
+    """The picture in Jiang et al. 2020: BYTEPS_REDUCE_ROOTS=2,3."""
+    found = detect(nvlink_4(tmp_path), asking("nvlink-4-one-nic"))
+    assert found.switch_groups() == ((0, 1), (2, 3)) and found.reduce_roots() == (2, 3)
+    assert found.switch_groups(4) == ((0, 1, 2, 3),) and found.reduce_roots(4) == (), (
+        "BYTEPS_PCIE_SWITCH_SIZE=4: one group, with the interface"
+    )
+    assert found.to_json()["gpus"][0]["paths"] == {"1": "NV2", "2": "NV2", "3": "NV2"}
+    with pytest.raises(UsageError, match=r"BYTEPS_PCIE_SWITCH_SIZE=3: it does not divide the 4 GPU\(s\)"):
+        found.switch_groups(3)
+    for text, size in (("", 0), ("2", 2)):
+        assert switch_size({"BYTEPS_PCIE_SWITCH_SIZE": text}, found) == size
+    with pytest.raises(UsageError, match="BYTEPS_PCIE_SWITCH_SIZE='two' is wrong"):
+        switch_size({"BYTEPS_PCIE_SWITCH_SIZE": "two"}, found)
+
+
+def test_nvswitches_give_each_gpu_all_its_links() -> None:
+    a100, h100 = (detect(NOWHERE, asking(name)) for name in ("dgx-a100", "dgx-h100"))
+    assert (a100.nvlinks_of_a_gpu, a100.intra_gbps, h100.nvlinks_of_a_gpu, h100.intra_gbps) == (12, 2400, 18, 3600)
+    assert a100.gpus[0].bus == "0000:07:00.0" and h100.gpus[7].name == "NVIDIA H100 80GB HBM3"
+    assert h100.paths["GPU0", "mlx5_0"] == "PXB" and h100.paths["GPU1", "mlx5_3"] == "PXB", "the legend names NIC0, NIC1, ..."
+    nics = tuple(Nic(f"ib{number}", "", rdma=name) for number, name in enumerate(("mlx5_0", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_1")))
+    nearest = replace(h100, nics=nics).nearest_nic()
+    assert [nearest[gpu].rdma for gpu in range(4)] == ["mlx5_0", "mlx5_3", "mlx5_4", "mlx5_5"]
+    assert h100.host_gbps == pytest.approx(31.5 * 16 * 0.8)
+
+
+def test_gpus_behind_pcie_switches(tmp_path: Path) -> None:
+    four = detect(pcie_4(tmp_path), asking("pcie-4"))
+    assert four.switch_groups() == ((0, 1), (2, 3)) and four.nvlinks_of_a_gpu == 0 and four.reduce_roots() == ()
+    assert [four.nearest_nic()[gpu].name for gpu in range(4)] == ["eno2"] * 4, "the one that is nearer to two of them is down"
+    assert [(nic.name, nic.mbit, nic.up) for nic in four.nics] == [("eno1", 0, False), ("eno2", 25_000, True)]
+    assert (four.intra_gbps, four.host_gbps) == (100.9, 100.9), "PCIe 3.0 x16, four fifths of it"
+    eight = detect(NOWHERE, asking("pcie-8"))
+    assert eight.switch_groups() == ((0, 1), (2, 3), (4, 5), (6, 7))
+    near = replace(eight, nics=(Nic("a", "", rdma="mlx5_0"), Nic("b", "", rdma="mlx5_1"))).nearest_nic()
+    assert [near[gpu].name for gpu in range(8)] == ["a"] * 4 + ["b"] * 4
+
+
+def test_several_interfaces_as_near_are_taken_in_turn_and_pairs_of_nvlinks_make_no_whole() -> None:
+    gpus = tuple(Gpu(index, "g", f"0000:0{index}:00.0") for index in range(4))
+    nics = tuple(Nic(name, "") for name in ("x", "y"))
+    paths = {("GPU0", "GPU1"): "NV4", ("GPU1", "GPU0"): "NV4", ("GPU2", "GPU3"): "NV4", ("GPU3", "GPU2"): "NV4"}
+    found = Topology(gpus, nics, paths=paths)
+    assert [nic.name for nic in found.nearest_nic().values()] == ["x", "y", "x", "y"]
+    assert found.nvlinks_of_a_gpu == 0, "GPU 0 reaches GPU 2 over PCIe only"
+
+
+def test_paths_on_pci_are_what_bridges_lie_between() -> None:
+    def at(path: str, numa: int = 0) -> Nic:
+        return Nic(path, path.rpartition("/")[2], tuple(path.split("/")[:-1]), numa)
+
+    one, same = switch("0000:00", "01", "0000:01", "0000:06:00.0", "0000:07:00.0")
+    other = switch("0000:00", "02", "0000:11", "0000:16:00.0")[0]
+    behind = f"{one.rpartition('/')[0]}/0000:20:00.0/0000:21:00.0/0000:22:00.0"
+    away = switch("0000:80", "01", "0000:81", "0000:86:00.0")[0]
+    expected = ((same, 0, "PIX"), (behind, 0, "PXB"), (other, 0, "PHB"), (away, 0, "NODE"), (away, 1, "SYS"))
+    for path, numa, word in expected:
+        assert between(at(one), at(path, numa)) == between(at(path, numa), at(one)) == word
+
+
+def test_a_machine_without_gpus_or_a_readable_sys_has_none_and_nothing_fails(tmp_path: Path) -> None:
+    empty = detect(NOWHERE, _no_smi)
+    assert empty.gpus == () and empty.nics == () and empty.numa == {}
+    here = detect(tree(tmp_path, [Device("pci0000:00/0000:00:03.0", -1, net="eth0", mbit=0)], {0: "0-1"}), _no_smi)
+    assert [(nic.name, nic.numa, nic.mbit) for nic in here.nics] == [("eth0", 0, 0)], "one NUMA node: the card is on it"
+    assert here.gpus == () and here.notes == ("nvidia-smi --query-gpu=index,name: broken",)
+    assert rows(here)[0] == ["GPUs", "none"]
+
+
+def _no_smi(arguments: tuple[str, ...]) -> str:
+    raise UsageError(f"nvidia-smi {arguments[0][:22]}: broken")
+
+
+def test_odd_tables_give_one_line_that_says_what_is_odd() -> None:
+    good = asking("pcie-4")(("topo", "-m"))
+    for text, said in (
+        ("", "expected a line of device names that begins with GPU0, got 'nothing'"),
+        ("NVIDIA-SMI has failed because it could not communicate with the driver", "got 'NVIDIA-SMI has failed"),
+        (good.replace("NODE", "FAST"), "expected a path .* from GPU0 to GPU2, got 'FAST'"),
+        (good.replace("GPU3\tNODE", "GPU3\tPIX"), "expected the same path from"),
+        ("\n".join(line for line in good.splitlines() if not line.startswith("GPU2")), "expected a row for each of GPU0, GPU1, GPU2, GPU3"),
+        (good.replace("\tGPU0\tGPU1", "\tGPU0\tGPU0"), "expected each device once"),
+        ("\tGPU0\tGPU1\nGPU0\t X \tPIX\nGPU0\t X \tPIX\n", "expected one row of 2 paths for GPU0"),
+    ):
+        with pytest.raises(UsageError, match=said) as caught:
+            nvidia.read_paths(text)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+    for text in ("no devices", "0, T4", "x, T4, 00000000:3B:00.0, 3, 16", "0, T4, 3B, 3, 16", "0, A, 0:3B:00.0, 3, 16"):
+        with pytest.raises(UsageError, match="nvidia-smi --query-gpu: expected index, name"):
+            nvidia.read_gpus(text)
+    with pytest.raises(UsageError, match="some of them twice"):
+        nvidia.read_gpus("0, A, 00000000:3B:00.0, 3, 16\n0, B, 00000000:3C:00.0, 3, 16")
+    (virtual,) = nvidia.read_gpus('0, "A, 40 GB", 00000000:3B:00.0, [N/A], [N/A]')
+    assert (virtual.name, virtual.generation, virtual.lanes) == ("A, 40 GB", 0, 0)
+    odd = detect(NOWHERE, lambda arguments: asking("pcie-4")(arguments) if arguments[0] != "topo" else "garbage")
+    assert len(odd.gpus) == 4 and "psgc goes by the PCI tree alone" in odd.notes[0]
+
+
+@given(st.text(max_size=300), st.integers(0, 700), st.text(max_size=3))
+def test_any_text_is_read_or_refused(text: str, at: int, changed: str) -> None:
+    table = asking("pcie-4")(("topo", "-m"))
+    for hostile in (text, table[:at] + changed + table[at + 1 :]):
+        found = detect(NOWHERE, lambda arguments, said=hostile: said if arguments[0] == "topo" else asking("pcie-4")(arguments))  # type: ignore[misc]
+        assert len(found.gpus) == 4 and all("\n" not in note for note in found.notes)
+        found = detect(NOWHERE, lambda arguments, said=hostile: said)  # type: ignore[misc]
+        assert all("\n" not in note for note in found.notes)
+    assert all(0 <= core <= sysfs.MOST_CORES for core in sysfs.read_cores(text))
+
+
+def test_the_cluster_file_of_a_machine_with_gpus_says_what_was_detected_and_what_assumed(tmp_path: Path) -> None:
+    request = Request("gpt2", "v100", (), 4, 1, 20, (), None, False, Link(25.0, 30.0))
+    profile = Profile("", (), "a machine", "now", "measured")
+    cluster, comments = cluster_of(request, profile, detect(nvlink_4(tmp_path / "sys"), asking("nvlink-4-one-nic")))
+    text = cluster.to_toml(comments)
+    assert "gpus_per_node = 4  # detected\n" in text and "[inter]  # as given\n" in text
+    assert "[intra]  # gbps detected (NVLink, 6 a GPU; its rate by data sheet), latency assumed\n" in text
+    assert "[host]  # gbps detected (PCIe 3 x16, four fifths of its rate), latency assumed\n" in text
+    (tmp_path / "cluster.toml").write_text(text)
+    assert load_cluster(str(tmp_path / "cluster.toml")) == cluster
+    assert (cluster.nodes, cluster.gpus_per_node, cluster.intra, cluster.host) == (
+        4,
+        4,
+        Link(1200, 8, "NVLink, 6 a GPU"),
+        Link(100.9, 10, "PCIe"),
+    )
+    plain, comments = cluster_of(request, profile, Topology())
+    assert (plain.gpus_per_node, plain.host, plain.intra) == (1, None, Link(25.0, 30.0)) and "gpus_per_node" not in comments
+    assert "[intra]  # assumed: as between nodes" in plain.to_toml(comments)
+
+
+def test_what_was_found_is_a_table_for_people(tmp_path: Path) -> None:
+    table = dict(rows(detect(nvlink_4(tmp_path), asking("nvlink-4-one-nic"))))
+    assert table["GPUs"] == "4 x Tesla V100-SXM2-16GB; NVLink, 6 a GPU"
+    assert table["GPU 3"] == "0000:3e:00.0, NUMA node 0, PCIe 3 x16, NV2:3, nearest interface ens1f0 (PHB)"
+    assert table["PCIe switches"] == "0 1; 2 3"
+    assert table["reduction roots"] == "2 3 (off the switches of network interfaces)"
+    assert table["interface ens1f0"] == "100 Gbit/s, 0000:1c:00.0, NUMA node 0, RDMA device mlx5_0"
+    assert table["NUMA node 0"] == "cores 0-31"
