@@ -5,7 +5,7 @@
 Trains the demo's GPT by each codec and by ``auto``, in turns, on hosts of a worker each and one of a server. An iteration is the median of a job's last
 ``--steps``; ``auto`` has first had ``--settle`` iterations to choose in. The codecs are those that are sound under the script's optimizer, which are those that
 ``auto`` may choose from. ``--gbps 0`` is no limit. With ``--change`` a job begins at the largest rate that was given and goes on at the least one: how many
-iterations later has it planned again?
+iterations later has it planned again? With ``--measuring`` it says what recording takes of one gradient, and runs nothing else.
 """
 
 from __future__ import annotations
@@ -122,6 +122,21 @@ def change(high: float, low: float, given: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def measuring_ns() -> float:
+    """What noting one gradient's readiness takes, in nanoseconds: the least of several steps of many gradients."""
+    from psgc.torch.gradients.profiler import Recorder, host_mark
+
+    recorder, names, times = Recorder(host_mark), [f"layers.{number}.weight" for number in range(200)], []
+    for _ in range(100):
+        began = time.perf_counter_ns()
+        for name in names:
+            recorder.ready(name)
+        recorder.leaving()
+        recorder.delivered()
+        times.append(time.perf_counter_ns() - began)
+    return min(times) / len(names)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gbps", type=float, action="append", help="of every link; 0: no limit; default: 0.1, 1 and 0")
@@ -132,6 +147,7 @@ def main() -> None:
     parser.add_argument("--settle", type=int, default=45, help="iterations that auto has before them")
     parser.add_argument("--warm-up", type=int, default=5, help="iterations that a fixed codec has before them")
     parser.add_argument("--change", action="store_true", help="only the link that becomes slower")
+    parser.add_argument("--measuring", action="store_true", help="only what measuring costs")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     parser.add_argument("--inner", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -140,6 +156,9 @@ def main() -> None:
             sys.exit(inner(*json.loads(given.inner)))
         except TestbedError as error:
             sys.exit(f"auto: {error}")
+    if given.measuring:
+        print(f"{measuring_ns():.0f} ns a gradient")
+        return
     rates = given.gbps or [0.1, 1.0, 0.0]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:

@@ -1,0 +1,22 @@
+"""The benchmark of ``auto`` reads what a job says of its choices, and what its own measuring costs."""
+
+from __future__ import annotations
+
+from tests.benchmark_scripts import load
+
+bench = load("auto")
+SAID = """
+[node 0] INFO psgc.run: optimizer0: auto, step 9: trying int4, bf16: a step takes 743.6 ms by none, as over links of 0.239 Gbit/s; predicted, in ms: int4 381.6
+[node 0] INFO psgc.run: optimizer0: auto, step 30: int4 from now on; measured, in ms a step: none 743.6, int4 353.4, bf16 720.7
+"""
+STAYS = "[node 0] INFO psgc.run: optimizer0: auto, step 42: bf16 stays, since nothing else would save 5 %: a step takes 752.0 ms by bf16\n"
+
+
+def test_what_a_job_ended_with_is_the_last_that_it_says() -> None:
+    assert bench.kept("nothing") == "?"
+    assert bench.kept(SAID) == "int4"
+    assert bench.kept(SAID + STAYS) == "bf16"
+
+
+def test_what_measuring_costs_is_measured() -> None:
+    assert bench.measuring_ns() > 0
