@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3, help="jobs by each, in turns")
     parser.add_argument("--steps", type=int, default=15, help="iterations that count, the last of a job")
-    parser.add_argument("--settle", type=int, default=45, help="iterations that auto has before them")
+    parser.add_argument("--settle", type=int, default=70, help="iterations that auto has before them")
     parser.add_argument("--warm-up", type=int, default=5, help="iterations that a fixed codec has before them")
     parser.add_argument("--change", action="store_true", help="only the link that becomes slower")
     parser.add_argument("--measuring", action="store_true", help="only what measuring costs")

@@ -4,7 +4,8 @@ Every rank has one Steering and feeds it the same numbers, the job's step time i
 step. The course of it:
 
     measuring   the first window, by what the job began with; then a plan is made, whose candidates are tried
-    trying      one candidate after the other, a window each; the quickest is kept, of those about as quick the one that loses least
+    trying      one candidate after the other, a window each, and those near the quickest once more, because a machine's speed changes from minute to
+                minute; the quickest is kept, of those about as quick the one that loses least
     watching    until windows in a row depart from the step time that was kept; then a plan is made again
 
 So what is kept was measured to be quicker, not only predicted. A plan that changes nothing makes the next one wait longer, so that noise does not make
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 TIE: Final = 0.03  # step times this near to the quickest are as good: medians of a few steps vary by that
+CLOSE: Final = 0.2  # candidates this near to the quickest are measured twice
 DRIFT: Final = 0.25  # of the step time that was kept: beyond, the job or a link has changed
 PATIENCE: Final = 2  # windows in a row
 MOST_PATIENCE: Final = 64
@@ -30,7 +32,8 @@ class Steering:
 
     def __init__(self) -> None:
         self.kept = 0
-        self.measured_ms: list[float] = []  # by candidate, of those tried so far
+        self.measured_ms: list[float] = []  # by candidate, of those tried so far; of two windows the shorter step: other work only adds
+        self._again: list[int] | None = None  # candidates to be measured once more; None: it is not known yet which
         self.reference_ms = 0.0
         self.patience = PATIENCE
         self.switches = 0
@@ -43,7 +46,10 @@ class Steering:
         if self._phase == "measuring":
             return self._plan(step_ms)
         if self._phase == "trying":
-            self.measured_ms.append(step_ms)
+            if self.kept == len(self.measured_ms):
+                self.measured_ms.append(step_ms)
+            else:
+                self.measured_ms[self.kept] = min(step_ms, self.measured_ms[self.kept])
             return self._next()
         departs = abs(step_ms - self.reference_ms) > DRIFT * self.reference_ms
         self._departed = self._departed + 1 if departs else 0
@@ -63,13 +69,15 @@ class Steering:
         return self._phase == "watching"
 
     def _plan(self, step_ms: float) -> Verdict:
-        self._phase, self.measured_ms, self._departed = "planning", [step_ms], 0
+        self._phase, self.measured_ms, self._departed, self._again = "planning", [step_ms], 0, None
         return "plan"
 
     def _next(self) -> Verdict:
         before, tried = self.kept, len(self.measured_ms)
         if tried < len(self._losses):
             self.kept = tried
+        elif again := self._close():
+            self.kept = again.pop()
         else:
             self._phase = "watching"
             self.kept = self._best()
@@ -79,6 +87,14 @@ class Steering:
             return "go on"
         self.switches += 1
         return "switch"
+
+    def _close(self) -> list[int]:
+        """The candidates that are still to be measured once more, the last of them next: first the one that the job has now."""
+        if self._again is None:
+            limit = (1 + CLOSE) * min(self.measured_ms)
+            near = [number for number, step_ms in enumerate(self.measured_ms) if step_ms <= limit]
+            self._again = near if len(near) > 1 else []
+        return self._again
 
     def _best(self) -> int:
         quickest = min(self.measured_ms)
