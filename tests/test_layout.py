@@ -26,6 +26,9 @@ from psgc.layout import (
     key_text,
     make_key,
 )  # fmt: skip
+from psgc.layout.collective import BROADCAST, ENCODED, ENCODED_BY_NODE, SUM, SUM_BY_NODE
+from psgc.layout.records import NO_SERVER
+from psgc.plan.model.options import all_options
 
 KINDS = ("plan", "adhoc", "broadcast")
 CODECS = ("none", "fp16", "onebit", "topk:k=0.01", "onebit/int8")
@@ -367,3 +370,29 @@ def test_a_codec_whose_payloads_do_not_grow_leaves_buckets_uncut(codec: str) -> 
     declaration = Declaration("m", "plan", (TensorSpec("w", (5_000_000,), "float32"),), codec, True)
     layout = build_layout(declaration, layout_id=1, servers=2, workers=2)
     assert [len(bucket.parts) for bucket in layout.buckets] == [1]
+
+
+def test_without_servers_every_bucket_has_an_option_that_a_plan_may_have_and_broadcasts_have_their_own() -> None:
+    tensors = (TensorSpec("w", (9000,), "float32"), TensorSpec("h", (90,), "float16"), TensorSpec("i", (9,), "int64"))
+    flat, by_node = (1, 1, 1), (2, 1)
+    wanted = {
+        ("plan", "none", flat): {SUM}, ("plan", "none", by_node): {SUM_BY_NODE, SUM}, ("plan", "int8", flat): {ENCODED, SUM},
+        ("adhoc", "none", (3,)): {SUM}, ("broadcast", "none", by_node): {BROADCAST},
+    }  # fmt: skip
+    for (kind, codec, node_sizes), options in wanted.items():
+        members = tensors[:1] + tensors[2:] if codec == "int8" else tensors
+        buckets = tuple(BucketSpec((i,), codec if tensor.dtype == "float32" else "none", -i) for i, tensor in enumerate(members))
+        declaration = Declaration("x", kind, members, codec, True, buckets=buckets)  # type: ignore[arg-type]
+        layout = build_layout(declaration, layout_id=1, servers=0, workers=3, node_sizes=node_sizes)
+        assert {bucket.option for bucket in layout.buckets} == options, (kind, codec, node_sizes)
+        assert all(part.server == NO_SERVER for _, part in layout.parts())
+    whole = build_layout(replace(TWO, codec="int8"), layout_id=1, servers=0, workers=3, node_sizes=by_node)
+    assert {bucket.option for bucket in whole.buckets} <= {ENCODED_BY_NODE, SUM_BY_NODE}
+    assert {SUM, SUM_BY_NODE, ENCODED, ENCODED_BY_NODE} <= set(all_options())
+
+
+def test_without_servers_codecs_that_need_them_are_refused_with_the_tensor_and_the_remedy() -> None:
+    for codec in ("powersgd", "shared", "onebit/relay", "topk:momentum=dgc"):
+        declaration = Declaration("x", "adhoc", (TensorSpec("w", (64, 64), "float32"),), codec, True)
+        with pytest.raises(CodecError, match=r"^tensor 'w': codec \S+ needs servers, and this job has none; start one or more .*int8"):
+            build_layout(declaration, layout_id=1, servers=0, workers=2)

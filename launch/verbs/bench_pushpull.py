@@ -15,7 +15,7 @@ from psgc.transport.registry import choices
 
 def pushpull(
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
-    servers: Annotated[int, typer.Option(help="Server processes.")] = 1,
+    servers: Annotated[int, typer.Option(help="Server processes; 0: workers aggregate among themselves.")] = 1,
     nbytes: Annotated[int, typer.Option("--bytes", help="Bytes of fp32.")] = 25_000_000,
     codec: Annotated[str, typer.Option(help="Codec.")] = "none",
     transport: Annotated[str, typer.Option(help=f"One of {', '.join(choices())}.")] = "auto",
@@ -32,8 +32,10 @@ def pushpull(
     codec = parse_scheme(codec).canonical
     if transport not in choices():
         raise UsageError(f"bench pushpull: --transport {transport}: expected one of {', '.join(choices())}")
-    if min(workers, servers, rounds) < 1:
-        raise UsageError(f"bench pushpull: --workers {workers} --servers {servers} --rounds {rounds}: each must be at least 1")
+    if min(workers, rounds) < 1 or servers < 0:
+        raise UsageError(
+            f"bench pushpull: --workers {workers} --servers {servers} --rounds {rounds}: at least 1 worker and round, and 0 servers or more"
+        )
     with progress(as_json) as tell:
         tell(f"{rounds} rounds of {nbytes} bytes, {workers} workers, {servers} servers")
         result = bench_pushpull(workers, servers, nbytes, codec, transport, rounds)

@@ -107,3 +107,14 @@ def total(states: list[dict[str, Any]]) -> torch.Tensor:
         for name, residual in state["servers"]["gradients"].items():
             sums[name] += residual
     return torch.cat(list(sums.values()))
+
+
+@pytest.mark.long
+def test_without_servers_a_job_goes_on_bit_for_bit_too_with_every_codec_that_runs_there(make_job: MakeJob, tmp_path: Path) -> None:
+    """In the same processes, and in new ones."""
+    ways = [way for way in WAYS if not resume.needs_servers(way)]
+    assert len(ways) > 30
+    weights = digests(make_job(servers=0, hang_s=300.0), tmp_path, "save,rollback", ways)
+    weights |= digests(make_job(servers=0, hang_s=300.0), tmp_path, "load", ways)
+    for way in ways:
+        assert weights["save", way] == weights["rollback", way] == weights["load", way], way

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 import psgc.torch as psgc
-from psgc.codecs import registered_codecs, registered_schemes
+from psgc.codecs import parse_scheme, registered_codecs, registered_schemes
+from psgc.layout import collective
 
 STEPS, AT = 24, 12
 LR = 0.02
@@ -35,6 +36,11 @@ def ways() -> list[str]:
         "onebit:momentum=nesterov,residual=int8", "scaled onebit", "scaled topk/none", "scaled int4:residual=int8", "scaled powersgd",
         "skipping topk", "OneBitAdam", "OneBitAdam:dithering", "scaled OneBitAdam", "ZeroOneAdam", "ZeroOneAdam:topk",
     ]  # fmt: skip
+
+
+def needs_servers(way: str) -> bool:
+    kind, _, codec = way.rpartition(" ")[2].partition(":")
+    return collective.needs_servers(parse_scheme((codec or "onebit") if kind.endswith("Adam") else way.rpartition(" ")[2]))
 
 
 def make(way: str, model: nn.Module) -> Any:

@@ -97,9 +97,9 @@ def planned_buckets(plan: Plan, tensors: Sequence[TensorSpec], shape: JobShape =
 
 
 def plan_of(layout: Layout, servers: int | None = None) -> Plan:
-    """The plan under which the same tensors get this layout again. servers: of the job; None: it has none, and parts lie nowhere."""
+    """The plan under which the same tensors get this layout again. servers: of the job; None or 0: it has none, and parts lie nowhere."""
     buckets = tuple(_planned(layout, bucket, servers is not None) for bucket in layout.buckets)
-    return Plan(layout.name, f"{layout.workers} workers", buckets, shape=JobShape(layout.workers, servers))
+    return Plan(layout.name, f"{layout.workers} workers", buckets, shape=JobShape(layout.workers, servers or None))
 
 
 def _planned(layout: Layout, bucket: Bucket, placed: bool) -> PlannedBucket:

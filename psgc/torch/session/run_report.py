@@ -129,20 +129,21 @@ class RunReport:
         """Says who was waited for. The rank that waited least was usually the last to push; the time that even this rank waited was spent in the
         network and the servers."""
         text = f"rank {self._session.rank} waited {_duration(waited_s)} of {_duration(elapsed_s)} for gradients"
+        busy = "network and servers" if self._session.config.servers else "the network"
         slowest = counted.get("slowest_rank", -1)
         least_s, most_s = counted.get("least_waited_ms", 0) / 1e3, counted.get("most_waited_ms", 0) / 1e3
         clear_s = max(CLEAR_S, CLEAR_SHARE * elapsed_s)
         if slowest < 0:
             return text
         if most_s - least_s < clear_s:
-            return f"{text}: network and servers; no rank was much slower than the others"
+            return f"{text}: {busy}; no rank was much slower than the others"
         if slowest == self._session.rank:
-            return f"{text}: network and servers; it was the slowest rank, others waited for it, up to {_duration(most_s - least_s)}"
+            return f"{text}: {busy}; it was the slowest rank, others waited for it, up to {_duration(most_s - least_s)}"
         for_rank = max(0.0, waited_s - least_s)
         if for_rank < clear_s:
-            return f"{text}: network and servers; rank {slowest} was no faster, others waited for both"
+            return f"{text}: {busy}; rank {slowest} was no faster, others waited for both"
         rest = _duration(waited_s - for_rank)
-        return f"{text}: {_duration(for_rank)} for slower ranks (rank {slowest} was the slowest), {rest} for network and servers"
+        return f"{text}: {_duration(for_rank)} for slower ranks (rank {slowest} was the slowest), {rest} for {busy}"
 
 
 _reports: weakref.WeakKeyDictionary[Session, RunReport] = weakref.WeakKeyDictionary()
