@@ -88,6 +88,25 @@ def test_it_plans_again_within_30_steps_of_a_change(ranks: Any, slow: Slow, capl
     assert re.search(r"auto, step \d+: a step takes \S+ ms instead of \S+: planning again", caplog.text)
 
 
+def test_where_no_codec_carries_some_gradient_the_job_stays_as_it_is(
+    ranks: Any, slow: Slow, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    caplog.set_level("INFO", "psgc.run")
+
+    def work(rank: int) -> str:
+        model = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64, dtype=torch.float64)])
+        optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), compression="auto")
+        for _ in range(12):
+            slow.step(optimizer._psgc_exchange)
+            optimizer.zero_grad()
+            sum(layer(torch.randn(4, 64, dtype=layer.weight.dtype)).square().mean() for layer in model).backward()
+            optimizer.step()
+        return str(optimizer._psgc_exchange.choice.codec)
+
+    assert ranks.run(2, work, min_compress_bytes=0) == ["none", "none"]
+    assert "none stays, since nothing else would save 5 %" in caplog.text
+
+
 def test_switching_by_hand_ends_it(ranks: Any, slow: Slow) -> None:
     def work(rank: int) -> bool:
         model = nn.Linear(64, 64)

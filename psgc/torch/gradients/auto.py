@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.errors import PsgcError
+from psgc.errors import CodecError, PsgcError
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, profile_of
 from psgc.plan.live.outlook import PLAN, Machines, Outlook, losses, outlook, sound_codecs
@@ -193,18 +193,26 @@ class AutoPlan:
         ready = [each for each in iterations if each.ready_us]
         profile = replace(profile_of(ready, numel, model=exchange.name, shapes=shapes), codecs=self._curves)
         present = [bucket for layout in exchange.layouts for bucket in plan_of(layout).buckets]
-        layouts = {codec: self._buckets_by(codec) for codec in codecs}
+        layouts = {codec: buckets for codec in codecs if (buckets := self._buckets_by(codec)) is not None}
         by_plan = exchange.choice.plan is not None
         return outlook(
             profile, self._machines(), step_ms, present, layouts, "" if by_plan else exchange.choice.codec,
             plans=len(kinds) == 1 and not by_plan,
         )  # fmt: skip
 
-    def _buckets_by(self, codec: str) -> tuple[PlannedBucket, ...]:
+    def _buckets_by(self, codec: str) -> tuple[PlannedBucket, ...] | None:
+        """The buckets that the job would have by this codec; None where it does not carry some gradient's dtype."""
         session, declaration = self._exchange.session, self._exchange.proposed(codec)
-        layout = build_layout(
-            declaration, layout_id=1, servers=max(1, session.config.servers), workers=session.size, used_by_all=frozenset(declaration.used)
-        )
+        try:
+            layout = build_layout(
+                declaration,
+                layout_id=1,
+                servers=max(1, session.config.servers),
+                workers=session.size,
+                used_by_all=frozenset(declaration.used),
+            )
+        except CodecError:
+            return None
         return plan_of(layout).buckets
 
     def _machines(self) -> Machines:
