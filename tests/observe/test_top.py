@@ -34,7 +34,7 @@ def test_a_running_job_is_shown_and_goes_on_as_if_nobody_looked(
     make_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     job = make_job(env={"PSGC_CODEC": "int8"})
-    job.whole("--until", str(tmp_path / "enough"), job="trains.py")
+    job.whole("--until", str(tmp_path / "enough"), "--slow-rank", "1", job="trains.py")
     env = be_outside(monkeypatch, job)
     found: dict[str, Any] = {}
     until = time.monotonic() + 100
@@ -43,6 +43,7 @@ def test_a_running_job_is_shown_and_goes_on_as_if_nobody_looked(
         done = psgc("top", "--json")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
+        time.sleep(0.3)
     assert [row["index"] for row in found["workers"]] == [0, 1]
     assert found["ratio"] > 3
     for name in env:
