@@ -234,6 +234,7 @@ TWO = Declaration("m", "adhoc", (TensorSpec("a", (2, 3), "float32"), TensorSpec(
         ({"mean": False}, "mean on rank 2 is True, on rank 5 it is False"),
         ({"kind": "plan"}, "kind on rank 2 is adhoc, on rank 5 it is plan"),
         ({"root": 1}, "root on rank 2 is 0, on rank 5 it is 1"),
+        ({"hashed": "djb2"}, r"the hash function that places parts \(BYTEPS_KEY_HASH_FN\) on rank 2 is not set, on rank 5 it is djb2"),
         ({"part_bytes": 1 << 20}, "part_bytes on rank 2 is 4194304, on rank 5 it is 1048576"),
     ],
 )

@@ -160,3 +160,20 @@ def test_bytepss_names_choose_the_hash_and_nothing_chooses_psgcs_placement() -> 
     ):  # fmt: skip
         assert Config.from_env(env).hashed == text
         assert not text or HashPlacement.parse(text).text == text
+
+
+def test_a_key_that_few_contribute_to_weighs_as_many_contributions() -> None:
+    """Behind sums within two nodes of three ranks each, two of six ranks push a key: it weighs a third of a bucket that all push."""
+    tensors = (TensorSpec("a", (6 * 4096,), "float32"), TensorSpec("b", (2 * 4096,), "float32"))
+    option = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
+    buckets = (BucketSpec((0,), "none", 1, 1, option=option), BucketSpec((1,), "none", 0, 2))
+    declared = Declaration("m", "plan", tensors, "none", True, buckets=buckets)
+    layout = build_layout(declared, layout_id=1, servers=2, workers=6, node_sizes=(3, 3), machines=Machines((0, 1), (0, 0, 3, 3)))
+    keys = layout.buckets[0].keys
+    assert [len(key.contributors) for key in keys] == [2, 2, 2]
+    loads = Counter({0: 0.0, 1: 0.0})
+    for key in keys:
+        loads[key.server] += key.numel / 3
+    for part in layout.buckets[1].parts:
+        loads[part.server] += part.numel
+    assert abs(loads[0] - loads[1]) <= 4096

@@ -39,10 +39,11 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
         "stream",
         "past_steps",
         "turn",
-        "hashed",
     ):
         if getattr(first, attribute) != getattr(other, attribute):
             raise differ(attribute, getattr(first, attribute), getattr(other, attribute))
+    if first.hashed != other.hashed:
+        raise differ("the hash function that places parts (BYTEPS_KEY_HASH_FN)", first.hashed or "not set", other.hashed or "not set")
     if first.buckets != other.buckets:
         raise differ(*_planned_apart(first, other))
 
