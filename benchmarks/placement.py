@@ -1,6 +1,6 @@
 """How evenly parts lie on servers, on worker machines and on machines of their own: psgc's placement beside BytePS's hash functions.
 
-    python benchmarks/placement.py                     # n = 2 to 32 worker machines, k = 0 to n others, seven models; minutes
+    python benchmarks/placement.py                     # n = 2 to 32 worker machines, k = 0 to n others, seven models; an hour or more
     python benchmarks/placement.py --nodes 8 32 --models vgg16
 
 Nothing is measured: layouts are made as a job makes them. *Bytes*: what the busiest machine's link has to carry, over the least possible (Jiang et al. 2020,
