@@ -22,7 +22,8 @@ TWICE = ["comp@cpu", "flat.all_to_all.c", "decomp@cpu", "comp@cpu", "flat.all_ga
 def run_on(job: Any, node_sizes: tuple[int, ...], **env: str) -> str:
     """What the workers say, the whole job having ended well. node_sizes: ranks of each node."""
     job.scheduler()
-    job.server()
+    for index in range(job.servers):
+        job.server(index)
     workers = [
         job.worker(node, job=JOB, BYTEPS_LOCAL_RANK=str(local), BYTEPS_LOCAL_SIZE=str(size), **env)
         for node, size in enumerate(node_sizes)
@@ -34,19 +35,39 @@ def run_on(job: Any, node_sizes: tuple[int, ...], **env: str) -> str:
 
 @pytest.mark.timeout(300)
 def test_a_sample_of_the_options_gives_every_rank_the_exact_mean_and_a_late_rank_is_named(make_job: Callable[..., Any]) -> None:
-    said = run_on(make_job(nodes=2, hang_s=250), (1, 2), OPTIONS_EVERY="37", OPTIONS_LATE="2")
+    """Options over servers, too: of two, each of which has room for one key at a time."""
+    job = make_job(nodes=2, servers=2, hang_s=250, env={"PSGC_WINDOW_BYTES": "1"})
+    said = run_on(job, (1, 2), OPTIONS_EVERY="37", OPTIONS_LATE="2")
     assert re.search(r"rank [01] waits in \S+ of 't\d+' in its step 1 for .*2; does each of them call backward\(\) and step\(\)\?", said), (
         said
     )
     assert len(re.findall(r"checked 118 options, nodes of \(1, 2\)", said)) == 3
+    digest_over_servers(said, ranks=3)
+
+
+def digest_over_servers(said: str, ranks: int) -> str:
+    """Of all results over servers, which are the same on all ranks."""
+    found = re.findall(r"checked 8 buckets over servers, digest (\w+)", said)
+    assert len(found) == ranks, said
+    assert len(set(found)) == 1, found
+    return found[0]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_results_over_servers_are_the_same_bits_in_every_run_over_any_transport(make_job: Callable[..., Any]) -> None:
+    jobs = [make_job(nodes=2, servers=2, hang_s=250, env={"PSGC_TRANSPORT": transport}) for transport in ("tcp", "tcp", "auto")]
+    assert len({digest_over_servers(run_on(job, (2, 2), OPTIONS_EVERY="2000"), ranks=4) for job in jobs}) == 1
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_all_of_the_options_do(make_job: Callable[..., Any]) -> None:
     said = run_on(make_job(nodes=2, hang_s=850), (2, 2))
+    digest_over_servers(said, ranks=4)
     assert len(re.findall(r"checked 4341 options, nodes of \(2, 2\)", said)) == 4
     said = run_on(make_job(nodes=3, hang_s=850), (1, 2, 3), OPTIONS_EVERY="21")
+    digest_over_servers(said, ranks=6)
     assert len(re.findall(r"checked 207 options, nodes of \(1, 2, 3\)", said)) == 6
 
 
