@@ -21,6 +21,8 @@ from psgc.plan.planfile.reading import read_plan
 from psgc.plan.planfile.runtime import ENCODED, PLAIN, load_runnable, plan_of, planned_buckets
 
 CODECS = ("none", "int8", "onebit/int8", "topk:k=0.01", "shared", "bf16")
+PLAIN_NODES = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
+ENCODED_NODES = ("intra.reduce", "comp@cpu", "inter.push.c", "inter.pull.c", "decomp@cpu", "intra.broadcast")
 EXTENTS = (1, 7, 4096, 4097, 12288, 70001)
 
 
@@ -45,7 +47,8 @@ def planned(draw: st.DrawFn) -> tuple[Plan, tuple[TensorSpec, ...]]:
             codec = draw(st.sampled_from(CODECS))
             priority = draw(st.integers(-3, 3))
             names = tuple(t.name for t in members)
-            buckets.append(PlannedBucket(names, numel, parts, priority, codec, PLAIN if codec == "none" else ENCODED))
+            options = [PLAIN, PLAIN_NODES] if codec == "none" else [ENCODED, ENCODED_NODES] if codec != "shared" else [ENCODED]
+            buckets.append(PlannedBucket(names, numel, parts, priority, codec, draw(st.sampled_from(options))))
     return Plan("m", "c", tuple(draw(st.permutations(buckets)))), tensors
 
 
@@ -131,7 +134,7 @@ def changed(**change: Any) -> Plan:
         (("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@cpu"), "comp@gpu"),
         (("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@gpu"), "decomp@gpu"),
         (("comp@gpu", "flat.all_gather.c", "decomp@cpu"), "comp@gpu"),
-        (("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather"), "intra.reduce_scatter"),
+        (("intra.reduce_scatter", "comp@gpu", "inter.push.c", "inter.pull.c", "decomp@cpu", "intra.all_gather"), "comp@gpu"),
     ],
 )
 def test_an_action_that_is_not_carried_yet_is_named_with_its_bucket(option: tuple[str, ...], action: str, tmp_path: Path) -> None:
@@ -209,3 +212,20 @@ def test_ranks_with_different_plans_are_told_which_bucket_differs(change: dict[s
 def test_a_rank_without_the_plan_is_found_out() -> None:
     with pytest.raises(LayoutMismatch, match="the number of the plan's buckets on rank 0 is 1, on rank 1 it is 0"):
         compare(declared(PLAN, TWO), 0, replace(declared(PLAN, TWO), buckets=()), 1)
+
+
+def test_servers_behind_sums_within_nodes_are_carried_with_each_parts_server(tmp_path: Path) -> None:
+    """Each part's keys lie on the server that the plan names for it."""
+    path = tmp_path / "plan.json"
+    chosen = Plan("m", "c", (PlannedBucket(("b", "a"), 9003, 2, 0, "int8", ENCODED_NODES, servers=(1, 0)),), shape=JobShape(3, 2))
+    path.write_text(json.dumps(chosen.to_json()))
+    plan = load_runnable(str(path))
+    layout = build_layout(declared(plan, TWO, JobShape(3, 2)), layout_id=1, servers=2, workers=3, node_sizes=(1, 2))
+    (bucket,) = layout.buckets
+    assert bucket.option == ENCODED_NODES
+    assert [(key.server, key.contributors) for key in bucket.keys] == [(1, (0, 1)), (0, (0, 2))], "each part has another root"
+    assert plan_of(layout, 2).buckets[0].servers == (1, 0)
+    other = replace(chosen, buckets=(replace(chosen.buckets[0], codec="shared"),))
+    path.write_text(json.dumps(other.to_json()))
+    with pytest.raises(UsageError, match="codec shared runs where every rank pushes all to servers"):
+        load_runnable(str(path))

@@ -78,7 +78,8 @@ def check_over_servers(session: Session) -> None:
             missing[n] += mean.astype(np.float64) - found
             digest = zlib.crc32(found.tobytes(), digest)
     for (codec, option), lacks in zip(chosen, missing, strict=True):
-        most = np.abs(lacks).mean(); print("MISS", codec, option[0], most)
+        most = np.abs(lacks).mean()
+        print("MISS", codec, option[0], most)
         # Error feedback keeps what is missing, so that it does not grow with the steps.
         assert most <= BOUNDS.get(codec, 0.0), f"{codec}, {option}: {most:.2f} of each element are missing after {LOSSY_STEPS} steps"
     print(f"checked {len(chosen)} buckets over servers, digest {digest:08x}", flush=True)

@@ -196,6 +196,11 @@ def over_groups(option: Option) -> bool:
     return not any(action.partition(".")[2].startswith(("push", "pull")) for action in option)
 
 
+def is_program(option: Option) -> bool:
+    """Whether jobs run it over groups of ranks, with servers in between or without: every option but those by which each rank pushes all that it has."""
+    return not any(action.startswith(("flat.push", "flat.pull")) for action in option)
+
+
 def is_uncompressed(option: Option) -> bool:
     return encodes(option) == 0
 

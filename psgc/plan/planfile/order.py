@@ -17,7 +17,7 @@ from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.documents import shown
 from psgc.plan.model.costs import FLOAT_BYTES, LINKS, RESOURCES, CodecCosts, price, resources_of, walk
-from psgc.plan.model.options import Option, over_groups
+from psgc.plan.model.options import Option, is_program
 from psgc.plan.model.plan import Issue, PlannedBucket
 from psgc.program.order import is_issued
 
@@ -143,12 +143,12 @@ def one_order(order: Order, source: str = "plan") -> list[Issue]:
 
 
 def turns_of(order: Order, buckets: Sequence[PlannedBucket]) -> list[tuple[int, ...]]:
-    """For each bucket that runs over groups of ranks, the turns of its transfers, as ``psgc.layout.BucketSpec`` has them; for others nothing. A transfer that
+    """For each bucket that runs over groups of ranks, the turns of its transfers (pushes and pulls among them), as ``psgc.layout.BucketSpec`` has them; for others nothing. A transfer that
     no lane lists, since it takes no time on the plan's cluster, comes just before the part's next one."""
     left = {
         (number, part): [*(step for step, action in enumerate(bucket.option) if is_issued(action)), len(bucket.option)]
         for number, bucket in enumerate(buckets)
-        if over_groups(bucket.option)
+        if is_program(bucket.option)
         for part in range(bucket.parts)
     }
     turns: dict[tuple[int, int], list[int]] = {chain: [] for chain in left}
@@ -160,5 +160,5 @@ def turns_of(order: Order, buckets: Sequence[PlannedBucket]) -> list[tuple[int, 
         while left.get(chain) and left[chain][0] <= until:
             turns[chain].append(next(taken))
             del left[chain][0]
-    parts = {number: range(bucket.parts) for number, bucket in enumerate(buckets) if over_groups(bucket.option)}
+    parts = {number: range(bucket.parts) for number, bucket in enumerate(buckets) if is_program(bucket.option)}
     return [tuple(turn for part in parts.get(number, ()) for turn in turns[number, part]) for number in range(len(buckets))]

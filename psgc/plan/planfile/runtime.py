@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from psgc.codecs import parse_scheme
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import CodecError, UsageError
-from psgc.layout import MAX_PRIORITY, Bucket, BucketSpec, Layout, TensorSpec, equal_parts
-from psgc.plan.model.options import OVER_SERVERS, encodes, over_groups
+from psgc.layout import MAX_PRIORITY, Bucket, BucketSpec, Layout, Part, TensorSpec, equal_parts
+from psgc.layout.contributions import keys_of
+from psgc.plan.model.options import OVER_SERVERS, encodes, is_program
 from psgc.plan.model.plan import NOT_KNOWN, UNCOMPRESSED, JobShape, Plan, PlannedBucket
 from psgc.plan.planfile.fits import check_job
 from psgc.plan.planfile.order import turns_of
@@ -43,16 +44,17 @@ def why_not_run(plan: Plan, source: str) -> str | None:
 
 
 def _check_carried(bucket: PlannedBucket, place: str) -> None:
-    """Carried are PLAIN, ENCODED, and whatever workers do among themselves with codecs on the CPU."""
+    """Carried are PLAIN, ENCODED, and whatever workers do among themselves, or in nodes around servers, with codecs on the CPU."""
     for action in bucket.option:
         if action.endswith("@gpu"):
             raise UsageError(
                 f"{place}: action {action!r}, which jobs do not carry yet: they encode and decode on the CPU; plan with devices = ['cpu']"
             )
-        if not over_groups(bucket.option) and action not in (*PLAIN, *ENCODED):
-            raise UsageError(
-                f"{place}: action {action!r}, which jobs do not carry yet: over servers they carry {' '.join(PLAIN)} and {' '.join(ENCODED)}"
-            )
+    if not is_program(bucket.option) and bucket.option not in (PLAIN, ENCODED):
+        raise UsageError(
+            f"{place}: option {' '.join(bucket.option)}, which jobs do not carry: where every rank pushes all to servers they carry "
+            f"{' '.join(PLAIN)} and {' '.join(ENCODED)}"
+        )
     if not encodes(bucket.option) and bucket.codec != UNCOMPRESSED:
         raise UsageError(
             f"{place}: codec {bucket.codec}, but {' '.join(bucket.option)} encodes nothing; take codec none, or an option that encodes"
@@ -63,8 +65,10 @@ def _check_carried(bucket: PlannedBucket, place: str) -> None:
         scheme = parse_scheme(bucket.codec)
     except CodecError as error:
         raise UsageError(f"{place}: {error}") from None
-    if over_groups(bucket.option) and type(scheme) is not PairScheme:
-        raise UsageError(f"{place}: codec {bucket.codec} runs over servers alone, not by {' '.join(bucket.option)}; choose another codec")
+    if is_program(bucket.option) and type(scheme) is not PairScheme:
+        raise UsageError(
+            f"{place}: codec {bucket.codec} runs where every rank pushes all to servers, not by {' '.join(bucket.option)}; choose another codec"
+        )
 
 
 def not_carried(buckets: Sequence[PlannedBucket]) -> list[int]:
@@ -89,7 +93,7 @@ def planned_buckets(plan: Plan, tensors: Sequence[TensorSpec], shape: JobShape =
     return tuple(
         BucketSpec(
             tuple(indices[name] for name in bucket.tensors), parse_scheme(bucket.codec).canonical, bucket.priority, bucket.parts,
-            bucket.part_numel, bucket.servers if shape.servers is not None else (), bucket.option if over_groups(bucket.option) else (),
+            bucket.part_numel, bucket.servers if shape.servers is not None else (), bucket.option if is_program(bucket.option) else (),
             own,
         )
         for bucket, own in zip(plan.buckets, turns, strict=True)
@@ -108,5 +112,13 @@ def _planned(layout: Layout, bucket: Bucket, placed: bool) -> PlannedBucket:
     return PlannedBucket(
         tuple(layout.tensors[i].name for i in bucket.tensors), bucket.numel, len(sizes), bucket.priority, bucket.codec,
         bucket.option or (PLAIN if bucket.codec == UNCOMPRESSED else ENCODED), 0 if sizes == equal_parts(bucket.numel, len(sizes)) else sizes[0],
-        tuple(part.server for part in slices) if placed and not bucket.over_groups else (),
+        _servers_of(bucket, slices) if placed else (),
     )  # fmt: skip
+
+
+def _servers_of(bucket: Bucket, slices: Sequence[Part]) -> tuple[int, ...]:
+    """The server of each slice; nothing where none has any, or the keys of one lie on several."""
+    if not bucket.over_groups:
+        return tuple(part.server for part in slices)
+    found = [{key.server for key in keys_of(bucket, part)} for part in slices]
+    return tuple(server for servers in found for server in servers) if all(len(servers) == 1 for servers in found) else ()
