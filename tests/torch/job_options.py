@@ -26,7 +26,8 @@ from psgc.worker.session import Session
 
 STEPS = 2
 NUMEL, PARTS, LOSSY_STEPS = 70_001, 3, 10
-BOUNDS = {"int8": 5.0, "topk:k=0.1": 500.0}  # of what is missing of the mean, for each element on average; gradients are up to 99
+# Of what is missing of all steps' means together, for each element on average: 0.2 and 40 for three ranks, and some 65 by topk if errors were forgotten.
+BOUNDS = {"int8": 1.0, "topk:k=0.1": 55.0}
 
 
 class Buffer:
@@ -79,7 +80,6 @@ def check_over_servers(session: Session) -> None:
             digest = zlib.crc32(found.tobytes(), digest)
     for (codec, option), lacks in zip(chosen, missing, strict=True):
         most = np.abs(lacks).mean()
-        print("MISS", codec, option[0], most)
         # Error feedback keeps what is missing, so that it does not grow with the steps.
         assert most <= BOUNDS.get(codec, 0.0), f"{codec}, {option}: {most:.2f} of each element are missing after {LOSSY_STEPS} steps"
     print(f"checked {len(chosen)} buckets over servers, digest {digest:08x}", flush=True)

@@ -143,8 +143,8 @@ def one_order(order: Order, source: str = "plan") -> list[Issue]:
 
 
 def turns_of(order: Order, buckets: Sequence[PlannedBucket]) -> list[tuple[int, ...]]:
-    """For each bucket that runs over groups of ranks, the turns of its transfers (pushes and pulls among them), as ``psgc.layout.BucketSpec`` has them; for others nothing. A transfer that
-    no lane lists, since it takes no time on the plan's cluster, comes just before the part's next one."""
+    """For each bucket that runs over groups of ranks, the turns of its transfers (pushes and pulls among them), as ``psgc.layout.BucketSpec`` has them;
+    for others nothing. A transfer that no lane lists, since it takes no time on the plan's cluster, comes just before the part's next one."""
     left = {
         (number, part): [*(step for step, action in enumerate(bucket.option) if is_issued(action)), len(bucket.option)]
         for number, bucket in enumerate(buckets)
