@@ -153,7 +153,9 @@ def test_without_compression_it_is_no_worse_than_bytepss_plan_however_many_tenso
 
 
 def test_another_method_is_seldom_shorter_on_random_jobs_of_several_codecs() -> None:
-    assert len({seed for seed, _, ratio in losses(range(20), several=True) if ratio > 1.001}) <= 1
+    longer = [(seed, ratio) for seed, _, ratio in losses(range(40), several=True) if ratio > 1.001]
+    assert len({seed for seed, _ in longer}) <= 1
+    assert all(ratio <= 1.005 for _, ratio in longer)
 
 
 @pytest.mark.long

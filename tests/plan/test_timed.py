@@ -40,7 +40,7 @@ def test_below_the_crossover_the_codec_is_faster_and_above_it_is_not() -> None:
     crossover = asked.crossover_gbps()
     assert 1 < crossover < 1e4
     # each plan is searched for by itself, so near the crossover the gain moves by what the searches leave
-    assert gain(asked, Change(link=0.5 * crossover / 10)) > 0 > gain(asked, Change(link=2 * crossover / 10))
+    assert gain(asked, Change(link=0.8 * crossover / 10)) > 0 > gain(asked, Change(link=1.25 * crossover / 10))
     assert times(10, slower(1e10)).crossover_gbps() == 0
     assert times(10, replace(slower(0), bytes_per_element=1.0)).crossover_gbps() == math.inf
 
@@ -88,3 +88,18 @@ def test_a_measured_time_is_held_against_the_timelines() -> None:
     late = TimelineTimes(Problem(GPT2, Cluster("slow", 4, 1, Link(100, 5), Link(1, 1e5)), CODEC), measured_ms=100.0)
     (ruled_out,) = late.warnings()
     assert "a latency of 100000 us is ruled out by the measured 100 ms: the last bucket waits 2 x 3 messages = 600 ms" in ruled_out
+
+
+def test_the_margin_counts_copies_to_the_host_that_are_a_little_faster_or_slower() -> None:
+    on_cpus = CodecCosts("int8", 1.016, {"cpu": CostCurve((1.0, 2.0**30), (20.0, 2e4), (10.0, 1e4))})
+    where = Cluster("test", 4, 1, Link(100, 5), Link(10, 20), host=Link(30, 10))
+    asked = TimelineTimes(Problem(GPT2, where, on_cpus))
+    plain, encoded = asked.plans
+    gains = asked.gains_elsewhere()
+    for factor in (0.9, 1.1):
+        near = replace(where, host=Link(30 * factor, 10))
+        steps = [simulate(replace(job, cluster=replace(job.cluster, host=near.host)), plan.buckets).step_us for job, plan in (
+            (replace(asked.problem, cluster=where), encoded), (asked.peer, plain))]  # fmt: skip
+        assert any(gained == pytest.approx(1 - steps[0] / steps[1], rel=1e-9) for gained in gains)
+        assert steps[0] != encoded.step_us
+    assert len(gains) == len(times(10).gains_elsewhere()) + 2

@@ -17,7 +17,8 @@ from psgc.plan.model.problem import Problem
 @dataclass(frozen=True, slots=True)
 class Change:
     """Factors. link: of the bandwidth between nodes and to servers; compute: of the speed of forward, backward and codecs on the GPU;
-    backward: of the time of a backward that communication runs beside; codec: of the time to encode and decode; payload: of payloads' bytes.
+    backward: of the time of a backward that communication runs beside; codec: of the time to encode and decode; payload: of payloads' bytes; host: of
+    the bandwidth between GPUs and their hosts.
     """
 
     link: float = 1.0
@@ -25,6 +26,7 @@ class Change:
     backward: float = 1.0
     codec: float = 1.0
     payload: float = 1.0
+    host: float = 1.0
 
 
 SAME = Change()
@@ -36,7 +38,7 @@ def varied(problem: Problem, change: Change) -> Problem:
         return problem
     return Problem(
         _profile(problem.profile, change),
-        with_faster_link(problem.cluster, change.link),
+        with_faster_host(with_faster_link(problem.cluster, change.link), change.host),
         _codec(problem.codec, change),
         problem.constraints,
         tuple((pattern, _codec(codec, change)) for pattern, codec in problem.others),
@@ -50,10 +52,14 @@ def with_faster_link(cluster: Cluster, factor: float) -> Cluster:
     return replace(cluster, inter=faster(cluster.inter, factor), server=None if cluster.server is None else faster(cluster.server, factor))
 
 
+def with_faster_host(cluster: Cluster, factor: float) -> Cluster:
+    """Between GPUs and their hosts, where copies take time."""
+    return cluster if factor == 1 or cluster.host is None else replace(cluster, host=faster(cluster.host, factor))
+
+
 def with_halved_bytes(cluster: Cluster) -> Cluster:
     """The cluster on which float32 takes as long as 16-bit floats do on this one: every link twice as fast."""
-    host = None if cluster.host is None else faster(cluster.host, 2)
-    return replace(with_faster_link(cluster, 2), intra=faster(cluster.intra, 2), host=host)
+    return replace(with_faster_host(with_faster_link(cluster, 2), 2), intra=faster(cluster.intra, 2))
 
 
 def faster(link: Link, factor: float) -> Link:

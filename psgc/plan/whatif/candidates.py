@@ -38,15 +38,17 @@ MEASURED, ESTIMATED = 1.1, 1.5
 
 class Corner(NamedTuple):
     """What may be otherwise. link: of the bandwidth; backward: how much longer it takes while communication runs beside it, 4 to 10 % as
-    published (Agarwal et al. 2022); codec: -1, 0 or 1, for as fast and as slow as a codec may be."""
+    published (Agarwal et al. 2022); codec: -1, 0 or 1, for as fast and as slow as a codec may be; host: of
+    the bandwidth between GPUs and their hosts."""
 
     link: float = 1.0
     backward: float = 1.0
     codec: int = 0
+    host: float = 1.0
 
 
 NOMINAL: Final = Corner()
-CORNERS: Final = tuple(Corner(*values) for values in product((0.9, 1.1), (1.0, 1.1), (-1, 1)))
+CORNERS: Final = (*(Corner(*values) for values in product((0.9, 1.1), (1.0, 1.1), (-1, 1))), Corner(host=0.9), Corner(host=1.1))
 
 
 Iteration = Callable[[Corner], float]
@@ -127,7 +129,7 @@ def considered(profile: Profile) -> tuple[str, ...]:
 
 def _change(corner: Corner, times: str) -> Change:
     spread = ESTIMATED if times == "estimated" else MEASURED
-    return Change(link=corner.link, backward=corner.backward, codec=spread**corner.codec)
+    return Change(link=corner.link, backward=corner.backward, codec=spread**corner.codec, host=corner.host)
 
 
 def _uncompressed(name: str, problem: Problem, hosts: Timed, size: float) -> Candidate:

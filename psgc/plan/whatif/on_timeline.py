@@ -75,8 +75,11 @@ class TimelineTimes:
     def gains_elsewhere(self) -> Sequence[float]:
         """With the plans as they are: somebody who runs them does not know better either."""
         gains = []
-        for link, backward, codec in product((0.9, 1.1), (1.0, 1.1), (1 / self.spread, self.spread)):
-            change = Change(link=link, backward=backward, codec=codec)
+        corners = product((0.9, 1.1), (1.0, 1.1), (1 / self.spread, self.spread))
+        changes = [Change(link=link, backward=backward, codec=codec) for link, backward, codec in corners]
+        if self.problem.cluster.host is not None:
+            changes += [Change(host=0.9), Change(host=1.1)]
+        for change in changes:
             sync = simulate(varied(self.peer, change), self.plans[0].buckets).step_us
             gains.append(1 - simulate(varied(self.problem, change), self.plans[1].buckets).step_us / sync)
         return gains
