@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from psgc.observe.lanes import CONTROL, CPU, RECEIVE, SEND
+from psgc.observe.lanes import BACKWARD, CONTROL, CPU, RECEIVE, SEND
 from psgc.observe.timeline import Event, Timeline
 
 Bounds = dict[tuple[int, int], float]  # (a, b) -> by how much the clock of b is ahead of that of a at most
@@ -50,6 +50,7 @@ def bounds_of(timelines: Sequence[Timeline]) -> Bounds:
         if one.about.role == "server":
             continue
         encoded = {_part(event): _end(event) for event in one.events if event["cat"] == CPU and _is_push(event)}
+        ready = {_bucket(event): _end(event) for event in one.events if event["cat"] == BACKWARD}
         for event in one.events:
             server = servers.get(event["args"].get("peer", -1))
             if event["cat"] != RECEIVE or server is None:
@@ -57,8 +58,9 @@ def bounds_of(timelines: Sequence[Timeline]) -> Bounds:
             key = (one.about.index, *_part(event))
             if key in left[server]:
                 _tighten(bounds, server, number, _end(event) - left[server][key]["ts"])
-            if key in came[server] and _part(event) in encoded:
-                _tighten(bounds, number, server, _end(came[server][key]) - encoded[_part(event)])
+            before = encoded.get(_part(event), ready.get(_bucket(event)))  # behind sums within nodes, keys are not cut as parts are
+            if key in came[server] and before is not None:
+                _tighten(bounds, number, server, _end(came[server][key]) - before)
         controls[number] = {_part(event): event for event in one.events if event["cat"] == CONTROL}
     _from_collectives(bounds, controls)
     return bounds
@@ -85,6 +87,11 @@ def _by_peer(events: Iterable[Event], lane: str) -> dict[tuple[int, str, int, in
 def _part(event: Event) -> Part:
     args = event["args"]
     return args["layout"], args["bucket"], args["part"], args["step"]
+
+
+def _bucket(event: Event) -> tuple[str, int, int]:
+    args = event["args"]
+    return args["layout"], args["bucket"], args["step"]
 
 
 def _is_push(event: Event) -> bool:

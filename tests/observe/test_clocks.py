@@ -39,6 +39,15 @@ def test_without_servers_the_control_words_tell() -> None:
             assert offset.uncertain_us <= 300.0
 
 
+def test_where_no_encoding_is_recorded_the_buckets_readiness_bounds_a_push() -> None:
+    timelines, _ = served(AHEAD, 5)
+    for one in timelines:
+        one.events = [event for event in one.events if event["args"]["action"] != "comp@cpu"]
+    for one, offset in zip(timelines, offsets(timelines), strict=True):
+        assert offset.uncertain_us is not None
+        assert abs(offset.us - (AHEAD[one.about.name] - AHEAD["rank 0"])) <= offset.uncertain_us + 1e-3
+
+
 def test_members_of_one_machine_have_one_clock() -> None:
     timelines, _ = served(
         {"rank 0": 9e5, "server 0": 9e5, "rank 1": 10.0}, 1, clocks={"rank 0": "one", "server 0": "one", "rank 1": "other"}
