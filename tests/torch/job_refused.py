@@ -1,14 +1,14 @@
-"""A worker whose job without servers cannot go on. SERVERLESS_CASE: "fewer" batches on rank 1, or the codec of its gradients."""
+"""A worker whose job without servers cannot go on. job_refused.py CASE: "fewer" batches on rank 1, or the codec of its gradients."""
 
 from __future__ import annotations
 
-import os
+import sys
 
 import torch
 
 import psgc.torch as psgc
 
-case = os.environ.get("SERVERLESS_CASE", "none")
+case = sys.argv[1]
 psgc.init()
 model = torch.nn.Sequential(torch.nn.Linear(64, 300))
 optimizer = psgc.DistributedOptimizer(

@@ -52,7 +52,7 @@ REFUSED = str(Path(__file__).parent / "job_refused.py")
 
 def test_a_rank_with_fewer_batches_ends_the_job_with_a_line_that_names_it(make_job: Make) -> None:
     job = make_job(servers=0)
-    first, _ = job.whole(job=REFUSED, SERVERLESS_CASE="fewer")
+    first, _ = job.whole("fewer", job=REFUSED)
     assert job.end()["worker 0"] == 1, job.text()
     assert "rank(s) 1 left the job, but others go on: every rank must run the same number of steps (rank 0: " in first.text
 
@@ -62,14 +62,15 @@ def test_codecs_and_plans_of_servers_end_every_rank_with_a_line(make_job: Make, 
     bucket = {"tensors": ["0.weight"], "numel": 19200, "parts": 1, "priority": 0, "codec": "none", "option": ["flat.push", "flat.pull"]}
     (tmp_path / "plan.json").write_text(json.dumps({"version": 1, "model": "m", "cluster": "", "buckets": [bucket], "prediction": {}}))
     cases = {
-        "codec shared needs servers, and this job has none; start one": {"SERVERLESS_CASE": "shared"},
-        "the bucket of '0.weight' goes over servers (flat.push flat.pull), but this job has none": {
-            "PSGC_PLAN": str(tmp_path / "plan.json")
-        },
+        "codec shared needs servers, and this job has none; start one": ("shared", {}),
+        "the bucket of '0.weight' goes over servers (flat.push flat.pull), but this job has none": (
+            "none",
+            {"PSGC_PLAN": str(tmp_path / "plan.json")},
+        ),
     }
-    for said, env in cases.items():
+    for said, (case, env) in cases.items():
         job = make_job(servers=0)
-        workers = job.whole(job=REFUSED, **env)
+        workers = job.whole(case, job=REFUSED, **env)
         job.end()
         assert [worker.popen.returncode for worker in workers] == [1, 1], job.text()
         assert all(said in worker.text for worker in workers), job.text()
