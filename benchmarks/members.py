@@ -34,6 +34,7 @@ from psgc.transport.link_set import LinkSet
 from psgc.transport.watch import Watch
 from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import Topology
+from psgc.wire.reports import Report
 from psgc.worker.connections.links import connect_server
 from psgc.worker.coordinator import Coordinator, Waiting
 
@@ -109,6 +110,7 @@ class Worker:
         self.job = job
         self.layouts: dict[str, Layout] = {}
         self.waiting = Waiting()
+        self.reporter = lambda: Report(1, 1)
         self.heard = Heard()
         self.topology: Topology | None = None
         self.layout_at = 0.0
