@@ -181,7 +181,7 @@ def _bucket(cut: _Slices, index: int, servers: Sequence[int], layout_id: int, wo
     if cut.option:
         keys = keys_of_pieces(cut.pieces, servers, cut.sizes, workers, layout_id, index, counts)
         servers = (NO_SERVER,) * len(cut.sizes)
-    parts = _parts(cut.scheme, cut.sizes, layout_id, index, servers, counts, len(keys))
+    parts = _parts(cut.scheme, cut.sizes, layout_id, index, servers, counts)
     return Bucket(
         index, spec.tensors, sum(cut.sizes), cut.dtype, cut.scheme.canonical, spec.priority, parts, cut.option, spec.turns, keys
     )  # fmt: skip
@@ -252,16 +252,15 @@ def _load(scheme: Scheme, numel: int, rate: int, contributing: float) -> Load:
 
 
 def _parts(
-    scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, places: Sequence[int], counts: list[int], taken: int
+    scheme: Scheme, sizes: Sequence[int], layout_id: int, bucket: int, places: Sequence[int], counts: list[int]
 ) -> tuple[Part, ...]:  # fmt: skip
-    """The parts of slices of these sizes, one part a round. places: the server of each slice; counts: parts of each server so far; taken: numbers of
-    the bucket's keys that are taken."""
+    """The parts of slices of these sizes, one part a round. places: the server of each slice; counts: parts of each server so far."""
     parts: list[Part] = []
     offset = 0
     for size, server in zip(sizes, places, strict=True):
         for round_ in range(len(scheme.rounds(size))):
             position = 0 if server == NO_SERVER else counts[server]
-            parts.append(Part(make_key(layout_id, bucket, taken + len(parts)), server, offset, size, position, round_))
+            parts.append(Part(make_key(layout_id, bucket, len(parts)), server, offset, size, position, round_))
             if server != NO_SERVER:
                 counts[server] += 1
         offset += size

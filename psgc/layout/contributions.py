@@ -53,7 +53,9 @@ def keys_of_pieces(
     keys: list[Part] = []
     for (number, lo, hi, contributors), server in zip(pieces, servers, strict=True):
         some = () if len(contributors) == workers else contributors
-        keys.append(Part(make_key(layout_id, bucket, len(keys)), server, offsets[number] + lo, hi - lo, counts[server], 0, some))
+        keys.append(
+            Part(make_key(layout_id, bucket, len(sizes) + len(keys)), server, offsets[number] + lo, hi - lo, counts[server], 0, some)
+        )
         counts[server] += 1
     return tuple(keys)
 

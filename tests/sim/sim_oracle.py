@@ -109,6 +109,10 @@ class Oracle:
             found = self.words[at] = self._broadcast(layout, parts) if layout.kind == "broadcast" else self._drawn(parts)
         return found
 
+    def number(self, key: int) -> int:
+        """The key's place among its bucket's."""
+        return self._places[key][2]
+
     def overflows(self, key: int, step: int) -> bool:
         layout, bucket, part = self._places[key]
         return part in self.word(self._layouts[layout], bucket, step).overflow

@@ -201,7 +201,7 @@ class SimWorker:
     def _encoded(self, action: Encode) -> None:
         assert self.client is not None
         running = self._by_key[action.key]
-        number = action.key & 0xFFFFFF
+        number = self.world.oracle.number(action.key)
         word = self.world.oracle.word(running.layout, running.bucket.index, running.step)
         check(running.step == action.step, lambda: f"worker {self.node}: {action} in step {running.step} of its bucket")
         self.slots[action.key] = payload_of(action.key, action.step, self.node)
@@ -216,7 +216,7 @@ class SimWorker:
         check(got == wanted, lambda: f"worker {self.node}, key {action.key:#x}, step {action.step}: got {got}, right is {wanted}")
         check(read(action.payload) == payload, lambda: f"worker {self.node}: the result of {action} changes under it")
         word = self.world.oracle.word(running.layout, running.bucket.index, action.step)
-        own = self.node not in word.skipping and self.node not in word.poisoned[action.key & 0xFFFFFF]
+        own = self.node not in word.skipping and self.node not in word.poisoned[self.world.oracle.number(action.key)]
         check(action.own == own, lambda: f"worker {self.node}: {action} says own={action.own}")
         self.results += 1
         self.world.progress()

@@ -310,7 +310,7 @@ class World:
                     word = self.oracle.word(layout, bucket.index, step)
                     ranks = set(part.contributors or range(self.scenario.workers))
                     push, pull = self.sizes[part.key]
-                    needed += push * len(ranks - word.skipping - word.poisoned[part.key & 0xFFFFFF])
+                    needed += push * len(ranks - word.skipping - word.poisoned[self.oracle.number(part.key)])
                     needed += pull * len(ranks) * (self.oracle.outcome(part.key, step).value is not None)
         return needed
 
