@@ -30,7 +30,11 @@ def plan(
     method: Annotated[str, typer.Option(help="psgc, or another system's: espresso, hipress, hitopkcomm, byteps-compress, fp32.")] = "psgc",
     constraints: Annotated[str | None, typer.Option(help="TOML or JSON file of what is ruled out; see docs/plans.md.")] = None,
     runnable: Annotated[
-        bool, typer.Option("--runnable", help="Only what jobs do over servers, wherever gradients lie: pushes and pulls, encoding on CPUs.")
+        bool,
+        typer.Option(
+            "--runnable",
+            help="Only what jobs of this version run: over servers, encoding on CPUs; for a profile of gradients in hosts' memory also among workers.",
+        ),
     ] = False,
     seconds: Annotated[
         float | None, typer.Option(help="Search for about so many seconds, or until the bound is near; default: some milliseconds.")

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from psgc.errors import UsageError
+from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.estimates import cluster_of
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile, computed_profile
 from psgc.plan.methods.search import search
-from psgc.plan.model.options import Constraints
+from psgc.plan.model.options import OVER_SERVERS, Constraints, is_program
+from psgc.plan.model.plan import Plan
 from psgc.plan.model.problem import Problem, codec_costs
 from psgc.plan.model.quality import is_sound
+from psgc.plan.planfile.runtime import why_not_run
+from psgc.plan.report.running import as_jobs_run
 from psgc.plan.whatif.advise import advise, climb, gain_over
 from psgc.plan.whatif.candidates import CORNERS, Candidate, Corner, considered
 
@@ -85,6 +89,27 @@ def test_the_headline_is_of_a_plan_that_runs_today_with_what_does_not_beside_it(
     assert f"local steps with an exchange every {steps}" in found["why"]
     carried = {one["name"]: one["carried"] for one in found["candidates"]}
     assert carried == {"none": True, "bf16": True, "int8": True, f"local-{steps}": False}
+
+
+def test_where_gradients_lie_in_hosts_memory_a_codec_is_advised_by_the_best_of_all_that_jobs_run_there() -> None:
+    """Workers among themselves, too: the whole tree but for GPUs. Not for a codec of several rounds, which needs servers, and not where the profile does not
+    say where gradients lie, or the cluster has GPUs that they are copied from."""
+    unknown = replace(computed_profile("gpt2", "a100"), codecs={**hosts("int8", 200.0), **hosts("shared", 200.0)})
+    profile, where = replace(unknown, device="cpu"), replace(cluster_of("a100", 4, 1, 10.0, 50.0, 2), host=None)
+    costs = codec_costs("int8", profile, 4)
+    plain = Problem(profile, where, costs, Constraints(("cpu",), servers=True))
+    limited = as_jobs_run(plain)
+    assert all(why_not_run(Plan("gpt2", "", search(problem).buckets), "plan") is None for problem in (plain, limited))
+    left = {option for option in plain.options if is_program(option) or option in OVER_SERVERS}
+    assert set(limited.options) == left
+    assert len(left) > 100
+    assert set(as_jobs_run(replace(plain, codec=codec_costs("shared", profile, 4))).options) == set(OVER_SERVERS)
+    assert set(as_jobs_run(replace(plain, profile=unknown)).options) == set(OVER_SERVERS)
+    assert set(as_jobs_run(replace(plain, cluster=replace(where, host=Link(100.0, 10.0)))).options) == set(OVER_SERVERS)
+    found = advise(profile, where, memory_gbps=2039.0, codecs=("int8",))
+    assert profile.forward_us is not None
+    assert found["iteration_ms"] == pytest.approx((search(limited).step_us + profile.forward_us) / 1e3)
+    assert any("encoded on CPUs, over servers or among workers" in note for note in found["notes"])
 
 
 def test_a_codec_that_is_faster_on_gpus_is_advised_by_what_it_takes_on_cpus() -> None:

@@ -88,11 +88,13 @@ def test_a_profile_survives_its_json() -> None:
 def test_what_was_measured_beside_tensors_survives_the_json() -> None:
     measured = {
         "spread": {"backward_us": {"median": 4.5, "iqr": 0.5}}, "overheads": {"part_us": 300.0},
-        "links": {"loopback": {"gbps": 20.0, "latency_us": 30.0}}, "forward_us": 7.0,
+        "links": {"loopback": {"gbps": 20.0, "latency_us": 30.0}}, "forward_us": 7.0, "device": "cpu",
     }  # fmt: skip
     profile = read_profile(PROFILE | measured, "p.json")
     assert profile.spread["backward_us"].iqr == 0.5
     assert profile.overheads == {"part_us": 300.0}
+    assert profile.device == "cpu"
+    assert read_profile(json.loads(json.dumps(profile.to_json())), "again") == profile
     assert profile.links["loopback"].us_per_byte == 8e-3 / 20
     assert read_profile(json.loads(json.dumps(profile.to_json())), "again") == profile
 

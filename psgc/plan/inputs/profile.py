@@ -1,6 +1,6 @@
 """A profile of a training job: its tensors, when each gradient is ready, and how long codecs take on its hardware.
 
-    {"version": 1, "model", "hardware", "date", "source", "unit": "us",
+    {"version": 1, "model", "hardware", "device": "cpu", "date", "source", "unit": "us",     device: where gradients lie, cpu or cuda
      "tensors": [{"name", "numel", "ready_us", "shape"}],    in the order in which gradients become ready; shape may be left out
      "forward_us": null,                                     all of an iteration before the first gradient and after synchronization
      "codecs": {"int8": {"cpu": {"numel": [..], "encode_us": [..], "decode_us": [..]}, "gpu": {...}, "server": {...}}},
@@ -11,7 +11,7 @@
 or a table of tensors alone, CSV with the columns name, numel and ready_us. Owns both formats and their errors, and cost curves. Times are
 microseconds from the readiness of the first gradient on. ``server`` is one of a codec's devices: decode_us is a server's time to add one
 payload, encode_us its time to finish the sum; so W payloads cost W of the former and one of the latter. ``none`` has times, too: copies into
-slots and out of them, and the sum. All fields after "forward_us" may be left out.
+slots and out of them, and the sum. All fields after "forward_us", and "device", may be left out.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ class Profile:
     spread: Mapping[str, Spread] = field(default_factory=dict)
     overheads: Mapping[str, float] = field(default_factory=dict)
     links: Mapping[str, Link] = field(default_factory=dict)
+    device: str = ""  # where gradients lie: cpu, cuda, or "" where nobody has said
 
     @property
     def numel(self) -> int:
@@ -128,7 +129,7 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "version": VERSION, "model": self.model, "hardware": self.hardware, "date": self.date, "source": self.source, "unit": "us",
+            "version": VERSION, "model": self.model, "hardware": self.hardware, "device": self.device, "date": self.date, "source": self.source, "unit": "us",
             "tensors": [tensor.to_json() for tensor in self.tensors],
             "forward_us": self.forward_us,
             "codecs": {
@@ -267,7 +268,7 @@ def read_profile(document: Any, source: str) -> Profile:
     }
     links = {name: read_link(entry, f"links.{name}", source) for name, entry in _objects(document, "links", source)}
     forward = document.get("forward_us")
-    texts = {key: str(document.get(key, "")) for key in ("hardware", "date", "source")}
+    texts = {key: str(document.get(key, "")) for key in ("hardware", "device", "date", "source")}
     return _checked(Profile(
         str(document.get("model", "")), tensors, **texts, codecs=codecs, spread=spread, overheads=overheads, links=links,
         forward_us=None if forward is None else _number(forward, f"{source}: forward_us"),

@@ -40,8 +40,9 @@ OVER_SERVERS: Final[tuple[Option, Option]] = (("flat.push", "flat.pull"), ("comp
 @dataclass(frozen=True, slots=True)
 class Constraints:
     """What a user rules out. most_encodes: how often a bucket may be encoded, since each costs accuracy; None: as often as it likes;
-    runtime: all but what jobs do over servers, whatever gradients lie on; codecs: patterns of tensors' names, and what alone encodes those that match, the
-    first that does."""
+    runtime: all but what jobs run, wherever gradients lie, which is over servers; among_workers: with ``runtime``, not what workers do among themselves
+    in hosts' memory (the job decides it, not the user); codecs: patterns of tensors' names, and what alone encodes those that match, the first
+    that does."""
 
     devices: tuple[str, ...] = DEVICES
     most_encodes: int | None = None
@@ -49,6 +50,7 @@ class Constraints:
     hierarchical: bool = True
     servers: bool = False
     runtime: bool = False
+    among_workers: bool = False
     codecs: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -70,7 +72,11 @@ class Constraints:
             and (self.flat or "flat" not in levels)
             and (self.hierarchical or levels <= {"flat"})
             and (self.servers or not any(".push" in action or ".pull" in action for action in option))
-            and (not self.runtime or option in OVER_SERVERS)
+            and (
+                not self.runtime
+                or option in OVER_SERVERS
+                or (self.among_workers and is_program(option) and "gpu" not in devices_of(option))
+            )
         )
 
 

@@ -70,6 +70,16 @@ def is_of_a_node(codec: CodecCosts) -> bool:
     return built_in is not None and codec.curves.get("cpu") == built_in
 
 
+def _is_pair(codec: str) -> bool:
+    """Whether one round carries it, so that workers can aggregate among themselves."""
+    if codec in PUBLISHED_BYTES:
+        return False
+    from psgc.codecs.registry import parse_scheme
+    from psgc.codecs.scheme import PairScheme
+
+    return type(parse_scheme(codec)) is PairScheme
+
+
 @dataclass(frozen=True)
 class Problem:
     """A model on a cluster, what to compress it with and what the user rules out. others: patterns of tensors' names, and what compresses
@@ -126,7 +136,13 @@ class Problem:
         """The user's constraints, and what the job itself rules out: devices that no codec has times for, servers where there are none."""
         devices = tuple(device for device in self.constraints.encoders if any(codec.knows(device) for codec in self.codecs))
         servers = self.constraints.servers and self.cluster.servers > 0
-        return replace(self.constraints, devices=devices, servers=servers, codecs=())
+        return replace(self.constraints, devices=devices, servers=servers, among_workers=self.among_workers, codecs=())
+
+    @cached_property
+    def among_workers(self) -> bool:
+        """Whether jobs run collectives at what they are taken to cost: they do in hosts' memory, for codecs of one round."""
+        on_hosts = self.profile.device == "cpu" and self.cluster.host is None
+        return self.constraints.runtime and on_hosts and all(_is_pair(codec.name) for codec in self.used)
 
     @cached_property
     def threads(self) -> Ints:
@@ -157,7 +173,8 @@ class Problem:
                 f"cluster {self.cluster.name} has no servers, but jobs push to servers; give it some, or leave out runtime = true"
             )
         if not found:
-            asked = "flat ones over servers, which alone can be run" if self.constraints.runtime else "flat or hierarchical ones"
+            over_servers = self.constraints.runtime and not self.among_workers
+            asked = "flat ones over servers, which alone can be run" if over_servers else "flat or hierarchical ones"
             raise UsageError(f"the constraints leave no option; allow {asked}")
         return found
 

@@ -1,7 +1,8 @@
 """Whether a job of this version can run a plan, and the best plan that one can.
 
-Jobs push to servers and encode on CPUs (``runtime`` holds plans against that). Where the cluster has no servers, jobs have one on each node,
-which shares the node's link.
+Jobs push to servers, or aggregate among workers in hosts' memory, and encode on CPUs (``runtime`` holds plans against that). So collectives cost what the
+planner takes them to cost only where gradients lie in hosts' memory. Where they do not, the best plan that runs is one over servers, and where the
+cluster has none, jobs have one on each node, which shares the node's link.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def as_jobs_run(problem: Problem) -> Problem:
     constraints = replace(problem.constraints, runtime=True, servers=True)
     others = tuple((pattern, _runnable(codec, problem)) for pattern, codec in problem.others)
     codec = _runnable(problem.codec, problem)
-    return replace(problem, cluster=with_servers(problem.cluster), codec=codec, others=others, constraints=constraints)
+    limited = replace(problem, codec=codec, others=others, constraints=constraints)
+    return limited if limited.among_workers else replace(limited, cluster=with_servers(problem.cluster))
 
 
 def with_servers(cluster: Cluster) -> Cluster:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from psgc.plan.model.options import encodes
+from psgc.plan.model.options import encodes, is_program
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem
 from psgc.plan.model.quality import encodings, is_sound, residual_bytes, server_residual_bytes
@@ -126,13 +126,17 @@ def about_running(assessed: Assessment) -> str:
     """Whether a job of this version runs the plan, and what one can run instead."""
     found = assessed.running
     if found.runs:
-        return "this version runs the plan: psgc run --plan"
+        elsewhere = any(is_program(bucket.option) for bucket in assessed.found.buckets) and assessed.problem.profile.device != "cpu"
+        unlike = (
+            "; it moves the data of collectives through hosts' memory, which makes them slower than predicted where gradients lie on GPUs"
+        )
+        return f"this version runs the plan: psgc run --plan{unlike if elsewhere else ''}"
     many = len(assessed.found.buckets)
     option = " ".join(assessed.found.buckets[found.refused[0]].option)
     head = f"this version cannot run the plan: {len(found.refused)} of its {counted(many, 'bucket')} take what jobs do not carry, such as {option}"
     if found.instead is None:
         return f"{head}; the constraints leave nothing that jobs carry"
-    where = "" if assessed.problem.cluster.servers else ", a server on each node added"
+    where = ", a server on each node added" if found.problem.cluster.servers and not assessed.problem.cluster.servers else ""
     encoded = "" if any(encodes(bucket.option) for bucket in found.instead.buckets) else ", uncompressed"
     why = f" ({found.without})" if found.without else ""
     return f"{head}; the best plan that can run today, by --runnable{where}, takes {ms(found.instead.step_us)} ms{encoded}{why}"

@@ -189,11 +189,14 @@ def _notes(
     notes = [f"ready times: {profile.source or 'as in the profile'}", f"links: {cluster.source}"]
     if profile.forward_us is None:
         notes.append("the profile has no forward time: an iteration is taken to be backward and synchronization")
+    among_workers = profile.device == "cpu" and cluster.host is None
+    where = "over servers or among workers" if among_workers else "over servers"
     notes.append(
-        "none and bf16 run today by all-reduce, as DistributedDataParallel sends gradients; codecs by psgc run, encoded on CPUs, over servers"
+        f"none and bf16 run today by all-reduce, as DistributedDataParallel sends gradients; codecs by psgc run, encoded on CPUs, {where}"
     )
     if not cluster.servers and found[2:-1]:
-        notes.append("servers: one on each node, sharing its link, since --servers names none")
+        which = "servers, for codecs that need them" if among_workers else "servers"
+        notes.append(f"{which}: one on each node, sharing its link, since --servers names none")
     notes += [
         f"{note}, if psgc encoded there; margins allow for half as much again" for note in estimates_notes(free.estimated, memory_gbps)
     ]

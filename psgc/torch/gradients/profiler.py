@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -158,7 +158,7 @@ def profile_model(
     if recorder.complete < warm_up + iterations + 1:
         raise UsageError("profile_model: step_fn computed no gradient of the model; it must run forward and backward")
     shapes = {label: tuple(parameter.shape) for label, parameter in watched.items()}
-    profile = _profile(recorder.iterations(warm_up), shapes, name or type(model).__name__, hardware_of(sample))
+    profile = _profile(recorder.iterations(warm_up), shapes, name or type(model).__name__, sample)
     for warning in unsteady(profile):
         logger.warning("%s", warning)
     return profile
@@ -169,11 +169,12 @@ def _hook(recorder: Recorder, name: str) -> Callable[[torch.Tensor], None]:
 
 
 def _profile(
-    iterations: Sequence[Iteration], shapes: Mapping[str, tuple[int, ...]], model: str, hardware: str, of_ranks: int = 1
+    iterations: Sequence[Iteration], shapes: Mapping[str, tuple[int, ...]], model: str, sample: torch.Tensor, of_ranks: int = 1
 ) -> Profile:  # fmt: skip
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     numel = {name: math.prod(shape) for name, shape in shapes.items()}
-    return profile_of(iterations, numel, model=model, hardware=hardware, date=date, shapes=shapes, of_ranks=of_ranks)
+    found = profile_of(iterations, numel, model=model, hardware=hardware_of(sample), date=date, shapes=shapes, of_ranks=of_ranks)
+    return replace(found, device=sample.device.type)
 
 
 def of_the_slowest(session: Session, iterations: Sequence[Iteration]) -> list[Iteration]:
@@ -199,7 +200,7 @@ class JobObserver:
         path = Path(exchange.session.config.profile)
         if exchange.session.rank == 0 and not os.access(path.parent, os.W_OK | os.X_OK):
             raise ConfigError(f"PSGC_PROFILE={path}: cannot write in {path.parent}; name a file in a folder that is there")
-        self._exchange, self._hardware = exchange, hardware_of(sample)
+        self._exchange, self._sample = exchange, sample
         self._recorder = Recorder(clock_for(sample))
         self.ready, self.leaving = self._recorder.ready, self._recorder.leaving
 
@@ -215,7 +216,7 @@ class JobObserver:
         if session.rank == 0:
             shapes = {spec.name: tuple(spec.shape) for spec in self._exchange.specs if spec.numel}
             of_ranks = session.size if config.profile_only else 1
-            write_whole(Path(config.profile), _profile(iterations, shapes, "", self._hardware, of_ranks))
+            write_whole(Path(config.profile), _profile(iterations, shapes, "", self._sample, of_ranks))
         if config.profile_only:
             sys.exit(0)
 
