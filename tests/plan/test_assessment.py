@@ -231,7 +231,12 @@ def test_a_plan_of_collectives_with_codecs_on_cpus_runs() -> None:
     found = assessed(1)
     assert encodes(found.found.buckets[0].option)
     assert document(found)["runnable"] is True
-    assert about_running(found) == "this version runs the plan: psgc run --plan"
+    assert about_running(found) == (
+        "this version runs the plan: psgc run --plan; it moves the data of collectives through hosts' memory, which makes them slower than "
+        "predicted where gradients lie on GPUs"
+    )
+    on_hosts = replace(found.job.problem, profile=replace(found.job.problem.profile, device="cpu"))
+    assert about_running(replace(found, job=found.job._replace(problem=on_hosts))) == "this version runs the plan: psgc run --plan"
 
 
 def test_a_plan_to_run_is_also_held_against_an_all_reduce() -> None:
