@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from psgc.observe.intervals import Interval, length, union
 from psgc.observe.lanes import BACKWARD, CPU, INTRA, LANES, RECEIVE, SEND, SERVER, WAITING
 from psgc.observe.timeline import Event, Timeline
 
 LINKS: Final = (INTRA, SEND, RECEIVE)
 THREADED: Final = (CPU, SERVER)  # whose tracks are threads: they count on average, as in a simulation
-Interval = tuple[float, float]
 
 
 @dataclass(slots=True)
@@ -136,18 +136,3 @@ def _intervals(events: Sequence[Event], lanes: Sequence[str]) -> list[Interval]:
 
 def _end(event: Event) -> float:
     return float(event["ts"] + event["dur"])
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same moments as intervals that do not meet, ascending."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def length(intervals: Iterable[Interval]) -> float:
-    return sum(end - start for start, end in intervals)

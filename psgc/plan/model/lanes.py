@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from psgc.observe.intervals import length, union
 from psgc.plan.model.costs import GPU, LINKS, RESOURCES, resources_of
 from psgc.plan.model.problem import Simulated
 
@@ -90,27 +91,9 @@ def busy_us(found: Iterable[Span]) -> dict[str, float]:
 def overlap(found: Sequence[Span]) -> float:
     """The share of communication that backward hides: of the time in which at least one link works (``intra``, ``inter-send``,
     ``inter-receive``), that in which backward computes. 1 where no link works at all."""
-    links = _union((span.start_us, span.end_us) for span in found if span.lane in LINKS)
-    backward = _union((span.start_us, span.end_us) for span in found if span.lane == BACKWARD)
-    total = _length(links)
+    links = union((span.start_us, span.end_us) for span in found if span.lane in LINKS)
+    backward = union((span.start_us, span.end_us) for span in found if span.lane == BACKWARD)
+    total = length(links)
     if total == 0.0:
         return 1.0
-    return min(1.0, (total + _length(backward) - _length(_union((*links, *backward)))) / total)
-
-
-Interval = tuple[float, float]
-
-
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same moments as intervals that do not meet, ascending."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _length(intervals: Iterable[Interval]) -> float:
-    return sum(end - start for start, end in intervals)
+    return min(1.0, (total + length(backward) - length(union((*links, *backward)))) / total)
