@@ -135,7 +135,7 @@ class GroupBucket:
 
     def exact(self, dropped: bool = False) -> dict[int, ExactResidual]:
         """Of each slot and piece what it keeps: ``remembered`` has the sum of all slots."""
-        if self._owed is not None or self.bucket.keys:  # servers behind the groups keep residuals, too
+        if self._owed is not None:
             return {}
         kept = [each for part in self.parts for each in part.exact(dropped)]
         return {number: ExactResidual(rescale, values.view(np.uint8)) for number, (values, rescale) in enumerate(kept)}

@@ -320,8 +320,9 @@ class PartWork:
     def exact(self, dropped: bool) -> list[tuple[NDArray[np.float32], float]]:
         """What each slot of this rank keeps of each piece, and the factor by which it must still be multiplied. dropped: as in ``remembered``."""
         found = []
+        dropped = dropped or self.unapplied
         for (slot, piece), feedback in self._feedback.items():
-            if not dropped or not feedback.committed:
+            if not dropped or not feedback.committed or (slot == 0 and self.servers_add_back):
                 found.append((feedback.value.copy(), feedback.rescale))
             elif slot:
                 found.append(feedback.before_last)

@@ -147,7 +147,8 @@ class Residuals:
             memory = self._session.remembered(layout, dropped)
             kept.tensors |= memory.tensors
             kept.servers |= memory.servers
-            kept.layouts.append(KeptLayout(_declared(layout, declaration, memory.steps), planned, layout.workers, memory.exact))
+            again = _declared(layout, declaration, planned, memory.steps)
+            kept.layouts.append(KeptLayout(again, planned, layout.workers, memory.exact))
         return kept
 
     def restore(self, kept: Kept) -> None:
@@ -175,19 +176,23 @@ def _only(default: Declaration, indices: tuple[int, ...]) -> Declaration:
     )  # fmt: skip
 
 
-def _declared(layout: Layout, declaration: Declaration, steps: int) -> Declaration:
-    """The declaration that gives the same layout again: its buckets are listed, not derived from an order."""
+def _declared(layout: Layout, declaration: Declaration, planned: bool, steps: int) -> Declaration:
+    """The declaration that gives the same layout again: its buckets are listed, not derived from an order. An option that no plan gave, since the job
+    has no servers, is left out: another job chooses its own."""
     everything = tuple(range(len(layout.tensors)))
+    given = sorted(declaration.buckets, key=lambda spec: -spec.priority) if planned else [None] * len(layout.buckets)
     return replace(
-        declaration, order=everything, used=everything, buckets=tuple(map(_bucket_spec, layout.buckets)), seed=layout.seed,
+        declaration, order=everything, used=everything, buckets=tuple(map(_bucket_spec, layout.buckets, given)), seed=layout.seed,
         stream=layout.stream, past_steps=steps, turn=layout.turn,
     )  # fmt: skip
 
 
-def _bucket_spec(bucket: Bucket) -> BucketSpec:
+def _bucket_spec(bucket: Bucket, given: BucketSpec | None) -> BucketSpec:
+    """given: as the plan has the bucket."""
     sizes = [part.numel for part in bucket.parts if part.round == 0]
     equal = sizes == equal_parts(bucket.numel, len(sizes))
-    return BucketSpec(bucket.tensors, bucket.codec, bucket.priority, len(sizes), 0 if equal else sizes[0])
+    spec = BucketSpec(bucket.tensors, bucket.codec, bucket.priority, len(sizes), 0 if equal else sizes[0])
+    return spec if given is None else replace(spec, option=given.option, turns=given.turns)
 
 
 def check_sizes(tensors: Iterable[TensorSpec], memory: LayoutMemory | Kept) -> None:
