@@ -159,7 +159,9 @@ class Forking(_Popen[Any]):
 
 def _can_be_forked(args: list[str], env: Mapping[str, str]) -> bool:
     """Whether it is this interpreter, with its environment, that a command runs, in the end."""
-    if any(env.get(name) != os.environ.get(name) for name in {*env, *os.environ} if name.startswith(("NUMBA_", "PYTHONPATH", "XDG_"))):
+    if any(env.get(name) != os.environ.get(name) for name in {*env, *os.environ} if name.startswith(("NUMBA_", "XDG_"))):
+        return False
+    if not env.get("PYTHONPATH", "").endswith(os.environ.get("PYTHONPATH", "")):  # folders may be added in front
         return False
     if args[1:3] == ["-I", "-S"]:
         return args[3].endswith(TETHER) and _can_be_forked(args[6:], env)

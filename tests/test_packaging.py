@@ -34,7 +34,7 @@ FLOORS = {
 MOST_FILES = {
     "psgc/codecs": 26,
 }  # codecs are of one kind
-LAYERS = {"cuda": 0, "core": 1, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4}
+LAYERS = {"cuda": 0, "core": 1, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4, "compat": 5}
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch.job import ranks
 from psgc.launch.job.absence import tell_absence
+from psgc.launch.job.as_byteps import FOLDER, found_as_byteps
 from psgc.launch.job.interpreter import check_command, note_on
 from psgc.launch.job.role import run_role
 from psgc.launch.job.run import run_job
@@ -22,10 +23,13 @@ from psgc.transport.control.voice import own_outlet
 
 REQUIRED = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 GDB = ("gdb", "-ex", "run", "-ex", "bt", "-batch", "--args")
-USAGE = """usage: psgc-launch CMD...
+AS_BYTEPS = "--as-byteps"
+USAGE = """usage: psgc-launch [--as-byteps] CMD...
 
 Starts this machine's part of a job. The role comes from DMLC_ROLE (worker, server or scheduler), the rest from
 DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and, on workers, DMLC_WORKER_ID; see docs/env.md.
+
+--as-byteps: CMD's `import byteps.torch` is psgc; everything else comes from the environment.
 
 With DMLC_NUM_WORKER=1 there is one machine: its workers, one for each entry of NVIDIA_VISIBLE_DEVICES, get a scheduler and servers of
 their own (BYTEPS_FORCE_DISTRIBUTED=1: they use those that you start).
@@ -50,6 +54,8 @@ def main() -> None:
 def launch(command: list[str], env: Mapping[str, str]) -> int:
     """Run this machine's role to its end. Wrong usage is one line on stderr and status 2."""
     try:
+        if command[:1] == [AS_BYTEPS]:
+            command, env = command[1:], {**env, **found_as_byteps(env)}
         if command and command[0].startswith("-"):
             raise UsageError(f"no such option {command[0]}; everything but the command comes from the environment: see psgc-launch --help")
         role = _role(env)
@@ -109,7 +115,8 @@ def _run_machine(role: str, command: list[str], env: Mapping[str, str]) -> int:
     if address := env.get("DMLC_PS_ROOT_URI", "").strip():
         print(f"psgc-launch: DMLC_NUM_WORKER=1: the scheduler and the servers are started here, DMLC_PS_ROOT_URI={address} is not used (it is "
               f"with BYTEPS_FORCE_DISTRIBUTED=1)", file=sys.stderr)  # fmt: skip
-    return run_job(command, workers=size, servers=config.servers, program="psgc-launch", cores=cores)
+    as_byteps = str(FOLDER) in env.get("PYTHONPATH", "").split(os.pathsep)  # the job's environment is this process's
+    return run_job(command, workers=size, servers=config.servers, program="psgc-launch", cores=cores, as_byteps=as_byteps)
 
 
 def _command(command: list[str], env: Mapping[str, str]) -> list[str]:

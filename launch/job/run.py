@@ -13,6 +13,7 @@ from typing import Final
 from psgc.config import Config
 from psgc.errors import CodecError, PsgcError, UsageError
 from psgc.launch.job import ranks
+from psgc.launch.job.as_byteps import found_as_byteps
 from psgc.launch.job.interpreter import check_command, note_on
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import PLANNER, prepare
@@ -32,10 +33,10 @@ NOT_INHERITED: Final = {
 
 def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes: int | None = None, codec: str | None = None,
             plan: str | None = None, layout_out: str | None = None, link_mbit: float | None = None, prefix: bool = True,
-            program: str = "psgc run", cores: Sequence[Iterable[int]] = ()) -> int:  # fmt: skip
+            program: str = "psgc run", cores: Sequence[Iterable[int]] = (), as_byteps: bool = False) -> int:  # fmt: skip
     """Start scheduler, servers and workers; return the job's exit status. nodes: default: 1, with ``link_mbit`` one for each worker. plan,
     layout_out: PSGC_PLAN and PSGC_LAYOUT_OUT. link_mbit: of each node's and each server's simulated link, each way, 1e6 bit/s.
-    program: begins our own lines. cores: that each worker stays on.
+    program: begins our own lines. cores: that each worker stays on. as_byteps: workers find psgc under the name ``byteps``.
 
     Raises UsageError, ConfigError or CodecError before anything starts.
     """
@@ -73,7 +74,7 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
             print(f"{program}: {_described(link_mbit, workers, nodes)}", file=sys.stderr)
         try:
             _start_services(supervisor, env, listener, servers, link_mbit)
-            _start_workers(supervisor, env, command, workers, nodes, cores, link_mbit)
+            _start_workers(supervisor, {**env, **(found_as_byteps(env) if as_byteps else {})}, command, workers, nodes, cores, link_mbit)
         except OSError as error:
             raise PsgcError(f"run: cannot start process {len(supervisor.children) + 1} of the job: {error}; see `ulimit -u -n`") from None
         listener.close()  # the scheduler has its own descriptor; without it nobody would listen

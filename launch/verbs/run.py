@@ -29,6 +29,7 @@ def run(
             "Not paced: torch.distributed's collectives, and psgc's control messages."
         ),
     ] = None,
+    as_byteps: Annotated[bool, typer.Option("--as-byteps", help="CMD's `import byteps.torch` is psgc.")] = False,
     prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Prefix each line with its process.")] = True,
 ) -> None:
     """Run a whole job on this machine: scheduler, servers, and CMD once a worker.
@@ -40,6 +41,6 @@ def run(
     sys.exit(
         run_job(
             command or [], workers=workers, servers=servers, nodes=nodes, codec=codec, plan=plan, layout_out=layout_out, link_mbit=link_mbit,
-            prefix=prefix,
+            prefix=prefix, as_byteps=as_byteps,
         )
     )  # fmt: skip

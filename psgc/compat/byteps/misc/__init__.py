@@ -1,0 +1,1 @@
+"""BytePS's modules for particular trainings."""

@@ -1,0 +1,52 @@
+"""The optimizer of BytePS's imagenet18 training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import psgc.torch as psgc
+from psgc.errors import UsageError
+from psgc.torch import (
+    Compression,
+    declare,
+    init,
+    local_rank,
+    local_size,
+    poll,
+    push_pull,
+    rank,
+    shutdown,
+    size,
+    synchronize,
+)  # fmt: skip
+
+
+def DistributedOptimizer(  # noqa: N802 - BytePS's name
+    optimizer: torch.optim.Optimizer, named_parameters: Any = None, compression: Any = Compression.none, backward_passes_per_step: int = 1,
+    half: bool = False, model: torch.nn.Module | None = None, fp16_params: Any = None, fp32_params: Any = None, loss_scale: float = 1024,
+) -> torch.optim.Optimizer:  # fmt: skip
+    """``psgc.torch.DistributedOptimizer``. Raises UsageError for half=True, BytePS's own loss scaling with a second copy of the parameters."""
+    del model, fp16_params, fp32_params, loss_scale
+    if half:
+        raise UsageError(
+            "imagenet18.DistributedOptimizer: half=True is not offered; train with torch.autocast and torch.amp.GradScaler, and compression='fp16'"
+        )
+    return psgc.DistributedOptimizer(optimizer, named_parameters, compression, backward_passes_per_step)
+
+
+__all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "declare",
+    "init",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "rank",
+    "shutdown",
+    "size",
+    "synchronize",
+]

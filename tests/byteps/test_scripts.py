@@ -1,0 +1,104 @@
+"""Scripts written for BytePS, in the shape of its tutorials, run over real processes without a change: they import ``byteps.torch`` alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psgc.launch.job.as_byteps import FOLDER
+from tests.launch.conftest import Launched, launched
+
+__all__ = ["launched"]
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def run(launched: Launched, script: str, *arguments: str, flags: tuple[str, ...] = (), **env: str) -> list[str]:
+    """The sorted lines of a job of two workers, each of which imports psgc under BytePS's name."""
+    command = ("run", "--no-prefix", "--as-byteps", *flags, "--", sys.executable, str(SCRIPTS / script), *arguments)
+    status, out, err = launched.end(launched.psgc(*command, PSGC_SILENCE_S="60", **env))
+    assert status == 0, err
+    return sorted(str(out).splitlines())
+
+
+def same_on_all_ranks(lines: list[str], ranks: int = 2) -> str:
+    """What every rank's line says after its rank."""
+    said = [line.split(" ", 2)[2] for line in lines if line.startswith("rank ")]
+    assert len(said) == ranks and len(set(said)) == 1, lines
+    return said[0]
+
+
+def test_no_script_knows_psgc() -> None:
+    for script in SCRIPTS.glob("*.py"):
+        assert "psgc" not in script.read_text(), script.name
+
+
+def test_the_benchmark(launched: Launched) -> None:
+    lines = run(launched, "synthetic_benchmark.py", "--fp16-pushpull")
+    assert same_on_all_ranks(lines).startswith("steps 5 ")
+    assert "Number of CPUs: 2" in lines
+
+
+def test_the_training_of_digits(launched: Launched) -> None:
+    accuracies = [float(found[1]) for line in run(launched, "train_mnist.py") if (found := re.search(r"Accuracy: (.*)%", line))]
+    assert len(accuracies) == 2 and max(accuracies) > 50, accuracies
+
+
+def test_resnet_50_goes_on_from_its_checkpoint(launched: Launched, tmp_path: Path) -> None:
+    checkpoints = ("--checkpoint-format", str(tmp_path / "{epoch}.pth"))
+    first = run(launched, "train_imagenet.py", "--epochs", "1", *checkpoints)
+    assert same_on_all_ranks(first).startswith("from epoch 0: ")
+    assert any("161 parameters" in line for line in first)
+    assert same_on_all_ranks(run(launched, "train_imagenet.py", *checkpoints)).startswith("from epoch 1: ")
+
+
+def test_the_microbenchmark_under_psgc_launch(launched: Launched) -> None:
+    env = {"NVIDIA_VISIBLE_DEVICES": "0,1", "DMLC_NUM_WORKER": "1", "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0", "PSGC_SILENCE_S": "60"}
+    status, out, err = launched.end(launched.psgc_launch("--as-byteps", sys.executable, str(SCRIPTS / "microbenchmark.py"), **env))
+    assert status == 0, err
+    assert sorted(out.splitlines()) == [f"[worker {rank}] rank {rank} of 2: right" for rank in range(2)]
+
+
+@pytest.fixture
+def byteps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The package, in this process."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import byteps.torch
+
+    yield byteps
+    for name in [name for name in sys.modules if name.partition(".")[0] == "byteps"]:
+        del sys.modules[name]
+
+
+def test_every_name_is_psgcs_own(byteps: Any) -> None:
+    import byteps.torch.compression
+    import byteps.torch.ops
+
+    import psgc.torch
+
+    for module in (byteps.torch, byteps.torch.ops, byteps.torch.compression):
+        for name in module.__all__:
+            own = {"byteps_push_pull": "push_pull_async_inplace"}.get(name, name)
+            assert getattr(module, name) is getattr(psgc.torch, own)
+
+
+def test_a_training_of_16_bit_copies_is_refused_with_what_to_use_instead(byteps: Any) -> None:
+    import torch
+    from byteps.misc import imagenet18
+
+    from psgc.errors import UsageError
+
+    with pytest.raises(UsageError, match=r"half=True is not offered; .*GradScaler"):
+        imagenet18.DistributedOptimizer(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1), half=True)
+
+
+def test_the_folder_comes_first_and_once() -> None:
+    from psgc.launch.job.as_byteps import found_as_byteps
+
+    once = found_as_byteps({"PYTHONPATH": os.pathsep.join(["a", "b"])})
+    assert once == {"PYTHONPATH": os.pathsep.join([str(FOLDER), "a", "b"])} == found_as_byteps(once)
