@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.live.outlook import CODECS, MOST_GBPS, PLAN, Machines, fitted_gbps, losses, outlook, sound_codecs
 from psgc.plan.live.steering import MOST_SWITCHES, PATIENCE, Steering
+from psgc.plan.model.options import over_groups
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.quality import is_sound
-from psgc.plan.planfile.runtime import ENCODED, PLAIN
+from psgc.plan.planfile.reading import read_plan
+from psgc.plan.planfile.runtime import ENCODED, PLAIN, check_runs
 
 MACHINES = Machines(nodes=2, workers_per_node=1, servers=1, cores=2)
 NAMES = [f"t{n}" for n in range(8)]
@@ -133,6 +136,36 @@ def test_where_links_do_not_matter_nothing_is_tried() -> None:
     found = outlook(profile(3.0), MACHINES, step_ms, buckets("none"), {codec: buckets(codec) for codec in CODECS}, "none", plans=False)
     assert found.gbps == MOST_GBPS
     assert found.tried == ()
+
+
+@pytest.mark.parametrize("machines", [
+    Machines(nodes=2, workers_per_node=2, servers=1, cores=2), Machines(nodes=2, workers_per_node=2, servers=0, cores=2),
+    Machines(nodes=2, workers_per_node=1, servers=0, cores=2), Machines(nodes=3, workers_per_node=2, servers=2, cores=2, even=False),
+])  # fmt: skip
+def test_plans_are_of_all_that_such_a_job_runs(machines: Machines) -> None:
+    of_host = replace(profile(), device="cpu")
+    found = outlook(of_host, machines, 20_000.0, buckets("none"), {codec: buckets(codec) for codec in CODECS}, "none", plans=True)
+    assert found.tried[0] == PLAN
+    assert found.plan is not None
+    check_runs(found.plan, "auto")
+    for bucket in found.plan.buckets:
+        assert machines.servers or over_groups(bucket.option)
+        assert (machines.workers_per_node > 1) == any(action.startswith("intra.") for action in bucket.option)
+    assert (found.plan.issue_order is None) != machines.even
+    assert read_plan(found.plan.to_json(), "auto") == found.plan, "so that rank 0 can hand it out"
+
+
+def test_where_groups_are_refused_or_gradients_lie_on_gpus_plans_are_over_servers() -> None:
+    machines = Machines(nodes=2, workers_per_node=2, servers=1, cores=2)
+    for device, allowed in (("cpu", False), ("cuda", True)):
+        given = replace(profile(), device=device)
+        of = replace(machines, groups=allowed)
+        found = outlook(given, of, 20_000.0, buckets("none"), {codec: buckets(codec) for codec in CODECS[:2]}, "none", plans=True)
+        assert found.plan is None or all(bucket.option in (PLAIN, ENCODED) for bucket in found.plan.buckets)
+    without = outlook(
+        replace(profile(), device="cuda"), replace(machines, servers=0), 20_000.0, buckets("none"), {"bf16": buckets("bf16")}, "none", True
+    )
+    assert without.tried == ("bf16",), "codecs are tried where the planner knows no option"
 
 
 def test_only_codecs_that_the_planners_judge_calls_sound_are_tried() -> None:

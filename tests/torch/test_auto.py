@@ -125,9 +125,7 @@ def test_switching_by_hand_ends_it(ranks: Any, slow: Slow) -> None:
     assert ranks.run(2, work) == [True, True]
 
 
-def test_ddp_hooks_and_profiles_refuse_it(ranks: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="auto chooses for DistributedOptimizer alone"):
-        ranks.run(2, lambda rank: psgc.ddp_hook("auto"))
+def test_profiles_refuse_it(ranks: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="PSGC_PROFILE times computation alone"):
         ranks.run(2, lambda rank: train(Slow(), rank, 1), profile=str(tmp_path / "p.json"))
 

@@ -14,7 +14,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -23,6 +23,7 @@ from psgc.errors import UsageError
 from psgc.layout import Bucket, Declaration, Layout, TensorSpec
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.gradients import loss_scale
+from psgc.torch.gradients.observer import StepObserver
 from psgc.torch.gradients.step_flags import MAX_RESCALE
 from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.planned import declared_buckets, write_layout
@@ -68,7 +69,7 @@ class _Bucket:
 
 class DdpExchange:
     """See the module's text. names: of parameters, for messages and plans, in the model's order. choice: what gradients travel by; a plan must
-    be of exactly these parameters."""
+    be of exactly these parameters. observer: who times this rank's steps, and may switch between two of them."""
 
     def __init__(
         self, session: Session, number: int, choice: Choice, names: Mapping[torch.Tensor, str], completer: Completer
@@ -81,7 +82,9 @@ class DdpExchange:
         self._names = list(names.values())
         self._parameters = [weakref.ref(parameter) for parameter in names]  # the model may be gone before the job is
         self._indices = {id(parameter): index for index, parameter in enumerate(names)}
+        self.observer: StepObserver | None = None
         self._layout: Layout | None = None
+        self._default: Declaration | None = None  # what was declared for it, but for what residuals ask for
         self._layouts = 0  # how many there have been
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[int, _Bucket] = {}
@@ -109,6 +112,9 @@ class DdpExchange:
         carry."""
         if not self._begun:
             self._begin()
+        if self.observer is not None:
+            for parameter in arrival.parameters:
+                self.observer.ready(self._names[self._index(parameter)])
         self.gradient_bytes += sum(gradient.numel() * gradient.element_size() for gradient in arrival.gradients)
         self._held.append(arrival)
         if self._layout is None and arrival.last:
@@ -119,6 +125,21 @@ class DdpExchange:
                 self._place(each)
         if arrival.last:
             self._finish()
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Of all gradients, once they have been declared."""
+        return () if self._default is None else self._default.tensors
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """By which the gradients travel now."""
+        return [] if self._layout is None else [self._layout]
+
+    def proposed(self, codec: str) -> Declaration:
+        """What would be declared of all gradients by this codec."""
+        assert self._default is not None, "a step has been taken"
+        return replace(self._default, name=self.name, codec=codec, buckets=())
 
     def scale_with(self, scale: Callable[[], float]) -> None:
         """A loss scaler is about to apply or drop the last step's result, which was multiplied by ``scale()``, as later ones will be."""
@@ -170,6 +191,8 @@ class DdpExchange:
     def _begin(self) -> None:
         """The first bucket of a step fixes the flags of all its submissions, so that they are the same on all ranks."""
         self.session.check()
+        if self.observer is not None:
+            self.observer.decide()
         now = self._last_scale if self._loss_scale is None else self._loss_scale()
         if self._fresh_units and self._loss_scale is None:  # the scaler tells of itself after this backward
             now = loss_scale.latest(default=now)
@@ -206,6 +229,7 @@ class DdpExchange:
             part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
             buckets=declared_buckets(plan, tensors, self.session) if plan is not None else (),
         )  # fmt: skip
+        self._default = default
         declaration = self.residuals.declaration(default)
         self._layout = self.session.declare(declaration)
         if config.layout_out and self.session.rank == 0 and self.name == "ddp0":
@@ -260,6 +284,8 @@ class DdpExchange:
 
     def _over(self, left: float) -> None:
         """The step's last result has come. left: when DDP handed the last bucket over; the trainer has waited since then."""
+        if self.observer is not None:
+            self.observer.arrived()
         report = report_of(self.session)
         report.waited(self.name, time.monotonic() - left)
         report.step_over(self.name)
@@ -271,6 +297,8 @@ class DdpExchange:
                 absent = next(self._names[index] for index in bucket.tensors if index not in bucket.gradients)
                 raise UsageError(f"DDP did not reduce the gradient of {absent!r} in this step, as it did in the first; psgc cannot go on")
             bucket.reset()
+        if self.observer is not None:
+            self.observer.leaving()
         self.steps += 1
         self._begun = False
 

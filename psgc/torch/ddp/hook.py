@@ -6,6 +6,7 @@ everything but gradients: initial parameters, buffers, and which parameters were
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import logging
@@ -24,7 +25,7 @@ from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.exchange import Arrival, DdpExchange, exchanges_of
-from psgc.torch.gradients.linearity import CodecAdvice, coarse_codecs
+from psgc.torch.gradients.linearity import CodecAdvice, coarse_codecs, is_linear
 from psgc.torch.plans.choice import AUTO, Given, chosen, named
 from psgc.torch.session import api
 from psgc.torch.tensors.codec_text import check_carries, codec_text
@@ -66,14 +67,11 @@ class DdpHook:
         self._session = api.current_session()
         _check_world(self._session)
         self._choice = chosen(self._session, codec_or_plan, "ddp_hook")
-        if self._choice.auto:
-            raise UsageError(
-                "ddp_hook: auto chooses for DistributedOptimizer alone, since DDP tells too little of its steps; give the hook a codec or a plan"
-            )
         if self._session.config.profile:
             raise UsageError("PSGC_PROFILE times DistributedOptimizer, not DDP; profile the script with the optimizer wrapped instead")
         self._advice: weakref.WeakKeyDictionary[torch.optim.Optimizer, CodecAdvice] = weakref.WeakKeyDictionary()
         self._advises = False
+        self._optimizers: weakref.WeakKeyDictionary[DdpExchange, weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakKeyDictionary()
         self._look_out()
         amp.install()
         wrappers.watch()
@@ -132,19 +130,20 @@ class DdpHook:
     def switch_plan(self, plan: str | os.PathLike[str] | Plan) -> None:
         """From the next step on, gradients of every model travel by this plan, its file (of which rank 0's is enough) or a codec's text; what codecs keep
         goes along. Call it on every rank between the same two steps: after step(), before the next backward(). Raises UsageError in the middle of
-        a step and for a plan that cannot be run; CodecError."""
+        a step and for a plan that cannot be run; CodecError. Where ``auto`` chose until now, it ends."""
         choice = named(self._session, plan, "switch_plan")
         if choice is None:
             raise UsageError("switch_plan: expected a plan, the path of a plan's file, or codec text; 'none' for no compression")
         for exchange in self._exchanges:
             exchange.switch(choice)
+            exchange.observer = None
         self._choice = choice
         self._advice.clear()
         self._look_out()
 
     def _look_out(self) -> None:
-        """Watch for optimizers that a coarse codec does not suit."""
-        if coarse_codecs(self._choice.codecs) and not self._advises:
+        """Watch for optimizers, which a coarse codec may not suit."""
+        if (coarse_codecs(self._choice.codecs) or self._choice.auto) and not self._advises:
             self._advises = True
             register_optimizer_step_post_hook(self._advise)
 
@@ -171,7 +170,10 @@ class DdpHook:
 
     def _advise(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
         """Called after any optimizer's step: the only place where the optimizers of DDP's parameters are seen."""
-        if any(exchange in self._exchanges for exchange in exchanges_of(optimizer)):
+        mine = [exchange for exchange in exchanges_of(optimizer) if exchange in self._exchanges]
+        for exchange in mine:
+            self._optimizers.setdefault(exchange, weakref.WeakSet()).add(optimizer)
+        if mine:
             self._advice.setdefault(optimizer, CodecAdvice(self._choice.codecs)).look(optimizer)
 
     def _register(self, wrapper: DistributedDataParallel) -> None:
@@ -207,9 +209,21 @@ class DdpHook:
             check_carries(self._choice.codec, p, name)
         number = next(_numbers.setdefault(self._session, itertools.count()))
         exchange = DdpExchange(self._session, number, self._choice, names, self._completer)
+        if self._choice.auto:
+            from psgc.torch.gradients.auto import AutoPlan  # which loads the planner
+
+            linear = functools.partial(_linear, weakref.ref(self), weakref.ref(exchange))
+            exchange.observer = AutoPlan(exchange, linear, parameters[0])
         self._exchanges.append(exchange)
         self._go_on(exchange)
         return exchange
+
+
+def _linear(hook: weakref.ref[DdpHook], exchange: weakref.ref[DdpExchange]) -> bool:
+    """Whether all optimizers that have stepped the exchange's parameters, and there are some, are linear, as far as their states show by now."""
+    its, of = hook(), exchange()
+    found = list(its._optimizers.get(of, ())) if its is not None and of is not None else []
+    return bool(found) and all(is_linear(optimizer) for optimizer in found)
 
 
 def laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

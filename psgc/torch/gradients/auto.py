@@ -2,7 +2,8 @@
 
 Owns the measuring of an exchange's steps, the table in which ranks tell each other theirs, and the switches. ``psgc.plan.live`` decides: ``steering`` when to
 plan and what to keep, the same on every rank; ``outlook`` what to try, on rank 0, which publishes it. A table travels while the next step is taken, so nobody
-waits for it; ranks wait for each other only while rank 0 plans.
+waits for it; ranks wait for each other only while rank 0 plans. A step ends when its gradients have arrived (``arrived``); what follows from it is done between
+two steps (``decide``), which under DDP is when the next one begins.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from psgc.errors import CodecError, PsgcError
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, profile_of
-from psgc.plan.live.outlook import PLAN, Machines, Outlook, losses, outlook, sound_codecs
+from psgc.plan.live.outlook import PLAN, PRESENT_PLAN, Machines, Outlook, losses, outlook, sound_codecs
 from psgc.plan.live.steering import Steering
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket
 from psgc.plan.planfile.runtime import plan_of
-from psgc.torch.gradients.profiler import Clock, Recorder
+from psgc.torch.gradients.profiler import Recorder, clock_for
 from psgc.torch.plans.calibrating import measured_curves
 from psgc.torch.plans.choice import Choice
 from psgc.torch.session.run_report import run_logger
@@ -75,16 +77,17 @@ class _Table:
 
 class AutoPlan:
     """Observes an exchange and switches it; see the module's text. linear: whether the optimizer's steps are linear in the gradient, which says what codecs
-    are sound; clock: of the gradients' device."""
+    are sound; sample: any of the parameters."""
 
     holds = False
 
-    def __init__(self, exchange: Steered, linear: Callable[[], bool], clock: Clock) -> None:
-        self._exchange, self._linear, self._clock = exchange, linear, clock
+    def __init__(self, exchange: Steered, linear: Callable[[], bool], sample: torch.Tensor) -> None:
+        self._exchange, self._linear = exchange, linear
+        self._clock, self._device = clock_for(sample), sample.device.type
         self._steering = Steering()
-        self._recorder, self._recorded = Recorder(clock), Recorder(clock)  # of this window, and of the last whole one
+        self._recorder, self._recorded = Recorder(self._clock), Recorder(self._clock)  # of this window, and of the last whole one
         self._skip = WARM_UP
-        self._last = self._steps = 0
+        self._last = self._deciding = self._steps = 0  # nanoseconds: the end of the last step, and what was done between steps since
         self._periods: list[int] = []  # nanoseconds
         self._table = _Table(exchange.session.size)
         self._ticket: Ticket | None = None
@@ -100,21 +103,31 @@ class AutoPlan:
         self._recorder.leaving()
 
     def delivered(self) -> None:
-        """A step's gradients are there: count it, and act on what all ranks know by now."""
+        """A step's gradients are there, and the trainer between two steps."""
+        self.arrived()
+        self.decide()
+
+    def arrived(self) -> None:
+        """A step's gradients are there: count it."""
         now = time.perf_counter_ns()
         self._recorder.delivered()
         self._steps += 1
-        if self._ticket is not None:
-            self._take_table()
         if self._skip:
             self._skip -= 1
         else:
-            self._periods.append(now - self._last)
-        self._last = time.perf_counter_ns()  # what was done in between is no part of a step
+            self._periods.append(now - self._last - self._deciding)
+        self._last, self._deciding = now, 0
+
+    def decide(self) -> None:
+        """Act on what all ranks know by now. Every rank calls it after the same step. What it takes is no part of a step."""
+        began = time.perf_counter_ns()
+        if self._ticket is not None:
+            self._take_table()
         if len(self._periods) == WINDOW:
             self._send_table(statistics.median(self._periods) * 1e-6)
         elif not self._periods:
             self._recorder = Recorder(self._clock)
+        self._deciding += time.perf_counter_ns() - began
 
     def _send_table(self, step_ms: float) -> None:
         session = self._exchange.session
@@ -154,12 +167,16 @@ class AutoPlan:
         name, plan = f"auto {self._plans} of {exchange.name}", None
         if session.rank == 0:
             found = self._find(step_ms)
-            plan = Plan("", "auto", found.plan) if found is not None and found.plan else None
+            plan = found.plan if found is not None else None
             session.publish(name, json.dumps(list(found.tried if found is not None else ())).encode())
         tried = [str(each) for each in json.loads(session.lookup(name))]
-        present = exchange.choice.codec if exchange.choice.plan is None and not exchange.choice.awaited else PLAN
-        self._names = [present, *tried]
+        self._names = [self._present, *tried]
         self._choices = [exchange.choice, *(self._choice(each, plan) for each in tried)]
+
+    @property
+    def _present(self) -> str:
+        choice = self._exchange.choice
+        return choice.codec if choice.plan is None and not choice.awaited else PRESENT_PLAN
 
     def _choice(self, name: str, plan: Plan | None) -> Choice:
         if name != PLAN:
@@ -191,13 +208,12 @@ class AutoPlan:
         shapes = {spec.name: tuple(spec.shape) for spec in exchange.specs if spec.name in used}
         kinds = {(spec.group, spec.dtype) for spec in exchange.specs if spec.name in used}
         ready = [each for each in iterations if each.ready_us]
-        profile = replace(profile_of(ready, numel, model=exchange.name, shapes=shapes), codecs=self._curves)
+        profile = replace(profile_of(ready, numel, model=exchange.name, shapes=shapes), codecs=self._curves, device=self._device)
         present = [bucket for layout in exchange.layouts for bucket in plan_of(layout).buckets]
         layouts = {codec: buckets for codec in codecs if (buckets := self._buckets_by(codec)) is not None}
         by_plan = exchange.choice.plan is not None
         return outlook(
-            profile, self._machines(), step_ms, present, layouts, "" if by_plan else exchange.choice.codec,
-            plans=len(kinds) == 1 and not by_plan,
+            profile, self._machines(), step_ms, present, layouts, "" if by_plan else exchange.choice.codec, plans=len(kinds) == 1
         )  # fmt: skip
 
     def _buckets_by(self, codec: str) -> tuple[PlannedBucket, ...] | None:
@@ -207,9 +223,10 @@ class AutoPlan:
             layout = build_layout(
                 declaration,
                 layout_id=1,
-                servers=max(1, session.config.servers),
+                servers=session.config.servers,
                 workers=session.size,
                 used_by_all=frozenset(declaration.used),
+                node_sizes=session.node_sizes,
             )
         except CodecError:
             return None
@@ -217,13 +234,15 @@ class AutoPlan:
 
     def _machines(self) -> Machines:
         session = self._exchange.session
-        sizes = session.node_sizes
-        return Machines(len(sizes), max(sizes), session.config.servers, os.cpu_count() or 1, session.config.cpu_threads)
+        sizes, config = session.node_sizes, session.config
+        groups = not (config.encrypt or config.link_mbit)  # they are not encrypted, and no simulated link paces them
+        return Machines(
+            len(sizes), max(sizes), config.servers, os.cpu_count() or 1, config.cpu_threads, groups or not config.servers, len(set(sizes)) == 1
+        )  # fmt: skip
 
     def _tell(self, step_ms: float, found: Outlook) -> None:
         predicted = ", ".join(f"{name} {ms:,.1f}" for name, ms in sorted(found.predicted_ms.items(), key=lambda one: one[1]))
-        chosen = self._exchange.choice
-        have = chosen.codec if chosen.plan is None and not chosen.awaited else PLAN
+        have = self._present
         figures = f"a step takes {step_ms:,.1f} ms by {have}, as over links of {found.gbps:,.3g} Gbit/s; predicted, in ms: {predicted or 'nothing else'}"
         if found.tried:
             self._say(f"trying {', '.join(found.tried)}: {figures}")

@@ -1,4 +1,4 @@
-"""The interface of an observer that times a step's computation; the profiler implements it."""
+"""The interface of an observer that times a step's computation; the profiler and ``auto`` implement it."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ class Observer(Protocol):
 
     def delivered(self) -> None:
         """The trainer has them."""
+
+
+class StepObserver(Observer, Protocol):
+    """An observer that is told apart when gradients have arrived and when the trainer is between two steps: DDP's hook knows these at different times."""
+
+    def arrived(self) -> None:
+        """The last gradient of a step has come. Runs in the thread that waits for it."""
+
+    def decide(self) -> None:
+        """The next step begins, and nothing of it has been sent. May switch plans."""

@@ -22,7 +22,7 @@ from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.gradients.linearity import CodecAdvice, is_linear, learning_rates
-from psgc.torch.gradients.profiler import JobObserver, clock_for
+from psgc.torch.gradients.profiler import JobObserver
 from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.plans.choice import Choice, Given, chosen, named
@@ -120,7 +120,7 @@ class Distributed(torch.optim.Optimizer):
         elif choice.auto:
             from psgc.torch.gradients.auto import AutoPlan  # which loads the planner
 
-            self._psgc_exchange.observer = AutoPlan(self._psgc_exchange, _linear(self), clock_for(next(_parameters(self))[2]))
+            self._psgc_exchange.observer = AutoPlan(self._psgc_exchange, _linear(self), next(_parameters(self))[2])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, unless that was done since the last backward, and apply. closure: run first, once; its loss is returned."""

@@ -42,8 +42,6 @@ def chosen(session: Session, given: Given, by: str) -> Choice:
     """What ``given`` means in this job; None: PSGC_PLAN, else PSGC_CODEC, else uncompressed. by: the call that was given it, as users write it.
     Raises UsageError for a plan that cannot be run, or beside a codec that the script names; CodecError."""
     if given == AUTO or (given is None and session.config.plan == AUTO):
-        if session.size > 1:
-            _check_can_plan(session.config.servers)
         return Choice(auto=session.size > 1)
     own = named(session, given, by)
     if own is not None and own.plan is None and not own.awaited and session.config.plan:
@@ -59,14 +57,6 @@ def chosen(session: Session, given: Given, by: str) -> Choice:
     if own is not None and (own.plan is not None or own.awaited):
         return own
     return Choice(codec_text(unheeded.choose(session, given if isinstance(given, str) else None, by), "float32"))
-
-
-def _check_can_plan(servers: int) -> None:
-    """Raise UsageError for a job that ``auto`` cannot plan for."""
-    if servers < 1:
-        raise UsageError(
-            "auto plans for gradients that go over servers, and this job has none; start it with --servers 1, or give it a plan"
-        )
 
 
 def named(session: Session, given: Given, by: str) -> Choice | None:

@@ -1,0 +1,72 @@
+"""``auto`` in real jobs: with the optimizer's wrapper and with DDP's hook, over servers and without them, on nodes of several ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psgc.plan.planfile.reading import load_plan
+
+JOB = str(Path(__file__).parent / "job_auto.py")
+CASES = ("optimizer-slower", "optimizer-quick", "ddp-slower", "ddp-quick")
+TIMES = {"none": 340.0, "bf16": 200.0, "int8": 120.0, "int4": 90.0, "onebit": 60.0, "topk": 75.0, "plan": 50.0}
+
+
+Found = list[tuple[str, str, str]]
+
+
+def run(job: Any, sizes: tuple[int, ...], servers: int, *cases: str) -> tuple[Found, str]:
+    """Of each case, its choices and the digest of the weights, the same on every rank; and what rank 0 said."""
+    job.scheduler()
+    for index in range(servers):
+        job.server(index)
+    workers = [
+        job.worker(node, *cases, job=JOB, BYTEPS_LOCAL_RANK=str(local), BYTEPS_LOCAL_SIZE=str(size))
+        for node, size in enumerate(sizes)
+        for local in range(size)
+    ]
+    assert set(job.end().values()) == {0}, job.text()
+    found = [re.findall(r"^case (\S+): (.*); weights (\w+)$", worker.text, re.MULTILINE) for worker in workers]
+    assert [case for case, _, _ in found[0]] == list(cases)
+    assert all(of_rank == found[0] for of_rank in found), "every rank makes the same choices, and has the same weights"
+    return found[0], workers[0].text
+
+
+@pytest.mark.timeout(300)
+def test_without_servers_the_quickest_choice_is_kept_under_ddp_too_or_none_where_nothing_pays(make_job: Callable[..., Any]) -> None:
+    """What a step takes is fixed by its choice (job_auto.py), so that what is found does not depend on the machine."""
+    env = {"PSGC_PLAN": "auto", "PSGC_NODE_SIZES": "2,1", "PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_LOG_LEVEL": "info"}
+    found, said = run(make_job(nodes=2, servers=0, env=env), (2, 1), 0, *CASES)
+    for case, choices, _ in found:
+        names = choices.split()
+        if case.endswith("quick"):
+            assert names == ["none"]
+        else:
+            assert len(set(names)) > 1, choices
+            assert names[-1] == min(set(names), key=lambda name: TIMES[name]), choices
+    for name in ("optimizer0", "ddp0"):
+        assert re.search(
+            rf"{name}: auto, step 9: trying .*: a step takes 340\.0 ms by none, as over links of \S+ Gbit/s; predicted, in ms", said
+        )
+        assert re.search(rf"{name}: auto, step \d+: \S+ from now on; measured, in ms a step: none 340\.0, ", said)
+        assert re.search(rf"{name}: auto, step \d+: a step takes \S+ ms instead of \S+: planning again", said)
+    for name in ("optimizer1", "ddp1"):
+        stays = re.findall(rf"{name}: auto, step \d+: (.*)", said)
+        assert len(stays) == 1, stays
+        assert re.match(
+            r"none stays, since nothing else would save 5 %: a step takes 0\.0 ms by none, as over links of \S+ Gbit/s", stays[0]
+        )
+
+
+@pytest.mark.timeout(300)
+def test_with_servers_nodes_of_several_ranks_may_sum_within_themselves_first(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    used = tmp_path / "used.json"
+    env = {"PSGC_PLAN": "auto", "PSGC_NODE_SIZES": "2,2", "PSGC_LAYOUT_OUT": str(used), "PSGC_LOG_LEVEL": "info"}
+    ((_, choices, _),), _ = run(make_job(nodes=2, servers=1, env=env), (2, 2), 1, "optimizer")
+    assert choices.split()[-1] == "plan"
+    options = {bucket.option for bucket in load_plan(str(used)).buckets}
+    assert all(any(action.startswith("intra.") for action in option) for option in options), options
