@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from psgc.addresses import endpoint, is_loopback
 from psgc.errors import ConfigError
 from psgc.spelling import nearest
-from psgc.variables import LAUNCHER_VARIABLES, MEMBERSHIP, PREFIXES, VARIABLES, WITHOUT_EFFECT, Variable
+from psgc.variables import LAUNCHER_VARIABLES, MEMBERSHIP, PREFIXES, PSLITE_ONLY, VARIABLES, WITHOUT_EFFECT, Variable
 
 Role = Literal["worker", "server", "scheduler"]
 
@@ -36,6 +36,13 @@ class Config:
     server_index: int = -1
     node_host: str = ""
     port: int = 0
+    wire: str = "psgc"
+    interface: str = ""
+    local_files: bool = False
+    pslite_heartbeat_s: float = 0.0
+    pslite_dead_s: float = 0.0
+    pslite_resend: bool = False
+    pslite_resend_ms: int = 1000
     advertise: str = ""
     local_rank: int = 0
     local_size: int = 1
@@ -49,6 +56,7 @@ class Config:
     layout_out: str = ""
     late_synchronization: bool = False
     part_bytes: int = 4 << 20
+    part_bytes_given: bool = False  # PSGC_PART_BYTES, or BytePS's name for it, was set
     fuse_bytes: int = 4 << 20
     min_compress_bytes: int = 64 << 10
     credit_bytes: int = 64 << 20  # enough to keep 100 Gbit/s busy over 5 ms
@@ -143,6 +151,7 @@ class Config:
                 values[variable.field] = _parse(variable, name, env[name])
         values.update(overrides)
         values["codec_given"] = values.get("codec", "")
+        values["part_bytes_given"] = "part_bytes" in values
         _from_torchrun(env, values)
         _refuse_mistyped(env)
         values.setdefault("world_size", int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdigit() else 0)
@@ -271,6 +280,10 @@ def _refuse_mistyped(env: Mapping[str, str]) -> None:
 def _notes(env: Mapping[str, str]) -> list[str]:
     """Warnings about names that are unknown or have no effect. A name for another role is no reason: `psgc run` gives all processes the same."""
     notes = [f"{name} is set but has no effect: {why}" for name, why in sorted(WITHOUT_EFFECT.items()) if name in env]
+    if env.get("PSGC_WIRE", "").strip().lower() != "pslite":
+        notes += [
+            f"{name} is set but has no effect without PSGC_WIRE=pslite: {why}" for name, why in sorted(PSLITE_ONLY.items()) if name in env
+        ]
     for name, meant in _unknown(env).items():
         notes.append(f"{name} is set but unknown; " + (f"did you mean {meant}?" if meant else "see docs/env.md for the names psgc honours"))
     return notes

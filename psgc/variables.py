@@ -33,6 +33,14 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _number(text: str) -> float:
+    """a number of seconds, at least 0"""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError("at least 0")
+    return value
+
+
 def _rate(text: str) -> float:
     """a number above 0"""
     return _seconds(text)
@@ -98,6 +106,19 @@ VARIABLES: Final = (
     Variable("DMLC_SERVER_ID", "server_index", _integer(0), "s", "this server's number; without it the scheduler numbers servers"),
     Variable("DMLC_NODE_HOST", "node_host", _host, "s", "address that workers reach this server at; default: the one that reaches the scheduler"),
     Variable("DMLC_PORT", "port", _integer(0), "s", "port this server listens on; 0: any"),
+    Variable(
+        "PSGC_WIRE", "wire", _one_of("psgc", "pslite"), "wsc",
+        "pslite: speak BytePS's wire, without authentication, to work with its processes (pslite.md); the same everywhere",
+    ),
+    Variable("DMLC_INTERFACE", "interface", _text, "ws", "with PSGC_WIRE=pslite, the interface to listen on, if DMLC_NODE_HOST is not set; default: lo"),
+    Variable("DMLC_LOCAL", "local_files", _switch, "wsc", "with PSGC_WIRE=pslite, 1: sockets are files of /tmp; all processes on one machine"),
+    Variable("PS_HEARTBEAT_INTERVAL", "pslite_heartbeat_s", _number, "ws", "with PSGC_WIRE=pslite, seconds between heartbeats; 0: none"),
+    Variable(
+        "PS_HEARTBEAT_TIMEOUT", "pslite_dead_s", _number, "c",
+        "with PSGC_WIRE=pslite, a node without heartbeats for so many seconds counts as dead, and another may take its place; 0: never",
+    ),
+    Variable("PS_RESEND", "pslite_resend", _switch, "wsc", "with PSGC_WIRE=pslite, 1: messages are acknowledged, and sent again until they are"),
+    Variable("PS_RESEND_TIMEOUT", "pslite_resend_ms", _integer(1), "wsc", "with PS_RESEND=1, milliseconds that an acknowledgement may take"),
     Variable("PSGC_ADVERTISE", "advertise", _host_and_port, "s", "host:port that workers reach this server at, where it differs (NAT, proxy)"),
     Variable("BYTEPS_LOCAL_RANK", "local_rank", _integer(0), "w", "this process's number within its node", ("LOCAL_RANK",)),
     Variable("BYTEPS_LOCAL_SIZE", "local_size", _integer(1), "w", "worker processes on this node", ("LOCAL_WORLD_SIZE",)),
@@ -203,18 +224,22 @@ WITHOUT_EFFECT: Final = {
     "BYTEPS_TELEMETRY_ON": "no telemetry is kept",
     "DMLC_ENABLE_RDMA": "psgc speaks TCP and shared memory",
     "DMLC_ENABLE_UCX": "psgc speaks TCP and shared memory",
-    "DMLC_INTERFACE": "use DMLC_NODE_HOST",
     "DMLC_GROUP_SIZE": "a server is one member",
-    "DMLC_LOCAL": "shared memory is chosen by itself: PSGC_TRANSPORT",
     "DMLC_NUM_PORTS": "a server listens on one port",
     "DMLC_RANK": "ranks follow from DMLC_WORKER_ID and BYTEPS_LOCAL_RANK",
     "DMLC_TRACKER_URI": "psgc has a launcher of its own; the scheduler's address is DMLC_PS_ROOT_URI",
     "DMLC_TRACKER_PORT": "psgc has a launcher of its own; the scheduler's port is DMLC_PS_ROOT_PORT",
     "DMLC_USE_KUBERNETES": "psgc needs no setting for Kubernetes",
+    "PS_VERBOSE": "use PSGC_LOG_LEVEL",
+}
+# These have an effect with PSGC_WIRE=pslite only. For psgc's own wire, what to use instead.
+PSLITE_ONLY: Final = {
+    "DMLC_INTERFACE": "use DMLC_NODE_HOST",
+    "DMLC_LOCAL": "shared memory is chosen by itself: PSGC_TRANSPORT",
     "PS_HEARTBEAT_INTERVAL": "use PSGC_HEARTBEAT_S",
     "PS_HEARTBEAT_TIMEOUT": "use PSGC_DEAD_S",
     "PS_RESEND": "psgc always replays what was lost",
-    "PS_VERBOSE": "use PSGC_LOG_LEVEL",
+    "PS_RESEND_TIMEOUT": "psgc always replays what was lost",
 }
 # Read elsewhere than in Config: by psgc-launch, for the workers it starts.
 LAUNCHER_VARIABLES: Final = {
