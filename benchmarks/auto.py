@@ -1,8 +1,10 @@
 """``auto`` beside fixed codecs on the testbed's links, and on a link that becomes slower.  Needs root, as the testbed does.
 
     python benchmarks/auto.py [--gbps 0.1 --gbps 1 --gbps 0] [--codecs none,bf16,int8,int4] [--rounds 3] [--change] [--json]
+                              [--workers 2] [--per-host 1] [--servers 1] [--ddp]
 
-Trains the demo's GPT by each codec and by ``auto``, in turns, on hosts of a worker each and one of a server. An iteration is the median of a job's last
+Trains the demo's GPT by each codec and by ``auto``, in turns, on hosts of ``--per-host`` workers each and one of a server; with ``--servers 0`` on hosts of
+workers alone; with ``--ddp`` under DistributedDataParallel and psgc's hook. An iteration is the median of a job's last
 ``--steps``; ``auto`` has first had ``--settle`` iterations to choose in. The codecs are those that are sound under the script's optimizer, which are those that
 ``auto`` may choose from. ``--gbps 0`` is no limit. With ``--change`` a job begins at the largest rate that was given and goes on at the least one: how many
 iterations later has it planned again? With ``--measuring`` it says what recording takes of one gradient, and runs nothing else.
@@ -50,11 +52,20 @@ class Ran(NamedTuple):
     text: str
 
 
-def run(gbps: float, workers: int, by: str, steps: int, changes: tuple[int, float] | None = None) -> Ran:
+class Shape(NamedTuple):
+    """Of a job. hosts: with workers."""
+
+    hosts: int
+    per_host: int = 1
+    servers: int = 1
+    ddp: bool = False
+
+
+def run(gbps: float, shape: Shape, by: str, steps: int, changes: tuple[int, float] | None = None) -> Ran:
     """A job on the testbed. changes: the iteration at which all links get another rate, and that rate."""
     with tempfile.TemporaryDirectory(prefix="psgc-auto-") as name:
         out = Path(name) / "times.json"
-        flags = ["--inner", json.dumps([gbps, workers, by, steps, changes, str(out)])]
+        flags = ["--inner", json.dumps([gbps, shape, by, steps, changes, str(out)])]
         done = subprocess.run([sys.executable, __file__, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode or not out.exists():
             raise AutoError((done.stdout.strip().splitlines() or [f"status {done.returncode}"])[-1])
@@ -62,15 +73,16 @@ def run(gbps: float, workers: int, by: str, steps: int, changes: tuple[int, floa
     return Ran([(later - earlier) * 1e3 for earlier, later in pairwise(ends)], done.stdout)
 
 
-def inner(gbps: float, workers: int, by: str, steps: int, changes: tuple[int, float] | None, out: str) -> int:
+def inner(gbps: float, shape: Shape, by: str, steps: int, changes: tuple[int, float] | None, out: str) -> int:
     """The process that holds the testbed."""
+    server_hosts = min(1, shape.servers)
     counted = Path(out).with_name("steps")
     env = {"TIMED_STEPS": str(counted), **({"PSGC_PLAN": AUTO} if by == AUTO else {"PSGC_CODEC": by})}
-    command = [sys.executable, str(BENCHMARKS / "timed.py"), out, str(SCRIPT), "--steps", str(steps)]
-    with Testbed(workers + 1, gbps or None) as testbed:
+    command = [sys.executable, str(BENCHMARKS / "timed.py"), out, str(SCRIPT), "--steps", str(steps), *(["--ddp"] if shape.ddp else [])]
+    with Testbed(shape.hosts + server_hosts, gbps or None) as testbed:
         if changes is not None:
             threading.Thread(target=_change_at, args=(testbed, counted, *changes), daemon=True).start()
-        return run_members(testbed, psgc_job(testbed, command, extra=env))
+        return run_members(testbed, psgc_job(testbed, command, shape.per_host, shape.servers, env, server_hosts))
 
 
 def _change_at(testbed: Testbed, counted: Path, step: int, gbps: float) -> None:
@@ -86,6 +98,10 @@ def kept(text: str) -> str:
     return said[-1] if said else "?"
 
 
+def shape_of(given: Any) -> Shape:
+    return Shape(given.workers, given.per_host, given.servers, given.ddp)
+
+
 def compare(gbps: float, codecs: Sequence[str], given: Any) -> dict[str, Any]:
     """One link: the medians of each codec's jobs and of auto's, in turns."""
     times: dict[str, list[float]] = {name: [] for name in (*codecs, AUTO)}
@@ -93,7 +109,7 @@ def compare(gbps: float, codecs: Sequence[str], given: Any) -> dict[str, Any]:
     for number in range(given.rounds):
         for by in (*codecs, AUTO) if number % 2 == 0 else (AUTO, *reversed(codecs)):
             steps = given.steps + (given.settle if by == AUTO else given.warm_up)
-            ran = run(gbps, given.workers, by, steps)
+            ran = run(gbps, shape_of(given), by, steps)
             times[by].append(statistics.median(ran.times[-given.steps :]))
             if by == AUTO:
                 ends.append(kept(ran.text))
@@ -109,7 +125,7 @@ def compare(gbps: float, codecs: Sequence[str], given: Any) -> dict[str, Any]:
 
 def change(high: float, low: float, given: Any) -> dict[str, Any]:
     """How many iterations after a link has become slower a job has planned again, and what it then takes."""
-    ran = run(high, given.workers, AUTO, given.settle + WITHIN + 2 * given.settle, (given.settle, low))
+    ran = run(high, shape_of(given), AUTO, given.settle + WITHIN + 2 * given.settle, (given.settle, low))
     changed = re.search(r"changed at iteration (\d+)", ran.text)
     if changed is None:
         raise AutoError("the job ended before its link was changed")
@@ -141,7 +157,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gbps", type=float, action="append", help="of every link; 0: no limit; default: 0.1, 1 and 0")
     parser.add_argument("--codecs", default="none,bf16,int8,int4", help="the fixed ones")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="hosts with workers")
+    parser.add_argument("--per-host", type=int, default=1, help="workers of each")
+    parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--ddp", action="store_true", help="train under DistributedDataParallel")
     parser.add_argument("--rounds", type=int, default=3, help="jobs by each, in turns")
     parser.add_argument("--steps", type=int, default=15, help="iterations that count, the last of a job")
     parser.add_argument("--settle", type=int, default=70, help="iterations that auto has before them")
@@ -153,7 +172,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.inner:
         try:
-            sys.exit(inner(*json.loads(given.inner)))
+            gbps, shape, *others = json.loads(given.inner)
+            sys.exit(inner(gbps, Shape(*shape), *others))
         except TestbedError as error:
             sys.exit(f"auto: {error}")
     if given.measuring:

@@ -41,14 +41,16 @@ def make_optimizer(name: str, model: nn.Module, lr: float, codec: str, steps: in
     if name == "zero-one-adam":
         growth = max(1, steps // 5)
         return psgc.ZeroOneAdam(named, lr=lr, betas=BETAS, warmup_steps=warmup, local_growth=growth, max_local_steps=4, codec=codec)
-    plain: torch.optim.Optimizer
+    return psgc.DistributedOptimizer(plain_optimizer(name, model, lr), named, compression=codec)
+
+
+def plain_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """sgd, adamw or lion, which know of no other ranks."""
     if name == "adamw":
-        plain = torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS)
-    elif name == "lion":
-        plain = Lion(model.parameters(), lr=lr)
-    else:
-        plain = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    return psgc.DistributedOptimizer(plain, named, compression=codec)
+        return torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS)
+    if name == "lion":
+        return Lion(model.parameters(), lr=lr)
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
 def make_schedule(name: str, optimizer: Any, lr: float, steps: int) -> lr_scheduler.LRScheduler:

@@ -6,10 +6,12 @@ import argparse
 
 import torch
 from gpt_model import Gpt, GptConfig
-from optimizers import OPTIMIZERS, end_training, make_optimizer
+from optimizers import OPTIMIZERS, end_training, make_optimizer, plain_optimizer
 from reporting import Report
 from text_data import batch_of, load_text
+from torch import distributed as dist
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.parallel import DistributedDataParallel
 
 import psgc.torch as psgc
 
@@ -37,6 +39,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=GptConfig.context)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="where rank 0 writes its JSON record")
+    parser.add_argument(
+        "--ddp", action="store_true", help="wrap the model in DistributedDataParallel, with psgc's hook; sgd, adamw or lion"
+    )
     options = parser.parse_args()
 
     psgc.init()
@@ -47,7 +52,13 @@ def main() -> None:
     model = Gpt(config)
     psgc.broadcast_parameters(model.state_dict(), root_rank=0)
     codec = options.codec or psgc.current_session().config.codec
-    optimizer = make_optimizer(options.optimizer, model, options.lr, codec, options.steps)
+    trained: torch.nn.Module = model
+    if options.ddp:
+        psgc.ddp_hook(options.codec).install()
+        dist.init_process_group("gloo")
+        trained, optimizer = DistributedDataParallel(model), plain_optimizer(options.optimizer, model, options.lr)
+    else:
+        optimizer = make_optimizer(options.optimizer, model, options.lr, codec, options.steps)
     warm_up = max(1, options.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / warm_up) * max(0.1, 1 - step / options.steps)
@@ -58,7 +69,7 @@ def main() -> None:
     for step in range(1, options.steps + 1):
         x, y = batch_of(train, options.batch, config.context, generator)
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss = F.cross_entropy(trained(x).flatten(0, 1), y.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -66,6 +77,8 @@ def main() -> None:
         report.step(step, loss)
     end_training(optimizer)
     report.finish(validation_loss(model, validation, config.context))
+    if options.ddp:
+        dist.destroy_process_group()
     psgc.shutdown()
 
 
