@@ -28,6 +28,9 @@ from psgc.plan.model.costs import (
 )
 from psgc.plan.model.options import Option, all_options, server_options
 from psgc.plan.model.timeline import chains_of, run
+from psgc.program.compile import compile_option
+from psgc.program.ranks import Ranks
+from psgc.program.steps import Exchange
 
 # a byte takes 1 us within a node and 10 us between nodes
 CLUSTER = Cluster("c", nodes=4, gpus_per_node=2, intra=Link(8e-3, 1.0), inter=Link(8e-4, 100.0), servers=2)
@@ -231,3 +234,47 @@ def test_a_latency_delays_a_push_and_does_not_hold_the_link() -> None:
     (ring,) = tasks(("flat.all_reduce",), cluster, CODEC)  # two messages in a row, as of a collective of NCCL's, one after the other
     part = [(ring.resource, CODEC.task_us(ring, 125_000.0))]
     assert run(chains_of([0.0] * 51, [part] * 51)).step_us == pytest.approx(51 * (500 + 2 * 20_000))
+
+
+def test_direct_collectives_send_each_slice_over_the_link_to_the_rank_that_it_is_for() -> None:
+    """2 nodes of 2 ranks, 80 Mbit/s between them, where a byte takes 0.1 us, 4 bytes an element. Each rank sends a quarter of the gradient to each of 2
+    ranks of the other node: a node's two ranks send 4 quarters, 0.4 us an element, where a ring passes 3 / 4 of it over a node's link, 0.3 us. Payloads
+    of half a byte: 2 ranks send theirs to 2 others, 4 payloads, 0.2 us an element, where a ring passes 3, 0.15 us."""
+    cluster = Cluster("c", 2, 2, Link(1e6, 0), Link(0.08, 0))
+    gathered = ("comp@cpu", "flat.all_gather.c", "decomp@cpu")
+    for direct, plain_us, encoded_us in ((True, 0.4, 0.2), (False, 0.3, 0.15)):
+        plain = [task.per_element_us for task in tasks(("flat.reduce_scatter", "flat.all_gather"), cluster, CODEC, direct)]
+        assert plain == [pytest.approx(plain_us)] * 2
+        (encoded,) = (task for task in tasks(gathered, cluster, CODEC, direct) if not task.curve)
+        assert encoded.per_element_us == pytest.approx(encoded_us)
+    slow = Cluster(
+        "s", 2, 2, Link(0.004, 0), Link(0.08, 0)
+    )  # within a node a byte takes 2 us: a rank sends a quarter to its node's other one
+    assert tasks(("flat.reduce_scatter", "flat.all_gather"), slow, CODEC, True)[0].per_element_us == pytest.approx(2 * 4 / 4)
+
+
+@pytest.mark.parametrize(("nodes", "of_each"), [(2, 2), (2, 3), (3, 2), (4, 1)])
+def test_what_is_taken_to_leave_a_node_is_what_programs_send(nodes: int, of_each: int) -> None:
+    """Of all options whose messages all go to the rank that they are for; a byte takes a microsecond on the link, and an element of a payload is half a
+    byte."""
+    ranks, cluster, numel = Ranks((of_each,) * nodes), Cluster("c", nodes, of_each, Link(1e9, 0), Link(8e-3, 0)), 12 * 4096
+    straight = [
+        option
+        for option in all_options(("cpu",))
+        if {action.split(".")[1] for action in option if "@" not in action} <= {"reduce_scatter", "all_gather", "all_to_all"}
+    ]
+    assert len(straight) > 20
+    for option in straight:
+        sent = [0.0] * nodes
+        for rank, program in enumerate(compile_option(option, numel, ranks, 0)):
+            for one in (one for transfer in program.transfers for one in transfer.collectives):
+                away = [index for index, member in enumerate(one.members) if ranks.node_of[member] != ranks.node_of[rank]]
+                if isinstance(one, Exchange):
+                    nbytes = PAYLOAD * sum((p.range[1] - p.range[0]) * p.payloads for index in away for p in one.sends[index])
+                else:
+                    own = one.members.index(rank)
+                    slices = away if one.op == "reduce_scatter" else [own] * len(away)
+                    nbytes = 4.0 * sum(one.cuts[index + 1] - one.cuts[index] for index in slices)
+                sent[ranks.node_of[rank]] += nbytes
+        modelled = sum(task.per_element_us for task in tasks(option, cluster, CODEC, True) if SEND in resources_of(task.resource))
+        assert modelled * numel == pytest.approx(max(sent), rel=1e-6), option

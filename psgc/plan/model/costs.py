@@ -18,7 +18,9 @@ option, and priced for a cluster. With p ranks in a group, m bytes held by each,
 
 Between nodes the link is the node's: what its active ranks send together goes through it. A flat group's ring passes each node's link
 once in each direction, so it carries what one rank's link would. Of a flat all-to-all each of a node's ranks, and of a flat gather the root, sends
-or receives through it what does not stay within the node. Over nodes of several ranks a flat routine uses the links within nodes as well, and
+or receives through it what does not stay within the node. So does each rank of a flat reduce_scatter and all_gather that is *direct*: jobs whose gradients lie
+in hosts' memory send each slice straight to the rank that sums it, so that sums are in the order of ranks. A node of k of the p ranks then sends k (p - k) / p
+of a gradient's bytes, where a ring sends (p - 1) / p. Over nodes of several ranks a flat routine uses the links within nodes as well, and
 the slower of both paces it: a ring passes each rank's link; of an all-to-all and a gather what stays within the node passes it.
 Collectives run one after the other, as in a stream of NCCL's: the latencies of one's messages hold the link, too. Of a push and a pull the
 latency delays what follows in the chain; the link is free meanwhile.
@@ -63,6 +65,8 @@ IN_FLIGHT: Final = -3  # a message's latency, and what a server's own link and p
 _HELD: Final = {BOTH_WAYS: (SEND, RECEIVE), ALL_LINKS: (INTRA, SEND, RECEIVE), IN_FLIGHT: ()}
 RAW: Final = "raw:"  # before a curve's name: of what is not encoded
 FLOAT_BYTES: Final = 4.0
+_STRAIGHT: Final = ("all_to_all", "gather")  # operations whose messages go to the rank that they are for
+_STRAIGHT_IF_DIRECT: Final = (*_STRAIGHT, "reduce_scatter", "all_gather")
 
 
 def resources_of(resource: int) -> tuple[int, ...]:
@@ -209,16 +213,16 @@ def _after(action: str, held: Held) -> Held:
     return held._replace(root_only=held.root_only and not (operation == "broadcast" and level == "intra"))
 
 
-def tasks(option: Option, cluster: Cluster, codec: CodecCosts) -> tuple[Task, ...]:
-    """The option's tasks, in order."""
-    return tuple(task for atom in walk(option, cluster.host is not None)[0] for task in price(atom, cluster, codec))
+def tasks(option: Option, cluster: Cluster, codec: CodecCosts, direct: bool = False) -> tuple[Task, ...]:
+    """The option's tasks, in order. direct: whether flat reduce-scatters and all-gathers are; see the module's text."""
+    return tuple(task for atom in walk(option, cluster.host is not None)[0] for task in price(atom, cluster, codec, direct))
 
 
-def price(atom: Atom, cluster: Cluster, codec: CodecCosts) -> list[Task]:
+def price(atom: Atom, cluster: Cluster, codec: CodecCosts, direct: bool = False) -> list[Task]:
     """An atom's tasks: none where its group is of one rank, several where servers are asked, and its copies between GPU and host."""
     action, held, last = atom
     share, pieces = _parts(held, cluster)
-    made = _work(action, held, share, pieces, cluster, codec)
+    made = _work(action, held, share, pieces, cluster, codec, direct)
     if cluster.host is None:
         return made
     size = share * pieces * (codec.bytes_per_element if held.encoded else FLOAT_BYTES)
@@ -248,7 +252,7 @@ def _parts(held: Held, cluster: Cluster) -> tuple[float, float]:
     return share, pieces
 
 
-def _work(action: str, held: Held, share: float, pieces: float, cluster: Cluster, codec: CodecCosts) -> list[Task]:
+def _work(action: str, held: Held, share: float, pieces: float, cluster: Cluster, codec: CodecCosts, direct: bool) -> list[Task]:
     """An atom's tasks but for copies between GPU and host."""
     if "@" in action:
         return [_codec_task(action, share, pieces, _turns(1 if held.root_only else cluster.gpus_per_node, cluster))]
@@ -262,10 +266,11 @@ def _work(action: str, held: Held, share: float, pieces: float, cluster: Cluster
     volume, messages = _volume(operation, ranks)
     if level == "intra" or (level == "flat" and cluster.nodes == 1):
         return [Task(action, INTRA, messages * cluster.intra.latency_us, volume * size * cluster.intra.us_per_byte)]
-    between = volume * size * _ranks_on_the_link(level, operation, cluster, held) * cluster.inter.us_per_byte
+    straight = operation in (_STRAIGHT_IF_DIRECT if direct else _STRAIGHT)
+    between = volume * size * _ranks_on_the_link(level, operation, cluster, held, straight) * cluster.inter.us_per_byte
     if level == "inter" or cluster.gpus_per_node == 1:
         return [Task(action, BOTH_WAYS, messages * cluster.inter.latency_us, between)]
-    stays = (cluster.gpus_per_node - 1) / (ranks - 1) if operation in ("all_to_all", "gather") else 1.0
+    stays = (cluster.gpus_per_node - 1) / (ranks - 1) if straight else 1.0
     within = volume * size * stays * cluster.intra.us_per_byte
     return [Task(action, ALL_LINKS, messages * max(cluster.intra.latency_us, cluster.inter.latency_us), max(within, between))]
 
@@ -299,14 +304,14 @@ def _codec_task(action: str, share: float, pieces: float, turns: float) -> Task:
     return Task(action, resource, 0.0, 0.0, f"{device}.decode", share, pieces * ranks)
 
 
-def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: Held) -> float:
-    """How many ranks' worth of bytes a node's link carries."""
+def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: Held, straight: bool) -> float:
+    """How many ranks' worth of bytes a node's link carries. straight: each goes to the rank that it is for, not around a ring."""
     k = cluster.gpus_per_node
     if level == "inter":
         return 1.0 if held.root_only else float(k)
-    if operation in ("all_to_all", "gather"):
+    if straight:
         beyond_the_node = (cluster.gpus - k) / (cluster.gpus - 1)
-        return k * beyond_the_node if operation == "all_to_all" else beyond_the_node
+        return beyond_the_node if operation == "gather" else k * beyond_the_node
     return 1.0
 
 

@@ -139,10 +139,14 @@ class Problem:
         return replace(self.constraints, devices=devices, servers=servers, among_workers=self.among_workers, codecs=())
 
     @cached_property
+    def direct(self) -> bool:
+        """Whether gradients lie in hosts' memory, where jobs run flat reduce-scatters and all-gathers without a ring (``costs``)."""
+        return self.profile.device == "cpu" and self.cluster.host is None
+
+    @cached_property
     def among_workers(self) -> bool:
         """Whether jobs run collectives at what they are taken to cost: they do in hosts' memory, for codecs of one round."""
-        on_hosts = self.profile.device == "cpu" and self.cluster.host is None
-        return self.constraints.runtime and on_hosts and all(_is_pair(codec.name) for codec in self.used)
+        return self.constraints.runtime and self.direct and all(_is_pair(codec.name) for codec in self.used)
 
     @cached_property
     def threads(self) -> Ints:
@@ -202,7 +206,7 @@ class Problem:
 
     def part_tasks(self, option: Option, numel: float, codec: CodecCosts) -> list[tuple[str, int, float]]:
         """(action, resource, microseconds) of one part of ``numel`` elements."""
-        return [(task.action, task.resource, codec.task_us(task, numel)) for task in costs.tasks(option, self.cluster, codec)]
+        return [(task.action, task.resource, codec.task_us(task, numel)) for task in costs.tasks(option, self.cluster, codec, self.direct)]
 
 
 class Row(NamedTuple):
