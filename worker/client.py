@@ -201,6 +201,11 @@ class Client:
         part.phase, part.payload_bytes = Phase.SENT, 0
         return [self._push(part)] if self.servers[part.server].up else []
 
+    def prioritise(self, keys: Iterable[int], priority: int) -> None:
+        """From their next submission on, these parts have another priority on this rank."""
+        for key in keys:
+            self.parts[key].priority = priority
+
     def transfer(self, transfers: list[Transfer], now: float) -> list[Action]:
         """Ask the servers for residuals, or set them. Each is answered with Transferred. No step of their keys may be under way."""
         actions: list[Action] = []

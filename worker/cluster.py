@@ -139,11 +139,11 @@ class ClusterSession(Session):
         else:
             self._executor_of_names().submit(layout, bucket, submission)
 
-    def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False) -> Ticket:
+    def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False, priority: int | None = None) -> Ticket:
         declaration = self._seeded(declaration)
         self._remember(declaration)
         ticket = self._board.issue()
-        submission = Submission(buffer, ticket, skip)
+        submission = Submission(buffer, ticket, skip, priority=priority)
         known = self._network.layouts.get(declaration.name)
         if known is not None:
             self._enqueue(known, 0, submission)

@@ -61,6 +61,7 @@ class Submission:
     skip: bool = False
     previous_skipped: bool = False
     rescale: float = 1.0
+    priority: int | None = None  # None: the bucket's
 
 
 class _Running:
@@ -397,7 +398,8 @@ class Network(threading.Thread):
                 contribution.then(action.flags, action.payload)
             elif isinstance(action, Encode):
                 running = self._by_key[action.key]
-                self._work(ENCODE_PRIORITY + running.work.bucket.priority, self._encode, running, action.key)
+                assert self.client is not None
+                self._work(ENCODE_PRIORITY + self.client.parts[action.key].priority, self._encode, running, action.key)
             elif isinstance(action, Decode):
                 self._work(DECODE_PRIORITY, self._decode, self._by_key[action.key], action)
             elif isinstance(action, Greet):
@@ -455,6 +457,8 @@ class Network(threading.Thread):
         work = running.work
         work.begin(submission.buffer, submission.previous_skipped, submission.rescale)
         now = time.monotonic()
+        if submission.priority is not None:
+            self.client.prioritise((part.key for part in work.bucket.parts), submission.priority)
         for part in work.bucket.parts:
             if part.round == 0:
                 self._apply(

@@ -73,9 +73,10 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False) -> Ticket:
+    def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False, priority: int | None = None) -> Ticket:
         """``declare`` at first use, without waiting, and ``submit``: for ad-hoc push_pull and broadcasts. One tensor a declaration,
-        hence one bucket. Declaration order does not matter between names."""
+        hence one bucket. Declaration order does not matter between names. priority: of this step, on this rank; None: that of its declaration. Of what
+        is ready to be sent the highest priority leaves first. Without effect where no servers are."""
 
     @abstractmethod
     def wait(self, tickets: Iterable[Ticket]) -> None:

@@ -86,7 +86,7 @@ class SoloSession(Session):
         buffer.store(skip)
         return DoneTicket()
 
-    def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False) -> Ticket:
+    def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False, priority: int | None = None) -> Ticket:
         return self.submit(self.declare(declaration), 0, buffer, skip=skip)
 
     def wait(self, tickets: Iterable[Ticket]) -> None:

@@ -1,14 +1,17 @@
 """What users import: ``import psgc.torch as psgc``. Names and meanings follow BytePS and Horovod; docstrings say where psgc differs."""
 
 from psgc.checkpoints import saving
+from psgc.torch.ddp.data_parallel import DistributedDataParallel
 from psgc.torch.ddp.hook import ddp_hook
 from psgc.torch.gradients.profiler import profile_model
 from psgc.torch.optimizers.adam import OneBitAdam, ZeroOneAdam
 from psgc.torch.optimizers.distributed import DistributedOptimizer
 from psgc.torch.session.api import barrier, current_session, init, is_initialized, local_rank, local_size, rank, shutdown, size
+from psgc.torch.session.speed import get_pushpull_speed
 from psgc.torch.tensors.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from psgc.torch.tensors.compression import Compression
 from psgc.torch.tensors.functions import register_functions
+from psgc.torch.tensors.group import push_pull_group, push_pull_group_sync_inplace, set_num_grads
 from psgc.torch.tensors.push_pull import (
     declare,
     poll,
@@ -21,6 +24,7 @@ from psgc.torch.tensors.push_pull import (
 
 __all__ = [
     "Compression",
+    "DistributedDataParallel",
     "DistributedOptimizer",
     "OneBitAdam",
     "ZeroOneAdam",
@@ -31,6 +35,7 @@ __all__ = [
     "current_session",
     "ddp_hook",
     "declare",
+    "get_pushpull_speed",
     "init",
     "is_initialized",
     "local_rank",
@@ -40,10 +45,13 @@ __all__ = [
     "push_pull",
     "push_pull_async",
     "push_pull_async_inplace",
+    "push_pull_group",
+    "push_pull_group_sync_inplace",
     "push_pull_inplace",
     "rank",
     "register_functions",
     "saving",
+    "set_num_grads",
     "shutdown",
     "size",
     "synchronize",

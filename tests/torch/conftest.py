@@ -121,8 +121,16 @@ class FakeSession(Session):
         self.failed_with: str | None = None
         self.endings: list[Callable[[], None]] = []
         self.memories: dict[str, TensorMemory] = {}
+        self.priorities: list[int | None] = []  # of submit_named
 
     def declare(self, declaration: Declaration) -> Layout:
+        job = self.job
+        ranks = self._compared(declaration)
+        job.until(lambda: len(ranks) == job.size)
+        return self._layout(declaration.name)
+
+    def _compared(self, declaration: Declaration) -> dict[int, Declaration]:
+        """Declarations of this name by rank, with this rank's, after it has been compared with the others'."""
         job = self.job
         with job.changed:
             ranks = job.declared.setdefault(declaration.name, {})
@@ -133,8 +141,7 @@ class FakeSession(Session):
                     job.fail(error)
             ranks[self.rank] = declaration
             job.changed.notify_all()
-        job.until(lambda: len(ranks) == job.size)
-        return self._layout(declaration.name)
+        return ranks
 
     def _layout(self, name: str) -> Layout:
         job = self.job
@@ -165,9 +172,10 @@ class FakeSession(Session):
                 job.changed.notify_all()
         return ticket
 
-    def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False) -> Ticket:
+    def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False, priority: int | None = None) -> Ticket:
+        self.priorities.append(priority)
+        self._compared(declaration)
         with self.job.changed:
-            self.job.declared.setdefault(declaration.name, {})[self.rank] = declaration
             layout = self._layout(declaration.name)
         return self.submit(layout, 0, buffer, skip=skip)
 

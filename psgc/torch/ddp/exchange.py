@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -27,6 +27,7 @@ from psgc.torch.gradients.observer import StepObserver
 from psgc.torch.gradients.step_flags import MAX_RESCALE
 from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.planned import declared_buckets, write_layout
+from psgc.torch.plans.rules import buckets_by_rule
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Residuals
@@ -34,7 +35,24 @@ from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype
 from psgc.worker.session import Session, Ticket
 
 GRADIENTS: Final = "gradients"  # the kind of residuals, as in an optimizer's state
-_exchanges: weakref.WeakSet[DdpExchange] = weakref.WeakSet()
+
+
+class StepExchange(Protocol):
+    """An exchange whose optimizers are the user's own: it is told of their steps."""
+
+    def knows(self, parameter: torch.Tensor) -> bool: ...
+
+    def scale_with(self, scale: Callable[[], float]) -> None: ...
+
+    def end_step(self, applied: bool) -> None: ...
+
+
+_exchanges: weakref.WeakSet[StepExchange] = weakref.WeakSet()
+
+
+def add_exchange(exchange: StepExchange) -> None:
+    """Have it told of loss scalers' steps from now on. It is held weakly."""
+    _exchanges.add(exchange)
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +114,7 @@ class DdpExchange:
         self._fresh_units = False  # of _last_scale: it was loaded, and no step has been taken since
         self._applied = self._dropped = False  # whether the last step was applied or dropped, if a loss scaler has reported it
         self._previous_skipped, self._rescale = False, 1.0
-        _exchanges.add(self)
+        add_exchange(self)
 
     def knows(self, parameter: torch.Tensor) -> bool:
         index = self._indices.get(id(parameter))
@@ -223,11 +241,15 @@ class DdpExchange:
         config, tensors = self.session.config, tuple(specs[index] for index in range(len(self._names)))
         self._layouts += 1
         plan = plan_for(self.session, self.choice, f"plan {self._layouts} of {self.name}")
+        buckets = declared_buckets(plan, tensors, self.session) if plan is not None else ()
+        if self.choice.rule is not None:
+            parameters = {self._index(p): p for arrival in self._held for p in arrival.parameters}
+            buckets = buckets_by_rule(self.choice.rule, tensors, [parameters[index] for index in range(len(tensors))], config)
         default = Declaration(
             name=self.name if self._layouts == 1 else f"{self.name}.{self._layouts}",
             kind="plan", tensors=tensors, codec=self.choice.codec, mean=True, order=tuple(specs), used=tuple(sorted(used)),
             part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
-            buckets=declared_buckets(plan, tensors, self.session) if plan is not None else (),
+            buckets=buckets,
         )  # fmt: skip
         self._default = default
         declaration = self.residuals.declaration(default)
@@ -312,7 +334,7 @@ def takes_part(parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
     return parameter.grad is not None or bool(gradient.any())
 
 
-def exchanges_of(optimizer: torch.optim.Optimizer) -> list[DdpExchange]:
+def exchanges_of(optimizer: torch.optim.Optimizer) -> list[StepExchange]:
     """The exchanges that carry gradients of the optimizer's parameters."""
     return [
         exchange for exchange in _exchanges

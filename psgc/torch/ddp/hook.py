@@ -28,7 +28,7 @@ from psgc.torch.ddp.exchange import Arrival, DdpExchange, exchanges_of
 from psgc.torch.gradients.linearity import CodecAdvice, coarse_codecs, is_linear
 from psgc.torch.plans.choice import AUTO, Given, chosen, named
 from psgc.torch.session import api
-from psgc.torch.tensors.codec_text import check_carries, codec_text
+from psgc.torch.tensors.codec_text import codec_text
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class DdpHook:
 
     def _look_out(self) -> None:
         """Watch for optimizers, which a coarse codec may not suit."""
-        if (coarse_codecs(self._choice.codecs) or self._choice.auto) and not self._advises:
+        if (coarse_codecs(self._choice.codecs({})) or self._choice.auto) and not self._advises:
             self._advises = True
             register_optimizer_step_post_hook(self._advise)
 
@@ -170,11 +170,11 @@ class DdpHook:
 
     def _advise(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
         """Called after any optimizer's step: the only place where the optimizers of DDP's parameters are seen."""
-        mine = [exchange for exchange in exchanges_of(optimizer) if exchange in self._exchanges]
+        mine = [exchange for exchange in self._exchanges if exchange in exchanges_of(optimizer)]
         for exchange in mine:
             self._optimizers.setdefault(exchange, weakref.WeakSet()).add(optimizer)
         if mine:
-            self._advice.setdefault(optimizer, CodecAdvice(self._choice.codecs)).look(optimizer)
+            self._advice.setdefault(optimizer, CodecAdvice(self._choice.codecs({}))).look(optimizer)
 
     def _register(self, wrapper: DistributedDataParallel) -> None:
         _check_group(wrapper, self._session)
@@ -205,8 +205,7 @@ class DdpHook:
         for exchange in self._exchanges:
             if exchange.is_of(names):
                 return exchange
-        for p, name in names.items():
-            check_carries(self._choice.codec, p, name)
+        self._choice.check(names)
         number = next(_numbers.setdefault(self._session, itertools.count()))
         exchange = DdpExchange(self._session, number, self._choice, names, self._completer)
         if self._choice.auto:

@@ -28,6 +28,8 @@ from psgc.torch.gradients.observer import Observer
 from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.planned import declared_buckets, write_layout
+from psgc.torch.plans.rules import buckets_by_rule
+from psgc.torch.session import speed
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.residuals import Residuals
 from psgc.worker.session import Session
@@ -225,6 +227,7 @@ class GradientExchange:
         report_of(self.session).wait(self.name, [bucket.ticket for bucket in self._buckets if bucket.ticket is not None])
         with self._lock:
             self._deliver()
+        speed.look(self.session)
         if self.observer is not None:
             self.observer.delivered()
 
@@ -393,7 +396,7 @@ class GradientExchange:
         config, specs = self.session.config, tuple(gradient.spec for gradient in fresh)
         hand_set = (i for i, g in enumerate(self._gradients) if i >= self._declared and g.seen is not None)
         order = tuple(i - self._declared for i in dict.fromkeys([*self._ready_order, *hand_set]))
-        default = self._declaration(specs, self.choice.codec, order, self._planned(specs))
+        default = self._declaration(specs, self.choice.codec, order, self._planned(specs, fresh))
         for declaration, members in self.residuals.declarations(default, self._next_name):
             layout = self.session.declare(declaration)
             if config.layout_out and self.session.rank == 0:
@@ -417,7 +420,7 @@ class GradientExchange:
         self._layouts += 1
         return self.name if self._layouts == 1 else f"{self.name}.{self._layouts}"
 
-    def _planned(self, specs: tuple[TensorSpec, ...]) -> tuple[BucketSpec, ...]:
+    def _planned(self, specs: tuple[TensorSpec, ...], fresh: list[Gradient]) -> tuple[BucketSpec, ...]:
         if self._declared and (self.choice.plan is not None or self.choice.awaited):
             raise UsageError(
                 f"parameter {specs[0].name!r} was added after the first step, but the job runs a plan, which is of the parameters "
@@ -425,6 +428,8 @@ class GradientExchange:
             )
         if not self._declared:
             self._choices += 1
+        if self.choice.rule is not None:
+            return buckets_by_rule(self.choice.rule, specs, [gradient.parameter for gradient in fresh], self.session.config)
         plan = plan_for(self.session, self.choice, f"plan {self._choices} of {self.name}")
         return () if plan is None else declared_buckets(plan, specs, self.session)
 

@@ -31,7 +31,6 @@ from psgc.torch.state import saved
 from psgc.torch.state.residuals import Residuals, check_sizes
 from psgc.torch.tensors.broadcast import refuse_lbfgs
 from psgc.torch.tensors.buffers import dtype_name
-from psgc.torch.tensors.codec_text import check_carries
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,9 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     class: schedulers and scalers that know it go on working.
 
     named_parameters: ``model.named_parameters()``: names for messages, the same on every rank. None: param.GROUP.INDEX.
-    compression:      codec text (``Compression.int8``, ``"topk:k=0.01"``, ``"onebit/int8"``), or a plan or its file (``"plan.json"``), which
+    compression:      codec text (``Compression.int8``, ``"topk:k=0.01"``, ``"onebit/int8"``) or an object that has it; BytePS's options
+                      (``{"byteps_compressor_type": "onebit", ...}``); a rule, ``lambda name, parameter: "int8"`` or ``{"*.bias": "none", "*": "int8"}``, of
+                      which the first pattern that fits counts; a plan or its file (``"plan.json"``), which
                       must be of exactly this optimizer's parameters; ``"auto"``: uncompressed at first, then by what the running job measures to be
                       quickest; None: PSGC_PLAN's plan, else PSGC_CODEC, else uncompressed.
     backward_passes_per_step: backwards that add up to one step. Their sum is averaged over ranks, not over passes: divide the loss.
@@ -75,9 +76,9 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     choice = chosen(session, compression, "DistributedOptimizer")
     names = _names(optimizer, named_parameters)
     refuse_foreign(optimizer, names)
-    _check_codec(names, choice.codec)
+    choice.check(names)
     rates = learning_rates(optimizer) if residuals_follow_lr else None
-    advice = CodecAdvice(choice.codecs)
+    advice = CodecAdvice(choice.codecs(names))
     advice.look(optimizer)
     kind = type(optimizer)
     own_step = optimizer.__dict__.pop("step", None)
@@ -189,12 +190,12 @@ class Distributed(torch.optim.Optimizer):
         self._psgc_switch(choice)
 
     def _psgc_switch(self, choice: Choice) -> None:
-        _check_codec(self._psgc_names, choice.codec)
+        choice.check(self._psgc_names)
         self._psgc_exchange.switch(choice)
         if self._psgc_exchange.observer is not None and not self._psgc_exchange.observer.holds:
             self._psgc_exchange.observer = None
         if self._psgc_advice is not None:
-            self._psgc_advice = CodecAdvice(choice.codecs)
+            self._psgc_advice = CodecAdvice(choice.codecs(self._psgc_names))
             self._psgc_advice.look(self)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -311,12 +312,6 @@ def _names(
             f"pass the names of this optimizer's parameters only"
         )
     return {parameter: given[parameter] for parameter in mine}
-
-
-def _check_codec(names: dict[torch.Tensor, str], codec: str) -> None:
-    """Raise CodecError naming the first parameter that the codec cannot carry."""
-    for parameter, name in names.items():
-        check_carries(codec, parameter, name)
 
 
 def _satisfy_scheduler(optimizer: Distributed) -> None:

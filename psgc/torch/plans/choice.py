@@ -1,4 +1,4 @@
-"""What gradients travel by, as the script or the environment chose it: a codec, a plan, or rank 0's plan.
+"""What gradients travel by, as the script or the environment chose it: a codec, a rule for each parameter, a plan, or rank 0's plan.
 
 One path for ``compression=``, ``ddp_hook(...)``, ``switch_plan(...)`` and PSGC_PLAN. A plan's file need only be where rank 0 runs: ranks that lack it
 take rank 0's, and the scheduler compares what all ranks then declare, so that a rank whose own file differs ends the job for all with one line.
@@ -7,45 +7,57 @@ take rank 0's, and the scheduler compares what all ranks then declare, so that a
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
+
+import torch
 
 from psgc.errors import CodecError, UsageError
 from psgc.plan.model.plan import UNCOMPRESSED, Plan
 from psgc.plan.planfile.runtime import check_runs, load_runnable
 from psgc.torch.plans.handed import hand_out, handed_out
+from psgc.torch.plans.rules import Rule, codec_by_rule, rule_of
 from psgc.torch.session import unheeded
-from psgc.torch.tensors.codec_text import codec_text
+from psgc.torch.tensors.codec_text import check_carries, codec_text, given_text
 from psgc.worker.session import Session
 
-Given = str | os.PathLike[str] | Plan | None
+# Codec text, an object that has it, BytePS's options, a rule, a plan or its file; None for what the environment says.
+Given: TypeAlias = str | os.PathLike[str] | Plan | Rule | Mapping[str, Any] | Any | None
 AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """codec: canonical text; ``none`` beside a plan. awaited: the file of a plan that this rank lacks, and takes from rank 0. auto: uncompressed at first, and
-    then by what the running job finds out to be quickest."""
+    """codec: canonical text; ``none`` beside a plan or a rule. awaited: the file of a plan that this rank lacks, and takes from rank 0. auto: uncompressed at
+    first, and then by what the running job finds out to be quickest. rule: names the codec of each parameter."""
 
     codec: str = UNCOMPRESSED
     plan: Plan | None = None
     awaited: str = ""
     auto: bool = False
+    rule: Rule | None = None
 
-    @property
-    def codecs(self) -> list[str]:
-        """All codecs that are known so far."""
+    def codecs(self, names: Mapping[torch.Tensor, str]) -> list[str]:
+        """All codecs that are known so far. names: of the parameters."""
+        if self.rule is not None:
+            return sorted({codec_by_rule(self.rule, name, parameter) for parameter, name in names.items()})
         return [self.codec] if self.plan is None else sorted({bucket.codec for bucket in self.plan.buckets})
+
+    def check(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Raise CodecError naming the first of these parameters that its codec cannot carry; UsageError where a rule gives no codec."""
+        for parameter, name in names.items():
+            check_carries(self.codec if self.rule is None else codec_by_rule(self.rule, name, parameter), parameter, name)
 
 
 def chosen(session: Session, given: Given, by: str) -> Choice:
     """What ``given`` means in this job; None: PSGC_PLAN, else PSGC_CODEC, else uncompressed. by: the call that was given it, as users write it.
     Raises UsageError for a plan that cannot be run, or beside a codec that the script names; CodecError."""
-    if given == AUTO or (given is None and session.config.plan == AUTO):
+    if _is_auto(given) or (given is None and session.config.plan == AUTO):
         return Choice(auto=session.size > 1)
     own = named(session, given, by)
     if own is not None and own.plan is None and not own.awaited and session.config.plan:
-        if own.codec != UNCOMPRESSED:
+        if own.codec != UNCOMPRESSED or own.rule is not None:
             raise UsageError(
                 f"compression is {given!r}, but PSGC_PLAN={session.config.plan} names each bucket's codec; leave one of the two out"
             )
@@ -54,9 +66,13 @@ def chosen(session: Session, given: Given, by: str) -> Choice:
         return own
     if own is None and session.config.plan:
         return _of_file(session, session.config.plan)
-    if own is not None and (own.plan is not None or own.awaited):
+    if own is not None and (own.plan is not None or own.awaited or own.rule is not None):
         return own
-    return Choice(codec_text(unheeded.choose(session, given if isinstance(given, str) else None, by), "float32"))
+    return Choice(codec_text(unheeded.choose(session, None if own is None else given_text(given), by), "float32"))
+
+
+def _is_auto(given: Given) -> bool:
+    return isinstance(given, str) and given == AUTO
 
 
 def named(session: Session, given: Given, by: str) -> Choice | None:
@@ -68,11 +84,10 @@ def named(session: Session, given: Given, by: str) -> Choice | None:
         return Choice(plan=given)
     if isinstance(given, os.PathLike) or (isinstance(given, str) and given.endswith(".json")):
         return _of_file(session, os.fspath(given))
-    if given == AUTO:
+    if _is_auto(given):
         raise UsageError(f"{by}: 'auto' is chosen when the optimizer is made: compression=\"auto\", psgc run --plan auto or PSGC_PLAN=auto")
-    if not isinstance(given, str):
-        raise UsageError(f"compression is {given!r}, expected codec text such as 'int8', a plan, the path of a plan's file, or None")
-    return Choice(codec_text(given, "float32"))
+    rule = rule_of(given)
+    return Choice(codec_text(given, "float32")) if rule is None else Choice(rule=rule)
 
 
 def _of_file(session: Session, path: str) -> Choice:

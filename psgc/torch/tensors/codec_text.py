@@ -1,23 +1,47 @@
-"""The codec that a call or an optimizer asks for, as canonical text, checked against the dtypes that it is to carry."""
+"""The codec that a call or an optimizer asks for, as canonical text, checked against the dtypes that it is to carry.
+
+A codec is asked for by its text, as an object (what ``parse_codec`` returns) or by BytePS's options.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
 
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.errors import CodecError, UsageError
 from psgc.torch.tensors.buffers import dtype_name
+from psgc.torch.tensors.byteps_options import options_text
+
+# What names one codec: its text, an object that has it, BytePS's options, or None for the default.
+CodecGiven: TypeAlias = str | Mapping[str, Any] | Any | None
 
 
-def codec_text(compression: str | None, dtype: str) -> str:
-    """The codec's canonical text. Raises CodecError for an unknown codec, or one that cannot carry ``dtype``."""
+def codec_text(compression: CodecGiven, dtype: str) -> str:
+    """The codec's canonical text. Raises CodecError for an unknown codec or option, or a codec that cannot carry ``dtype``."""
+    return _canonical(given_text(compression), dtype)
+
+
+def given_text(compression: CodecGiven) -> str:
+    """The codec's text as it was given. Raises UsageError for what names no codec; CodecError for wrong options."""
     if compression is None:
         return "none"
-    if not isinstance(compression, str):
-        raise UsageError(f"compression is {compression!r}, expected codec text such as 'int8', or None")
-    return _canonical(compression, dtype)
+    if isinstance(compression, str):
+        return compression
+    if isinstance(compression, Mapping):
+        return options_text(compression)
+    text = getattr(compression, "canonical", None)
+    if isinstance(text, str):
+        return text
+    if callable(getattr(compression, "compress", None)):
+        raise UsageError(
+            f"compression is {compression!r}, which has functions of its own; make a codec of them with psgc.torch.register_functions(name, compress, "
+            f"decompress), and name it: compression='name/relay'"
+        )
+    raise UsageError(f"compression is {compression!r}, expected codec text such as 'int8', BytePS's options, a codec, or None")
 
 
 @functools.lru_cache(maxsize=256)

@@ -15,10 +15,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from psgc.errors import CodecError, UsageError
-from psgc.layout import Declaration, TensorSpec, build_layout
-from psgc.torch.session import api
+from psgc.layout import MAX_PRIORITY, Declaration, TensorSpec, build_layout
+from psgc.torch.session import api, speed
 from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype
-from psgc.torch.tensors.codec_text import codec_text
+from psgc.torch.tensors.byteps_options import options_text
+from psgc.torch.tensors.codec_text import CodecGiven, codec_text
 from psgc.worker.session import Session, Ticket
 
 # Unnamed calls of one signature take turns on this many names: memory stays bounded, and this many can be in flight at once.
@@ -37,6 +38,8 @@ class _Names:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     declared: dict[str, Declaration] = field(default_factory=dict)
+    codecs: dict[str, str] = field(default_factory=dict)  # by name, as ``declare`` was told
+    versions: dict[str, int] = field(default_factory=dict)  # by name, the last one that was not 0
     unnamed: Counter[str] = field(default_factory=Counter)
     under_way: dict[int, _UnderWay] = field(default_factory=dict)
 
@@ -47,7 +50,7 @@ _next_handle = itertools.count(1)
 
 def push_pull_async(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0,
-    compression: str | None = None,
+    compression: CodecGiven = None,
 ) -> int:  # fmt: skip
     """Start the sum (or mean) of ``tensor`` over all ranks into a new tensor; returns a handle for ``poll`` and ``synchronize``.
 
@@ -55,36 +58,45 @@ def push_pull_async(
     average:      True: the mean (integers floor-divide); False: the sum. Computed by the servers, in fp32 for 16- and 32-bit floats.
     name:         the same on all ranks for the same tensor, always of one shape. None: named by its shape, dtype and the order of
                   such calls, so then all ranks must make their unnamed calls of one shape in the same order.
-    version, priority: accepted for BytePS's sake; without effect.
-    compression:  codec text such as ``"int8"`` or ``"onebit/int8"``; None: uncompressed. Lossy codecs take float32, bfloat16, float16.
-    Raises:       UsageError for a dtype that psgc does not carry, or a name used before for another shape; CodecError.
+    version:      0, or a number that rises from call to call of a name: a call that repeats one is refused, so that nothing is summed twice.
+    priority:     of what this rank has ready to send, the highest leaves first. It may differ from call to call.
+    compression:  codec text such as ``"int8"`` or ``"onebit/int8"``, an object that has it, or BytePS's options; None: what ``declare`` was told of the
+                  name, else uncompressed. Lossy codecs take float32, bfloat16, float16.
+    Raises:       UsageError for a dtype that psgc does not carry, a name used before for another shape, or a repeated version; CodecError.
     """
     declaration = _declared(tensor, average, name, compression)
-    return _start(declaration, tensor.detach().clone(memory_format=torch.contiguous_format).resolve_neg())
+    _check_turn(name, version, priority)
+    return _start(declaration, tensor.detach().clone(memory_format=torch.contiguous_format).resolve_neg(), priority)
 
 
 def push_pull_async_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0,
-    compression: str | None = None,
+    compression: CodecGiven = None,
 ) -> int:  # fmt: skip
     """Like ``push_pull_async``, with the result in ``tensor`` itself; leave it alone until ``synchronize``."""
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
         raise UsageError(f"push_pull of {name!r} in place: elements of an expanded tensor share memory; call contiguous() first")
-    return _start(_declared(tensor, average, name, compression), tensor)
+    declaration = _declared(tensor, average, name, compression)
+    _check_turn(name, version, priority)
+    return _start(declaration, tensor, priority)
 
 
-def push_pull(tensor: torch.Tensor, average: bool = True, name: str | None = None, compression: str | None = None) -> torch.Tensor:
+def push_pull(
+    tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0, compression: CodecGiven = None
+) -> torch.Tensor:
     """The sum (or mean) of ``tensor`` over all ranks; see ``push_pull_async``. Differentiable: the gradient of a push_pull is the
     push_pull of the gradient, under the name with ``.backward`` after it."""
     if torch.is_grad_enabled() and tensor.requires_grad:
         resolved = name or _unnamed(tensor, average, _carried(tensor, name, compression)[1])
-        return cast("torch.Tensor", _PushPull.apply(tensor, average, resolved, compression))  # type: ignore[no-untyped-call]
-    return synchronize(push_pull_async(tensor, average, name, compression=compression))
+        return cast("torch.Tensor", _PushPull.apply(tensor, average, resolved, version, priority, compression))  # type: ignore[no-untyped-call]
+    return synchronize(push_pull_async(tensor, average, name, version, priority, compression))
 
 
-def push_pull_inplace(tensor: torch.Tensor, average: bool = True, name: str | None = None, compression: str | None = None) -> torch.Tensor:
+def push_pull_inplace(
+    tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0, compression: CodecGiven = None
+) -> torch.Tensor:
     """Like ``push_pull``, with the result in ``tensor`` itself; not differentiable."""
-    return synchronize(push_pull_async_inplace(tensor, average, name, compression=compression))
+    return synchronize(push_pull_async_inplace(tensor, average, name, version, priority, compression))
 
 
 def poll(handle: int) -> bool:
@@ -103,52 +115,88 @@ def synchronize(handle: int) -> torch.Tensor:
     with names.lock:
         names.under_way.pop(handle, None)
     torch.autograd.graph.increment_version(under_way.output)  # it was written behind autograd's back
+    speed.look(session)
     return under_way.output
 
 
-def declare(name: str) -> int:
-    """Accepted for BytePS's sake; returns 0. psgc needs no declarations ahead: the order of names does not matter."""
-    api.current_session().check()
+def declare(name: str, compression: CodecGiven = None, **options: Any) -> int:
+    """Say how a name's tensor travels from its next push_pull on, where that call names no codec itself; returns 0, as BytePS's does. No name needs to be
+    declared, and the order of declarations does not matter. options: BytePS's (``byteps_compressor_type="onebit"``, ...).
+    Raises UsageError for both at once; CodecError."""
+    session = api.current_session()
+    session.check()
+    if options and compression is not None:
+        raise UsageError(f"declare({name!r}): compression and {next(iter(options))} say the same; leave one out")
+    names, codec = _names_of(session), codec_text(options_text(options) if options else compression, "float32")
+    with names.lock:
+        names.codecs[name] = codec
     return 0
+
+
+def _check_turn(name: str | None, version: int, priority: int) -> None:
+    """Raise UsageError for a version that is not above the name's last one, and for a priority that is none."""
+    if not isinstance(priority, int) or abs(priority) >= MAX_PRIORITY:
+        raise UsageError(
+            f"push_pull of {name!r}: priority is {priority!r}, expected a whole number between -{MAX_PRIORITY} and {MAX_PRIORITY}"
+        )
+    if not isinstance(version, int) or version < 0:
+        raise UsageError(f"push_pull of {name!r}: version is {version!r}, expected a whole number, 0 for none")
+    if not version or name is None:
+        return
+    names = _names_of(api.current_session())
+    with names.lock:
+        last = names.versions.get(name, 0)
+        if version <= last:
+            raise UsageError(
+                f"push_pull of {name!r}: version {version} after version {last} would be summed twice or out of order; raise the version from call to "
+                f"call, or leave it at 0"
+            )
+        names.versions[name] = version
 
 
 class _PushPull(torch.autograd.Function):
     """push_pull as autograd sees it."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, average: bool, name: str, compression: str | None) -> torch.Tensor:
-        ctx.average, ctx.name, ctx.compression = average, name, compression
-        return synchronize(push_pull_async(tensor, average, name, compression=compression))
+    def forward(
+        ctx: Any, tensor: torch.Tensor, average: bool, name: str, version: int, priority: int, compression: CodecGiven
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.average, ctx.name, ctx.version, ctx.priority = average, name, version, priority
+        ctx.compression = _carried(tensor, name, compression)[1]
+        return synchronize(push_pull_async(tensor, average, name, version, priority, compression))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return push_pull(grads[0], ctx.average, f"{ctx.name}.backward", ctx.compression), None, None, None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
+        mean = push_pull(grads[0], ctx.average, f"{ctx.name}.backward", ctx.version, ctx.priority, ctx.compression)
+        return mean, None, None, None, None, None
 
 
-def _declared(tensor: torch.Tensor, average: bool, name: str | None, compression: str | None) -> Declaration:
+def _declared(tensor: torch.Tensor, average: bool, name: str | None, compression: CodecGiven) -> Declaration:
     """The declaration of this tensor. Checks everything about the tensor, before anything is copied."""
     session = api.current_session()
     dtype, codec = _carried(tensor, name, compression)
     return _declaration(session, name or _unnamed(tensor, average, codec), tuple(tensor.shape), dtype, codec, average)
 
 
-def _carried(tensor: torch.Tensor, name: str | None, compression: str | None) -> tuple[str, str]:
+def _carried(tensor: torch.Tensor, name: str | None, compression: CodecGiven) -> tuple[str, str]:
     """The tensor's dtype, and the codec that carries it, in canonical text."""
     what = f"push_pull of {name!r}" if name else f"unnamed push_pull of shape {list(tensor.shape)}"
     dtype = dtype_name(tensor, what)
+    if compression is None and name is not None:
+        compression = _names_of(api.current_session()).codecs.get(name)
     try:
         return dtype, codec_text(compression, dtype)
     except CodecError as error:
         raise CodecError(f"{what}: {error}") from None
 
 
-def _start(declaration: Declaration, tensor: torch.Tensor) -> int:
+def _start(declaration: Declaration, tensor: torch.Tensor, priority: int) -> int:
     session, spec = api.current_session(), declaration.tensors[0]
     ticket = None
     if tensor.numel():
         buffer = TensorsBuffer([spec.shape], staging_dtype(declaration.codec, spec.dtype))
         buffer.bind([tensor])
-        ticket = session.submit_named(declaration, buffer)
+        ticket = session.submit_named(declaration, buffer, priority=priority)
     handle = next(_next_handle)
     names = _names_of(session)
     with names.lock:

@@ -1,0 +1,130 @@
+"""``DistributedDataParallel``: BytePS's wrapper of a model whose gradients psgc averages during backward, without torch.distributed.
+
+Owns the wrapper: what it broadcasts and when, ``no_sync`` and how a step's end is known; ``gradients/exchange.py`` synchronizes the gradients. For a model that
+torch's own DistributedDataParallel wraps, ``hook`` is the file.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from psgc.errors import UsageError
+from psgc.layout import TensorSpec
+from psgc.torch.ddp import amp
+from psgc.torch.ddp.exchange import add_exchange, exchanges_of
+from psgc.torch.gradients.exchange import GradientExchange
+from psgc.torch.plans.choice import Given, chosen
+from psgc.torch.session import api
+from psgc.torch.tensors.broadcast import broadcast_parameters
+from psgc.torch.tensors.buffers import dtype_name
+from psgc.worker.session import Session
+
+_numbers: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDictionary()
+
+
+class ModelExchange(GradientExchange):
+    """A wrapped model's gradients. Its optimizers are the user's own, and tell of their steps by torch's hook."""
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        return self.follows(parameter)
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """Wrap ``module`` so that its gradients are averaged over all workers when ``backward()`` returns. The optimizer stays as it is.
+
+        model = psgc.DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    device_ids:        None, or a list of the one device that the module is on; for scripts of BytePS and torch. The module is not moved.
+    broadcast_buffers: at each forward in training, buffers (such as batch norm's averages) become rank 0's; not inside ``no_sync``.
+    compression:       as of ``DistributedOptimizer``, but not "auto".
+    On construction all ranks get rank 0's parameters and buffers. All ranks must run the same number of backwards.
+    Raises UsageError for several devices, or a module without anything to train; CodecError.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, device_ids: Sequence[Any] | None = None, broadcast_buffers: bool = True, compression: Given = None
+    ) -> None:
+        super().__init__()
+        if device_ids is not None and len(device_ids) != 1:
+            raise UsageError(
+                f"DistributedDataParallel: device_ids has {len(device_ids)} devices, expected one: each process trains on one device"
+            )
+        session = api.current_session()
+        choice = chosen(session, compression, "DistributedDataParallel")
+        if choice.auto:
+            raise UsageError("DistributedDataParallel: auto chooses for DistributedOptimizer and ddp_hook; name a codec, a rule or a plan here")
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise UsageError("DistributedDataParallel: no parameter of the module requires a gradient; leave the wrapper out")
+        choice.check({parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad})
+        self.module, self.broadcast_buffers = module, broadcast_buffers
+        self._prefix = f"model{next(_numbers.setdefault(session, itertools.count()))}"
+        broadcast_parameters(module.state_dict(), 0, f"{self._prefix}.")
+        amp.install()
+        _watch_optimizers()
+        exchange = ModelExchange(session, self._prefix, choice, 1)
+        self._exchange = exchange
+        self._watch()
+        exchange.refresh = _watcher(self)
+        add_exchange(exchange)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self.broadcast_buffers and self.training and torch.is_grad_enabled() and not self._exchange.held:
+            buffers = dict(self.module.named_buffers())
+            if buffers:
+                broadcast_parameters(buffers, 0, f"{self._prefix}.buffers.")
+        return self.module(*inputs, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backwards add to this rank's own p.grad and nothing is sent; the next backward outside sends the sum. Every rank must do the same."""
+        before, self._exchange.held = self._exchange.held, True
+        try:
+            yield
+        finally:
+            self._exchange.held = before
+
+    def synchronize(self) -> None:
+        """For scripts of BytePS, which call it where layers were skipped: after ``backward()`` every p.grad holds the mean already, and it does nothing."""
+        self._exchange.synchronize()
+
+    def _watch(self) -> None:
+        """Follow parameters that require a gradient only now."""
+        self._exchange.watch(
+            (parameter, TensorSpec(name, tuple(parameter.shape), dtype_name(parameter, f"parameter {name!r}")))
+            for name, parameter in self.module.named_parameters()
+            if not self._exchange.follows(parameter)
+        )
+
+
+def _watcher(model: DistributedDataParallel) -> Any:
+    """A function that makes the wrapper watch its new parameters. It holds the wrapper weakly."""
+    reference = weakref.ref(model)
+
+    def watch() -> None:
+        found = reference()
+        if found is not None:
+            found._watch()
+
+    return watch
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Once a process: have optimizers tell the exchanges of their steps."""
+    register_optimizer_step_post_hook(_stepped)
+
+
+def _stepped(optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
+    overflow = getattr(optimizer, "found_inf", None)  # a fused optimizer under a loss scaler looks for itself whether to apply
+    for exchange in exchanges_of(optimizer):
+        if isinstance(exchange, ModelExchange):
+            exchange.end_step(applied=overflow is None or not overflow.item())

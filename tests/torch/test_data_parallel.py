@@ -1,0 +1,107 @@
+"""BytePS's DistributedDataParallel wrapper: the same training as DistributedOptimizer's, bit for bit, and its rules about buffers, no_sync and loss scaling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import psgc.torch as psgc
+from psgc.errors import UsageError
+from psgc.torch.session import api
+from tests.torch.small_models import batch, linear, seeded, sgd, weights
+
+
+def test_it_trains_as_distributed_optimizer_does(ranks: Any) -> None:
+    def wrapped(rank: int) -> list[float]:
+        model = linear(seed=rank)
+        ddp = psgc.DistributedDataParallel(model, device_ids=[0])
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+        for step in range(3):
+            optimizer.zero_grad()
+            ddp(batch(rank, step)).square().mean().backward()
+            ddp.synchronize()
+            optimizer.step()
+        return weights(model)
+
+    def plain(rank: int) -> list[float]:
+        model = linear(seed=rank)
+        psgc.broadcast_parameters(model.state_dict())
+        optimizer = sgd(model, momentum=0.9)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(batch(rank, step)).square().mean().backward()
+            optimizer.step()
+        return weights(model)
+
+    mine, other = ranks.run(2, wrapped)
+    assert mine == other == ranks.run(2, plain)[0]
+
+
+def test_no_sync_accumulates_and_the_next_backward_sends_the_sum(ranks: Any) -> None:
+    def work(rank: int) -> tuple[list[float], list[float]]:
+        model = linear()
+        ddp = psgc.DistributedDataParallel(model)
+        with ddp.no_sync():
+            ddp(batch(rank, 0)).mean().backward()
+        sent = len([s for s in api.current_session().submissions if s.layout == "model0"])
+        ddp(batch(rank, 1)).mean().backward()
+        assert sent == 0
+        want = torch.stack([batch(r, s).mean(0) for r in range(2) for s in range(2)]).sum(0) / 4
+        assert model.weight.grad is not None
+        return model.weight.grad[0].tolist(), want.tolist()
+
+    for got, want in ranks.run(2, work):
+        assert got == pytest.approx(want)
+
+
+def test_buffers_become_rank_0s_in_training_and_parameters_at_construction(ranks: Any) -> None:
+    def work(rank: int) -> tuple[list[float], list[float]]:
+        model = seeded(lambda: nn.BatchNorm1d(3), rank)
+        model.weight.data.fill_(rank)
+        ddp = psgc.DistributedDataParallel(model)
+        assert model.weight.tolist() == [0.0] * 3
+        ddp(batch(rank, 0)).square().mean().backward()
+        own = model.running_mean.tolist()
+        ddp(batch(rank, 1))
+        model.running_mean.fill_(rank)
+        ddp.eval()
+        with torch.no_grad():
+            ddp(batch(rank, 2))
+        return own, model.running_mean.tolist()
+
+    (first, last_0), (second, last_1) = ranks.run(2, work)
+    assert first != second  # each rank's own, until the next forward
+    assert (last_0, last_1) == ([0.0] * 3, [1.0] * 3)  # no broadcast outside training
+
+
+def test_a_step_that_the_loss_scaler_drops_is_told(ranks: Any) -> None:
+    def work(rank: int) -> None:
+        model = linear()
+        ddp = psgc.DistributedDataParallel(model, compression="int8")
+        optimizer, scaler = torch.optim.SGD(ddp.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = ddp(batch(rank, step)).square().mean() * (float("inf") if step == 1 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    ranks.run(2, work)
+    steps = [s for s in ranks.steps if s.layout == "model0"]
+    assert [s.previous_skipped for s in steps] == [False, False, True]
+    assert steps[2].rescale == 0.5
+
+
+def test_wrong_calls_say_what_to_do(ranks: Any) -> None:
+    def work(rank: int) -> None:
+        with pytest.raises(UsageError, match="device_ids has 2 devices, expected one"):
+            psgc.DistributedDataParallel(linear(), device_ids=[0, 1])
+        with pytest.raises(UsageError, match="no parameter of the module requires a gradient"):
+            psgc.DistributedDataParallel(nn.ReLU())
+        with pytest.raises(UsageError, match="auto chooses for DistributedOptimizer and ddp_hook"):
+            psgc.DistributedDataParallel(linear(), compression="auto")
+
+    ranks.run(2, work)
