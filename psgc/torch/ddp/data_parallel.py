@@ -61,7 +61,9 @@ class DistributedDataParallel(torch.nn.Module):
         session = api.current_session()
         choice = chosen(session, compression, "DistributedDataParallel")
         if choice.auto:
-            raise UsageError("DistributedDataParallel: auto chooses for DistributedOptimizer and ddp_hook; name a codec, a rule or a plan here")
+            raise UsageError(
+                "DistributedDataParallel: auto chooses for DistributedOptimizer and ddp_hook; name a codec, a rule or a plan here"
+            )
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise UsageError("DistributedDataParallel: no parameter of the module requires a gradient; leave the wrapper out")
         choice.check({parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad})
