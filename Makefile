@@ -6,9 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LIBRARIES := $(VENV)/.integrations
+TRITON := $(VENV)/.gpu-dev
 PINS := $(VENV)/constraints.txt
 
-.PHONY: demo test test-long test-integrations lint clean
+.PHONY: demo test test-long test-integrations test-kernels lint clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -22,6 +23,10 @@ test-long: $(STAMP)
 
 test-integrations: $(LIBRARIES)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m integrations tests/integrations
+
+# GPU kernels on CPU tensors, under Triton's interpreter.
+test-kernels: $(TRITON)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/cuda
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -38,6 +43,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 
 $(LIBRARIES): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c $(PINS) --no-build-isolation -e ".[integrations]"
+	touch $@
+
+$(TRITON): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c $(PINS) --no-build-isolation -e ".[gpu-dev]"
 	touch $@
 
 clean:

@@ -34,7 +34,7 @@ FLOORS = {
 MOST_FILES = {
     "psgc/codecs": 26,
 }  # codecs are of one kind
-LAYERS = {"cuda": 0, "core": 1, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4, "compat": 5}
+LAYERS = {"core": 1, "cuda": 2, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4, "compat": 5}
 
 
 @functools.cache
@@ -103,7 +103,7 @@ def test_imports_point_one_way(path: Path) -> None:
         if name.startswith("psgc."):
             assert layer(name) <= layer(own), f"{own} imports {name}"
             peers = {own.partition(".")[2].split(".")[0], name.split(".")[1]}
-            assert not (peers <= {"server", "worker", "scheduler"} and len(peers) > 1), f"{own} imports its peer {name}"
+            assert not (peers <= {"cuda", "server", "worker", "scheduler"} and len(peers) > 1), f"{own} imports its peer {name}"
 
 
 @pytest.mark.parametrize("package", FLOORS)
@@ -150,7 +150,19 @@ def test_what_is_imported_is_installed_with_psgc(path: Path) -> None:
     for name in {name.partition(".")[0] for name in imports(path)} | set(re.findall(r'import_module\("(\w+)', path.read_text())):
         if name in sys.stdlib_module_names or name == "psgc" or OPTIONAL.get(name) == module_of(path):
             continue
+        if name == "triton" and module_of(path).startswith(
+            "psgc.cuda."
+        ):  # it comes with torch for CUDA, without which nobody imports these
+            continue
         assert DISTRIBUTIONS.get(name, name) in required, f"{module_of(path)} imports {name}"
+
+
+def test_triton_is_not_imported_where_tensors_are_on_the_cpu() -> None:
+    code = "import sys, psgc.torch, psgc.launch.cli, psgc.server.loop\nfrom psgc.codecs import backends, registry\n"
+    code += "found = [backends.device_codec(registry.parse_codec(text), 'cpu') for text in registry.registered_codecs()]\n"
+    code += "assert found == [None] * len(found) and 'cuda' in backends.backends(registry.parse_codec('none'))\n"
+    code += "assert not [name for name in sys.modules if name.partition('.')[0] == 'triton' or name.startswith('psgc.cuda')]"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_image_installs_torchs_cpu_build_unless_it_is_told_otherwise() -> None:

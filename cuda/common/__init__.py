@@ -1,0 +1,1 @@
+"""What the GPU sides of codecs share: the interface, launching, and operations on elements."""

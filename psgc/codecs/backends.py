@@ -1,0 +1,54 @@
+"""Which backends a codec has, ``cpu`` and ``cuda``, and its GPU side: the only file that knows all of them.
+
+A GPU side is a ``psgc.cuda.common.device_codec.DeviceCodec``. Its module, and with it triton, is imported when a CUDA tensor first needs it, never
+where there is no CUDA. A codec class without a row runs on the CPU; a subclass has a row of its own, for its payload may be another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from psgc.codecs.codec import Codec
+from psgc.errors import CodecError
+
+# "module:Class" of a codec -> "module:Name" of what makes its GPU side from an instance, or gives None if its parameters have none.
+_CUDA: dict[str, str] = {
+    "psgc.codecs.none:NoneCodec": "psgc.cuda.floats.floats:none_device_codec",
+    "psgc.codecs.cast:Bf16Codec": "psgc.cuda.floats.floats:FloatDeviceCodec",
+    "psgc.codecs.cast:Fp16Codec": "psgc.cuda.floats.floats:FloatDeviceCodec",
+}
+
+
+def register_cuda(codec: str, made_by: str) -> None:
+    """Give a codec of another package a GPU side. Both are "module:Name": the codec's class, and a ``DeviceCodec`` that is built from an instance of
+    it. Nothing is imported. Raises CodecError for a class that has a GPU side already."""
+    if _CUDA.setdefault(codec, made_by) != made_by:
+        raise CodecError(f"codec class {codec} has a GPU side already, {_CUDA[codec]}; {made_by} cannot be another one")
+
+
+def backends(codec: Codec) -> tuple[str, ...]:
+    """``("cpu",)``, or ``("cpu", "cuda")`` where a GPU side is registered for the codec's class."""
+    return ("cpu", "cuda") if _class_name(codec) in _CUDA else ("cpu",)
+
+
+def device_codec(codec: Codec, device: Any) -> Any:
+    """The codec's GPU side, a ``DeviceCodec``, for tensors on ``device``, a ``torch.device`` or its text; None for the CPU, and for a codec that has none."""
+    return cuda_side(codec) if str(device).partition(":")[0] == "cuda" else None
+
+
+def cuda_side(codec: Codec) -> Any:
+    """The codec's GPU side, a ``DeviceCodec``, or None. Imports triton: only for machines with CUDA, or under Triton's interpreter."""
+    target = _CUDA.get(_class_name(codec))
+    return None if target is None else _made(target)(codec)
+
+
+def _class_name(codec: Codec) -> str:
+    return f"{type(codec).__module__}:{type(codec).__qualname__}"
+
+
+@functools.cache
+def _made(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
