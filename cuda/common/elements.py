@@ -4,6 +4,7 @@ Every operation is rounded to float32 on its own, as in ``psgc.codecs.common.fee
 32-bit; a program adds its 64-bit start to pointers first.
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 import triton

@@ -1,5 +1,6 @@
 """Counter-based random numbers in Triton: the streams of ``psgc.codecs.common.streams``, number for number."""
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 import triton
