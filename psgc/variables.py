@@ -97,7 +97,10 @@ class Variable:
 
 
 VARIABLES: Final = (
-    Variable("DMLC_ROLE", "role", _one_of("worker", "server", "scheduler"), "wsc", "the role of this process; required by psgc-launch"),
+    Variable(
+        "DMLC_ROLE", "role", _one_of("worker", "server", "scheduler"), "wsc",
+        "the role of this process; required by psgc-launch, which also takes joint (server,worker) and other roles joined by commas",
+    ),
     Variable("DMLC_NUM_WORKER", "nodes", _integer(1), "wsc", "number of worker machines (nodes)"),
     Variable("DMLC_NUM_SERVER", "servers", _integer(0), "wsc", "number of servers; 0: workers aggregate among themselves"),
     Variable("DMLC_PS_ROOT_URI", "root_host", _host, "wsc", "address of the scheduler", ("MASTER_ADDR",)),
@@ -204,11 +207,6 @@ WITHOUT_EFFECT: Final = {
     "BYTEPS_NCCL_GROUP_SIZE": "psgc has no such stage",
     "BYTEPS_NCCL_NUM_RINGS": "psgc has no such stage",
     "BYTEPS_REDUCE_ROOTS": "each process talks to the servers itself; `psgc doctor` shows which GPUs these would be",
-    "BYTEPS_NUMA_ON": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
-    "BYTEPS_NUMA_DEFAULT_QUOTA": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
-    "BYTEPS_NUMA_ROOT_QUOTA": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
-    "BYTEPS_CPU_BLACKLIST": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
-    "BYTEPS_MULTITHREADED_CPU": "say where local ranks run with BYTEPS_VISIBLE_CPU_CORES",
     "BYTEPS_ENABLE_ASYNC": "psgc is synchronous",
     "BYTEPS_ENABLE_IPC": "shared memory is chosen by itself: PSGC_TRANSPORT",
     "BYTEPS_SOCKET_PATH": "psgc leaves no socket files",
@@ -217,7 +215,6 @@ WITHOUT_EFFECT: Final = {
     "BYTEPS_SERVER_DEBUG": "use PSGC_LOG_LEVEL",
     "BYTEPS_DEBUG_SAMPLE_TENSOR": "use PSGC_LOG_LEVEL",
     "BYTEPS_GLOBAL_RANK": "ranks follow from DMLC_WORKER_ID and BYTEPS_LOCAL_RANK",
-    "BYTEPS_FORCE_JOINT_MODE": "a server is a process of its own",
     "BYTEPS_JOB_ID": "use PSGC_JOB",
     "BYTEPS_STALENESS": "psgc is synchronous",
     "BYTEPS_LOG_HIDE_TIME": "set the format with Python's logging",
@@ -244,6 +241,15 @@ PSLITE_ONLY: Final = {
 # Read elsewhere than in Config: by psgc-launch, for the workers it starts.
 LAUNCHER_VARIABLES: Final = {
     "BYTEPS_VISIBLE_CPU_CORES": "cores that each local rank stays on, as in `0,2-3:4-7`; default: all of them",
+    "BYTEPS_NUMA_ON": "1: each local rank stays on cores of one NUMA node, its GPU's where that is known; default, unlike BytePS's: 0",
+    "BYTEPS_NUMA_DEFAULT_QUOTA": "with BYTEPS_NUMA_ON=1: physical cores of each local rank; default: an equal share",
+    "BYTEPS_NUMA_ROOT_QUOTA": "with BYTEPS_NUMA_ON=1: physical cores of the last local rank; default: what its NUMA node has left",
+    "BYTEPS_CPU_BLACKLIST": "with BYTEPS_NUMA_ON=1: cores that no local rank gets, as in `0,2-3`; -1: none",
+    "BYTEPS_MULTITHREADED_CPU": "with BYTEPS_NUMA_ON=1, 0: one hardware thread of each physical core; default: 1, all of them",
+    "PSGC_CUDA_DEVICES": "CUDA_VISIBLE_DEVICES of each worker: `inherited` (default), `listed`: NVIDIA_VISIBLE_DEVICES, `own`: one, the worker's",
+    "PSGC_LOCAL_SERVERS": "servers that psgc-launch starts on this machine where its role is server or joint; default: 1",
+    "PSGC_RESTARTS": "how many times a job that failed is started again; set it on every machine; default: 0",
+    "PSGC_RESTART": "set by the launcher with PSGC_RESTARTS: how many times this job was started again so far",
     "BYTEPS_PCIE_SWITCH_SIZE": "GPUs behind each PCIe switch, for `psgc doctor` and `psgc profile`; default: as detected",
     "BYTEPS_ENABLE_GDB": "1: each worker runs under gdb, which prints a backtrace if it crashes",
     "PSGC_NODE_SIZES": "workers on each node, as in `4,4,2`; needed for torch.distributed's ranks where nodes differ in size",

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
+from psgc.addresses import join, split
 from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch.job import ranks
 from psgc.launch.job.absence import tell_absence
 from psgc.launch.job.as_byteps import FOLDER, found_as_byteps
+from psgc.launch.job.clusters import completed
+from psgc.launch.job.cores import cores_of_ranks, described, near_memory
+from psgc.launch.job.devices import local_size, seen_devices
 from psgc.launch.job.interpreter import check_command, note_on
+from psgc.launch.job.restarts import restarts_of, run_again
 from psgc.launch.job.role import run_role
 from psgc.launch.job.run import run_job
 from psgc.launch.job.threads import shared_cores
@@ -21,13 +29,16 @@ from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.launch.version import version_line
 from psgc.transport.control.voice import own_outlet
 
+ROLES: Final = ("scheduler", "server", "worker")
+JOINT: Final = ("server", "worker")
 REQUIRED = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 GDB = ("gdb", "-ex", "run", "-ex", "bt", "-batch", "--args")
 AS_BYTEPS = "--as-byteps"
 USAGE = """usage: psgc-launch [--as-byteps] CMD...
 
-Starts this machine's part of a job. The role comes from DMLC_ROLE (worker, server or scheduler), the rest from
-DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and, on workers, DMLC_WORKER_ID; see docs/env.md.
+Starts this machine's part of a job. The role comes from DMLC_ROLE (worker, server, scheduler; joint is server,worker), the rest from
+DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and, on workers, DMLC_WORKER_ID; see docs/env.md. Under Slurm
+(`srun --ntasks-per-node=1 psgc-launch CMD...`) and in Kubernetes' PyTorchJobs all of these are found; in other pods, DMLC_WORKER_ID.
 
 --as-byteps: CMD's `import byteps.torch` is psgc; everything else comes from the environment.
 
@@ -52,46 +63,75 @@ def main() -> None:
 
 
 def launch(command: list[str], env: Mapping[str, str]) -> int:
-    """Run this machine's role to its end. Wrong usage is one line on stderr and status 2."""
+    """Run this machine's roles to their end. Wrong usage is one line on stderr and status 2."""
     try:
         if command[:1] == [AS_BYTEPS]:
             command, env = command[1:], {**env, **found_as_byteps(env)}
         if command and command[0].startswith("-"):
             raise UsageError(f"no such option {command[0]}; everything but the command comes from the environment: see psgc-launch --help")
-        role = _role(env)
-        if _one_machine(env):
-            return _run_machine(role, command, env)
-        full = {"PSGC_OUTLET": own_outlet(), **env, "DMLC_ROLE": role}
-        if role == "scheduler":
-            return run_role("scheduler")
-        if role == "server":
-            return _run_server(full)
-        return _run_workers(command, full)
+        found = completed(env, socket.gethostname())
+        full = {**env, **found.settings}
+        roles = _roles(full)
+        if found.settings:
+            named = ", ".join(f"{name}={value}" for name, value in sorted(found.settings.items()))
+            print(f"psgc-launch: from {found.source}: {named}", file=sys.stderr)
+        _check_trace(full)
+        return run_again(lambda more: _run(roles, command, {**full, **more}), restarts_of(full), "psgc-launch")
     except PsgcError as error:
         print(f"psgc-launch: {error}", file=sys.stderr)
         return 2 if isinstance(error, (CodecError, ConfigError, UsageError)) else 1
 
 
-def _role(env: Mapping[str, str]) -> str:
-    """The role of this machine. Raises ConfigError if a setting that the role needs is missing or wrong."""
-    role = env.get("DMLC_ROLE", "").strip().lower() or ("worker" if _one_machine(env) else "")
-    if role not in ("worker", "server", "scheduler"):
+def _run(roles: Sequence[str], command: list[str], env: Mapping[str, str]) -> int:
+    """Run this machine's roles once."""
+    if _one_machine(env):
+        return _run_machine(roles, command, env)
+    if roles == ("scheduler",):
+        return run_role("scheduler", env)
+    return _run_members(roles, command, {"PSGC_OUTLET": own_outlet(), **env})
+
+
+def _roles(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The roles of this machine, in the order of ROLES. Raises ConfigError if a setting that one needs is missing or wrong."""
+    text = env.get("DMLC_ROLE", "").strip().lower() or ("worker" if _one_machine(env) else "")
+    names = {role.strip() for item in text.split(",") for role in (JOINT if item.strip() == "joint" else (item,))}
+    if not text or not names <= set(ROLES):
         Config.from_env({k: v for k, v in env.items() if k != "DMLC_ROLE"})  # a misspelt setting may be why no role was found
         came = f"={env['DMLC_ROLE']!r}" if env.get("DMLC_ROLE", "").strip() else " is not set"
-        raise ConfigError(f"DMLC_ROLE{came}: expected worker, server or scheduler; see psgc-launch --help")
-    config = Config.from_env(
-        {k: v for k, v in env.items() if k not in ("DMLC_ROLE", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK", "LOCAL_RANK")}, role=role
-    )
+        raise ConfigError(f"DMLC_ROLE{came}: expected worker, server, scheduler or joint, or several with commas; see psgc-launch --help")
+    roles = tuple(role for role in ROLES if role in names)
+    for role in roles:
+        _check_role(role, env)
+    if roles != ("scheduler",) and not (_one_machine(env) and local_size(env) > 1):  # which tell of them themselves
+        for note in Config.from_env(_of_machine(env), role=roles[-1]).notes:
+            print(f"psgc-launch: {note}", file=sys.stderr)
+    return roles
+
+
+def _check_role(role: str, env: Mapping[str, str]) -> None:
+    config = Config.from_env({k: v for k, v in _of_machine(env).items() if k != "DMLC_WORKER_ID"}, role=role)
     required = () if _one_machine(env) else REQUIRED + (("DMLC_WORKER_ID",) if role == "worker" else ())
     missing = [name for name in required if not env.get(name, "").strip()]
     if missing:
         raise ConfigError(f"{role}: missing {', '.join(missing)}; set them to the same job on every machine (docs/env.md)")
     if role == "server" and not _one_machine(env):
         config.require_cluster()
-    if role != "scheduler" and not (_one_machine(env) and local_size(env) > 1):  # which tell of them themselves
-        for note in config.notes:
-            print(f"psgc-launch: {note}", file=sys.stderr)
-    return role
+
+
+def _of_machine(env: Mapping[str, str]) -> dict[str, str]:
+    """Without what names one of its processes."""
+    return {name: value for name, value in env.items() if name not in ("DMLC_ROLE", "BYTEPS_LOCAL_RANK", "LOCAL_RANK")}
+
+
+def _check_trace(env: Mapping[str, str]) -> None:
+    """Make the folder of timelines, before anything starts. Raises ConfigError if it cannot be made."""
+    if folder := Config.from_env(_of_machine(env), role="server", node=0).trace_folder:
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"the folder of timelines {folder} cannot be made: {error.strerror}; set PSGC_TRACE or BYTEPS_TRACE_DIR"
+            ) from None
 
 
 def _one_machine(env: Mapping[str, str]) -> bool:
@@ -100,63 +140,115 @@ def _one_machine(env: Mapping[str, str]) -> bool:
     return env.get("DMLC_NUM_WORKER", "").strip() == "1" and forced in ("", "0")
 
 
-def _run_machine(role: str, command: list[str], env: Mapping[str, str]) -> int:
+def _run_machine(roles: Sequence[str], command: list[str], env: Mapping[str, str]) -> int:
     """Run a job on this machine alone: one worker by itself, or several with a scheduler and servers started here. As with bpslaunch, the
     ports and addresses in the environment are not used."""
-    if role != "worker":
-        print(f"psgc-launch: DMLC_NUM_WORKER=1 needs no {role}: the workers' launcher starts what they need; to have them use this one, set "
+    if "worker" not in roles:
+        print(f"psgc-launch: DMLC_NUM_WORKER=1 needs no {roles[0]}: the workers' launcher starts what they need; to have them use this one, set "
               f"BYTEPS_FORCE_DISTRIBUTED=1 everywhere", file=sys.stderr)  # fmt: skip
         return 0
     size = local_size(env)
     if size == 1:
-        return _run_workers(command, {"PSGC_OUTLET": own_outlet(), **env, "DMLC_ROLE": role})
-    command, cores = _command(command, env), visible_cores(env, size)
-    config = Config.from_env({k: v for k, v in env.items() if k not in ("BYTEPS_LOCAL_RANK", "LOCAL_RANK")}, role=role)
+        return _run_members(("worker",), command, {"PSGC_OUTLET": own_outlet(), **env})
+    command, cores = _command(command, env), _cores(env, size)
+    config = Config.from_env(_of_machine(env), role="worker")
     if address := env.get("DMLC_PS_ROOT_URI", "").strip():
         print(f"psgc-launch: DMLC_NUM_WORKER=1: the scheduler and the servers are started here, DMLC_PS_ROOT_URI={address} is not used (it is "
               f"with BYTEPS_FORCE_DISTRIBUTED=1)", file=sys.stderr)  # fmt: skip
     as_byteps = str(FOLDER) in env.get("PYTHONPATH", "").split(os.pathsep)  # the job's environment is this process's
-    return run_job(command, workers=size, servers=config.servers, program="psgc-launch", cores=cores, as_byteps=as_byteps)
+    return run_job(
+        command, workers=size, servers=config.servers, program="psgc-launch", cores=cores, as_byteps=as_byteps, before=near_memory(cores),
+        more={name: env[name] for name in ("PSGC_RESTART",) if name in env},
+    )  # fmt: skip
 
 
 def _command(command: list[str], env: Mapping[str, str]) -> list[str]:
     """The command line of each worker. Raises UsageError if there is no such program."""
     if not command:
         raise UsageError("worker: no command given; for example: psgc-launch python train.py")
+    under_gdb = env.get("BYTEPS_ENABLE_GDB", "0").strip() not in ("", "0")
+    if under_gdb and command[0].endswith(".py"):
+        command = ["python", *command]  # gdb runs programs, not scripts
     check_command("worker", command)
-    return [*GDB, *command] if env.get("BYTEPS_ENABLE_GDB", "0").strip() not in ("", "0") else command
+    if under_gdb and shutil.which("gdb") is None:
+        raise UsageError("worker: BYTEPS_ENABLE_GDB=1, but there is no gdb here; install it, or unset BYTEPS_ENABLE_GDB")
+    return [*GDB, *command] if under_gdb else command
 
 
-def _run_server(env: Mapping[str, str]) -> int:
-    """Run the server as a child process, so that its memory outlives it in this process."""
+def _cores(env: Mapping[str, str], size: int) -> list[list[int]]:
+    cores = cores_of_ranks(env, size)
+    if any(cores) and not env.get("BYTEPS_VISIBLE_CPU_CORES", "").strip():
+        print(f"psgc-launch: BYTEPS_NUMA_ON=1: {described(cores)}", file=sys.stderr)
+    return cores
+
+
+def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str]) -> int:
+    """Run this machine's members as children: a server's memory outlives it in this process, and whichever fails, all are ended."""
+    workers, env = "worker" in roles, {**env, "DMLC_ROLE": roles[-1]}
+    size = local_size(env) if workers else 0
+    cores: list[list[int]] = []
+    if workers:
+        command, cores = _command(command, env), _cores(env, size)
+        if note := note_on(command):
+            print(f"psgc-launch: {note}", file=sys.stderr)
+    places = _places(env, size) if workers else []
+    servers = _servers(env) if "server" in roles else []
     prepare(_codecs(env))
-    with Supervisor("psgc-launch", prefix=False) as supervisor:
-        _start(supervisor, "server", [sys.executable, "-m", "psgc.launch.job.role", "server"], env, keep_memory=True)
-        return supervisor.run()
-
-
-def _run_workers(command: list[str], env: Mapping[str, str]) -> int:
-    size = local_size(env)
-    command, cores = _command(command, env), visible_cores(env, size)
-    if note := note_on(command):
-        print(f"psgc-launch: {note}", file=sys.stderr)
-    places = _places(env, size)
-    prepare(_codecs(env))
-    threads = shared_cores(env, size)
     configs: dict[int, Config] = {}
 
     def absent(child: Child) -> None:
-        tell_absence(configs[child.pid], child.pid, child.describe_end())
+        if child.pid in configs:
+            tell_absence(configs[child.pid], child.pid, child.describe_end())
 
-    patience = Patience.of(Config.from_env({**env, **places[0], "BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": str(size)}))
-    with Supervisor("psgc-launch", size > 1, patience, absent=None if _one_machine(env) else absent) as supervisor:
-        for local_rank in range(size):
-            own = {
-                **env, **threads, **places[local_rank], "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1",
+    own = Config.from_env(_of_machine(env), role="worker" if workers else "server")
+    count = len(servers) + size + ("scheduler" in roles)
+    alone = _one_machine(env)
+    # On one node the services end once the workers have; of several, other nodes' workers may still need them.
+    ends_with_workers = own.nodes == 1
+    with Supervisor("psgc-launch", count > 1, Patience.of(own), absent=None if alone or not workers else absent) as supervisor:
+        role = [sys.executable, "-m", "psgc.launch.job.role"]
+        if "scheduler" in roles:
+            _start(supervisor, "scheduler", [*role, "scheduler"], {**env, "DMLC_ROLE": "scheduler"}, service=ends_with_workers)
+        for number, more in enumerate(servers):
+            name = f"server {number}" if len(servers) > 1 else "server"
+            _start(
+                supervisor,
+                name,
+                [*role, "server"],
+                {**env, **more, "DMLC_ROLE": "server"},
+                keep_memory=True,
+                service=workers and ends_with_workers,
+            )
+        for local_rank, near in enumerate(near_memory(cores)):
+            full = {
+                **env, **shared_cores(env, size, pinned=any(cores)), **places[local_rank], **seen_devices(env, local_rank), "DMLC_ROLE": "worker",
+                "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1",
             }  # fmt: skip
-            config = Config.from_env(own)
-            configs[_start(supervisor, f"worker {local_rank}", command, own, cores=cores[local_rank]).pid] = config
+            config = Config.from_env(full)
+            configs[_start(supervisor, f"worker {local_rank}", [*near, *command], full, cores=cores[local_rank]).pid] = config
         return supervisor.run()
+
+
+def _servers(env: Mapping[str, str]) -> list[dict[str, str]]:
+    """What differs between the servers of this machine: PSGC_LOCAL_SERVERS of them, on ports one after the other where a port is named."""
+    text = env.get("PSGC_LOCAL_SERVERS", "").strip() or "1"
+    config = Config.from_env(_of_machine(env), role="server")
+    if not text.isdigit() or not 1 <= int(text) <= config.servers:
+        raise ConfigError(
+            f"PSGC_LOCAL_SERVERS={text!r}: expected how many of the job's servers (DMLC_NUM_SERVER={config.servers}) run on this machine"
+        )
+    servers = []
+    for number in range(int(text)):
+        own = {}
+        if config.server_index >= 0:
+            own["DMLC_SERVER_ID"] = str(config.server_index + number)
+        if config.port:
+            own["DMLC_PORT"] = str(config.port + number)
+        if config.advertise:
+            host, port = split(config.advertise)
+            own["PSGC_ADVERTISE"] = join(host, port + number)
+        servers.append(own)
+    return servers
 
 
 def _codecs(env: Mapping[str, str]) -> list[str]:
@@ -180,43 +272,10 @@ def _places(env: Mapping[str, str], size: int) -> list[dict[str, str]]:
 
 
 def _start(
-    supervisor: Supervisor, name: str, command: list[str], env: Mapping[str, str], *, keep_memory: bool = False, cores: Iterable[int] = ()
-) -> Child:
+    supervisor: Supervisor, name: str, command: list[str], env: Mapping[str, str], *, keep_memory: bool = False, cores: Iterable[int] = (),
+    service: bool = False,
+) -> Child:  # fmt: skip
     try:
-        return supervisor.start(name, command, env, keep_memory=keep_memory, cores=cores)
+        return supervisor.start(name, command, env, keep_memory=keep_memory, cores=cores, service=service)
     except OSError as error:
         raise PsgcError(f"cannot start {name}: {error}; see `ulimit -u -n`") from None
-
-
-def local_size(env: Mapping[str, str]) -> int:
-    """Worker processes on this node: BYTEPS_LOCAL_SIZE, else one for each visible device, else one."""
-    if env.get("BYTEPS_LOCAL_SIZE", "").isdigit():
-        return max(1, int(env["BYTEPS_LOCAL_SIZE"]))
-    for name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
-        devices = [d for d in env.get(name, "").split(",") if d.strip() and d.strip() not in ("all", "none", "void")]
-        if devices:
-            return len(devices)
-    return 1
-
-
-def visible_cores(env: Mapping[str, str], size: int) -> list[list[int]]:
-    """For each local rank the cores that BYTEPS_VISIBLE_CPU_CORES gives it, as in ``0,2-3:4-7``; empty lists where it is not set."""
-    text = env.get("BYTEPS_VISIBLE_CPU_CORES", "").strip()
-    if not text:
-        return [[] for _ in range(size)]
-    wrong = ConfigError(f"BYTEPS_VISIBLE_CPU_CORES={text!r}: expected cores of each of the {size} local ranks, as in 0,2-3:4-7")
-    try:
-        cores = [[core for item in section.split(",") for core in _range(item)] for section in text.split(":")]
-    except ValueError:
-        raise wrong from None
-    if len(cores) < size or not all(cores):
-        raise wrong
-    absent = sorted({core for section in cores for core in section} - os.sched_getaffinity(0))
-    if absent:
-        raise ConfigError(f"BYTEPS_VISIBLE_CPU_CORES={text!r}: this machine has no core {', '.join(map(str, absent))} for us")
-    return cores
-
-
-def _range(item: str) -> range:
-    first, _, last = item.partition("-")
-    return range(int(first), int(last or first) + 1)

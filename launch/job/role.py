@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 
 from psgc.config import Config
 from psgc.descriptors import raise_limit
@@ -13,10 +14,10 @@ from psgc.launch.job.logs import set_up_logging
 logger = logging.getLogger(__name__)
 
 
-def run_role(role: str) -> int:
-    """Serve as ``role`` until the job ends, and return the exit status. A user's mistake is one line on stderr."""
+def run_role(role: str, env: Mapping[str, str] | None = None) -> int:
+    """Serve as ``role`` until the job ends, and return the exit status. env: in place of this process's. A user's mistake is one line on stderr."""
     try:
-        config = Config.from_env(role=role)
+        config = Config.from_env(env, role=role)
         set_up_logging(config.log_level)
         raise_limit()
         if not config.launcher:  # else it has told of them, once for all

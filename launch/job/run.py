@@ -14,6 +14,7 @@ from psgc.config import Config
 from psgc.errors import CodecError, PsgcError, UsageError
 from psgc.launch.job import ranks
 from psgc.launch.job.as_byteps import found_as_byteps
+from psgc.launch.job.devices import seen_devices
 from psgc.launch.job.interpreter import check_command, note_on
 from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import PLANNER, prepare
@@ -33,10 +34,12 @@ NOT_INHERITED: Final = {
 
 def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes: int | None = None, codec: str | None = None,
             plan: str | None = None, layout_out: str | None = None, link_mbit: float | None = None, prefix: bool = True,
-            program: str = "psgc run", cores: Sequence[Iterable[int]] = (), as_byteps: bool = False) -> int:  # fmt: skip
+            program: str = "psgc run", cores: Sequence[Iterable[int]] = (), as_byteps: bool = False,
+            before: Sequence[Sequence[str]] = (), more: Mapping[str, str] | None = None) -> int:  # fmt: skip
     """Start scheduler, servers and workers; return the job's exit status. nodes: default: 1, with ``link_mbit`` one for each worker. plan,
     layout_out: PSGC_PLAN and PSGC_LAYOUT_OUT. link_mbit: of each node's and each server's simulated link, each way, 1e6 bit/s.
-    program: begins our own lines. cores: that each worker stays on. as_byteps: workers find psgc under the name ``byteps``.
+    program: begins our own lines. cores: that each worker stays on. as_byteps: workers find psgc under the name ``byteps``. before: words
+    before each worker's command. more: further variables of all processes.
 
     Raises UsageError, ConfigError or CodecError before anything starts.
     """
@@ -67,14 +70,16 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, Supervisor(program, prefix, Patience.of(config)) as supervisor:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
-        env = {**_job_env(listener.getsockname()[1], workers, servers, nodes, codec), **files}
+        env = {**_job_env(listener.getsockname()[1], workers, servers, nodes, codec, pinned=any(cores)), **files, **(more or {})}
         for note in Config.from_env(env).notes:
             print(f"{program}: {note}", file=sys.stderr)
         if link_mbit is not None:
             print(f"{program}: {_described(link_mbit, workers, nodes)}", file=sys.stderr)
         try:
             _start_services(supervisor, env, listener, servers, link_mbit)
-            _start_workers(supervisor, {**env, **(found_as_byteps(env) if as_byteps else {})}, command, workers, nodes, cores, link_mbit)
+            _start_workers(
+                supervisor, {**env, **(found_as_byteps(env) if as_byteps else {})}, command, workers, nodes, cores, link_mbit, before
+            )
         except OSError as error:
             raise PsgcError(f"run: cannot start process {len(supervisor.children) + 1} of the job: {error}; see `ulimit -u -n`") from None
         listener.close()  # the scheduler has its own descriptor; without it nobody would listen
@@ -107,7 +112,7 @@ def _start_services(supervisor: Supervisor, env: Mapping[str, str], listener: so
 
 def _start_workers(
     supervisor: Supervisor, env: Mapping[str, str], command: Sequence[str], workers: int, nodes: int, cores: Sequence[Iterable[int]],
-    link_mbit: float | None,
+    link_mbit: float | None, before: Sequence[Sequence[str]],
 ) -> None:  # fmt: skip
     """Start the workers, spread evenly over the simulated nodes (sizes differ by at most one)."""
     sizes = [workers // nodes + (node < workers % nodes) for node in range(nodes)]
@@ -120,7 +125,15 @@ def _start_workers(
                     "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(local_size),
                 }  # fmt: skip
                 rank = int(worker["RANK"])
-                supervisor.start(f"worker {rank}", command, worker, who=f"rank {rank}", cores=cores[rank] if cores else (), pass_fds=fds)
+                words = [*before[rank], *command] if before else command
+                supervisor.start(
+                    f"worker {rank}",
+                    words,
+                    {**worker, **seen_devices(env, rank)},
+                    who=f"rank {rank}",
+                    cores=cores[rank] if cores else (),
+                    pass_fds=fds,
+                )
 
 
 def _check(command: Sequence[str], workers: int, servers: int, nodes: int) -> None:
@@ -175,7 +188,7 @@ def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
     return {name: AUTO if path == AUTO else os.path.abspath(path) for name, path in named.items() if path}
 
 
-def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str) -> dict[str, str]:
+def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str, pinned: bool = False) -> dict[str, str]:
     """The environment that all processes of the job share."""
     env = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     env.update(
@@ -183,7 +196,7 @@ def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str) -> d
         BYTEPS_FORCE_DISTRIBUTED="1", PSGC_JOB=str(secrets.randbits(62) | 1), PSGC_TOKEN=secrets.token_hex(16), PYTHONUNBUFFERED="1",
     )  # fmt: skip
     env.setdefault("PSGC_OUTLET", own_outlet())
-    env.update(shared_cores(env, workers))
+    env.update(shared_cores(env, workers, pinned))
     if codec:
         env["PSGC_CODEC"] = codec
     return env

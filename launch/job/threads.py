@@ -9,9 +9,10 @@ import os
 from collections.abc import Mapping
 
 
-def shared_cores(env: Mapping[str, str], workers: int) -> dict[str, str]:
-    """OMP_NUM_THREADS and OMP_WAIT_POLICY for ``workers`` processes on this machine, without those that the user has set."""
+def shared_cores(env: Mapping[str, str], workers: int, pinned: bool = False) -> dict[str, str]:
+    """OMP_NUM_THREADS and OMP_WAIT_POLICY for ``workers`` processes on this machine, without those that the user has set. pinned: each has cores of
+    its own."""
     wanted = {"OMP_WAIT_POLICY": "passive"}
-    if workers > 1 and not env.get("BYTEPS_VISIBLE_CPU_CORES", "").strip():  # else each has cores of its own, and OpenMP sees which
+    if workers > 1 and not pinned and not env.get("BYTEPS_VISIBLE_CPU_CORES", "").strip():  # else OpenMP sees which cores it has
         wanted["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))
     return {name: value for name, value in wanted.items() if not env.get(name, "").strip()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -36,11 +37,13 @@ def run(
 
     Example: psgc run --workers 4 --codec onebit -- python train.py
     """
+    from psgc.launch.job.restarts import restarts_of, run_again
     from psgc.launch.job.run import run_job
 
-    sys.exit(
-        run_job(
+    def once(more: dict[str, str]) -> int:
+        return run_job(
             command or [], workers=workers, servers=servers, nodes=nodes, codec=codec, plan=plan, layout_out=layout_out, link_mbit=link_mbit,
-            prefix=prefix, as_byteps=as_byteps,
-        )
-    )  # fmt: skip
+            prefix=prefix, as_byteps=as_byteps, more=more,
+        )  # fmt: skip
+
+    sys.exit(run_again(once, restarts_of(os.environ), "psgc run"))

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from psgc.errors import ConfigError
-from psgc.launch.job.bpslaunch import launch, local_size, visible_cores
+from psgc.launch.job.bpslaunch import _servers, launch
+from psgc.launch.job.cores import visible_cores
+from psgc.launch.job.devices import local_size
 from psgc.launch.job.threads import shared_cores
 
 STEPS = (sys.executable, str(Path(__file__).parent.parent / "jobs" / "steps.py"), "--steps")
@@ -25,7 +27,7 @@ ALONE = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
 @pytest.mark.parametrize(
     ("env", "command", "said"),
     [
-        ({}, "true", "DMLC_ROLE is not set: expected worker, server or scheduler"),
+        ({}, "true", "DMLC_ROLE is not set: expected worker, server, scheduler or joint"),
         ({"DMLC_NUM_WORKERS": "2"}, "true", "DMLC_NUM_WORKERS=2 is set, but psgc knows no such name; did you mean DMLC_NUM_WORKER?"),
         ({"DMLC_ROLE": "helper"}, "true", "DMLC_ROLE='helper'"),
         ({"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "2"}, "true", "missing DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT"),
@@ -42,6 +44,20 @@ ALONE = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
         ({**ALONE, "DMLC_NUM_WORKER": "", "NVIDIA_VISIBLE_DEVICES": "0,1"}, "true", "missing DMLC_NUM_WORKER"),
         ({**ALONE, "DMLC_NUM_WORKER": "", "DMLC_NUM_WORKERS": "1"}, "true", "did you mean DMLC_NUM_WORKER?"),
         ({**ALONE, "BYTEPS_VISIBLE_CPU_CORES": "x"}, "true", "BYTEPS_VISIBLE_CPU_CORES='x'"),
+        ({**ALONE, "BYTEPS_ENABLE_GDB": "1", "PATH": "/no/folder"}, sys.executable, "BYTEPS_ENABLE_GDB=1, but there is no gdb here"),
+        ({**ALONE, "PSGC_RESTARTS": "x"}, "true", "PSGC_RESTARTS='x': expected how many times"),
+        ({**ALONE, "PSGC_TRACE": "/proc/no/folder"}, "true", "the folder of timelines /proc/no/folder cannot be made"),
+        ({**TWO_NODES, "DMLC_ROLE": "joint"}, "true", "worker: missing DMLC_WORKER_ID"),
+        (
+            {**TWO_NODES, "DMLC_ROLE": "server,helper"},
+            "true",
+            "DMLC_ROLE='server,helper': expected worker, server, scheduler or joint, or several",
+        ),
+        (
+            {**TWO_NODES, "DMLC_ROLE": "server", "PSGC_LOCAL_SERVERS": "2"},
+            "true",
+            "PSGC_LOCAL_SERVERS='2': expected how many of the job's servers",
+        ),
     ],
 )
 def test_what_is_missing_or_wrong_is_named_in_one_line(launched: Any, env: dict[str, str], command: str, said: str) -> None:
@@ -122,6 +138,18 @@ def test_a_worker_that_ends_without_joining_ends_the_job_on_the_other_machines_a
         ended, _, err = launched.end(popen)
         assert ended == 1
         assert re.search(rf"node 1 \(.*\): worker 0 {said}, before it joined the job$", err.splitlines()[-1]), err
+
+
+def test_servers_of_one_machine_get_ports_and_numbers_one_after_the_other() -> None:
+    env = {**TWO_NODES, "DMLC_NUM_SERVER": "4", "PSGC_LOCAL_SERVERS": "2"}
+    named = {"DMLC_SERVER_ID": "2", "DMLC_PORT": "4000", "PSGC_ADVERTISE": "[::1]:5000"}
+    assert _servers({**env, **named}) == [named, {"DMLC_SERVER_ID": "3", "DMLC_PORT": "4001", "PSGC_ADVERTISE": "[::1]:5001"}]
+    assert _servers(env) == [{}, {}]
+
+
+def test_a_status_of_2_stays_2(launched: Any) -> None:
+    status, _, err = launched.end(launched.psgc_launch(sys.executable, "-c", "import sys; sys.exit(2)", **ALONE, PSGC_RESTARTS="3"))
+    assert (status, err.count("restart")) == (2, 0), err
 
 
 def test_a_worker_that_fails_fails_its_launcher(launched: Any) -> None:

@@ -1,0 +1,140 @@
+"""DMLC_* from what Slurm and Kubernetes tell a process: each machine runs the same line, ``psgc-launch python train.py``.
+
+Pure: environment in, settings out. What the user has set counts first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from psgc.addresses import is_loopback
+from psgc.errors import ConfigError
+from psgc.launch.job.ranks import FREE_PORTS
+
+JOINT: Final = "server,worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """settings: variables to add. source: who has told, for a note; "" if nobody."""
+
+    settings: dict[str, str]
+    source: str = ""
+
+
+def completed(env: Mapping[str, str], hostname: str) -> Found:
+    """The DMLC_* variables that ``env`` lacks, from Slurm's or Kubernetes'. Raises ConfigError for a step that starts several tasks a node."""
+    found = Found({})
+    if not _set(env, "DMLC_NUM_WORKER"):
+        if _set(env, "SLURM_STEP_ID", "SLURM_STEPID"):
+            found = _slurm(env)
+        elif _set(env, "VC_WORKER_HOSTS") and _set(env, "VC_SCHEDULER_HOSTS"):
+            found = _volcano(env)
+        elif _set(env, "KUBERNETES_SERVICE_HOST") and all(_set(env, name) for name in ("MASTER_ADDR", "WORLD_SIZE", "RANK")):
+            found = _pytorch_job(env, hostname)
+    elif _set(env, "KUBERNETES_SERVICE_HOST") and not _set(env, "DMLC_WORKER_ID") and _role(env) in ("worker", "joint", JOINT):
+        found = _numbered_pod(env, hostname)
+    return Found({name: value for name, value in found.settings.items() if not _set(env, name)}, found.source)
+
+
+def _slurm(env: Mapping[str, str]) -> Found:
+    nodes = int(_first(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES") or "1")
+    tasks = int(_first(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") or nodes)
+    if tasks > nodes:
+        raise ConfigError(
+            f"Slurm's step has {tasks} tasks on {nodes} node(s): start one psgc-launch on each node, `srun --ntasks-per-node=1 psgc-launch ...`; it "
+            f"starts the node's workers (BYTEPS_LOCAL_SIZE, or one for each GPU)"
+        )
+    job, step = _first(env, "SLURM_JOB_ID", "SLURM_JOBID"), _first(env, "SLURM_STEP_ID", "SLURM_STEPID")
+    hosts = hosts_of(_first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"))
+    if nodes > 1 and not hosts:
+        raise ConfigError("Slurm's SLURM_STEP_NODELIST names no node; set DMLC_PS_ROOT_URI to the first node's address on every node")
+    number = (int(job) if job.isdigit() else 0) * 64 + (int(step) if step.isdigit() else 0)
+    port = FREE_PORTS.start + number % (len(FREE_PORTS) - 1)
+    return Found(
+        {**_together(env, nodes, int(_first(env, "SLURM_NODEID") or "0"), hosts[0] if hosts else "", port), "PSGC_JOB": str(number + 1)},
+        "Slurm",
+    )
+
+
+def _pytorch_job(env: Mapping[str, str], hostname: str) -> Found:
+    """Pods of Kubeflow's PyTorchJob: one for each node, and none is started by torchrun."""
+    if _set(env, "LOCAL_RANK"):
+        return Found({})
+    nodes, node = int(env["WORLD_SIZE"]), int(env["RANK"])
+    # The first pod may be told that the master is at localhost; its own name is what the others are told.
+    host = hostname if node == 0 and is_loopback(env["MASTER_ADDR"].strip()) else env["MASTER_ADDR"].strip()
+    return Found(_together(env, nodes, node, host, int(_first(env, "MASTER_PORT") or "23456") + 1), "Kubernetes (PyTorchJob)")
+
+
+def _volcano(env: Mapping[str, str]) -> Found:
+    """Volcano's tasks named scheduler, server and worker, with its plug-ins `env` and `svc`."""
+    settings = {
+        "DMLC_NUM_WORKER": str(len(env["VC_WORKER_HOSTS"].split(","))), "DMLC_PS_ROOT_URI": env["VC_SCHEDULER_HOSTS"].split(",")[0].strip(),
+        "DMLC_NUM_SERVER": str(len([host for host in env.get("VC_SERVER_HOSTS", "").split(",") if host.strip()])),
+        "DMLC_PS_ROOT_PORT": "9000", **_index(env, ""),
+    }  # fmt: skip
+    return Found(settings, "Kubernetes (Volcano)")
+
+
+def _numbered_pod(env: Mapping[str, str], hostname: str) -> Found:
+    """A worker that was told of its job, but not of its number."""
+    settings = _index(env, hostname)
+    fits = settings and env["DMLC_NUM_WORKER"].strip().isdigit() and int(settings["DMLC_WORKER_ID"]) < int(env["DMLC_NUM_WORKER"])
+    return Found(settings, "Kubernetes") if fits else Found({})
+
+
+def _index(env: Mapping[str, str], hostname: str) -> dict[str, str]:
+    """DMLC_WORKER_ID: the index of a Volcano task, an MXJob's task or an indexed Job's pod, else the ordinal of a StatefulSet's pod."""
+    index = _first(env, "VC_TASK_INDEX", "VK_TASK_INDEX", "JOB_COMPLETION_INDEX")
+    if not index and _set(env, "MX_CONFIG"):
+        try:
+            index = str(int(json.loads(env["MX_CONFIG"])["task"]["index"]))
+        except (ValueError, KeyError, TypeError):
+            index = ""
+    if not index and (ordinal := re.fullmatch(r".+-(\d+)", hostname.partition(".")[0])):
+        index = ordinal[1]
+    return {"DMLC_WORKER_ID": index} if index.isdigit() else {}
+
+
+def _together(env: Mapping[str, str], nodes: int, node: int, host: str, port: int) -> dict[str, str]:
+    """Every node runs its workers and servers, and node 0 the scheduler, unless the user has put it elsewhere."""
+    here = node == 0 and not _set(env, "DMLC_PS_ROOT_URI")
+    return {
+        "DMLC_ROLE": f"scheduler,{JOINT}" if here else JOINT, "DMLC_NUM_WORKER": str(nodes), "DMLC_WORKER_ID": str(node),
+        "DMLC_NUM_SERVER": str(nodes * int(_first(env, "PSGC_LOCAL_SERVERS") or "1")), "DMLC_PS_ROOT_PORT": str(port),
+        **({"DMLC_PS_ROOT_URI": host} if host else {}),
+    }  # fmt: skip
+
+
+def hosts_of(text: str) -> list[str]:
+    """The hosts of Slurm's list, as in ``gpu[01-03,7],login2``, in its order."""
+    hosts = []
+    for item in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", text):
+        names = [""]
+        for plain, ranges in re.findall(r"([^\[]+)|\[([^\]]*)\]", item):
+            ends = [plain] if plain else [number for span in ranges.split(",") for number in _numbers(span)]
+            names = [name + end for name in names for end in ends]
+        hosts += names
+    return hosts
+
+
+def _numbers(span: str) -> list[str]:
+    first, _, last = span.partition("-")
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+
+
+def _role(env: Mapping[str, str]) -> str:
+    return env.get("DMLC_ROLE", "").strip().lower()
+
+
+def _set(env: Mapping[str, str], *names: str) -> bool:
+    return bool(_first(env, *names))
+
+
+def _first(env: Mapping[str, str], *names: str) -> str:
+    return next((env[name].strip() for name in names if env.get(name, "").strip()), "")

@@ -1,0 +1,39 @@
+"""A job that failed is started again so often as PSGC_RESTARTS says; one that ended in order, was told to end or was called wrongly, is not."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from psgc.errors import ConfigError
+from psgc.launch.job.restarts import restarts_of, run_again
+
+
+def ends(*statuses: int, most: int) -> tuple[int, list[dict[str, str]]]:
+    """The last status of a job that ends with these, and what each start was told."""
+    left, told = list(statuses), []
+
+    def run(more: dict[str, str]) -> int:
+        told.append(more)
+        return left.pop(0)
+
+    return run_again(run, most, "test"), told
+
+
+def test_a_fault_is_followed_by_another_start_up_to_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends(1, 137, 0, most=5) == (0, [{"PSGC_RESTART": str(number)} for number in range(3)])
+    assert capsys.readouterr().err.splitlines()[1] == "test: the job failed with status 137; restart 2 of 5 (PSGC_RESTARTS)"
+    assert ends(1, 1, 3, most=2)[0] == 3
+    assert ends(1, most=0) == (1, [{}])
+
+
+@pytest.mark.parametrize("status", [0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM])
+def test_these_ends_are_final(status: int) -> None:
+    assert ends(status, most=3)[0] == status
+
+
+def test_the_setting_is_a_number() -> None:
+    assert (restarts_of({}), restarts_of({"PSGC_RESTARTS": "4"})) == (0, 4)
+    with pytest.raises(ConfigError, match=r"^PSGC_RESTARTS='often': expected how many times"):
+        restarts_of({"PSGC_RESTARTS": "often"})
