@@ -5,6 +5,7 @@ from psgc.torch.ddp.data_parallel import DistributedDataParallel
 from psgc.torch.ddp.hook import ddp_hook
 from psgc.torch.gradients.profiler import profile_model
 from psgc.torch.optimizers.adam import OneBitAdam, ZeroOneAdam
+from psgc.torch.optimizers.cross_barrier import CrossBarrier
 from psgc.torch.optimizers.distributed import DistributedOptimizer
 from psgc.torch.session.api import barrier, current_session, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from psgc.torch.session.speed import get_pushpull_speed
@@ -24,6 +25,7 @@ from psgc.torch.tensors.push_pull import (
 
 __all__ = [
     "Compression",
+    "CrossBarrier",
     "DistributedDataParallel",
     "DistributedOptimizer",
     "OneBitAdam",

@@ -35,6 +35,7 @@ def scale(self: torch.amp.GradScaler, outputs: Any) -> Any:
 
 @functools.wraps(_unscale)
 def unscale_(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    _refuse(self, optimizer)
     _synchronize(self, optimizer)
     _unscale(self, optimizer)
     agree = getattr(optimizer, "_psgc_agree_on_overflow", None)
@@ -44,6 +45,7 @@ def unscale_(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> No
 
 @functools.wraps(_step)
 def step(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+    _refuse(self, optimizer)
     _synchronize(self, optimizer)
     wrapped = exchanges_of(optimizer)
     for each in wrapped:
@@ -57,6 +59,13 @@ def step(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: An
     if exchange is not None and exchange.outcome == "delivered":
         exchange.end_step(applied=False)  # the scaler found an overflow and did not call the optimizer
     return result
+
+
+def _refuse(scaler: torch.amp.GradScaler, optimizer: Any) -> None:
+    """Have an optimizer that cannot be scaled say so."""
+    refuse = getattr(optimizer, "_psgc_refuse_scaler", None)
+    if refuse is not None and scaler.is_enabled():
+        refuse()
 
 
 def _synchronize(scaler: torch.amp.GradScaler, optimizer: Any) -> None:

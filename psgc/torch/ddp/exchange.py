@@ -244,7 +244,7 @@ class DdpExchange:
         buckets = declared_buckets(plan, tensors, self.session) if plan is not None else ()
         if self.choice.rule is not None:
             parameters = {self._index(p): p for arrival in self._held for p in arrival.parameters}
-            buckets = buckets_by_rule(self.choice.rule, tensors, [parameters[index] for index in range(len(tensors))], config)
+            buckets = buckets_by_rule(self.choice.rule, tensors, [parameters[index] for index in range(len(tensors))], config.fuse_bytes)
         default = Declaration(
             name=self.name if self._layouts == 1 else f"{self.name}.{self._layouts}",
             kind="plan", tensors=tensors, codec=self.choice.codec, mean=True, order=tuple(specs), used=tuple(sorted(used)),

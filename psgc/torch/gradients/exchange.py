@@ -429,7 +429,7 @@ class GradientExchange:
         if not self._declared:
             self._choices += 1
         if self.choice.rule is not None:
-            return buckets_by_rule(self.choice.rule, specs, [gradient.parameter for gradient in fresh], self.session.config)
+            return buckets_by_rule(self.choice.rule, specs, [gradient.parameter for gradient in fresh], self.session.config.fuse_bytes)
         plan = plan_for(self.session, self.choice, f"plan {self._choices} of {self.name}")
         return () if plan is None else declared_buckets(plan, specs, self.session)
 

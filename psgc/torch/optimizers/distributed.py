@@ -74,7 +74,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     check_passes(backward_passes_per_step)
     session = api.current_session()
     choice = chosen(session, compression, "DistributedOptimizer")
-    names = _names(optimizer, named_parameters)
+    names = names_of(optimizer, named_parameters)
     refuse_foreign(optimizer, names)
     choice.check(names)
     rates = learning_rates(optimizer) if residuals_follow_lr else None
@@ -88,7 +88,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     distributed._psgc_advice = advice
     distributed._psgc_watch()
     if hasattr(own_step, "_wrapped_by_lr_sched"):
-        _satisfy_scheduler(distributed)
+        satisfy_scheduler(distributed)
     return optimizer
 
 
@@ -288,7 +288,7 @@ def check_passes(passes: int) -> None:
         raise UsageError(f"backward_passes_per_step is {passes!r}, expected a whole number of at least 1")
 
 
-def _names(
+def names_of(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> dict[torch.Tensor, str]:  # fmt: skip
     """The name of each parameter of the optimizer. Raises UsageError unless ``named_parameters`` names each of them, once."""
@@ -314,7 +314,7 @@ def _names(
     return {parameter: given[parameter] for parameter in mine}
 
 
-def _satisfy_scheduler(optimizer: Distributed) -> None:
+def satisfy_scheduler(optimizer: torch.optim.Optimizer) -> None:
     """A learning-rate scheduler made before had replaced the instance's step() by its own, which would apply without synchronizing;
     put ours there, marked and counted as schedulers expect."""
     reference = weakref.ref(optimizer)

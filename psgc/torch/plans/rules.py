@@ -11,7 +11,6 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from psgc.config import Config
 from psgc.errors import CodecError, UsageError
 from psgc.layout import ITEM_BYTES, BucketSpec, TensorSpec
 from psgc.torch.tensors.codec_text import codec_text
@@ -48,7 +47,7 @@ def codec_by_rule(rule: Rule, name: str, parameter: torch.Tensor) -> str:
         raise type(error)(f"parameter {name!r}: the rule's {error}") from None
 
 
-def buckets_by_rule(rule: Rule, specs: Sequence[TensorSpec], parameters: Sequence[torch.Tensor], config: Config) -> tuple[BucketSpec, ...]:
+def buckets_by_rule(rule: Rule, specs: Sequence[TensorSpec], parameters: Sequence[torch.Tensor], fuse_bytes: int) -> tuple[BucketSpec, ...]:
     """Gradients of one codec, dtype and parameter group fused in the reverse order of ``specs``, in which backward makes them ready, nearly; as all ranks
     declare the same buckets, no rank's own order counts. specs, parameters: of the same tensors."""
     buckets: list[tuple[str, list[int]]] = []
@@ -61,7 +60,7 @@ def buckets_by_rule(rule: Rule, specs: Sequence[TensorSpec], parameters: Sequenc
         codec = codec_by_rule(rule, spec.name, parameters[index])
         kind = codec, spec.dtype, spec.group
         members, filled = open_.get(kind, ([], 0))
-        if not members or filled + nbytes > config.fuse_bytes:
+        if not members or filled + nbytes > fuse_bytes:
             members, filled = [], 0
             buckets.append((codec, members))
         members.append(index)

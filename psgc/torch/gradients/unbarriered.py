@@ -1,0 +1,189 @@
+"""Synchronizes an optimizer's gradients without a barrier at the end of a step: each bucket's mean is waited for when its parameters are needed next.
+
+Owns the buckets, their priorities (what forward needs first) and when they leave; ``exchange`` is the file of steps that end together. A bucket is filled by
+backward, leaves when its last gradient is ready, is awaited after ``step`` has taken it, and is free again once its update has been applied.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.layout import Declaration, TensorSpec
+from psgc.torch.gradients.buckets import Gradient, GradientBucket
+from psgc.torch.gradients.hooks import follow
+from psgc.torch.plans.choice import Choice, plan_for
+from psgc.torch.plans.planned import declared_buckets
+from psgc.torch.plans.rules import buckets_by_rule
+from psgc.torch.session import speed
+from psgc.torch.session.run_report import report_of
+from psgc.worker.session import Session
+
+# A bucket leaves with its last gradient, which is that of its first layer, and the next forward waits for all of it; so layers share less than otherwise.
+MOST_FUSED_BYTES: Final = 512 << 10
+
+
+@dataclass(slots=True, eq=False)
+class Awaited:
+    """A bucket that ``step`` has taken. gradients: each parameter's own contribution, to be replaced by the mean; None where it has none."""
+
+    bucket: GradientBucket
+    gradients: tuple[torch.Tensor | None, ...]
+
+
+class UnbarrieredExchange:
+    """apply: called with parameters and their means, in the thread that waits, once for each bucket and step that some rank had a gradient in.
+    passes: backwards that add up to a step."""
+
+    def __init__(
+        self, session: Session, name: str, choice: Choice, passes: int, specs: Mapping[torch.Tensor, TensorSpec],
+        apply: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None],
+    ) -> None:  # fmt: skip
+        self.session, self.name, self.choice, self.passes = session, name, choice, passes
+        self._apply = apply
+        self._gradients = [Gradient(parameter, spec) for parameter, spec in specs.items()]
+        self._index = {parameter: index for index, parameter in enumerate(specs)}
+        self._buckets: list[GradientBucket] = []
+        self._awaited: dict[GradientBucket, Awaited] = {}
+        self._step = 0
+        self._lock = threading.RLock()  # backward may run hooks in a thread for each device
+        for index, gradient in enumerate(self._gradients):
+            follow(self, gradient, index)
+
+    # what hooks call
+
+    def parameter(self, index: int) -> torch.Tensor:
+        return self._gradients[index].parameter
+
+    def coming(self, index: int) -> None:
+        """Nothing is to be done before a gradient is added to."""
+
+    def ready(self, index: int) -> None:
+        """Backward has added to a gradient. Runs in autograd's thread: counts, and submits the bucket that is complete."""
+        gradient = self._gradients[index]
+        grad = gradient.parameter.grad
+        if grad is None:
+            return
+        with self._lock:
+            bucket = gradient.bucket
+            if bucket is not None and bucket in self._awaited:
+                raise UsageError(
+                    f"CrossBarrier: forward used {gradient.spec.name!r} before its update of the last step had come, since the layer's own forward did not "
+                    f"run; call the layer instead of reading its parameter, or use DistributedOptimizer"
+                )
+            gradient.look(grad)
+            gradient.passes += 1
+            if gradient.passes > self.passes:
+                raise UsageError(
+                    f"gradient of {gradient.spec.name!r} was computed {gradient.passes} times before step(), but backward_passes_per_step is "
+                    f"{self.passes}; call step() after each backward, or raise backward_passes_per_step"
+                )
+            if gradient.passes == self.passes and bucket is not None:
+                bucket.waiting -= 1
+                if not bucket.waiting:
+                    self._submit(bucket)
+
+    # what the optimizer calls
+
+    @property
+    def parameters(self) -> tuple[torch.Tensor, ...]:
+        return tuple(self._index)
+
+    @property
+    def declared(self) -> bool:
+        return bool(self._buckets)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a backward has begun a step that ``step`` has not taken."""
+        return any(gradient.passes for gradient in self._gradients)
+
+    def declare(self, order: Iterable[torch.Tensor]) -> None:
+        """Declare all gradients, those that forward needs first with the highest priority, and wait until every rank has. order: of rank 0 counts."""
+        config, specs = self.session.config, tuple(gradient.spec for gradient in self._gradients)
+        fuse_bytes = min(config.fuse_bytes, MOST_FUSED_BYTES)
+        plan = plan_for(self.session, self.choice, f"plan of {self.name}")
+        buckets = declared_buckets(plan, specs, self.session) if plan is not None else ()
+        if self.choice.rule is not None:  # in reverse, so that what is declared first has the highest priority
+            made = buckets_by_rule(self.choice.rule, specs, [gradient.parameter for gradient in self._gradients], fuse_bytes)
+            buckets = tuple(type(spec)(spec.tensors, spec.codec, -min(spec.tensors)) for spec in made)
+        declaration = Declaration(
+            name=self.name, kind="plan", tensors=specs, codec=self.choice.codec, mean=True, order=tuple(self._index[p] for p in order),
+            used=tuple(i for i, gradient in enumerate(self._gradients) if gradient.passes), part_bytes=config.part_bytes,
+            fuse_bytes=fuse_bytes, min_compress_bytes=config.min_compress_bytes, buckets=buckets,
+        )  # fmt: skip
+        layout = self.session.declare(declaration)
+        report_of(self.session).laid_out(layout)
+        self._buckets = [GradientBucket.of(layout, bucket, self._gradients) for bucket in layout.buckets]
+
+    def take(self) -> int:
+        """The trainer steps: submit what has not left, and await all of it from now on. Returns the step's number, from 1. Raises UsageError for a
+        gradient that was changed since backward."""
+        self.wait_all()
+        with self._lock:
+            for gradient in self._gradients:
+                self._check(gradient)
+            self._step += 1
+            for bucket in self._buckets:
+                if bucket.ticket is None:
+                    self._submit(bucket)
+                grads = tuple(gradient.parameter.grad for gradient in bucket.gradients)
+                self._awaited[bucket] = Awaited(bucket, grads)
+            for gradient in self._gradients:
+                gradient.passes, gradient.seen, gradient.parameter.grad = 0, None, None
+        report_of(self.session).step_over(self.name)
+        return self._step
+
+    def wait(self, parameters: Iterable[torch.Tensor]) -> None:
+        """On return the updates of these parameters have been applied."""
+        with self._lock:
+            wanted = dict.fromkeys(self._gradients[self._index[parameter]].bucket for parameter in parameters if parameter in self._index)
+            for bucket in wanted:
+                awaited = self._awaited.get(bucket) if bucket is not None else None
+                if awaited is not None:
+                    self._finish(awaited)
+
+    def wait_all(self) -> None:
+        """On return all updates have been applied."""
+        with self._lock:
+            for awaited in list(self._awaited.values()):
+                self._finish(awaited)
+
+    def _finish(self, awaited: Awaited) -> None:
+        bucket = awaited.bucket
+        assert bucket.ticket is not None
+        report_of(self.session).wait(self.name, [bucket.ticket])
+        speed.look(self.session)
+        del self._awaited[bucket]
+        bucket.reset()
+        if bucket.buffer.skipped:
+            return
+        parameters, means = [], []
+        for gradient, own, made in zip(bucket.gradients, awaited.gradients, bucket.buffer.made, strict=True):
+            mean = made if own is None else own
+            if mean is not None and gradient.parameter.requires_grad:
+                parameters.append(gradient.parameter)
+                means.append(mean)
+        self._apply(parameters, means)
+
+    def _check(self, gradient: Gradient) -> None:
+        """Let a gradient take part that was set by hand. Raises UsageError for one that was changed after its hook ran."""
+        grad = gradient.parameter.grad
+        if not gradient.passes:
+            gradient.seen = None
+            if grad is not None:
+                gradient.look(grad)
+        elif grad is None or grad is not gradient.seen or grad._version != gradient.version:
+            raise UsageError(
+                f"CrossBarrier: the gradient of {gradient.spec.name!r} was changed between backward() and step(), when it is under way; clipping "
+                f"needs all gradients of a step at once: use DistributedOptimizer for it"
+            )
+
+    def _submit(self, bucket: GradientBucket) -> None:
+        bucket.bind()
+        bucket.ticket = self.session.submit(bucket.layout, bucket.bucket.index, bucket.buffer, skip=bucket.skip)

@@ -1,0 +1,193 @@
+"""``CrossBarrier``: DistributedOptimizer without a barrier at the end of a step. A layer's forward waits for that layer's gradients alone.
+
+Owns the optimizer's methods and what is refused; ``gradients/unbarriered.py`` synchronizes, ``gradients/forward_waits.py`` has the hooks, and
+``partial_step`` applies updates.
+Source: Peng et al. 2019 (ByteScheduler), section 3.4, and BytePS's ``cross_barrier``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar, cast
+
+import torch
+
+from psgc.errors import UsageError
+from psgc.torch.ddp import amp
+from psgc.torch.gradients.forward_waits import ForwardWaits
+from psgc.torch.gradients.linearity import CodecAdvice
+from psgc.torch.gradients.unbarriered import UnbarrieredExchange
+from psgc.torch.optimizers.distributed import Distributed, check_passes, names_of, satisfy_scheduler, spec_of
+from psgc.torch.optimizers.partial_step import Options, bare_step, options_of, step_for
+from psgc.torch.optimizers.refusals import refuse_foreign
+from psgc.torch.plans.choice import Given, chosen
+from psgc.torch.session import api
+from psgc.torch.tensors.broadcast import refuse_lbfgs
+from psgc.worker.session import Session
+
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+USE: Final = "use DistributedOptimizer for it"
+_created: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDictionary()
+
+
+def CrossBarrier(  # noqa: N802 - BytePS's name
+    model: torch.nn.Module, optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None, compression: Given = None,
+    backward_passes_per_step: int = 1, num_steps: int = 10**6,
+) -> Optimizer:  # fmt: skip
+    """Make ``optimizer`` average its gradients over all workers, each layer's until that layer's next forward: communication overlaps with the rest of backward
+    and with the next forward, and what forward needs first has the highest priority. Returns the same object, now of a subclass of its class.
+
+        optimizer = psgc.CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        for x, y in data:
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()             # returns at once
+
+    The losses are those of ``DistributedOptimizer``, bit for bit, where the codec is exact or does not depend on how tensors are fused.
+    model:      whose layers wait: before their forward, also under ``no_grad``, and before ``state_dict()`` and ``load_state_dict()``. Whoever reads a
+                parameter otherwise after step() calls ``optimizer.synchronize()`` before.
+    optimizer:  SGD, Adam, AdamW, or any other whose step treats each parameter by itself. An update uses the options (learning rates) of its own step.
+    named_parameters, compression, backward_passes_per_step: as of ``DistributedOptimizer``; no "auto".
+    num_steps:  the last step, which ends with all updates applied.
+
+    step() sets p.grad to None, as zero_grad() does, because gradients are under way. What needs all gradients of a step at once is refused by UsageError:
+    clipping (at step()), GradScaler, closures. So are parameters that two layers share, parameters of the optimizer that are not the model's, LBFGS,
+    and optimizers whose steps change more than the parameters' own state (at the first update).
+    """
+    refuse_lbfgs(optimizer, "CrossBarrier")
+    if isinstance(optimizer, Distributed | CrossBarriered):
+        raise UsageError(
+            f"CrossBarrier: this {type(optimizer).__name__} averages gradients already; give CrossBarrier the optimizer itself"
+        )
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"CrossBarrier(model, optimizer): got {type(model).__name__} and {type(optimizer).__name__}")
+    check_passes(backward_passes_per_step)
+    if not isinstance(num_steps, int) or num_steps < 1:
+        raise UsageError(f"CrossBarrier: num_steps is {num_steps!r}, expected a whole number of at least 1")
+    session = api.current_session()
+    choice = chosen(session, compression, "CrossBarrier")
+    if choice.auto or session.config.profile:
+        raise UsageError(
+            "CrossBarrier: auto and PSGC_PROFILE observe DistributedOptimizer, whose steps end together; name a codec, a rule or a plan here"
+        )
+    names = names_of(optimizer, named_parameters if named_parameters is not None else _own_names(model, optimizer))
+    refuse_foreign(optimizer, names)
+    choice.check({parameter: name for parameter, name in names.items() if parameter.requires_grad})
+    CodecAdvice(choice.codecs(names)).look(optimizer)
+    kind = type(optimizer)
+    own_step = optimizer.__dict__.pop("step", None)
+    amp.install()
+    crossing = _Crossing(model, optimizer, bare_step(kind), num_steps)
+    specs = {
+        parameter: spec_of(parameter, names[parameter], number)
+        for number, group in enumerate(optimizer.param_groups) for parameter in group["params"] if parameter.requires_grad
+    }  # fmt: skip
+    for parameter, spec in specs.items():
+        if not crossing.waits.owns(parameter):
+            raise UsageError(
+                f"CrossBarrier: parameter {spec.name!r} of the optimizer is not the model's, so no layer would wait for it; {USE}"
+            )
+    number = next(_created.setdefault(session, itertools.count()))
+    crossing.exchange = UnbarrieredExchange(session, f"crossing{number}", choice, backward_passes_per_step, specs, crossing.apply)
+    optimizer.__class__ = type(kind.__name__, (CrossBarriered, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    cast("CrossBarriered", optimizer)._psgc_crossing = crossing
+    if hasattr(own_step, "_wrapped_by_lr_sched"):
+        satisfy_scheduler(optimizer)
+    return optimizer
+
+
+def _own_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
+    """The model's names of the optimizer's parameters, and of others their places."""
+    found = {parameter: name for name, parameter in model.named_parameters()}
+    return [
+        (found.get(parameter, f"param.{number}.{index}"), parameter)
+        for number, group in enumerate(optimizer.param_groups) for index, parameter in enumerate(group["params"])
+    ]  # fmt: skip
+
+
+class _Crossing:
+    """One optimizer's state between steps. It holds the optimizer weakly, which owns it."""
+
+    exchange: UnbarrieredExchange
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[torch.optim.Optimizer], Any], num_steps: int
+    ) -> None:  # fmt: skip
+        self.waits = ForwardWaits(model, self._wait, self.wait_all)
+        self._optimizer, self._step, self._last = weakref.ref(optimizer), step, num_steps
+        self._groups: dict[torch.Tensor, int] = {}
+        self._options: Options = ()
+        self._eager: list[torch.Tensor] = []  # parameters that no forward waits for
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        exchange = self.exchange
+        exchange.session.check()
+        if not exchange.declared:
+            order, self._eager = self.waits.learn(exchange.parameters)
+            exchange.declare(order)
+        exchange.wait_all()  # with the options of the last step
+        self._options = options_of(optimizer)
+        self._groups = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        taken = exchange.take()
+        exchange.wait(self._eager)
+        if taken >= self._last:
+            exchange.wait_all()
+
+    def apply(self, parameters: Sequence[torch.Tensor], means: Sequence[torch.Tensor]) -> None:
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            step_for(optimizer, self._step, self._groups, parameters, means, self._options)
+
+    def _wait(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.exchange.wait(parameters)
+
+    def wait_all(self) -> None:
+        """Apply all updates that are under way."""
+        if hasattr(self, "exchange"):
+            self.exchange.wait_all()
+
+
+class CrossBarriered(torch.optim.Optimizer):
+    """What CrossBarrier adds to an optimizer's class; first in its method resolution order."""
+
+    _psgc_crossing: _Crossing
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Send what backward has not sent yet, and return: each parameter is updated before its layer's next forward."""
+        if closure is not None:
+            raise UsageError(f"CrossBarrier: step(closure) has to see its updates at once; {USE}")
+        self._psgc_crossing.step(self)
+
+    step = torch.optim.Optimizer.profile_hook_step(step)  # hooks registered on the optimizer run once a step
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def synchronize(self) -> None:
+        """On return all updates of the steps so far have been applied."""
+        self._psgc_crossing.wait_all()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. Raises UsageError between backward and step(), when gradients are under way."""
+        if self._psgc_crossing.exchange.busy:
+            raise UsageError("zero_grad() while gradients are under way; call it after step(), or before backward()")
+        super().zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, after all updates have been applied."""
+        self.synchronize()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, after all updates have been applied."""
+        self.synchronize()
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not possible here: raises UsageError."""
+        raise UsageError(f"CrossBarrier: parameters cannot be added to an optimizer whose layers wait already; add them before, or {USE}")
+
+    def _psgc_refuse_scaler(self) -> None:
+        raise UsageError(
+            f"CrossBarrier: GradScaler looks at all gradients before a step, which are still under way; train in bfloat16 without a scaler, or {USE}"
+        )

@@ -1,0 +1,83 @@
+"""An optimizer's step for some of its parameters, with options as they were at an earlier moment.
+
+Owns the check that this is the same as one step for all of them: an optimizer that counts steps by itself, or changes its groups' options, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from psgc.errors import UsageError
+
+Options = tuple[dict[str, Any], ...]
+
+
+def options_of(optimizer: torch.optim.Optimizer) -> Options:
+    """A copy of each group's options (learning rates, momenta) as they are now."""
+    return tuple(
+        {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    )
+
+
+def bare_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
+    """The class's step without torch's wrapper, which runs the hooks that users have registered."""
+    step: Any = kind.step
+    bare: Callable[[torch.optim.Optimizer], Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    return bare
+
+
+def step_for(
+    optimizer: torch.optim.Optimizer, step: Callable[[torch.optim.Optimizer], Any], groups: Mapping[torch.Tensor, int],
+    parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], options: Options,
+) -> None:  # fmt: skip
+    """Apply these gradients to these parameters. groups: each parameter's group; options: of each group. On return the optimizer's groups are what
+    they were, and p.grad, too. Raises UsageError for an optimizer whose step is more than a step of each parameter."""
+    everything = optimizer.param_groups
+    before = [dict(group) for group in everything]
+    grads = [parameter.grad for parameter in parameters]
+    counters = _counters(optimizer)
+    members: dict[int, list[torch.Tensor]] = {}
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        members.setdefault(groups[parameter], []).append(parameter)
+        parameter.grad = gradient
+    try:
+        for number, some in members.items():
+            everything[number].update(options[number], params=some)
+        optimizer.param_groups = [everything[number] for number in sorted(members)]
+        step(optimizer)
+        _refuse_wider(optimizer, everything, members, options, counters)
+    finally:
+        optimizer.param_groups = everything
+        for group, old in zip(everything, before, strict=True):
+            group.clear()
+            group.update(old)
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+
+
+def _counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {name: value for name, value in vars(optimizer).items() if isinstance(value, int | float) and not name.startswith("_psgc")}
+
+
+def _refuse_wider(
+    optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]], members: Mapping[int, Sequence[torch.Tensor]], options: Options,
+    counters: Mapping[str, Any],
+) -> None:  # fmt: skip
+    changed = [
+        f"the option {name!r} of its groups" for number in members for name, value in groups[number].items()
+        if name != "params" and value is not options[number].get(name) and not _equal(value, options[number].get(name))
+    ]  # fmt: skip
+    changed += [f"its attribute {name!r}" for name, value in _counters(optimizer).items() if counters.get(name) != value]
+    if changed:
+        raise UsageError(
+            f"CrossBarrier updates each parameter when it is needed, but a step of {type(optimizer).__name__} changes {changed[0]}, which all parameters "
+            f"share; use DistributedOptimizer"
+        )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return not isinstance(one, torch.Tensor) and bool(one == other)
