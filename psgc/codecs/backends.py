@@ -18,6 +18,7 @@ _CUDA: dict[str, str] = {
     "psgc.codecs.none:NoneCodec": "psgc.cuda.floats.floats:none_device_codec",
     "psgc.codecs.cast:Bf16Codec": "psgc.cuda.floats.floats:FloatDeviceCodec",
     "psgc.codecs.cast:Fp16Codec": "psgc.cuda.floats.floats:FloatDeviceCodec",
+    "psgc.codecs.topk:TopKCodec": "psgc.cuda.sparsify.topk:TopKDevice",
 }
 
 

@@ -58,10 +58,10 @@ class TopKCodec(ElementsCodec):
         self, dtype: str = "float32", *, k: Fraction | int = Fraction(1, 100), select: Selector = "exact", warmup: int = 0, ef: bool = True
     ) -> None:  # fmt: skip
         super().__init__(dtype, ef=ef)
-        self._k, self._select, self._warmup = k, select, warmup
+        self._k, self.select, self._warmup = k, select, warmup
         self.codec_id = {"exact": 5, "sampled": 20, "mstopk": 31}[select]
         shares = WARMUP_SHARES if warmup else ()
-        self._stages = tuple(TopKCodec(dtype, k=share, select=select, ef=ef) for share in shares)
+        self.stages = tuple(TopKCodec(dtype, k=share, select=select, ef=ef) for share in shares)
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], dtype: str) -> Codec:
@@ -72,7 +72,7 @@ class TopKCodec(ElementsCodec):
 
     @property
     def parameters(self) -> dict[str, str]:
-        given = {"k": write_k(self._k), "select": self._select, "warmup": str(self._warmup)}
+        given = {"k": write_k(self._k), "select": self.select, "warmup": str(self._warmup)}
         return super().parameters | {key: text for key, text in given.items() if text != self.defaults[key]}
 
     def count(self, numel: int) -> int:
@@ -81,9 +81,13 @@ class TopKCodec(ElementsCodec):
         return count_of(self._k, numel)
 
     def counts(self, numel: int) -> tuple[int, int]:
+        least = 0 if self.select == "sampled" else self.count(numel)
+        return least, max((self.most(numel), *(stage.most(numel) for stage in self.stages)))
+
+    def most(self, numel: int) -> int:
+        """Most elements of a part that are sent once a warm-up is over."""
         count = self.count(numel)
-        least, most = (0, min(numel, MOST_OVER * count)) if self._select == "sampled" else (count, count)
-        return least, max((most, *(stage.counts(numel)[1] for stage in self._stages)))
+        return min(numel, MOST_OVER * count) if self.select == "sampled" else count
 
     def check_bucket(self, numel: int) -> None:
         check_count(self, self._k, numel, "elements")
@@ -92,36 +96,36 @@ class TopKCodec(ElementsCodec):
         if not self.feedback:
             return None
         count = self.count(numel)  # the largest squares are at least their share of all
-        return (sampled_rank(numel, count) if self._select == "sampled" else count) / numel
+        return (sampled_rank(numel, count) if self.select == "sampled" else count) / numel
 
     def choose(self, values: F32, residual: F32, rescale: float) -> Chosen:
-        return _CHOOSE[self._select](values, residual, rescale, self.count(values.size))
+        return _CHOOSE[self.select](values, residual, rescale, self.count(values.size))
 
     def reference_indices(self, p: F32) -> Indices:
-        return _REFERENCE[self._select](p, self.count(p.size))
+        return _REFERENCE[self.select](p, self.count(p.size))
 
     def warm(self) -> None:
-        if self._select == "mstopk":
+        if self.select == "mstopk":
             magnitudes_kernel()
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
-        stage = self._stage(stream.step, grad.size)
+        stage = self.stage(stream.step, grad.size)
         return super().encode(grad, residual, rescale, stream, out) if stage is None else stage.encode(grad, residual, rescale, stream, out)
 
     def finish(
         self, acc: Array, numel: int, lo: int, hi: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
         rescale: float, stream: Stream, out: Bytes,
     ) -> Encoded:  # fmt: skip
-        stage = self._stage(stream.step, numel)
+        stage = self.stage(stream.step, numel)
         finish = super().finish if stage is None else stage.finish
         return finish(acc, numel, lo, hi, divisor, residual, residual_out, rescale, stream, out)
 
     def reference_payload(self, p: Array, stream: Stream) -> bytes:
-        stage = self._stage(stream.step, p.size)
+        stage = self.stage(stream.step, p.size)
         return super().reference_payload(p, stream) if stage is None else stage.reference_payload(p, stream)
 
-    def _stage(self, step: int, numel: int) -> TopKCodec | None:
+    def stage(self, step: int, numel: int) -> TopKCodec | None:
         """The codec with a larger k of this step of the warm-up (the first step is 1); None once the warm-up is over."""
-        number = len(self._stages) * max(step - 1, 0) // self._warmup if self._warmup else 0
-        stage = self._stages[number] if number < len(self._stages) else None
+        number = len(self.stages) * max(step - 1, 0) // self._warmup if self._warmup else 0
+        stage = self.stages[number] if number < len(self.stages) else None
         return stage if stage is not None and stage.count(numel) > self.count(numel) else None

@@ -1,0 +1,35 @@
+"""Cutting one buffer of device memory into arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+import torch
+
+ALIGNMENT: Final = 16  # bytes
+Plan: TypeAlias = Mapping[str, tuple[torch.dtype, int]]  # an array's dtype and elements, by its name
+
+
+def planned_bytes(plan: Plan) -> int:
+    """Bytes that the plan's arrays take, each at a multiple of ``ALIGNMENT``."""
+    return sum(_room(dtype, count) for dtype, count in plan.values())
+
+
+def cut(plan: Plan, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The plan's arrays in a uint8 buffer, in order."""
+    arrays, place = {}, 0
+    for name, (dtype, count) in plan.items():
+        arrays[name] = buffer[place : place + count * dtype.itemsize].view(dtype)
+        place += _room(dtype, count)
+    return arrays
+
+
+def allocated(plan: Plan, device: torch.device) -> dict[str, torch.Tensor]:
+    """The plan's arrays in memory of their own, from torch's allocator, which orders it by the current stream."""
+    return cut(plan, torch.empty(planned_bytes(plan), dtype=torch.uint8, device=device))
+
+
+def _room(dtype: torch.dtype, count: int) -> int:
+    return math.ceil(count * dtype.itemsize / ALIGNMENT) * ALIGNMENT

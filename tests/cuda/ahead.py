@@ -1,0 +1,256 @@
+"""Compiles every Triton kernel ahead for three generations of GPUs, without having one, and holds the result to rules.
+
+    python tests/cuda/ahead.py            check; fails also if cuda/KERNELS.md is not what was compiled
+    python tests/cuda/ahead.py --write    check, and write cuda/KERNELS.md
+
+`tour.py` calls the GPU sides of all codecs; here, a launch is recorded with the types and constants of its arguments, and compiled. The rules:
+every kernel and helper is reached by the tour; nothing spills registers or uses a stack; and no instruction rounds otherwise than the
+CPU does: no fused multiply-add, no flushed denormal, no approximate division or root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+TARGETS: Final = (80, 90, 100)  # compute capabilities: A100, H100 and H200, B200
+TABLE: Final = Path(__file__).parents[2] / "cuda" / "KERNELS.md"
+INEXACT: Final = re.compile(r"\bfma\.\S*f(?:16|32|64)|\S+\.ftz\S*|\S+\.approx\S*|\bdiv\.full\S*")
+RESOURCES: Final = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+REMEDY: Final = "python tests/cuda/ahead.py --write"
+POINTERS: Final = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64", torch.uint8: "*u8", torch.int8: "*i8",
+    torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1", torch.uint16: "*u16", torch.uint32: "*u32",
+}  # fmt: skip
+HEAD: Final = """# Resources of the kernels
+
+Each kernel as Triton {triton} compiles it ahead: registers of a thread / bytes of shared memory of a program, the most over `n` compilations with
+other types and constants. None spills registers. `make test-kernels` holds the table to what is compiled; `{remedy}` writes it.
+
+| kernel | n | {targets} |
+| --- | --- | {rule} |
+"""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a kernel is compiled from. types: of its parameters, in order, as Triton writes them; tuples for tuples."""
+
+    module: str
+    kernel: str
+    types: tuple[Any, ...]
+    constants: tuple[tuple[tuple[int, ...], Any], ...]
+    options: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one launch takes on one target. wrong: the rules it breaks, empty if none."""
+
+    launch: Launch
+    target: int
+    registers: int
+    shared: int
+    wrong: str
+
+
+def modules(package: str) -> list[ModuleType]:
+    """Every module of a package."""
+    root = importlib.import_module(package)
+    return [importlib.import_module(found.name) for found in pkgutil.walk_packages(root.__path__, f"{package}.")]
+
+
+def record(tour: str) -> list[Launch]:
+    """Every different launch of the tour ("module:function"), none of which runs."""
+    from triton.runtime.jit import JITFunction
+
+    launches: dict[Launch, None] = {}
+
+    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **given: Any) -> None:
+        launches[_described(kernel, arguments, given)] = None
+
+    genuine, JITFunction.run = JITFunction.run, run
+    try:
+        module, _, function = tour.partition(":")
+        getattr(importlib.import_module(module), function)()
+    finally:
+        JITFunction.run = genuine
+    return list(launches)
+
+
+def _described(kernel: Any, arguments: tuple[Any, ...], given: dict[str, Any]) -> Launch:
+    bound = dict(zip(kernel.arg_names, arguments, strict=False)) | {name: given[name] for name in given if name in kernel.arg_names}
+    options = {name: value for name, value in given.items() if name not in kernel.arg_names}
+    assert list(bound) and set(bound) == set(kernel.arg_names), f"{kernel.__name__}: {sorted(set(kernel.arg_names) - set(bound))} missing"
+    constants: list[tuple[tuple[int, ...], Any]] = []
+    types = []
+    for place, parameter in enumerate(kernel.params):
+        value = bound[parameter.name]
+        types.append("constexpr" if parameter.is_constexpr else _type_of(value, (place,), constants))
+        if parameter.is_constexpr:
+            constants.append(((place,), getattr(value, "value", value)))
+    return Launch(kernel.fn.__module__, kernel.__name__, tuple(types), tuple(constants), tuple(sorted(options.items())))
+
+
+def _type_of(value: Any, path: tuple[int, ...], constants: list[tuple[tuple[int, ...], Any]]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    if isinstance(value, tuple):
+        return tuple(_type_of(item, (*path, place), constants) for place, item in enumerate(value))
+    if value is None:
+        constants.append((path, None))
+        return "constexpr"
+    if isinstance(value, bool):
+        return "u1"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    if isinstance(value, float):
+        return "fp32"
+    raise TypeError(f"a kernel takes {type(value).__name__}, of which no type is known here: extend {Path(__file__).name}")
+
+
+def compile_one(launch: Launch, target: int) -> Compiled:
+    """Compile it for one target."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler.errors import CompilationError
+
+    kernel = getattr(importlib.import_module(launch.module), launch.kernel)
+    signature = dict(zip(kernel.arg_names, launch.types, strict=True))
+    aligned = {path: [["tt.divisibility", 16]] for path in _pointers(launch.types)}
+    source = ASTSource(kernel, signature=signature, constexprs=dict(launch.constants), attrs=aligned)
+    try:
+        compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=dict(launch.options))
+    except (CompilationError, RuntimeError) as error:
+        return Compiled(launch, target, 0, 0, f"does not compile: {error}")
+    registers, stack, _, local = _resources(compiled.asm["cubin"])
+    broken = [f"{stack + local} bytes of stack and spilled registers"] if stack + local else []
+    broken += sorted(set(INEXACT.findall(compiled.asm["ptx"])))
+    return Compiled(launch, target, registers, compiled.metadata.shared, ", ".join(broken))
+
+
+def _pointers(types: Iterable[Any], path: tuple[int, ...] = ()) -> Iterable[tuple[int, ...]]:
+    for place, kind in enumerate(types):
+        if isinstance(kind, tuple):
+            yield from _pointers(kind, (*path, place))
+        elif kind.startswith("*"):
+            yield (*path, place)
+
+
+def _resources(cubin: bytes) -> tuple[int, ...]:
+    """Registers, stack, static shared memory and local memory, as the bundled cuobjdump reads them off the machine code."""
+    import triton.backends.nvidia
+
+    tool = Path(str(triton.backends.nvidia.__file__)).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([str(tool), "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    found = RESOURCES.search(done.stdout)
+    assert found is not None, done.stdout
+    return tuple(map(int, found.groups()))
+
+
+def unreached(found: Iterable[ModuleType], launches: Iterable[Launch]) -> list[str]:
+    """Kernels and helpers that no launch runs."""
+    from triton.runtime.jit import JITFunction
+
+    everything: dict[int, str] = {}
+    for module in found:
+        for name, value in vars(module).items():
+            if isinstance(value, JITFunction) and value.fn.__module__ == module.__name__:
+                everything[id(value)] = f"{module.__name__}.{name}"
+    waiting: list[Any] = []
+    for launch in launches:
+        waiting.append(getattr(importlib.import_module(launch.module), launch.kernel))
+        waiting += [value for _, value in launch.constants]  # helpers may be constants
+    while waiting:
+        function = waiting.pop()
+        if isinstance(function, JITFunction):
+            everything.pop(id(function), None)
+            waiting += [value for value in _named(function.fn) if id(value) in everything]
+    return sorted(everything.values())
+
+
+def _named(function: Any) -> Iterable[Any]:
+    """What the names in a function stand for, also those behind a module's name and a dot."""
+    scope, names = function.__globals__, function.__code__.co_names
+    for name in names:
+        value = scope.get(name)
+        yield value
+        if isinstance(value, ModuleType):
+            yield from (getattr(value, inner, None) for inner in names)
+
+
+def compile_all(launches: list[Launch]) -> list[Compiled]:
+    """Every launch for every target, by as many processes as there are cores."""
+    tasks = [(launch, target) for launch in launches for target in TARGETS]
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        return list(pool.map(compile_one, *zip(*tasks, strict=True), chunksize=4)) if tasks else []
+
+
+def table(done: Iterable[Compiled]) -> str:
+    """The text of cuda/KERNELS.md."""
+    import triton
+
+    rows: dict[str, list[Compiled]] = {}
+    for one in done:
+        rows.setdefault(f"`{one.launch.module.removeprefix('psgc.cuda.')}` {one.launch.kernel}", []).append(one)
+    targets, rule = " | ".join(f"sm_{target}" for target in TARGETS), " | ".join("---" for _ in TARGETS)
+    text = HEAD.format(triton=triton.__version__, remedy=REMEDY, targets=targets, rule=rule)
+    for name, row in sorted(rows.items()):
+        of = {target: [one for one in row if one.target == target] for target in TARGETS}
+        cells = [f"{max(one.registers for one in ones)} / {max(one.shared for one in ones)}" for ones in of.values()]
+        text += f"| {name} | {len(row) // len(TARGETS)} | {' | '.join(cells)} |\n"
+    return text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Compile every Triton kernel ahead for sm_80, sm_90 and sm_100, and check the result.")
+    parser.add_argument("--write", action="store_true", help="write the table")
+    parser.add_argument("--table", type=Path, default=TABLE, help="the table that is checked or written")
+    parser.add_argument("--package", default="psgc.cuda", help="where the kernels are")
+    parser.add_argument("--tour", default="tests.cuda.tour:tour", help="module:function that launches them all")
+    options = parser.parse_args(arguments)
+    if os.environ.get("TRITON_INTERPRET", "0") != "0":
+        parser.error("TRITON_INTERPRET is set: what the interpreter runs cannot be compiled; unset it")
+    launches = record(options.tour)
+    done = compile_all(launches)
+    wrong = [
+        f"{name}: no launch of {options.tour} runs it; call it there, or delete it"
+        for name in unreached(modules(options.package), launches)
+    ]
+    for one in done:
+        if one.wrong:
+            wrong.append(f"{one.launch.module}.{one.launch.kernel} {one.launch.types} for sm_{one.target}: {one.wrong}")
+    text = table(done)
+    if options.write:
+        options.table.write_text(text)
+    elif not options.table.is_file() or options.table.read_text() != text:
+        wrong.append(f"{options.table.name} is not what was compiled just now; write it anew: {REMEDY}")
+    for line in wrong:
+        sys.stderr.write(f"{line}\n")
+    most = max((one.registers for one in done), default=0)
+    sys.stdout.write(f"{len(done)} compilations of {len(launches)} launches, at most {most} registers; {len(wrong)} broken rules\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # for tests.cuda.tour
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Calls every operation of every GPU side once for each kind of arguments that kernels are compiled for. `ahead.py` records the launches.
+
+The numbers do not matter, only types, lengths and parameters: nothing is computed. A kernel that is not reached is reported by `ahead.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from psgc.codecs.backends import cuda_side
+from psgc.codecs.codec import Stream
+from psgc.codecs.registry import parse_codec
+
+NUMEL: Final = 20000  # above what a sparse codec looks at as a whole
+STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
+# One for each kernel or constant that differs.
+TEXTS: Final = (
+    "none", "bf16", "fp16",
+    "topk:k=0.01", "topk:k=0.6", "topk:k=0.01,select=sampled", "topk:k=0.01,select=mstopk",
+)  # fmt: skip
+
+
+def tour() -> None:
+    """Launch everything."""
+    for text in TEXTS:
+        for dtype in ("float32", "bfloat16"):
+            operations(text, dtype)
+
+
+def operations(text: str, dtype: str) -> None:
+    """Every operation of one codec, for gradients of this dtype."""
+    codec = parse_codec(text, dtype)
+    side, items = cuda_side(codec), getattr(torch, dtype)
+    payload, status = torch.zeros(codec.payload_bound(NUMEL) + 16, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+    scratch = torch.zeros(side.scratch_bytes(NUMEL) or 16, dtype=torch.uint8)
+
+    def part() -> torch.Tensor:
+        return torch.zeros(NUMEL, dtype=items)
+
+    def floats() -> torch.Tensor:
+        return torch.zeros(NUMEL)
+
+    def residual() -> Any:
+        return floats() if codec.feedback else None
+
+    side.encode(part(), residual(), 0.5, STREAM, payload, status, scratch)
+    side.decode(payload, NUMEL, part())
+    if codec.feedback:
+        side.commit(payload, NUMEL, part(), floats(), 0.5)
+    if dtype == "float32":
+        for count, fresh in ((1, True), (2, False), (8, True)):
+            side.fold([payload] * count, NUMEL, floats(), fresh)
+            side.fold_and_finish(codec, [payload] * count, NUMEL, 2, residual(), residual(), 0.5, STREAM, payload, status, scratch)
+        side.finish(floats(), NUMEL, 2, residual(), residual(), 0.5, STREAM, payload, status, scratch)
