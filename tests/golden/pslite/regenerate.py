@@ -6,6 +6,7 @@ Ports, ids and pointers differ between runs, so the tests hold the recorded byte
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -19,8 +20,10 @@ import numpy as np
 import zmq
 
 from psgc.pslite import KVMeta, KVPairs, KVServer, KVWorker, Postoffice, Settings
+from psgc.pslite.byteps.registration import Registration
 from psgc.pslite.meta import COMMANDS, META_FIELDS, read_meta
 from psgc.pslite.nodes import sender_of
+from tests.pslite.stock import StockCompressor
 
 OUT = Path(__file__).with_name("messages.json")
 VALUES = np.linspace(-3, 4, 40, dtype=np.float32)
@@ -151,9 +154,34 @@ def described(who: str, frames: list[bytes], seen: set[str]) -> dict[str, Any] |
     }  # fmt: skip
 
 
+SPECS = (
+    "compressor_type=onebit compressor_onebit_scaling=true", "compressor_type=onebit", "compressor_type=topk compressor_k=0.1",
+    "compressor_type=topk compressor_k=1", "compressor_type=randomk compressor_k=0.1 seed=9", "compressor_type=dithering compressor_k=4 seed=3",
+    "compressor_type=dithering compressor_k=2 seed=3 dithering_normalize=1", "compressor_type=dithering compressor_k=4 seed=5 dithering_partition=1",
+    "compressor_type=dithering compressor_k=3 seed=5 dithering_partition=1 dithering_normalize=1",
+)  # fmt: skip
+
+
+def payloads() -> list[dict[str, Any]]:
+    """Three steps of each compressor on parts of 100 and 33 elements: what goes in, and BytePS's bytes."""
+    found = []
+    for spec, numel in itertools.product(SPECS, (100, 33)):
+        settings = dict(pair.split("=") for pair in spec.split())
+        stock = StockCompressor(Registration.of(settings).text().decode(), numel)
+        for step in range(3):
+            values = np.random.default_rng(step).normal(scale=10.0 ** (step - 1), size=numel).astype(np.float32)
+            payload = stock.encode(values)
+            more = {"payload": payload.hex(), "decoded": stock.decode(payload).tobytes().hex()}
+            found.append({"settings": settings, "numel": numel, "step": step, "values": values.tobytes().hex(), **more})
+    return found
+
+
 def main() -> None:
     if "--yes" not in sys.argv:
-        sys.exit("this writes messages.json; say --yes")
+        sys.exit("this writes messages.json and payloads.json; say --yes")
+    OUT.with_name("payloads.json").write_text(json.dumps(payloads(), indent=1) + "\n")
+    if "--payloads" in sys.argv:
+        return
     seen: set[str] = set()
     messages = []
     runs = [(run(settings), roles) for settings in (RESEND, HEARTBEAT) for run, roles in

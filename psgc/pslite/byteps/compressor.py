@@ -1,0 +1,104 @@
+"""What BytePS's compressors have in common: one object for each part, float32 in, a payload out. Two of them wrap others: error feedback, momentum."""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.errors import CodecError, PayloadError
+
+F32 = NDArray[np.float32]
+PAIR: Final = np.dtype([("index", "<u4"), ("value", "<f4")])
+RATE_FILE: Final = Path("lr.s")  # where BytePS's trainer writes the learning rate, as a double
+
+
+class Compressor(ABC):
+    """numel: elements of the part. Payloads are those of BytePS's class of the same name, bit for bit."""
+
+    def __init__(self, numel: int) -> None:
+        self.numel = numel
+
+    @abstractmethod
+    def encode(self, values: F32) -> bytes:
+        """The payload of ``values``, [numel], which may be changed (by those that wrap another)."""
+
+    @abstractmethod
+    def decode(self, payload: bytes | memoryview) -> F32:
+        """[numel], new. Raises PayloadError for bytes that this compressor does not write."""
+
+
+def count_of(k: str, aligned_bytes: int, numel: int) -> int:
+    """How many elements a ``compressor_k`` keeps: a fraction of BytePS's buffer, in single precision as BytePS computes it, or a number. Raises CodecError."""
+    try:
+        factor = np.float32(k)
+    except ValueError:
+        factor = np.float32(0)
+    if not factor > 0:
+        raise CodecError(f"compressor_k={k!r}: expected a number above 0: a fraction of the elements below 1, else how many")
+    count = max(1, int(factor * np.float32(aligned_bytes) / np.float32(4))) if factor < 1 else int(factor)
+    if count > numel // 2:
+        raise CodecError(
+            f"compressor_k={k}: {count} of {numel} elements; BytePS sends half of them at most, because each has an index beside it"
+        )
+    return count
+
+
+def pairs_of(payload: bytes | memoryview, numel: int) -> F32:
+    """A payload of indices and values, decoded: where an index is there twice, the last value counts."""
+    if len(payload) % PAIR.itemsize:
+        raise PayloadError(f"a payload of {len(payload)} bytes; expected 8 for each element that is kept")
+    pairs = np.frombuffer(payload, PAIR)
+    if pairs.size and int(pairs["index"].max()) >= numel:
+        raise PayloadError(f"a payload names element {int(pairs['index'].max())} of a part of {numel}")
+    out = np.zeros(numel, np.float32)
+    out[pairs["index"]] = pairs["value"]
+    return out
+
+
+class ErrorFeedback(Compressor):
+    """``ef_type=vanilla``: what was not sent is added to the next step's values, times the ratio of the last learning rate and the present one if
+    the file ``lr.s`` says them. BytePS ends without that file; psgc then takes the ratio as 1."""
+
+    def __init__(self, inner: Compressor, rate_file: Path = RATE_FILE) -> None:
+        super().__init__(inner.numel)
+        self._inner, self._file = inner, rate_file
+        self._error = np.zeros(inner.numel, np.float32)
+        self._rate = self._read_rate()
+
+    def encode(self, values: F32) -> bytes:
+        before, self._rate = self._rate, self._read_rate()
+        corrected = values + np.float32(before / self._rate) * self._error
+        payload = self._inner.encode(corrected)
+        self._error = corrected - self._inner.decode(payload)
+        return payload
+
+    def decode(self, payload: bytes | memoryview) -> F32:
+        return self._inner.decode(payload)
+
+    def _read_rate(self) -> float:
+        try:
+            (rate,) = struct.unpack("<d", self._file.read_bytes()[:8])
+        except (OSError, struct.error):
+            return 1.0
+        return float(rate) or 1.0
+
+
+class NesterovMomentum(Compressor):
+    """``momentum_type=nesterov``, on workers only: m <- mu m + g, and g + mu m is sent."""
+
+    def __init__(self, inner: Compressor, mu: float) -> None:
+        super().__init__(inner.numel)
+        self._inner, self._mu = inner, np.float32(mu)
+        self._momentum = np.zeros(inner.numel, np.float32)
+
+    def encode(self, values: F32) -> bytes:
+        self._momentum = values + self._mu * self._momentum
+        return self._inner.encode(values + self._mu * self._momentum)
+
+    def decode(self, payload: bytes | memoryview) -> F32:
+        return self._inner.decode(payload)
