@@ -61,3 +61,7 @@ class GroupError(PsgcError):
 
 class NonFiniteError(PsgcError):
     """A gradient holds NaN or infinity and the policy is ``nonfinite=raise``."""
+
+
+class DeviceError(PsgcError):
+    """A GPU failed, or ran out of memory: which one, and how. Remedy: free memory, or leave the device out."""

@@ -168,6 +168,9 @@ VARIABLES: Final = (
     ),
     Variable("PSGC_PROFILE_ITERATIONS", "profile_iterations", _integer(3), "w", "iterations that PSGC_PROFILE observes, after a warm-up"),
     Variable("PSGC_PROFILE_ONLY", "profile_only", _switch, "w", "1: with PSGC_PROFILE, every rank leaves the job once it has been observed"),
+    Variable(
+        "PSGC_GPU_CODECS", "gpu_codecs", _switch, "w", "0: gradients on a GPU are copied to the host and encoded there"
+    ),
     Variable("PSGC_CPU_THREADS", "cpu_threads", _integer(1), "w", "encode and decode threads", ("BYTEPS_THREADPOOL_SIZE",)),
     Variable("PSGC_SERVER_THREADS", "server_threads", _integer(1), "s", "summation threads", ("BYTEPS_SERVER_ENGINE_THREAD",)),
     Variable("PSGC_WINDOW_BYTES", "window_bytes", _integer(1), "s", "payload bytes of a plan that a server has room for at once"),

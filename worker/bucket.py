@@ -7,7 +7,7 @@ bucket may be worked on at once; the steps of a bucket never overlap.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.codecs import Encoded, SchemeState, Stream
-from psgc.errors import CodecError, UsageError
+from psgc.errors import CodecError, DeviceError, UsageError
 from psgc.layout import Bucket, Layout, Part
 from psgc.transport.memory.arena import Arena
 from psgc.transport.memory.segment import Place
 from psgc.wire.frames import Flag
+from psgc.worker.device import DeviceBucket
 from psgc.worker.nonfinite import first_nonfinite
 from psgc.worker.residuals.owed import Owed
 from psgc.worker.residuals.residual import ExactResidual, Residual, TensorMemory, make_residual
-from psgc.worker.session import BucketBuffer
+from psgc.worker.session import BucketBuffer, DeviceBuffer
 
 Bytes = NDArray[np.uint8]
 Slot = Place  # where a part's payload is encoded; it stays until the step is decoded
@@ -82,6 +83,8 @@ class BucketWork:
         self._lock = threading.Lock()
         self._buffer: BucketBuffer | None = None
         self._array: NDArray[Any] | None = None
+        self._device: DeviceBucket | None = None  # where the elements lie and residuals are kept; None: on the host
+        self._placed = 0  # the step for which ``_device`` has been asked for
         self._left = 0
         self._owed: Owed | None = None
         self.step = 0
@@ -121,31 +124,79 @@ class BucketWork:
             work.committed = work.poisoned = False
             work.rescale *= rescale
 
-    def encode(self, key: int) -> Encoded:
-        """Encode one round of a part into its slot."""
+    def encode(self, key: int, then: Callable[[Encoded | DeviceError], None]) -> None:
+        """Encode one round of a part into its slot, and call ``then`` once it is there: at once, or in another thread where the elements lie on a
+        device."""
         work, index = self._by_key[key]
         if work.poisoned:  # every rank knows this, so none sends a payload in the remaining rounds
-            return Encoded(0, True)
+            then(Encoded(0, True))
+            return
         if self.step == 1:
             work.slots[index].populate()
-        array = self._loaded()
         lo, hi = work.offset, work.offset + work.numel
+        device = self._place(work)
         if work.add_back:
             self._give_back(work)
+        stream = Stream(self.layout.seed, self.layout.past_steps + self.step, self._rank, self.bucket.index, lo, self.layout.number)
+        out = work.slots[index].bytes
+
+        def encoded(found: Encoded | DeviceError) -> None:
+            if isinstance(found, Encoded):
+                work.lengths[index] = found.payload_bytes
+            else:
+                found = self._named(found, work)
+            then(found)
+
+        if device is not None:
+            try:
+                if self._owed is not None:
+                    device.add(lo, self._owed.pay(lo, hi))
+                device.encode(lo, hi, work.residual, work.rescale, stream, out, encoded)
+            except DeviceError as error:
+                raise self._named(error, work) from error
+            return
+        array = self._loaded()
         if self._owed is not None and index == 0:
             self._owed.add_to(array[lo:hi], lo)
         residual = None if work.residual is None else work.residual.load()
-        step = self.layout.past_steps + self.step
-        stream = Stream(self.layout.seed, step, self._rank, self.bucket.index, lo, self.layout.number)
-        encoded = work.state.encode(index, array[lo:hi], residual, work.rescale, stream, work.slots[index].bytes)
-        work.lengths[index] = encoded.payload_bytes
-        return encoded
+        encoded(work.state.encode(index, array[lo:hi], residual, work.rescale, stream, out))
+
+    def _named(self, error: DeviceError, work: _SliceWork) -> DeviceError:
+        return DeviceError(f"gradient of {self._tensor_at(work.offset)!r}: {error}")
+
+    def _place(self, work: _SliceWork) -> DeviceBucket | None:
+        """Where this step's elements lie; what is kept between steps moves there, if it lies elsewhere."""
+        with self._lock:
+            if self._placed != self.step:
+                there = self._buffer if self.layout.kind == "plan" and isinstance(self._buffer, DeviceBuffer) else None
+                device = None if there is None else there.on_device(self.scheme)
+                if device is not self._device:
+                    for each in self._slices:
+                        try:
+                            self._move(each, device)
+                        except DeviceError as error:
+                            raise self._named(error, each) from error
+                    self._device = device
+                self._placed = self.step
+        return self._device
+
+    def _move(self, work: _SliceWork, device: DeviceBucket | None) -> None:
+        if work.residual is None:
+            return
+        values = work.residual.load()
+        if work.add_back:
+            work.state.add_back(work.sent, values)
+            work.add_back = False
+        moved = make_residual(self.scheme.residual_dtype, work.numel) if device is None else device.residual(work.numel)
+        moved.keep(values)
+        work.residual = moved
 
     def decode(self, key: int, flags: int, payload: Bytes | None, own: bool) -> bool:
         """Take one round's result. The last round's is decoded into the array, and the residual is committed. Returns True when this was the
         bucket's last result and everything has been stored. Raises PayloadError for a payload that its codec did not write."""
         work, index = self._by_key[key]
         payload = np.empty(0, np.uint8) if payload is None else payload
+        device = self._place(work)
         if work.add_back:  # this rank had nothing to encode, and the result may overwrite the last step's payloads
             self._give_back(work)
         if index < len(work.slots) - 1:
@@ -155,7 +206,12 @@ class BucketWork:
             return False
         if self._owed is not None and flags & (Flag.NONFINITE | Flag.SKIPPED):
             self._owed.unpaid(work.offset)
-        if not flags & Flag.SKIPPED:
+        if device is not None:
+            try:
+                self._apply_there(device, work, flags, payload, own)
+            except DeviceError as error:
+                raise self._named(error, work) from error
+        elif not flags & Flag.SKIPPED:
             target = self._loaded()[work.offset : work.offset + work.numel]
             if flags & Flag.NONFINITE:
                 target.fill(np.nan)
@@ -179,9 +235,25 @@ class BucketWork:
             work.residual.keep(residual)
             work.rescale = 1.0
 
+    def _apply_there(self, device: DeviceBucket, work: _SliceWork, flags: int, payload: Bytes, own: bool) -> None:
+        lo, hi = work.offset, work.offset + work.numel
+        if flags & Flag.SKIPPED:
+            return
+        if flags & Flag.NONFINITE:
+            device.fill(lo, hi, np.nan)
+            return
+        device.apply(lo, hi, payload, work.residual if own else None, work.rescale)
+        if own:
+            work.committed = True
+            work.rescale = 1.0 if work.residual is not None else work.rescale
+
     def _give_back(self, work: _SliceWork) -> None:
         """Add the elements that the slots' payloads encode back to the residual."""
         assert work.residual is not None
+        if self._device is not None:
+            self._device.add_back(work.offset, work.offset + work.numel, work.residual)
+            work.add_back = False
+            return
         residual = work.residual.load()
         work.state.add_back(work.sent, residual)
         work.residual.keep(residual)
@@ -268,7 +340,7 @@ class BucketWork:
             work = self._slices[number] if number < len(self._slices) else None
             if work is None or work.residual is None or work.residual.bytes.size != exact.bytes.size:
                 raise UsageError(f"the saved residual of slice {number} of {self.name} is another codec's; is it another job's state?")
-            work.residual.bytes[:] = exact.bytes
+            work.residual.keep_bytes(exact.bytes)
             work.rescale = exact.rescale
             if exact.velocity is not None and work.state.saved is not None:
                 work.state.restore(exact.velocity)
@@ -286,8 +358,11 @@ class BucketWork:
 
     def first_nonfinite(self, key: int) -> str | None:
         """The tensor of the part's first NaN or infinity, or None."""
-        array = self._loaded()
         work, _ = self._by_key[key]
+        if self._device is not None:
+            there = self._device.nonfinite(work.offset, work.offset + work.numel)
+            return None if there is None else self._tensor_at(work.offset + there)
+        array = self._loaded()
         first = first_nonfinite(array[work.offset : work.offset + work.numel], self.bucket.dtype)
         return None if first is None else self._tensor_at(work.offset + first)
 

@@ -13,13 +13,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import zmq
 
 from psgc.checkpoints import SAVES, Watchdog
+from psgc.codecs import Encoded
 from psgc.config import Config
-from psgc.errors import JobFailed, PsgcError, RemoteProtocolError
+from psgc.errors import DeviceError, JobFailed, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration, Layout
 from psgc.mailbox import Mailbox
 from psgc.observe.worker_trace import worker_trace
@@ -496,13 +498,18 @@ class Network(threading.Thread):
         if transfer.owner.left == 0:
             transfer.owner.ticket.finish()
 
-    # pool threads, or this one
+    # pool threads, this one, or the one that a device's events call back in
 
     def _encode(self, running: _Running, key: int) -> None:
         if self.error is not None:
             return
         began_ns = 0 if self.trace is None else time.monotonic_ns()
-        encoded = running.work.encode(key)
+        running.work.encode(key, partial(self._after_encode, running, key, began_ns))
+
+    def _after_encode(self, running: _Running, key: int, began_ns: int, encoded: Encoded | DeviceError) -> None:
+        if isinstance(encoded, DeviceError):
+            self._broken(encoded)
+            return
         if self.trace is not None:
             self.trace.encoded(key, running.work.step, began_ns, encoded.payload_bytes)
         checked = encoded.nonfinite or not running.work.scheme.flags_nonfinite

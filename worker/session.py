@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
+from psgc.codecs import Scheme
 from psgc.config import Config
 from psgc.layout import Declaration, Layout
 from psgc.observe.figures import Figures
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.program.groups import Groups
+from psgc.worker.device import DeviceBucket
 from psgc.worker.residuals.residual import LayoutMemory
 
 
@@ -32,6 +34,15 @@ class BucketBuffer(Protocol):
 
     def store(self, skipped: bool) -> None:
         """The array now holds the aggregate; copy it to the tensors. skipped: all ranks skipped, and the array's contents mean nothing."""
+
+
+@runtime_checkable
+class DeviceBuffer(Protocol):
+    """A BucketBuffer whose elements may lie on a device."""
+
+    def on_device(self, scheme: Scheme) -> DeviceBucket | None:
+        """Where this step's elements lie, if that is a device with kernels for ``scheme``: then ``load`` is not called. The same object from step to step
+        while they lie there. Raises UsageError where a plan wants them encoded on a device that cannot, DeviceError."""
 
 
 class Ticket(Protocol):

@@ -33,6 +33,13 @@ def works(codec: str, fuse: int, part: int, name: str = "l", rank: int = 0, tens
     return [BucketWork(layout, bucket, slots, rank=rank) for bucket in layout.buckets]
 
 
+def encoded(work: BucketWork, key: int) -> int:
+    """Encode a part; the bytes of its payload."""
+    found: list[Any] = []
+    work.encode(key, found.append)
+    return int(found[0].payload_bytes)
+
+
 def answer(work: BucketWork, part: Part, written: int) -> Any:
     """A server's, to one worker whose payload is all there is: the same, but that sums of `shared`'s codes are twice as wide."""
     payload = work.slot(part.key).bytes[:written].copy()
@@ -47,7 +54,7 @@ def step(work: BucketWork, seed: int, rescale: float = 1.0) -> None:
     generator = np.random.default_rng(seed)
     work.begin(ArrayBuffer(generator.standard_normal(work.bucket.numel, np.float32)), False, rescale)
     for part in work.bucket.parts:
-        written = work.encode(part.key).payload_bytes
+        written = encoded(work, part.key)
         same = work.scheme.canonical.partition("/")[2] == ""
         payload = answer(work, part, written) if same else np.zeros(4 * part.numel, np.uint8)
         work.decode(part.key, 0, payload, own=True)
@@ -57,7 +64,7 @@ def pushed(codec: str, name: str, rank: int = 0) -> list[bytes]:
     """What a rank pushes for the first bucket of a layout of this name in its first step, of the same gradients always."""
     work = works(codec, 1 << 20, 1 << 20, name, rank)[0]
     work.begin(ArrayBuffer(np.random.default_rng(1).standard_normal(work.bucket.numel, np.float32)), False, 1.0)
-    return [work.slot(part.key).bytes[: work.encode(part.key).payload_bytes].tobytes() for part in work.bucket.parts]
+    return [work.slot(part.key).bytes[: encoded(work, part.key)].tobytes() for part in work.bucket.parts]
 
 
 @pytest.mark.parametrize("codec", ["int8:ef=0", "dithering", "randomk:k=0.1", "fp8:ef=0"])
@@ -130,7 +137,7 @@ def test_a_dropped_step_returns_to_the_residual_of_a_rank_that_skips_the_next_on
     other.begin(ArrayBuffer(np.random.default_rng(9).standard_normal(work.bucket.numel, np.float32)), False, 1.0)
     work.begin(ArrayBuffer(np.zeros(work.bucket.numel, np.float32)), True, 1.0)
     for part in work.bucket.parts:  # the result is what the other rank has sent
-        payload = answer(other, part, other.encode(part.key).payload_bytes)
+        payload = answer(other, part, encoded(other, part.key))
         other.decode(part.key, 0, payload, own=True)
         work.decode(part.key, 0, payload, own=False)
     kept = np.concatenate([memory.residual for memory in work.remembered().values()])
@@ -144,7 +151,7 @@ def test_what_is_owed_is_sent_again_after_a_dropped_step_unless_the_server_adds_
     for dropped, wanted in zip((False, True, False), carried, strict=True):
         work.begin(ArrayBuffer(np.zeros(work.bucket.numel, np.float32)), dropped, 1.0)
         for part in work.bucket.parts:
-            work.encode(part.key)
+            encoded(work, part.key)
             sent = work.slot(part.key).bytes[: 4 * part.numel].view(np.float32)
             assert (sent == wanted).all()
             codec = work.scheme.rounds(part.numel)[0].pair.pull
@@ -197,7 +204,7 @@ def test_a_unit_that_changed_in_a_step_without_a_result_is_taken_along_to_the_la
     step(stayed, 0)
     stayed.begin(ArrayBuffer(np.full(stayed.bucket.numel, np.nan, np.float32)), False, 0.3)
     for part in stayed.bucket.parts:
-        stayed.encode(part.key)
+        encoded(stayed, part.key)
         stayed.decode(part.key, Flag.NONFINITE, None, own=False)
     memory = own_memory(stayed.layout, [stayed], dropped=False)
     assert memory.steps == 2

@@ -42,6 +42,11 @@ class Owed:
                 gradient[:] = gradient + owed
         self._paying[lo] = lo + gradient.size
 
+    def pay(self, lo: int, hi: int) -> F32:
+        """A copy of what the slice is owed; it counts as paid by this step."""
+        self._paying[lo] = hi
+        return self.values[lo:hi].copy()
+
     def unpaid(self, lo: int) -> None:
         """The step of the slice from element ``lo`` on has no result."""
         self._paying.pop(lo, None)

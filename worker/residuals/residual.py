@@ -55,10 +55,13 @@ class LayoutMemory:
 class Residual(Protocol):
     @property
     def bytes(self) -> Bytes:
-        """The bytes as they are kept, to read or to write."""
+        """The bytes as they are kept, to read."""
 
     def load(self) -> F32: ...
     def keep(self, values: F32) -> None: ...
+
+    def keep_bytes(self, saved: Bytes) -> None:
+        """Go on from another one's ``bytes``."""
 
 
 class Float32Residual:
@@ -75,6 +78,9 @@ class Float32Residual:
     def keep(self, values: F32) -> None:
         if values is not self._values:
             self._values[:] = values
+
+    def keep_bytes(self, saved: Bytes) -> None:
+        self.bytes[:] = saved
 
 
 class Int8Residual:
@@ -94,6 +100,9 @@ class Int8Residual:
 
     def keep(self, values: F32) -> None:
         self._codec.encode(values, None, 1.0, _NOWHERE, self._payload)
+
+    def keep_bytes(self, saved: Bytes) -> None:
+        self._payload[:] = saved
 
 
 def make_residual(dtype: ResidualDtype, numel: int) -> Residual:

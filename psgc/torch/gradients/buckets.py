@@ -15,7 +15,7 @@ from torch.utils.weak import TensorWeakRef
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.errors import UsageError
 from psgc.layout import Bucket, Layout, TensorSpec
-from psgc.torch.tensors.buffers import TensorsBuffer, staging_dtype
+from psgc.torch.tensors.buffers import TensorsBuffer, Where, staging_dtype
 from psgc.worker.session import Ticket
 
 
@@ -139,10 +139,11 @@ class GradientBucket:
         return not self.waiting and not any(gradient.repeats for gradient in self.gradients)
 
     @classmethod
-    def of(cls, layout: Layout, bucket: Bucket, declared: list[Gradient]) -> GradientBucket:
-        """declared: the gradients of the layout's tensors, in its order."""
+    def of(cls, layout: Layout, bucket: Bucket, declared: list[Gradient], on_gpu: bool = True) -> GradientBucket:
+        """declared: the gradients of the layout's tensors, in its order. on_gpu: whether gradients on a GPU may be encoded there."""
         gradients = tuple(declared[i] for i in bucket.tensors)
-        buffer = TensorsBuffer([g.spec.shape for g in gradients], staging_dtype(bucket.codec, bucket.dtype))
+        where: Where = "" if on_gpu else "cpu"
+        buffer = TensorsBuffer([g.spec.shape for g in gradients], staging_dtype(bucket.codec, bucket.dtype), where, late=True)
         made = cls(layout, bucket, gradients, buffer, len(gradients))
         for gradient in gradients:
             gradient.bucket = made
@@ -176,6 +177,7 @@ class GradientBucket:
 
     def deliver(self) -> None:
         """The step is done: gradients that did not exist get made, unless every rank skipped or the parameter was frozen."""
+        self.buffer.arrive()
         if not self.buffer.skipped:
             for gradient, made in zip(self.gradients, self.buffer.made, strict=True):
                 gradient.zero = None

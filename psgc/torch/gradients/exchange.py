@@ -268,6 +268,8 @@ class GradientExchange:
                 bucket.bind_nothing()
                 self._submit(bucket, bound=True)
         self.session.wait([bucket.ticket for bucket in self._buckets if bucket.ticket is not None])
+        for bucket in self._buckets:
+            bucket.buffer.arrive()  # whatever becomes of these gradients now comes after what is still written to them
         self._last, self.outcome = self._flags, "delivered"
 
     def note_zeros(self) -> None:
@@ -403,7 +405,8 @@ class GradientExchange:
                 self._write_layout(config.layout_out, layout)
             report_of(self.session).laid_out(layout)
             self.residuals.add(layout, declaration)
-            self._buckets += [GradientBucket.of(layout, bucket, [fresh[i] for i in members]) for bucket in layout.buckets]
+            declared = [fresh[i] for i in members]
+            self._buckets += [GradientBucket.of(layout, bucket, declared, config.gpu_codecs) for bucket in layout.buckets]
         self._declared = len(self._gradients)
         self._ready_order.clear()
 

@@ -1,24 +1,33 @@
 """Torch tensors as a bucket: one flat NumPy array to encode from and decode into.
 
-Owns element types, packing in logical order (whatever the strides), and the copies through pinned memory for tensors on a GPU. Copies run in
-pool threads and use NumPy and the codecs' kernels: a torch copy there would start a team of OpenMP threads beside the trainer's.
+Owns element types, packing in logical order (whatever the strides), and what becomes of tensors on a GPU: encoded there (``psgc/torch/device``), or
+copied through pinned memory and encoded on the CPU. Copies run in pool threads and, on the CPU, use NumPy and the codecs' kernels: a torch copy there
+would start a team of OpenMP threads beside the trainer's.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from psgc.codecs import BucketContext, parse_scheme
+from psgc.codecs import BucketContext, Scheme, parse_scheme
 from psgc.codecs.codec import DTYPES
 from psgc.codecs.common.floats import FLOAT_KERNELS
+from psgc.codecs.scheme import PairScheme
 from psgc.errors import UsageError
 from psgc.layout import ITEM_BYTES
+from psgc.torch.device.elements import DeviceElements
+from psgc.torch.device.engine import Engine
+from psgc.torch.device.engines import engine_of
+from psgc.torch.device.faults import device_faults
+from psgc.torch.device.runtime import Event, Stream
 
 Array = NDArray[Any]
 TORCH_DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in ITEM_BYTES}
@@ -71,75 +80,220 @@ def _narrow(values: Array) -> Array:
     return bits.reshape(values.shape)
 
 
+Where = Literal[
+    "", "cpu", "gpu"
+]  # where a bucket is encoded: on the device that it lies on, if that has the codec's kernels, or as a plan says
+
+
 class TensorsBuffer:
     """A bucket's tensors, laid out one after the other; the BucketBuffer that sessions see.
 
     ``bind`` says before each step which tensors take part. None stands for a tensor that does not exist yet: it counts as zeros, and
-    after a step that was not skipped ``made`` holds what it would be. A lone contiguous CPU tensor of the right dtype is used in place.
+    after a step that was not skipped ``made`` holds what it would be. A lone contiguous CPU tensor of the right dtype is used in place, as is one on a
+    device that encodes it.
+
+    Tensors on a device are read after what the binding thread has enqueued. late: whoever reads them after the step calls ``arrive`` first; otherwise
+    ``store`` waits until they have been written.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, where: Where = "cpu", late: bool = False) -> None:
         self._shapes = tuple(shapes)
-        self._dtype = dtype
+        self._dtype, self._where, self._late = dtype, where, late
         self._tensors: tuple[torch.Tensor | None, ...] = ()
         self._likes: tuple[torch.Tensor, ...] = ()
-        self._events: dict[torch.device, Any] = {}
+        self._engines: dict[torch.device, Engine] = {}
+        self._events: dict[torch.device, Event] = {}  # after all that had been enqueued when the tensors were bound
+        self._stored: dict[torch.device, Event] = {}  # after the last step's results have been written
         self._staging: torch.Tensor | None = None
         self._in_place = False
+        self._there: tuple[Engine, str, DeviceElements] | None = None  # with the codec that it is of
+        self._flat: torch.Tensor | None = None  # on the device, of this step
+        self._fused: torch.Tensor | None = None  # on the device, where buckets of several tensors are laid out
+        self._loading = threading.Lock()
         self.skipped = False
         self.made: tuple[torch.Tensor | None, ...] = ()
 
     def bind(self, tensors: Sequence[torch.Tensor | None], likes: Sequence[torch.Tensor] | None = None) -> None:
         """Take these tensors for the next step. likes: what a missing tensor is made like; needed only where one is missing."""
-        self._tensors = tuple(None if t is None else t.detach() for t in tensors)
+        # Not detach(): what psgc writes to gradients must not count as a change by the script, which tensors' versions tell of.
+        self._tensors = tuple(None if t is None else t.data for t in tensors)
         self._likes = tuple(likes or ())
         self.made = (None,) * len(self._tensors)
         self.skipped = False
-        self._events = _events({t.device for t in (*self._tensors, *self._likes) if t is not None and t.is_cuda})
+        found = {t.device: engine for t in (*self._tensors, *self._likes) if t is not None and (engine := engine_of(t)) is not None}
+        self._engines = found
+        self._events = {device: engine.runtime.current().record() for device, engine in found.items()}
+        for tensor in self._tensors:
+            if tensor is not None and tensor.device in found and (engine := engine_of(tensor)) is not None:
+                for stream in (engine.compute, engine.down, engine.up):
+                    stream.hold(tensor)
+        self._flat = None
 
     @property
     def waits(self) -> bool:
         return bool(self._events)
 
+    def on_device(self, scheme: Scheme) -> DeviceElements | None:
+        """See psgc.worker.session.DeviceBuffer."""
+        if self._where == "cpu" or not self._tensors:
+            return None
+        lying = {engine_of(like if t is None else t) for t, like in itertools.zip_longest(self._tensors, self._likes)}
+        engine = lying.pop() if len(lying) == 1 else None
+        codecs = (
+            None if engine is None or type(scheme) is not PairScheme else (engine.codec(scheme.pair.push), engine.codec(scheme.pair.pull))
+        )
+        if engine is None or codecs is None or codecs[0] is None or codecs[1] is None or scheme.residual_dtype != "float32":
+            if self._where == "gpu":
+                lies = "it does not lie on one GPU" if engine is None else f"{engine.name} has no kernels for {scheme.canonical}"
+                raise UsageError(f"the plan has this bucket encoded on a GPU, but {lies}; plan with devices = ['cpu'], or another codec")
+            return None
+        there = self._there
+        if there is None or there[0] is not engine or there[1] != scheme.canonical:
+            there = self._there = engine, scheme.canonical, DeviceElements(engine, codecs[0], codecs[1], self._elements)
+        return there[2]
+
+    def _elements(self) -> torch.Tensor:
+        """This step's elements, flat, on the device; for work on its ``compute`` stream."""
+        with self._loading:
+            if self._flat is None:
+                self._flat = self._laid_out()
+            return self._flat
+
+    def _laid_out(self) -> torch.Tensor:
+        assert self._there is not None
+        engine = self._there[0]
+        given = next(t for t in (*self._tensors, *self._likes) if t is not None)
+        with device_faults(engine.name):
+            engine.compute.wait(self._events[given.device])
+            lone = self._tensors[0] if len(self._tensors) == 1 else None
+            if lone is not None and lone.is_contiguous():
+                return lone.view(-1)
+            numel = sum(math.prod(shape) for shape in self._shapes)
+            if self._fused is None or self._fused.dtype != given.dtype or self._fused.device != given.device:
+                self._fused = engine.empty(numel, given.dtype)
+            flat = self._fused
+            pairs = list(zip(self._tensors, self._places(flat), strict=True))
+            there = [(t, place) for t, place in pairs if t is not None]
+            missing = [place for t, place in pairs if t is None]
+
+            def lay_out() -> None:
+                if there:
+                    torch._foreach_copy_([place for _, place in there], [t for t, _ in there])
+                for place in missing:
+                    place.zero_()
+
+            engine.compute.run(lay_out, [t for t, _ in there], [flat])
+            return flat
+
     def load(self) -> Array:
         lone = self._tensors[0] if len(self._tensors) == 1 else None
-        self._in_place = lone is not None and lone.device.type == "cpu" and lone.dtype == self._dtype and lone.is_contiguous()
+        self._in_place = lone is not None and engine_of(lone) is None and lone.dtype == self._dtype and lone.is_contiguous()
         if self._in_place:
             assert lone is not None
             return as_array(lone).reshape(-1)
         staging = self._staged()
+        for each in self._engines.values():
+            each.runtime.received(self)
+        for event in self._stored.values():
+            event.synchronize()  # the last step's results have left the staging memory
+        copied: dict[torch.device, Engine] = {}
         for tensor, place in zip(self._tensors, self._places(staging), strict=True):
             if tensor is None:
+                for each in self._engines.values():
+                    each.runtime.host_writes(place)
                 as_array(place).fill(0)
-            elif tensor.is_cuda:
-                self._from_device(tensor, place)
+            elif (engine := self._engine(tensor)) is not None:
+                self._from_device(engine, tensor, place)
+                copied[tensor.device] = engine
             else:
                 copy_elements(tensor, place)
+        for engine in copied.values():
+            with device_faults(engine.name):
+                engine.down.record().synchronize()
+            engine.runtime.host_reads(staging)
+            engine.runtime.handed(self)
         return as_array(staging)
 
     def store(self, skipped: bool) -> None:
         self.skipped = skipped
-        if not skipped and not self._in_place:
+        if not skipped and self._flat is not None:
+            self._unpack_there()
+        elif not skipped and not self._in_place:
             self._unpack()
-        self._tensors, self._events = (), {}
+        if skipped:
+            self._stored = {}
+        if not self._late:
+            for event in self._stored.values():
+                event.synchronize()
+        self._tensors, self._events, self._flat = (), {}, None
+
+    def arrive(self) -> None:
+        """What the calling thread enqueues from now on begins when the last step's results have been written."""
+        for device, event in self._stored.items():
+            engine = self._engines[device]
+            current = engine.runtime.current()
+            current.wait(event)
+            for tensor in self.made:
+                if tensor is not None and tensor.device == device:
+                    current.hold(tensor)
+
+    def _unpack_there(self) -> None:
+        """From the flat elements on the device to the tensors."""
+        assert self._there is not None and self._flat is not None
+        engine, flat = self._there[0], self._flat
+        with device_faults(engine.name):
+            self._make_missing(engine)
+            targets = self._targets()
+            if flat is self._fused:
+                places = self._places(flat)
+                engine.compute.run(lambda: torch._foreach_copy_(targets, places), [flat], targets)
+            self._stored = {targets[0].device: engine.compute.record()}
+
+    def _make_missing(self, engine: Engine | None) -> None:
+        made: list[torch.Tensor | None] = []
+        for tensor, like in itertools.zip_longest(self._tensors, self._likes):
+            own = None if tensor is not None else self._engine(like)
+            if tensor is not None:
+                made.append(None)
+            elif own is None:
+                made.append(torch.empty_like(like))
+            else:
+                made.append(_empty_like(own, like, own.compute if engine is not None else own.up))
+        self.made = tuple(made)
+
+    def _targets(self) -> list[torch.Tensor]:
+        found = (made if tensor is None else tensor for tensor, made in zip(self._tensors, self.made, strict=True))
+        return [tensor for tensor in found if tensor is not None]
 
     def _unpack(self) -> None:
-        made: list[torch.Tensor | None] = []
-        for index, place in enumerate(self._places(self._staged())):
-            target = self._tensors[index]
-            made.append(torch.empty_like(self._likes[index]) if target is None else None)
-            target = made[index] if target is None else target
-            assert target is not None
-            if target.is_cuda:
-                self._to_device(place, target)
-            else:
+        self._make_missing(None)
+        staging = self._staged()
+        copied: dict[torch.device, Engine] = {}
+        for target, place in zip(self._targets(), self._places(staging), strict=True):
+            engine = self._engine(target)
+            if engine is None:
                 copy_elements(place, target)
-        self.made = tuple(made)
+            else:
+                if target.device not in copied:
+                    engine.runtime.received(self)
+                    engine.runtime.host_writes(staging)
+                self._to_device(engine, place, target)
+                copied[target.device] = engine
+        for engine in copied.values():
+            engine.runtime.handed(self)
+        self._stored = {device: engine.up.record() for device, engine in copied.items()}
+
+    def _engine(self, tensor: torch.Tensor) -> Engine | None:
+        return self._engines.get(tensor.device) if self._engines and engine_of(tensor) is not None else None
 
     def _staged(self) -> torch.Tensor:
         if self._staging is None:
             numel = sum(math.prod(shape) for shape in self._shapes)
-            self._staging = torch.empty(numel, dtype=self._dtype, pin_memory=bool(self._events))
+            engine = next(iter(self._engines.values()), None)
+            if engine is None:
+                self._staging = torch.empty(numel, dtype=self._dtype)
+            else:
+                self._staging = engine.runtime.pinned(numel * self._dtype.itemsize).view(self._dtype)
         return self._staging
 
     def _places(self, staging: torch.Tensor) -> list[torch.Tensor]:
@@ -150,33 +304,18 @@ class TensorsBuffer:
             offset += numel
         return places
 
-    def _from_device(self, tensor: torch.Tensor, place: torch.Tensor) -> None:
-        stream = _copy_stream(tensor.device)
-        with torch.cuda.stream(stream):
-            stream.wait_event(self._events[tensor.device])
-            place.copy_(tensor.to(place.dtype), non_blocking=True)
-        stream.synchronize()
+    def _from_device(self, engine: Engine, tensor: torch.Tensor, place: torch.Tensor) -> None:
+        with device_faults(engine.name):
+            engine.down.wait(self._events[tensor.device])
+            engine.down.run(lambda: place.copy_(tensor.to(place.dtype), non_blocking=True), [tensor], [place])
 
-    def _to_device(self, place: torch.Tensor, target: torch.Tensor) -> None:
-        """On return the target holds the values for whatever stream reads it next."""
-        stream = _copy_stream(target.device)
-        with torch.cuda.stream(stream):
-            stream.wait_event(self._events[target.device])
-            target.copy_(place.to(target.device, non_blocking=True))
-        stream.synchronize()
+    def _to_device(self, engine: Engine, place: torch.Tensor, target: torch.Tensor) -> None:
+        """``load`` has waited for what fills the target before the step."""
+        with device_faults(engine.name):
+            engine.up.run(lambda: target.copy_(place.to(target.device, non_blocking=True)), [place], [target])
 
 
-def _events(devices: set[torch.device]) -> dict[torch.device, Any]:
-    """For each device an event after all that the calling thread has enqueued: what fills the tensors to be read."""
-    return {device: torch.cuda.current_stream(device).record_event() for device in devices}
-
-
-_streams: dict[torch.device, Any] = {}
-
-
-def _copy_stream(device: torch.device) -> Any:
-    """The stream that psgc copies on, one a device, so that copies do not wait for the trainer's kernels."""
-    stream = _streams.get(device)
-    if stream is None:
-        stream = _streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-    return stream
+def _empty_like(engine: Engine, like: torch.Tensor, stream: Stream) -> torch.Tensor:
+    made: list[torch.Tensor] = []
+    stream.run(lambda: made.append(torch.empty_like(like)), [], [])
+    return made[0]

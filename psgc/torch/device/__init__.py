@@ -1,0 +1,1 @@
+"""Gradients on a GPU: streams, staging memory, and encoding where they lie."""

@@ -1,0 +1,90 @@
+"""The runtime over torch.cuda. Imported where a CUDA tensor is met, never before."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from psgc.codecs.codec import Codec
+from psgc.errors import UsageError
+from psgc.torch.device.codec import DeviceCodec
+from psgc.torch.device.runtime import Event, Stream
+
+
+class CudaStream:
+    """See Stream. stream: a torch.cuda.Stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def record(self) -> Event:
+        event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a thread that waits for it sleeps
+        event.record(self._stream)
+        found: Event = event
+        return found
+
+    def wait(self, event: Event) -> None:
+        self._stream.wait_event(event)
+
+    def run(self, work: Callable[[], object], reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            work()
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        tensor.record_stream(self._stream)
+
+
+class CudaRuntime:
+    """See Runtime."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._streams: list[Any] = []
+
+    def current(self) -> Stream:
+        with torch.cuda.device(self.device):
+            if torch.cuda.is_current_stream_capturing():
+                raise UsageError(
+                    f"gradients on {self.device} became ready while a CUDA graph was being captured; psgc's exchange cannot be part of a graph: capture "
+                    "inside `with optimizer.no_sync():`, and call optimizer.synchronize() after each replay"
+                )
+        return CudaStream(torch.cuda.current_stream(self.device))
+
+    def stream(self) -> Stream:
+        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._streams.append(stream)
+        return CudaStream(stream)
+
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        first, *others = self._streams
+        with torch.cuda.stream(first):
+            made = torch.empty(numel, dtype=dtype, device=self.device)
+        for stream in others:
+            stream.wait_stream(first)  # which may still use this memory for a tensor that has been dropped
+            made.record_stream(stream)
+        return made
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def codec(self, codec: Codec) -> DeviceCodec | None:
+        if importlib.util.find_spec("psgc.codecs.backends") is None:
+            return None
+        found: DeviceCodec | None = importlib.import_module("psgc.codecs.backends").device_codec(codec, self.device)
+        return found
+
+    def host_reads(self, tensor: torch.Tensor) -> None:
+        return
+
+    def host_writes(self, tensor: torch.Tensor) -> None:
+        return
+
+    def handed(self, thing: object) -> None:
+        return
+
+    def received(self, thing: object) -> None:
+        return

@@ -1,0 +1,168 @@
+"""A bucket's elements on a device: encoded there, so that only payloads travel to the host, and results decoded there.
+
+Implements psgc.worker.device.DeviceBucket. Everything runs on the engine's ``compute`` stream, in the order in which pool threads ask for it; a slice's
+payload is copied down beside it. Owns the payloads that were sent last, on the device, where the residual is committed from them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from psgc.codecs.codec import Encoded, Stream
+from psgc.errors import DeviceError
+from psgc.torch.device.codec import DeviceCodec
+from psgc.torch.device.engine import Engine
+from psgc.torch.device.runtime import Event
+from psgc.worker.device import Bytes, EncodedThen
+from psgc.worker.residuals.residual import F32, Residual
+
+STATUS_BYTES: Final = 16  # in front of a payload on the device, and copied down with it: int64 [2], see DeviceCodec
+
+
+class DeviceResidual:
+    """A residual on the device. See psgc.worker.residuals.residual.Residual; each method waits for the device."""
+
+    def __init__(self, engine: Engine, numel: int) -> None:
+        self._engine = engine
+        self.values = values = engine.empty(numel, torch.float32)
+        engine.compute_on(values.zero_, [], [values])
+
+    @property
+    def bytes(self) -> Bytes:
+        return self.load().view(np.uint8)
+
+    def load(self) -> F32:
+        values: F32 = self._engine.fetch(self.values)
+        return values
+
+    def keep(self, values: F32) -> None:
+        self._engine.put(values, self.values)
+
+    def keep_bytes(self, saved: Bytes) -> None:
+        self.keep(np.ascontiguousarray(saved).view(np.float32))
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A slice's payload on the device behind its status; its bytes, once they are known; and when it has been copied down."""
+
+    memory: torch.Tensor
+    length: int = 0
+    copied: Event | None = None
+
+    @property
+    def status(self) -> torch.Tensor:
+        return self.memory[:STATUS_BYTES].view(torch.int64)
+
+    @property
+    def room(self) -> torch.Tensor:
+        return self.memory[STATUS_BYTES:]
+
+    @property
+    def payload(self) -> torch.Tensor:
+        return self.room[: self.length]
+
+
+class DeviceElements:
+    """See the module's text. elements: the step's, flat, on the device, for work on ``compute``; the same tensor until the step is stored."""
+
+    def __init__(self, engine: Engine, push: DeviceCodec, pull: DeviceCodec, elements: Callable[[], torch.Tensor]) -> None:
+        self._engine, self._push, self._pull, self._elements = engine, push, pull, elements
+        self._sent: dict[tuple[int, int], _Sent] = {}
+        self._lock = threading.Lock()
+
+    def residual(self, numel: int) -> DeviceResidual:
+        return DeviceResidual(self._engine, numel)
+
+    def encode(self, lo: int, hi: int, residual: Residual | None, rescale: float, stream: Stream, out: Bytes, then: EncodedThen) -> None:
+        engine, push, kept = self._engine, self._push, _values(residual)
+        grad, sent = self._elements()[lo:hi], self._sent_of(lo, hi)
+        if sent.copied is not None:
+            engine.compute.wait(sent.copied)
+
+        def work() -> None:
+            sent.status.zero_()
+            push.encode(grad, kept, rescale, stream, sent.room, sent.status, scratch)
+
+        with engine.scratch(push.scratch_bytes(hi - lo)) as scratch:
+            engine.compute_on(
+                work,
+                [grad, *([] if kept is None else [kept])],
+                [sent.memory, scratch],
+            )
+        taking = _Taking(sent, out)
+        sent.copied = engine.download(
+            sent.memory, engine.compute.record(), taking.take, lambda fault: then(taking.encoded if fault is None else fault)
+        )
+
+    def apply(self, lo: int, hi: int, payload: Bytes, residual: Residual | None, rescale: float) -> None:
+        push, pull, kept, target = self._push, self._pull, _values(residual), self._elements()[lo:hi]
+        pull.codec.validate(payload, hi - lo)
+        if kept is not None:
+            sent = self._sent_of(lo, hi).payload
+            self._engine.compute_on(lambda: push.commit(sent, hi - lo, target, kept, rescale), [sent, target, kept], [kept])
+        with self._engine.incoming([payload]) as (arrived,):
+            self._engine.compute_on(lambda: pull.decode(arrived, hi - lo, target), [arrived], [target])
+
+    def add_back(self, lo: int, hi: int, residual: Residual) -> None:
+        push, kept, sent = self._push, _values(residual), self._sent_of(lo, hi).payload
+        assert kept is not None
+        self._engine.compute_on(lambda: push.fold([sent], hi - lo, kept, False), [sent, kept], [kept])
+
+    def add(self, lo: int, values: F32) -> None:
+        grad = self._elements()[lo : lo + values.size]
+        owed = self._engine.empty(values.size, torch.float32)
+        self._engine.put(values, owed)
+        self._engine.compute_on(lambda: grad.copy_(grad.float().add_(owed)), [grad, owed], [grad])
+
+    def fill(self, lo: int, hi: int, value: float) -> None:
+        target = self._elements()[lo:hi]
+        self._engine.compute_on(lambda: target.fill_(value), [], [target])
+
+    def nonfinite(self, lo: int, hi: int) -> int | None:
+        grad = self._elements()[lo:hi]
+        found = self._engine.fetch(grad)
+        values: NDArray[Any] = found.view(np.uint16) if grad.dtype == torch.bfloat16 else found
+        wrong = (values & 0x7F80) == 0x7F80 if grad.dtype == torch.bfloat16 else ~np.isfinite(values)
+        return int(wrong.argmax()) if wrong.any() else None
+
+    def _sent_of(self, lo: int, hi: int) -> _Sent:
+        with self._lock:
+            found = self._sent.get((lo, hi))
+            if found is None:
+                memory = self._engine.empty(STATUS_BYTES + self._push.codec.payload_bound(hi - lo), torch.uint8)
+                found = self._sent[lo, hi] = _Sent(memory)
+            return found
+
+
+class _Taking:
+    """Takes a payload's pieces as they arrive on the host: status first, then as many bytes as it says."""
+
+    def __init__(self, sent: _Sent, out: Bytes) -> None:
+        self._sent, self._out = sent, out
+        self.encoded: Encoded | DeviceError = DeviceError("no payload has come")
+
+    def take(self, first: int, piece: Bytes) -> None:
+        if first == 0:
+            flags, count = (int(each) for each in piece[:STATUS_BYTES].view(np.int64))
+            if not 0 <= count <= self._out.size:
+                self.encoded = DeviceError(f"a kernel has told of a payload of {count} bytes, where {self._out.size} are possible")
+                return
+            self._sent.length, self.encoded = count, Encoded(count, bool(flags & 1))
+            first, piece = STATUS_BYTES, piece[STATUS_BYTES:]
+        begin = first - STATUS_BYTES
+        count = min(piece.size, self._sent.length - begin)
+        if count > 0:
+            self._out[begin : begin + count] = piece[:count]
+
+
+def _values(residual: Residual | None) -> torch.Tensor | None:
+    assert residual is None or isinstance(residual, DeviceResidual)
+    return None if residual is None else residual.values

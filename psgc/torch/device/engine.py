@@ -1,0 +1,177 @@
+"""A device's streams, staging rings and threads: what moves payloads between its memory and the host's, beside the trainer's kernels.
+
+Three streams: one computes (encodes, decodes, packs), one copies down to the host, one copies up. Events order them among each other, and with the
+trainer's stream. Copies go through pinned slots of fixed number and size. Host threads that wait: pool threads for a free slot, the completions' thread
+for events. Owns no buckets.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from psgc.codecs.codec import Codec
+from psgc.errors import DeviceError
+from psgc.torch.device.codec import DeviceCodec
+from psgc.torch.device.completions import Completions
+from psgc.torch.device.faults import device_faults
+from psgc.torch.device.rings import SLOT_BYTES, SLOTS, Ring, Slot
+from psgc.torch.device.runtime import Event, Runtime
+
+Bytes = NDArray[np.uint8]
+INCOMING: Final = 2  # payloads of results on the device at a time: one arrives while the other is decoded
+
+
+@dataclass(slots=True, eq=False)
+class _Incoming:
+    """Device memory for a result's payload. free: after its last use."""
+
+    memory: torch.Tensor | None = None
+    free: Event | None = None
+
+
+class Engine:
+    """See the module's text."""
+
+    def __init__(self, runtime: Runtime, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
+        self.runtime = runtime
+        self.name = str(runtime.device)
+        self.compute, self.down, self.up = runtime.stream(), runtime.stream(), runtime.stream()
+        self._rings = Ring(runtime, slots, slot_bytes), Ring(runtime, slots, slot_bytes)
+        self._completions = Completions(self.name)
+        self._scratch: torch.Tensor | None = None
+        self._scratch_lock = threading.Lock()
+        self._incoming: queue.SimpleQueue[_Incoming] = queue.SimpleQueue()
+        for _ in range(INCOMING):
+            self._incoming.put(_Incoming())
+        self._codecs: dict[tuple[str, str], DeviceCodec | None] = {}
+
+    def codec(self, codec: Codec) -> DeviceCodec | None:
+        """The codec's kernels for this device; None where it has none."""
+        key = codec.canonical, codec.dtype
+        if key not in self._codecs:
+            self._codecs[key] = self.runtime.codec(codec)
+        return self._codecs[key]
+
+    @contextmanager
+    def scratch(self, nbytes: int) -> Iterator[torch.Tensor]:
+        """Memory for one kernel's intermediate values, to be enqueued on ``compute`` within the block."""
+        with self._scratch_lock:
+            if self._scratch is None or self._scratch.numel() < nbytes:
+                self._scratch = self.empty(max(nbytes, 16), torch.uint8)
+            yield self._scratch
+
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory on the device. Raises DeviceError where there is too little."""
+        with device_faults(self.name):
+            return self.runtime.empty(numel, dtype)
+
+    def download(
+        self, source: torch.Tensor, ready: Event, take: Callable[[int, Bytes], None], then: Callable[[DeviceError | None], None]
+    ) -> Event:
+        """Copy device bytes to the host once ``ready``. take(first byte, bytes) is called for each piece in turn, then ``then`` once, all in the completions'
+        thread. Returns an event after which ``source`` may be written. Called in a pool thread: waits for free slots."""
+        ring, total = self._rings[0], source.numel()
+        failed: list[DeviceError] = []
+        with device_faults(self.name):
+            self.down.wait(ready)
+            for first in range(0, total, ring.slot_bytes):
+                count = min(ring.slot_bytes, total - first)
+                slot = ring.take()
+                piece, place = source[first : first + count], slot.memory[:count]
+                try:
+                    self.down.run(lambda piece=piece, place=place: place.copy_(piece, non_blocking=True), [piece], [place])  # type: ignore[misc]
+                    event = self.down.record()
+                except BaseException:
+                    ring.give_back(slot)
+                    raise
+                self._completions.when(
+                    event, self._arrived(ring, slot, first, count, take, then if first + count == total else None, failed)
+                )
+        return event
+
+    def _arrived(
+        self, ring: Ring, slot: Slot, first: int, count: int, take: Callable[[int, Bytes], None],
+        then: Callable[[DeviceError | None], None] | None, failed: list[DeviceError],
+    ) -> Callable[[DeviceError | None], None]:  # fmt: skip
+        def arrived(fault: DeviceError | None) -> None:
+            if fault is None:
+                place = slot.memory[:count]
+                self.runtime.host_reads(place)
+                take(first, place.numpy())
+            else:
+                failed.append(fault)
+            ring.give_back(slot)
+            if then is not None:
+                then(failed[0] if failed else None)
+
+        return arrived
+
+    def upload(self, payload: Bytes, target: torch.Tensor) -> Event:
+        """Copy host bytes to the device; on return they have been read. Returns the event at which they are there."""
+        ring, total = self._rings[1], payload.size
+        with device_faults(self.name):
+            for first in range(0, total, ring.slot_bytes):
+                count = min(ring.slot_bytes, total - first)
+                slot = ring.take()
+                try:
+                    place, piece = slot.memory[:count], target[first : first + count]
+                    self.runtime.host_writes(place)
+                    np.copyto(place.numpy(), payload[first : first + count])
+                    self.up.run(lambda place=place, piece=piece: piece.copy_(place, non_blocking=True), [place], [piece])  # type: ignore[misc]
+                    slot.last = self.up.record()
+                finally:
+                    ring.give_back(slot)
+            return self.up.record()
+
+    @contextmanager
+    def incoming(self, payloads: Sequence[Bytes]) -> Iterator[list[torch.Tensor]]:
+        """The payloads in device memory, for work that is enqueued on ``compute`` within the block. On entry the host's have been read."""
+        starts, total = [], 0
+        for payload in payloads:
+            starts.append(total)
+            total += -(-payload.size // 16) * 16  # kernels read aligned
+        place = self._incoming.get()
+        try:
+            if place.memory is None or place.memory.numel() < total:
+                place.memory = self.empty(max(total, 16), torch.uint8)
+            memory = place.memory
+            if place.free is not None:
+                self.up.wait(place.free)
+            targets = [memory[start : start + payload.size] for start, payload in zip(starts, payloads, strict=True)]
+            for payload, target in zip(payloads, targets, strict=True):
+                self.upload(payload, target)
+            self.compute.wait(self.up.record())
+            yield targets
+            place.free = self.compute.record()
+        finally:
+            self._incoming.put(place)
+
+    def fetch(self, tensor: torch.Tensor) -> NDArray[Any]:
+        """A copy on the host of what ``compute`` leaves in the tensor. Waits for the device; for use between steps, and on the way to an error."""
+        with device_faults(self.name):
+            host = torch.empty(tensor.shape, dtype=tensor.dtype)
+            self.compute.run(lambda: host.copy_(tensor), [tensor], [host])
+            self.compute.record().synchronize()
+        self.runtime.host_reads(host)
+        return host.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else host.numpy()
+
+    def put(self, values: NDArray[Any], target: torch.Tensor) -> None:
+        """Write host values to a tensor on the device, before what ``compute`` does next. May wait for the device; for use between steps."""
+        with device_faults(self.name):
+            host = torch.from_numpy(np.array(values))
+            self.runtime.host_writes(host)
+            self.compute.run(lambda: target.copy_(host), [host], [target])
+
+    def compute_on(self, work: Callable[[], object], reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
+        """Enqueue ``work`` on ``compute``."""
+        with device_faults(self.name):
+            self.compute.run(work, reads, writes)

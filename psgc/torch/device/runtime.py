@@ -1,0 +1,72 @@
+"""What psgc asks of a device's runtime: streams, events and memory. ``cuda.py`` implements it over torch.cuda.
+
+Every piece of work says which tensors it reads and which it writes. CUDA has no use for that; the recording stand-in of the tests does: it finds two
+uses of one piece of memory, at least one of them a write, that no event orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from psgc.codecs.codec import Codec
+from psgc.torch.device.codec import DeviceCodec
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def synchronize(self) -> None:
+        """Sleep until the device has come to this point. Never called in the training thread."""
+
+
+class Stream(Protocol):
+    """Work that the device does in order."""
+
+    def record(self) -> Event:
+        """An event after all that has been enqueued so far."""
+
+    def wait(self, event: Event) -> None:
+        """What is enqueued from now on begins after the event."""
+
+    def run(self, work: Callable[[], object], reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
+        """Enqueue ``work``, which calls kernels or copies; it does not wait for them."""
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Keep the tensor's memory from being given to others before what this stream has enqueued is over, whoever drops the tensor."""
+
+
+class Runtime(Protocol):
+    """One device."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def current(self) -> Stream:
+        """The calling thread's stream: the one that backward and optimizers run on. Raises UsageError while it is captured in a CUDA graph."""
+
+    def stream(self) -> Stream:
+        """A new stream of psgc's own."""
+
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory on the device, that lives as long as the tensor and may be used on any stream of psgc's."""
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Host memory, uint8, that the device copies to and from without waiting."""
+
+    def codec(self, codec: Codec) -> DeviceCodec | None:
+        """The codec's kernels for this device; None where it has none."""
+
+    def host_reads(self, tensor: torch.Tensor) -> None:
+        """This thread is about to read pinned memory."""
+
+    def host_writes(self, tensor: torch.Tensor) -> None:
+        """This thread is about to write pinned memory."""
+
+    def handed(self, thing: object) -> None:
+        """This thread is done with ``thing``, and gives it to another thread."""
+
+    def received(self, thing: object) -> None:
+        """This thread has got ``thing`` from another thread."""

@@ -1,0 +1,128 @@
+"""One bucket's steps on a recorded device, with a server that answers what it should: without a job around it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+
+from psgc.codecs import BucketContext, parse_scheme
+from psgc.codecs.codec import Stream
+from psgc.codecs.scheme import PairScheme, slices
+from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.torch.device import engines
+from psgc.torch.device.engine import Engine
+from psgc.torch.tensors.buffers import TensorsBuffer, Where, staging_dtype
+from psgc.transport.memory.arena import Arena
+from psgc.worker.bucket import BucketWork, make_slots
+from tests.device.recording import RecordingRuntime
+
+SLOT_BYTES = 4096  # so that payloads travel in pieces
+
+
+def use_recorded(runtime: RecordingRuntime, slots: int = 2, slot_bytes: int = SLOT_BYTES) -> Engine:
+    """From now on CPU tensors count as on this device. ``engines.use()`` ends it."""
+    engine = Engine(runtime, slots, slot_bytes)
+    engines.use(lambda tensor: True, lambda device: engine)
+    return engine
+
+
+def one_bucket(codec: str, shapes: list[tuple[int, ...]], dtype: str = "float32", part_bytes: int = 1 << 16) -> Layout:
+    specs = tuple(TensorSpec(f"t{i}", shape, dtype) for i, shape in enumerate(shapes))
+    order = tuple(range(len(specs)))
+    declaration = Declaration(
+        "m", "plan", specs, codec, True, order=order, used=order, part_bytes=part_bytes, fuse_bytes=1 << 22, min_compress_bytes=0, seed=3
+    )
+    layout = build_layout(declaration, layout_id=1, servers=1, workers=2, used_by_all=frozenset(order))
+    assert len(layout.buckets) == 1
+    return layout
+
+
+class Bucket:
+    """A rank's bucket and the tensors in it. runtime: of the device that its tensors lie on; None: they lie on the CPU."""
+
+    def __init__(self, layout: Layout, runtime: RecordingRuntime | None, where: Where = "", rank: int = 0) -> None:
+        self.layout, self.runtime = layout, runtime
+        bucket = layout.buckets[0]
+        self.work = BucketWork(layout, bucket, make_slots(layout, Arena("test")), rank)
+        self.shapes = [spec.shape for spec in layout.tensors]
+        self.buffer = TensorsBuffer(self.shapes, staging_dtype(bucket.codec, bucket.dtype), where, late=True)
+        self.payloads: list[bytes] = []
+
+    def step(
+        self, gradients: list[Any], dropped: bool = False, rescale: float = 1.0, skip: bool = False, answer: bytes | None = None
+    ) -> list[torch.Tensor]:
+        """gradients: tensors, or None where there is none. answer: NaN flagged if b"". Returns the results, by tensor."""
+        work, runtime = self.work, self.runtime
+        given = [None if g is None else g.clone() for g in gradients]
+        likes = [torch.empty(shape, dtype=getattr(torch, self.layout.tensors[0].dtype)) for shape in self.shapes]
+        if runtime is not None:
+            runtime.trainer_writes([g for g in given if g is not None])
+        self.buffer.bind(given, likes)
+        work.begin(self.buffer, dropped, rescale)
+        parts = work.bucket.parts
+        found: dict[int, Any] = {}
+        if not skip:
+            self._together(lambda part: self._encode(part.key, found), parts)
+            self.payloads = [work.slot(part.key).bytes[: found[part.key].payload_bytes].tobytes() for part in parts]
+        flagged = any(encoded.nonfinite for encoded in found.values())
+        self._together(lambda part: self._decode(part, flagged, not skip), parts)
+        self.buffer.arrive()
+        results = [made if g is None else g for g, made in zip(given, self.buffer.made, strict=True)]
+        if runtime is not None:
+            runtime.trainer_reads([r for r in results if r is not None])
+        return [r.clone() for r in results if r is not None]
+
+    def _together(self, job: Any, parts: Any) -> None:
+        """Each part in a thread of its own, one after the other: as pool threads do, but in an order that is the same in each run."""
+        for part in parts:
+            errors: list[BaseException] = []
+
+            def run(part: Any = part, errors: list[BaseException] = errors) -> None:
+                try:
+                    job(part)
+                except BaseException as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+            if errors:
+                raise errors[0]
+
+    def _encode(self, key: int, found: dict[int, Any]) -> None:
+        done = threading.Event()
+
+        def then(encoded: Any) -> None:
+            found[key] = encoded
+            done.set()
+
+        self.work.encode(key, then)
+        assert done.wait(20.0)
+        if isinstance(found[key], BaseException):
+            raise found[key]
+
+    def _decode(self, part: Any, flagged: bool, own: bool) -> None:
+        from psgc.wire.frames import Flag
+
+        flags = Flag.NONFINITE if flagged else Flag.NONE
+        self.work.decode(part.key, flags, None if flagged else served(self.layout, part, self.work.step), own=own)
+
+
+def served(layout: Layout, part: Any, step: int) -> Any:
+    """A server's answer to other ranks' contributions: of this part and step always the same."""
+    bucket = layout.buckets[0]
+    scheme = parse_scheme(bucket.codec, BucketContext(bucket.dtype))
+    assert type(scheme) is PairScheme
+    pull, numel = scheme.pair.pull, part.numel
+    acc = np.random.default_rng([part.key & 0xFFFF, step]).standard_normal(numel).astype(pull.acc_dtype)
+    out = np.zeros(pull.payload_bound(numel), np.uint8)
+    count = 0
+    for lo, hi in slices(pull, numel):
+        new = np.zeros(hi - lo, np.float32) if pull.feedback else None
+        old = np.zeros(hi - lo, np.float32) if pull.feedback else None
+        stream = Stream(layout.seed, step, 0xFFFFFFFF, 0, part.offset, layout.number)
+        count = pull.finish(acc[lo:hi], numel, lo, hi, 2, old, new, 1.0, stream, out).payload_bytes
+    return out[:count]

@@ -1,0 +1,27 @@
+"""Whole jobs with their gradients on a recorded device: the CPU path's weights bit for bit, and no use of memory that nothing orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CASES = ("none+plain", "int8+branches", "onebit+amp", "onebit/int8+plain", "topk:k=0.01+branches")
+
+
+@pytest.mark.timeout(300)
+def test_jobs_on_a_device_end_with_the_weights_of_jobs_on_the_cpu(make_shared_job: Callable[..., Any]) -> None:
+    env = {"PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "100000", "PYTHONPATH": _paths()}
+    for said in make_shared_job(servers=1, env=env).said(*CASES, job=str(Path(__file__).parent.parent / "torch" / "job_device.py")):
+        for case in CASES:
+            assert f"{case} same" in said, said
+        assert "uses 1000 races 0 []" in said, said
+
+
+def _paths() -> str:
+    import os
+
+    root = Path(__file__).parent.parent.parent
+    return os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])

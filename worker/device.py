@@ -1,0 +1,46 @@
+"""What a bucket asks of a device that its elements lie on: to encode slices there, to apply results, and to keep residuals.
+
+Owns the interface only; ``psgc/torch/device`` implements it over CUDA streams. Knows host bytes and numbers, not tensors. Methods enqueue work and
+return: none waits for the device, but for a free place in a staging ring. All raise DeviceError, whose text says what failed and on which device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.codecs import Encoded, Stream
+from psgc.errors import DeviceError
+from psgc.worker.residuals.residual import F32, Residual
+
+Bytes = NDArray[np.uint8]
+EncodedThen = Callable[["Encoded | DeviceError"], None]  # called once, in another thread
+
+
+class DeviceBucket(Protocol):
+    """A bucket's elements on a device. Slices are named by their first element and the one after their last."""
+
+    def residual(self, numel: int) -> Residual:
+        """A residual on the device, of zeros. Its ``load`` gives a copy, for use between steps."""
+
+    def encode(self, lo: int, hi: int, residual: Residual | None, rescale: float, stream: Stream, out: Bytes, then: EncodedThen) -> None:
+        """Encode a slice, and call ``then`` when its payload is in ``out``, which is host memory."""
+
+    def apply(self, lo: int, hi: int, payload: Bytes, residual: Residual | None, rescale: float) -> None:
+        """Commit the residual (None: nothing to commit) to what the last ``encode`` left out, and decode ``payload`` into the slice. On return the payload
+        has been read. Raises PayloadError."""
+
+    def add_back(self, lo: int, hi: int, residual: Residual) -> None:
+        """Add the elements that the slice's last payload encodes to the residual."""
+
+    def add(self, lo: int, values: F32) -> None:
+        """Add to the elements from ``lo`` on."""
+
+    def fill(self, lo: int, hi: int, value: float) -> None:
+        """Set a slice's elements."""
+
+    def nonfinite(self, lo: int, hi: int) -> int | None:
+        """The first element of a slice that is NaN or infinite, from ``lo`` on, or None. Waits for the device."""
