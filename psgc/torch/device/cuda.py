@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from psgc.codecs.backends import device_codec
 from psgc.codecs.codec import Codec
 from psgc.errors import UsageError
 from psgc.torch.device.codec import DeviceCodec
@@ -72,9 +71,7 @@ class CudaRuntime:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def codec(self, codec: Codec) -> DeviceCodec | None:
-        if importlib.util.find_spec("psgc.codecs.backends") is None:
-            return None
-        found: DeviceCodec | None = importlib.import_module("psgc.codecs.backends").device_codec(codec, self.device)
+        found: DeviceCodec | None = device_codec(codec, self.device)
         return found
 
     def host_reads(self, tensor: torch.Tensor) -> None:

@@ -119,7 +119,7 @@ class UnbarrieredExchange:
         )  # fmt: skip
         layout = self.session.declare(declaration)
         report_of(self.session).laid_out(layout)
-        self._buckets = [GradientBucket.of(layout, bucket, self._gradients) for bucket in layout.buckets]
+        self._buckets = [GradientBucket.of(layout, bucket, self._gradients, config.gpu_codecs) for bucket in layout.buckets]
 
     def take(self) -> int:
         """The trainer steps: submit what has not left, and await all of it from now on. Returns the step's number, from 1. Raises UsageError for a
@@ -161,6 +161,7 @@ class UnbarrieredExchange:
         speed.look(self.session)
         del self._awaited[bucket]
         bucket.reset()
+        bucket.buffer.arrive()
         if bucket.buffer.skipped:
             return
         parameters, means = [], []
