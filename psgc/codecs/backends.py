@@ -19,6 +19,12 @@ _CUDA: dict[str, str] = {
     "psgc.codecs.cast:Bf16Codec": "psgc.cuda.floats.floats:FloatDeviceCodec",
     "psgc.codecs.cast:Fp16Codec": "psgc.cuda.floats.floats:FloatDeviceCodec",
     "psgc.codecs.topk:TopKCodec": "psgc.cuda.sparsify.topk:TopKDevice",
+    "psgc.codecs.int8:Int8Codec": "psgc.cuda.quantize.blocks:integer_side",
+    "psgc.codecs.int4:Int4Codec": "psgc.cuda.quantize.blocks:integer_side",
+    "psgc.codecs.fp8:Fp8Codec": "psgc.cuda.quantize.blocks:float8_side",
+    "psgc.codecs.dithering:DitheringCodec": "psgc.cuda.quantize.blocks:integer_side",
+    "psgc.codecs.dithering:NaturalDitheringCodec": "psgc.cuda.quantize.blocks:natural_side",
+    "psgc.codecs.tbq:TbqCodec": "psgc.cuda.quantize.blocks:threshold_side",
 }
 
 

@@ -55,7 +55,7 @@ def _write(p: Any, payload: Any, numel: Any, start: Any, settings: Any, draws: A
         most = max(most, top)
         tau = settings[2] if top < INFINITY_BITS else np.float32(0)
         scales[number] = tau
-        _WRITE_CODES(values, tau if tau > 0 else np.float32(np.inf), codes, scratch, settings, draws)
+        _WRITE_CODES(values, tau if tau > 0 else np.float32(np.nan), codes, scratch, settings, draws)
     return most < INFINITY_BITS
 
 

@@ -61,6 +61,14 @@ def test_tbq_sends_what_reaches_the_threshold() -> None:
     assert sent("tbq:tau=0.5", p).tolist() == [0.5, -0.5, 0, 0, 0.5, -0.5, 0]
 
 
+def test_a_block_of_tbq_with_an_infinity_sends_nothing() -> None:
+    codec, p = parse_codec("tbq"), np.array([np.inf, -np.inf, 5, -5], np.float32)
+    out = np.empty(codec.payload_bound(4), np.uint8)
+    assert codec.encode(p, None, 1.0, Stream(0, 0, 0, 0), out).nonfinite
+    assert out.tobytes() == codec.reference_payload(p, Stream(0, 0, 0, 0))
+    assert not codec.reference_elements(out.tobytes(), 4).any()
+
+
 def test_what_tbq_does_not_send_adds_up_until_it_reaches_the_threshold() -> None:
     codec, grad, residual = parse_codec("tbq:tau=1"), np.full(3, 0.375, np.float32), np.zeros(3, np.float32)
     steps = []

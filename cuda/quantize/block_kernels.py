@@ -1,0 +1,308 @@
+"""Kernels over codes in blocks with a scale: ``psgc.codecs.quantize.blocks`` has the layout.
+
+A program has a tile of consecutive whole blocks in registers: it reads each input once and writes each output once. The last tile of a part, which may
+end within a block, takes another branch: there the places of codes depend on the last block's length.
+
+Shapes of a tile: flat [ROWS * BLOCK] in the part's order, or [ROWS, PER, WIDTH] as codes lie: row, place within the byte, byte.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from psgc.cuda.common.elements import (
+    INFINITY_BITS,
+    MAX_F32,
+    corrected,
+    flag_nonfinite,
+    load_f32,
+    magnitude_bits,
+    mean,
+    read_rescale,
+    report_bytes,
+    store_f32,
+)
+from psgc.cuda.common.randoms import read_draws
+from psgc.cuda.quantize.rotation_kernels import rotated, rotated_back
+
+LEAST_SCALE = tl.constexpr(1.1754943508222875e-38)
+LANES = tl.constexpr(16)
+MAX_NORM = tl.constexpr(0)  # what a block is divided by
+L2_NORM = tl.constexpr(1)
+FIXED = tl.constexpr(2)  # nothing: every scale is the same number
+DECODES = tl.constexpr(0)  # what becomes of decoded elements
+ADDS = tl.constexpr(1)
+COMMITS = tl.constexpr(2)
+
+
+@triton.jit
+def _value_of(stored, VALUE: tl.constexpr, BITS: tl.constexpr, top, least):
+    """The values of codes as they are stored, int32, before the scale."""
+    if BITS == 8:
+        return VALUE((stored << 24) >> 24, top, least)
+    else:
+        return VALUE(stored - (1 << (BITS - 1)), top, least)
+
+
+@triton.jit
+def _scale_pointer(payload, start, BLOCK: tl.constexpr):
+    return payload.to(tl.pointer_type(tl.float32), bitcast=True) + start // BLOCK
+
+
+@triton.jit
+def _code_pointer(payload, numel, start, BLOCK: tl.constexpr, BITS: tl.constexpr):
+    """Where the codes of the block that begins at element ``start`` are."""
+    blocks = (numel.to(tl.int64) + (BLOCK - 1)) // BLOCK
+    return payload + 4 * blocks + start * BITS // 8
+
+
+@triton.jit
+def _read_whole(
+    payload, numel, start, top, least, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ROTATE: tl.constexpr
+):  # fmt: skip
+    """The elements of a tile of whole blocks, flat."""
+    per: tl.constexpr = 8 // BITS
+    width: tl.constexpr = BLOCK // per
+    rows = tl.arange(0, ROWS)
+    scales = tl.load(_scale_pointer(payload, start, BLOCK) + rows)
+    codes = tl.load(_code_pointer(payload, numel, start, BLOCK, BITS) + tl.arange(0, ROWS * width)).to(tl.int32)
+    codes = tl.reshape(codes, (ROWS, 1, width))
+    places = tl.arange(0, per)[None, :, None]
+    stored = (codes >> (places * BITS)) & ((1 << BITS) - 1)
+    values = _value_of(stored, VALUE, BITS, top, least) * scales[:, None, None]
+    flat = tl.reshape(values, (ROWS * BLOCK,))
+    if ROTATE:
+        flat = rotated_back(flat, start + tl.arange(0, ROWS * BLOCK))
+    return flat
+
+
+@triton.jit
+def _read_at(payload, numel, start, offsets, mask, top, least, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Elements at any offsets of the last tile; 0 where the mask is false."""
+    per: tl.constexpr = 8 // BITS
+    row = offsets // BLOCK
+    element = offsets % BLOCK
+    left = (numel - start).to(tl.int32) - row * BLOCK
+    count = tl.where(left < BLOCK, left, BLOCK)
+    width = (count + (per - 1)) // per
+    width = tl.where(width < 1, 1, width)
+    place = element // width
+    byte = element - place * width
+    scale = tl.load(_scale_pointer(payload, start, BLOCK) + row, mask=mask, other=0.0)
+    codes = tl.load(_code_pointer(payload, numel, start, BLOCK, BITS) + row * (BLOCK // per) + byte, mask=mask, other=0).to(tl.int32)
+    stored = (codes >> (place * BITS)) & ((1 << BITS) - 1)
+    return _value_of(stored, VALUE, BITS, top, least) * scale
+
+
+@triton.jit
+def _sum_whole(
+    payloads, numel, start, top, least, COUNT: tl.constexpr, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    ROTATE: tl.constexpr,
+):  # fmt: skip
+    total = _read_whole(payloads[0], numel, start, top, least, VALUE, BITS, BLOCK, ROWS, ROTATE)
+    for k in tl.static_range(1, COUNT):
+        total += _read_whole(payloads[k], numel, start, top, least, VALUE, BITS, BLOCK, ROWS, ROTATE)
+    return total
+
+
+@triton.jit
+def _sum_at(
+    payloads, numel, start, offsets, mask, top, least, COUNT: tl.constexpr, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    total = _read_at(payloads[0], numel, start, offsets, mask, top, least, VALUE, BITS, BLOCK)
+    for k in tl.static_range(1, COUNT):
+        total += _read_at(payloads[k], numel, start, offsets, mask, top, least, VALUE, BITS, BLOCK)
+    return total
+
+
+@triton.jit
+def _moved(pointer, start):
+    """The pointer, moved by elements; None stays None."""
+    if pointer is None:
+        return None
+    else:
+        return pointer + start
+
+
+@triton.jit
+def _halved(lanes, COUNT: tl.constexpr):
+    """[rows, COUNT] -> [rows, COUNT / 2]: the second half added to the first."""
+    low, high = tl.split(tl.permute(tl.reshape(lanes, (lanes.shape[0], 2, COUNT // 2)), (0, 2, 1)))
+    return low + high
+
+
+@triton.jit
+def _l2_norm(p, top, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """||p||_2 of blocks of 256, in 16 lanes; top: max|p| of each, finite and above 0."""
+    x = tl.div_rn(tl.reshape(p, (ROWS, BLOCK)), tl.broadcast_to(top[:, None], (ROWS, BLOCK)))
+    # 16 times 16: each of four splits tells rows apart by one bit of their number, the highest first, so that they come out in order
+    parts = (tl.permute(tl.reshape(x * x, (ROWS, 2, 2, 2, 2, LANES)), (0, 5, 4, 3, 2, 1)),)
+    for level in tl.static_range(4):
+        halves = ()
+        for i in tl.static_range(1 << level):
+            low, high = tl.split(parts[i])
+            halves = halves + (low, high)
+        parts = halves
+    lanes = parts[0]
+    for i in tl.static_range(1, 16):
+        lanes += parts[i]
+    lanes = _halved(_halved(_halved(lanes, 16), 8), 4)
+    low, high = tl.split(lanes)
+    return tl.sqrt_rn(low + high) * top
+
+
+@triton.jit
+def _scales_of(top_bits, p, top_code, fixed, NORM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """(whether a block is sent, its scale, its factor), [ROWS] each; p: flat, read for the norm L2 alone."""
+    length = top_bits.to(tl.float32, bitcast=True)
+    if NORM == FIXED:
+        sent = top_bits < INFINITY_BITS
+        scale = tl.where(sent, fixed, 0.0)
+        factor = scale
+    else:
+        if NORM == L2_NORM:
+            ordinary = (top_bits > 0) & (top_bits < INFINITY_BITS)
+            length = tl.where(ordinary, _l2_norm(p, tl.where(ordinary, length, 1.0), ROWS, BLOCK), length)
+        top = tl.full((ROWS,), 0.0, tl.float32) + top_code
+        scale = tl.div_rn(length, top)
+        sent = (length <= MAX_F32) & (scale >= LEAST_SCALE)
+        largest = tl.div_rn(tl.full((ROWS,), MAX_F32, tl.float32), top)
+        scale = tl.where(scale >= largest, (largest.to(tl.int32, bitcast=True) - 1).to(tl.float32, bitcast=True), scale)
+        scale = tl.where(sent, scale, 0.0)
+        factor = tl.div_rn(top, tl.where(sent, length, 1.0))
+    return sent, scale, factor
+
+
+@triton.jit
+def write_tile(
+    sources, divisor, residual, rescale, kept, out, status, numel, start, first, before, between, top, least, fixed,
+    COUNT: tl.constexpr, DIVIDES: tl.constexpr, CODE: tl.constexpr, VALUE: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Encode one tile. COUNT: payloads that are added first; 0: ``sources[0]`` are the elements. kept: None, or gets what is left out."""
+    per: tl.constexpr = 8 // BITS
+    width: tl.constexpr = BLOCK // per
+    tile: tl.constexpr = ROWS * BLOCK
+    rest = numel - start
+    old = _moved(residual, start)
+    rows = tl.arange(0, ROWS)
+    row3, place3, byte3 = rows[:, None, None], tl.arange(0, per)[None, :, None], tl.arange(0, width)[None, None, :]
+    flat = tl.arange(0, tile)
+    if WHOLE:
+        mask = flat < tile
+        if COUNT:
+            values = _sum_whole(sources, numel, start, top, least, COUNT, VALUE, BITS, BLOCK, ROWS, ROTATE)
+        else:
+            values = load_f32(sources[0] + start, flat, mask, True)
+        p = corrected(mean(values, divisor, DIVIDES), old, rescale, flat, mask, True)
+        turned = p
+        nonfinite = tl.max(magnitude_bits(p), axis=0) >= INFINITY_BITS
+        if ROTATE:
+            turned = rotated(p, start + flat)
+        top_bits = tl.max(magnitude_bits(tl.reshape(turned, (ROWS, BLOCK))), axis=1)
+        in_order = turned
+        q = tl.reshape(turned, (ROWS, per, width))
+        offsets = row3 * BLOCK + place3 * width + byte3
+        valid = offsets >= 0
+        byte_mask = tl.arange(0, width)[None, :] + rows[:, None] >= 0
+    else:
+        count = tl.minimum(tl.maximum(rest.to(tl.int32) - rows * BLOCK, 0), BLOCK)
+        bytes_here = (count + (per - 1)) // per
+        element = place3 * bytes_here[:, None, None] + byte3
+        valid = (byte3 < bytes_here[:, None, None]) & (element < count[:, None, None])
+        offsets = row3 * BLOCK + tl.where(valid, element, 0)
+        if COUNT:
+            values = _sum_at(sources, numel, start, offsets, valid, top, least, COUNT, VALUE, BITS, BLOCK)
+        else:
+            values = load_f32(sources[0] + start, offsets, valid, False)
+        q = corrected(mean(values, divisor, DIVIDES), old, rescale, offsets, valid, False)
+        top_bits = tl.max(tl.max(magnitude_bits(q), axis=2), axis=1)
+        nonfinite = tl.max(top_bits, axis=0) >= INFINITY_BITS
+        in_order = flat.to(tl.float32)
+        if NORM == L2_NORM:  # its lanes go by the part's order
+            inside = flat < rest
+            if COUNT:
+                values = _sum_at(sources, numel, start, flat, inside, top, least, COUNT, VALUE, BITS, BLOCK)
+            else:
+                values = load_f32(sources[0] + start, flat, inside, False)
+            in_order = corrected(mean(values, divisor, DIVIDES), old, rescale, flat, inside, False)
+        byte_mask = tl.arange(0, width)[None, :] < bytes_here[:, None]
+    flag_nonfinite(status, nonfinite)
+    sent, scale, factor = _scales_of(top_bits, in_order, top, fixed, NORM, ROWS, BLOCK)
+    index = first + start.to(tl.uint32) + offsets.to(tl.uint32)
+    bias: tl.constexpr = (1 << (BITS - 1)) if BITS < 8 else 0
+    code = CODE(q, factor[:, None, None], top, least, index, before, between, RANDOM)
+    stored = (code + bias) & ((1 << BITS) - 1)
+    stored = tl.where(sent[:, None, None] & valid, stored, bias).to(tl.int32)
+    packed = tl.sum(stored << (place3 * BITS), axis=1).to(tl.uint8)
+    target = _code_pointer(out, numel, start, BLOCK, BITS)
+    if WHOLE:
+        tl.store(_scale_pointer(out, start, BLOCK) + rows, scale)
+        tl.store(target + tl.arange(0, ROWS * width), tl.reshape(packed, (ROWS * width,)))
+    else:
+        tl.store(_scale_pointer(out, start, BLOCK) + rows, scale, mask=rows * BLOCK < rest)
+        tl.store(target + rows[:, None] * width + tl.arange(0, width)[None, :], packed, mask=byte_mask)
+    if kept is not None:
+        values = _value_of(stored, VALUE, BITS, top, least) * scale[:, None, None]
+        if WHOLE:
+            decoded = tl.reshape(values, (tile,))
+            if ROTATE:
+                decoded = rotated_back(decoded, start + flat)
+            tl.store(kept + start + flat, p - decoded)
+        else:
+            tl.store(kept + start + offsets, q - values, mask=valid)
+
+
+@triton.jit(do_not_specialize=["numel", "payload_bytes", "first", "before", "between"])
+def write_kernel(
+    sources, divisor, residual, at, rescale, kept, out, status, numel, payload_bytes, words, first, before, between, top, least, fixed,
+    COUNT: tl.constexpr, DIVIDES: tl.constexpr, CODE: tl.constexpr, VALUE: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr,
+):  # fmt: skip
+    """Encode a part: a program for each ROWS blocks."""
+    program = tl.program_id(0)
+    start = program.to(tl.int64) * (ROWS * BLOCK)
+    factor = read_rescale(at, rescale)
+    place, key, other = read_draws(words, first, before, between)
+    report_bytes(status, payload_bytes, program)
+    if start + ROWS * BLOCK <= numel:
+        write_tile(
+            sources, divisor, residual, factor, kept, out, status, numel, start, place, key, other, top, least, fixed,
+            COUNT, DIVIDES, CODE, VALUE, RANDOM, BITS, BLOCK, ROWS, NORM, ROTATE, True,
+        )  # fmt: skip
+    else:
+        write_tile(
+            sources, divisor, residual, factor, kept, out, status, numel, start, place, key, other, top, least, fixed,
+            COUNT, DIVIDES, CODE, VALUE, RANDOM, BITS, BLOCK, ROWS, NORM, False, False,
+        )  # fmt: skip
+
+
+@triton.jit
+def _use_tile(values, target, grad, rescale, offsets, mask, USE: tl.constexpr, WHOLE: tl.constexpr):
+    """What becomes of decoded elements; pointers are moved to the tile."""
+    if USE == ADDS:
+        values = load_f32(target, offsets, mask, WHOLE) + values
+    if USE == COMMITS:
+        values = corrected(load_f32(grad, offsets, mask, WHOLE), target, rescale, offsets, mask, WHOLE) - values
+    store_f32(target, offsets, values, mask, WHOLE)
+
+
+@triton.jit(do_not_specialize=["numel"])
+def read_kernel(
+    payloads, target, grad, at, rescale, numel, top, least,
+    USE: tl.constexpr, COUNT: tl.constexpr, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    ROTATE: tl.constexpr,
+):  # fmt: skip
+    """DECODES: target <- the sum of the payloads' elements. ADDS: target <- target + that. COMMITS: target <- grad + rescale * target - that."""
+    start = tl.program_id(0).to(tl.int64) * (ROWS * BLOCK)
+    factor = read_rescale(at, rescale)
+    flat = tl.arange(0, ROWS * BLOCK)
+    mask = flat < numel - start
+    if start + ROWS * BLOCK <= numel:
+        values = _sum_whole(payloads, numel, start, top, least, COUNT, VALUE, BITS, BLOCK, ROWS, ROTATE)
+        _use_tile(values, target + start, _moved(grad, start), factor, flat, mask, USE, True)
+    else:
+        rest = _sum_at(payloads, numel, start, flat, mask, top, least, COUNT, VALUE, BITS, BLOCK)
+        _use_tile(rest, target + start, _moved(grad, start), factor, flat, mask, USE, False)

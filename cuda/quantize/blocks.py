@@ -1,0 +1,139 @@
+"""The GPU side of codecs of codes in blocks with a scale: `int8`, `int4`, `fp8`, `dithering` and `tbq`, with and without feedback and rotation.
+
+Every operation is one pass: each input is read once, each output written once, whatever the codec. That holds for the fused server pass, too: sums of payloads,
+the mean, what is left out and the answer stay in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+
+from psgc.codecs.codec import Codec, Stream
+from psgc.codecs.quantize.blocks import BlockCodec
+from psgc.codecs.quantize.rotation import GROUP
+from psgc.codecs.tbq import TbqCodec
+from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
+from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream
+from psgc.cuda.common.launching import draws, launch, rescaling
+from psgc.cuda.quantize import block_kernels as kernels
+from psgc.cuda.quantize import code_kernels as codes
+
+TILE: Final = 2048  # elements a program: 16 a thread
+
+
+class Codes(NamedTuple):
+    """Helpers of ``code_kernels``."""
+
+    code: Any
+    value: Any
+
+
+INTEGERS: Final = Codes(codes.integer_code, codes.integer_value)
+NATURAL: Final = Codes(codes.natural_code, codes.natural_value)
+THRESHOLD: Final = Codes(codes.threshold_code, codes.integer_value)
+FLOAT8: Final = {"e4m3": Codes(codes.e4m3_code, codes.e4m3_value), "e5m2": Codes(codes.e5m2_code, codes.e5m2_value)}
+
+
+class BlockDeviceCodec(DeviceCodec):
+    """A codec whose payload is as ``psgc.codecs.quantize.blocks`` says."""
+
+    def __init__(self, codec: Codec, helpers: Codes) -> None:
+        super().__init__(codec)
+        block = cast("BlockCodec", codec)
+        rotates, fixed = codec.parameters.get("rotate") == "1", isinstance(codec, TbqCodec)
+        self._tile = GROUP if rotates else TILE
+        self._limits = tuple(float(setting) for setting in block.settings[:2])
+        self._fixed = float(block.settings[2]) if fixed else 0.0
+        self._draws = not codec.feedback
+        self._reading = {
+            "VALUE": helpers.value, "BITS": block.bits, "BLOCK": block.block, "ROWS": self._tile // block.block, "ROTATE": rotates,
+        }  # fmt: skip
+        norm = kernels.FIXED if fixed else kernels.L2_NORM if block.norm == "l2" else kernels.MAX_NORM
+        self._writing = {**self._reading, "CODE": helpers.code, "RANDOM": self._draws, "NORM": norm.value}
+
+    def encode(
+        self, grad: torch.Tensor, residual: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream,
+        out: torch.Tensor, status: torch.Tensor, scratch: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        numel = grad.numel()
+        check_part(self.codec, out.device, numel, grad=grad, residual=residual)
+        self._write((grad,), 0, numel, 1, residual, None, rescale, stream, out, status)
+
+    def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None:
+        check_part(self.codec, out.device, numel, out=out)
+        check_payload(self.codec, out.device, numel, payload)
+        self._read((payload,), numel, out, None, 1.0, kernels.DECODES.value)
+
+    def commit(self, payload: torch.Tensor, numel: int, grad: torch.Tensor, residual: torch.Tensor, rescale: float | torch.Tensor) -> None:
+        check_part(self.codec, residual.device, numel, grad=grad, residual=residual)
+        check_payload(self.codec, residual.device, numel, payload)
+        self._read((payload,), numel, residual, grad, rescale, kernels.COMMITS.value)
+
+    def fold(self, payloads: Sequence[torch.Tensor], numel: int, acc: torch.Tensor, fresh: bool) -> None:
+        check_part(self.codec, acc.device, numel, acc=acc)
+        check_payloads(self.codec, acc.device, numel, payloads)
+        self._read(tuple(payloads), numel, acc, None, 1.0, kernels.DECODES.value if fresh else kernels.ADDS.value)
+
+    def finish(
+        self, acc: torch.Tensor, numel: int, divisor: int, residual: torch.Tensor | None, residual_out: torch.Tensor | None,
+        rescale: float | torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor,
+        scratch: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        check_part(self.codec, out.device, numel, acc=acc, residual=residual, residual_out=residual_out)
+        self._write((acc,), 0, numel, divisor, residual, residual_out, rescale, stream, out, status)
+
+    def fold_and_finish(
+        self, push: Codec, payloads: Sequence[torch.Tensor], numel: int, divisor: int, residual: torch.Tensor | None,
+        residual_out: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor,
+        status: torch.Tensor, scratch: torch.Tensor | None = None,
+    ) -> bool:  # fmt: skip
+        if push.canonical != self.codec.canonical:
+            return False
+        check_part(self.codec, out.device, numel, residual=residual, residual_out=residual_out)
+        check_payloads(self.codec, out.device, numel, payloads)
+        self._write(tuple(payloads), len(payloads), numel, divisor, residual, residual_out, rescale, stream, out, status)
+        return True
+
+    def _write(
+        self, sources: tuple[torch.Tensor, ...], count: int, numel: int, divisor: int, residual: torch.Tensor | None,
+        kept: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor,
+    ) -> None:  # fmt: skip
+        check_payload(self.codec, out.device, numel, out, "out")
+        check_status(self.codec, out.device, status)
+        launch(
+            kernels.write_kernel, -(-numel // self._tile), sources, float(divisor), residual, *rescaling(rescale), kept, out, status, numel,
+            self.codec.payload_bound(numel), *draws(stream if self._draws else None), *self._limits, self._fixed,
+            COUNT=count, DIVIDES=divisor != 1, **self._writing,
+        )  # fmt: skip
+
+    def _read(
+        self, payloads: tuple[torch.Tensor, ...], numel: int, target: torch.Tensor, grad: torch.Tensor | None, rescale: float | torch.Tensor,
+        use: int,
+    ) -> None:  # fmt: skip
+        launch(
+            kernels.read_kernel, -(-numel // self._tile), payloads, target, grad, *rescaling(rescale), numel, *self._limits,
+            USE=use, COUNT=len(payloads), **self._reading,
+        )  # fmt: skip
+
+
+def integer_side(codec: Codec) -> DeviceCodec:
+    """The GPU side of `int8`, `int4` and linear `dithering`."""
+    return BlockDeviceCodec(codec, INTEGERS)
+
+
+def natural_side(codec: Codec) -> DeviceCodec:
+    """The GPU side of `dithering` with ``partition=natural``."""
+    return BlockDeviceCodec(codec, NATURAL)
+
+
+def float8_side(codec: Codec) -> DeviceCodec:
+    """The GPU side of `fp8`."""
+    return BlockDeviceCodec(codec, FLOAT8[codec.parameters.get("format", "e4m3")])
+
+
+def threshold_side(codec: Codec) -> DeviceCodec:
+    """The GPU side of `tbq`."""
+    return BlockDeviceCodec(codec, THRESHOLD)
