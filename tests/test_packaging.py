@@ -29,7 +29,7 @@ FOLDERS = ("server", "worker", "cuda", "launch")
 FLOORS = {
     "psgc.plan": ("inputs", "model", "planfile", "local_search", "methods", "live", "report", "whatif"),
     "psgc.torch": ("collectives", "session", "device", "tensors", "state", "plans", "gradients", "ddp", "optimizers"),
-    "psgc.launch": ("supervision", "bench", "topology", "job", "profiling", "pages", "observing", "verbs"),
+    "psgc.launch": ("supervision", "bench", "topology", "job", "doctor", "profiling", "pages", "observing", "verbs"),
 }
 MOST_FILES = {
     "psgc/codecs": 26,

@@ -71,7 +71,7 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
             raise UsageError(f"no such option {command[0]}; everything but the command comes from the environment: see psgc-launch --help")
         found = completed(env, socket.gethostname())
         full = {**env, **found.settings}
-        roles = _roles(full)
+        roles = roles_of(full)
         if found.settings:
             named = ", ".join(f"{name}={value}" for name, value in sorted(found.settings.items()))
             print(f"psgc-launch: from {found.source}: {named}", file=sys.stderr)
@@ -91,7 +91,7 @@ def _run(roles: Sequence[str], command: list[str], env: Mapping[str, str]) -> in
     return _run_members(roles, command, {"PSGC_OUTLET": own_outlet(), **env})
 
 
-def _roles(env: Mapping[str, str]) -> tuple[str, ...]:
+def roles_of(env: Mapping[str, str]) -> tuple[str, ...]:
     """The roles of this machine, in the order of ROLES. Raises ConfigError if a setting that one needs is missing or wrong."""
     text = env.get("DMLC_ROLE", "").strip().lower() or ("worker" if _one_machine(env) else "")
     names = {role.strip() for item in text.split(",") for role in (JOINT if item.strip() == "joint" else (item,))}
@@ -103,13 +103,13 @@ def _roles(env: Mapping[str, str]) -> tuple[str, ...]:
     for role in roles:
         _check_role(role, env)
     if roles != ("scheduler",) and not (_one_machine(env) and local_size(env) > 1):  # which tell of them themselves
-        for note in Config.from_env(_of_machine(env), role=roles[-1]).notes:
+        for note in Config.from_env(of_machine(env), role=roles[-1]).notes:
             print(f"psgc-launch: {note}", file=sys.stderr)
     return roles
 
 
 def _check_role(role: str, env: Mapping[str, str]) -> None:
-    config = Config.from_env({k: v for k, v in _of_machine(env).items() if k != "DMLC_WORKER_ID"}, role=role)
+    config = Config.from_env({k: v for k, v in of_machine(env).items() if k != "DMLC_WORKER_ID"}, role=role)
     required = () if _one_machine(env) else REQUIRED + (("DMLC_WORKER_ID",) if role == "worker" else ())
     missing = [name for name in required if not env.get(name, "").strip()]
     if missing:
@@ -118,14 +118,14 @@ def _check_role(role: str, env: Mapping[str, str]) -> None:
         config.require_cluster()
 
 
-def _of_machine(env: Mapping[str, str]) -> dict[str, str]:
+def of_machine(env: Mapping[str, str]) -> dict[str, str]:
     """Without what names one of its processes."""
     return {name: value for name, value in env.items() if name not in ("DMLC_ROLE", "BYTEPS_LOCAL_RANK", "LOCAL_RANK")}
 
 
 def _check_trace(env: Mapping[str, str]) -> None:
     """Make the folder of timelines, before anything starts. Raises ConfigError if it cannot be made."""
-    if folder := Config.from_env(_of_machine(env), role="server", node=0).trace_folder:
+    if folder := Config.from_env(of_machine(env), role="server", node=0).trace_folder:
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
@@ -151,7 +151,7 @@ def _run_machine(roles: Sequence[str], command: list[str], env: Mapping[str, str
     if size == 1:
         return _run_members(("worker",), command, {"PSGC_OUTLET": own_outlet(), **env})
     command, cores = _command(command, env), _cores(env, size)
-    config = Config.from_env(_of_machine(env), role="worker")
+    config = Config.from_env(of_machine(env), role="worker")
     if address := env.get("DMLC_PS_ROOT_URI", "").strip():
         print(f"psgc-launch: DMLC_NUM_WORKER=1: the scheduler and the servers are started here, DMLC_PS_ROOT_URI={address} is not used (it is "
               f"with BYTEPS_FORCE_DISTRIBUTED=1)", file=sys.stderr)  # fmt: skip
@@ -200,7 +200,7 @@ def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str
         if child.pid in configs:
             tell_absence(configs[child.pid], child.pid, child.describe_end())
 
-    own = Config.from_env(_of_machine(env), role="worker" if workers else "server")
+    own = Config.from_env(of_machine(env), role="worker" if workers else "server")
     count = len(servers) + size + ("scheduler" in roles)
     alone = _one_machine(env)
     # On one node the services end once the workers have; of several, other nodes' workers may still need them.
@@ -231,14 +231,9 @@ def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str
 
 def _servers(env: Mapping[str, str]) -> list[dict[str, str]]:
     """What differs between the servers of this machine: PSGC_LOCAL_SERVERS of them, on ports one after the other where a port is named."""
-    text = env.get("PSGC_LOCAL_SERVERS", "").strip() or "1"
-    config = Config.from_env(_of_machine(env), role="server")
-    if not text.isdigit() or not 1 <= int(text) <= config.servers:
-        raise ConfigError(
-            f"PSGC_LOCAL_SERVERS={text!r}: expected how many of the job's servers (DMLC_NUM_SERVER={config.servers}) run on this machine"
-        )
+    config = Config.from_env(of_machine(env), role="server")
     servers = []
-    for number in range(int(text)):
+    for number in range(local_servers(config, env)):
         own = {}
         if config.server_index >= 0:
             own["DMLC_SERVER_ID"] = str(config.server_index + number)
@@ -249,6 +244,16 @@ def _servers(env: Mapping[str, str]) -> list[dict[str, str]]:
             own["PSGC_ADVERTISE"] = join(host, port + number)
         servers.append(own)
     return servers
+
+
+def local_servers(config: Config, env: Mapping[str, str]) -> int:
+    """Servers of this machine, where its role is server. Raises ConfigError."""
+    text = env.get("PSGC_LOCAL_SERVERS", "").strip() or "1"
+    if not text.isdigit() or not 1 <= int(text) <= max(1, config.servers):
+        raise ConfigError(
+            f"PSGC_LOCAL_SERVERS={text!r}: expected how many of the job's servers (DMLC_NUM_SERVER={config.servers}) run on this machine"
+        )
+    return int(text)
 
 
 def _codecs(env: Mapping[str, str]) -> list[str]:

@@ -14,7 +14,9 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NoReturn
+
+import typer
 
 from psgc.addresses import join
 from psgc.config import Config
@@ -27,13 +29,26 @@ from psgc.launch.topology.describe import rows as rows_of
 Finding = tuple[bool, str]
 PACKAGES = {"numpy": (1, 26), "numba": (0, 60), "pyzmq": (26,), "torch": (2, 4)}
 IMPORT_NAMES = {"pyzmq": "zmq"}
+# Of these the comparison of a job's machines has checks of its own.
+COMPARED = ("memory", "cores", "open files", "kernel cache", "scheduler", "tcp after a pause", "compiled ahead")
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    job: Annotated[
+        bool,
+        typer.Option(
+            "--job", help="Compare the machines of a job before it starts: run this on each, with the environment of its psgc-launch."
+        ),
+    ] = False,
+    wait: Annotated[float, typer.Option(help="With --job: seconds to wait for the other machines.")] = 60.0,
+    as_json: Json = False,
+) -> None:
     """Check that psgc can run here, and say how to mend what is wrong; show the machine's GPUs, links and interfaces.
 
     Example: psgc doctor --json
     """
+    if job:
+        _examine_job(wait, as_json)
     with progress(as_json):
         report = examine()
     if as_json:
@@ -45,6 +60,35 @@ def doctor(as_json: Json = False) -> None:
         print_table(["", "check", "found", "wanted", "remedy"], rows)
         print_table(["this machine", ""], rows_of(*_machine()))
     sys.exit(0 if report["ok"] else 1)
+
+
+def _examine_job(wait_s: float, as_json: bool) -> NoReturn:
+    """Meet the job's other machines, print what is wrong with all of them together, and exit with status 1 if anything is."""
+    from psgc.launch.doctor.compare import rows, to_json
+    from psgc.launch.doctor.facts import collect
+    from psgc.launch.doctor.meeting import host_meeting, join_meeting
+    from psgc.launch.job.bpslaunch import of_machine, roles_of
+    from psgc.launch.job.clusters import completed
+
+    if not 0 < wait_s < 1e6:
+        raise UsageError(f"doctor: --wait {wait_s:g}: expected seconds above 0")
+    env = {**os.environ, **completed(os.environ, socket.gethostname()).settings}
+    roles = roles_of(env)
+    config = Config.from_env(of_machine(env), role=roles[-1])
+    config.require_cluster()
+    with progress(as_json):
+        checks = [_check(*row) for row in _rows() if row[0] not in COMPARED]
+        wrong = tuple((check["name"], check["found"], check["remedy"]) for check in checks if not check["ok"])
+        own = collect(config, roles, env, _machine()[0], wrong)
+    meet = host_meeting if "scheduler" in roles else join_meeting
+    findings = meet(config, own, wait_s, lambda text: print(f"psgc doctor: {text}", file=sys.stderr, flush=True))
+    if as_json:
+        print(json.dumps({"ok": not findings, "findings": to_json(findings)}))
+    elif findings:
+        print_table(["check", "machine", "found", "remedy"], rows(findings))
+    else:
+        print(f"{own.name}: nothing is wrong with the job's machines")
+    sys.exit(1 if findings else 0)
 
 
 def examine() -> dict[str, Any]:
@@ -124,9 +168,15 @@ def _package(name: str, minimum: tuple[int, ...]) -> Finding:
     return numbers >= minimum, version
 
 
+def _own_config() -> Config:
+    """Of this process; of several roles on this machine, which psgc-launch takes apart, of none in particular."""
+    several = os.environ.get("DMLC_ROLE", "").strip().lower()
+    return Config.from_env({k: v for k, v in os.environ.items() if k != "DMLC_ROLE" or not (several == "joint" or "," in several)})
+
+
 def _environment() -> Finding:
     try:
-        config = Config.from_env()
+        config = _own_config()
     except ConfigError as error:
         return False, str(error)
     return not config.notes, "; ".join(config.notes) or f"role {config.role}, {config.nodes} node(s), {config.servers} server(s)"
@@ -233,7 +283,7 @@ def _kernels() -> Finding:
 
 
 def _scheduler() -> Finding:
-    config = Config.from_env()
+    config = _own_config()
     if not config.root_host:
         config.require_alone()
         return True, "none named: this process would be a job of one"
