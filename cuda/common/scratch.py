@@ -8,6 +8,9 @@ from typing import Final, TypeAlias
 
 import torch
 
+from psgc.codecs.codec import Codec
+from psgc.errors import CodecError
+
 ALIGNMENT: Final = 16  # bytes
 Plan: TypeAlias = Mapping[str, tuple[torch.dtype, int]]  # an array's dtype and elements, by its name
 
@@ -29,6 +32,15 @@ def cut(plan: Plan, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
 def allocated(plan: Plan, device: torch.device) -> dict[str, torch.Tensor]:
     """The plan's arrays in memory of their own, from torch's allocator, which orders it by the current stream."""
     return cut(plan, torch.empty(planned_bytes(plan), dtype=torch.uint8, device=device))
+
+
+def given_scratch(codec: Codec, plan: Plan, scratch: torch.Tensor | None) -> torch.Tensor:
+    """The scratch that an operation was given. Raises CodecError if it is too short for the plan."""
+    if scratch is None or scratch.numel() < planned_bytes(plan):
+        raise CodecError(
+            f"codec {codec.name}: scratch has {0 if scratch is None else scratch.numel()} bytes; {planned_bytes(plan)} expected"
+        )
+    return scratch
 
 
 def _room(dtype: torch.dtype, count: int) -> int:

@@ -22,7 +22,7 @@ ROWS: Final = 8  # groups whose widths a program finds
 SCAN: Final = 0  # nothing
 OPEN: Final = 1  # before it: reads the count that the payload begins with
 CLOSE: Final = 2  # after it: writes the count, or the mark that every element follows, and the payload's length
-CHUNK: Final = 4096  # groups that a scan looks at at once
+CHUNK: Final = 2048  # groups that a scan looks at at once
 
 
 def packing_plan(most: int) -> Plan:

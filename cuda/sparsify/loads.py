@@ -38,7 +38,7 @@ def stored_f32(data, at, live):
 
 
 @triton.jit
-def store_f32(data, at, live, value):
+def store_bytes(data, at, live, value):
     """The inverse of ``stored_f32``."""
     place, bits = data + 4 * at, value.to(tl.uint32, bitcast=True)
     for byte in tl.static_range(4):

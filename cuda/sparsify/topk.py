@@ -16,7 +16,7 @@ from psgc.codecs.topk import TopKCodec
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
 from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream
 from psgc.cuda.common.launching import launch, rescaling
-from psgc.cuda.common.scratch import Plan, allocated, cut, planned_bytes
+from psgc.cuda.common.scratch import Plan, allocated, cut, given_scratch, planned_bytes
 from psgc.cuda.sparsify import bisection
 from psgc.cuda.sparsify.gaps import CLOSE, OPEN, pack, packing_plan, unpack, unpacking_plan
 from psgc.cuda.sparsify.scatter_kernels import (
@@ -101,11 +101,7 @@ class TopKDevice(DeviceCodec):
         check_status(self.codec, out.device, status)
         codec = self._stage(stream, numel)
         plan, guessed, k = self._plan(codec, numel), guess_for(codec, numel), codec.count(numel)
-        if scratch is None or scratch.numel() < planned_bytes(plan):
-            raise CodecError(
-                f"codec {codec.name}: scratch has {0 if scratch is None else scratch.numel()} bytes; {planned_bytes(plan)} expected"
-            )
-        arrays = cut(plan, scratch)
+        arrays = cut(plan, given_scratch(codec, plan, scratch))
         values = out[: out.numel() // 4 * 4].view(torch.float32)
         clear(arrays)
         levels = -(-KEY_BITS // 8) if codec.select == "sampled" else SAMPLE_LEVELS

@@ -18,6 +18,8 @@ _CUDA: dict[str, str] = {
     "psgc.codecs.none:NoneCodec": "psgc.cuda.floats.floats:none_device_codec",
     "psgc.codecs.cast:Bf16Codec": "psgc.cuda.floats.floats:FloatDeviceCodec",
     "psgc.codecs.cast:Fp16Codec": "psgc.cuda.floats.floats:FloatDeviceCodec",
+    "psgc.codecs.blocktopk:BlockTopKCodec": "psgc.cuda.sparsify.blocktopk:BlockTopKDevice",
+    "psgc.codecs.randomk:RandomKCodec": "psgc.cuda.sparsify.randomk:RandomKDevice",
     "psgc.codecs.topk:TopKCodec": "psgc.cuda.sparsify.topk:TopKDevice",
     "psgc.codecs.int8:Int8Codec": "psgc.cuda.quantize.blocks:integer_side",
     "psgc.codecs.int4:Int4Codec": "psgc.cuda.quantize.blocks:integer_side",

@@ -169,7 +169,7 @@ class BlockTopKCodec(SparseCodec):
         self, dtype: str = "float32", *, k: Fraction | int = Fraction(1, 100), block: int = 256, ef: bool = True
     ) -> None:  # fmt: skip
         super().__init__(dtype, ef=ef)
-        self._k, self._block = k, block
+        self._k, self.block = k, block
         if block > LEAF:
             self.codec_id = 32
 
@@ -181,17 +181,17 @@ class BlockTopKCodec(SparseCodec):
 
     @property
     def parameters(self) -> dict[str, str]:
-        given = {"k": write_k(self._k), "block": str(self._block)}
+        given = {"k": write_k(self._k), "block": str(self.block)}
         return super().parameters | {key: text for key, text in given.items() if text != self.defaults[key]}
 
     def blocks(self, numel: int) -> tuple[int, int]:
         """How many blocks of a part are sent, and how many there are."""
         check_part(self, numel)
-        blocks = -(-numel // self._block)
+        blocks = -(-numel // self.block)
         return count_of(self._k, blocks), blocks
 
     def check_bucket(self, numel: int) -> None:
-        check_count(self, self._k, -(-numel // self._block), f"blocks of {self._block}")
+        check_count(self, self._k, -(-numel // self.block), f"blocks of {self.block}")
 
     def contraction(self, numel: int) -> float | None:
         if not self.feedback:
@@ -201,13 +201,13 @@ class BlockTopKCodec(SparseCodec):
 
     def payload_bound(self, numel: int) -> int:
         count, blocks = self.blocks(numel)
-        return packed_bound(count, blocks) + 4 * min(count * self._block, numel)
+        return packed_bound(count, blocks) + 4 * min(count * self.block, numel)
 
     def validate(self, payload: Bytes, numel: int) -> None:
         count, blocks = self.blocks(numel)
         end = packed_length(payload, count)
         valid = end <= payload.size and well_formed(payload[:end], count, blocks)
-        if not valid or payload.size != end + 4 * places_of(self._chosen(payload, count), self._block, numel).size:
+        if not valid or payload.size != end + 4 * places_of(self._chosen(payload, count), self.block, numel).size:
             raise PayloadError(
                 f"blocktopk payload of {numel} elements: its {payload.size} bytes are not {count} of {blocks} blocks and their elements"
             )
@@ -215,10 +215,10 @@ class BlockTopKCodec(SparseCodec):
     def write(self, values: F32, residual: F32, rescale: float, out: Bytes) -> Encoded:
         count, blocks = self.blocks(values.size)
         squares = np.empty(blocks)
-        _sum_squares(values, residual, rescale, self._block, squares)
+        _sum_squares(values, residual, rescale, self.block, squares)
         chosen = _heaviest(_ordered(squares), count)
         end = pack(chosen, out)
-        places = places_of(chosen, self._block, values.size)
+        places = places_of(chosen, self.block, values.size)
         sent = np.empty(places.size, np.float32)
         _gather(values, residual, rescale, places, sent)
         out[end : end + 4 * sent.size] = sent.view(np.uint8)
@@ -226,7 +226,7 @@ class BlockTopKCodec(SparseCodec):
 
     def _read(self, payload: Bytes, numel: int) -> _Sent:
         count, _ = self.blocks(numel)
-        places = places_of(self._chosen(payload, count), self._block, numel)
+        places = places_of(self._chosen(payload, count), self.block, numel)
         return _Sent(places, _decoded_values(payload[packed_length(payload, count) :]))
 
     def take(self, payload: Bytes, p: F32) -> None:
@@ -248,14 +248,14 @@ class BlockTopKCodec(SparseCodec):
 
     def reference_payload(self, p: Array, stream: Stream) -> bytes:
         count, _ = self.blocks(p.size)
-        chosen = reference_heaviest(reference_squares(p, self._block), count)
-        return reference_packed(chosen) + p[places_of(chosen, self._block, p.size)].tobytes()
+        chosen = reference_heaviest(reference_squares(p, self.block), count)
+        return reference_packed(chosen) + p[places_of(chosen, self.block, p.size)].tobytes()
 
     def reference_elements(self, payload: bytes, numel: int) -> Array:
         count, _ = self.blocks(numel)
         chosen = reference_unpacked(payload, count)
         end = packed_length(np.frombuffer(payload, np.uint8), count)
-        return reference_scattered(places_of(chosen, self._block, numel), np.frombuffer(payload, np.float32, offset=end), numel)
+        return reference_scattered(places_of(chosen, self.block, numel), np.frombuffer(payload, np.float32, offset=end), numel)
 
 
 def _heaviest(ordered: NDArray[np.int64], count: int) -> NDArray[np.uint32]:

@@ -214,14 +214,14 @@ class RandomKCodec(ChunkCodec, Adder):
         check_size(self.name, payload, numel, self.payload_bound(numel))
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
-        return super().encode(grad, residual, rescale, _shared(stream), out[: self.payload_bound(grad.size)])
+        return super().encode(grad, residual, rescale, shared_stream(stream), out[: self.payload_bound(grad.size)])
 
     def finish(
         self, acc: Array, numel: int, lo: int, hi: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
         rescale: float, stream: Stream, out: Bytes,
     ) -> Encoded:  # fmt: skip
         payload = out[: self.payload_bound(numel)]
-        return super().finish(acc, numel, lo, hi, divisor, residual, residual_out, rescale, _shared(stream), payload)
+        return super().finish(acc, numel, lo, hi, divisor, residual, residual_out, rescale, shared_stream(stream), payload)
 
     def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
         _kernels().decode(payload, numel, lo, out)
@@ -252,7 +252,7 @@ class RandomKCodec(ChunkCodec, Adder):
         return Encoded(payload_bytes, not np.isfinite(values).all())
 
     def reference_payload(self, p: Array, stream: Stream) -> bytes:
-        before, between = keys(_shared(stream))
+        before, between = keys(shared_stream(stream))
         places = reference_places(p.size, self.count(p.size), before, between)
         scale = np.float32(p.size / places.size) if self.settings[0] else np.float32(1)
         with np.errstate(over="ignore"):
@@ -266,7 +266,7 @@ class RandomKCodec(ChunkCodec, Adder):
         return out
 
 
-def _shared(stream: Stream) -> Stream:
+def shared_stream(stream: Stream) -> Stream:
     """The stream that all ranks share: it depends on the part's first element, not on the rank."""
     return replace(stream, rank=stream.first)
 

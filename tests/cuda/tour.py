@@ -19,6 +19,7 @@ STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
 TEXTS: Final = (
     "none", "bf16", "fp16",
     "topk:k=0.01", "topk:k=0.6", "topk:k=0.01,select=sampled", "topk:k=0.01,select=mstopk",
+    "blocktopk", "blocktopk:block=5000,k=2", "randomk", "randomk:ef=0",
 )  # fmt: skip
 
 

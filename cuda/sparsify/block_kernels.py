@@ -1,0 +1,94 @@
+"""Kernels of `blocktopk`: the blocks' squares, and their elements in payloads.
+
+A block's elements lie in the payload one after the other, from byte ``state[END]`` on; only the part's last block may be shorter, and it is then the
+last one sent.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from psgc.cuda.common.elements import store_f32
+from psgc.cuda.sparsify.gap_kernels import END
+from psgc.cuda.sparsify.loads import p_at, store_bytes, stored_f32
+from psgc.cuda.sparsify.scatter_kernels import combined
+
+INFINITY_BITS = tl.constexpr(0x7FF0000000000000)  # of float64
+MAGNITUDE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
+
+
+@triton.jit
+def halved_rows(x, ROWS: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr):
+    """The sum of each row of ``SIZE`` elements, a power of two, whose halves are added until one is left."""
+    for step in tl.static_range(STEPS):
+        x = tl.sum(tl.reshape(x, (ROWS, 2, SIZE >> (step + 1))), 1)
+    return tl.reshape(x, (ROWS,))
+
+
+@triton.jit(do_not_specialize=["numel", "block", "run", "runs", "units", "divisor"])
+def squares_kernel(
+    values, residual, divisor, factor, rescale, kept, squares, numel, block, run, runs, units, DIVIDES: tl.constexpr, UNITS: tl.constexpr
+):
+    """squares (float64) <- the sum of squares of each unit: a run of up to ``run`` elements, of which a block has ``runs``. kept: None, or becomes p."""
+    unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
+    start = unit // runs * block + unit % runs * run
+    end = tl.minimum(tl.minimum(start + run, (unit // runs + 1) * block), numel.to(tl.int64))
+    lane = tl.arange(0, 8)
+    lanes = tl.zeros((UNITS, 8), tl.float64)
+    for row in range(tl.cdiv(run, 8)):
+        at = start[:, None] + row * 8 + lane[None, :]
+        live = at < end[:, None]
+        p = p_at(values, residual, at, live, divisor, factor, rescale, DIVIDES)
+        if kept is not None:
+            tl.store(kept + at, p, mask=live)
+        x = p.to(tl.float64)
+        lanes += x * x
+    tl.store(squares + unit, halved_rows(lanes, UNITS, 8, 3), mask=unit < units)
+
+
+@triton.jit(do_not_specialize=["runs", "blocks"])
+def keys_kernel(squares, keys, status, runs, blocks, RUNS: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr):
+    """keys (int64) <- each block's sum of squares, of up to ``RUNS`` runs, as an integer of the same order; flag NaN and infinity."""
+    number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    run = tl.arange(0, RUNS)
+    live = (number < blocks)[:, None] & (run < runs)[None, :]
+    rows = tl.load(squares + number[:, None] * runs + run[None, :], mask=live, other=0.0)
+    key = halved_rows(rows, ROWS, RUNS, STEPS).to(tl.int64, bitcast=True) & MAGNITUDE
+    tl.store(keys + number, key, mask=number < blocks)
+    tl.store(status, tl.full((), 1, tl.int64), mask=tl.max(key, 0) >= INFINITY_BITS)
+
+
+@triton.jit(do_not_specialize=["numel", "block", "tiles", "count", "blocks", "divisor"])
+def write_blocks_kernel(
+    values, residual, divisor, factor, rescale, indices, payload, state, status, kept, numel, block, tiles, count, blocks,
+    DIVIDES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Write the chosen blocks' elements, and the payload's length. kept: None, or holds p, which loses them."""
+    program = tl.program_id(0).to(tl.int64)
+    chosen, first = program // tiles, program % tiles * TILE
+    offset = first + tl.arange(0, TILE)
+    at = tl.load(indices + chosen).to(tl.int64) * block + offset
+    live = (offset < block) & (at < numel)
+    p = p_at(values, residual, at, live, divisor, factor, rescale, DIVIDES)
+    end = tl.load(state + END)
+    store_bytes(payload + end, chosen * block + offset, live, p)
+    if kept is not None:
+        tl.store(kept + at, p - (p + 0.0), mask=live)
+    if program == 0:
+        last = tl.load(indices + count - 1)
+        missing = tl.where(last == blocks - 1, blocks.to(tl.int64) * block - numel, 0)
+        tl.store(status + 1, end + 4 * (count.to(tl.int64) * block - missing))
+
+
+@triton.jit(do_not_specialize=["numel", "block", "tiles"])
+def apply_blocks_kernel(payload, places, bases, state, out, numel, block, tiles, MODE: tl.constexpr, TILE: tl.constexpr):
+    """Change the elements of the payload's blocks."""
+    program = tl.program_id(0).to(tl.int64)
+    chosen, first = program // tiles, program % tiles * TILE
+    offset = first + tl.arange(0, TILE)
+    at = (tl.load(places + chosen).to(tl.int64) + tl.load(bases + chosen // 128)) * block + offset
+    live = (offset < block) & (at < numel)
+    value = stored_f32(payload + tl.load(state + END), chosen * block + offset, live)
+    store_f32(out, at, combined(out, at, value, live, MODE), live, False)
