@@ -15,10 +15,10 @@ from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream
 from psgc.cuda.common.launching import launch, rescaling
 from psgc.cuda.common.scratch import Plan, allocated, cut, given_scratch, planned_bytes
 from psgc.cuda.sparsify.block_kernels import apply_blocks_kernel, keys_kernel, squares_kernel, write_blocks_kernel
-from psgc.cuda.sparsify.select_kernels import CHOSEN
 from psgc.cuda.sparsify.gaps import SCAN, pack, packing_plan, unpack, unpacking_plan
 from psgc.cuda.sparsify.scatter_kernels import ADD, PUT, TAKE, correct_kernel
 from psgc.cuda.sparsify.scatter_kernels import TILE as PART_TILE
+from psgc.cuda.sparsify.select_kernels import CHOSEN
 from psgc.cuda.sparsify.selection import NO_GUESS, Source, choose_largest, clear, emit, selection_plan
 
 KEY_BITS: Final = 63
