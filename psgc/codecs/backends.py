@@ -27,6 +27,8 @@ _CUDA: dict[str, str] = {
     "psgc.codecs.dithering:DitheringCodec": "psgc.cuda.quantize.blocks:integer_side",
     "psgc.codecs.dithering:NaturalDitheringCodec": "psgc.cuda.quantize.blocks:natural_side",
     "psgc.codecs.tbq:TbqCodec": "psgc.cuda.quantize.blocks:threshold_side",
+    "psgc.codecs.onebit:OneBitCodec": "psgc.cuda.signs.onebit:OneBitDeviceCodec",
+    "psgc.codecs.onebit:UnitOneBitCodec": "psgc.cuda.signs.onebit:OneBitDeviceCodec",
 }
 
 
