@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
@@ -57,6 +58,16 @@ def test_resnet_50_goes_on_from_its_checkpoint(launched: Launched, tmp_path: Pat
     assert same_on_all_ranks(run(launched, "train_imagenet.py", *checkpoints)).startswith("from epoch 1: ")
 
 
+def test_the_benchmark_without_a_barrier(launched: Launched) -> None:
+    lines = run(launched, "cross_barrier_benchmark.py", "--fp16-allreduce", "--adam")
+    assert same_on_all_ranks(lines).startswith("steps 6 ")
+    assert lines[0].startswith("Iter #0: ")
+
+
+def test_a_model_under_distributed_data_parallel(launched: Launched) -> None:
+    assert same_on_all_ranks(run(launched, "ddp_benchmark.py")).startswith("trained ")
+
+
 def test_the_microbenchmark_under_psgc_launch(launched: Launched) -> None:
     env = {"NVIDIA_VISIBLE_DEVICES": "0,1", "DMLC_NUM_WORKER": "1", "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0", "PSGC_SILENCE_S": "60"}
     status, out, err = launched.end(launched.psgc_launch("--as-byteps", sys.executable, str(SCRIPTS / "microbenchmark.py"), **env))
@@ -75,16 +86,20 @@ def byteps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         del sys.modules[name]
 
 
-def test_every_name_is_psgcs_own(byteps: Any) -> None:
-    import byteps.torch.compression
-    import byteps.torch.ops
+MODULES = ("torch", "torch.ops", "torch.compression", "torch.cross_barrier", "torch.parallel", "torch.parallel.distributed")
+OWN_NAMES = {
+    "byteps_push_pull": "push_pull_async_inplace", "byteps_push_pull_group": "push_pull_group_sync_inplace",
+    "byteps_torch_set_num_grads": "set_num_grads",
+}  # fmt: skip
 
+
+def test_every_name_is_psgcs_own(byteps: Any) -> None:
     import psgc.torch
 
-    for module in (byteps.torch, byteps.torch.ops, byteps.torch.compression):
-        for name in module.__all__:
-            own = {"byteps_push_pull": "push_pull_async_inplace"}.get(name, name)
-            assert getattr(module, name) is getattr(psgc.torch, own)
+    for name in MODULES:
+        module = importlib.import_module(f"byteps.{name}")
+        for offered in module.__all__:
+            assert getattr(module, offered) is getattr(psgc.torch, OWN_NAMES.get(offered, offered)), (name, offered)
 
 
 def test_a_training_of_16_bit_copies_is_refused_with_what_to_use_instead(byteps: Any) -> None:

@@ -2,11 +2,13 @@
 
 from psgc.torch import (
     Compression,
+    DistributedDataParallel,
     DistributedOptimizer,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
     declare,
+    get_pushpull_speed,
     init,
     is_initialized,
     local_rank,
@@ -15,23 +17,32 @@ from psgc.torch import (
     push_pull,
     push_pull_async,
     push_pull_async_inplace,
+    push_pull_group,
+    push_pull_group_sync_inplace,
     push_pull_inplace,
     rank,
+    set_num_grads,
     shutdown,
     size,
     synchronize,
 )  # fmt: skip
 
 byteps_push_pull = push_pull_async_inplace
+byteps_push_pull_group = push_pull_group_sync_inplace
+byteps_torch_set_num_grads = set_num_grads
 
 __all__ = [
     "Compression",
+    "DistributedDataParallel",
     "DistributedOptimizer",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "byteps_push_pull",
+    "byteps_push_pull_group",
+    "byteps_torch_set_num_grads",
     "declare",
+    "get_pushpull_speed",
     "init",
     "is_initialized",
     "local_rank",
@@ -40,8 +51,11 @@ __all__ = [
     "push_pull",
     "push_pull_async",
     "push_pull_async_inplace",
+    "push_pull_group",
+    "push_pull_group_sync_inplace",
     "push_pull_inplace",
     "rank",
+    "set_num_grads",
     "shutdown",
     "size",
     "synchronize",
