@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from psgc.addresses import endpoint, is_loopback
 from psgc.errors import ConfigError
 from psgc.spelling import nearest
-from psgc.variables import LAUNCHER_VARIABLES, MEMBERSHIP, PREFIXES, PSLITE_ONLY, VARIABLES, WITHOUT_EFFECT, Variable
+from psgc.variables import LAUNCHER_VARIABLES, MEMBERSHIP, OF_OTHERS, PREFIXES, PSLITE_ONLY, VARIABLES, WITHOUT_EFFECT, Variable
 
 Role = Literal["worker", "server", "scheduler"]
 
@@ -257,7 +257,9 @@ def _known() -> dict[str, str]:
 
 def _unknown(env: Mapping[str, str]) -> dict[str, str]:
     """Names that are set but unknown, each with the name that was probably meant ("" if no name is similar). Names that are not set come first."""
-    honoured = {name for v in VARIABLES for name in (v.name, *v.aliases)} | LAUNCHER_VARIABLES.keys() | WITHOUT_EFFECT.keys()
+    honoured = (
+        {name for v in VARIABLES for name in (v.name, *v.aliases)} | LAUNCHER_VARIABLES.keys() | WITHOUT_EFFECT.keys() | OF_OTHERS.keys()
+    )
     unknown, known = {}, _known()
     missing = {end: name for end, name in known.items() if not env.get(name, "").strip()}
     for name in sorted(env):

@@ -221,7 +221,35 @@ WITHOUT_EFFECT: Final = {
     "BYTEPS_JOB_ID": "use PSGC_JOB",
     "BYTEPS_STALENESS": "psgc is synchronous",
     "BYTEPS_LOG_HIDE_TIME": "set the format with Python's logging",
-    "BYTEPS_TELEMETRY_ON": "no telemetry is kept",
+    "BYTEPS_TELEMETRY_ON": "get_pushpull_speed() always has its figures",
+    "BYTEPS_FORCE_JOINT_MODE": "DMLC_ROLE=joint starts a server beside the workers",
+    "BYTEPS_MONITOR_INTERVAL": "what is waited for is always said: PSGC_SILENCE_S",
+    "BYTEPS_BUCKET_SIZE_BYTES": "use PSGC_FUSE_BYTES",
+    "BYTEPS_BUCKET_CAP_MB": "use PSGC_FUSE_BYTES",
+    "BYTEPS_BUCKET_PROBE_STEPS": "the first step shows the order in which gradients become ready",
+    "BYTEPS_PIPESGD_WARMUP_ITER": "each step uses its own gradients",
+    "BYTEPS_ORDERED_HOSTS": "servers are numbered by DMLC_SERVER_ID, workers by DMLC_WORKER_ID",
+    "BYTEPS_ADDRESS_POOL_SIZE": "psgc has no such pool",
+    "BYTEPS_ZMQ_MAX_SOCKET": "psgc sets ZeroMQ up by itself",
+    "BYTEPS_ZMQ_NTHREADS": "psgc sets ZeroMQ up by itself",
+    "BYTEPS_IPC_COPY_NUM_THREADS": "shared memory is not copied: PSGC_TRANSPORT",
+    "BYTEPS_IPC_ENABLE_ASYNC_COPY": "shared memory is not copied: PSGC_TRANSPORT",
+    "BYTEPS_SERVER_DEBUG_KEY": "use PSGC_LOG_LEVEL",
+    "BYTEPS_RDMA_RX_DEPTH": "psgc speaks TCP and shared memory",
+    "BYTEPS_RDMA_START_DEPTH": "psgc speaks TCP and shared memory",
+    "BYTEPS_RDMA_MAX_CONCURR_WR": "psgc speaks TCP and shared memory",
+    "BYTEPS_PRINT_RDMA_LOG": "psgc speaks TCP and shared memory",
+    "BYTEPS_UCX_SHORT_THRESH": "psgc speaks TCP and shared memory",
+    "BYTEPS_UCX_FORCE_REQ_ORDER": "psgc speaks TCP and shared memory",
+    "BYTEPS_UCX_QUEUE_SENDS": "psgc speaks TCP and shared memory",
+    "BYTEPS_UCX_ERRH_ENABLE": "psgc speaks TCP and shared memory",
+    "BYTEPS_UCX_RECONNECT_TMO": "psgc speaks TCP and shared memory",
+    "DMLC_LOCKLESS_QUEUE": "psgc has no such queue",
+    "DMLC_POLLING_IN_NANOSECOND": "psgc waits without polling",
+    "DMLC_NUM_CPU_DEV": "psgc speaks TCP and shared memory",
+    "DMLC_NUM_GPU_DEV": "psgc speaks TCP and shared memory",
+    "PS_KEY_LOG": "use PSGC_LOG_LEVEL",
+    "PS_DROP_MSG": "psgc's tests lose messages by themselves",
     "DMLC_ENABLE_RDMA": "psgc speaks TCP and shared memory",
     "DMLC_ENABLE_UCX": "psgc speaks TCP and shared memory",
     "DMLC_GROUP_SIZE": "a server is one member",
@@ -232,6 +260,25 @@ WITHOUT_EFFECT: Final = {
     "DMLC_USE_KUBERNETES": "psgc needs no setting for Kubernetes",
     "PS_VERBOSE": "use PSGC_LOG_LEVEL",
 }
+# What installs BytePS reads, or a library that it uses. Images and clusters set them for all programs, so psgc does not warn of them.
+OF_OTHERS: Final = {
+    **dict.fromkeys(
+        [f"BYTEPS_{with_}_{framework}" for with_ in ("WITH", "WITHOUT") for framework in ("TENSORFLOW", "PYTORCH", "MXNET")]
+        + ["BYTEPS_WITH_UCX", "BYTEPS_UCX_HOME", "BYTEPS_UCX_PREFIX", "BYTEPS_UCX_TARBALL_PATH", "BYTEPS_WITHOUT_PRESETUP", "BYTEPS_CUDA_HOME"]
+        + ["BYTEPS_CUDA_INCLUDE", "BYTEPS_CUDA_LIB", "BYTEPS_NCCL_HOME", "BYTEPS_NCCL_INCLUDE", "BYTEPS_NCCL_LIB", "BYTEPS_NCCL_LINK"]
+        + ["BYTEPS_USE_MPI", "BYTEPS_MPICXX_SHOW"],
+        "of BytePS's installation; psgc compiles nothing",
+    ),
+    **dict.fromkeys(["MXNET_SOURCE_ROOT", "MXNET_USE_MKLDNN"], "MXNet's; psgc is for PyTorch only"),
+    **dict.fromkeys(["ENABLE_PROFILING", "PROFILE_PATH"], "of a profiler inside ps-lite; psgc's is PSGC_TRACE"),
+    **dict.fromkeys(
+        [
+            "PSLITE_UCX_RNDV_THRESH", "PSLITE_UCX_IB_TRAFFIC_CLASS", "PSLITE_UCX_SOCKADDR_CM_ENABLE", "PSLITE_UCX_USE_MT_MUTEX", "UCX_HANDLE_ERRORS",
+            "UCX_RNDV_THRESH", "UCX_IB_TRAFFIC_CLASS", "FI_EFA_ENABLE_SHM_TRANSFER",
+        ],
+        "of libraries for RDMA; psgc speaks TCP and shared memory",
+    ),
+}  # fmt: skip
 # These have an effect with PSGC_WIRE=pslite only. For psgc's own wire, what to use instead.
 PSLITE_ONLY: Final = {
     "DMLC_INTERFACE": "use DMLC_NODE_HOST",
@@ -249,6 +296,8 @@ LAUNCHER_VARIABLES: Final = {
     "BYTEPS_NUMA_ROOT_QUOTA": "with BYTEPS_NUMA_ON=1: physical cores of the last local rank; default: what its NUMA node has left",
     "BYTEPS_CPU_BLACKLIST": "with BYTEPS_NUMA_ON=1: cores that no local rank gets, as in `0,2-3`; -1: none",
     "BYTEPS_MULTITHREADED_CPU": "with BYTEPS_NUMA_ON=1, 0: one hardware thread of each physical core; default: 1, all of them",
+    "NVIDIA_VISIBLE_DEVICES": "devices of this machine, as in `0,1`: a worker for each, without BYTEPS_LOCAL_SIZE; `all` counts as none, as in BytePS",
+    "CUDA_VISIBLE_DEVICES": "the same, where NVIDIA_VISIBLE_DEVICES names none",
     "PSGC_CUDA_DEVICES": "CUDA_VISIBLE_DEVICES of each worker: `inherited` (default), `listed`: NVIDIA_VISIBLE_DEVICES, `own`: one, the worker's",
     "PSGC_LOCAL_SERVERS": "servers that psgc-launch starts on this machine where its role is server or joint; default: 1",
     "PSGC_RESTARTS": "how many times a job that failed is started again; set it on every machine; default: 0",

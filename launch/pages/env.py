@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from psgc.config import Config
-from psgc.variables import LAUNCHER_VARIABLES, VARIABLES, WITHOUT_EFFECT
+from psgc.variables import LAUNCHER_VARIABLES, OF_OTHERS, VARIABLES, WITHOUT_EFFECT
 
 HEAD = """# Settings
 
@@ -67,6 +67,13 @@ an address but no `DMLC_NUM_WORKER`, `init()` raises an error instead of trainin
 |---|---|
 """
 
+OTHERS = """
+Psgc does not warn of these:
+
+| variables | why |
+|---|---|
+"""
+
 
 def render() -> str:
     """The whole page."""
@@ -79,8 +86,25 @@ def render() -> str:
         meaning = f"{v.meaning} ({v.parse.__doc__})" if v.parse.__doc__ != "text" else v.meaning
         rows.append(f"| `{v.name}` | {aliases} | {v.roles} | {shown} | {meaning} |")
     without = [f"| `{name}` | {why} |" for name, why in sorted(WITHOUT_EFFECT.items())]
+    others: dict[str, list[str]] = {}
+    for name, why in OF_OTHERS.items():
+        others.setdefault(why, []).append(f"`{name}`")
+    unheeded = [f"| {', '.join(names)} | {why} |" for why, names in others.items()]
     launcher = [f"| `{name}` | {meaning} |" for name, meaning in sorted(LAUNCHER_VARIABLES.items())]
-    return HEAD + "\n".join(rows) + "\n" + LAUNCHER + "\n".join(launcher) + "\n" + TAIL + "\n".join(without) + "\n"
+    return (
+        HEAD
+        + "\n".join(rows)
+        + "\n"
+        + LAUNCHER
+        + "\n".join(launcher)
+        + "\n"
+        + TAIL
+        + "\n".join(without)
+        + "\n"
+        + OTHERS
+        + "\n".join(unheeded)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":
