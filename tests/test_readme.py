@@ -156,6 +156,7 @@ def test_settings_that_pages_name_exist() -> None:
     known = {name for v in variables.VARIABLES for name in (v.name, *v.aliases)} | {
         *variables.WITHOUT_EFFECT,
         *variables.LAUNCHER_VARIABLES,
+        *variables.OF_OTHERS,
     }
     misspelt = {"PSGC_PARTBYTES", "DMLC_PS_ROOT_URL"}  # examples of what psgc says about such names
     for page in PAGES:
