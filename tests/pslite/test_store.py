@@ -133,14 +133,15 @@ def test_sums_are_in_the_order_of_workers_in_every_dtype_of_byteps() -> None:
         values = (rng.normal(size=(3, 50)) * 40).astype(dtype)
         wanted = (values[0] + values[1]) + values[2]
         for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
-            store, got = Store((9, 11, 13), OWN), []
+            store = Store((9, 11, 13), OWN)
+            got: list[Any] = []
             for rank in (0, 1, 2):
                 store.handle(
                     KVMeta(command(PUSH_PULL, dtype), True, 9 + 2 * rank, 0, 0), KVPairs((KEY,), memoryview(values[0].tobytes())), 0.0
                 )
             for rank in order:
                 head = command(PUSH_PULL, dtype)
-                store.handle(KVMeta(head, True, 9 + 2 * rank, 1, 0), KVPairs((KEY,), memoryview(values[rank].tobytes())), 0.0)
+                got += store.handle(KVMeta(head, True, 9 + 2 * rank, 1, 0), KVPairs((KEY,), memoryview(values[rank].tobytes())), 0.0)
                 got += store.handle(KVMeta(head, False, 9 + 2 * rank, 2, 0), KVPairs((KEY,)), 0.0)
             got = [bytes(pairs.vals) for _, pairs in got if pairs.keys]
             assert len(got) == 3 and set(got) == {wanted.tobytes()}, dtype
