@@ -12,6 +12,10 @@ def open_session(config: Config) -> Session:
     if config.solo:
         config.require_alone()
         return SoloSession(config)
+    if config.wire == "pslite":
+        from psgc.worker.pslite.session import PsLiteSession
+
+        return PsLiteSession.open(config)
     from psgc.worker.cluster import ClusterSession
 
     return ClusterSession.open(config)

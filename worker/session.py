@@ -66,6 +66,9 @@ class Session(ABC):
     trace: WorkerTrace | None = None  # where this process records its timeline, if it does
     groups_of: Callable[[str], Groups] | None = None  # makes groups by a name, where the front end has a backend for them
 
+    def expect_names(self, names: Iterable[str]) -> None:  # noqa: B027 - psgc's own wire numbers nothing by order
+        """An optimizer's gradients and parameters, by BytePS's names, in its order: the first tensors where tensors are numbered as they are declared."""
+
     @abstractmethod
     def declare(self, declaration: Declaration) -> Layout:
         """Declare tensors under a name and wait until every rank has. Raises LayoutMismatch/JobFailed. Same name again: the

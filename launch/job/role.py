@@ -24,7 +24,9 @@ def run_role(role: str, env: Mapping[str, str] | None = None) -> int:
             for note in config.notes:
                 logger.warning("%s", note)
         logger.info("start %s", config)
-        if role == "scheduler":
+        if config.wire == "pslite":
+            from psgc.pslite.byteps.server import serve
+        elif role == "scheduler":
             from psgc.scheduler.loop import serve
         else:
             from psgc.server.loop import serve

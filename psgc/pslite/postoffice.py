@@ -74,6 +74,7 @@ class Postoffice:
         self._beat = 0.0
         self._waited_for: dict[int, Reminder] = {}
         self._joined = self._closed = False
+        self.on_fail: Callable[[BaseException], None] | None = None
         self.on_tick: Callable[[float], None] | None = None  # called in the van's thread, a few times a second
 
     @property
@@ -144,13 +145,14 @@ class Postoffice:
         self._van.call(self._ask_barrier, group)
         self.wait_for(lambda: self._passed >= wanted, lambda: f"the barrier of all of nodes {list(members)[:16]}", timeout_s)
 
-    def finalize(self, barrier: bool = True) -> None:
-        """Leave the job, by default together with all nodes; then end the threads. Again: does nothing."""
+    def finalize(self, barrier: bool = True, timeout_s: float = FOREVER) -> None:
+        """Leave the job, by default together with all nodes; then end the threads. Again: does nothing. Raises JobFailed if others do not leave within
+        ``timeout_s``."""
         if self._closed:
             return
         try:
             if barrier and self._error is None and self._joined:
-                self.barrier()
+                self.barrier(timeout_s=timeout_s)
         finally:
             self._closed = True
             for customer in self._customers.values():
@@ -177,8 +179,10 @@ class Postoffice:
     def fail(self, error: BaseException) -> None:
         """This node cannot go on: whoever waits gets ``error``. ps-lite has no message that would tell the others."""
         with self._changed:
-            self._error = self._error or error
+            first, self._error = self._error is None, self._error or error
             self._changed.notify_all()
+        if first and self.on_fail is not None:
+            self.on_fail(error)
 
     def wait_for(self, predicate: Callable[[], bool], what: Callable[[], str], timeout_s: float) -> None:
         """Sleep until ``predicate``, which ``notify`` has looked at again. After a while the log says ``what`` is waited for, now and then; after

@@ -1,0 +1,43 @@
+"""Jobs of real processes over ps-lite, of psgc's roles and byteps's in any mix."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 100
+PSGC_ROLE = {role: [sys.executable, "-m", "psgc.launch.job.role", role] for role in ("scheduler", "server")}
+STOCK_ROLE = dict.fromkeys(("scheduler", "server"), [sys.executable, "-m", "tests.pslite.stock"])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_job(
+    roles: dict[str, list[str]], workers: list[list[str]], servers: int, more: dict[str, str] | None = None
+) -> tuple[list[str], list[int], str]:
+    """Run a job to its end: the workers' output, the exit status of each process (scheduler, servers, workers), and what all wrote to stderr."""
+    base = {
+        **os.environ, "DMLC_NUM_WORKER": str(len(workers)), "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()), "DMLC_NODE_HOST": "127.0.0.1", "PSGC_WIRE": "pslite", "PYTHONPATH": str(ROOT), **(more or {}),
+    }  # fmt: skip
+    commands = [("scheduler", roles["scheduler"]), *[("server", roles["server"])] * servers, *[("worker", command) for command in workers]]
+    processes = []
+    for index, (role, command) in enumerate(commands):
+        own = {"DMLC_ROLE": role} | ({"DMLC_WORKER_ID": str(index - 1 - servers)} if role == "worker" else {})
+        processes.append(
+            subprocess.Popen(command, cwd=ROOT, env={**base, **own}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT_S) for process in reversed(processes)][::-1]
+    finally:
+        for process in processes:
+            process.kill()
+    return [out for out, _ in outputs[1 + servers :]], [process.returncode for process in processes], "".join(err for _, err in outputs)

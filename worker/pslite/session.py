@@ -1,0 +1,250 @@
+"""The session of a worker that speaks BytePS's wire (PSGC_WIRE=pslite): every tensor is a bucket of its own, numbered as BytePS numbers it.
+
+ps-lite carries neither errors nor values between workers, so a job over it has no plans, no groups of workers and no saved residuals of servers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NoReturn, cast
+
+from numpy.typing import NDArray
+
+from psgc.config import Config
+from psgc.descriptors import raise_limit
+from psgc.errors import JobFailed, PsgcError, RemoteProtocolError, UsageError
+from psgc.layout import Declaration, Layout
+from psgc.layout.byteps_hash import HashPlacement
+from psgc.layout.machines import Machines
+from psgc.observe.figures import Figures
+from psgc.pool import Pool, threads_of
+from psgc.pslite.byteps.commands import PART_BYTES, part_bound
+from psgc.pslite.kv import KVWorker
+from psgc.pslite.nodes import WORKER_GROUP
+from psgc.pslite.postoffice import Postoffice
+from psgc.pslite.settings import Settings
+from psgc.reminder import Reminder
+from psgc.worker.pslite.bucket import PsLiteBucket
+from psgc.worker.pslite.compression import Compression
+from psgc.worker.pslite.numbering import Numbering
+from psgc.worker.residuals.residual import LayoutMemory
+from psgc.worker.session import BucketBuffer, Session, Ticket
+from psgc.worker.tickets import StepTicket, TicketBoard
+
+logger = logging.getLogger(__name__)
+POOL_CORES: Final = 4
+
+
+class PsLiteSession(Session):
+    """See Session. Built by ``open``, which returns once every node of the job is there."""
+
+    def __init__(self, config: Config, office: Postoffice) -> None:
+        self.config = config
+        self.rank, self.size = config.node, config.nodes
+        self.local_rank, self.local_size = 0, 1
+        self.node_sizes = (1,) * config.nodes
+        self.figures = Figures(time.monotonic())
+        self._office = office
+        self._kv = KVWorker(office)
+        self._pool = Pool("psgc-pslite", config.cpu_threads or threads_of(POOL_CORES), self._broken)
+        placement = HashPlacement.parse(config.hashed or "djb2")
+        placement.check(config.servers, config.nodes)
+        # BytePS's mixed mode has the servers on machines without workers first; ps-lite's scheduler orders them so.
+        apart = max(config.servers - config.nodes, 0)
+        machines = Machines(tuple(range(config.servers)), (0,) * apart + (1,) * config.nodes, config.nodes)
+        self._numbering = Numbering(placement, machines, part_bound(config.part_bytes if config.part_bytes_given else PART_BYTES))
+        self._board = TicketBoard()
+        self._lock = threading.RLock()
+        self._declared: dict[str, tuple[Declaration, Layout]] = {}
+        self._buckets: dict[tuple[int, int], PsLiteBucket] = {}
+        self._endings: list[Callable[[], None]] = []
+        self._error: PsgcError | None = None
+        self._closed = False
+        self._waits: dict[StepTicket, tuple[float, str]] = {}
+        self._reminder: Reminder | None = None
+        office.on_fail, office.on_tick = self._broken, self._tick
+
+    @classmethod
+    def open(cls, config: Config) -> PsLiteSession:
+        """Join the job. Raises ConfigError, or JobFailed saying who or what is missing."""
+        settings = Settings.of(config)
+        logger.warning("%s", settings.warning)
+        raise_limit()
+        office = Postoffice(settings)
+        session = cls(config, office)
+        try:
+            office.start()
+        except BaseException:
+            office.finalize(barrier=False)
+            raise
+        return session
+
+    def expect_names(self, names: Iterable[str]) -> None:
+        with self._lock:
+            self._numbering.expect(names)
+
+    def declare(self, declaration: Declaration) -> Layout:
+        layout, buckets = self._laid_out(declaration)
+        tickets = [self._board.issue() for _ in buckets]
+        for bucket, ticket in zip(buckets, tickets, strict=True):
+            self._note_wait(ticket, f"the first push of tensor {layout.tensor_at(bucket.bucket, 0)!r} of all workers")
+            bucket.when_ready(ticket.finish)
+        self.wait(tickets)
+        return layout
+
+    def _laid_out(self, declaration: Declaration) -> tuple[Layout, list[PsLiteBucket]]:
+        """The layout, and its buckets; the servers are told of new ones."""
+        self.check()
+        with self._lock:
+            known = self._declared.get(declaration.name)
+            if known is not None:
+                before = known[0]
+                if (before.tensors, before.codec, before.mean, before.root, before.kind) != (
+                    declaration.tensors, declaration.codec, declaration.mean, declaration.root, declaration.kind,
+                ):  # fmt: skip
+                    raise UsageError(f"{declaration.name!r} was declared before with other tensors, codec or root; use another name")
+                return known[1], [self._buckets[known[1].id, bucket.index] for bucket in known[1].buckets]
+            compression = Compression("none" if declaration.kind == "broadcast" else declaration.codec, self.config.seed)
+            layout, places = self._numbering.layout(declaration, len(self._declared), self.size)
+            made = [
+                PsLiteBucket(self._kv, self._pool, layout, bucket, parts, compression)
+                for bucket, parts in zip(layout.buckets, places, strict=True)
+            ]
+            self._declared[declaration.name] = (declaration, layout)
+            self._buckets |= {(layout.id, each.bucket.index): each for each in made}
+            for each in made:
+                each.begin()
+        return layout, made
+
+    def submit(
+        self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: bool = False,
+        rescale: float = 1.0,
+    ) -> Ticket:  # fmt: skip
+        self.check()
+        ticket = self._board.issue()
+        if self.figures is not None:
+            self.figures.submitted(time.monotonic())
+        self._note_wait(ticket, f"the sum of tensor {layout.tensor_at(layout.buckets[bucket], 0)!r}")
+        self._buckets[layout.id, bucket].submit(buffer, ticket, skip)
+        return ticket
+
+    def submit_named(self, declaration: Declaration, buffer: BucketBuffer, *, skip: bool = False, priority: int | None = None) -> Ticket:
+        layout, _ = self._laid_out(declaration)
+        return self.submit(layout, 0, buffer, skip=skip)
+
+    def wait(self, tickets: Iterable[Ticket]) -> None:
+        self._board.wait(cast("Iterable[StepTicket]", tickets))
+        self.check()
+
+    def barrier(self) -> None:
+        self.check()
+        self._office.barrier(WORKER_GROUP, self.config.step_timeout_s)
+
+    def publish(self, name: str, value: bytes) -> None:
+        self._lacks("values that ranks publish")
+
+    def lookup(self, name: str) -> bytes:
+        self._lacks("values that ranks publish")
+
+    def _lacks(self, what: str) -> NoReturn:
+        raise UsageError(f"ps-lite (PSGC_WIRE=pslite) has no {what}, which this call needs; use psgc's own wire for it")
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise UsageError("psgc has been shut down in this process")
+
+    @property
+    def synchronised(self) -> bool:
+        return any(declaration.kind != "broadcast" for declaration, _ in self._declared.values())
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def fail(self, text: str) -> None:
+        self._broken(JobFailed(text))
+
+    def _broken(self, error: BaseException) -> None:
+        """This rank cannot go on. ps-lite tells nobody."""
+        with self._lock:
+            if self._error is not None or self._closed:
+                return
+            if isinstance(error, RemoteProtocolError) or not isinstance(error, PsgcError):
+                error = JobFailed(f"rank {self.rank}: {error if isinstance(error, PsgcError) else repr(error)}")
+            self._error = error
+        self._office.fail(error)
+        self._board.fail()
+        self._run_endings()
+
+    def residuals(self) -> dict[str, NDArray[Any]]:
+        return {}
+
+    def remembered(self, layout: Layout, dropped: bool) -> LayoutMemory:
+        self._lacks("saved residuals")
+
+    def remember(self, layout: Layout, memory: LayoutMemory) -> None:
+        if memory.tensors or memory.servers:
+            self._lacks("saved residuals")
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if self._error is None:
+                self._endings.append(call)
+                return
+        call()
+
+    def _run_endings(self) -> None:
+        endings, self._endings = self._endings, []
+        for call in endings:
+            call()
+
+    def statistics(self) -> dict[str, int]:
+        of_steps = [each for each in self._buckets.values() if each.layout.kind == "plan"]
+        plain = sum(2 * each.steps * each.bucket.numel * 4 for each in of_steps)
+        return {
+            "wire_bytes": sum(each.moved_bytes for each in self._buckets.values()), "resent": 0,
+            "gradient_bytes": sum(each.moved_bytes for each in of_steps), "uncompressed_bytes": plain,
+            "slowest_rank": -1, "least_waited_ms": 0, "most_waited_ms": 0,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        if self._error is None:
+            self._board.wait(self._board.outstanding())
+        self._run_endings()
+        try:
+            self._office.finalize(barrier=self._error is None, timeout_s=self.config.step_timeout_s)
+        except JobFailed as error:
+            logger.warning("%s", error)
+        finally:
+            self._closed = True
+            self._pool.close()
+
+    def _note_wait(self, ticket: StepTicket, what: str) -> None:
+        with self._lock:
+            self._waits = (
+                {known: value for known, value in self._waits.items() if not known.done} if len(self._waits) > 4096 else self._waits
+            )
+            self._waits[ticket] = (time.monotonic(), what)
+
+    def _tick(self, now: float) -> None:
+        """Say what this rank waits for, and give up after a while. In the van's thread."""
+        with self._lock:
+            self._waits = {ticket: value for ticket, value in self._waits.items() if not ticket.done}
+            oldest = min(self._waits.values(), default=None)
+        if oldest is None or now - oldest[0] < self.config.silence_s:
+            self._reminder = None
+            return
+        text = f"rank {self.rank}: {oldest[1]} has not come for {now - oldest[0]:.0f} s; {len(self._waits)} requests are under way"
+        if now - oldest[0] > self.config.step_timeout_s:
+            self._broken(JobFailed(f"{text}; ps-lite does not tell who is late: see the servers' output"))
+            return
+        self._reminder = self._reminder or Reminder(now - self.config.silence_s)
+        if self._reminder.due(now, self.config.silence_s):
+            logger.warning("%s", text)
