@@ -1,6 +1,7 @@
 """A worker over ps-lite: sums of constants over steps without a pause, every dtype, a broadcast, and a model's gradients. Prints one line of JSON.
 
-argv: steps, and a codec for the model's gradients.
+argv: steps, a codec for the model's gradients, and "barrier" where the server is byteps's, which mixes up the steps of workers that do not wait for each
+other. With the codec "sums" only the constants are summed, as tests/jobs/pslite_stock.py does, so that the two can share a job.
 """
 
 import json
@@ -10,7 +11,7 @@ import torch
 
 import psgc.torch as psgc
 
-steps, codec = int(sys.argv[1]), sys.argv[2]
+steps, codec, apart = int(sys.argv[1]), sys.argv[2], "barrier" in sys.argv
 psgc.init()
 rank, size = psgc.rank(), psgc.size()
 wrong = 0
@@ -18,6 +19,11 @@ for step in range(steps):
     mine = torch.full((25_000,), float(step + 1000 * rank))
     total = psgc.push_pull(mine, average=False, name="constant")
     wrong += int((total != sum(step + 1000 * other for other in range(size))).any())
+    if apart:
+        psgc.barrier()
+if codec == "sums":
+    print(json.dumps({"rank": rank, "wrong": wrong}))
+    sys.exit()
 dtypes = {}
 for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
     total = psgc.push_pull(torch.arange(5, dtype=dtype) + rank, average=False, name=f"of {dtype}")
@@ -35,6 +41,8 @@ for step in range(10):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    if apart:
+        psgc.barrier()
     losses.append(loss.item())
 checksum = sum(p.double().sum().item() for p in model.parameters())
 psgc.barrier()

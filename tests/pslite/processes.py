@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 100
 PSGC_ROLE = {role: [sys.executable, "-m", "psgc.launch.job.role", role] for role in ("scheduler", "server")}
-STOCK_ROLE = dict.fromkeys(("scheduler", "server"), [sys.executable, "-m", "tests.pslite.stock"])
+STOCK_ROLE = {role: [sys.executable, "-m", "tests.pslite.stock"] for role in ("scheduler", "server")}
 
 
 def free_port() -> int:

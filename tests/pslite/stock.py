@@ -1,7 +1,7 @@
 """byteps 0.2.5.post15's server, scheduler and compressors, and ps-lite's worker, built from the source on PyPI: what psgc's ps-lite is held against.
 
 Needs a C++ compiler, Python's headers, PyPI, and Debian's libzmq3-dev (installed, or to be had by ``apt-get download``). The build is kept in the folder
-of PSGC_STOCK_BYTEPS, or in the system's folder for temporary files. ``python -m tests.pslite.stock ROLE`` runs a role.
+of STOCK_BYTEPS, or in the system's folder for temporary files. ``python -m tests.pslite.stock ROLE`` runs a role.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Unavailable(Exception):
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("PSGC_STOCK_BYTEPS") or Path(tempfile.gettempdir()) / f"psgc-stock-byteps-{os.getuid()}")
+    return Path(os.environ.get("STOCK_BYTEPS") or Path(tempfile.gettempdir()) / f"psgc-stock-byteps-{os.getuid()}")
 
 
 def _run(command: list[str], cwd: Path, what: str) -> None:
@@ -149,7 +149,8 @@ class StockWorker:
 
     def pull(self, server: int, key: int, room: int, cmd: int = 0) -> bytes:
         out = ctypes.create_string_buffer(room)
-        return out.raw[: loaded().client_pull(server, ctypes.c_uint64(key), out, room, cmd)]
+        size = loaded().client_pull(server, ctypes.c_uint64(key), out, room, cmd)
+        return out.raw[:size]
 
     def barrier(self, group: int) -> None:
         loaded().client_barrier(group)

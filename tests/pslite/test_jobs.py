@@ -32,6 +32,7 @@ def check(outputs: list[str], statuses: list[int], errors: str, codec: str) -> N
     assert np.mean([one["losses"][-1] for one in told]) < np.mean([one["losses"][0] for one in told]), codec
 
 
+@pytest.mark.long
 def test_psgcs_workers_train_over_psgcs_own_ps_lite_server() -> None:
     outputs, statuses, errors = run_job(PSGC_ROLE, [[*WORKER, "20", "topk:k=0.1"]] * 2, servers=1)
     check(outputs, statuses, errors, "topk")
@@ -45,3 +46,47 @@ def test_six_hundred_steps_without_a_pause_have_no_wrong_sum_on_psgcs_server() -
     check(outputs, statuses, errors, "none")
     outputs, statuses, errors = run_job(PSGC_ROLE, [[*WORKER, "100", "onebit"]] * 3, servers=2)
     check(outputs, statuses, errors, "onebit")
+
+
+REGISTRATIONS = [
+    Registration.of(dict(pair.split("=") for pair in text.split())).text().decode()
+    for text in (
+        "compressor_type=onebit compressor_onebit_scaling=true", "compressor_type=topk compressor_k=0.01", "compressor_type=randomk compressor_k=0.02 seed=7",
+        "compressor_type=dithering compressor_k=4 seed=3", "compressor_type=dithering compressor_k=3 seed=3 dithering_partition=1 dithering_normalize=1",
+    )
+]  # fmt: skip
+STOCK_WORKER = [sys.executable, "-c", "import runpy, sys; sys.path.insert(0, '.'); runpy.run_path('tests/jobs/pslite_stock.py')"]
+
+
+def check_sums(outputs: list[str], statuses: list[int], errors: str) -> None:
+    assert statuses == [0] * len(statuses), errors
+    for out in outputs:
+        told = json.loads(out.splitlines()[-1])
+        assert told["wrong"] == 0 and not told.get("different"), told
+
+
+@pytest.mark.long
+def test_psgcs_workers_train_over_bytepss_own_server_and_scheduler() -> None:
+    needs_stock()
+    for servers, codec in ((1, "onebit"), (2, "topk:k=0.1"), (1, "randomk:k=0.1"), (2, "dithering:k=4")):
+        outputs, statuses, errors = run_job(STOCK_ROLE, [[*WORKER, "20", codec, "barrier"]] * 2, servers)
+        check(outputs, statuses, errors, codec)
+
+
+@pytest.mark.long
+def test_bytepss_workers_get_their_own_bytes_and_exact_sums_of_psgcs_server() -> None:
+    """Without a pause between steps, on one server and on two."""
+    needs_stock()
+    for servers in (1, 2):
+        workers = [[*STOCK_WORKER, "600", ",".join(REGISTRATIONS)]] * 2
+        check_sums(*run_job(PSGC_ROLE, workers, servers))
+
+
+@pytest.mark.long
+def test_workers_of_both_kinds_share_a_job_on_servers_of_either() -> None:
+    needs_stock()
+    for roles, steps, pause in ((PSGC_ROLE, "300", []), (STOCK_ROLE, "20", ["barrier"])):
+        for scheduler in (PSGC_ROLE, STOCK_ROLE):
+            mixed = {"scheduler": scheduler["scheduler"], "server": roles["server"]}
+            workers = [[*WORKER, steps, "sums", *pause], [*STOCK_WORKER, steps, "", *pause]]
+            check_sums(*run_job(mixed, workers, 2))

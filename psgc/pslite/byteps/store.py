@@ -80,10 +80,10 @@ class Store:
         wire_key = pairs.keys[0]
         key = self._keys.get(wire_key)
         if not meta.push:
-            return self._pull(self._known(key, wire_key), meta)
+            return self._pull(self._known(key, wire_key), meta, now)
         value = pairs.value()
         if request == REGISTER:
-            return self._register(self._known(key, wire_key), meta, value)
+            return self._register(self._known(key, wire_key), meta, value, now)
         if key is None or not key.ready:
             return self._begin(key, wire_key, meta, dtype, len(value), now)
         return self._push(key, meta, dtype, value, now)
@@ -94,7 +94,7 @@ class Store:
         for key in self._keys.values():
             if not key.ready and now - key.began > after_s:
                 found.append(f"{self._named(key)} waits for the first push of worker {self._missing({m.sender for m in key.asked})}")
-            elif key.registering:
+            elif key.registering and now - key.began > after_s:
                 found.append(
                     f"{self._named(key)} waits for the registration of worker {self._missing({m.sender for m in key.registering})}"
                 )
@@ -140,7 +140,7 @@ class Store:
         asked, key.asked = key.asked, []
         return [(one, KVPairs()) for one in asked]
 
-    def _register(self, key: _Key, meta: KVMeta, text: memoryview) -> list[Answer]:
+    def _register(self, key: _Key, meta: KVMeta, text: memoryview, now: float) -> list[Answer]:
         registration = Registration.parse(bytes(text[: MAX_BYTES + 1]))
         if key.registration not in (None, registration):
             assert key.registration is not None
@@ -155,7 +155,7 @@ class Store:
                 key.compressor = registration.compressor(key.size // 4)
             except CodecError as error:
                 raise RemoteProtocolError(f"{self._named(key)}: {error}") from None
-            key.registration = registration
+            key.registration, key.began = registration, now
         key.registering.append(meta)
         if len({one.sender for one in key.registering}) < len(self._workers):
             return []
@@ -203,14 +203,14 @@ class Store:
         except PayloadError as error:
             raise RemoteProtocolError(f"{self._named(key)}: {error}") from None
 
-    def _pull(self, key: _Key, meta: KVMeta) -> list[Answer]:
+    def _pull(self, key: _Key, meta: KVMeta, now: float) -> list[Answer]:
         number = key.pulls.get(meta.sender, 0)
         if number > key.pushes.get(meta.sender, 0):
             raise RemoteProtocolError(
                 f"pull {number + 1} of {self._named(key)} after {key.pushes.get(meta.sender, 0)} pushes; expected a push before each pull"
             )
         key.pulls[meta.sender] = number + 1
-        one = key.rounds.setdefault(number, _Round(key.began))
+        one = key.rounds.setdefault(number, _Round(now))
         if one.result is None:
             one.pulls.append(meta)
             return []
