@@ -109,6 +109,7 @@ class Distributed(torch.optim.Optimizer):
         amp.install()
         number = next(_created.setdefault(session, itertools.count()))
         self._psgc_names = names
+        session.expect_names(f"{kind}.{name}" for kind in ("Gradient", "Parameter") for name in sorted(names.values()))
         self._psgc_synchronizes = True
         self._psgc_exchange = GradientExchange(session, f"optimizer{number}", choice, passes, rates, late)
         self._psgc_exchange.refresh = _watcher(self)
