@@ -1,11 +1,11 @@
 """How evenly parts lie on servers, on worker machines and on machines of their own: psgc's placement beside BytePS's hash functions.
 
-    python benchmarks/placement.py                     # n = 2 to 32 worker machines, k = 0 to n others, seven models; an hour or more
+    python benchmarks/placement.py                     # n = 2 to 32 worker machines, k = 0 to n others, seven models; half an hour on an idle core
     python benchmarks/placement.py --nodes 8 32 --models vgg16
 
 Nothing is measured: layouts are made as a job makes them. *Bytes*: what the busiest machine's link has to carry, over the least possible (Jiang et al. 2020,
-section 4.1). *Time*: of a simulated exchange in which all gradients are ready at once. A link carries 512 KiB of a message at a time in each direction, of the
-connection that is least far with its load; a server sums a contribution at a time. It is divided by the time of an exchange of parts as large as psgc's
+section 4.1). *Time*: of a simulated exchange in which all gradients are ready at once. A link carries 512 KiB of a message at a time in each direction (of large
+models 1/1024 of all bytes), of the connection that is least far with its load; a server sums a contribution at a time. It is divided by the time of an exchange of parts as large as psgc's
 largest, of which each server always has its best share.
 """
 
@@ -30,7 +30,8 @@ BYTEPS_PARTITION: Final = 4096000  # bytes: BYTEPS_PARTITION_BYTES
 FLOAT: Final = 4
 BYTES_PER_S: Final = 1.25e9  # 10 Gbit/s, each way
 ONE: Final = 1 << 20  # a whole connection's load
-PIECE: Final = 512 << 10  # bytes of a message that a link carries before it turns to another connection
+PIECE: Final = 512 << 10  # bytes of a message that a link carries before it turns to another connection, at least:
+PIECES: Final = 1024  # of all bytes, at most about so many pieces, each of a part: what is missing of an exchange's time is of the order of one piece
 
 
 class Parts(NamedTuple):
@@ -90,11 +91,16 @@ def bytes_over_optimum(parts: Parts, machines: Machines) -> float:
     return float((machines.fixed * total + machines.own * on_machine).max()) / (machines.ideal()[1] * total)
 
 
+def piece_bytes(total: float) -> float:
+    """Of an exchange of so many bytes."""
+    return max(PIECE, total / PIECES)
+
+
 def exchange_s(parts: Parts, machines: Machines, bytes_per_s: float = BYTES_PER_S) -> float:
     """Seconds until every worker has every part's sum, all of which are ready at once."""
     workers = np.repeat(np.arange(len(machines.workers)), machines.workers)
     nbytes = parts.numel * FLOAT
-    pieces = np.maximum(1, np.ceil(nbytes / PIECE)).astype(np.int64)
+    pieces = np.maximum(1, np.ceil(nbytes / piece_bytes(float(nbytes.sum())))).astype(np.int64)
     place, step = np.zeros(len(pieces), np.int64), np.zeros(len(pieces), np.int64)
     for server in set(parts.server.tolist()):
         its = np.flatnonzero(parts.server == server)

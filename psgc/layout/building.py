@@ -26,9 +26,13 @@ MIN_PART_PAYLOAD_BYTES: Final = 64 << 10
 # A part is to take no longer than this on the slowest connection: what has a higher priority waits for it, and two more in the queue.
 MOST_PART_S: Final = 0.5
 # Of a model's gradients, a part has at most this share of what one server has of them: so no server has more than a quarter above the mean, and
-# pulls begin while most of the pushes are still to come. Below the least size the messages cost more than that gains.
+# pulls begin while most of the pushes are still to come. Below the least size the messages cost more than that gains. Many servers have less each of a model,
+# and as many workers push each part: there the last parts take a longer share of the exchange, so parts are smaller (benchmarks/placement.py).
 PARTS_ON_A_SERVER: Final = 4
 LEAST_SHARE_BYTES: Final = 256 << 10
+MANY_SERVERS: Final = 9
+PARTS_ON_ONE_OF_MANY: Final = 8
+LEAST_SHARE_OF_MANY_BYTES: Final = 128 << 10
 # What the busiest machine may have to do beyond the least possible, as a share of it, before the last buckets are cut into smaller parts to even it
 # out; unless it is less than takes a 10 Gbit/s link a millisecond, which is not worth the messages.
 LEVEL: Final = 0.01
@@ -63,8 +67,8 @@ def build_layout(
     If the declaration has buckets (from a plan), they are used as they are. Otherwise small tensors are fused in ready order. A tensor that is not
     in ``used_by_all`` (some rank had no gradient for it) gets a bucket of its own, so that its p.grad stays as it was if all ranks skip it. A bucket
     of fewer than ``min_compress_bytes`` travels uncompressed. A part is small enough to take at most MOST_PART_S at ``rate``, the bytes a second
-    of the slowest connection (0: unlimited), and of a plan's tensors it has at most a quarter of what a server has of them on average, unless
-    it would have fewer than LEAST_SHARE_BYTES.
+    of the slowest connection (0: unlimited), and of a plan's tensors it has at most a quarter of what a server has of them on average (an eighth
+    of many servers'), unless it would have fewer than LEAST_SHARE_BYTES.
 
     Parts are spread over the servers by what they cost on ``machines`` (``placement``; None: nothing is known of them), unless a declared bucket names
     its parts' servers. If a machine would then have clearly more than its due, the last buckets are cut into smaller parts. node_sizes: the ranks of
@@ -233,11 +237,14 @@ def _fused(declaration: Declaration, members: tuple[int, ...], number: int) -> B
 
 
 def _most_part_bytes(declaration: Declaration, servers: int) -> int:
-    """Bytes of a tensor in one part at most, where no plan cuts it: ``part_bytes``, halved until a server has PARTS_ON_A_SERVER of a plan's."""
+    """Bytes of a tensor in one part at most, where no plan cuts it: ``part_bytes``, halved until a server has PARTS_ON_A_SERVER of a plan's, of many
+    servers each PARTS_ON_ONE_OF_MANY."""
     most = declaration.part_bytes
     if declaration.kind == "plan" and servers:
-        share = sum(tensor.numel * ITEM_BYTES[tensor.dtype] for tensor in declaration.tensors) // (PARTS_ON_A_SERVER * servers)
-        while most > share and most // 2 >= LEAST_SHARE_BYTES:
+        many = servers >= MANY_SERVERS
+        parts, least = (PARTS_ON_ONE_OF_MANY, LEAST_SHARE_OF_MANY_BYTES) if many else (PARTS_ON_A_SERVER, LEAST_SHARE_BYTES)
+        share = sum(tensor.numel * ITEM_BYTES[tensor.dtype] for tensor in declaration.tensors) // (parts * servers)
+        while most > share and most // 2 >= least:
             most //= 2
     return most
 
