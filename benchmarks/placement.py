@@ -4,9 +4,9 @@
     python benchmarks/placement.py --nodes 8 32 --models vgg16
 
 Nothing is measured: layouts are made as a job makes them. *Bytes*: what the busiest machine's link has to carry, over the least possible (Jiang et al. 2020,
-section 4.1). *Time*: of a simulated exchange in which all gradients are ready at once. A link carries 512 KiB of a message at a time in each direction (of large
-models 1/1024 of all bytes), of the connection that is least far with its load; a server sums a contribution at a time. It is divided by the time of an exchange of parts as large as psgc's
-largest, of which each server always has its best share.
+section 4.1). *Time*: of a simulated exchange in which all gradients are ready at once. A link carries 512 KiB of a message at a time in each direction (of
+large models 1/1024 of all bytes), of the connection that is least far with its load; a server sums a contribution at a time. It is divided by the time of an
+exchange of parts as large as psgc's largest, of which each server always has its best share.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ FLOAT: Final = 4
 BYTES_PER_S: Final = 1.25e9  # 10 Gbit/s, each way
 ONE: Final = 1 << 20  # a whole connection's load
 PIECE: Final = 512 << 10  # bytes of a message that a link carries before it turns to another connection, at least:
-PIECES: Final = 1024  # of all bytes, at most about so many pieces, each of a part: what is missing of an exchange's time is of the order of one piece
+PIECES: Final = (
+    1024  # of all bytes, at most about so many pieces, each of a part: what is missing of an exchange's time is of the order of one piece
+)
 
 
 class Parts(NamedTuple):

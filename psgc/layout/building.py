@@ -38,6 +38,10 @@ LEAST_SHARE_OF_MANY_BYTES: Final = 128 << 10
 LEVEL: Final = 0.01
 LEAST_EXCESS_BYTES: Final = 2 << 20
 LEAST_LEVELLING_BYTES: Final = 64 << 10
+# Without servers, the parts of a named tensor or a broadcast run one after the other, and collectives overlap what they can of each: so uncompressed
+# tensors are cut only where a part's sums would need more memory than this.
+WHOLE_BYTES: Final = 64 << 20
+UNCOMPRESSED: Final = "none"
 
 
 def part_numel(scheme: Scheme, dtype: str, part_bytes: int, rate: int = 0) -> int:
@@ -143,6 +147,8 @@ def _sliced(
     """A bucket, cut as planned or into parts of so many bytes. Raises CodecError, naming the tensor, if its codec cannot carry it so."""
     tensors = [declaration.tensors[i] for i in spec.tensors]
     dtype, name = tensors[0].dtype, tensors[0].name
+    if not servers and declaration.kind != "plan" and spec.codec == UNCOMPRESSED:
+        part_bytes = max(part_bytes, WHOLE_BYTES)
     try:
         scheme = parse_scheme(spec.codec, BucketContext(dtype, ranks.size, declaration.mean, tuple(tensor.shape for tensor in tensors)))
         sizes = _cut(spec, sum(tensor.numel for tensor in tensors), scheme, dtype, part_bytes, rate)

@@ -13,11 +13,12 @@ import pytest
 
 from psgc.config import Config
 from psgc.errors import ConfigError, GroupError, JobFailed, UsageError
+from psgc.program.sums import sum_in_order
 from psgc.torch.collectives import gloo
 from psgc.torch.collectives.gloo import reason
 from psgc.torch.collectives.groups import JobGroups, job_groups
 from psgc.worker.solo import SoloSession
-from tests.program.collectives import check_every_method
+from tests.program.collectives import check_every_method, fractions, uneven
 from tests.torch.conftest import FakeJob
 from tests.torch.rank_threads import Rank, all_well, on_ranks
 
@@ -166,3 +167,24 @@ def test_an_adder_keeps_no_more_memory_than_its_largest_sum_needed() -> None:
         places = adder.places(np.zeros(numel, np.float32), 2)
         assert [place.size for place in places] == [numel, numel]
     assert adder._places.size == 9 * 4 * 2
+
+
+def test_slices_of_many_strips_are_summed_in_member_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo, "STRIP_BYTES", 256)
+
+    def run(groups: JobGroups, rank: Rank) -> None:
+        group, members = groups.group((0, 1, 2)), (0, 1, 2)
+        for numel, dtype, divisor in (
+            (1, "float32", 1),
+            (64, "float32", 3),
+            (5000, "float32", 3),
+            (4097, "bfloat16", 3),
+            (999, "int64", 3),
+        ):
+            wanted = sum_in_order([fractions(member, numel, dtype) for member in members], dtype, divisor)
+            cuts, array = uneven(numel, 3, 1), fractions(rank.rank, numel, dtype)
+            group.reduce_scatter(array, dtype, cuts, divisor)
+            group.all_gather(array, dtype, cuts)
+            assert array.tobytes() == wanted.tobytes(), (numel, dtype)
+
+    all_well(on_ranks(3, run, CONFIG))

@@ -10,7 +10,7 @@ import ctypes
 import itertools
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from psgc.worker.session import Session
 Array = NDArray[Any]
 TAG: Final = 1
 ABORT_TAG: Final = 2  # nobody ever sends with it
+STRIP_BYTES: Final = 4 << 20  # of a slice that is summed: while one strip is added the next ones travel
 
 
 class GlooGroup:
@@ -91,9 +92,27 @@ class GlooGroup:
         own = array[cuts[self.index] : cuts[self.index + 1]]
         received = self._adder.places(own, len(self.members) - 1)
         received.insert(self.index, own)
-        incoming = [None if index == self.index else place.view(np.uint8) for index, place in enumerate(received)]
-        self._exchange(f"reduce_scatter of {array.size} {dtype}", self._slices(array, cuts), incoming)
-        self._adder.add(received, self.index, dtype, divisor)
+        slices = [array[start:end] for start, end in itertools.pairwise(cuts)]
+
+        def issue(group: Any) -> Iterator[Any]:
+            """All messages are begun at once; a strip is added as soon as all members' are there."""
+            size = max(1, STRIP_BYTES // array.itemsize)
+            strips = [slice(lo, lo + size) for lo in range(0, own.size, size)]
+            coming = [[group.recv([_bytes(received[index][strip])], index, TAG) for index in self._others] for strip in strips]
+            leaving = [
+                group.send([_bytes(slices[index][lo : lo + size])], index, TAG)
+                for lo in range(0, max(each.size for each in slices), size)
+                for index in self._others
+                if lo < slices[index].size
+            ]
+            for strip, works in zip(strips, coming, strict=True):
+                yield from works
+                self._adder.add([each[strip] for each in received], self.index, dtype, divisor)
+            yield from leaving
+
+        self._run(f"reduce_scatter of {array.size} {dtype}", array.size, issue)
+        if len(self.members) == 1:
+            self._adder.add(received, self.index, dtype, divisor)
 
     def all_gather(self, array: Array, dtype: str, cuts: Sequence[int]) -> None:
         check_array(array, dtype)
@@ -146,8 +165,9 @@ class GlooGroup:
 
         self._run(what, 1, issue)
 
-    def _run(self, what: str, numel: int, issue: Callable[[Any], list[Any]]) -> None:
-        """Issue one collective and wait for it. Raises the error that ended the job, else GroupError."""
+    def _run(self, what: str, numel: int, issue: Callable[[Any], Iterable[Any]]) -> None:
+        """Issue one collective and wait for each work that ``issue`` gives before it gives the next one. Raises the error that ended the job, else
+        GroupError."""
         if len(self.members) == 1 or not numel:
             return
         if not self._issuing.acquire(blocking=False):
