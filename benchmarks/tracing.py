@@ -3,8 +3,8 @@
     PSGC_TRACE=/tmp/trace PSGC_TRACE_START_STEP=1 PSGC_TRACE_END_STEP=1000000 psgc run --workers 2 -- python benchmarks/tracing.py [--turns 40] [--steps 10]
 
 The server records in all turns. Prints rank 0's median step with and without, the median of the pairs' ratios with a 95 % interval (of the median, by
-order statistics), the same of the process's CPU time, which other work on the machine disturbs less, and the cost of one span, measured by itself, times
-the spans of a step.
+order statistics), and the same of the process's CPU time, which other work on the machine disturbs less. Such ratios decide nothing below a per cent or two. So
+in a last turn each call of the hooks is timed, by its thread's CPU time: all calls of a step together, less what the clock itself takes, over a step.
 """
 
 from __future__ import annotations
@@ -35,6 +35,40 @@ def span_us() -> float:
     return 1e6 * (time.perf_counter() - began) / SPANS
 
 
+class Timed:
+    """A worker's trace each of whose calls is timed, by the CPU time of the thread that makes it."""
+
+    def __init__(self, trace: Any) -> None:
+        self._trace = trace
+        self.ns: list[int] = []  # of each call; appending is safe in any thread
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._trace, name)
+        if not callable(found):
+            return found
+
+        def timed(*args: Any) -> Any:
+            began = time.thread_time_ns()
+            answer = found(*args)
+            self.ns.append(time.thread_time_ns() - began)
+            return answer
+
+        return timed
+
+
+def clock_ns() -> float:
+    """What ``Timed`` measures of a call that does nothing."""
+
+    class Nothing:
+        def call(self) -> None:
+            """Does nothing."""
+
+    timed = Timed(Nothing())
+    for _ in range(SPANS):
+        timed.call()
+    return sum(timed.ns) / SPANS
+
+
 def interval(ratios: list[float]) -> tuple[float, float]:
     """A 95 % interval of the median, by the sign test."""
     ordered, n = sorted(ratios), len(ratios)
@@ -57,10 +91,10 @@ def main() -> None:
     assert trace is not None, "run it with PSGC_TRACE, as its text says"
     x = torch.randn(64, 784)
 
-    def turn(traced: bool) -> tuple[float, float]:
+    def turn(by: Any) -> tuple[float, float]:
         """The median step, and the process's CPU time a step. What is switched is what the hooks ask for."""
         psgc.barrier()
-        session.trace = session._network.trace = trace if traced else None
+        session.trace = session._network.trace = by
         took, cpu = [], time.process_time()
         for _ in range(arguments.steps):
             began = time.perf_counter()
@@ -70,15 +104,21 @@ def main() -> None:
             took.append(time.perf_counter() - began)
         return statistics.median(took), (time.process_time() - cpu) / arguments.steps
 
-    turn(True)
+    turn(trace)
     before, pairs = len(trace.recorder), []
     for number in range(arguments.turns):
         first = bool(number % 2)
-        took = {traced: turn(traced) for traced in (first, not first)}
+        took = {traced: turn(trace if traced else None) for traced in (first, not first)}
         pairs.append((took[True], took[False]))
     spans = (len(trace.recorder) - before) / (arguments.turns * arguments.steps)
+    timed, counted = Timed(trace), 0
+    for _ in range(arguments.turns):
+        turn(timed)
+        counted += arguments.steps
+    psgc.barrier()
+    session.trace = session._network.trace = None
     if psgc.rank() == 0:
-        each = span_us()
+        each, empty = span_us(), clock_ns()
         for number, what in enumerate(("step", "CPU time a step")):
             on, off = (1e3 * statistics.median(took[number] for took in column) for column in zip(*pairs, strict=True))
             ratios = [with_[number] / without[number] for with_, without in pairs]
@@ -86,7 +126,13 @@ def main() -> None:
             print(
                 f"{what}: {off:.2f} ms without tracing, {on:.2f} ms with; ratio {statistics.median(ratios):.4f}, 95 % {low:.4f} to {high:.4f}"
             )
-        print(f"{spans:.0f} spans a step at {each:.2f} us each: {spans * each / off / 10:.2f} % of a step's CPU time")
+        step_ms, cpu_ms = (statistics.median(without[number] for _, without in pairs) * 1e3 for number in (0, 1))
+        hooks_ms = sum(ns - empty for ns in timed.ns) / counted / 1e6
+        print(f"{spans:.0f} spans a step, {each:.2f} us each if recorded by themselves")
+        print(
+            f"{len(timed.ns) / counted:.0f} calls of hooks a step take {1e3 * hooks_ms:.0f} us of CPU time: {100 * hooks_ms / step_ms:.2f} % of a step's time "
+            f"({step_ms:.2f} ms), {100 * hooks_ms / cpu_ms:.2f} % of its CPU time ({cpu_ms:.2f} ms)"
+        )
 
 
 if __name__ == "__main__":

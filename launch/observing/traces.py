@@ -85,6 +85,7 @@ def _answer(
         row: dict[str, Any] = {"lane": lane, "busy_ms": None if measured is None else measured / 1e3}
         if predicted:
             row["predicted_ms"] = predicted["lanes"].get(lane, 0.0) / 1e3 if lane in predicted["lanes"] else None
+            row["predicted_over_measured"] = row["predicted_ms"] / row["busy_ms"] if row["predicted_ms"] and row["busy_ms"] else None
         if measured or (predicted and row["predicted_ms"]):
             lanes.append(row)
     answer: dict[str, Any] = {
@@ -143,16 +144,22 @@ def _print(summary: Summary, answer: dict[str, Any]) -> None:
     print_table(header, rows)
     predicted = answer.get("predicted")
     lanes = [
-        [row["lane"], _ms(row["busy_ms"]), *([_ms(row["predicted_ms"])] if predicted else ())] for row in answer["lanes"]
-    ]  # fmt: skip
+        [row["lane"], _ms(row["busy_ms"]), *([_ms(row["predicted_ms"]), _ratio(row["predicted_over_measured"])] if predicted else ())]
+        for row in answer["lanes"]
+    ]
     if predicted:
-        lanes.append(["first gradient to last mean", _ms(answer["exchange_ms"]), _ms(predicted["exchange_ms"])])
-    print_table(["lane", "works, ms a step", *(["predicted"] if predicted else ())], lanes)
+        ratio = predicted["exchange_ms"] / answer["exchange_ms"] if answer["exchange_ms"] else None
+        lanes.append(["first gradient to last mean", _ms(answer["exchange_ms"]), _ms(predicted["exchange_ms"]), _ratio(ratio)])
+    print_table(["lane", "works, ms a step", *(["predicted", "predicted / measured"] if predicted else ())], lanes)
     if summary.slowest is not None:
         print(f"rank {summary.slowest} was the last to have its gradients in {summary.slowest_in} of {summary.compared} steps")
     uncertain = [clock["uncertain_ms"] for clock in answer["clocks"] if clock["uncertain_ms"]]
     if uncertain:
         print(f"clocks of other machines are corrected, to {max(uncertain):.3f} ms")
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _ms(value: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 
 from psgc.observe.timeline import Event, read_folder
+from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.planfile.reading import load_plan
+from tests.jobs.tiny import NUMEL
 from tests.observe.test_recorder import check_no_overlap
+from tests.plan.commands import psgc
 
 STEPS = (3, 4, 5)
 
@@ -66,6 +70,42 @@ def test_a_job_over_a_server_traces_each_part_of_each_step(make_job: Callable[..
     for key, nbytes in came.items():
         arrived = [e["args"]["bytes"] for e in received if (e["args"]["step"], e["args"]["bucket"], e["args"]["part"]) == key]
         assert sorted(arrived) == sorted(nbytes), "what ranks sent is what came"
+    check_beside_the_prediction(folder, used, tmp_path)
+
+
+def check_beside_the_prediction(folder: Path, plan: Path, where: Path) -> None:
+    """The job's own plan, simulated beside what was measured: the same tasks on lanes of the same names, and a table of both."""
+    curve = {
+        "cpu": CostCurve((1000.0, 10_000.0), (5.0, 50.0), (5.0, 50.0)),
+        "server": CostCurve((1000.0, 10_000.0), (5.0, 50.0), (5.0, 50.0)),
+    }
+    ready = [TensorProfile(name, numel, 100.0 * number) for number, (name, numel) in enumerate(reversed(NUMEL.items()))]
+    profile, cluster, out = where / "profile.json", where / "cluster.toml", where / "merged.json"
+    profile.write_text(json.dumps(Profile("tiny", tuple(ready), codecs={"int8": curve, "none": curve}).to_json()))
+    cluster.write_text(
+        "name = 'here'\nnodes = 2\ngpus_per_node = 1\nservers = 1\n[intra]\ngbps = 10\nlatency_us = 5\n[inter]\ngbps = 1\nlatency_us = 50\n"
+    )
+    done = psgc(
+        "trace", "merge", str(folder), "-o", str(out), "--plan", str(plan), "--profile", str(profile), "--cluster", str(cluster), "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    both = {row["lane"]: row["predicted_over_measured"] for row in answer["lanes"] if row["busy_ms"] and row["predicted_ms"]}
+    assert both.keys() >= {"backward", "cpu", "inter-send", "server"}
+    assert "inter-receive" in {row["lane"] for row in answer["lanes"]}, "what came all at once has taken no time"
+    assert all(ratio > 0 for ratio in both.values()) and answer["predicted"]["exchange_ms"] > 0 < answer["exchange_ms"]
+    made = json.loads(out.read_text())["traceEvents"]
+    processes = {event["pid"]: event["args"]["name"] for event in made if event["name"] == "process_name"}
+    assert list(processes.values()) == ["optimizer0 on here, simulated", "rank 0", "rank 1", "server 0"]
+    tasks = {
+        pid: Counter((event["cat"], event["name"]) for event in made if event["ph"] == "X" and event["pid"] == pid) for pid in processes
+    }
+    simulated, first = list(tasks.values())[:2]
+    links = {task for task in first if task[0] in ("inter-send", "inter-receive")}
+    assert links and links == {task for task in simulated if task[0] in ("inter-send", "inter-receive")}, (
+        "each push and pull is there twice"
+    )
+    assert {simulated[task] for task in links} == {first[task] for task in links} == {len(STEPS)}
 
 
 @pytest.mark.timeout(300)
