@@ -35,6 +35,7 @@ def test_payloads_are_those_that_byteps_wrote_bit_for_bit_step_after_step() -> N
 
 
 @pytest.mark.long
+@pytest.mark.timeout(560)
 def test_payloads_of_large_parts_are_those_of_byteps_built_from_its_source() -> None:
     try:
         library()

@@ -33,6 +33,7 @@ def check(outputs: list[str], statuses: list[int], errors: str, codec: str) -> N
 
 
 @pytest.mark.long
+@pytest.mark.timeout(560)
 def test_psgcs_workers_train_over_psgcs_own_ps_lite_server() -> None:
     outputs, statuses, errors = run_job(PSGC_ROLE, [[*WORKER, "20", "topk:k=0.1"]] * 2, servers=1)
     check(outputs, statuses, errors, "topk")
@@ -40,6 +41,7 @@ def test_psgcs_workers_train_over_psgcs_own_ps_lite_server() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(560)
 def test_six_hundred_steps_without_a_pause_have_no_wrong_sum_on_psgcs_server() -> None:
     """byteps's own server gives tens of wrong ones."""
     outputs, statuses, errors = run_job(PSGC_ROLE, [[*WORKER, "600", "none"]] * 2, servers=1)
@@ -66,6 +68,7 @@ def check_sums(outputs: list[str], statuses: list[int], errors: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(560)
 def test_psgcs_workers_train_over_bytepss_own_server_and_scheduler() -> None:
     needs_stock()
     for servers, codec in ((1, "onebit"), (2, "topk:k=0.1"), (1, "randomk:k=0.1"), (2, "dithering:k=4")):
@@ -74,6 +77,7 @@ def test_psgcs_workers_train_over_bytepss_own_server_and_scheduler() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(560)
 def test_bytepss_workers_get_their_own_bytes_and_exact_sums_of_psgcs_server() -> None:
     """Without a pause between steps, on one server and on two."""
     needs_stock()
@@ -83,6 +87,7 @@ def test_bytepss_workers_get_their_own_bytes_and_exact_sums_of_psgcs_server() ->
 
 
 @pytest.mark.long
+@pytest.mark.timeout(560)
 def test_workers_of_both_kinds_share_a_job_on_servers_of_either() -> None:
     needs_stock()
     for roles, steps, pause in ((PSGC_ROLE, "300", []), (STOCK_ROLE, "20", ["barrier"])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -174,6 +175,22 @@ def test_requests_that_no_worker_would_send_are_refused_naming_the_key_and_what_
         RemoteProtocolError, match="is 12 bytes of float32 on worker 11, but 4 of float32 on worker 9; all workers must declare the same"
     ):
         workers.ask(11, True, three)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([9, 11, 13, -1]), st.booleans(), st.binary(max_size=12), st.integers(-2, 6), st.sampled_from([KEY, KEY + 1, 7])
+        ),
+        max_size=20,
+    )
+)
+def test_any_requests_are_answered_or_refused_and_nothing_else(requests: list[tuple[int, bool, bytes, int, int]]) -> None:
+    workers = Workers(9, 11)
+    workers.begin()
+    for worker, push, value, cmd, key in requests:
+        with contextlib.suppress(RemoteProtocolError):
+            workers.ask(worker, push, value, cmd, key)
 
 
 def test_whom_a_round_waits_for_is_named() -> None:
