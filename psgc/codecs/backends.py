@@ -11,6 +11,7 @@ import importlib
 from typing import Any
 
 from psgc.codecs.codec import Codec
+from psgc.codecs.scheme import Scheme
 from psgc.errors import CodecError
 
 # "module:Class" of a codec -> "module:Name" of what makes its GPU side from an instance, or gives None if its parameters have none.
@@ -29,6 +30,10 @@ _CUDA: dict[str, str] = {
     "psgc.codecs.tbq:TbqCodec": "psgc.cuda.quantize.blocks:threshold_side",
     "psgc.codecs.onebit:OneBitCodec": "psgc.cuda.signs.onebit:OneBitDeviceCodec",
     "psgc.codecs.onebit:UnitOneBitCodec": "psgc.cuda.signs.onebit:OneBitDeviceCodec",
+}
+# "module:Class" of a scheme -> "module:Class" of its ``psgc.cuda.common.device_state.DeviceState``.
+_CUDA_SCHEMES: dict[str, str] = {
+    "psgc.codecs.powersgd:PowerSgdScheme": "psgc.cuda.lowrank.powersgd:PowerSgdDeviceState",
 }
 
 
@@ -55,7 +60,18 @@ def cuda_side(codec: Codec) -> Any:
     return None if target is None else _made(target)(codec)
 
 
-def _class_name(codec: Codec) -> str:
+def device_state(scheme: Scheme, numel: int, device: Any) -> Any:
+    """A worker's state for a part on ``device``, a ``DeviceState``; None for the CPU, and for a scheme without a GPU side."""
+    return cuda_state(scheme, numel, device) if str(device).partition(":")[0] == "cuda" else None
+
+
+def cuda_state(scheme: Scheme, numel: int, device: Any) -> Any:
+    """The same for any device. Imports triton, as ``cuda_side`` does."""
+    target = _CUDA_SCHEMES.get(_class_name(scheme))
+    return None if target is None else _made(target)(scheme, numel, device)
+
+
+def _class_name(codec: Codec | Scheme) -> str:
     return f"{type(codec).__module__}:{type(codec).__qualname__}"
 
 

@@ -59,6 +59,17 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Helper:
+    """A helper that a kernel takes as a constant, by its name."""
+
+    module: str
+    name: str
+
+    def found(self) -> Any:
+        return getattr(importlib.import_module(self.module), self.name)
+
+
+@dataclass(frozen=True)
 class Compiled:
     """What one launch takes on one target. wrong: the rules it breaks, empty if none."""
 
@@ -103,7 +114,8 @@ def _described(kernel: Any, arguments: tuple[Any, ...], given: dict[str, Any]) -
         value = bound[parameter.name]
         types.append("constexpr" if parameter.is_constexpr else _type_of(value, (place,), constants))
         if parameter.is_constexpr:
-            constants.append(((place,), getattr(value, "value", value)))
+            value = getattr(value, "value", value)
+            constants.append(((place,), Helper(value.fn.__module__, value.__name__) if hasattr(value, "fn") else value))
     return Launch(kernel.fn.__module__, kernel.__name__, tuple(types), tuple(constants), tuple(sorted(options.items())))
 
 
@@ -134,7 +146,8 @@ def compile_one(launch: Launch, target: int) -> Compiled:
     kernel = getattr(importlib.import_module(launch.module), launch.kernel)
     signature = dict(zip(kernel.arg_names, launch.types, strict=True))
     aligned = {path: [["tt.divisibility", 16]] for path in _pointers(launch.types)}
-    source = ASTSource(kernel, signature=signature, constexprs=dict(launch.constants), attrs=aligned)
+    constants = {path: value.found() if isinstance(value, Helper) else value for path, value in launch.constants}
+    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
     try:
         compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=dict(launch.options))
     except (CompilationError, RuntimeError) as error:
@@ -179,7 +192,7 @@ def unreached(found: Iterable[ModuleType], launches: Iterable[Launch]) -> list[s
     waiting: list[Any] = []
     for launch in launches:
         waiting.append(getattr(importlib.import_module(launch.module), launch.kernel))
-        waiting += [value for _, value in launch.constants]  # helpers may be constants
+        waiting += [value.found() for _, value in launch.constants if isinstance(value, Helper)]
     while waiting:
         function = waiting.pop()
         if isinstance(function, JITFunction):

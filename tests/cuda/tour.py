@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import torch
 
-from psgc.codecs.backends import cuda_side
+from psgc.codecs.backends import cuda_side, cuda_state
 from psgc.codecs.codec import Stream
-from psgc.codecs.registry import parse_codec
+from psgc.codecs.registry import parse_codec, parse_scheme
+from psgc.codecs.scheme import BucketContext
 
 NUMEL: Final = 20000  # above what a sparse codec looks at as a whole
 STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
@@ -29,6 +30,19 @@ def tour() -> None:
     for text in TEXTS:
         for dtype in ("float32", "bfloat16"):
             operations(text, dtype)
+    powersgd()
+
+
+def powersgd() -> None:
+    """Both rounds of a step."""
+    scheme, status = parse_scheme("powersgd", BucketContext("float32", shapes=((100, 90), (5,)))), torch.zeros(2, dtype=torch.int64)
+    state, grad, residual = cuda_state(scheme, 9005, torch.device("cpu")), torch.zeros(9005), torch.zeros(9005)
+    sent = [torch.zeros(4 * round_.numel, dtype=torch.uint8) for round_ in state.rounds]
+    for index, out in enumerate(sent):
+        state.encode(index, grad, residual, 0.5, STREAM, out, status)
+    state.take(0, sent[0])
+    state.apply(sent[1], sent, grad, residual, 0.5)
+    state.add_back(sent, residual)
 
 
 def operations(text: str, dtype: str) -> None:

@@ -1,0 +1,1 @@
+"""Low-rank schemes on the GPU."""
