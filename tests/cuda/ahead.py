@@ -2,6 +2,7 @@
 
     python tests/cuda/ahead.py            check; fails also if cuda/KERNELS.md is not what was compiled
     python tests/cuda/ahead.py --write    check, and write cuda/KERNELS.md
+    python tests/cuda/ahead.py --every    check all variants of kernels, not 6 of each; takes minutes. KERNELS.md is left alone
 
 `tour.py` calls the GPU sides of all codecs; here, a launch is recorded with the types and constants of its arguments, and compiled. The rules:
 every kernel and helper is reached by the tour; nothing spills registers or uses a stack; and no instruction rounds otherwise than the
@@ -32,6 +33,7 @@ TARGETS: Final = (80, 90, 100)  # compute capabilities: A100, H100 and H200, B20
 TABLE: Final = Path(__file__).parents[2] / "cuda" / "KERNELS.md"
 INEXACT: Final = re.compile(r"\bfma\.\S*f(?:16|32|64)|\S+\.ftz\S*|\S+\.approx\S*|\bdiv\.full\S*")
 RESOURCES: Final = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+MOST_VARIANTS: Final = 6  # of a kernel, evenly among those that the tour launches
 REMEDY: Final = "python tests/cuda/ahead.py --write"
 POINTERS: Final = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64", torch.uint8: "*u8", torch.int8: "*i8",
@@ -211,6 +213,18 @@ def _named(function: Any) -> Iterable[Any]:
             yield from (getattr(value, inner, None) for inner in names)
 
 
+def spread(launches: list[Launch]) -> list[Launch]:
+    """At most ``MOST_VARIANTS`` launches of each kernel, the first and the last among them."""
+    of: dict[tuple[str, str], list[Launch]] = {}
+    for launch in launches:
+        of.setdefault((launch.module, launch.kernel), []).append(launch)
+    chosen = []
+    for variants in of.values():
+        step = max(1.0, (len(variants) - 1) / (MOST_VARIANTS - 1))
+        chosen += [variants[round(step * number)] for number in range(min(MOST_VARIANTS, len(variants)))]
+    return chosen
+
+
 def compile_all(launches: list[Launch]) -> list[Compiled]:
     """Every launch for every target, by as many processes as there are cores."""
     tasks = [(launch, target) for launch in launches for target in TARGETS]
@@ -237,6 +251,7 @@ def table(done: Iterable[Compiled]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compile every Triton kernel ahead for sm_80, sm_90 and sm_100, and check the result.")
     parser.add_argument("--write", action="store_true", help="write the table")
+    parser.add_argument("--every", action="store_true", help="compile all variants of each kernel")
     parser.add_argument("--table", type=Path, default=TABLE, help="the table that is checked or written")
     parser.add_argument("--package", default="psgc.cuda", help="where the kernels are")
     parser.add_argument("--tour", default="tests.cuda.tour:tour", help="module:function that launches them all")
@@ -244,7 +259,8 @@ def main(arguments: list[str] | None = None) -> int:
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         parser.error("TRITON_INTERPRET is set: what the interpreter runs cannot be compiled; unset it")
     launches = record(options.tour)
-    done = compile_all(launches)
+    compiled = launches if options.every else spread(launches)
+    done = compile_all(compiled)
     wrong = [
         f"{name}: no launch of {options.tour} runs it; call it there, or delete it"
         for name in unreached(modules(options.package), launches)
@@ -253,14 +269,18 @@ def main(arguments: list[str] | None = None) -> int:
         if one.wrong:
             wrong.append(f"{one.launch.module}.{one.launch.kernel} {one.launch.types} for sm_{one.target}: {one.wrong}")
     text = table(done)
-    if options.write:
+    if options.every:
+        pass
+    elif options.write:
         options.table.write_text(text)
     elif not options.table.is_file() or options.table.read_text() != text:
         wrong.append(f"{options.table.name} is not what was compiled just now; write it anew: {REMEDY}")
     for line in wrong:
         sys.stderr.write(f"{line}\n")
     most = max((one.registers for one in done), default=0)
-    sys.stdout.write(f"{len(done)} compilations of {len(launches)} launches, at most {most} registers; {len(wrong)} broken rules\n")
+    sys.stdout.write(
+        f"{len(done)} compilations of {len(compiled)} of {len(launches)} variants, at most {most} registers; {len(wrong)} broken rules\n"
+    )
     return 1 if wrong else 0
 
 
