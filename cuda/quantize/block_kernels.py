@@ -134,37 +134,36 @@ def _halved(lanes, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _l2_norm(p, top, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """||p||_2 of blocks of 256, in 16 lanes; top: max|p| of each, finite and above 0."""
-    x = tl.div_rn(tl.reshape(p, (ROWS, BLOCK)), tl.broadcast_to(top[:, None], (ROWS, BLOCK)))
-    # 16 times 16: each of four splits tells rows apart by one bit of their number, the highest first, so that they come out in order
-    parts = (tl.permute(tl.reshape(x * x, (ROWS, 2, 2, 2, 2, LANES)), (0, 5, 4, 3, 2, 1)),)
-    for level in tl.static_range(4):
-        halves = ()
-        for i in tl.static_range(1 << level):
-            low, high = tl.split(parts[i])
-            halves = halves + (low, high)
-        parts = halves
-    lanes = parts[0]
-    for i in tl.static_range(1, 16):
-        lanes += parts[i]
+def _l2_norm(
+    top, sources, divisor, old, rescale, numel, start, code_top, least,
+    COUNT: tl.constexpr, DIVIDES: tl.constexpr, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """||p||_2 of each block, in 16 lanes; top: max|p| of each, finite and above 0. The lanes' order is not that of the tile, so elements are read
+    again, from the L1 cache."""
+    lanes = tl.zeros((ROWS, LANES), tl.float32)
+    for step in range(BLOCK // LANES):
+        offsets = tl.arange(0, ROWS)[:, None] * BLOCK + step * LANES + tl.arange(0, LANES)[None, :]
+        mask = offsets < numel - start
+        if COUNT:
+            values = _sum_at(sources, numel, start, offsets, mask, code_top, least, COUNT, VALUE, BITS, BLOCK)
+        else:
+            values = load_f32(sources[0] + start, offsets, mask, False)
+        p = corrected(mean(values, divisor, DIVIDES), old, rescale, offsets, mask, False)
+        x = tl.div_rn(p, tl.broadcast_to(top[:, None], (ROWS, LANES)))
+        lanes += x * x
     lanes = _halved(_halved(_halved(lanes, 16), 8), 4)
     low, high = tl.split(lanes)
     return tl.sqrt_rn(low + high) * top
 
 
 @triton.jit
-def _scales_of(top_bits, p, top_code, fixed, NORM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """(whether a block is sent, its scale, its factor), [ROWS] each; p: flat, read for the norm L2 alone."""
-    length = top_bits.to(tl.float32, bitcast=True)
+def _scales_of(top_bits, length, top_code, fixed, NORM: tl.constexpr, ROWS: tl.constexpr):
+    """(whether a block is sent, its scale, its factor), [ROWS] each. length: the blocks' norms."""
     if NORM == FIXED:
         sent = top_bits < INFINITY_BITS
         scale = tl.where(sent, fixed, 0.0)
         factor = scale
     else:
-        if NORM == L2_NORM:
-            ordinary = (top_bits > 0) & (top_bits < INFINITY_BITS)
-            length = tl.where(ordinary, _l2_norm(p, tl.where(ordinary, length, 1.0), ROWS, BLOCK), length)
         top = tl.full((ROWS,), 0.0, tl.float32) + top_code
         scale = tl.div_rn(length, top)
         sent = (length <= MAX_F32) & (scale >= LEAST_SCALE)
@@ -202,7 +201,6 @@ def write_tile(
         if ROTATE:
             turned = rotated(p, start + flat)
         top_bits = tl.max(magnitude_bits(tl.reshape(turned, (ROWS, BLOCK))), axis=1)
-        in_order = turned
         q = tl.reshape(turned, (ROWS, per, width))
         offsets = row3 * BLOCK + place3 * width + byte3
         valid = offsets >= 0
@@ -220,17 +218,17 @@ def write_tile(
         q = corrected(mean(values, divisor, DIVIDES), old, rescale, offsets, valid, False)
         top_bits = tl.max(tl.max(magnitude_bits(q), axis=2), axis=1)
         nonfinite = tl.max(top_bits, axis=0) >= INFINITY_BITS
-        in_order = flat.to(tl.float32)
-        if NORM == L2_NORM:  # its lanes go by the part's order
-            inside = flat < rest
-            if COUNT:
-                values = _sum_at(sources, numel, start, flat, inside, top, least, COUNT, VALUE, BITS, BLOCK)
-            else:
-                values = load_f32(sources[0] + start, flat, inside, False)
-            in_order = corrected(mean(values, divisor, DIVIDES), old, rescale, flat, inside, False)
         byte_mask = tl.arange(0, width)[None, :] < bytes_here[:, None]
     flag_nonfinite(status, nonfinite)
-    sent, scale, factor = _scales_of(top_bits, in_order, top, fixed, NORM, ROWS, BLOCK)
+    length = top_bits.to(tl.float32, bitcast=True)
+    if NORM == L2_NORM:
+        ordinary = (top_bits > 0) & (top_bits < INFINITY_BITS)
+        norm = _l2_norm(
+            tl.where(ordinary, length, 1.0), sources, divisor, old, rescale, numel, start, top, least,
+            COUNT, DIVIDES, VALUE, BITS, BLOCK, ROWS,
+        )  # fmt: skip
+        length = tl.where(ordinary, norm, length)
+    sent, scale, factor = _scales_of(top_bits, length, top, fixed, NORM, ROWS)
     index = first + start.to(tl.uint32) + offsets.to(tl.uint32)
     bias: tl.constexpr = (1 << (BITS - 1)) if BITS < 8 else 0
     code = CODE(q, factor[:, None, None], top, least, index, before, between, RANDOM)
