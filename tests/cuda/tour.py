@@ -19,7 +19,7 @@ STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
 # One for each kernel or constant that differs.
 TEXTS: Final = (
     "none", "bf16", "fp16", "int8", "int8:ef=0", "int8:rotate=1", "int4", "int4:ef=0", "int4:rotate=1", "fp8", "fp8:ef=0", "fp8:format=e5m2",
-    "dithering", "dithering:ef=1", "dithering:k=1", "dithering:k=127", "dithering:normalize=l2", "dithering:partition=natural", "tbq",
+    "dithering", "dithering:ef=1", "dithering:k=1", "dithering:k=127", "dithering:normalize=l2", "dithering:partition=natural", "tbq", "onebit", "onebit:ef=0,scale=unit",
     "topk:k=0.01", "topk:k=0.6", "topk:k=0.01,select=sampled", "topk:k=0.01,select=mstopk",
     "blocktopk", "blocktopk:block=5000,k=2", "randomk", "randomk:ef=0",
 )  # fmt: skip
