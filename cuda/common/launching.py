@@ -10,12 +10,14 @@ from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
+import triton.language as tl
 
 from psgc.codecs.codec import Stream
 from psgc.cuda.common.device_codec import DeviceStream, stream_words
 
 # No fused multiply-add, and denormals are kept: roundings are part of what a codec promises.
 SETTINGS: Final[dict[str, Any]] = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
+TRITON_DTYPES: Final[dict[torch.dtype, Any]] = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 Observer = Callable[[Any, int, tuple[Any, ...], dict[str, Any], int], None]
 observers: Final[
     list[Observer]

@@ -24,6 +24,7 @@ from psgc.cuda.common.elements import (
     report_bytes,
     store_f32,
 )
+from psgc.cuda.common.many_kernels import address, part_of
 from psgc.cuda.common.randoms import read_draws
 from psgc.cuda.quantize.rotation_kernels import rotated, rotated_back
 
@@ -274,6 +275,49 @@ def write_kernel(
         write_tile(
             sources, divisor, residual, factor, kept, out, status, numel, start, place, key, other, top, least, fixed,
             COUNT, DIVIDES, CODE, VALUE, RANDOM, BITS, BLOCK, ROWS, NORM, False, False,
+        )  # fmt: skip
+
+
+@triton.jit
+def _write_either(
+    source, residual, rescale, out, status, numel, start, first, before, between, top, least, fixed,
+    CODE: tl.constexpr, VALUE: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    NORM: tl.constexpr, ROTATE: tl.constexpr,
+):  # fmt: skip
+    """Encode a tile of elements, wherever in its part it is."""
+    if start + ROWS * BLOCK <= numel:
+        write_tile(
+            (source,), 1.0, residual, rescale, None, out, status, numel, start, first, before, between, top, least, fixed,
+            0, False, CODE, VALUE, RANDOM, BITS, BLOCK, ROWS, NORM, ROTATE, True,
+        )  # fmt: skip
+    else:
+        write_tile(
+            (source,), 1.0, residual, rescale, None, out, status, numel, start, first, before, between, top, least, fixed,
+            0, False, CODE, VALUE, RANDOM, BITS, BLOCK, ROWS, NORM, False, False,
+        )  # fmt: skip
+
+
+@triton.jit
+def write_many_kernel(
+    table, owners, words, at, rescale, top, least, fixed,
+    DTYPE: tl.constexpr, FEEDBACK: tl.constexpr, ALIGNED: tl.constexpr, CODE: tl.constexpr, VALUE: tl.constexpr, RANDOM: tl.constexpr,
+    BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr,
+):  # fmt: skip
+    """Encode many parts of elements of DTYPE: see `many`."""
+    part, row, numel, start, out, status = part_of(table, owners, ROWS * BLOCK)
+    factor = read_rescale(at, rescale)
+    source = address(row, 0, DTYPE, ALIGNED)
+    # without a stream any numbers will do: nothing is drawn
+    first, before, between = read_draws(table if words is None else words + part * 3, 0, 0, 0)
+    if FEEDBACK:
+        _write_either(
+            source, address(row, 1, tl.float32, ALIGNED), factor, out, status, numel, start, first, before, between, top, least, fixed,
+            CODE, VALUE, RANDOM, BITS, BLOCK, ROWS, NORM, ROTATE,
+        )  # fmt: skip
+    else:
+        _write_either(
+            source, None, factor, out, status, numel, start, first, before, between, top, least, fixed,
+            CODE, VALUE, RANDOM, BITS, BLOCK, ROWS, NORM, ROTATE,
         )  # fmt: skip
 
 

@@ -16,8 +16,9 @@ from psgc.codecs.quantize.blocks import BlockCodec
 from psgc.codecs.quantize.rotation import GROUP
 from psgc.codecs.tbq import TbqCodec
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
-from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream
-from psgc.cuda.common.launching import draws, launch, rescaling
+from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream, Encoding
+from psgc.cuda.common.launching import TRITON_DTYPES, draws, launch, rescaling
+from psgc.cuda.common.many import Tables
 from psgc.cuda.quantize import block_kernels as kernels
 from psgc.cuda.quantize import code_kernels as codes
 
@@ -53,6 +54,7 @@ class BlockDeviceCodec(DeviceCodec):
         }  # fmt: skip
         norm = kernels.FIXED if fixed else kernels.L2_NORM if block.norm == "l2" else kernels.MAX_NORM
         self._writing = {**self._reading, "CODE": helpers.code, "RANDOM": self._draws, "NORM": norm.value}
+        self._tables = Tables(codec, lambda numel: -(-numel // self._tile), self._draws)
 
     def encode(
         self, grad: torch.Tensor, residual: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream,
@@ -61,6 +63,16 @@ class BlockDeviceCodec(DeviceCodec):
         numel = grad.numel()
         check_part(self.codec, out.device, numel, grad=grad, residual=residual)
         self._write((grad,), 0, numel, 1, residual, None, rescale, stream, out, status)
+
+    def encode_many(self, items: Sequence[Encoding]) -> None:
+        if self._draws and any(isinstance(item.stream, DeviceStream) for item in items):
+            super().encode_many(items)
+            return
+        for batch in self._tables.batches(items):
+            launch(
+                kernels.write_many_kernel, batch.owners.numel(), batch.table, batch.owners, batch.words, *rescaling(batch.rescale), *self._limits,
+                self._fixed, DTYPE=TRITON_DTYPES[batch.dtype], FEEDBACK=batch.feedback, ALIGNED=batch.aligned, **self._writing,
+            )  # fmt: skip
 
     def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None:
         check_part(self.codec, out.device, numel, out=out)

@@ -13,8 +13,9 @@ import torch
 from psgc.codecs.codec import BLOCK, Codec, Stream
 from psgc.codecs.onebit import UnitOneBitCodec
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
-from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream
-from psgc.cuda.common.launching import launch, rescaling
+from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream, Encoding
+from psgc.cuda.common.launching import TRITON_DTYPES, launch, rescaling
+from psgc.cuda.common.many import Tables
 from psgc.cuda.signs import sign_kernels as kernels
 
 # Blocks that one warp takes: 2 give each thread 16 bytes of a row, but leave a GPU idle that has too few to work on. With what is left out, a
@@ -29,6 +30,7 @@ class OneBitDeviceCodec(DeviceCodec):
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec)
         self._unit = isinstance(codec, UnitOneBitCodec)
+        self._tables = Tables(codec, lambda numel: -(-numel // BLOCK), draws=False)
 
     def encode(
         self, grad: torch.Tensor, residual: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream,
@@ -37,6 +39,17 @@ class OneBitDeviceCodec(DeviceCodec):
         numel = grad.numel()
         check_part(self.codec, out.device, numel, grad=grad, residual=residual)
         self._write((grad,), 0, numel, 1, residual, None, rescale, out, status)
+
+    def encode_many(self, items: Sequence[Encoding]) -> None:
+        for batch in self._tables.batches(items):
+            dtype, programs = TRITON_DTYPES[batch.dtype], batch.owners.numel()
+            if self._unit:
+                launch(kernels.signs_many_kernel, programs, batch.table, batch.owners, DTYPE=dtype, ALIGNED=batch.aligned)
+            else:
+                launch(
+                    kernels.write_many_kernel, programs, batch.table, batch.owners, *rescaling(batch.rescale),
+                    num_warps=1, DTYPE=dtype, FEEDBACK=batch.feedback, ALIGNED=batch.aligned,
+                )  # fmt: skip
 
     def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None:
         check_part(self.codec, out.device, numel, out=out)

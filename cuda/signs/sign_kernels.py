@@ -23,6 +23,7 @@ from psgc.cuda.common.elements import (
     report_bytes,
     store_f32,
 )
+from psgc.cuda.common.many_kernels import address, part_of
 
 BLOCK = tl.constexpr(4096)
 LANES = tl.constexpr(64)
@@ -168,6 +169,27 @@ def write_kernel(
 
 
 @triton.jit
+def _write_either(source, residual, rescale, out, status, numel, start):
+    """Encode a block of elements, wherever in its part it is."""
+    if start + BLOCK <= numel:
+        write_blocks((source,), 1.0, residual, rescale, None, out, status, numel, start, 0, False, 1, True)
+    else:
+        write_blocks((source,), 1.0, residual, rescale, None, out, status, numel, start, 0, False, 1, False)
+
+
+@triton.jit
+def write_many_kernel(table, owners, at, rescale, DTYPE: tl.constexpr, FEEDBACK: tl.constexpr, ALIGNED: tl.constexpr):
+    """Encode many parts of elements of DTYPE, a program for each block: see `many`."""
+    _part, row, numel, start, out, status = part_of(table, owners, BLOCK)
+    factor = read_rescale(at, rescale)
+    source = address(row, 0, DTYPE, ALIGNED)
+    if FEEDBACK:
+        _write_either(source, address(row, 1, tl.float32, ALIGNED), factor, out, status, numel, start)
+    else:
+        _write_either(source, None, factor, out, status, numel, start)
+
+
+@triton.jit
 def _sum_of(payloads, numel, start, rest, COUNT: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr):
     """The left-to-right sum of a block's elements, [512, 8]."""
     byte = tl.arange(0, BLOCK // 8)
@@ -249,3 +271,14 @@ def signs_kernel(sources, divisor, out, status, numel, payload_bytes, COUNT: tl.
         write_signs(sources, divisor, out, status, numel, start, COUNT, DIVIDES, True)
     else:
         write_signs(sources, divisor, out, status, numel, start, COUNT, DIVIDES, False)
+
+
+@triton.jit
+def signs_many_kernel(table, owners, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """Encode many parts of elements of DTYPE as signs alone, a program for each 4096 elements: see `many`."""
+    _part, row, numel, start, out, status = part_of(table, owners, BLOCK)
+    source = address(row, 0, DTYPE, ALIGNED)
+    if start + BLOCK <= numel:
+        write_signs((source,), 1.0, out, status, numel, start, 0, False, True)
+    else:
+        write_signs((source,), 1.0, out, status, numel, start, 0, False, False)

@@ -10,16 +10,18 @@ from typing import Any, Final
 import torch
 
 from psgc.codecs.backends import cuda_side, cuda_state
-from psgc.codecs.codec import Stream
+from psgc.codecs.codec import FLOATS, Stream
 from psgc.codecs.registry import parse_codec, parse_scheme
 from psgc.codecs.scheme import BucketContext
+from psgc.cuda.common.device_codec import Encoding
 
 NUMEL: Final = 20000  # above what a sparse codec looks at as a whole
 STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
 # One for each kernel or constant that differs.
 TEXTS: Final = (
     "none", "bf16", "fp16", "int8", "int8:ef=0", "int8:rotate=1", "int4", "int4:ef=0", "int4:rotate=1", "fp8", "fp8:ef=0", "fp8:format=e5m2",
-    "dithering", "dithering:ef=1", "dithering:k=1", "dithering:k=127", "dithering:normalize=l2", "dithering:partition=natural", "tbq", "onebit", "onebit:ef=0,scale=unit",
+    "dithering", "dithering:ef=1", "dithering:k=1", "dithering:k=127", "dithering:normalize=l2", "dithering:partition=natural", "tbq",
+    "onebit", "onebit:ef=0,scale=unit",
     "topk:k=0.01", "topk:k=0.6", "topk:k=0.01,select=sampled", "topk:k=0.01,select=mstopk",
     "blocktopk", "blocktopk:block=5000,k=2", "randomk", "randomk:ef=0",
 )  # fmt: skip
@@ -62,6 +64,8 @@ def operations(text: str, dtype: str) -> None:
         return floats() if codec.feedback else None
 
     side.encode(part(), residual(), 0.5, STREAM, payload, status, scratch)
+    if codec.dtypes == FLOATS:
+        side.encode_many([Encoding(part(), residual(), 0.5, STREAM, payload, status, scratch)])
     side.decode(payload, NUMEL, part())
     if codec.feedback:
         side.commit(payload, NUMEL, part(), floats(), 0.5)
