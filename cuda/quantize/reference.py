@@ -109,7 +109,7 @@ def block_codes(codec: BlockCodec, values: torch.Tensor, factor: torch.Tensor, w
         y = x.abs().clamp(max=1.0)
         below = y < least
         steps = torch.full_like(x, 1 << 22, dtype=torch.int64) if words is None else words >> 9
-        none = (torch.tensor(least).view(torch.int32).item() >> 23) - 1 + below.long()
+        none = (int(torch.tensor(least).view(torch.int32)) >> 23) - 1 + below.long()
         level = ((torch.where(below, y + least, y).view(torch.int32).long() + steps) >> 23) - none
         return torch.where(x.signbit(), -level, level)
     if isinstance(codec, Fp8Codec):
