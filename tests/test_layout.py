@@ -26,7 +26,7 @@ from psgc.layout import (
     key_text,
     make_key,
 )  # fmt: skip
-from psgc.layout.collective import BROADCAST, ENCODED, ENCODED_BY_NODE, SUM, SUM_BY_NODE
+from psgc.layout.collective import BROADCAST, ENCODED, ENCODED_BY_NODE, GATHERED, SUM, SUM_BY_NODE
 from psgc.layout.records import NO_SERVER
 from psgc.plan.model.options import all_options
 
@@ -393,7 +393,14 @@ def test_without_servers_every_bucket_has_an_option_that_a_plan_may_have_and_bro
 
 
 def test_without_servers_codecs_that_need_them_are_refused_with_the_tensor_and_the_remedy() -> None:
-    for codec in ("powersgd", "shared", "onebit/relay", "topk:momentum=dgc"):
+    for codec in ("powersgd", "shared", "topk:momentum=dgc", "topk:momentum=dgc/relay"):
         declaration = Declaration("x", "adhoc", (TensorSpec("w", (64, 64), "float32"),), codec, True)
         with pytest.raises(CodecError, match=r"^tensor 'w': codec \S+ needs servers, and this job has none; start one or more .*int8"):
             build_layout(declaration, layout_id=1, servers=0, workers=2)
+    declaration = Declaration("x", "plan", (TensorSpec("w", (64, 64), "float32"),), "onebit/relay", True, min_compress_bytes=0)
+    with pytest.raises(
+        CodecError, match=r"have the codec onebit and the option comp@cpu flat.all_gather.c decomp@cpu, or start one or more"
+    ):
+        build_layout(declaration, layout_id=1, servers=0, workers=2)
+    instead = replace(declaration, codec="none", buckets=(BucketSpec((0,), "onebit", 0, 1, option=GATHERED),))
+    assert build_layout(instead, layout_id=1, servers=0, workers=2).buckets[0].over_groups

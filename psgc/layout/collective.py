@@ -12,6 +12,8 @@ from typing import Final
 
 from psgc.codecs import Scheme
 from psgc.codecs.none import NoneCodec
+from psgc.codecs.registry import SCRIPT_CODEC, parse_scheme
+from psgc.codecs.relay import RelayScheme
 from psgc.codecs.scheme import PairScheme
 
 Option = tuple[str, ...]
@@ -22,6 +24,7 @@ ENCODED: Final[Option] = ("comp@cpu", "flat.all_to_all.c", "decomp@cpu", "comp@c
 ENCODED_BY_NODE: Final[Option] = (
     "intra.reduce_scatter", "comp@cpu", "inter.all_to_all.c", "decomp@cpu", "comp@cpu", "inter.all_gather.c", "decomp@cpu", "intra.all_gather",
 )  # fmt: skip
+GATHERED: Final[Option] = ("comp@cpu", "flat.all_gather.c", "decomp@cpu")  # what relaying servers do, among ranks; plans may have it
 BROADCAST: Final[Option] = ("flat.broadcast",)  # of the root's bytes; no option of a plan
 # Others are summed once: sums of a node could leave the range of integers and of float16, where the mean of all ranks does not.
 _SUMMED_TWICE: Final = ("float32", "bfloat16", "float64")
@@ -34,6 +37,12 @@ def needs_servers(scheme: Scheme) -> bool:
 
 def refusal(scheme: Scheme) -> str:
     """What to say of a scheme that needs servers, in a job that has none."""
+    push = scheme.canonical.removesuffix("/relay")
+    if isinstance(scheme, RelayScheme) and not push.startswith(SCRIPT_CODEC) and not needs_servers(parse_scheme(push)):
+        return (
+            f"codec {scheme.canonical} has servers forward payloads, and this job has none; ranks do the same among themselves by a plan whose buckets have "
+            f"the codec {push} and the option {' '.join(GATHERED)}, or start one or more servers (--servers, DMLC_NUM_SERVER)"
+        )
     return (
         f"codec {scheme.canonical} needs servers, and this job has none; start one or more (--servers, DMLC_NUM_SERVER), or take a codec that ranks "
         f"can sum among themselves, such as int8, onebit or topk:k=0.01"
