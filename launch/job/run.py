@@ -62,6 +62,10 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
             raise CodecError(f"run: {refusal(scheme)}")
     config = Config.from_env({**_job_env(1, workers, servers, nodes, codec), **files})  # what is wrong is said before kernels are compiled
     config.require_cluster()
+    if config.wire != "psgc":
+        raise UsageError(
+            f"{program}: PSGC_WIRE={config.wire}: the jobs that it starts speak psgc's own wire; start each role of this one with psgc-launch (docs/pslite.md)"
+        )
     if config.encrypt:
         encryption.require()
     if note := note_on(command):

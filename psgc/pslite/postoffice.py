@@ -198,7 +198,7 @@ class Postoffice:
                         f"this ps-lite {self.settings.role} has waited {now - began:.0f} s for {what()}; see that process's own output"
                     )
                 if timeout_s != FOREVER and reminder.due(now, self.settings.silence_s):
-                    logger.warning("%s %s: waiting for %s", self.settings.role, "" if self.node_id == EMPTY else self.node_id, what())
+                    logger.warning("%s%s: waiting for %s", self.settings.role, "" if self.node_id == EMPTY else f" {self.node_id}", what())
                 self._changed.wait(0.2)
             self.check()
 

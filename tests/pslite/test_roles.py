@@ -6,7 +6,9 @@ import socket
 
 import pytest
 
+from psgc.errors import UsageError
 from psgc.launch.job.role import run_role
+from psgc.launch.job.run import run_job
 from tests.pslite.test_offices import BASE, free_port
 
 
@@ -24,3 +26,9 @@ def test_a_users_mistake_is_one_line_and_a_status_that_is_not_zero(capfd: pytest
             assert run_role(role, {**local, **more}) == status
             errors = capfd.readouterr().err
             assert said in errors and errors.count("\n") == 1, errors
+
+
+def test_psgc_run_says_how_to_start_such_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSGC_WIRE", "pslite")
+    with pytest.raises(UsageError, match=r"PSGC_WIRE=pslite: .* start each role of this one with psgc-launch"):
+        run_job(["true"])

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn, cast
 
 from numpy.typing import NDArray
 
+from psgc.checkpoints import SAVES
 from psgc.config import Config
 from psgc.descriptors import raise_limit
 from psgc.errors import JobFailed, PsgcError, RemoteProtocolError, UsageError
@@ -27,6 +28,7 @@ from psgc.pslite.nodes import WORKER_GROUP
 from psgc.pslite.postoffice import Postoffice
 from psgc.pslite.settings import Settings
 from psgc.reminder import Reminder
+from psgc.report import Launcher
 from psgc.worker.pslite.bucket import PsLiteBucket
 from psgc.worker.pslite.compression import Compression
 from psgc.worker.pslite.numbering import Numbering
@@ -65,6 +67,8 @@ class PsLiteSession(Session):
         self._closed = False
         self._waits: dict[StepTicket, tuple[float, str]] = {}
         self._reminder: Reminder | None = None
+        self._launcher = Launcher(config.launcher)
+        SAVES.tell_to(self._launcher.tell_saving, config.save_timeout_s)
         office.on_fail, office.on_tick = self._broken, self._tick
 
     @classmethod
@@ -75,11 +79,13 @@ class PsLiteSession(Session):
         raise_limit()
         office = Postoffice(settings)
         session = cls(config, office)
+        session._launcher.tell("joining")
         try:
             office.start()
         except BaseException:
             office.finalize(barrier=False)
             raise
+        session._launcher.tell("joined", rank=session.rank)
         return session
 
     def expect_names(self, names: Iterable[str]) -> None:
@@ -177,6 +183,8 @@ class PsLiteSession(Session):
             if isinstance(error, RemoteProtocolError) or not isinstance(error, PsgcError):
                 error = JobFailed(f"rank {self.rank}: {error if isinstance(error, PsgcError) else repr(error)}")
             self._error = error
+        if isinstance(error, JobFailed):
+            error.told = self._launcher.tell("job failed", str(error))
         self._office.fail(error)
         self._board.fail()
         self._run_endings()
