@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import numpy as np
+
 from psgc.config import Config
+from psgc.errors import JobFailed
 from psgc.torch.collectives.groups import JobGroups, job_groups
 from tests.torch.conftest import FakeJob, FakeSession
 
@@ -53,3 +56,20 @@ def all_well(ended: list[BaseException | None]) -> None:
     for error in ended:
         if error is not None:
             raise error
+
+
+def said_when_another_leaves(config: Config) -> str:
+    """How rank 0's job fails when rank 1 closes its groups while rank 0 is in a collective."""
+
+    def run(groups: JobGroups, rank: Rank) -> None:
+        group = groups.group((0, 1))
+        group.maximum(np.zeros(1, np.int32))
+        if rank.rank == 1:
+            groups.close()
+        else:
+            group.all_reduce(np.zeros(7, np.float32), "float32")
+
+    (error, nothing) = on_ranks(2, run, config)
+    assert nothing is None
+    assert isinstance(error, JobFailed)
+    return str(error)

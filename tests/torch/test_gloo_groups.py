@@ -20,7 +20,7 @@ from psgc.torch.collectives.groups import JobGroups, job_groups
 from psgc.worker.solo import SoloSession
 from tests.program.collectives import check_every_method, fractions, uneven
 from tests.torch.conftest import FakeJob
-from tests.torch.rank_threads import Rank, all_well, on_ranks
+from tests.torch.rank_threads import Rank, all_well, on_ranks, said_when_another_leaves
 
 CONFIG = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=60.0)
 
@@ -38,18 +38,7 @@ def test_groups_find_each_other_by_ipv6() -> None:
 
 
 def test_who_leaves_breaks_the_groups_of_the_others_who_report_it_if_nobody_else_does() -> None:
-    def run(groups: JobGroups, rank: Rank) -> None:
-        group = groups.group((0, 1))
-        group.maximum(np.zeros(1, np.int32))
-        if rank.rank == 1:
-            groups.close()
-        else:
-            group.all_reduce(np.zeros(7, np.float32), "float32")
-
-    (error, nothing) = on_ranks(2, run, CONFIG)
-    assert nothing is None
-    assert isinstance(error, JobFailed)
-    said = str(error)
+    said = said_when_another_leaves(CONFIG)
     assert said.startswith("rank 0: all_reduce of 7 float32 in the group of ranks 0, 1 failed: ")
     # What gloo says depends on what of rank 0's message had arrived when rank 1 closed the connection.
     assert re.search(r"(Connection closed by peer|Read error|Write error) \[127\.0\.0\.1\]:", said), said

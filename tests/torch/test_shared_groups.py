@@ -16,7 +16,7 @@ from psgc.torch.collectives.groups import JobGroups
 from psgc.worker.collectives import mesh, shared_group
 from psgc.worker.collectives.shared_group import SLOT_BYTES, SharedGroup
 from tests.program.collectives import check_every_method, fractions, uneven
-from tests.torch.rank_threads import Rank, all_well, on_ranks
+from tests.torch.rank_threads import Rank, all_well, on_ranks, said_when_another_leaves
 
 CONFIG = Config(root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=60.0)
 
@@ -99,18 +99,8 @@ def test_only_workers_of_one_node_that_may_use_shared_memory_do() -> None:
 
 
 def test_who_leaves_breaks_the_groups_of_the_others_who_report_it_if_nobody_else_does() -> None:
-    def run(groups: JobGroups, rank: Rank) -> None:
-        group = groups.group((0, 1))
-        group.maximum(np.zeros(1, np.int32))
-        if rank.rank == 1:
-            groups.close()
-        else:
-            group.all_reduce(np.zeros(7, np.float32), "float32")
-
-    (error, nothing) = on_ranks(2, run, CONFIG)
-    assert nothing is None
-    assert isinstance(error, JobFailed)
-    assert str(error).startswith("rank 0: all_reduce of 7 float32 in the group of ranks 0, 1 failed: rank 1 has left the group")
+    said = said_when_another_leaves(CONFIG)
+    assert said.startswith("rank 0: all_reduce of 7 float32 in the group of ranks 0, 1 failed: rank 1 has left the group")
 
 
 def test_a_job_that_fails_ends_what_is_under_way_on_its_groups_with_the_jobs_own_error() -> None:
