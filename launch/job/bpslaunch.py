@@ -19,7 +19,7 @@ from psgc.launch.job.clusters import completed
 from psgc.launch.job.cores import cores_of_ranks, described, near_memory
 from psgc.launch.job.devices import local_size, seen_devices
 from psgc.launch.job.interpreter import check_command, note_on
-from psgc.launch.job.restarts import restarts_of, run_again
+from psgc.launch.job.restarts import await_the_end, restarts_of, run_again
 from psgc.launch.job.role import run_role
 from psgc.launch.job.run import run_job
 from psgc.launch.job.threads import shared_cores
@@ -76,7 +76,12 @@ def launch(command: list[str], env: Mapping[str, str]) -> int:
             named = ", ".join(f"{name}={value}" for name, value in sorted(found.settings.items()))
             print(f"psgc-launch: from {found.source}: {named}", file=sys.stderr)
         _check_trace(full)
-        return run_again(lambda more: _run(roles, command, {**full, **more}), restarts_of(full), "psgc-launch")
+
+        def between() -> None:
+            if not _one_machine(full):
+                await_the_end(Config.from_env(of_machine(full), role=roles[-1]), "scheduler" in roles)
+
+        return run_again(lambda more: _run(roles, command, {**full, **more}), restarts_of(full), "psgc-launch", between)
     except PsgcError as error:
         print(f"psgc-launch: {error}", file=sys.stderr)
         return 2 if isinstance(error, (CodecError, ConfigError, UsageError)) else 1

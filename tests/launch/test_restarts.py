@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+import socket
 
 import pytest
 
+from psgc.config import Config
 from psgc.errors import ConfigError
+from psgc.launch.job import restarts
 from psgc.launch.job.restarts import restarts_of, run_again
 
 
@@ -31,6 +34,24 @@ def test_a_fault_is_followed_by_another_start_up_to_the_limit(capsys: pytest.Cap
 @pytest.mark.parametrize("status", [0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM])
 def test_these_ends_are_final(status: int) -> None:
     assert ends(status, most=3)[0] == status
+
+
+def test_a_machine_waits_until_the_scheduler_of_the_last_start_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its members would meet that one, and hear that the job has failed."""
+    slept: list[float] = []
+    with socket.create_server(("127.0.0.1", 0)) as scheduler:
+        config = Config(root_host="127.0.0.1", root_port=scheduler.getsockname()[1])
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == 3:
+                scheduler.close()
+
+        monkeypatch.setattr(restarts.time, "sleep", sleep)
+        restarts.await_the_end(config, runs_scheduler=False)
+    assert slept == [restarts.POLL_S] * 3
+    restarts.await_the_end(config, runs_scheduler=True)
+    assert slept[3:] == [restarts.GAP_S]
 
 
 def test_the_setting_is_a_number() -> None:
