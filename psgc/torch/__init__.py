@@ -7,7 +7,19 @@ from psgc.torch.gradients.profiler import profile_model
 from psgc.torch.optimizers.adam import OneBitAdam, ZeroOneAdam
 from psgc.torch.optimizers.cross_barrier import CrossBarrier
 from psgc.torch.optimizers.distributed import DistributedOptimizer
-from psgc.torch.session.api import barrier, current_session, init, is_initialized, local_rank, local_size, rank, shutdown, size
+from psgc.torch.session.api import (
+    barrier,
+    current_session,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    resume,
+    shutdown,
+    size,
+    suspend,
+)  # fmt: skip
 from psgc.torch.session.speed import get_pushpull_speed
 from psgc.torch.tensors.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from psgc.torch.tensors.compression import Compression
@@ -52,9 +64,11 @@ __all__ = [
     "push_pull_inplace",
     "rank",
     "register_functions",
+    "resume",
     "saving",
     "set_num_grads",
     "shutdown",
     "size",
+    "suspend",
     "synchronize",
 ]

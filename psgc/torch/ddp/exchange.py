@@ -28,6 +28,7 @@ from psgc.torch.gradients.step_flags import MAX_RESCALE
 from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.planned import declared_buckets, write_layout
 from psgc.torch.plans.rules import buckets_by_rule
+from psgc.torch.session import api
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Residuals
@@ -115,6 +116,19 @@ class DdpExchange:
         self._applied = self._dropped = False  # whether the last step was applied or dropped, if a loss scaler has reported it
         self._previous_skipped, self._rescale = False, 1.0
         add_exchange(self)
+        api.add_member(self)
+
+    def check_leaving(self) -> None:
+        """Raise UsageError: torch.distributed's process group has one size."""
+        raise UsageError(
+            "suspend(): a model under torch's DistributedDataParallel cannot go on in a job of another size; use psgc.torch's own"
+        )
+
+    def leave(self) -> None:
+        """Never called."""
+
+    def rejoin(self, session: Session) -> None:
+        """Never called."""
 
     def knows(self, parameter: torch.Tensor) -> bool:
         index = self._indices.get(id(parameter))

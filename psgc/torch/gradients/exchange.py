@@ -29,8 +29,9 @@ from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.planned import declared_buckets, write_layout
 from psgc.torch.plans.rules import buckets_by_rule
-from psgc.torch.session import speed
+from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
+from psgc.torch.state.owed import OwedGradients, add_owed
 from psgc.torch.state.residuals import Residuals
 from psgc.worker.session import Session
 
@@ -85,7 +86,37 @@ class GradientExchange:
         self._backward = 0  # its number
         self._backwards = 0  # those of this step that are over
         self._told_of_drop = False
+        self._owed = OwedGradients()  # of a session that this process has left
         self._lock = threading.RLock()  # backward may run hooks in a thread for each device
+        api.add_member(self)
+
+    def check_leaving(self) -> None:
+        """Raise UsageError in the middle of a step, or where ``auto`` or a profile observes steps."""
+        _ = self.units
+        if self.observer is not None:
+            raise UsageError("suspend(): auto and PSGC_PROFILE observe the steps of one job; name a codec or a plan, or start a new job")
+
+    def leave(self) -> None:
+        """The session ends: take along what codecs keep."""
+        kept = self.residuals.collect(self.outcome == "dropped")
+        self._owed.take(kept.tensors, kept.servers)
+        self._owed.workers = self.session.size
+
+    def rejoin(self, session: Session) -> None:
+        """Go on in another session: tensors are declared anew in the first step."""
+        with self._lock:
+            self.session, self.residuals, self._layouts, self._choices, self.outcome = session, Residuals(session), 0, 0, "applied"
+            self._give_up_layouts()
+
+    def _pay(self) -> None:
+        """In the first step after ``rejoin``, send what is owed along with the gradients."""
+        assert self._flags is not None
+        for gradient in self._gradients:
+            owed = self._owed.pop(gradient.spec.name, self.session.size, self._flags.rescale(self._last, gradient.spec.group))
+            if owed is not None:
+                add_owed(gradient.parameter, owed)
+                assert gradient.parameter.grad is not None
+                gradient.look(gradient.parameter.grad)
 
     def follows(self, parameter: torch.Tensor) -> bool:
         return id(parameter) in self._known
@@ -217,6 +248,8 @@ class GradientExchange:
             for gradient in self._gradients:
                 left = gradient.bucket is not None and gradient.bucket.ticket is not None
                 gradient.look_again(fixed=left or self.late)
+            if self._owed:
+                self._pay()
             self._declare()
             for bucket in self._buckets:
                 if bucket.ticket is None:

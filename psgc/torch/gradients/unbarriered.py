@@ -6,7 +6,9 @@ backward, leaves when its last gradient is ready, is awaited after ``step`` has 
 
 from __future__ import annotations
 
+import json
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,14 +16,15 @@ from typing import Final
 import torch
 
 from psgc.errors import UsageError
-from psgc.layout import Declaration, TensorSpec
+from psgc.layout import ITEM_BYTES, BucketSpec, Declaration, TensorSpec
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.hooks import follow
 from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.planned import declared_buckets
-from psgc.torch.plans.rules import buckets_by_rule
-from psgc.torch.session import speed
+from psgc.torch.plans.rules import codec_by_rule
+from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
+from psgc.torch.state.owed import OwedGradients, add_owed
 from psgc.worker.session import Session
 
 # A bucket leaves with its last gradient, which is that of its first layer, and the next forward waits for all of it; so layers share less than otherwise.
@@ -54,6 +57,26 @@ class UnbarrieredExchange:
         self._lock = threading.RLock()  # backward may run hooks in a thread for each device
         for index, gradient in enumerate(self._gradients):
             follow(self, gradient, index)
+        self._owed = OwedGradients()  # of a session that this process has left
+        api.add_member(self)
+
+    def check_leaving(self) -> None:
+        """Raise UsageError between backward and step()."""
+        if self.busy:
+            raise UsageError("suspend() between backward() and step(); call it after step()")
+
+    def leave(self) -> None:
+        """The session ends: apply all updates, and take along what codecs keep."""
+        self.wait_all()
+        self._owed.workers = self.session.size
+        for layout in {bucket.layout.name: bucket.layout for bucket in self._buckets}.values():
+            self._owed.take_layout(self.session.remembered(layout, False))
+
+    def rejoin(self, session: Session) -> None:
+        """Go on in another session: tensors are declared anew by its first step()."""
+        self.session, self._buckets = session, []
+        for gradient in self._gradients:
+            gradient.bucket = None
 
     # what hooks call
 
@@ -104,22 +127,61 @@ class UnbarrieredExchange:
         return any(gradient.passes for gradient in self._gradients)
 
     def declare(self, order: Iterable[torch.Tensor]) -> None:
-        """Declare all gradients, those that forward needs first with the highest priority, and wait until every rank has. order: of rank 0 counts."""
+        """Declare all gradients, those that forward needs first with the highest priority, and wait until every rank has. order: rank 0's counts."""
         config, specs = self.session.config, tuple(gradient.spec for gradient in self._gradients)
-        fuse_bytes = min(config.fuse_bytes, MOST_FUSED_BYTES)
+        indices, used = self._agreed([self._index[parameter] for parameter in order])
         plan = plan_for(self.session, self.choice, f"plan of {self.name}")
-        buckets = declared_buckets(plan, specs, self.session) if plan is not None else ()
-        if self.choice.rule is not None:  # in reverse, so that what is declared first has the highest priority
-            made = buckets_by_rule(self.choice.rule, specs, [gradient.parameter for gradient in self._gradients], fuse_bytes)
-            buckets = tuple(type(spec)(spec.tensors, spec.codec, -min(spec.tensors)) for spec in made)
+        buckets = declared_buckets(plan, specs, self.session) if plan is not None else self._in_order(indices, used)
         declaration = Declaration(
-            name=self.name, kind="plan", tensors=specs, codec=self.choice.codec, mean=True, order=tuple(self._index[p] for p in order),
+            name=self.name, kind="plan", tensors=specs, codec=self.choice.codec, mean=True, order=tuple(indices),
             used=tuple(i for i, gradient in enumerate(self._gradients) if gradient.passes), part_bytes=config.part_bytes,
-            fuse_bytes=fuse_bytes, min_compress_bytes=config.min_compress_bytes, buckets=buckets,
+            fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, buckets=buckets,
         )  # fmt: skip
         layout = self.session.declare(declaration)
         report_of(self.session).laid_out(layout)
         self._buckets = [GradientBucket.of(layout, bucket, self._gradients, config.gpu_codecs) for bucket in layout.buckets]
+
+    def _agreed(self, order: list[int]) -> tuple[list[int], set[int]]:
+        """Rank 0's order, and the gradients that it has, on every rank; this rank's own where it has other parameters, which the declaration then tells."""
+        name, used = f"order of {self.name}", [index for index, gradient in enumerate(self._gradients) if gradient.seen is not None]
+        if self.session.rank == 0:
+            self.session.publish(name, zlib.compress(json.dumps([order, used]).encode()))
+        agreed, by_root = json.loads(zlib.decompress(self.session.lookup(name)))
+        return (agreed, set(by_root)) if sorted(agreed) == sorted(order) else (order, set(used))
+
+    def _in_order(self, order: Sequence[int], used: set[int]) -> tuple[BucketSpec, ...]:
+        """Neighbours in the order share buckets, apart by codec, dtype and parameter group. A bucket of tensors from all over the model would leave
+        with the last gradient, and the first layer would wait for it. Parameters without a gradient are by themselves, so that no one gives them zeros."""
+        config, buckets, near = self.session.config, list[BucketSpec](), list[int]()
+        limit, filled = min(config.fuse_bytes, MOST_FUSED_BYTES), 0
+
+        def close() -> None:
+            kinds: dict[tuple[str, str, int], list[int]] = {}
+            for member in near:
+                kinds.setdefault(self._kind(member), []).append(member)
+            for (codec, _, _), members in kinds.items():
+                small = self.choice.rule is None and sum(map(self._nbytes, members)) < config.min_compress_bytes
+                buckets.append(BucketSpec(tuple(members), "none" if small else codec, -len(buckets)))
+            near.clear()
+
+        for index in (index for index in order if self._nbytes(index)):
+            nbytes = self._nbytes(index)
+            if filled + nbytes > limit or index not in used or (near and near[-1] not in used):
+                close()
+                filled = 0
+            near.append(index)
+            filled += nbytes
+        close()
+        return tuple(buckets)
+
+    def _nbytes(self, index: int) -> int:
+        spec = self._gradients[index].spec
+        return spec.numel * ITEM_BYTES[spec.dtype]
+
+    def _kind(self, index: int) -> tuple[str, str, int]:
+        gradient = self._gradients[index]
+        spec, rule = gradient.spec, self.choice.rule
+        return (self.choice.codec if rule is None else codec_by_rule(rule, spec.name, gradient.parameter)), spec.dtype, spec.group
 
     def take(self) -> int:
         """The trainer steps: submit what has not left, and await all of it from now on. Returns the step's number, from 1. Raises UsageError for a
@@ -128,6 +190,10 @@ class UnbarrieredExchange:
         with self._lock:
             for gradient in self._gradients:
                 self._check(gradient)
+                owed = self._owed.pop(gradient.spec.name, self.session.size, 1.0) if self._owed else None
+                if owed is not None:
+                    add_owed(gradient.parameter, owed)
+                    gradient.seen = gradient.parameter.grad
             self._step += 1
             for bucket in self._buckets:
                 if bucket.ticket is None:

@@ -10,6 +10,8 @@ import functools
 import logging
 import os
 import sys
+import weakref
+from typing import Any, Final, Protocol
 
 from psgc.checkpoints import SAVES
 from psgc.config import Config
@@ -23,7 +25,33 @@ logger = logging.getLogger(__name__)
 
 _session: Session | None = None
 _left = False  # this process, or the one it was forked from, was in a job over the network and has left it
+_suspended = False  # between suspend() and resume()
 _owner_pid = 0  # a forked child (a data loader's) inherits the session but must neither use nor end it
+
+
+class Member(Protocol):
+    """What goes on in another session: an optimizer's exchange."""
+
+    @property
+    def session(self) -> Session: ...
+
+    def check_leaving(self) -> None:
+        """Raise UsageError where it cannot leave now."""
+
+    def leave(self) -> None:
+        """The session ends: take along what codecs keep."""
+
+    def rejoin(self, session: Session) -> None:
+        """Go on in this session, perhaps with another number of workers."""
+
+
+_members: Final[weakref.WeakSet[Member]] = weakref.WeakSet()
+_leavers: Final[list[Member]] = []  # between suspend() and resume()
+
+
+def add_member(member: Member) -> None:
+    """Have it called by suspend() and resume() from now on. It is held weakly."""
+    _members.add(member)
 
 
 def init(lazy: bool = True) -> None:
@@ -35,25 +63,80 @@ def init(lazy: bool = True) -> None:
     thread gets its turn beside a busy main thread.
     Raises ConfigError; UsageError where this process cannot join any more; JobFailed saying who is missing.
     """
-    global _session, _owner_pid
     if is_initialized():
         return
     _refuse_to_join_again()
     _prepare_for_the_end()
     ending.install(_own_session)
-    config = Config.from_env()
+    _join(Config.from_env())
+
+
+def _join(config: Config) -> None:
+    global _session, _owner_pid, _suspended
     _set_up_logging(config)
     logger.info("configuration %s", config)
     if not config.launcher:  # else it has told of them, once for all
         for note in config.notes:
             logger.warning("%s", note)
     sys.setswitchinterval(config.switch_interval_s)
-    _session, _owner_pid = open_session(config), os.getpid()
+    _session, _owner_pid, _suspended = open_session(config), os.getpid(), False
     _session.groups_of = functools.partial(job_groups, _session)
     unheeded.tell_start(config)
 
 
+def suspend() -> None:
+    """Leave the job, to go on in another one of another size: with ``resume``. Call it on every worker of the job between two steps; the job then
+    ends in order, and with it its scheduler and its servers. What codecs keep on this rank, and its share of what they keep on servers, goes along
+    and is sent with the first gradient after ``resume``. Raises UsageError in the middle of a step, and where something cannot go on (ddp_hook,
+    OneBitAdam, auto).
+    """
+    global _session, _left, _suspended
+    session = current_session()
+    session.check()
+    _leavers[:] = [member for member in _members if member.session is session]
+    for member in _leavers:
+        member.check_leaving()
+    for member in _leavers:
+        member.leave()
+    session.barrier()  # servers answer until everybody has asked for its share
+    _session, _left, _suspended = None, True, True
+    session.close()
+    run_report.tell_end(session)
+
+
+def resume(
+    num_workers: int, num_servers: int, global_rank: int | None = None, context: Any = None, *,
+    root_uri: str | None = None, root_port: int | None = None,
+) -> None:  # fmt: skip
+    """Go on after ``suspend`` in a job of so many worker machines and servers, whose scheduler and servers have been started anew. Optimizers, wrapped
+    models and names stay as they are. Parameters are not broadcast: do so if workers are new, as they do after their ``init()``.
+
+    global_rank: this worker's rank from now on; None: by DMLC_WORKER_ID. root_uri, root_port: the new scheduler's address; None: as the
+    environment has it now. context: without effect. Returns once every member is there. Raises UsageError without ``suspend``, ConfigError,
+    JobFailed.
+    """
+    if not _suspended:
+        raise UsageError("resume() goes on after suspend(), which this process has not called; call init() to join a job")
+    given: dict[str, Any] = {"nodes": num_workers, "servers": num_servers, "world_size": 0}
+    given |= {name: value for name, value in (("root_host", root_uri), ("root_port", root_port)) if value is not None}
+    if global_rank is not None:
+        local = Config.from_env(nodes=max(num_workers, 1), node=0)
+        node, local_rank = divmod(global_rank, local.local_size)
+        if local_rank != local.local_rank:
+            raise UsageError(
+                f"resume: global_rank={global_rank} is local rank {local_rank} of a machine with {local.local_size}, but this is local rank "
+                f"{local.local_rank}; ranks are numbered machine by machine"
+            )
+        given["node"] = node
+    _join(Config.from_env(**given))
+    for member in _leavers:
+        member.rejoin(current_session())
+    _leavers.clear()
+
+
 def _refuse_to_join_again() -> None:
+    if _suspended:
+        raise UsageError("init() after suspend(): call resume(num_workers, num_servers, global_rank)")
     if _left or (_session is not None and not _session.config.solo):
         if _owner_pid != os.getpid():
             raise UsageError(
@@ -86,6 +169,8 @@ def is_initialized() -> bool:
 def current_session() -> Session:
     """This process's session. Raises UsageError before ``init``."""
     if _session is None or not is_initialized():
+        if _suspended and _owner_pid == os.getpid():
+            raise UsageError("psgc is suspended in this process; call psgc.torch.resume(num_workers, num_servers, global_rank) first")
         if _left and _owner_pid == os.getpid():
             raise UsageError("psgc has been shut down in this process, which has left its job")
         raise UsageError("psgc is not initialized in this process; call psgc.torch.init() first")
