@@ -22,7 +22,7 @@ from psgc.launch.topology import Topology
 
 PACKAGES: Final = ("torch", "numpy", "numba", "pyzmq")
 # Settings that must have one value in the whole job, and those that all workers must agree on: fields of Config.
-EVERYWHERE: Final = ("nodes", "servers", "root_port", "job", "encrypt")
+EVERYWHERE: Final = ("nodes", "servers", "root_port", "job", "encrypt", "wire")
 ON_WORKERS: Final = (
     "codec", "part_bytes", "fuse_bytes", "min_compress_bytes", "hash_fn", "hash_coefficient", "mixed_mode", "mixed_bound", "seed", "transport",
     "late_synchronization",
