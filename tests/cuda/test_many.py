@@ -21,7 +21,7 @@ def test_each_part_has_the_bytes_that_it_has_by_itself(device: torch.device, mon
     monkeypatch.setattr(launching, "observers", [observe])
     for text in ("int8", "int4:ef=0", "int8:rotate=1", "onebit", "onebit:ef=0,scale=unit", "bf16"):
         pair, items = Pair(text, device), []
-        for number, numel in enumerate((1, 300, 2100, 700)):
+        for number, numel in enumerate((1, 300, 2100, 70)):
             dtype = torch.bfloat16 if number == 1 else torch.float32
             x = values(numel, number, "nan" if number == 2 else "")
             memory = torch.zeros(numel + 1, dtype=dtype, device=device)
