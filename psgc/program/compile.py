@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from psgc.errors import UsageError
@@ -166,26 +167,35 @@ class _Walk:
             return [(ranks.on_node(node), whole) for node in range(ranks.nodes)]
         if self.sharded:
             return [(ranks.owners(self.numel, atom), atom) for atom in self._atoms()]
-        return [(tuple(members[self._root(members)] for members in map(ranks.on_node, range(ranks.nodes))), whole)]
+        return [(tuple(members[self._root("intra", members)] for members in map(ranks.on_node, range(ranks.nodes))), whole)]
 
-    def _root(self, members: Sequence[int]) -> int:
+    def _root(self, level: Level, members: Sequence[int]) -> int:
+        """A member's place; of a node's ranks, that of one of its roots."""
+        if level == "intra":
+            roots = self.ranks.roots_of(self.ranks.node_of[members[0]])
+            return roots[self.turn % len(roots)]
         return self.turn % len(members)
 
-    def _cuts(self, level: Level, members: Sequence[int], region: Range) -> tuple[int, ...]:
+    def _slices(self, level: Level, members: Sequence[int], region: Range) -> tuple[Range, ...]:
+        """Each member's slice of the region."""
         if level == "intra":
             return self.ranks.shards(self.ranks.node_of[members[0]], self.numel)
-        return cuts(*region, len(members))
+        return tuple(pairwise(cuts(*region, len(members))))
 
     def _raw(self, level: Level, op: RawOp, members: tuple[int, ...], region: Range, collectives: list[list[Raw | Exchange]]) -> None:
-        root, places = self._root(members), self._cuts(level, members, region)
-        sliced = op in ("reduce_scatter", "all_gather")
-        step = Raw(op, members, region, places if sliced else (), 0 if sliced else root)
+        root, slices = self._root(level, members), self._slices(level, members, region)
+        switch = self.ranks.switch_of(self.ranks.node_of[members[0]]) if level == "intra" else 0
         before = [self.holdings[rank].summed for rank in members]
         summed = before[root] if op == "broadcast" else frozenset[int]().union(*before)
+        if switch and op != "all_reduce":
+            self._by_switch(op, members, switch, root, collectives)
+        else:
+            step = _collective(op, members, region, (*(lo for lo, _ in slices), region[1]), root)
+            for rank in members:
+                collectives[rank].append(step)
         for index, rank in enumerate(members):
-            collectives[rank].append(step)
             if op == "reduce_scatter":
-                held: Range | None = (places[index], places[index + 1])
+                held: Range | None = slices[index]
             elif op == "reduce":
                 held = region if index == root else None
             else:
@@ -194,11 +204,29 @@ class _Walk:
             holding.summed = summed
             holding.ranges = _joined([*_without(holding.ranges, region), *([held] if held is not None else [])])
 
+    def _by_switch(self, op: RawOp, members: tuple[int, ...], switch: int, root: int, collectives: list[list[Raw | Exchange]]) -> None:
+        """A node's collective in two: of the ranks behind each switch, and between the switches of the ranks at the same place behind theirs. Sums are
+        taken behind the switches first; what is handed out comes to them last."""
+        whole = (0, self.numel)
+        behind = [members[first : first + switch] for first in range(0, len(members), switch)]
+        within = [_collective(op, group, whole, cuts(*whole, switch), root % switch) for group in behind]
+        between = []
+        for place, region in enumerate(pairwise(cuts(*whole, switch))):
+            peers = members[place::switch]
+            if op in ("reduce_scatter", "all_gather"):
+                between.append(_collective(op, peers, region, cuts(*region, len(peers)), 0))
+            elif place == root % switch:
+                between.append(_collective(op, peers, whole, (), root // switch))
+        for stage in (within, between) if op in ("reduce_scatter", "reduce") else (between, within):
+            for step in stage:
+                for rank in step.members:
+                    collectives[rank].append(step)
+
     def _exchange(
         self, level: Level, op: str, members: tuple[int, ...], region: Range, collectives: list[list[Raw | Exchange]],
         arrived: list[dict[Range, Piece]],
     ) -> None:  # fmt: skip
-        places, root = self._cuts(level, members, region), self._root(members)
+        slices, root = self._slices(level, members, region), self._root(level, members)
         moves: list[list[tuple[Piece, ...]]] = []  # by sender, by receiver
         summed = [self.holdings[rank].summed for rank in members]
         for index, rank in enumerate(members):
@@ -206,7 +234,7 @@ class _Walk:
             to: list[tuple[Piece, ...]] = []
             for other in range(len(members)):
                 if op == "all_to_all":
-                    to.append(tuple(p for p in own if _inside(p.range, (places[other], places[other + 1]))))
+                    to.append(tuple(p for p in own if _inside(p.range, slices[other])))
                 elif op == "gather":
                     to.append(own if other == root else ())
                 elif op == "broadcast":
@@ -225,6 +253,12 @@ class _Walk:
                     before = arrived[rank].get(piece.range)
                     assert before is None or before.slot == piece.slot
                     arrived[rank][piece.range] = Piece(piece.range, piece.payloads + (before.payloads if before else 0), piece.slot)
+
+
+def _collective(op: RawOp, members: tuple[int, ...], region: Range, places: tuple[int, ...], root: int) -> Raw:
+    """places: the cuts of one whose members have slices; root: a member's place, of one that has a root."""
+    sliced = op in ("reduce_scatter", "all_gather")
+    return Raw(op, members, region, places if sliced else (), 0 if sliced else root)
 
 
 def op_of(action: str) -> str:

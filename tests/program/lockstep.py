@@ -79,10 +79,13 @@ def _pushed(rank: _Rank, piece: Range, slot: int | None) -> Values:
 def _transfer(ranks: list[_Rank], transfers: dict[int, Transfer], garbage: float) -> None:
     level = {transfer.level for transfer in transfers.values()}
     assert len(level) == 1
-    raws = list(dict.fromkeys(one for transfer in transfers.values() for one in transfer.collectives if isinstance(one, Raw)))
-    for raw in raws:
+    waiting = {r: [one for one in transfer.collectives if isinstance(one, Raw)] for r, transfer in transfers.items()}
+    raws = any(waiting.values())
+    while any(waiting.values()):  # a rank takes one after the other; so all members have to have come to one
+        raw = next((own[0] for own in waiting.values() if own and all(waiting[member][:1] == own[:1] for member in own[0].members)), None)
+        assert raw is not None, f"ranks wait for each other: {waiting}"
         for member in raw.members:
-            assert raw in transfers[member].collectives, f"{raw}: rank {member} does not take part"
+            waiting[member].pop(0)
         _raw(ranks, raw, garbage)
     arrived: dict[int, dict[Range, list[Values]]] = {r: {} for r in range(len(ranks))}
     for r, transfer in transfers.items():

@@ -11,7 +11,7 @@ from psgc.errors import UsageError
 from psgc.plan.model.options import all_options, server_options
 from psgc.program.compile import compile_option
 from psgc.program.ranks import Ranks
-from psgc.program.steps import Encode, Exchange, Serve
+from psgc.program.steps import Encode, Exchange, Raw, Serve
 from tests.program.lockstep import run
 
 OPTIONS = all_options()
@@ -49,10 +49,58 @@ def test_atoms_lie_in_one_shard_on_every_node_and_cover_the_part() -> None:
                 assert [ranks.node_of[owner] for owner in owners] == list(range(ranks.nodes))
 
 
+# nodes with roots of their own, with switches, with neither
+SHAPED = (
+    Ranks((3, 2), roots=((1, 2), (1,))),
+    Ranks((4, 2), switches=(2, 0)),
+    Ranks((4, 6, 1), switches=(2, 3, 0)),
+    Ranks((4, 3, 2), roots=((2, 3), (0,), ()), switches=(0, 0, 2)),
+)
+
+
+@pytest.mark.parametrize("ranks", SHAPED)
+def test_nodes_with_roots_or_switches_give_every_rank_the_sum_of_all_ranks(ranks: Ranks) -> None:
+    for numel in (1, 29):
+        values = [np.eye(ranks.size)[[rank] * numel] for rank in ranks.everybody]
+        for number, option in enumerate((*OPTIONS[number_of(ranks) :: 60], *server_options())):
+            results = run(compile_option(option, numel, ranks, number), values)
+            assert all((result == 1).all() for result in results), option
+
+
+def number_of(ranks: Ranks) -> int:
+    """So that not all of them run the same options."""
+    return SHAPED.index(ranks)
+
+
+def test_only_roots_own_shards_talk_to_other_nodes_and_push() -> None:
+    ranks, numel = SHAPED[0], 100
+    assert ranks.shards(0, numel) == ((0, 0), (0, 50), (50, 100))
+    assert ranks.shards(1, numel) == ((0, 0), (0, 100))
+    roots = {1, 2, 4}
+    for option in (*OPTIONS[::9], *server_options()):
+        if any(action.startswith("intra.") for action in option):
+            programs = compile_option(option, numel, ranks, turn=3)
+            assert {rank for rank, program in enumerate(programs) if list(program.served)} <= roots, option
+            assert {rank for rank, program in enumerate(programs) if any(t.level == "inter" for t in program.transfers)} <= roots, option
+
+
+def test_behind_switches_sums_are_taken_first_and_no_other_rank_sees_more_than_its_slice() -> None:
+    """Of a part each rank sends what its switch's sum leaves for the other switches' ranks: half of what it would send them all at once."""
+    ranks, numel = Ranks((4, 4), switches=(2, 2)), 64
+    programs = compile_option(("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather"), numel, ranks)
+    scatter, _, gather = [[one for one in transfer.collectives if isinstance(one, Raw)] for transfer in programs[1].transfers]
+    assert [(one.members, one.region) for one in scatter] == [((0, 1), (0, 64)), ((1, 3), (32, 64))]
+    assert [(one.members, one.region) for one in gather] == [((1, 3), (32, 64)), ((0, 1), (0, 64))]
+    assert ranks.shards(0, numel) == ((0, 16), (32, 48), (16, 32), (48, 64))
+    reduced = compile_option(("intra.reduce", "inter.push", "inter.pull", "intra.broadcast"), numel, ranks, turn=2)
+    assert [rank for rank, program in enumerate(reduced) if list(program.served)] == [2, 6]
+    assert [len(next(iter(program.transfers)).collectives) for program in reduced] == [2, 1, 2, 1] * 2
+
+
 def test_shards_of_large_parts_end_at_whole_blocks() -> None:
     ranks = Ranks((3, 3))
-    assert all(cut % 4096 == 0 for cut in ranks.shards(0, 1_000_003)[:-1])
-    shards = np.diff(ranks.shards(0, 1_000_003))
+    assert all(lo % 4096 == 0 for lo, _ in ranks.shards(0, 1_000_003))
+    shards = np.diff(ranks.shards(0, 1_000_003)).ravel()
     assert shards.max() - shards.min() <= 2 * 4096
 
 
