@@ -46,6 +46,8 @@ class Config:
     advertise: str = ""
     local_rank: int = 0
     local_size: int = 1
+    reduce_roots: tuple[int, ...] = ()  # all local ranks
+    switch_size: int = 0  # not said
     force_distributed: bool = False
     job: int = 0
     token: str = field(default="", repr=False)

@@ -56,6 +56,23 @@ def _text(text: str) -> str:
     return text.strip()
 
 
+def _roots(text: str) -> tuple[int, ...]:
+    """local ranks, as in `2,3`, or auto"""
+    if text.strip() == "auto":  # the launcher has told what that is; elsewhere all ranks are roots
+        return ()
+    found = [_integer(0)(root) for root in text.replace(" ", ",").split(",") if root]
+    if not found or len(set(found)) < len(found):
+        raise ValueError("each once")
+    return tuple(sorted(found))
+
+
+def _switches(text: str) -> int:
+    """how many GPUs are behind a PCIe switch, or auto"""
+    if text.strip() == "auto":
+        return 0
+    return max(1, _integer(0)(text.strip()))
+
+
 def _host(text: str) -> str:
     """a host name or an IP address, without a port"""
     return bare_host(text)
@@ -125,6 +142,15 @@ VARIABLES: Final = (
     Variable("PSGC_ADVERTISE", "advertise", _host_and_port, "s", "host:port that workers reach this server at, where it differs (NAT, proxy)"),
     Variable("BYTEPS_LOCAL_RANK", "local_rank", _integer(0), "w", "this process's number within its node", ("LOCAL_RANK",)),
     Variable("BYTEPS_LOCAL_SIZE", "local_size", _integer(1), "w", "worker processes on this node", ("LOCAL_WORLD_SIZE",)),
+    Variable(
+        "BYTEPS_REDUCE_ROOTS", "reduce_roots", _roots, "w",
+        "local ranks of this node that alone own shards of its sums, as in `2,3`, and so talk to servers and other nodes under hierarchical plans; "
+        "auto (for launchers): of the GPUs off the network interfaces' PCIe switches, on NVLink machines",
+    ),
+    Variable(
+        "BYTEPS_PCIE_SWITCH_SIZE", "switch_size", _switches, "w",
+        "workers (GPUs) behind each PCIe switch of this node: hierarchical plans sum behind each first; auto (for launchers): as detected",
+    ),
     Variable("BYTEPS_FORCE_DISTRIBUTED", "force_distributed", _switch, "w", "1: one worker, too, goes through the servers"),
     Variable("PSGC_JOB", "job", _integer(0), "wsc", "job id in every header, so that jobs on one network cannot mix"),
     Variable("PSGC_TOKEN", "token", _text, "wsc", "the job's secret, from which keys are made: long and random; it never travels"),
@@ -210,7 +236,6 @@ WITHOUT_EFFECT: Final = {
     "BYTEPS_OMP_THREAD_PER_GPU": "psgc sums in threads of its own: PSGC_SERVER_THREADS",
     "BYTEPS_NCCL_GROUP_SIZE": "psgc has no such stage",
     "BYTEPS_NCCL_NUM_RINGS": "psgc has no such stage",
-    "BYTEPS_REDUCE_ROOTS": "each process talks to the servers itself; `psgc doctor` shows which GPUs these would be",
     "BYTEPS_ENABLE_ASYNC": "psgc is synchronous",
     "BYTEPS_ENABLE_IPC": "shared memory is chosen by itself: PSGC_TRANSPORT",
     "BYTEPS_SOCKET_PATH": "psgc leaves no socket files",
@@ -303,7 +328,6 @@ LAUNCHER_VARIABLES: Final = {
     "PSGC_LOCAL_SERVERS": "servers that psgc-launch starts on this machine where its role is server or joint; default: 1",
     "PSGC_RESTARTS": "how many times a job that failed is started again; set it on every machine; default: 0",
     "PSGC_RESTART": "set by the launcher with PSGC_RESTARTS: how many times this job was started again so far",
-    "BYTEPS_PCIE_SWITCH_SIZE": "GPUs behind each PCIe switch, for `psgc doctor` and `psgc profile`; default: as detected",
     "BYTEPS_ENABLE_GDB": "1: each worker runs under gdb, which prints a backtrace if it crashes",
     "PSGC_NODE_SIZES": "workers on each node, as in `4,4,2`; needed for torch.distributed's ranks where nodes differ in size",
     "PSGC_TEST_FAULT": "nothing; marks the processes of psgc's own tests",

@@ -29,6 +29,7 @@ from psgc.layout import (
 from psgc.layout.collective import BROADCAST, ENCODED, ENCODED_BY_NODE, GATHERED, SUM, SUM_BY_NODE
 from psgc.layout.records import NO_SERVER
 from psgc.plan.model.options import all_options
+from psgc.program.ranks import Ranks
 
 KINDS = ("plan", "adhoc", "broadcast")
 CODECS = ("none", "fp16", "onebit", "topk:k=0.01", "onebit/int8")
@@ -384,10 +385,10 @@ def test_without_servers_every_bucket_has_an_option_that_a_plan_may_have_and_bro
         members = tensors[:1] + tensors[2:] if codec == "int8" else tensors
         buckets = tuple(BucketSpec((i,), codec if tensor.dtype == "float32" else "none", -i) for i, tensor in enumerate(members))
         declaration = Declaration("x", kind, members, codec, True, buckets=buckets)  # type: ignore[arg-type]
-        layout = build_layout(declaration, layout_id=1, servers=0, workers=3, node_sizes=node_sizes)
+        layout = build_layout(declaration, layout_id=1, servers=0, workers=3, ranks=Ranks(node_sizes))
         assert {bucket.option for bucket in layout.buckets} == options, (kind, codec, node_sizes)
         assert all(part.server == NO_SERVER for _, part in layout.parts())
-    whole = build_layout(replace(TWO, codec="int8"), layout_id=1, servers=0, workers=3, node_sizes=by_node)
+    whole = build_layout(replace(TWO, codec="int8"), layout_id=1, servers=0, workers=3, ranks=Ranks(by_node))
     assert {bucket.option for bucket in whole.buckets} <= {ENCODED_BY_NODE, SUM_BY_NODE}
     assert {SUM, SUM_BY_NODE, ENCODED, ENCODED_BY_NODE} <= set(all_options())
 

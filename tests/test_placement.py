@@ -14,6 +14,7 @@ from psgc.errors import ConfigError, UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, Machines, TensorSpec, build_layout
 from psgc.layout.byteps_hash import HashPlacement, built_in, djb2, mixed, naive, sdbm
 from psgc.layout.placement import Load, Placement
+from psgc.program.ranks import Ranks
 from psgc.scheduler.roster import Member, Roster
 from psgc.wire.messages import Register
 from tests.benchmark_scripts import load
@@ -170,7 +171,7 @@ def test_a_key_that_few_contribute_to_weighs_as_many_contributions() -> None:
     option = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
     buckets = (BucketSpec((0,), "none", 1, 1, option=option), BucketSpec((1,), "none", 0, 2))
     declared = Declaration("m", "plan", tensors, "none", True, buckets=buckets)
-    layout = build_layout(declared, layout_id=1, servers=2, workers=6, node_sizes=(3, 3), machines=Machines((0, 1), (0, 0, 3, 3)))
+    layout = build_layout(declared, layout_id=1, servers=2, workers=6, ranks=Ranks((3, 3)), machines=Machines((0, 1), (0, 0, 3, 3)))
     keys = layout.buckets[0].keys
     assert [len(key.contributors) for key in keys] == [2, 2, 2]
     loads = Counter({0: 0.0, 1: 0.0})

@@ -20,7 +20,6 @@ from psgc.layout import Declaration, Layout, build_layout
 from psgc.layout.byteps_hash import HashPlacement
 from psgc.observe.figures import Figures
 from psgc.program.groups import Groups
-from psgc.program.ranks import Ranks
 from psgc.transport.security import encryption
 from psgc.wire.reports import Report
 from psgc.worker.bucket import BucketWork
@@ -70,6 +69,7 @@ class ClusterSession(Session):
         session.rank, session.size = topology.rank, topology.size
         session.local_rank, session.local_size = config.local_rank, config.local_size
         session.node_sizes = topology.node_sizes
+        session.node_roots, session.node_switches = topology.node_roots, topology.switches
         session._network.reporter = session._report
         logger.info("joined rank=%d size=%d servers=%d", topology.rank, topology.size, len(topology.servers))
         return session
@@ -93,7 +93,7 @@ class ClusterSession(Session):
         with self._lock:
             if self._executor is None:
                 self._executor = Executor(
-                    self.rank, Ranks(self.node_sizes), self._groups_of(), self.fail, lambda: self.failed, pool_threads(self.config),
+                    self.rank, self.ranks, self._groups_of(), self.fail, lambda: self.failed, pool_threads(self.config),
                     self.config.nonfinite == "raise", self.trace, self._network,
                 )  # fmt: skip
             return self._executor
@@ -103,7 +103,7 @@ class ClusterSession(Session):
         with self._lock:
             if self._named is None:
                 self._named = NamedExecutor(
-                    self.rank, Ranks(self.node_sizes), self._groups_of(), self._network.ask_turn, self.fail, lambda: self.failed,
+                    self.rank, self.ranks, self._groups_of(), self._network.ask_turn, self.fail, lambda: self.failed,
                     self.config.nonfinite == "raise",
                 )  # fmt: skip
                 self._network.on_turn = self._named.turn
@@ -305,7 +305,7 @@ class ClusterSession(Session):
                 for dtype in {tensor.dtype for tensor in declaration.tensors}:
                     parse_scheme(declaration.codec, BucketContext(dtype))
                 build_layout(  # the scheduler's own would end the job
-                    declaration, layout_id=0, servers=self.config.servers, workers=self.size, node_sizes=self.node_sizes
+                    declaration, layout_id=0, servers=self.config.servers, workers=self.size, ranks=self.ranks
                 )
                 self._names[declaration.name] = declaration
                 return

@@ -17,6 +17,7 @@ from psgc.layout import Declaration, Layout
 from psgc.observe.figures import Figures
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.program.groups import Groups
+from psgc.program.ranks import Ranks
 from psgc.worker.device import DeviceBucket
 from psgc.worker.residuals.residual import LayoutMemory
 
@@ -62,9 +63,16 @@ class Session(ABC):
     local_rank: int
     local_size: int
     node_sizes: tuple[int, ...]  # workers of each node; ranks are numbered node by node
+    node_roots: tuple[tuple[int, ...], ...] = ()  # local ranks of each node that own shards; nothing: all of them
+    node_switches: tuple[int, ...] = ()  # of each node, how many of its ranks are behind one PCIe switch
     figures: Figures | None = None  # of its steps, where somebody is told of them
     trace: WorkerTrace | None = None  # where this process records its timeline, if it does
     groups_of: Callable[[str], Groups] | None = None  # makes groups by a name, where the front end has a backend for them
+
+    @property
+    def ranks(self) -> Ranks:
+        """All ranks of the job, as programs know them."""
+        return Ranks(self.node_sizes, self.node_roots, self.node_switches)
 
     def expect_names(self, names: Iterable[str]) -> None:  # noqa: B027 - psgc's own wire numbers nothing by order
         """An optimizer's gradients and parameters, by BytePS's names, in its order: the first tensors where tensors are numbered as they are declared."""

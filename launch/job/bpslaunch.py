@@ -26,6 +26,7 @@ from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import prepare
 from psgc.launch.supervision.child import Child
 from psgc.launch.supervision.supervisor import Patience, Supervisor
+from psgc.launch.topology import detect, told
 from psgc.launch.version import version_line
 from psgc.transport.control.voice import own_outlet
 
@@ -193,6 +194,7 @@ def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str
     size = local_size(env) if workers else 0
     cores: list[list[int]] = []
     if workers:
+        env |= told(env, size, detect)
         command, cores = _command(command, env), _cores(env, size)
         if note := note_on(command):
             print(f"psgc-launch: {note}", file=sys.stderr)

@@ -20,6 +20,7 @@ from psgc.launch.job.threads import shared_cores
 from psgc.launch.job.warming import PLANNER, prepare
 from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.launch.tables import progress
+from psgc.launch.topology import detect, told
 from psgc.transport.control.voice import own_outlet
 from psgc.transport.pacing import make_file
 from psgc.transport.security import encryption
@@ -60,6 +61,7 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
         codec = scheme.canonical
         if not servers and needs_servers(scheme):
             raise CodecError(f"run: {refusal(scheme)}")
+    files |= told({**files, **os.environ}, workers // nodes, detect)
     config = Config.from_env({**_job_env(1, workers, servers, nodes, codec), **files})  # what is wrong is said before kernels are compiled
     config.require_cluster()
     if config.wire != "psgc":
@@ -172,7 +174,9 @@ def _described(link_mbit: float, workers: int, nodes: int) -> str:
 
 
 def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
-    """PSGC_PLAN and PSGC_LAYOUT_OUT as absolute paths, because a script may change its directory. Raises UsageError for a plan that cannot run."""
+    """PSGC_PLAN and PSGC_LAYOUT_OUT as absolute paths, because a script may change its directory, and what the plan's cluster says of its nodes' inside, unless
+    the environment does. Raises UsageError for a plan that cannot run."""
+    inside: dict[str, str] = {}
     files = {"PSGC_PLAN": plan, "PSGC_LAYOUT_OUT": layout_out}
     named = {name: path or os.environ.get(name, "").strip() for name, path in files.items()}
     if named["PSGC_PLAN"] == AUTO:
@@ -184,12 +188,18 @@ def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
         with progress(False):
             from psgc.plan.planfile.runtime import load_runnable
 
-        prepare(bucket.codec for bucket in load_runnable(named["PSGC_PLAN"]).buckets)
+        loaded = load_runnable(named["PSGC_PLAN"])
+        prepare(bucket.codec for bucket in loaded.buckets)
+        inside = (
+            {}
+            if loaded.machines is None
+            else {name: text for name, text in loaded.machines.inside.items() if not os.environ.get(name, "").strip()}
+        )
     if named["PSGC_LAYOUT_OUT"] and not os.path.isdir(os.path.dirname(os.path.abspath(named["PSGC_LAYOUT_OUT"]))):
         raise UsageError(f"run: --layout-out {named['PSGC_LAYOUT_OUT']}: no such directory")
     if os.path.isdir(named["PSGC_LAYOUT_OUT"]):
         raise UsageError(f"run: --layout-out {named['PSGC_LAYOUT_OUT']}: is a directory, expected a file to write")
-    return {name: AUTO if path == AUTO else os.path.abspath(path) for name, path in named.items() if path}
+    return {name: AUTO if path == AUTO else os.path.abspath(path) for name, path in named.items() if path} | inside
 
 
 def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str, pinned: bool = False) -> dict[str, str]:

@@ -82,7 +82,7 @@ def render() -> str:
     for v in VARIABLES:
         aliases = ", ".join(f"`{alias}`" for alias in v.aliases)
         default = defaults[v.field]
-        shown = "" if default in ("", -1, 0) and not isinstance(default, float) else f"`{default}`"
+        shown = "" if default in ("", -1, 0, ()) and not isinstance(default, float) else f"`{default}`"
         meaning = f"{v.meaning} ({v.parse.__doc__})" if v.parse.__doc__ != "text" else v.meaning
         rows.append(f"| `{v.name}` | {aliases} | {v.roles} | {shown} | {meaning} |")
     without = [f"| `{name}` | {why} |" for name, why in sorted(WITHOUT_EFFECT.items())]

@@ -16,7 +16,7 @@ from psgc.errors import UsageError
 from psgc.launch.job.interpreter import check_command
 from psgc.launch.profiling.links import SIZES as LINK_SIZES
 from psgc.launch.profiling.links import Trips, fit, measure_here, measure_joined
-from psgc.launch.topology import Topology
+from psgc.launch.topology import Topology, as_detected
 from psgc.launch.topology.describe import links_text
 from psgc.machine import machine
 from psgc.plan.inputs.cluster import Cluster, Link
@@ -173,5 +173,10 @@ def cluster_of(request: Request, found: Profile, topology: Topology) -> tuple[Cl
         )
     if gpus:
         comments["gpus_per_node"] = "detected"
-    cluster = Cluster("profiled", request.workers, max(gpus, 1), within, inter, request.servers, source=source, cores=cores, host=host)
+    inside = as_detected(topology) if gpus else ((), 0)
+    comments |= dict.fromkeys(("reduce_roots", "pcie_switch_size"), "detected")
+    cluster = Cluster(
+        "profiled", request.workers, max(gpus, 1), within, inter, request.servers, source=source, cores=cores, host=host, reduce_roots=inside[0],
+        pcie_switch_size=inside[1],
+    )  # fmt: skip
     return cluster, comments

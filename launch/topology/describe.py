@@ -7,20 +7,32 @@ from collections import Counter
 from psgc.launch.topology.machine import Gpu, Nic, Topology, cores_text
 
 
-def rows(found: Topology, switch_size: int = 0) -> list[list[str]]:
-    """Two columns: what, and what was found. switch_size: BYTEPS_PCIE_SWITCH_SIZE, or 0."""
+def rows(found: Topology, switch_size: int = 0, roots: tuple[int, ...] = ()) -> list[list[str]]:
+    """Two columns: what, and what was found. switch_size: BYTEPS_PCIE_SWITCH_SIZE, or 0; roots: BYTEPS_REDUCE_ROOTS, or nothing."""
     table = [["GPUs", _gpus(found)]]
     if found.gpus:
         nearest = found.nearest_nic()
         table += [[f"GPU {gpu.index}", _gpu(found, gpu, nearest.get(gpu.index))] for gpu in found.gpus]
         groups = "; ".join(" ".join(map(str, group)) for group in found.switch_groups(switch_size))
         table.append(["PCIe switches", groups + (" (BYTEPS_PCIE_SWITCH_SIZE)" if switch_size else "")])
-        roots = found.reduce_roots(switch_size)
-        table.append(["reduction roots", f"{' '.join(map(str, roots))} (off the switches of network interfaces)" if roots else "any GPU"])
+        away = found.reduce_roots(switch_size)
+        detected = f"{' '.join(map(str, away))} (off the switches of network interfaces)" if away else "any GPU"
+        table.append(["reduction roots", detected + (", which BYTEPS_REDUCE_ROOTS=auto takes" if away else "")])
+    table += within(switch_size, roots)
     table += [[f"interface {nic.name}", _nic(nic)] for nic in found.nics] or [["interfaces", "none with hardware behind it"]]
     table += [[f"NUMA node {node}", f"cores {cores_text(cores)}"] for node, cores in found.numa.items()]
     table += [[f"socket {socket}", f"cores {cores_text(cores)}"] for socket, cores in found.sockets.items()]
     return table + [["not known", note] for note in found.notes]
+
+
+def within(switch_size: int, roots: tuple[int, ...]) -> list[list[str]]:
+    """What hierarchical plans do within a node of this environment, where it says so."""
+    table = []
+    if roots:
+        table.append(["shards of a node's sums", f"on local ranks {' '.join(map(str, roots))} alone (BYTEPS_REDUCE_ROOTS)"])
+    if switch_size > 1:
+        table.append(["sums of a node", f"of each {switch_size} local ranks first, then between these groups (BYTEPS_PCIE_SWITCH_SIZE)"])
+    return table
 
 
 def _gpus(found: Topology) -> str:

@@ -13,7 +13,10 @@ from psgc.errors import UsageError
 from psgc.launch.topology import nvidia, sysfs
 from psgc.launch.topology.machine import Gpu, Topology
 
+ROOTS: Final = "BYTEPS_REDUCE_ROOTS"
+SWITCHES: Final = "BYTEPS_PCIE_SWITCH_SIZE"
 SMI_S: Final = 20.0  # nvidia-smi takes seconds where the driver is not kept loaded
+AUTO: Final = "auto"
 Ask = Callable[[tuple[str, ...]], str]
 
 
@@ -36,12 +39,39 @@ def switch_size(env: Mapping[str, str], found: Topology) -> int:
     """BYTEPS_PCIE_SWITCH_SIZE, the GPUs behind each PCIe switch; 0 where it is not set, or there are no GPUs. Raises UsageError for a size that does not
     suit them."""
     text = env.get("BYTEPS_PCIE_SWITCH_SIZE", "").strip()
-    if not text or not found.gpus:
+    if not text or not found.gpus or text == AUTO:
         return 0
     if not text.isdigit():
         raise UsageError(f"BYTEPS_PCIE_SWITCH_SIZE={text!r:.40} is wrong: expected how many GPUs are behind a PCIe switch")
     found.switch_groups(max(int(text), 1))
     return max(int(text), 1)
+
+
+def told(env: Mapping[str, str], size: int, found: Callable[[], Topology]) -> dict[str, str]:
+    """BYTEPS_REDUCE_ROOTS and BYTEPS_PCIE_SWITCH_SIZE where they are ``auto``, as the machine has them for ``size`` workers, one a GPU; "" where nothing of
+    it is of use. found: looks at the machine, if it has to. Raises UsageError where the machine's GPUs are not the workers'."""
+    asked = [name for name in (ROOTS, SWITCHES) if env.get(name, "").strip() == AUTO]
+    if not asked:
+        return {}
+    machine = found()
+    if len(machine.gpus) != size:
+        raise UsageError(
+            f"{asked[0]}=auto takes local ranks for the GPUs of this machine, but there are {size} worker(s) and {len(machine.gpus)} GPU(s); name local "
+            f"ranks, or unset it"
+        )
+    roots, switch = as_detected(machine)
+    values = {ROOTS: ",".join(map(str, roots)), SWITCHES: str(switch or "")}
+    return {name: values[name] for name in asked}
+
+
+def as_detected(found: Topology) -> tuple[tuple[int, ...], int]:
+    """The roots of a machine with NVLinks, or how many GPUs are behind each switch of one without; nothing and 0 where that makes no difference."""
+    if found.nvlinks_of_a_gpu:
+        return found.reduce_roots(), 0
+    groups = found.switch_groups()
+    first = len(groups[0]) if groups else 0
+    alike = len(groups) > 1 and first > 1 and len(found.gpus) % first == 0 and groups == found.switch_groups(first)
+    return (), first if alike else 0
 
 
 def _gpus(root: Path, ask: Ask | None, notes: list[str]) -> tuple[Gpu, ...]:

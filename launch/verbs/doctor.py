@@ -58,7 +58,7 @@ def doctor(
             ["ok" if c["ok"] else "WRONG", c["name"], c["found"], c["wanted"], "" if c["ok"] else c["remedy"]] for c in report["checks"]
         ]
         print_table(["", "check", "found", "wanted", "remedy"], rows)
-        print_table(["this machine", ""], rows_of(*_machine()))
+        print_table(["this machine", ""], rows_of(*_machine(), _roots()))
     sys.exit(0 if report["ok"] else 1)
 
 
@@ -106,6 +106,13 @@ def _machine() -> tuple[Topology, int]:
         return found, switch_size(os.environ, found)
     except UsageError:
         return found, 0  # the check says so
+
+
+def _roots() -> tuple[int, ...]:
+    try:
+        return Config.from_env().reduce_roots
+    except ConfigError:
+        return ()  # the check of the environment says so
 
 
 def _topology() -> Finding:

@@ -64,7 +64,7 @@ def _message_bound(scheme: Scheme, numel: int) -> int:
 
 def build_layout(
     declaration: Declaration, *, layout_id: int, servers: int, workers: int, used_by_all: frozenset[int] | None = None, rate: int = 0,
-    node_sizes: tuple[int, ...] = (), machines: Machines | None = None,
+    ranks: Ranks | None = None, machines: Machines | None = None,
 ) -> Layout:  # fmt: skip
     """Fuse tensors into buckets, cut large buckets into parts, and spread the parts over ``servers``.
 
@@ -75,7 +75,7 @@ def build_layout(
     of many servers'), unless it would have fewer than LEAST_SHARE_BYTES.
 
     Parts are spread over the servers by what they cost on ``machines`` (``placement``; None: nothing is known of them), unless a declared bucket names
-    its parts' servers. If a machine would then have clearly more than its due, the last buckets are cut into smaller parts. node_sizes: the ranks of
+    its parts' servers. If a machine would then have clearly more than its due, the last buckets are cut into smaller parts. ranks: which there are on
     each node, of which the contributors to servers behind sums within nodes depend; left out, every rank is a node. Without servers, every
     bucket runs over groups of ranks, by the option that it names or by ``collective.default_option``. Raises CodecError,
     naming the tensor, if the codec cannot carry it; UsageError if the declared buckets are impossible.
@@ -90,7 +90,7 @@ def build_layout(
     hashed = HashPlacement.parse(declaration.hashed) if declaration.hashed and machines is not None else None
     machines = machines or Machines.alone(servers, workers)
     part_bytes = _most_part_bytes(declaration, servers)
-    ranks = Ranks(node_sizes or (1,) * workers)
+    ranks = ranks or Ranks((1,) * workers)
     cut = [_sliced(declaration, index, spec, ranks, servers, part_bytes, rate) for index, spec in enumerate(specs)]
     places, beyond = _spread(cut, machines, turn, rate, hashed)
     if declaration.kind == "plan" and hashed is None and beyond.bytes > max(LEVEL * beyond.least, LEAST_EXCESS_BYTES):

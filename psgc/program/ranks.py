@@ -64,6 +64,12 @@ class Ranks:
     def on_node(self, node: int) -> tuple[int, ...]:
         return tuple(range(self._first[node], self._first[node + 1]))
 
+    @property
+    def text(self) -> str:
+        """What tells these ranks from others, on nodes of other sizes or of another inside."""
+        inside = [str(one) for one in (self.roots, self.switches) if one]
+        return " ".join((str(self.node_sizes), *inside))
+
     def roots_of(self, node: int) -> tuple[int, ...]:
         """The node's local ranks that own shards."""
         return (self.roots[node] if self.roots else ()) or tuple(range(self.node_sizes[node]))

@@ -187,7 +187,7 @@ class Membership:
     def _admit_all(self, now: float) -> list[Action]:
         workers = self.roster.number()
         self.barriers, self.values, self.submissions = Barriers(workers), Values(workers), Submissions(workers)
-        self.declarations = Declarations(self.roster.node_sizes, self.servers, self.roster.machines())
+        self.declarations = Declarations(self.roster.ranks, self.servers, self.roster.machines())
         for member in self.roster:
             member.heard, member.named = now, None
         text = f"everyone is there: {workers} workers, {self.servers} servers"

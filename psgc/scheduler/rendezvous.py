@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from psgc.errors import LayoutMismatch, RemoteProtocolError, UsageError
 from psgc.layout import MAX_LAYOUTS, Declaration, Layout, Machines, build_layout, compare
+from psgc.program.ranks import Ranks
 from psgc.wire.messages import Declare, ErrorCode, pack
 
 
@@ -94,9 +95,9 @@ class Name:
 class Declarations:
     """All declarations. A layout goes to the servers first; workers receive it when all servers are ready."""
 
-    def __init__(self, node_sizes: tuple[int, ...], servers: int, machines: Machines | None = None) -> None:
+    def __init__(self, ranks: Ranks, servers: int, machines: Machines | None = None) -> None:
         """machines: of the servers and workers, which decide where parts lie; None if nothing is known of them."""
-        self._node_sizes, self._size, self._servers, self._machines = node_sizes, sum(node_sizes), servers, machines
+        self._ranks, self._size, self._servers, self._machines = ranks, ranks.size, servers, machines
         self._names: dict[str, Name] = {}
         self._open: dict[str, Name] = {}  # names that have no layout yet
         self._by_layout: dict[int, Name] = {}
@@ -193,7 +194,7 @@ class Declarations:
         used = frozenset(range(len(declaration.tensors))).difference(name.unused) if declaration.kind == "plan" else None
         name.layout = build_layout(
             declaration, layout_id=layout_id, servers=self._servers, workers=self._size, used_by_all=used, rate=name.rate,
-            node_sizes=self._node_sizes, machines=self._machines,
+            ranks=self._ranks, machines=self._machines,
         )  # fmt: skip
         name.text = pack(name.layout.to_json().encode())
         name.digests.clear()

@@ -8,6 +8,7 @@ from typing import Final
 
 from psgc import __version__
 from psgc.layout import Machines
+from psgc.program.ranks import Ranks, fault_of
 from psgc.reminder import Reminder
 from psgc.wire.messages import Register, ServerAddress, Topology, encode_body, plain
 from psgc.wire.reports import Report
@@ -52,7 +53,7 @@ class Roster:
         self._names: dict[bytes, Member] = {}
         self._registered: dict[Register, Member] = {}
         self._there: dict[int, dict[int, Member]] = {}  # workers by node and local rank
-        self.node_sizes: tuple[int, ...] = ()  # workers of each node, once they are numbered
+        self.ranks = Ranks((1,))  # the workers of each node, once they are numbered
         self._topology = b""  # encoded, without the receiver's own fields
 
     def __iter__(self) -> Iterator[Member]:
@@ -120,6 +121,10 @@ class Roster:
         if other is not None and r.local_size != other.register.local_size:
             size = other.register.local_size
             return f"node {r.node}: {other.label} has BYTEPS_LOCAL_SIZE={size}, {new.label} has {r.local_size}; set one size a node"
+        if other is not None and (r.roots, r.switch) != (other.register.roots, other.register.switch):
+            return f"node {r.node}: {other.label} has {_inside(other.register)}, {new.label} has {_inside(r)}; set both alike for all workers of a node"
+        if fault := fault_of(r.local_size, r.roots, r.switch):
+            return f"{new.label}: {fault} ({_inside(r)}, BYTEPS_LOCAL_SIZE={r.local_size})"
         if (same := there.get(r.local_rank)) is not None:
             return (
                 f"two workers have DMLC_WORKER_ID={r.node} and local rank {r.local_rank}: {same.label} and {new.label}; "
@@ -175,10 +180,16 @@ class Roster:
             member.rank = member.register.index if member.register.index >= 0 else next(free)
         servers.sort(key=lambda m: m.rank)
         addresses = tuple(ServerAddress(m.rank, r.host, r.address, r.local_address, r.more) for m in servers for r in (m.register,))
-        self.node_sizes = tuple(len(self._there[node]) for node in range(self.nodes))
+        nodes = [next(iter(self._there[node].values())).register for node in range(self.nodes)]
+        sizes = tuple(len(self._there[node]) for node in range(self.nodes))
+        roots, switches = tuple(node.roots for node in nodes), tuple(node.switch for node in nodes)
+        self.ranks = Ranks(sizes, roots if any(roots) else (), switches if any(switches) else ())
         names = tuple(f"{m.register.node}.{m.register.local_rank}@{m.register.hostname}" for m in workers)
         host, pid, started = self._scheduler
-        topology = Topology(0, len(workers), self.nodes, self.node_sizes, EPOCH, addresses, names, "", host, pid, started)
+        topology = Topology(
+            0, len(workers), self.nodes, sizes, EPOCH, addresses, names, "", host, pid, started,
+            tuple(",".join(map(str, of_node)) for of_node in self.ranks.roots), self.ranks.switches,
+        )  # fmt: skip
         self._topology = encode_body({name: value for name, value in plain(topology).items() if name not in OF_RECEIVER})
         return len(workers)
 
@@ -194,6 +205,12 @@ class Roster:
         assert self._topology, "number() comes first"
         own = encode_body({"rank": member.rank, "key": key.hex()})
         return own[:-1] + b"," + self._topology[1:]
+
+
+def _inside(register: Register) -> str:
+    """What a worker says of its node's inside."""
+    roots = ",".join(map(str, register.roots)) or "unset"
+    return f"BYTEPS_REDUCE_ROOTS {roots} and BYTEPS_PCIE_SWITCH_SIZE {register.switch or 'unset'}"
 
 
 def _network(member: Member) -> str:

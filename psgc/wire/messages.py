@@ -67,6 +67,10 @@ class Register:
     encrypt: bool = False  # its payload connections must be encrypted
     more: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)  # server: where workers connect by other transports, URLs
     planned: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_PLAN is set
+    roots: tuple[int, ...] = field(
+        default=(), metadata=LEFT_OUT_IF_EMPTY
+    )  # worker: local ranks of its node that own shards; none: all of them
+    switch: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # worker: how many of its node are behind one PCIe switch; 0: all of them
 
     def __post_init__(self) -> None:
         if self.role not in ("worker", "server"):
@@ -107,6 +111,10 @@ class Topology:
     scheduler_host: str = ""  # the scheduler's host, as in Register: members on that host see whether its process is alive
     scheduler_pid: int = 0
     scheduler_started: int = 0
+    roots: tuple[str, ...] = field(
+        default=(), metadata=LEFT_OUT_IF_EMPTY
+    )  # by node, as Register.roots, with commas; left out where all own shards
+    switches: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)  # by node, as Register.switch; left out where there are none
 
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> Topology:
@@ -116,6 +124,14 @@ class Topology:
             raise RemoteProtocolError(f"Topology.servers is {servers!r}, expected a list", ErrorCode.MALFORMED)
         addresses = tuple(parse_record(ServerAddress, server) for server in servers)
         return replace(parse_record(cls, {**body, "servers": []}), servers=addresses)
+
+    @property
+    def node_roots(self) -> tuple[tuple[int, ...], ...]:
+        """Raises RemoteProtocolError."""
+        try:
+            return tuple(tuple(int(root) for root in of_node.split(",") if root) for of_node in self.roots)
+        except ValueError:
+            raise RemoteProtocolError(f"Topology.roots is {self.roots!r:.80}, expected numbers with commas", ErrorCode.MALFORMED) from None
 
 
 @dataclass(frozen=True, slots=True)

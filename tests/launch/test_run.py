@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from psgc.plan.inputs.cluster import Cluster, Link
 from tests.plan.commands import psgc
 
 STEPS = (sys.executable, str(Path(__file__).parent.parent / "jobs" / "steps.py"), "--steps")
@@ -194,10 +195,13 @@ def test_a_plan_and_a_codec_from_the_environment_exclude_each_other(tmp_path: Pa
 
 def test_workers_are_told_the_plans_and_the_layouts_file_wherever_they_go(launched: Any, tmp_path: Path) -> None:
     plan = os.path.relpath(plan_file(tmp_path / "plan.json", "flat.push", "flat.pull"))
-    code = "import os; os.chdir('/'); print(os.environ['PSGC_PLAN'], os.environ['PSGC_LAYOUT_OUT'])"
+    document = json.loads(Path(plan).read_text())
+    cluster = Cluster("c", 1, 4, Link(10, 1), Link(1, 1), 1, reduce_roots=(1, 3))
+    Path(plan).write_text(json.dumps({**document, "version": 2, "cluster": cluster.to_json()}))
+    code = "import os; os.chdir('/'); print(*(os.environ[name] for name in ('PSGC_PLAN', 'PSGC_LAYOUT_OUT', 'BYTEPS_REDUCE_ROOTS')))"
     arguments = ("--workers", "1", "--plan", plan, "--layout-out", "layout.json", "--", sys.executable, "-c", code)
     status, out, err = launched.end(launched.psgc("run", "--no-prefix", *arguments))
-    assert (status, out.split()) == (0, [str(tmp_path / "plan.json"), str(Path.cwd() / "layout.json")]), err
+    assert (status, out.split()) == (0, [str(tmp_path / "plan.json"), str(Path.cwd() / "layout.json"), "1,3"]), err
 
 
 def test_a_worker_killed_in_mid_step_is_named_by_its_signal(launched: Any) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from psgc.plan.inputs.cluster import Cluster, Link
+from psgc.errors import UsageError
+from psgc.plan.inputs.cluster import Cluster, Link, load_cluster
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.local_search.space import Space
 from psgc.plan.methods.bound import lower_bounds
@@ -83,6 +84,19 @@ def test_without_a_link_to_the_host_nothing_is_copied_and_the_graph_is_no_larger
 def test_the_clusters_file_has_the_link(tmp_path: Path) -> None:
     cluster = replace(CLUSTER, gpudirect=False, source="s")
     check_file(cluster, tmp_path / "c.toml", "gpudirect = false", "gpudirect = 0", "field gpudirect is 0, expected true or false")
+
+
+def test_the_clusters_file_has_roots_and_switches(tmp_path: Path) -> None:
+    four, path = replace(CLUSTER, gpus_per_node=4, source="s"), tmp_path / "c.toml"
+    roots = replace(four, reduce_roots=(2, 3))
+    assert roots.inside == {"BYTEPS_REDUCE_ROOTS": "2,3"}
+    check_file(roots, path, "reduce_roots = [2, 3]", "reduce_roots = [2, 4]", "field reduce_roots is .*, expected local ranks from 0 to 3")
+    switches = replace(four, pcie_switch_size=2)
+    assert switches.inside == {"BYTEPS_PCIE_SWITCH_SIZE": "2"}
+    check_file(switches, path, "pcie_switch_size = 2", "pcie_switch_size = 3", "pcie_switch_size is 3, which does not divide the 4 GPUs")
+    path.write_text(switches.to_toml().replace("pcie_switch_size = 2", "pcie_switch_size = 2\nreduce_roots = [1]"))
+    with pytest.raises(UsageError, match="a node has roots or several switches"):
+        load_cluster(str(path))
 
 
 def test_a_slow_link_to_the_host_keeps_codecs_off_the_cpu_and_the_bound_holds() -> None:

@@ -19,6 +19,7 @@ from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layou
 from psgc.plan.model.plan import NOT_KNOWN, JobShape, Plan, PlannedBucket
 from psgc.plan.planfile.reading import read_plan
 from psgc.plan.planfile.runtime import ENCODED, PLAIN, load_runnable, plan_of, planned_buckets
+from psgc.program.ranks import Ranks
 
 CODECS = ("none", "int8", "onebit/int8", "topk:k=0.01", "shared", "bf16")
 PLAIN_NODES = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
@@ -220,7 +221,7 @@ def test_servers_behind_sums_within_nodes_are_carried_with_each_parts_server(tmp
     chosen = Plan("m", "c", (PlannedBucket(("b", "a"), 9003, 2, 0, "int8", ENCODED_NODES, servers=(1, 0)),), shape=JobShape(3, 2))
     path.write_text(json.dumps(chosen.to_json()))
     plan = load_runnable(str(path))
-    layout = build_layout(declared(plan, TWO, JobShape(3, 2)), layout_id=1, servers=2, workers=3, node_sizes=(1, 2))
+    layout = build_layout(declared(plan, TWO, JobShape(3, 2)), layout_id=1, servers=2, workers=3, ranks=Ranks((1, 2)))
     (bucket,) = layout.buckets
     assert bucket.option == ENCODED_NODES
     assert [(key.server, key.contributors) for key in bucket.keys] == [(1, (0, 1)), (0, (0, 2))], "each part has another root"

@@ -41,7 +41,7 @@ def _layout(options: list[Option], order: tuple[Turn, ...], numel: int, ranks: R
         for chain, option in enumerate(options)
     )
     declaration = Declaration("gradients", "plan", tensors, "none", True, buckets=buckets)
-    return build_layout(declaration, layout_id=1, servers=2, workers=ranks.size, node_sizes=ranks.node_sizes)
+    return build_layout(declaration, layout_id=1, servers=2, workers=ranks.size, ranks=ranks)
 
 
 class _Servers:

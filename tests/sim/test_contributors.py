@@ -22,7 +22,7 @@ def layout_of(*options: tuple[str, ...], sizes: tuple[int, ...] = (1, 2), server
     tensors = tuple(TensorSpec(f"t{number}", (numel,), "float32") for number in range(len(options)))
     buckets = tuple(BucketSpec((number,), "none", -number, parts, option=option) for number, option in enumerate(options))
     declaration = Declaration("gradients", "plan", tensors, "none", True, used=tuple(range(len(tensors))), buckets=buckets)
-    return build_layout(declaration, layout_id=1, servers=servers, workers=sum(sizes), node_sizes=sizes)
+    return build_layout(declaration, layout_id=1, servers=servers, workers=sum(sizes), ranks=Ranks(sizes))
 
 
 def pushed(step: int, **fields: object) -> Header:
@@ -90,7 +90,7 @@ def test_keys_lie_in_their_servers_windows_in_the_order_of_their_pushes() -> Non
     turns = [tuple(range(5 * (2 - number), 5 * (2 - number) + 5)) for number in range(3)]
     buckets = tuple(BucketSpec((n,), "none", -n, 1, option=option, turns=turns[n]) for n, option in enumerate(options))
     declaration = Declaration("gradients", "plan", made.tensors, "none", True, buckets=buckets)
-    layout = build_layout(declaration, layout_id=1, servers=1, workers=4, node_sizes=(2, 2))
+    layout = build_layout(declaration, layout_id=1, servers=1, workers=4, ranks=Ranks((2, 2)))
     positions = [[key.position for key in bucket.keys] for bucket in layout.buckets]
     assert [[key.position for key in bucket.keys] for bucket in made.buckets] == [[0, 1], [2], [3, 4]]
     assert positions == [[3, 4], [2], [0, 1]]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from psgc.errors import UsageError
 from psgc.launch.profiling.measure import Request, cluster_of
-from psgc.launch.topology import Gpu, Nic, Topology, detect, nvidia, switch_size, sysfs
+from psgc.launch.topology import Gpu, Nic, Topology, as_detected, detect, nvidia, switch_size, sysfs, told
 from psgc.launch.topology.describe import rows
 from psgc.launch.topology.machine import between, cores_text
 from psgc.plan.inputs.cluster import Link, load_cluster
@@ -171,6 +171,19 @@ def test_what_was_found_is_a_table_for_people(tmp_path: Path) -> None:
     assert table["GPUs"] == "4 x Tesla V100-SXM2-16GB; NVLink, 6 a GPU"
     assert table["GPU 3"] == "0000:3e:00.0, NUMA node 0, PCIe 3 x16, NV2:3, nearest interface ens1f0 (PHB)"
     assert table["PCIe switches"] == "0 1; 2 3"
-    assert table["reduction roots"] == "2 3 (off the switches of network interfaces)"
+    assert table["reduction roots"] == "2 3 (off the switches of network interfaces), which BYTEPS_REDUCE_ROOTS=auto takes"
     assert table["interface ens1f0"] == "100 Gbit/s, 0000:1c:00.0, NUMA node 0, RDMA device mlx5_0"
     assert table["NUMA node 0"] == "cores 0-31"
+
+
+def test_auto_is_what_the_machine_has_for_its_launchers_and_for_cluster_files(tmp_path: Path) -> None:
+    nvlink, pcie = detect(nvlink_4(tmp_path / "a"), asking("nvlink-4-one-nic")), detect(pcie_4(tmp_path / "b"), asking("pcie-4"))
+    assert (as_detected(nvlink), as_detected(pcie), as_detected(Topology())) == (((2, 3), 0), ((), 2), ((), 0))
+    both = {"BYTEPS_REDUCE_ROOTS": "auto", "BYTEPS_PCIE_SWITCH_SIZE": "auto"}
+    assert told(both, 4, lambda: nvlink) == {"BYTEPS_REDUCE_ROOTS": "2,3", "BYTEPS_PCIE_SWITCH_SIZE": ""}
+    assert told(both, 4, lambda: pcie) == {"BYTEPS_REDUCE_ROOTS": "", "BYTEPS_PCIE_SWITCH_SIZE": "2"}
+    assert told({"BYTEPS_REDUCE_ROOTS": "1"}, 4, lambda: pytest.fail("nothing is to be detected")) == {}
+    with pytest.raises(UsageError, match=r"BYTEPS_REDUCE_ROOTS=auto .* there are 2 worker\(s\) and 4 GPU\(s\)"):
+        told(both, 2, lambda: nvlink)
+    assert ["shards of a node's sums", "on local ranks 2 3 alone (BYTEPS_REDUCE_ROOTS)"] in rows(Topology(), 0, (2, 3))
+    assert any("of each 2 local ranks first" in text for _, text in rows(pcie, 2))

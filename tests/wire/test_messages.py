@@ -39,6 +39,7 @@ PLAIN = {
     "int": NUMBER,
     "bool": st.booleans(),
     "tuple[str, ...]": st.lists(TEXT).map(tuple),
+    "tuple[int, ...]": st.lists(NUMBER).map(tuple),
     "Literal['worker', 'server']": st.sampled_from(["worker", "server"]),
 }
 

@@ -79,7 +79,7 @@ class Job:
             layout_id=len(self.executors[0].works()),
             servers=SERVERS,
             workers=self.ranks.size,
-            node_sizes=self.ranks.node_sizes,
+            ranks=self.ranks,
         )
         self.servers.add(layout, SERVERS)
         for executor in self.executors:

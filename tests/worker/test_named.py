@@ -61,7 +61,7 @@ class Job:
     ) -> Layout:
         tensors = tuple(TensorSpec(f"t{index}", (numel,), dtype) for index, numel in enumerate(shapes))
         declaration = Declaration(f"n{number}", kind, tensors, codec, mean, root, seed=3, part_bytes=1 << 16, fuse_bytes=0)
-        return build_layout(declaration, layout_id=number, servers=0, workers=self.ranks.size, node_sizes=self.ranks.node_sizes)
+        return build_layout(declaration, layout_id=number, servers=0, workers=self.ranks.size, ranks=self.ranks)
 
     def submit(self, rank: int, layout: Layout, bucket: int, buffer: Buffer, skip: bool = False) -> StepTicket:
         ticket = self.boards[rank].issue()

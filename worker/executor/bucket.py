@@ -55,7 +55,7 @@ class GroupBucket:
         self._goes_back = (encodes and scheme.pair.push.feedback) or any(part.servers_add_back for part in self.parts)
         # What is paid at once of what is owed: a key, since each has or has no result by itself, or else a part.
         self._paid = [[(k.offset, k.numel) for k in keys_of(bucket, part)] or [(part.offset, part.numel)] for part in bucket.parts]
-        self._kind = zlib.crc32(f"{bucket.option} {ranks.node_sizes}".encode())
+        self._kind = zlib.crc32(f"{bucket.option} {ranks.text}".encode())
         self._buffer: BucketBuffer | None = None
         self._owed: Owed | None = None
 

@@ -7,6 +7,8 @@
     cores = 32                 # of each machine, if codec times are of one thread; see below
     codec_threads = 4          # of each GPU's worker (PSGC_CPU_THREADS); as a job starts them on these cores if left out
     server_threads = 4         # of each server (PSGC_SERVER_THREADS); likewise
+    reduce_roots = [2, 3]      # local ranks of each node that alone own shards of its sums (BYTEPS_REDUCE_ROOTS); all of them if left out
+    pcie_switch_size = 4       # GPUs behind each PCIe switch, whose sums are taken first (BYTEPS_PCIE_SWITCH_SIZE); at once if left out
     gpudirect = true           # whether collectives between nodes need not pass the host's memory; says something only with [host]
     [intra]                    # between the GPUs of a node: each GPU's, one way
     gbps = 1200
@@ -81,6 +83,14 @@ class Cluster:
     server_threads: int = 0
     host: Link | None = None
     gpudirect: bool = True
+    reduce_roots: tuple[int, ...] = ()
+    pcie_switch_size: int = 0
+
+    @property
+    def inside(self) -> dict[str, str]:
+        """What it says of its nodes' inside, by the names of the environment."""
+        found = {"BYTEPS_REDUCE_ROOTS": ",".join(map(str, self.reduce_roots)), "BYTEPS_PCIE_SWITCH_SIZE": str(self.pcie_switch_size or "")}
+        return {name: text for name, text in found.items() if text}
 
     @property
     def has_threads(self) -> bool:
@@ -109,7 +119,7 @@ class Cluster:
     def to_json(self) -> dict[str, Any]:
         """The fields that ``read_cluster`` reads; what has its default is left out, but for the number of servers."""
         return {
-            one.name: _link_json(value) if isinstance(value, Link) else value
+            one.name: _link_json(value) if isinstance(value, Link) else list(value) if isinstance(value, tuple) else value
             for one in fields(self)
             if (value := getattr(self, one.name)) != one.default or one.name == "servers"
         }
@@ -121,6 +131,8 @@ class Cluster:
             f"name = {_quoted(self.name)}\nnodes = {self.nodes}\ngpus_per_node = {self.gpus_per_node}\nservers = {self.servers}\n"
             f"servers_on_nodes = {str(self.servers_on_nodes).lower()}\n"
             + "".join(f"{key} = {value}\n" for key in THREADS if (value := getattr(self, key)))
+            + (f"reduce_roots = {list(self.reduce_roots)}\n" if self.reduce_roots else "")
+            + (f"pcie_switch_size = {self.pcie_switch_size}\n" if self.pcie_switch_size else "")
             + ("" if self.gpudirect else "gpudirect = false\n")
             + f"source = {_quoted(self.source)}\n"
         )
@@ -201,11 +213,18 @@ def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster
     server = _link(document, "server", source) if "server" in document else None
     host = _link(document, "host", source) if "host" in document else None
     on_nodes, gpudirect = _flag(document, "servers_on_nodes", False, source), _flag(document, "gpudirect", True, source)
+    roots = _roots(document, gpus, source)
+    switch = _whole(document, "pcie_switch_size", 1, source, most=gpus) if "pcie_switch_size" in document else 0
+    if switch and gpus % switch:
+        raise UsageError(f"{source}: field pcie_switch_size is {switch}, which does not divide the {gpus} GPUs of a node")
+    if roots and 0 < switch < gpus:
+        raise UsageError(f"{source}: fields reduce_roots and pcie_switch_size: a node has roots or several switches; leave one of them out")
     if on_nodes and server is not None:
         raise UsageError(f"{source}: field server: servers on the nodes use the link in [inter]; leave out [server] or servers_on_nodes")
     return Cluster(
         str(document.get("name", name)), nodes, gpus, _link(document, "intra", source), _link(document, "inter", source), servers, server,
-        str(document.get("source", source)), on_nodes, **threads, host=host, gpudirect=gpudirect,
+        str(document.get("source", source)), on_nodes, **threads, host=host, gpudirect=gpudirect, reduce_roots=roots,
+        pcie_switch_size=switch,
     )  # fmt: skip
 
 
@@ -214,6 +233,15 @@ def _whole(document: Mapping[str, Any], key: str, least: int, source: str, most:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise UsageError(f"{source}: field {key} is {shown(value)}, expected a whole number of at least {least}, and {most:,} at most")
     return value
+
+
+def _roots(document: Mapping[str, Any], gpus: int, source: str) -> tuple[int, ...]:
+    value = document.get("reduce_roots", [])
+    if not isinstance(value, list) or any(type(root) is not int or not 0 <= root < gpus for root in value) or sorted(set(value)) != value:
+        raise UsageError(
+            f"{source}: field reduce_roots is {shown(value)}, expected local ranks from 0 to {gpus - 1}, each once and in order"
+        )
+    return tuple(value)
 
 
 def _flag(document: Mapping[str, Any], key: str, default: bool, source: str) -> bool:

@@ -226,7 +226,7 @@ class AutoPlan:
                 servers=session.config.servers,
                 workers=session.size,
                 used_by_all=frozenset(declaration.used),
-                node_sizes=session.node_sizes,
+                ranks=session.ranks,
             )
         except CodecError:
             return None
