@@ -124,7 +124,10 @@ VARIABLES: Final = (
     Variable("DMLC_PS_ROOT_PORT", "root_port", _integer(1), "wsc", "port of the scheduler"),
     Variable("DMLC_WORKER_ID", "node", _integer(0), "w", "this node's number, from 0", ("GROUP_RANK",)),
     Variable("DMLC_SERVER_ID", "server_index", _integer(0), "s", "this server's number; without it the scheduler numbers servers"),
-    Variable("DMLC_NODE_HOST", "node_host", _host, "s", "address that workers reach this server at; default: the one that reaches the scheduler"),
+    Variable(
+        "DMLC_NODE_HOST", "node_host", _host, "ws",
+        "server: address that workers reach it at; worker: address that it reaches servers and other workers from; default: the one that reaches the scheduler",
+    ),
     Variable("DMLC_PORT", "port", _integer(0), "s", "port this server listens on; 0: any"),
     Variable(
         "PSGC_WIRE", "wire", _one_of("psgc", "pslite"), "wsc",
@@ -325,6 +328,7 @@ LAUNCHER_VARIABLES: Final = {
     "NVIDIA_VISIBLE_DEVICES": "devices of this machine, as in `0,1`: a worker for each, without BYTEPS_LOCAL_SIZE; `all` counts as none, as in BytePS",
     "CUDA_VISIBLE_DEVICES": "the same, where NVIDIA_VISIBLE_DEVICES names none",
     "PSGC_CUDA_DEVICES": "CUDA_VISIBLE_DEVICES of each worker: `inherited` (default), `listed`: NVIDIA_VISIBLE_DEVICES, `own`: one, the worker's",
+    "PSGC_INTERFACES": "this machine's interfaces, as in `eth0,eth1`: DMLC_NODE_HOST of its local ranks and servers, in turn; auto: nearest to its GPU",
     "PSGC_LOCAL_SERVERS": "servers that psgc-launch starts on this machine where its role is server or joint; default: 1",
     "PSGC_RESTARTS": "how many times a job that failed is started again; set it on every machine; default: 0",
     "PSGC_RESTART": "set by the launcher with PSGC_RESTARTS: how many times this job was started again so far",

@@ -27,6 +27,7 @@ from psgc.launch.job.warming import prepare
 from psgc.launch.supervision.child import Child
 from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.launch.topology import detect, told
+from psgc.launch.topology.interfaces import place_of
 from psgc.launch.version import version_line
 from psgc.transport.control.voice import own_outlet
 
@@ -229,7 +230,7 @@ def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str
         for local_rank, near in enumerate(near_memory(cores)):
             full = {
                 **env, **shared_cores(env, size, pinned=any(cores)), **places[local_rank], **seen_devices(env, local_rank), "DMLC_ROLE": "worker",
-                "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1",
+                **place_of(env, local_rank), "BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(size), "PYTHONUNBUFFERED": "1",
             }  # fmt: skip
             config = Config.from_env(full)
             configs[_start(supervisor, f"worker {local_rank}", [*near, *command], full, cores=cores[local_rank]).pid] = config
@@ -241,7 +242,7 @@ def _servers(env: Mapping[str, str]) -> list[dict[str, str]]:
     config = Config.from_env(of_machine(env), role="server")
     servers = []
     for number in range(local_servers(config, env)):
-        own = {}
+        own = place_of(env, number)
         if config.server_index >= 0:
             own["DMLC_SERVER_ID"] = str(config.server_index + number)
         if config.port:

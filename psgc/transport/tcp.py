@@ -6,6 +6,7 @@ the kernel holds few of them. The kernel detects dead peers, so one message may 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import socket
@@ -18,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.addresses import SCHEME, is_loopback, join, listening_socket, split, unmapped
+from psgc.addresses import SCHEME, is_loopback, join, listening_socket, lookup, split, unmapped
 from psgc.config import Config
 from psgc.errors import RemoteProtocolError
 from psgc.transport.host import local_address_for
@@ -92,12 +93,16 @@ class TcpLink(SocketLink):
         self._wake = 1  # SO_RCVLOWAT
 
     @classmethod
-    def connect(cls, family: int, address: Any, proof: Proof, dead_s: float) -> TcpLink:
-        """Begin to connect; ``prove`` finds out whether that succeeded. Raises OSError if it fails at once."""
+    def connect(cls, family: int, address: Any, proof: Proof, dead_s: float, source: str = "") -> TcpLink:
+        """Begin to connect; ``prove`` finds out whether that succeeded. source: this end's address; "" for the one that the route has. Raises OSError if
+        it fails at once."""
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             link = cls(sock, proof, join(unmapped(str(address[0])), address[1]), dead_s)
+            if source:
+                with contextlib.suppress(OSError):  # an address that is translated on its way (NAT) is none of this machine's
+                    sock.bind((source, 0))
             sock.connect(address)
         except BlockingIOError:
             return link
@@ -346,10 +351,11 @@ class TcpListener(Listener):
 
 class _Dialer:
     """Connects to ``tcp://host:port``. If the name has several addresses, they are tried one after the other; from the second attempt on, the
-    name is also looked up again."""
+    name is also looked up again. source: a name or an address of this machine that connections are made from, of the families that it has; "" for
+    the one that the route has."""
 
-    def __init__(self, address: str, dead_s: float) -> None:
-        self._address, self._dead_s, self._attempts = address, dead_s, 0
+    def __init__(self, address: str, dead_s: float, source: str = "") -> None:
+        self._address, self._dead_s, self._source, self._attempts = address, dead_s, source, 0
         self._lookup: Lookup | None = None
 
     def __call__(self, proof: Proof) -> TcpLink:
@@ -361,7 +367,12 @@ class _Dialer:
         found = self._lookup.addresses(again=self._attempts > 0)
         family, where = found[self._attempts % len(found)]
         self._attempts += 1
-        return TcpLink.connect(family, where, proof, self._dead_s)
+        return TcpLink.connect(family, where, proof, self._dead_s, self._own(family))
+
+    def _own(self, family: int) -> str:
+        """The address of that family to connect from. Raises OSError where this machine has no address of the source's name."""
+        found = [str(where[0]) for its, where in lookup(self._source, 0) if its == family] if self._source else []
+        return found[0] if found else ""
 
 
 class Tcp(Transport):
@@ -377,10 +388,11 @@ class Tcp(Transport):
         reached_at = "" if config.advertise else config.node_host or local_address_for(config.root_host)
         host = config.node_host or config.root_host
         alone = is_loopback(config.root_host) and is_loopback(host) and not config.advertise
-        return TcpListener(local_address_for(host) if alone else "", config.port, config.dead_s, reached_at, config.advertise)
+        own = config.node_host or local_address_for(host)  # loopback has many addresses
+        return TcpListener(own if alone else "", config.port, config.dead_s, reached_at, config.advertise)
 
     def dialer(self, address: str, config: Config) -> Dial:
-        return _Dialer(address, config.dead_s)
+        return _Dialer(address, config.dead_s, config.node_host)
 
     def remedy(self, address: str, same_host: bool, trouble: Trouble) -> str:
         return remedy(address, same_host, trouble)

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psgc.errors import UsageError
+from psgc.errors import ConfigError, UsageError
 from psgc.launch.profiling.measure import Request, cluster_of
 from psgc.launch.topology import Gpu, Nic, Topology, as_detected, detect, nvidia, switch_size, sysfs, told
 from psgc.launch.topology.describe import rows
+from psgc.launch.topology.interfaces import addresses, place_of
 from psgc.launch.topology.machine import between, cores_text
 from psgc.plan.inputs.cluster import Link, load_cluster
 from psgc.plan.inputs.profile import Profile
@@ -187,3 +188,21 @@ def test_auto_is_what_the_machine_has_for_its_launchers_and_for_cluster_files(tm
         told(both, 2, lambda: nvlink)
     assert ["shards of a node's sums", "on local ranks 2 3 alone (BYTEPS_REDUCE_ROOTS)"] in rows(Topology(), 0, (2, 3))
     assert any("of each 2 local ranks first" in text for _, text in rows(pcie, 2))
+
+
+def test_local_ranks_and_servers_take_the_named_interfaces_in_turn() -> None:
+    env = {"PSGC_INTERFACES": "127.0.0.2, 127.0.0.3"}
+    assert [place_of(env, number)["DMLC_NODE_HOST"] for number in range(3)] == ["127.0.0.2", "127.0.0.3", "127.0.0.2"]
+    assert place_of({**env, "DMLC_NODE_HOST": "10.0.0.1"}, 0) == {} == place_of({}, 1)
+    assert addresses({"PSGC_INTERFACES": "lo"}) == ("127.0.0.1",)
+    for text, said in (
+        ("192.0.2.1", "192.0.2.1 is no address of this machine"),
+        ("lo,eth99", "no interface 'eth99' with an IPv4 address; .* has .*lo"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            place_of({"PSGC_INTERFACES": text}, 0)
+    one = (Nic("lo", "", up=True),)
+    assert place_of({"PSGC_INTERFACES": "auto"}, 3, lambda: Topology(nics=one)) == {"DMLC_NODE_HOST": "127.0.0.1"}
+    far = Topology(gpus=(Gpu(0, "g", "0000:07:00.0"),), nics=one)
+    assert place_of({"PSGC_INTERFACES": "auto"}, 0, lambda: far) == {"DMLC_NODE_HOST": "127.0.0.1"}
+    assert place_of({"PSGC_INTERFACES": "auto"}, 0, Topology) == {}

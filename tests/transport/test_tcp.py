@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psgc.config import Config
 from psgc.errors import ConfigError, PsgcError, RemoteProtocolError
 from psgc.transport.link_set import LinkSet
 from psgc.transport.security.encryption import require
 from psgc.transport.security.handshake import ServerProof, WorkerProof, worker_key
-from psgc.transport.tcp import STAGE_BYTES, TcpLink, TcpListener
+from psgc.transport.tcp import STAGE_BYTES, TRANSPORT, TcpLink, TcpListener
 from psgc.transport.watch import Watch
 from psgc.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Header, Kind, pack_header
 
@@ -277,3 +278,18 @@ def test_without_the_package_the_option_is_one_clear_line(monkeypatch: pytest.Mo
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"PSGC_ENCRYPT=1 needs the package cryptography.*pip install 'psgc\[encrypt\]'"):
         require()
+
+
+def test_connections_are_made_from_the_address_that_the_worker_is_given_to_the_one_that_the_server_announces() -> None:
+    """Loopback has many addresses; so have machines with several network interfaces."""
+    for own, server in (("127.0.0.3", "127.0.0.2"), ("127.0.0.2", "127.0.0.3"), ("", "127.0.0.4"), ("192.0.2.1", "127.0.0.1")):
+        listener = TRANSPORT.listen(Config(root_host="127.0.0.1", node_host=server, dead_s=30))
+        assert listener.address == f"tcp://{server}:{listener.port}"  # type: ignore[attr-defined]
+        dial = TRANSPORT.dialer(listener.address, Config(node_host=own, dead_s=30))
+        client = dial(WorkerProof("tcp", 0, 1, 0, KEY, "h", b"w" * 32))
+        host = until(lambda: accepted(listener, False))  # noqa: B023
+        assert client.peer == f"{server}:{listener.port}"  # type: ignore[attr-defined]
+        expected = {"": "127.0.0.", "192.0.2.1": "127.0.0.1"}.get(own, own)  # no address of this machine is left to the route
+        assert host.source.startswith(expected), (own, host.source)
+        for each in (client, host, listener):
+            each.close()

@@ -1,0 +1,69 @@
+"""Several network interfaces of one machine: which of them each local rank and each server uses (PSGC_INTERFACES).
+
+Owns the variable's form, and the addresses of interfaces that are named.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Final
+
+from psgc.errors import ConfigError
+from psgc.launch.topology.detect import AUTO, detect
+from psgc.launch.topology.machine import Topology
+
+NAME: Final = "PSGC_INTERFACES"
+_SIOCGIFADDR: Final = 0x8915
+_machine = cache(detect)
+
+
+def place_of(env: Mapping[str, str], number: int, look: Callable[[], Topology] | None = None) -> dict[str, str]:
+    """DMLC_NODE_HOST of the local rank, or of the server, with this number; nothing where it is set already, or no interfaces are named. Interfaces that
+    are named are taken in turn; ``auto`` is the one nearest to the GPU of this number, without GPUs each one that is up, in turn. look: at the machine.
+    Raises ConfigError."""
+    if env.get("DMLC_NODE_HOST", "").strip():
+        return {}
+    if env.get(NAME, "").strip() == AUTO:
+        machine = (look or _machine)()
+        near, up = machine.nearest_nic(), [nic for nic in machine.nics if nic.up]
+        if not near and not up:
+            return {}  # there is nothing to choose from
+        return {"DMLC_NODE_HOST": _of_interface((near[number] if number in near else up[number % len(up)]).name)}
+    found = addresses(env)
+    return {"DMLC_NODE_HOST": found[number % len(found)]} if found else {}
+
+
+def addresses(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Of the interfaces that PSGC_INTERFACES names, in its order. Raises ConfigError for one that this machine does not have."""
+    return tuple(_address(each.strip()) for each in env.get(NAME, "").split(",") if each.strip())
+
+
+def _address(text: str) -> str:
+    """The address itself, if it is one of this machine's, or the interface's, by its name."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return _of_interface(text)
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((text, 0))
+    except OSError as error:
+        raise ConfigError(f"{NAME}: {text} is no address of this machine ({error.strerror}); `ip address` lists them") from None
+    return text
+
+
+def _of_interface(name: str) -> str:
+    """The IPv4 address of a network interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            known = ", ".join(sorted(interface for _, interface in socket.if_nameindex()))
+            raise ConfigError(f"{NAME}: no interface {name!r} with an IPv4 address; this machine has {known}") from None
+    return socket.inet_ntoa(answer[20:24])
