@@ -17,6 +17,12 @@ class BytePSBasics:
     def shutdown(self) -> None:
         psgc.shutdown()
 
+    def suspend(self) -> None:
+        psgc.suspend()
+
+    def resume(self, num_workers: int, num_servers: int, global_rank: int, context: object = None) -> None:
+        psgc.resume(num_workers, num_servers, global_rank, context)
+
     def size(self) -> int:
         return psgc.size()
 

@@ -16,9 +16,11 @@ from psgc.torch import (
     push_pull_group_sync_inplace,
     push_pull_inplace,
     rank,
+    resume,
     set_num_grads,
     shutdown,
     size,
+    suspend,
     synchronize,
 )  # fmt: skip
 
@@ -41,8 +43,10 @@ __all__ = [
     "push_pull_group_sync_inplace",
     "push_pull_inplace",
     "rank",
+    "resume",
     "set_num_grads",
     "shutdown",
     "size",
+    "suspend",
     "synchronize",
 ]
