@@ -6,7 +6,7 @@ return: none waits for the device, but for a free place in a staging ring. All r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -44,3 +44,34 @@ class DeviceBucket(Protocol):
 
     def nonfinite(self, lo: int, hi: int) -> int | None:
         """The first element of a slice that is NaN or infinite, from ``lo`` on, or None. Waits for the device."""
+
+    # what programs over groups ask: slot 0 encodes with the push codec, the others with the pull codec
+
+    def finish(
+        self,
+        slot: int,
+        lo: int,
+        hi: int,
+        old: Residual | None,
+        new: Residual | None,
+        rescale: float,
+        stream: Stream,
+        out: Bytes,
+        then: EncodedThen,
+    ) -> None:
+        """As ``encode``, of what may be a sum, and write to ``new`` what the payload leaves out of it and of ``old``."""
+
+    def fold(self, slot: int, lo: int, hi: int, payloads: Sequence[Bytes]) -> None:
+        """A slice becomes the sum of these payloads, left to right. On return they have been read. Raises PayloadError."""
+
+    def add_payload(self, slot: int, payload: Bytes, residual: Residual, numel: int) -> None:
+        """Add the elements that a payload encodes to the residual."""
+
+    def divide(self, lo: int, hi: int, divisor: int) -> None:
+        """Divide a slice's elements, correctly rounded."""
+
+    def to_host(self, lo: int, hi: int, target: F32) -> None:
+        """Copy a slice's elements. Waits for the device."""
+
+    def from_host(self, lo: int, hi: int, values: F32) -> None:
+        """Set a slice's elements; on return the values have been read."""

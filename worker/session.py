@@ -41,9 +41,9 @@ class BucketBuffer(Protocol):
 class DeviceBuffer(Protocol):
     """A BucketBuffer whose elements may lie on a device."""
 
-    def on_device(self, scheme: Scheme) -> DeviceBucket | None:
+    def on_device(self, scheme: Scheme, wanted: bool = False) -> DeviceBucket | None:
         """Where this step's elements lie, if that is a device with kernels for ``scheme``: then ``load`` is not called. The same object from step to step
-        while they lie there. Raises UsageError where a plan wants them encoded on a device that cannot, DeviceError."""
+        while they lie there. wanted: a program is to work on them there, in float32; raises UsageError where it cannot."""
 
 
 class Ticket(Protocol):

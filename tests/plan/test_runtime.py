@@ -17,8 +17,9 @@ from psgc.codecs import BLOCK
 from psgc.errors import CodecError, LayoutMismatch, UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout, compare, equal_parts, full_parts
 from psgc.plan.model.plan import NOT_KNOWN, JobShape, Plan, PlannedBucket
+from psgc.plan.planfile import runtime
 from psgc.plan.planfile.reading import read_plan
-from psgc.plan.planfile.runtime import ENCODED, PLAIN, load_runnable, plan_of, planned_buckets
+from psgc.plan.planfile.runtime import ENCODED, PLAIN, check_runs, load_runnable, plan_of, planned_buckets
 from psgc.program.ranks import Ranks
 
 CODECS = ("none", "int8", "onebit/int8", "topk:k=0.01", "shared", "bf16")
@@ -134,8 +135,6 @@ def changed(**change: Any) -> Plan:
     [
         (("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@cpu"), "comp@gpu"),
         (("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@gpu"), "decomp@gpu"),
-        (("comp@gpu", "flat.all_gather.c", "decomp@cpu"), "comp@gpu"),
-        (("intra.reduce_scatter", "comp@gpu", "inter.push.c", "inter.pull.c", "decomp@cpu", "intra.all_gather"), "comp@gpu"),
     ],
 )
 def test_an_action_that_is_not_carried_yet_is_named_with_its_bucket(option: tuple[str, ...], action: str, tmp_path: Path) -> None:
@@ -144,6 +143,14 @@ def test_an_action_that_is_not_carried_yet_is_named_with_its_bucket(option: tupl
     said = rf"plan.json: buckets\[0\] \(of 'b'\): action '{action}', which jobs do not carry yet: "
     with pytest.raises(UsageError, match=said):
         load_runnable(str(path))
+
+
+def test_a_program_may_encode_on_gpus_with_codecs_that_have_a_gpu_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    option = ("intra.reduce_scatter", "comp@gpu", "inter.push.c", "inter.pull.c", "decomp@cpu", "intra.all_gather")
+    check_runs(changed(option=option, codec="bf16"), "p")
+    monkeypatch.setattr(runtime, "backends", lambda codec: ("cpu",))
+    with pytest.raises(UsageError, match=r"action 'comp@gpu', but codec bf16 has no GPU side"):
+        check_runs(changed(option=option, codec="bf16"), "p")
 
 
 @pytest.mark.parametrize(

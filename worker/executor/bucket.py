@@ -19,11 +19,12 @@ from psgc.layout.contributions import keys_of
 from psgc.program.compile import compile_option
 from psgc.program.ranks import Range, Ranks
 from psgc.worker.contributions import Servers
+from psgc.worker.device import DeviceBucket
 from psgc.worker.executor.part import PartWork
 from psgc.worker.nonfinite import first_nonfinite
 from psgc.worker.residuals.owed import Owed
 from psgc.worker.residuals.residual import ExactResidual, TensorMemory
-from psgc.worker.session import BucketBuffer
+from psgc.worker.session import BucketBuffer, DeviceBuffer
 
 
 class GroupBucket:
@@ -49,6 +50,7 @@ class GroupBucket:
             self.keys.append({piece: keys[piece] for piece in program.served})
             places = {} if servers is None else {piece: servers.slot(key) for piece, key in self.keys[-1].items()}
             self.parts.append(PartWork(program, scheme.pair, bucket.dtype, part.offset, stream, divisor, places))
+        self.on_gpu = any(action.endswith("@gpu") for action in bucket.option)
         self.keeps_residual = any(part.keeps_residual for part in self.parts)
         encodes = any(part.program.encodes for part in self.parts)
         # Whether a step that the trainer does not apply goes back into residuals, whose it was: what was owed is then in them.
@@ -71,6 +73,11 @@ class GroupBucket:
         """A step starts; the last one has been stored. check: answer with the first tensor that holds a NaN or infinity."""
         self._buffer = buffer
         self.step += 1
+        if self.on_gpu and isinstance(buffer, DeviceBuffer):  # others hold arrays, which lie on the host alone
+            device = buffer.on_device(self.scheme, wanted=True)
+            if device is None:
+                raise UsageError(f"the plan has the bucket of {self.first_tensor!r} encoded on a GPU, but it lies on the CPU")
+            return self._begin_there(device, skip, previous_skipped, rescale, check)
         array = buffer.load()
         if check and not skip and (first := first_nonfinite(array, self.bucket.dtype)) is not None:
             return self.layout.tensor_at(self.bucket, first)
@@ -84,6 +91,22 @@ class GroupBucket:
                 for lo, numel in paid:
                     self._owed.add_to(array[lo : lo + numel], lo)
             work.begin(own, self.layout.past_steps + self.step, skip, previous_skipped, rescale)
+        return None
+
+    def _begin_there(self, device: DeviceBucket, skip: bool, previous_skipped: bool, rescale: float, check: bool) -> str | None:
+        """``begin`` where the program encodes or decodes on a GPU."""
+        numel = self.bucket.numel
+        if check and not skip and (first := device.nonfinite(0, numel)) is not None:
+            return self.layout.tensor_at(self.bucket, first)
+        if skip:
+            device.fill(0, numel, 0.0)
+        if self._owed is not None and not self._owed.begin(previous_skipped and not self._goes_back, rescale):
+            self._owed = None
+        for work, paid in zip(self.parts, self._paid, strict=True):
+            if self._owed is not None and not skip:
+                for lo, count in paid:
+                    device.add(lo, self._owed.pay(lo, lo + count))
+            work.begin_there(device, self.layout.past_steps + self.step, skip, previous_skipped, rescale)
         return None
 
     def end(self, number: int) -> None:
@@ -144,7 +167,7 @@ class GroupBucket:
         """Go on from the ``exact`` of a bucket with the same slots, in place of what is owed; called after ``remember``."""
         feedbacks = [feedback for part in self.parts for feedback in part.feedbacks]
         fit = residuals.keys() == set(range(len(feedbacks)))
-        if not feedbacks or not fit or any(residuals[n].bytes.size != each.value.nbytes for n, each in enumerate(feedbacks)):
+        if not feedbacks or not fit or any(residuals[n].bytes.size != 4 * each.numel for n, each in enumerate(feedbacks)):
             return
         for number, feedback in enumerate(feedbacks):
             feedback.restore(residuals[number].bytes.view(np.float32), residuals[number].rescale)

@@ -12,11 +12,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from psgc.errors import PsgcError
+from psgc.errors import DeviceError, PsgcError
 from psgc.layout import ITEM_BYTES, Layout
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.pool import Pool
@@ -221,7 +222,8 @@ class Executor:
         submission = one.current
         if self._failed() or submission is None:
             return
-        tensor = one.work.begin(submission.buffer, submission.skip, submission.previous_skipped, submission.rescale, self._raises)
+        with _named(one.work):
+            tensor = one.work.begin(submission.buffer, submission.skip, submission.previous_skipped, submission.rescale, self._raises)
         if tensor is not None:
             self._fail(
                 f"rank {self._rank}: gradient of {tensor!r} holds NaN or infinity in its step {one.work.step}, and PSGC_NONFINITE=raise"
@@ -235,15 +237,27 @@ class Executor:
     def _compute(self, run: _LayoutRun, start: Start) -> None:
         if self._failed():
             return
-        part = self._part(run, start.chain)
+        with _named(run.owner[start.chain][0].work):
+            self._compute_part(self._part(run, start.chain), run, start)
+
+    def _compute_part(self, part: PartWork, run: _LayoutRun, start: Start) -> None:
         if isinstance(start.step, Serve):
             self._contribute(run, start, start.step)
             return
         began_ns = 0 if self._trace is None else time.monotonic_ns()
+        if isinstance(start.step, Encode) and part.on_gpu(start.step):
+            part.encode_there(start.step, partial(self._computed, run, start, began_ns))
+            return
         if isinstance(start.step, Encode):
             part.encode(start.step)
         elif isinstance(start.step, Decode):
-            part.decode(start.step)
+            part.decode_there(start.step) if part.on_gpu(start.step) else part.decode(start.step)
+        self._computed(run, start, began_ns, None)
+
+    def _computed(self, run: _LayoutRun, start: Start, began_ns: int, fault: DeviceError | None) -> None:
+        if fault is not None:
+            self._broken(DeviceError(f"gradient of {run.owner[start.chain][0].work.first_tensor!r}: {fault}"))
+            return
         if self._trace is not None:
             self._trace.ran(None, start.step.action, *run.key(start.chain), began_ns)
         self._over(run, start)
@@ -281,12 +295,14 @@ class Executor:
 
     def _end_part(self, run: _LayoutRun, chain: int) -> None:
         one, number = run.owner[chain]
-        one.work.end(number)
+        with _named(one.work):
+            one.work.end(number)
         with self._lock:
             one.left -= 1
             if one.left:
                 return
-        one.work.store()
+        with _named(one.work):
+            one.work.store()
         with self._lock:
             submission, one.current = one.current, one.waiting.popleft() if one.waiting else None
             more = one.current is not None
@@ -348,6 +364,15 @@ class Executor:
             where = f"{run.what(start)}: "
         kind = "" if isinstance(error, PsgcError) else f"{type(error).__name__}: "
         self._fail(f"rank {self._rank}: {where}{kind}{error}")
+
+
+@contextmanager
+def _named(work: GroupBucket) -> Iterator[None]:
+    """A device's error is raised with the tensor that it was about."""
+    try:
+        yield
+    except DeviceError as error:
+        raise DeviceError(f"gradient of {work.first_tensor!r}: {error}") from error
 
 
 def _others(start: Start, rank: int, ranks: Ranks) -> str:

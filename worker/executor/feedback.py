@@ -11,18 +11,25 @@ later slots their old residual.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+from psgc.worker.device import DeviceBucket
 
 F32 = NDArray[np.float32]
 
 
 class Feedback:
-    """The residual of one piece in one slot. value: float32 [numel], in units that ``rescale`` makes those of the next step."""
+    """The residual of one piece in one slot. value: float32 [numel], in units that ``rescale`` makes those of the next step; a ``Residual`` on the device
+    that the slot encodes on, if it does."""
 
     def __init__(self, numel: int) -> None:
-        self.value: F32 = np.zeros(numel, np.float32)
-        self.new: F32 = np.zeros(numel, np.float32)
+        self.numel = numel
+        self.value: Any = np.zeros(numel, np.float32)
+        self.new: Any = np.zeros(numel, np.float32)
+        self.on: DeviceBucket | None = None
         self.rescale = 1.0
         self._old_rescale = 1.0  # of ``new``, while that holds the residual before the last step
         self._can_take_back = False
@@ -54,21 +61,47 @@ class Feedback:
         """Whether the last step was committed and can be taken back."""
         return self._can_take_back
 
+    def move(self, device: DeviceBucket | None) -> None:
+        """Keep the residual on this device from now on, None: on the host. Between two steps."""
+        if self.on is device:
+            return
+        held = self.copy(), _copy(self.new)
+        self.value, self.new = (np.empty(self.numel, np.float32) if device is None else device.residual(self.numel) for _ in range(2))
+        self.on = device
+        for place, values in zip((self.value, self.new), held, strict=True):
+            if device is None:
+                place[:] = values
+            else:
+                place.keep(values)
+
+    def copy(self) -> F32:
+        """A copy of ``value``, on the host."""
+        return _copy(self.value)
+
     def load(self) -> F32:
         """A copy in the next step's units."""
-        return self.value * np.float32(self.rescale)
+        return self.copy() * np.float32(self.rescale)
 
     def restore(self, values: F32, rescale: float) -> None:
         """Go on from what another job kept, before the first step."""
-        self.value[:] = values
+        if self.on is None:
+            self.value[:] = values
+        else:
+            self.value.keep(values)
         self.rescale, self._can_take_back = rescale, False
 
     @property
     def before_last(self) -> tuple[F32, float]:
         """A copy of what ``take_back`` would leave, and its rescale."""
-        return (self.new.copy(), self._old_rescale) if self._can_take_back else (self.value.copy(), self.rescale)
+        return (_copy(self.new), self._old_rescale) if self._can_take_back else (self.copy(), self.rescale)
 
     def without_last(self) -> F32:
         """A copy of what ``take_back`` would leave, in the next step's units."""
         values, rescale = self.before_last
         return values * np.float32(rescale)
+
+
+def _copy(values: Any) -> F32:
+    """On the host."""
+    found: F32 = values.copy() if isinstance(values, np.ndarray) else values.load()
+    return found

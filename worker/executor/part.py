@@ -6,22 +6,26 @@ layout and worked on in place. At most one step of a part runs at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.codecs.codec import Codec, CodecPair, Stream
+from psgc.codecs.codec import Codec, CodecPair, Encoded, Stream
 from psgc.codecs.common.payloads import MAX_PAYLOADS
 from psgc.codecs.none import NoneCodec
 from psgc.codecs.scheme import slices
+from psgc.errors import DeviceError
 from psgc.program.groups import Group
 from psgc.program.ranks import Range
 from psgc.program.steps import Decode, Encode, Exchange, Piece, Program, Raw, Serve, Step
 from psgc.transport.memory.segment import Place
 from psgc.wire.frames import Flag
+from psgc.worker.device import DeviceBucket
 from psgc.worker.executor.feedback import Feedback
 
 Bytes = NDArray[np.uint8]
@@ -73,6 +77,10 @@ class PartWork:
         self._buffers: dict[tuple[int, int, int], Bytes] = {}
         self._feedback: dict[tuple[int, Range], Feedback] = {}
         self._leads: set[int] = set()  # slots of which this rank answers for the residual
+        self._device: DeviceBucket | None = None  # where the program works on the part's floats, too
+        self._there = False  # whether that has them now, and the array does not
+        self._owns_array = False
+        self._gpu_slots = {step.slot for step in program.steps if isinstance(step, Encode) and step.device == "gpu"}
         self._divisor, self._divides = divisor, _only_sum(program)
         for step in program.steps:
             if isinstance(step, Encode) and self._codec(step.slot).feedback:
@@ -87,14 +95,27 @@ class PartWork:
 
     def begin(self, array: NDArray[Any], step: int, skip: bool, previous_skipped: bool, rescale: float) -> None:
         """array: the part's gradient, of the push codec's ``array_dtype`` where the option encodes, else of the tensors' own dtype."""
+        self._device = None
         self._array = array
+        if skip:
+            array.fill(0)
+        self._begin(step, skip, previous_skipped, rescale)
+
+    def begin_there(self, device: DeviceBucket, step: int, skip: bool, previous_skipped: bool, rescale: float) -> None:
+        """As ``begin``, where the part's floats lie on a device: steps take them to where they need them."""
+        if self._array.size != self.program.numel or self._array.dtype != np.float32 or not self._owns_array:
+            self._array, self._owns_array = np.empty(self.program.numel, np.float32), True
+        self._device, self._there = device, True
+        for (slot, _), feedback in self._feedback.items():
+            feedback.move(device if slot in self._gpu_slots else None)
+        self._begin(step, skip, previous_skipped, rescale)
+
+    def _begin(self, step: int, skip: bool, previous_skipped: bool, rescale: float) -> None:
         self.stream = replace(self.stream, step=step)
         self.control = Control(not skip, False, previous_skipped)
         self.rescale = rescale
         self.dropped, self.unapplied = previous_skipped or self.unapplied, False
         self._poisoned.clear()
-        if skip:
-            array.fill(0)
         if self.dropped:
             self._take_back()
         for feedback in self._feedback.values():
@@ -106,11 +127,76 @@ class PartWork:
             if slot:
                 feedback.take_back()
             elif feedback.committed and not self.servers_add_back:
-                _add_back(codec, self._own[piece], feedback.value)
+                if feedback.on is not None:
+                    feedback.on.add_payload(0, self._own[piece], feedback.value, feedback.numel)
+                else:
+                    _add_back(codec, self._own[piece], feedback.value)
                 feedback.encoded()
+
+    def on_gpu(self, step: Step) -> bool:
+        """Whether the step is one for ``encode_there`` or ``decode_there``."""
+        return self._device is not None and isinstance(step, Encode | Decode) and step.device == "gpu"
+
+    def _to_host(self) -> None:
+        """The floats are needed on the host."""
+        if self._device is not None and self._there:
+            self._device.to_host(self.first, self.first + self.program.numel, self._array)
+            self._there = False
+
+    def _to_device(self) -> None:
+        if self._device is not None and not self._there:
+            self._device.from_host(self.first, self.first + self.program.numel, self._array)
+            self._there = True
+
+    def encode_there(self, step: Encode, then: Callable[[DeviceError | None], None]) -> None:
+        """``encode`` on the device; ``then`` is called, in another thread, once all payloads are in host memory, or one could not be made."""
+        device, codec = self._device, self._codec(step.slot)
+        assert device is not None
+        self._to_device()
+        self._payloads = {}
+        lock, left, faults = threading.Lock(), [len(step.pieces)], list[DeviceError]()
+
+        def encoded(piece: Range, out: Bytes, served: bool, found: Encoded | DeviceError) -> None:
+            with lock:
+                if isinstance(found, DeviceError):
+                    faults.append(found)
+                else:
+                    self._keep(step, piece, out[: found.payload_bytes], found.nonfinite, served)
+                left[0] -= 1
+                if left[0]:
+                    return
+            then(faults[0] if faults else None)
+
+        for number, piece in enumerate(step.pieces):
+            lo, hi = piece
+            served = step.slot == 0 and piece in self._served
+            out = self._slot(piece) if served else self._buffer(step.action, number, 0, codec.payload_bound(hi - lo))
+            feedback = self._feedback.get((step.slot, piece))
+            if feedback is not None:
+                feedback.encoded()
+            stream = replace(self.stream, rank=4 * step.leader + step.slot, first=self.first + lo)
+            old, new, rescale = (None, None, 1.0) if feedback is None else (feedback.value, feedback.new, feedback.rescale)
+            device.finish(step.slot, self.first + lo, self.first + hi, old, new, rescale, stream, out, partial(encoded, piece, out, served))
+
+    def decode_there(self, step: Decode) -> None:
+        """``decode`` on the device."""
+        assert self._device is not None
+        for (lo, hi), payloads in self._payloads.items():
+            self._device.fold(step.slot, self.first + lo, self.first + hi, payloads)
+        self._payloads, self._there = {}, True
+
+    def _keep(self, step: Encode, piece: Range, payload: Bytes, nonfinite: bool, served: bool) -> None:
+        if nonfinite and served:  # the server tells all ranks that contribute to the key
+            self._poisoned.add(piece)
+        elif nonfinite:
+            self.control.nonfinite = True
+        self._payloads[piece] = [payload]
+        if step.slot == 0:
+            self._own[piece] = payload
 
     def encode(self, step: Encode) -> None:
         codec = self._codec(step.slot)
+        self._to_host()
         self._payloads = {}
         for number, piece in enumerate(step.pieces):
             lo, hi = piece
@@ -128,13 +214,7 @@ class PartWork:
                 rescale = 1.0 if feedback is None else feedback.rescale
                 encoded = codec.finish(self._array[lo + a : lo + b], numel, a, b, 1, old, new, rescale, stream, out)
                 payload_bytes, nonfinite = encoded.payload_bytes, nonfinite or encoded.nonfinite
-            if nonfinite and served:  # the server tells all ranks that contribute to the key
-                self._poisoned.add(piece)
-            elif nonfinite:
-                self.control.nonfinite = True
-            self._payloads[piece] = [out[:payload_bytes]]
-            if step.slot == 0:
-                self._own[piece] = out[:payload_bytes]
+            self._keep(step, piece, out[:payload_bytes], nonfinite, served)
 
     def decode(self, step: Decode) -> None:
         codec = self._codec(step.slot)
@@ -145,11 +225,12 @@ class PartWork:
             for a, b in slices(codec, numel):
                 for begin in range(0, len(payloads), MAX_PAYLOADS):
                     codec.fold(payloads[begin : begin + MAX_PAYLOADS], numel, a, b, self._array[lo + a : lo + b], begin == 0)
-        self._payloads = {}
+        self._payloads, self._there = {}, False
 
     def contribution(self, step: Serve, piece: Range) -> tuple[int, bool]:
         """Make what this rank pushes of a piece, in its place. Returns its bytes, and whether it holds NaN or infinity and so has no payload."""
         if step.slot is None:
+            self._to_host()
             lo, hi = piece
             stream = replace(self.stream, first=self.first + lo)
             encoded = self.pair.push.encode(self._array[lo:hi], None, 1.0, stream, self._slot(piece))
@@ -162,6 +243,8 @@ class PartWork:
         lo, hi = piece
         if flags & Flag.NONFINITE:
             self._array[lo:hi].fill(np.nan)
+            if self._device is not None:
+                self._device.fill(self.first + lo, self.first + hi, np.nan)
             return
         codec, numel = self.pair.pull, hi - lo
         payload = np.empty(0, np.uint8) if payload is None else payload
@@ -190,6 +273,7 @@ class PartWork:
             self._exchange(collective, group, action, number)
 
     def _raw(self, raw: Raw, group: Group) -> None:
+        self._to_host()
         lo, hi = raw.region
         array = self._array[lo:hi]
         cuts = [cut - lo for cut in raw.cuts]
@@ -274,12 +358,18 @@ class PartWork:
             return
         if self.control.nonfinite:
             self._array.fill(np.nan)
+            self._there = False
+            self._to_device()
             return
         for (slot, piece), feedback in self._feedback.items():
             if slot or piece not in self._served:
                 feedback.commit()
         if self._divisor != 1 and self._divides is None:
-            self._divide(self._divisor)
+            if self._device is not None and self._there:
+                self._device.divide(self.first, self.first + self.program.numel, self._divisor)
+            else:
+                self._divide(self._divisor)
+        self._to_device()
 
     def _divide(self, divisor: int) -> None:
         """In place, as servers divide: in the accumulator, 16-bit floats in float32, integers by floor."""
@@ -295,6 +385,9 @@ class PartWork:
 
     def has_none(self, element: int) -> bool:
         """Whether the piece that begins with this element has no result, since some rank met a NaN or infinity in what it encoded."""
+        if self._device is not None:
+            self._to_host()
+            self._there = True  # both have it
         return self.program.encodes > 0 and bool(np.isnan(self._array[element]))
 
     # between steps
@@ -312,7 +405,7 @@ class PartWork:
             elif slot:
                 total[lo:hi] += feedback.without_last()
             else:
-                values = feedback.value.copy()
+                values = feedback.copy()
                 _add_back(self._codec(0), self._own[lo, hi], values)
                 total[lo:hi] += values * np.float32(feedback.rescale)
         return total
@@ -323,11 +416,11 @@ class PartWork:
         dropped = dropped or self.unapplied
         for (slot, piece), feedback in self._feedback.items():
             if not dropped or not feedback.committed or (slot == 0 and self.servers_add_back):
-                found.append((feedback.value.copy(), feedback.rescale))
+                found.append((feedback.copy(), feedback.rescale))
             elif slot:
                 found.append(feedback.before_last)
             else:
-                values = feedback.value.copy()
+                values = feedback.copy()
                 _add_back(self._codec(0), self._own[piece], values)
                 found.append((values, feedback.rescale))
         return found

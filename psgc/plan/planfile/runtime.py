@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psgc.codecs import parse_scheme
-from psgc.codecs.scheme import PairScheme
+from psgc.codecs.backends import backends
+from psgc.codecs.scheme import PairScheme, Scheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Bucket, BucketSpec, Layout, Part, TensorSpec, equal_parts
 from psgc.layout.contributions import keys_of
@@ -44,12 +45,13 @@ def why_not_run(plan: Plan, source: str) -> str | None:
 
 
 def _check_carried(bucket: PlannedBucket, place: str) -> None:
-    """Carried are PLAIN, ENCODED, and whatever workers do among themselves, or in nodes around servers, with codecs on the CPU."""
-    for action in bucket.option:
-        if action.endswith("@gpu"):
-            raise UsageError(
-                f"{place}: action {action!r}, which jobs do not carry yet: they encode and decode on the CPU; plan with devices = ['cpu']"
-            )
+    """Carried are PLAIN, ENCODED, and whatever workers do among themselves, or in nodes around servers; on GPUs with codecs that have a GPU side."""
+    on_gpu = next((action for action in bucket.option if action.endswith("@gpu")), None)
+    if on_gpu is not None and not is_program(bucket.option):
+        raise UsageError(
+            f"{place}: action {on_gpu!r}, which jobs do not carry yet: where every rank pushes all to servers they encode and decode on the CPU; "
+            f"plan with devices = ['cpu']"
+        )
     if not is_program(bucket.option) and bucket.option not in (PLAIN, ENCODED):
         raise UsageError(
             f"{place}: option {' '.join(bucket.option)}, which jobs do not carry: where every rank pushes all to servers they carry "
@@ -65,10 +67,19 @@ def _check_carried(bucket: PlannedBucket, place: str) -> None:
         scheme = parse_scheme(bucket.codec)
     except CodecError as error:
         raise UsageError(f"{place}: {error}") from None
+    lacking = _without_gpu_side(scheme) if on_gpu is not None else None
+    if lacking is not None:
+        raise UsageError(f"{place}: action {on_gpu!r}, but codec {lacking} has no GPU side; plan with devices = ['cpu'], or another codec")
     if is_program(bucket.option) and type(scheme) is not PairScheme:
         raise UsageError(
             f"{place}: codec {bucket.codec} runs where every rank pushes all to servers, not by {' '.join(bucket.option)}; choose another codec"
         )
+
+
+def _without_gpu_side(scheme: Scheme) -> str | None:
+    """The codec of a pair that runs on the CPU alone, if one does."""
+    codecs = (scheme.pair.push, scheme.pair.pull) if isinstance(scheme, PairScheme) else ()
+    return next((codec.canonical for codec in codecs if "cuda" not in backends(codec)), None)
 
 
 def not_carried(buckets: Sequence[PlannedBucket]) -> list[int]:

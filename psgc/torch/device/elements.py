@@ -7,7 +7,7 @@ payload is copied down beside it. Owns the payloads that were sent last, on the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from psgc.codecs.codec import Encoded, Stream
+from psgc.codecs.common.payloads import MAX_PAYLOADS
 from psgc.errors import DeviceError
 from psgc.torch.device.codec import DeviceCodec
 from psgc.torch.device.engine import Engine
@@ -75,7 +76,7 @@ class DeviceElements:
 
     def __init__(self, engine: Engine, push: DeviceCodec, pull: DeviceCodec, elements: Callable[[], torch.Tensor]) -> None:
         self._engine, self._push, self._pull, self._elements = engine, push, pull, elements
-        self._sent: dict[tuple[int, int], _Sent] = {}
+        self._sent: dict[tuple[int, int, int], _Sent] = {}
         self._lock = threading.Lock()
 
     def residual(self, numel: int) -> DeviceResidual:
@@ -133,12 +134,93 @@ class DeviceElements:
         wrong = (values & 0x7F80) == 0x7F80 if grad.dtype == torch.bfloat16 else ~np.isfinite(values)
         return int(wrong.argmax()) if wrong.any() else None
 
-    def _sent_of(self, lo: int, hi: int) -> _Sent:
+    def finish(
+        self,
+        slot: int,
+        lo: int,
+        hi: int,
+        old: Residual | None,
+        new: Residual | None,
+        rescale: float,
+        stream: Stream,
+        out: Bytes,
+        then: EncodedThen,
+    ) -> None:
+        engine, codec, kept, left = self._engine, self._codec(slot), _values(old), _values(new)
+        acc, sent = self._elements()[lo:hi], self._sent_of(lo, hi, slot)
+        if sent.copied is not None:
+            engine.compute.wait(sent.copied)
+
+        def work() -> None:
+            sent.status.zero_()
+            codec.finish(acc, hi - lo, 1, kept, left, rescale, stream, sent.room, sent.status, scratch)
+
+        with engine.scratch(codec.scratch_bytes(hi - lo)) as scratch:
+            engine.compute_on(work, [] if kept is None else [kept], [acc, sent.memory, scratch, *([] if left is None else [left])])
+        taking = _Taking(sent, out)
+        sent.copied = engine.download(
+            sent.memory, engine.compute.record(), taking.take, lambda fault: then(taking.encoded if fault is None else fault)
+        )
+
+    def fold(self, slot: int, lo: int, hi: int, payloads: Sequence[Bytes]) -> None:
+        codec, acc = self._codec(slot), self._elements()[lo:hi]
+        for payload in payloads:
+            codec.codec.validate(payload, hi - lo)
+        for begin in range(0, len(payloads), MAX_PAYLOADS):
+            with self._engine.incoming(payloads[begin : begin + MAX_PAYLOADS]) as arrived:
+                self._engine.compute_on(
+                    lambda arrived=arrived, fresh=begin == 0: codec.fold(arrived, hi - lo, acc, fresh),  # type: ignore[misc]
+                    [*arrived, *([acc] if begin else [])],
+                    [acc],
+                )
+
+    def add_payload(self, slot: int, payload: Bytes, residual: Residual, numel: int) -> None:
+        codec, kept = self._codec(slot), _values(residual)
+        assert kept is not None
+        with self._engine.incoming([payload]) as arrived:
+            self._engine.compute_on(lambda: codec.fold(arrived, numel, kept, False), [*arrived, kept], [kept])
+
+    def divide(self, lo: int, hi: int, divisor: int) -> None:
+        target = self._elements()[lo:hi]
+        by = self._engine.empty(1, torch.float32)
+
+        def work() -> None:
+            by.fill_(divisor)
+            target.div_(by.expand_as(target))  # by a number, torch would multiply with its reciprocal
+
+        self._engine.compute_on(work, [target], [target, by])
+
+    def to_host(self, lo: int, hi: int, target: F32) -> None:
+        source, engine = self._elements()[lo:hi].view(torch.uint8), self._engine
+        whole, done, faults = target.view(np.uint8), threading.Event(), list[DeviceError]()
+
+        def take(first: int, piece: Bytes) -> None:
+            whole[first : first + piece.size] = piece
+
+        def then(fault: DeviceError | None) -> None:
+            faults.extend([] if fault is None else [fault])
+            done.set()
+
+        copied = engine.download(source, engine.compute.record(), take, then)
+        done.wait()
+        engine.compute.wait(copied)
+        if faults:
+            raise faults[0]
+
+    def from_host(self, lo: int, hi: int, values: F32) -> None:
+        target = self._elements()[lo:hi]
+        with self._engine.incoming([values.view(np.uint8)]) as (arrived,):
+            self._engine.compute_on(lambda: target.copy_(arrived.view(torch.float32)), [arrived], [target])
+
+    def _codec(self, slot: int) -> DeviceCodec:
+        return self._push if slot == 0 else self._pull
+
+    def _sent_of(self, lo: int, hi: int, slot: int = 0) -> _Sent:
         with self._lock:
-            found = self._sent.get((lo, hi))
+            found = self._sent.get((lo, hi, slot))
             if found is None:
-                memory = self._engine.empty(STATUS_BYTES + self._push.codec.payload_bound(hi - lo), torch.uint8)
-                found = self._sent[lo, hi] = _Sent(memory)
+                memory = self._engine.empty(STATUS_BYTES + self._codec(slot).codec.payload_bound(hi - lo), torch.uint8)
+                found = self._sent[lo, hi, slot] = _Sent(memory)
             return found
 
 

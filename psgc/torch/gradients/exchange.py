@@ -439,7 +439,10 @@ class GradientExchange:
             report_of(self.session).laid_out(layout)
             self.residuals.add(layout, declaration)
             declared = [fresh[i] for i in members]
-            self._buckets += [GradientBucket.of(layout, bucket, declared, config.gpu_codecs) for bucket in layout.buckets]
+            on_gpu = config.gpu_codecs and (
+                not default.buckets or self.choice.rule is not None
+            )  # a plan says where; to servers it is the CPU
+            self._buckets += [GradientBucket.of(layout, bucket, declared, on_gpu) for bucket in layout.buckets]
         self._declared = len(self._gradients)
         self._ready_order.clear()
 

@@ -107,6 +107,7 @@ class TensorsBuffer:
         self._staging: torch.Tensor | None = None
         self._in_place = False
         self._there: tuple[Engine, str, DeviceElements] | None = None  # with the codec that it is of
+        self._wide = False  # whether elements are laid out there in float32, whatever the tensors' dtype
         self._flat: torch.Tensor | None = None  # on the device, of this step
         self._fused: torch.Tensor | None = None  # on the device, where buckets of several tensors are laid out
         self._loading = threading.Lock()
@@ -133,9 +134,9 @@ class TensorsBuffer:
     def waits(self) -> bool:
         return bool(self._events)
 
-    def on_device(self, scheme: Scheme) -> DeviceElements | None:
+    def on_device(self, scheme: Scheme, wanted: bool = False) -> DeviceElements | None:
         """See psgc.worker.session.DeviceBuffer."""
-        if self._where == "cpu" or not self._tensors:
+        if not wanted and (self._where == "cpu" or not self._tensors):
             return None
         lying = {engine_of(like if t is None else t) for t, like in itertools.zip_longest(self._tensors, self._likes)}
         engine = lying.pop() if len(lying) == 1 else None
@@ -143,13 +144,14 @@ class TensorsBuffer:
             None if engine is None or type(scheme) is not PairScheme else (engine.codec(scheme.pair.push), engine.codec(scheme.pair.pull))
         )
         if engine is None or codecs is None or codecs[0] is None or codecs[1] is None or scheme.residual_dtype != "float32":
-            if self._where == "gpu":
+            if wanted or self._where == "gpu":
                 lies = "it does not lie on one GPU" if engine is None else f"{engine.name} has no kernels for {scheme.canonical}"
                 raise UsageError(f"the plan has this bucket encoded on a GPU, but {lies}; plan with devices = ['cpu'], or another codec")
             return None
         there = self._there
         if there is None or there[0] is not engine or there[1] != scheme.canonical:
             there = self._there = engine, scheme.canonical, DeviceElements(engine, codecs[0], codecs[1], self._elements)
+            self._wide = wanted
         return there[2]
 
     def _elements(self) -> torch.Tensor:
@@ -166,11 +168,12 @@ class TensorsBuffer:
         with device_faults(engine.name):
             engine.compute.wait(self._events[given.device])
             lone = self._tensors[0] if len(self._tensors) == 1 else None
-            if lone is not None and lone.is_contiguous():
+            dtype = torch.float32 if self._wide else given.dtype
+            if lone is not None and lone.is_contiguous() and lone.dtype == dtype:
                 return lone.view(-1)
             numel = sum(math.prod(shape) for shape in self._shapes)
-            if self._fused is None or self._fused.dtype != given.dtype or self._fused.device != given.device:
-                self._fused = engine.empty(numel, given.dtype)
+            if self._fused is None or self._fused.dtype != dtype or self._fused.device != given.device:
+                self._fused = engine.empty(numel, dtype)
             flat = self._fused
             pairs = list(zip(self._tensors, self._places(flat), strict=True))
             there = [(t, place) for t, place in pairs if t is not None]
