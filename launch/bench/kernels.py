@@ -48,7 +48,7 @@ def bench_kernels(
     CodecError for a kernel with wrong results.
     """
     if device != "cpu":
-        raise ConfigError(f"bench kernels: device cpu expected, got {device!r}: psgc has no GPU kernels yet; use --device cpu")
+        raise ConfigError(f"bench kernels: --device {device}: expected cpu or cuda")
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"bench kernels: --sizes (or --numel) of at least 1 element expected, got {', '.join(map(str, sizes))}")
     bench, tell = _Bench({numel: Beside(numel) for numel in sorted(set(sizes))}), progress or (lambda text: None)

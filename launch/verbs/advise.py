@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -71,13 +72,29 @@ def advise(
         memory = known_memory_gbps(gpu or measured.hardware)
     elif not 0 < memory <= MOST_MEMORY_GBPS:
         raise UsageError(f"advise: --memory {memory:g}: expected GB/s above 0, and {MOST_MEMORY_GBPS:g} at most")
+    measured, source = _with_measured_codecs(measured, gpu or measured.hardware)
     found = advising.advise(measured, cluster, memory_gbps=memory, adam=optimizer == ADAM, codecs=named)
+    if source:
+        found["notes"].append(source)
     if goodput:
         _add_goodput(found, cluster, _items(model, tokens), (price_node, price_server, price_link))
     if as_json:
         print(json.dumps(found))
     else:
         _print(found)
+
+
+def _with_measured_codecs(profile: Any, gpu: str) -> tuple[Any, str]:
+    """The profile with codec times of this GPU that benchmarks/gpu.py has measured, for codecs of which the profile has none there, and a note that says so."""
+    from psgc.launch.gpu_results import cited, result_for
+
+    result = result_for(gpu)
+    curves = {} if result is None else {codec: curve for codec in result.codecs if (curve := result.curve(codec)) is not None}
+    fresh = {codec: curve for codec, curve in curves.items() if "gpu" not in profile.codecs.get(codec, {})}
+    if result is None or not fresh:
+        return profile, ""
+    codecs = {**profile.codecs, **{codec: {**profile.codecs.get(codec, {}), "gpu": curve} for codec, curve in fresh.items()}}
+    return replace(profile, codecs=codecs), f"times of {', '.join(fresh)} on the GPU are {cited(result)}, not estimates"
 
 
 def _items(model: str | None, tokens: int | None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from psgc.errors import UsageError
 from psgc.launch.compile_on_call import compiles_on_call
 from psgc.launch.flags import Json
 from psgc.launch.tables import print_table, progress
+
+if TYPE_CHECKING:
+    from psgc.launch.gpu_results import GpuResult
 
 
 @compiles_on_call
@@ -25,10 +28,14 @@ def codecs(
     if as_json and markdown:
         raise UsageError("codecs: --json and --markdown exclude each other; give one of them")
     from psgc.codecs.catalogue import catalogue
+    from psgc.launch.gpu_results import cited, gpu_results
     from psgc.launch.pages.codecs import render_codecs, terminal_tables
 
     with progress(as_json):
         entries = catalogue()
+    results = gpu_results()
+    if as_json:
+        entries = [entry | _on_gpus(entry["canonical"], results) for entry in entries]
     if as_json:
         print(json.dumps(entries))
     elif markdown:
@@ -36,3 +43,21 @@ def codecs(
     else:
         for header, rows in terminal_tables(entries):
             print_table(header, rows)
+        for result in results:
+            speeds = [[codec, *_speeds(result.of(codec))] for codec in result.codecs]
+            print_table(["codec", "elements", "encode us", "decode us", "encode, of a copy"], speeds, title=f"on a GPU, {cited(result)}")
+
+
+def _speeds(sizes: dict[int, dict[str, dict[str, Any]]]) -> list[str]:
+    """Of the largest size."""
+    numel, ops = list(sizes.items())[-1]
+    times = [f"{1e6 * ops[op]['seconds']:,.1f}" if op in ops else "" for op in ("encode", "decode")]
+    return [f"{numel:,}", *times, f"{ops['encode']['of_copy']:.0%}" if "encode" in ops else ""]
+
+
+def _on_gpus(codec: str, results: list[GpuResult]) -> dict[str, Any]:
+    """What has been measured of the codec, by GPU."""
+    from psgc.launch.gpu_results import cited
+
+    found = {result.device: {"source": cited(result), "operations": rows} for result in results if (rows := result.of(codec))}
+    return {"gpu": found} if found else {}

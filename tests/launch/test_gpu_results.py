@@ -1,0 +1,95 @@
+"""What `benchmarks/gpu.py` measured is read and cited, and the script itself takes all its steps without a GPU, in a dry run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psgc.errors import UsageError
+from psgc.launch import gpu_results
+from psgc.launch.gpu_results import result_for
+from tests.plan.commands import psgc
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def document(**change: Any) -> dict[str, Any]:
+    rows = [
+        {"codec": codec, "implementation": by, "op": op, "numel": numel, "seconds": seconds * numel, "moved_bytes": 4 * numel, "gbps": 1.0, "of_copy": 0.85}
+        for codec, by, op, seconds in (
+            ("onebit", "psgc", "encode", 1e-12), ("onebit", "psgc", "decode", 2e-12), ("onebit", "psgc", "commit", 3e-12), ("onebit", "torch", "encode", 1.0),
+        )
+        for numel in (1 << 20, 1 << 16)
+    ]  # fmt: skip
+    return {
+        "version": 1,
+        "device": "NVIDIA H100 PCIe",
+        "date": "2026-12-01",
+        "dry_run": False,
+        "steps": {"kernels": {"rows": rows}},
+        **change,
+    }
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(gpu_results, "FOLDER", tmp_path)
+    for function in (gpu_results.gpu_results, gpu_results.result_for):
+        monkeypatch.setattr(function, "__defaults__", (tmp_path,))
+    path = tmp_path / "nvidia-h100-pcie.json"
+    path.write_text(json.dumps(document()))
+    return path
+
+
+def test_a_gpus_curves_are_found_by_its_short_name(planted: Path) -> None:
+    result = result_for("h100")
+    assert result is not None and result_for("NVIDIA H100 PCIe") is not None and result_for("h200") is None
+    curve = result.curve("onebit")
+    assert curve is not None and curve.numel == (65536.0, 1048576.0)
+    assert curve.encode(1 << 20) == pytest.approx(1.048576) and curve.decode(1 << 20) == pytest.approx(5 * 1.048576)
+    assert result.curve("int8") is None
+
+
+def test_codecs_and_advise_cite_what_was_measured(planted: Path) -> None:
+    words = "measured on NVIDIA H100 PCIe, 2026-12-01 (docs/results/nvidia-h100-pcie.json)"
+    found = {entry["name"]: entry for entry in json.loads(psgc("codecs", "--json").stdout)}
+    assert found["onebit"]["gpu"]["NVIDIA H100 PCIe"]["source"] == words and "gpu" not in found["int8"]
+    assert "nvidia-h100-pcie.json" in psgc("codecs").stdout
+    asked = ("advise", "--model", "gpt2", "--gpu", "h100", "--nodes", "4", "--link", "10", "--codecs", "onebit", "--json")
+    with_file = json.loads(psgc(*asked).stdout)
+    assert f"times of onebit on the GPU are {words}, not estimates" in with_file["notes"]
+    planted.unlink()
+    assert "not estimates" not in " ".join(json.loads(psgc(*asked).stdout)["notes"])
+
+
+def test_a_file_that_is_no_result_is_named_and_dry_runs_do_not_count(planted: Path) -> None:
+    planted.write_text(json.dumps(document(dry_run=True)))
+    assert gpu_results.gpu_results() == []
+    planted.write_text("{}")
+    with pytest.raises(UsageError, match=r"nvidia-h100-pcie.json: not what benchmarks/gpu.py writes \(KeyError: 'dry_run'\)"):
+        gpu_results.gpu_results()
+
+
+@pytest.mark.timeout(300)
+def test_the_gpu_benchmark_takes_its_steps_in_a_dry_run(tmp_path: Path) -> None:
+    out = tmp_path / "dry.json"
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "gpu.py"),
+        "--dry-run",
+        "--out",
+        str(out),
+        "--steps",
+        "machine,kernels,many_tensors,gpt,two_ranks,sanitizer",
+    ]
+    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = json.loads(out.read_text())["steps"]
+    assert steps["two_ranks"]["int8"]["same_sums"] is True
+    assert {row["op"] for row in steps["kernels"]["rows"]} >= {"encode", "decode", "finish", "commit"}
+    assert steps["gpt"]["codecs"]["int8"]["with_s"] > 0
