@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from psgc.codecs.scheme import Scheme
 from psgc.errors import CodecError, PsgcError
 from psgc.launch.bench.kernels import Beside, check_codec, check_scheme, operations, timed_subject
 from psgc.plan.inputs.profile import CostCurve, Curves
+
+if TYPE_CHECKING:
+    from psgc.launch.bench.gpu_kernels import Stopwatch
 
 DEFAULT_CODECS: Final = ("none", "bf16", "fp16", "int8", "onebit", "topk")
 
@@ -47,6 +50,30 @@ def measure_curves(codecs: Sequence[str], sizes: Sequence[int], progress: Callab
             progress(f"{subject.canonical}, {numel:,} elements")
             rows[subject.canonical].append(_times_us(subject, numel, beside))
     return {name: _curves(sorted(sizes), found) for name, found in rows.items()}
+
+
+def measure_gpu_curves(codecs: Sequence[str], sizes: Sequence[int], watch: Stopwatch, progress: Callable[[str], None]) -> Curves:
+    """Curves by codec, on the ``gpu``: encode, and decode with the residual's commit, of codecs that have a GPU side. Raises PsgcError for a kernel that is
+    wrong."""
+    from psgc.launch.bench.gpu_kernels import bench_gpu_kernels
+
+    single = [text for text in codecs if isinstance(timed_subject(text), Codec)]
+    try:
+        rows = bench_gpu_kernels(sizes, single, watch, progress, ())["rows"]
+    except CodecError as error:
+        raise PsgcError(str(error)) from None
+    us = {(row["codec"], row["op"], row["numel"]): 1e6 * row["seconds"] for row in rows}
+    numel = sorted(set(sizes))
+    return {
+        name: {
+            "gpu": CostCurve(
+                tuple(map(float, numel)),
+                tuple(round(us[name, "encode", n], 3) for n in numel),
+                tuple(round(us[name, "decode", n] + us.get((name, "commit", n), 0.0), 3) for n in numel),
+            )
+        }
+        for name in dict.fromkeys(row["codec"] for row in rows)
+    }
 
 
 def _times_us(subject: Codec | Scheme, numel: int, beside: Beside) -> tuple[float, float, float, float]:

@@ -126,7 +126,23 @@ def _curves(codecs: Sequence[str], sizes: Sequence[int], bar: bool) -> Curves:
     count = len(codecs) * len(sizes)
     _tell(f"timing {', '.join(codecs)} on this CPU: {count} measurements, which take about a second each", bar)
     with _progress_bar(count, bar) as advance:
-        return measure_curves(codecs, sizes, advance)
+        on_cpu = measure_curves(codecs, sizes, advance)
+    on_gpu = _gpu_curves(codecs, sizes, bar)
+    return {name: {**curves, **on_gpu.get(name, {})} for name, curves in on_cpu.items()}
+
+
+def _gpu_curves(codecs: Sequence[str], sizes: Sequence[int], bar: bool) -> Curves:
+    """On the GPU, where torch sees one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    from psgc.launch.bench.gpu_kernels import CudaStopwatch
+    from psgc.launch.profiling.curves import measure_gpu_curves
+
+    watch = CudaStopwatch()
+    _tell(f"timing codecs on {watch.name}", bar)
+    return measure_gpu_curves(codecs, sizes, watch, lambda text: None)
 
 
 @contextmanager

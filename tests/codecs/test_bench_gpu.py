@@ -9,6 +9,7 @@ import torch
 
 from psgc.errors import CodecError
 from psgc.launch.bench.gpu_kernels import HostStopwatch, bench_gpu_kernels, gpu_table
+from psgc.launch.profiling.curves import measure_gpu_curves
 from tests.device.recording import CpuCodec
 from tests.plan.commands import psgc
 
@@ -31,6 +32,13 @@ def test_every_operation_of_codecs_with_a_gpu_side_is_timed_beside_torch_and_a_c
     assert all(row["seconds"] > 0 and row["of_copy"] >= 0 for row in result["rows"])
     header, rows = gpu_table(result)
     assert len(header) == 6 and len(rows) == len(found)
+
+
+def test_a_profile_has_curves_of_codecs_with_a_gpu_side() -> None:
+    watch = HostStopwatch(lambda codec: None if codec.name == "none" else Sided(codec))
+    curves = measure_gpu_curves(["none", "topk", "powersgd"], [4096, 1024], watch, lambda text: None)
+    assert list(curves) == ["topk"] and curves["topk"]["gpu"].numel == (1024.0, 4096.0)
+    assert min(*curves["topk"]["gpu"].encode_us, *curves["topk"]["gpu"].decode_us) > 0
 
 
 def test_a_gpu_side_whose_payload_is_not_the_cpus_is_not_timed() -> None:
