@@ -106,3 +106,8 @@ def test_bfloat16_is_seen_as_its_bits() -> None:
 def test_what_psgc_does_not_carry_is_named(tensor: torch.Tensor) -> None:
     with pytest.raises(UsageError, match=r"tensor 'x': psgc .*(complex64|sparse_coo)"):
         dtype_name(tensor, "tensor 'x'")
+
+
+def test_a_tensor_on_a_device_that_psgc_does_not_carry_is_named() -> None:
+    with pytest.raises(UsageError, match=r"fc: it lies on meta; psgc carries tensors of the CPU and of CUDA devices"):
+        dtype_name(torch.empty(3, device="meta"), "fc")

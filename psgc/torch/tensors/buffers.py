@@ -39,6 +39,8 @@ def dtype_name(tensor: torch.Tensor, what: str) -> str:
     name = _NAMES.get(tensor.dtype)
     if name is None:
         raise UsageError(f"{what}: psgc does not carry {_text(tensor.dtype)}; it carries {', '.join(_NAMES.values())}")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise UsageError(f"{what}: it lies on {tensor.device}; psgc carries tensors of the CPU and of CUDA devices")
     if tensor.layout != torch.strided:
         raise UsageError(f"{what}: psgc carries dense tensors, not {_text(tensor.layout)}; convert it with to_dense()")
     return name
