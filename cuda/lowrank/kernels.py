@@ -11,21 +11,48 @@ from psgc.cuda.sparsify.bisect_kernels import halved
 
 
 @triton.jit
+def products(a, b, rank, rows, first, TILE: tl.constexpr):
+    """Products (float64) of two columns' elements from row ``first`` on; 0 after the last one."""
+    row = tl.arange(0, TILE) + first
+    left = tl.load(a + row * rank, mask=row < rows, other=0.0).to(tl.float64)
+    return left * tl.load(b + row * rank, mask=row < rows, other=0.0).to(tl.float64)
+
+
+@triton.jit
+def leaf_sum(a, b, rank, rows, first, TILE: tl.constexpr, STEPS: tl.constexpr):
+    """The sum of the products of eight tiles, a leaf, as a tree whose first three levels add whole tiles."""
+    even = products(a, b, rank, rows, first, TILE) + products(a, b, rank, rows, first + 4 * TILE, TILE)
+    even += products(a, b, rank, rows, first + 2 * TILE, TILE) + products(a, b, rank, rows, first + 6 * TILE, TILE)
+    odd = products(a, b, rank, rows, first + TILE, TILE) + products(a, b, rank, rows, first + 5 * TILE, TILE)
+    odd += products(a, b, rank, rows, first + 3 * TILE, TILE) + products(a, b, rank, rows, first + 7 * TILE, TILE)
+    return halved(even + odd, TILE, STEPS)
+
+
+@triton.jit
 def dot(a, b, rank, rows, leaves, LEAF: tl.constexpr, STEPS: tl.constexpr):
     """The dot product of two columns (float64), as a tree over leaves of ``LEAF`` rows. leaves: scratch, one float64 for each."""
+    TILE: tl.constexpr = LEAF // 8
     count = tl.cdiv(rows, LEAF)
     total = tl.zeros((), tl.float64)
     for leaf in range(count):
-        row = tl.arange(0, LEAF) + leaf * LEAF
-        left = tl.load(a + row * rank, mask=row < rows, other=0.0).to(tl.float64)
-        total = halved(left * tl.load(b + row * rank, mask=row < rows, other=0.0).to(tl.float64), LEAF, STEPS)
+        total = leaf_sum(a, b, rank, rows, leaf * LEAF, TILE, STEPS)
         tl.store(leaves + leaf, total)
     if count > 1:
         tl.debug_barrier()
-        number = tl.arange(0, LEAF)
-        total = halved(tl.load(leaves + number, mask=number < count, other=0.0), LEAF, STEPS)
+        # eight tiles of leaves, in the order of the tree's first three levels
+        number = tl.arange(0, TILE)
+        even = tile_of(leaves, number, count, 0, 4, TILE) + tile_of(leaves, number, count, 2, 6, TILE)
+        odd = tile_of(leaves, number, count, 1, 5, TILE) + tile_of(leaves, number, count, 3, 7, TILE)
+        total = halved(even + odd, TILE, STEPS)
         tl.debug_barrier()
     return total
+
+
+@triton.jit
+def tile_of(leaves, number, count, first, second, TILE: tl.constexpr):
+    """The sum of two tiles of leaves; 0 after the last leaf."""
+    left, right = number + first * TILE, number + second * TILE
+    return tl.load(leaves + left, mask=left < count, other=0.0) + tl.load(leaves + right, mask=right < count, other=0.0)
 
 
 @triton.jit(do_not_specialize=["rank", "stride"])
@@ -35,19 +62,20 @@ def orthonormal_kernel(p, table, leaves, coefficients, rank, stride, LEAF: tl.co
     number = tl.program_id(0).to(tl.int64)
     columns, rows = p + tl.load(table + 2 * number), tl.load(table + 2 * number + 1)
     leaves, coefficients = leaves + number * stride, coefficients + number * rank
-    count = tl.cdiv(rows, LEAF)
+    TILE: tl.constexpr = LEAF // 8
+    count = tl.cdiv(rows, TILE)
     for k in range(rank):
         column = columns + k
         top = tl.zeros((), tl.int32)
-        for leaf in range(count):
-            row = tl.arange(0, LEAF) + leaf * LEAF
+        for tile in range(count):
+            row = tl.arange(0, TILE) + tile * TILE
             top = tl.maximum(top, tl.max(magnitude_bits(tl.load(column + row * rank, mask=row < rows, other=0.0)), 0))
         # the power of two that brings the largest magnitude to [0.5, 1): float64 has no denormal here
         exponent = (top.to(tl.float32, bitcast=True).to(tl.float64).to(tl.int64, bitcast=True) >> 52) - 1022
         scales = (top > 0) & (top < INFINITY_BITS)
         factor = tl.where(scales, (1023 - exponent) << 52, 1023 << 52).to(tl.float64, bitcast=True)
-        for leaf in range(count):
-            row = tl.arange(0, LEAF) + leaf * LEAF
+        for tile in range(count):
+            row = tl.arange(0, TILE) + tile * TILE
             x = tl.load(column + row * rank, mask=row < rows, other=0.0).to(tl.float64)
             tl.store(column + row * rank, (x * factor).to(tl.float32), mask=row < rows)
         tl.debug_barrier()
@@ -56,8 +84,8 @@ def orthonormal_kernel(p, table, leaves, coefficients, rank, stride, LEAF: tl.co
             for j in range(k):
                 tl.store(coefficients + j, dot(columns + j, column, rank, rows, leaves, LEAF, STEPS).to(tl.float32).to(tl.float64))
             tl.debug_barrier()
-            for leaf in range(count):
-                row = tl.arange(0, LEAF) + leaf * LEAF
+            for tile in range(count):
+                row = tl.arange(0, TILE) + tile * TILE
                 x = tl.load(column + row * rank, mask=row < rows, other=0.0).to(tl.float64)
                 for j in range(k):
                     x = x - tl.load(coefficients + j) * tl.load(columns + j + row * rank, mask=row < rows, other=0.0).to(tl.float64)
@@ -65,8 +93,8 @@ def orthonormal_kernel(p, table, leaves, coefficients, rank, stride, LEAF: tl.co
             tl.debug_barrier()
         square = dot(column, column, rank, rows, leaves, LEAF, STEPS)
         factor = tl.where(square > 1e-10 * before, 1.0 / tl.sqrt(square), 0.0)
-        for leaf in range(count):
-            row = tl.arange(0, LEAF) + leaf * LEAF
+        for tile in range(count):
+            row = tl.arange(0, TILE) + tile * TILE
             x = tl.load(column + row * rank, mask=row < rows, other=0.0).to(tl.float64)
             tl.store(column + row * rank, (x * factor).to(tl.float32), mask=row < rows)
         tl.debug_barrier()

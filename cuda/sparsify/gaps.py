@@ -22,7 +22,7 @@ ROWS: Final = 8  # groups whose widths a program finds
 SCAN: Final = 0  # nothing
 OPEN: Final = 1  # before it: reads the count that the payload begins with
 CLOSE: Final = 2  # after it: writes the count, or the mark that every element follows, and the payload's length
-CHUNK: Final = 2048  # groups that a scan looks at at once
+CHUNK: Final = 1024  # groups that a scan looks at at once
 
 
 def packing_plan(most: int) -> Plan:
@@ -36,7 +36,7 @@ def pack(arrays: Arrays, payload: torch.Tensor, status: torch.Tensor, head: int,
     indices, widths, offsets, state = (arrays[name] for name in ("indices", "widths", "offsets", "state"))
     groups = offsets.numel()
     launch(widths_kernel, -(-groups // ROWS), indices, widths, state, ROWS=ROWS)
-    launch(offsets_kernel, 1, payload, widths, offsets, state, status, head, each, numel, MODE=mode, CHUNK=CHUNK, num_warps=8)
+    launch(offsets_kernel, 1, payload, widths, offsets, state, status, head, each, numel, MODE=mode, CHUNK=CHUNK)
     launch(pack_kernel, groups, indices, widths, offsets, payload, state, head, each, BYTES=GAPS, num_warps=1)
 
 
@@ -52,6 +52,6 @@ def unpack(arrays: Arrays, payload: torch.Tensor, head: int, each: int, mode: in
     """Read the payload's indices. mode: OPEN, or SCAN where ``state`` says how many there are."""
     places, totals, offsets, state = (arrays[name] for name in ("places", "totals", "offsets", "state"))
     groups = offsets.numel()
-    launch(offsets_kernel, 1, payload, None, offsets, state, None, head, each, 0, MODE=mode, CHUNK=CHUNK, num_warps=8)
+    launch(offsets_kernel, 1, payload, None, offsets, state, None, head, each, 0, MODE=mode, CHUNK=CHUNK)
     launch(unpack_kernel, groups, payload, offsets, state, places, totals, head, each, num_warps=1)
-    launch(bases_kernel, 1, totals, state, CHUNK=CHUNK, num_warps=8)
+    launch(bases_kernel, 1, totals, state, CHUNK=CHUNK)

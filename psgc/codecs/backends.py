@@ -46,7 +46,7 @@ def register_cuda(codec: str, made_by: str) -> None:
 
 def backends(codec: Codec) -> tuple[str, ...]:
     """``("cpu",)``, or ``("cpu", "cuda")`` where a GPU side is registered for the codec's class."""
-    return ("cpu", "cuda") if _class_name(codec) in _CUDA else ("cpu",)
+    return ("cpu", "cuda") if _made_by(codec) else ("cpu",)
 
 
 def device_codec(codec: Codec, device: Any) -> Any:
@@ -56,8 +56,13 @@ def device_codec(codec: Codec, device: Any) -> Any:
 
 def cuda_side(codec: Codec) -> Any:
     """The codec's GPU side, a ``DeviceCodec``, or None. Imports triton: only for machines with CUDA, or under Triton's interpreter."""
-    target = _CUDA.get(_class_name(codec))
-    return None if target is None else _made(target)(codec)
+    target = _made_by(codec)
+    return _made(target)(codec) if target else None
+
+
+def _made_by(codec: Codec) -> str:
+    """What makes the codec's GPU side: the row of its class, or what its base class says of all subclasses (``cuda_made_by``); empty for none."""
+    return _CUDA.get(_class_name(codec)) or str(getattr(type(codec), "cuda_made_by", ""))
 
 
 def device_state(scheme: Scheme, numel: int, device: Any) -> Any:

@@ -42,7 +42,7 @@ POINTERS: Final = {
 HEAD: Final = """# Resources of the kernels
 
 Each kernel as Triton {triton} compiles it ahead: registers of a thread / bytes of shared memory of a program, the most over `n` compilations with
-other types and constants. None spills registers. `make test-kernels` holds the table to what is compiled; `{remedy}` writes it.
+other types and constants. None spills registers. `{remedy}` writes it.
 
 | kernel | n | {targets} |
 | --- | --- | {rule} |

@@ -40,6 +40,7 @@ class KitCodec(FeedbackCodec):
     blockwise: ClassVar[bool] = False
     ef_by_default: ClassVar[bool] = True
     revision: ClassVar[str] = REVISION
+    cuda_made_by: ClassVar[str] = "psgc.cuda.kit.codec:kit_side"  # for every subclass: see `psgc.codecs.backends`
     _declared: ClassVar[Mapping[str, Value[Any]]] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -56,7 +57,7 @@ class KitCodec(FeedbackCodec):
         super().__init__(dtype, ef=self.ef_by_default if ef is None else ef)
         with_defaults(type(self), values)  # for the names alone
         self._values = {name: value.default for name, value in self._declared.items()} | values
-        self._layout = functools.lru_cache(maxsize=16)(lambda numel: FieldLayout(self.name, self.fields(numel), numel))
+        self.layout = functools.lru_cache(maxsize=16)(lambda numel: FieldLayout(self.name, self.fields(numel), numel))
         self.prepare()
         if self.blockwise:
             self._check_blocks()
@@ -92,7 +93,7 @@ class KitCodec(FeedbackCodec):
         return {name: text for name, text in texts.items() if text != self.defaults[name]}
 
     def _check_blocks(self) -> None:
-        whole, block, rest = (self._layout(numel) for numel in (3 * BLOCK + 9, BLOCK, 9))
+        whole, block, rest = (self.layout(numel) for numel in (3 * BLOCK + 9, BLOCK, 9))
         for name, field in whole.fields.items():
             counts = whole.count(name), block.count(name), rest.count(name)
             if not whole.fixed or counts[0] != 3 * counts[1] + counts[2] or counts[1] * field.bits % 8:
@@ -102,10 +103,10 @@ class KitCodec(FeedbackCodec):
                 )
 
     def payload_bound(self, numel: int) -> int:
-        return self._layout(numel).bound
+        return self.layout(numel).bound
 
     def validate(self, payload: Bytes, numel: int) -> None:
-        layout = self._layout(numel)
+        layout = self.layout(numel)
         layout.validate(_CPU, payload)
         if type(self).check is not KitCodec.check:
             wrong = self.check(_CPU, layout.read(_CPU, payload), numel)
@@ -166,17 +167,17 @@ class KitCodec(FeedbackCodec):
         with np.errstate(all="ignore"):
             values = self.compress(ops, p, Random(ops, stream, lo, p.size))
         if p.size == numel:
-            return self._layout(numel).write(ops, values, out)
-        self._layout(p.size).check(values)
-        return self._layout(numel).write_slice(ops, self._bytes_before(lo), values, out)
+            return self.layout(numel).write(ops, values, out)
+        self.layout(p.size).check(values)
+        return self.layout(numel).write_slice(ops, self._bytes_before(lo), values, out)
 
     def _read(self, ops: Ops, payload: Bytes, numel: int, lo: int, hi: int) -> F32:
         """Elements ``[lo, hi)``."""
-        layout = self._layout(numel)
+        layout = self.layout(numel)
         if hi - lo == numel:
             fields = layout.read(ops, payload)
         else:
-            fields = layout.read_slice(ops, self._bytes_before(lo), self._layout(hi - lo), payload)
+            fields = layout.read_slice(ops, self._bytes_before(lo), self.layout(hi - lo), payload)
         with np.errstate(all="ignore"):
             elements = self.expand(ops, fields, hi - lo)
         if elements.dtype != np.float32 or elements.shape != (hi - lo,):
@@ -186,5 +187,5 @@ class KitCodec(FeedbackCodec):
 
     def _bytes_before(self, lo: int) -> dict[str, int]:
         """Bytes of each field that belong to the elements before ``lo``, a multiple of BLOCK."""
-        block = self._layout(BLOCK)
+        block = self.layout(BLOCK)
         return {name: lo // BLOCK * block.count(name) * field.bits // 8 for name, field in block.fields.items()}

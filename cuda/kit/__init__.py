@@ -1,0 +1,1 @@
+"""Codecs that are written with the authoring kit, on the GPU: the kit's operators on torch tensors."""

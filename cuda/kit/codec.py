@@ -1,0 +1,113 @@
+"""The GPU side of codecs that are written with the kit: their ``compress`` and ``expand``, run with `ops.TorchOps` over the whole part.
+
+Only codecs whose fields have fixed counts have one: of the others, the host would have to wait for each payload's length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from psgc.codecs.codec import Codec, Stream
+from psgc.codecs.kit.codec import KitCodec
+from psgc.codecs.kit.ops import Random, packed_bytes
+from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
+from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream
+from psgc.cuda.kit.ops import TorchOps
+from psgc.cuda.kit.vectors import DeviceVector, from_bytes, to_bytes
+from psgc.errors import CodecError
+
+
+class KitDevice(DeviceCodec):
+    """See the module's text."""
+
+    def __init__(self, codec: KitCodec) -> None:
+        super().__init__(codec)
+        self._kit = codec
+
+    def encode(
+        self, grad: torch.Tensor, residual: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream,
+        out: torch.Tensor, status: torch.Tensor, scratch: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        check_part(self.codec, out.device, grad.numel(), grad=grad, residual=residual)
+        self._write(_corrected(grad, 1, residual, rescale), stream, out, status)
+
+    def finish(
+        self, acc: torch.Tensor, numel: int, divisor: int, residual: torch.Tensor | None, residual_out: torch.Tensor | None,
+        rescale: float | torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor,
+        scratch: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        check_part(self.codec, out.device, numel, acc=acc, residual=residual, residual_out=residual_out)
+        p = self._write(_corrected(acc, divisor, residual, rescale), stream, out, status)
+        if residual_out is not None:
+            torch.sub(p, self._read(out, numel), out=residual_out)
+
+    def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None:
+        check_part(self.codec, payload.device, numel, out=out)
+        out.copy_(self._read(payload, numel))
+
+    def commit(self, payload: torch.Tensor, numel: int, grad: torch.Tensor, residual: torch.Tensor, rescale: float | torch.Tensor) -> None:
+        check_part(self.codec, payload.device, numel, grad=grad, residual=residual)
+        p = _corrected(grad, 1, residual, rescale)
+        torch.sub(torch.where(torch.isfinite(p), p, 0.0), self._read(payload, numel), out=residual)
+
+    def fold(self, payloads: Sequence[torch.Tensor], numel: int, acc: torch.Tensor, fresh: bool) -> None:
+        check_part(self.codec, acc.device, numel, acc=acc)
+        check_payloads(self.codec, acc.device, numel, payloads)
+        total = self._read(payloads[0], numel)
+        for payload in payloads[1:]:
+            total = total + self._read(payload, numel)
+        acc.copy_(total if fresh else acc + total)
+
+    def _write(self, p: torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor) -> torch.Tensor:
+        """Write the payload; returns p with zeros for what is not finite."""
+        if isinstance(stream, DeviceStream):
+            raise CodecError(
+                f"codec {self.codec.name}: codecs of the kit draw by a Stream of the host; they are not encoded in a graph whose step changes"
+            )
+        numel = p.numel()
+        check_payload(self.codec, out.device, numel, out, "out")
+        check_status(self.codec, out.device, status)
+        finite = torch.isfinite(p)
+        status[0:1] |= (~finite.all()).long()
+        p, ops, layout = torch.where(finite, p, 0.0), TorchOps(out.device), self._kit.layout(numel)
+        values = self._kit.compress(ops, DeviceVector(p, "f32"), Random(ops, stream, 0, numel))
+        for name, field in layout.fields.items():
+            value: DeviceVector = values[name]
+            if value.dtype != field.dtype or value.shape != (layout.count(name),):
+                raise CodecError(
+                    f"codec {self.codec.name}: compress gave {value.dtype}{list(value.shape)} for field {name!r}, which is {field.dtype}[{layout.count(name)}]"
+                )
+            data = ops.pack(value, field.bits) if field.bits < 8 else ops.saturate(value) if field.dtype.kind == "f" else value
+            held = to_bytes(data)
+            out[layout.starts[name] : layout.starts[name] + held.numel()] = held
+        status[1:2].fill_(layout.bound)
+        return p
+
+    def _read(self, payload: torch.Tensor, numel: int) -> torch.Tensor:
+        """The payload's elements, float32."""
+        check_payload(self.codec, payload.device, numel, payload)
+        ops, layout, fields = TorchOps(payload.device), self._kit.layout(numel), {}
+        for name, field in layout.fields.items():
+            start, count = layout.starts[name], layout.count(name)
+            data = payload[start : start + packed_bytes(count, field.bits)]
+            fields[name] = ops.unpack(DeviceVector(data, "u8"), field.bits, count) if field.bits < 8 else from_bytes(data, field.dtype)
+        elements: DeviceVector = self._kit.expand(ops, fields, numel)
+        if elements.type != "f32" or elements.shape != (numel,):
+            raise CodecError(f"codec {self.codec.name}: expand gave {elements.dtype}{list(elements.shape)}, not float32[{numel}]")
+        return ops.saturate(elements).data
+
+
+def kit_side(codec: Codec) -> KitDevice | None:
+    """The codec's GPU side, or None for one whose payloads vary in length."""
+    assert isinstance(codec, KitCodec)
+    return KitDevice(codec) if codec.layout(1).fixed else None
+
+
+def _corrected(values: torch.Tensor, divisor: int, residual: torch.Tensor | None, rescale: float | torch.Tensor) -> torch.Tensor:
+    """values / divisor + rescale * residual, each operation rounded."""
+    p = values.float()
+    if divisor != 1:
+        p = p / torch.full((1,), divisor, dtype=torch.float32, device=p.device)  # by a number, torch would multiply with its reciprocal
+    return p if residual is None else p + residual * rescale

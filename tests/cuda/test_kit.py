@@ -1,0 +1,109 @@
+"""Codecs that are written with the kit, on the GPU: the manual's MXFP4 and its operators, held against the CPU's bytes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from psgc.codecs.backends import backends, cuda_side
+from psgc.codecs.kit import Field, KitCodec
+from psgc.codecs.kit.cpu import CpuOps
+from psgc.codecs.kit.ops import Ops
+from tests.codecs.conftest import code_of_page
+from tests.cuda.against_cpu import STREAM, Pair, assert_same, values
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Stochastic(KitCodec):
+    """Codes of 5 bits, rounded at random, in blocks with an f16 scale; whole numbers of 32 bits besides."""
+
+    name = "stochastic"
+    blockwise = True
+
+    def fields(self, numel: int) -> Any:
+        return {
+            "scales": Field("f16", count=-(-numel // 64)),
+            "codes": Field("u5", count=numel),
+            "tops": Field("u32", count=-(-numel // 64)),
+        }
+
+    def compress(self, ops: Ops, p: Any, random: Any) -> Any:
+        top = ops.block_reduce(p, 64, "magnitude")
+        scales = ops.cast(ops.saturate(ops.cast(top / 15, "f16")), "f32")
+        codes = ops.round_at_random(ops.divide(p, ops.spread(scales, 64, p.size)), random.uniform())
+        return {
+            "scales": ops.cast(scales, "f16"),
+            "codes": ops.cast(ops.clip(codes, -15, 15) + 15, "u8"),
+            "tops": ops.bitcast(top, "u32") >> 3,
+        }
+
+    def expand(self, ops: Ops, fields: Any, numel: int) -> Any:
+        scales = ops.spread(ops.cast(fields["scales"], "f32"), 64, numel)
+        return (ops.cast(fields["codes"], "f32") - 15) * scales
+
+
+class Varying(Stochastic):
+    """Has as many elements as data say."""
+
+    name = "varying"
+    blockwise = False
+
+    def fields(self, numel: int) -> Any:
+        return {"places": Field("indices", at_most=numel)}
+
+
+def kit_pair(codec: Any, device: torch.device) -> Pair:
+    pair = object.__new__(Pair)
+    pair.codec, pair.device, pair.side = codec, device, cuda_side(codec)
+    return pair
+
+
+def test_mxfp4_of_the_manual_has_the_bytes_of_the_cpu(device: torch.device, tmp_path: Path) -> None:
+    (tmp_path / "mxfp4_codec.py").write_text(code_of_page("mxfp4_codec.py"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        codec = importlib.import_module("mxfp4_codec").Mxfp4Codec()
+        assert backends(codec) == ("cpu", "cuda")
+        pair = kit_pair(codec, device)
+        for numel in (1, 33, 5000):
+            pair.check_all(values(numel, numel), FLOATS, payloads=3)
+        for special in ("zeros", "denormal", "huge", "nothing", "nan", "inf"):
+            pair.check_all(values(300, 4, special), FLOATS[:1])
+        del sys.modules["mxfp4_codec"]
+
+
+def test_random_rounding_and_every_width_of_field_have_the_bytes_of_the_cpu(device: torch.device) -> None:
+    for ef in (False, True):
+        pair = kit_pair(Stochastic(ef=ef), device)
+        for numel in (1, 130, 4099):
+            pair.check_all(values(numel, numel), FLOATS[:2], payloads=8)
+
+
+def test_a_codec_whose_payloads_vary_in_length_has_no_gpu_side(device: torch.device) -> None:
+    assert cuda_side(Varying()) is None
+
+
+def test_operators_give_the_bits_of_their_definitions(device: torch.device) -> None:
+    from psgc.cuda.kit.ops import TorchOps
+    from psgc.cuda.kit.vectors import DeviceVector
+
+    here, there = CpuOps(), TorchOps(device)
+    x, y = values(5003, 1, "zeros"), values(5003, 2)
+    a, b = (DeviceVector(torch.from_numpy(v.copy()).to(device), "f32") for v in (x, y))
+    for what in (
+        lambda ops, u, v: ops.reduce(u, "sum"), lambda ops, u, v: ops.reduce(u, "min"), lambda ops, u, v: ops.block_reduce(u, 256, "sum"),
+        lambda ops, u, v: ops.dct(u, 16), lambda ops, u, v: ops.idct(u, 64), lambda ops, u, v: u / 3 - v * 0.1 + 2, lambda ops, u, v: 1 / (v + 1e-3),
+        lambda ops, u, v: ops.where((u < v) & ~(u == 0), u, 5), lambda ops, u, v: ops.scatter(ops.largest(u, 700), ops.extract(v, ops.largest(u, 700)), 5003),
+        lambda ops, u, v: ops.filter(u > v, u), lambda ops, u, v: ops.concat(ops.floor(u), ops.round(v)), lambda ops, u, v: ops.divide(v, u),
+        lambda ops, u, v: ops.lookup((0.1, -3.5, 7.0), ops.nearest((-1.0, 0.0, 2.5), u)), lambda ops, u, v: ops.uniform(STREAM, 4096, 500),
+        lambda ops, u, v: ops.bitcast((ops.bitcast(u, "u32") << 3) | 1, "f32"),
+    ):  # fmt: skip
+        wanted, got = what(here, x, y), what(there, a, b)
+        assert_same(got.data.cpu().numpy().view(np.uint32), np.ascontiguousarray(wanted).view(np.uint32), "an operator's result")
