@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
@@ -36,6 +37,17 @@ LIMITS = {  # low, so that a failure shows within seconds; what is asserted is w
     "PSGC_ABORT_GRACE_S": "3",
 }
 HANG_S = 100.0  # a process that has not ended by then hangs; a loaded machine takes half of that for the longest job
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """What starts a session or a command in this process sets up logging; the next test's records are heard as ever."""
+    loggers = [logging.getLogger(name) for name in (None, "psgc", "psgc.run")]
+    before = [(logger, logger.level, logger.propagate, logger.disabled) for logger in loggers]
+    yield
+    for logger, level, propagate, disabled in before:
+        logger.setLevel(level)
+        logger.propagate, logger.disabled = propagate, disabled
 
 
 def pytest_configure(config: pytest.Config) -> None:

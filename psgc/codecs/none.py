@@ -7,6 +7,9 @@
 Owns the sums of uncompressed parts: 32- and 16-bit floats add in float32, float64 in float64, integers and bool in int64. A mean
 divides in the accumulator (floats truly, integers by floor) before the cast back, which rounds floats to nearest even, wraps
 integers and makes bool of "not zero".
+
+A lossy codec of 16-bit parts takes and gives float32. In a pair with one (``int8/none``), so does this codec: what it is given came from 16 bits, and
+what it gives fits into them, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -86,10 +89,16 @@ class NoneCodec(Codec):
         check_size(f"none ({self.dtype})", payload, numel, self.payload_bound(numel))
 
     def encode(self, grad: Array, residual: F32 | None, rescale: float, stream: Stream, out: Bytes) -> Encoded:
+        if self._kernels is not None and grad.dtype != self._items:  # float32, as the other codec of the pair takes it
+            self._kernels.finish(grad, 0, 1, out)
+            return Encoded(self.payload_bound(grad.size), nonfinite=False)
         out[: grad.nbytes] = grad.view(np.uint8)
         return Encoded(grad.nbytes, nonfinite=False)
 
     def decode(self, payload: Bytes, numel: int, lo: int, hi: int, out: Array) -> None:
+        if self._kernels is not None and out.dtype != self._items:
+            self._kernels.decode(payload, lo, out)
+            return
         item = self._items.itemsize
         out.view(np.uint8)[:] = payload[lo * item : hi * item]
 

@@ -183,7 +183,8 @@ class PairScheme(Scheme):
 
     @property
     def array_dtype(self) -> Any:
-        return self.pair.push.array_dtype
+        push, pull = self.pair.push.array_dtype, self.pair.pull.array_dtype
+        return push if push == pull else np.float32  # `none` carries 16-bit parts as they are; beside a lossy codec, it takes float32, too
 
     @property
     def flags_nonfinite(self) -> bool:

@@ -6,13 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from psgc.codecs import BucketContext, Stream, parse_scheme
-from psgc.codecs.codec import F32, Bytes
+from psgc.codecs.codec import DTYPES, F32, Bytes
 from psgc.codecs.common.definitions import reference_encode, reference_fold
 from psgc.codecs.dithering import DitheringCodec
 from psgc.codecs.powersgd import PowerSgdScheme
+from psgc.codecs.registry import parse_codec
 from psgc.codecs.relay import join_payloads, split_payloads
+from psgc.codecs.scheme import PairScheme
 from psgc.codecs.shared import reference_step
 from psgc.errors import CodecError, PayloadError
 from tests.cases import for_each
@@ -186,3 +189,30 @@ def test_a_part_has_some_elements_and_no_more_than_kernels_count(text: str, nume
 def test_constructors_refuse_what_the_text_form_refuses(make: Callable[[], object]) -> None:
     with pytest.raises(CodecError, match=r"parameter (rank|k) is a whole number from 1 to"):
         make()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_none_pairs_with_lossy_codecs_in_parts_of_16_bits_and_loses_nothing_there(dtype: str) -> None:
+    """Both codecs of a pair are handed one array: float32, though `none` by itself carries parts of 16 bits as they are."""
+    numel = 10_001
+    none = parse_codec("none", dtype)
+    own = torch.from_numpy(np.random.default_rng(5).standard_normal(numel)).to(
+        getattr(torch, dtype)
+    )  # what an array of that dtype may hold
+    values = own.to(torch.float32).numpy()
+    for text in ("int8/none", "onebit/none", "none/int8", "bf16/none"):
+        scheme = parse_scheme(text, BucketContext(dtype))
+        assert isinstance(scheme, PairScheme)
+        assert scheme.array_dtype == np.float32, text
+        push, pull = scheme.pair.push, scheme.pair.pull
+        pushed, answer = np.zeros(push.payload_bound(numel), np.uint8), np.zeros(pull.payload_bound(numel), np.uint8)
+        state = scheme.new_state(numel)
+        residual = np.zeros(numel, np.float32) if push.feedback else None
+        state.encode(0, values.copy(), residual, 1.0, Stream(0, 0, 0, 0), pushed)
+        if push.name == "none":
+            assert pushed.tobytes() == own.view(torch.uint8).numpy().tobytes(), text
+        target = values.copy()
+        pull.encode(values, None, 1.0, Stream(0, 0, 0, 0), answer)
+        state.apply(answer, [pushed], target, residual, 1.0)
+        if pull.name == "none":
+            assert np.array_equal(target, values) and none.array_dtype == np.dtype(DTYPES[dtype]), text

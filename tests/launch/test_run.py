@@ -154,7 +154,7 @@ def test_ctrl_c_is_two_lines_where_it_was_and_that_it_was(launched: Any) -> None
         (("bench", "pushpull", "--bytes", "3"), {}, "multiple of 4"),
         (("bench", "pushpull", "--transport", "rdma"), {}, "expected one of auto, "),
         (("bench", "kernels", "--codec", "onebitt"), {}, "unknown codec 'onebitt'"),
-        (("bench", "kernels", "--device", "abacus"), {}, "got 'abacus'"),
+        (("bench", "kernels", "--device", "abacus"), {}, "abacus: expected cpu or cuda"),
     ],
 )
 @pytest.mark.usefixtures("clean_environment")
