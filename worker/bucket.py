@@ -169,7 +169,10 @@ class BucketWork:
         with self._lock:
             if self._placed != self.step:
                 there = self._buffer if self.layout.kind == "plan" and isinstance(self._buffer, DeviceBuffer) else None
-                device = None if there is None else there.on_device(self.scheme)
+                try:
+                    device = None if there is None else there.on_device(self.scheme)
+                except UsageError as error:
+                    raise UsageError(f"gradient of {self._tensor_at(0)!r}: {error}") from None
                 if device is not self._device:
                     for each in self._slices:
                         try:

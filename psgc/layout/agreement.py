@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from psgc.errors import LayoutMismatch
-from psgc.layout.records import Declaration
+from psgc.layout.records import BucketSpec, Declaration
 
 
 def compare(first: Declaration, rank_first: int, other: Declaration, rank_other: int) -> None:
@@ -55,7 +57,12 @@ def _planned_apart(first: Declaration, other: Declaration) -> tuple[str, str, st
         if a.tensors != b.tensors:
             mine, others = ([first.tensors[i].name for i in spec.tensors] for spec in (a, b))
             return f"tensors {bucket}", f"{mine!s:.80}", f"{others!s:.80}"
-        for attribute in ("codec", "priority", "parts", "part_numel", "servers", "option", "turns"):
+        for attribute in ("codec", "priority", "parts", "part_numel", "servers", "option", "turns", "device"):
             if getattr(a, attribute) != getattr(b, attribute):
-                return f"{attribute} {bucket}", getattr(a, attribute), getattr(b, attribute)
+                return f"{attribute} {bucket}", _shown(attribute, a), _shown(attribute, b)
     return "the number of the plan's buckets", str(len(first.buckets)), str(len(other.buckets))
+
+
+def _shown(attribute: str, spec: BucketSpec) -> Any:
+    """A bucket's attribute for people."""
+    return getattr(spec, attribute) or ("cpu" if attribute == "device" else getattr(spec, attribute))

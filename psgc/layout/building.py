@@ -193,7 +193,7 @@ def _bucket(cut: _Slices, index: int, servers: Sequence[int], layout_id: int, wo
         servers = (NO_SERVER,) * len(cut.sizes)
     parts = _parts(cut.scheme, cut.sizes, layout_id, index, servers, counts)
     return Bucket(
-        index, spec.tensors, sum(cut.sizes), cut.dtype, cut.scheme.canonical, spec.priority, parts, cut.option, spec.turns, keys
+        index, spec.tensors, sum(cut.sizes), cut.dtype, cut.scheme.canonical, spec.priority, parts, cut.option, spec.turns, keys, spec.device
     )  # fmt: skip
 
 

@@ -28,7 +28,8 @@ ITEM_BYTES: Final = {
 }  # fmt: skip
 MAX_LAYOUTS: Final = 1 << 16
 NO_SERVER: Final = -1  # of a part that runs over groups of ranks
-_LEFT_OUT: Final = ("servers", "option", "turns", "keys", "contributors", "hashed")  # where they are empty
+_LEFT_OUT: Final = ("servers", "option", "turns", "device", "keys", "contributors", "hashed")  # where they are empty
+DEVICES: Final = ("", "gpu", "gpu/cpu", "cpu/gpu")  # of a bucket that every rank pushes
 OF_EACH_RANK: Final = ("order", "used")  # fields of a Declaration that ranks need not agree on
 
 
@@ -56,7 +57,9 @@ class BucketSpec:
     first. parts: number of parts, or 0 to cut at ``part_bytes``. part_numel: elements of each part but the last, or 0 for parts of equal size.
     servers: the server of each part; left out, each goes to the one with the least bytes so far. option: the actions of a bucket that runs over
     groups of ranks; nothing for one of which every rank pushes all to servers. turns: of such a bucket, by part and then by transfer, each transfer's
-    place in the layout's one order of them (``psgc.program.order``); nothing for the order that psgc gives them."""
+    place in the layout's one order of them (``psgc.program.order``); nothing for the order that psgc gives them. device: where a bucket of which every
+    rank pushes all is encoded, and where decoded, if that is another one (``gpu``, ``gpu/cpu``); nothing: both on the CPU, or, where nobody has planned
+    the bucket, wherever its gradients lie."""
 
     tensors: tuple[int, ...]
     codec: str
@@ -66,6 +69,7 @@ class BucketSpec:
     servers: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
     option: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
     turns: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
+    device: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,8 @@ def _bucket_specs(body: dict[str, Any]) -> tuple[BucketSpec, ...]:
         raise _malformed(f"buckets is {buckets!r:.80}")
     specs = tuple(parse_record(BucketSpec, bucket) for bucket in buckets)
     for spec in specs:
-        if not spec.tensors or min(spec.parts, spec.part_numel, *spec.servers) < 0 or abs(spec.priority) >= MAX_PRIORITY:
+        negative = min(spec.parts, spec.part_numel, *spec.servers) < 0
+        if not spec.tensors or negative or abs(spec.priority) >= MAX_PRIORITY or spec.device not in DEVICES:
             raise _malformed(f"bucket {spec!r:.120}")
     return specs
 
@@ -194,7 +199,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Tensors fused, or one large tensor. ``tensors`` are indices into the layout's, laid out one after the other. option: the actions that its
-    parts take over groups of ranks; nothing for a bucket of which every rank pushes all. turns: as in BucketSpec. keys: where the option
+    parts take over groups of ranks; nothing for a bucket of which every rank pushes all. turns, device: as in BucketSpec. keys: where the option
     has servers, too, what travels to them: slices of the parts, each with its contributors."""
 
     index: int
@@ -207,6 +212,7 @@ class Bucket:
     option: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
     turns: tuple[int, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
     keys: tuple[Part, ...] = field(default=(), metadata=LEFT_OUT_IF_EMPTY)
+    device: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
 
     @property
     def over_groups(self) -> bool:

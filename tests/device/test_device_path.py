@@ -89,9 +89,28 @@ def test_gradients_are_offloaded_where_a_plan_or_a_missing_kernel_says_so_and_no
         engines.use()
 
 
+@pytest.mark.parametrize("codec", ["none", "onebit/int8", "topk:k=0.05/none"])
+def test_a_plan_may_encode_on_the_device_and_decode_on_the_host_or_the_other_way_round(codec: str) -> None:
+    """Bytes, results and residuals are those of the CPU wherever each is done; kernels are needed only of what is done on the device."""
+    for where, dtype, shapes in (
+        ("gpu", "float32", SHAPES), ("gpu/cpu", "bfloat16", SHAPES), ("cpu/gpu", "bfloat16", SHAPES), ("gpu/cpu", "float32", [(40_000,)]),
+        ("cpu/gpu", "float32", [(40_000,)]),
+    ):  # fmt: skip
+        layout = one_bucket(codec, shapes, dtype)
+        wanted = played(Bucket(layout, None, "cpu"), shapes, getattr(torch, dtype))
+        push, pull = (codec.split("/") * 2)[:2]
+        only_there = {"gpu": (), "gpu/cpu": (pull,), "cpu/gpu": (push,)}[where] if push != pull else ()
+        runtime = RecordingRuntime(lacks=lambda one, only_there=only_there: one.canonical in only_there)  # type: ignore[misc]
+        use_recorded(runtime)
+        there = Bucket(layout, runtime, where)  # type: ignore[arg-type]
+        assert same(played(there, shapes, getattr(torch, dtype)), wanted), where
+        assert runtime.races.found == [] and runtime.races.uses > 100
+        engines.use()
+
+
 def test_a_plan_that_wants_a_gpu_is_refused_where_there_is_none() -> None:
     layout = one_bucket("onebit", SHAPES)
-    with pytest.raises(UsageError, match="encoded on a GPU, but it does not lie on one GPU"):
+    with pytest.raises(UsageError, match="gradient of 't0': the plan has this bucket encoded on a GPU, but it does not lie on one GPU"):
         Bucket(layout, None, "gpu").step(gradients(1, SHAPES))
     use_recorded(RecordingRuntime(lacks=lambda codec: True))
     with pytest.raises(UsageError, match="has no kernels for onebit"):

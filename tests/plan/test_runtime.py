@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psgc.codecs import BLOCK
-from psgc.errors import CodecError, LayoutMismatch, UsageError
+from psgc.errors import CodecError, LayoutMismatch, RemoteProtocolError, UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout, compare, equal_parts, full_parts
 from psgc.plan.model.plan import NOT_KNOWN, JobShape, Plan, PlannedBucket
 from psgc.plan.planfile import runtime
@@ -25,6 +25,7 @@ from psgc.program.ranks import Ranks
 CODECS = ("none", "int8", "onebit/int8", "topk:k=0.01", "shared", "bf16")
 PLAIN_NODES = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
 ENCODED_NODES = ("intra.reduce", "comp@cpu", "inter.push.c", "inter.pull.c", "decomp@cpu", "intra.broadcast")
+ON_GPUS = tuple((f"comp@{a}", "flat.push.c", "flat.pull.c", f"decomp@{b}") for a, b in (("gpu", "gpu"), ("gpu", "cpu"), ("cpu", "gpu")))
 EXTENTS = (1, 7, 4096, 4097, 12288, 70001)
 
 
@@ -49,7 +50,8 @@ def planned(draw: st.DrawFn) -> tuple[Plan, tuple[TensorSpec, ...]]:
             codec = draw(st.sampled_from(CODECS))
             priority = draw(st.integers(-3, 3))
             names = tuple(t.name for t in members)
-            options = [PLAIN, PLAIN_NODES] if codec == "none" else [ENCODED, ENCODED_NODES] if codec != "shared" else [ENCODED]
+            encoded = [ENCODED] if codec == "shared" else [ENCODED, ENCODED_NODES, *ON_GPUS]
+            options = [PLAIN, PLAIN_NODES] if codec == "none" else encoded
             buckets.append(PlannedBucket(names, numel, parts, priority, codec, draw(st.sampled_from(options))))
     return Plan("m", "c", tuple(draw(st.permutations(buckets)))), tensors
 
@@ -130,27 +132,36 @@ def changed(**change: Any) -> Plan:
     return replace(PLAN, buckets=(replace(PLAN.buckets[0], **change),))
 
 
-@pytest.mark.parametrize(
-    ("option", "action"),
-    [
-        (("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@cpu"), "comp@gpu"),
-        (("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@gpu"), "decomp@gpu"),
-    ],
-)
-def test_an_action_that_is_not_carried_yet_is_named_with_its_bucket(option: tuple[str, ...], action: str, tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(changed(option=option).to_json()))
-    said = rf"plan.json: buckets\[0\] \(of 'b'\): action '{action}', which jobs do not carry yet: "
-    with pytest.raises(UsageError, match=said):
-        load_runnable(str(path))
+def test_what_is_pushed_to_servers_is_encoded_and_decoded_where_the_plan_says() -> None:
+    """The layout says it only where it is not the CPU: declarations of plans that do not mention GPUs are the same bytes as before there was a choice."""
+    for option, device in zip((ENCODED, *ON_GPUS), ("", "gpu", "gpu/cpu", "cpu/gpu"), strict=True):
+        declaration = declared(changed(option=option), TWO)
+        assert Declaration.from_json(json.loads(json.dumps(declaration.to_json()))) == declaration
+        layout = laid_out(declaration)
+        assert layout.buckets[0].device == device and ("device" in layout.to_json()) == bool(device)
+        assert Layout.from_json(layout.to_json()) == layout
+        assert plan_of(layout).buckets[0].option == option
+    open_ = laid_out(replace(declared(PLAN, TWO), buckets=(), codec="int8", min_compress_bytes=0))
+    assert plan_of(open_).buckets[0].option == ENCODED and plan_of(open_, on_gpu=True).buckets[0].option == ON_GPUS[0]
+    strange = json.loads(json.dumps(declared(PLAN, TWO).to_json()))
+    strange["buckets"][0]["device"] = "tpu"
+    with pytest.raises(RemoteProtocolError, match="bucket BucketSpec"):
+        Declaration.from_json(strange)
 
 
-def test_a_program_may_encode_on_gpus_with_codecs_that_have_a_gpu_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_encode_with_codecs_that_have_a_gpu_side(monkeypatch: pytest.MonkeyPatch) -> None:
     option = ("intra.reduce_scatter", "comp@gpu", "inter.push.c", "inter.pull.c", "decomp@cpu", "intra.all_gather")
     check_runs(changed(option=option, codec="bf16"), "p")
-    monkeypatch.setattr(runtime, "backends", lambda codec: ("cpu",))
-    with pytest.raises(UsageError, match=r"action 'comp@gpu', but codec bf16 has no GPU side"):
-        check_runs(changed(option=option, codec="bf16"), "p")
+    check_runs(changed(option=ON_GPUS[0], codec="bf16"), "p")
+    with pytest.raises(UsageError, match=r"p: buckets\[0\] \(of 'b'\): action 'comp@gpu', but codec powersgd:rank=2 has no GPU side"):
+        check_runs(changed(option=ON_GPUS[0], codec="powersgd:rank=2", parts=1), "p")
+    monkeypatch.setattr(runtime, "backends", lambda codec: ("cpu", "cuda") if codec.name == "int8" else ("cpu",))
+    for broken in (option, ON_GPUS[0]):
+        with pytest.raises(UsageError, match=r"action 'comp@gpu', but codec bf16 has no GPU side"):
+            check_runs(changed(option=broken, codec="bf16"), "p")
+    check_runs(changed(option=ON_GPUS[1], codec="int8/bf16"), "p")
+    with pytest.raises(UsageError, match=r"action 'decomp@gpu', but codec bf16 has no GPU side"):
+        check_runs(changed(option=ON_GPUS[2], codec="int8/bf16"), "p")
 
 
 @pytest.mark.parametrize(
@@ -208,6 +219,7 @@ def test_a_declaration_whose_buckets_leave_a_tensor_out_is_refused() -> None:
         ({"codec": "onebit"}, r"codec of the plan's bucket 0 \(of 'b'\) on rank 0 is int8, on rank 3 it is onebit"),
         ({"parts": 1}, r"parts of the plan's bucket 0 \(of 'b'\) on rank 0 is 2, on rank 3 it is 1"),
         ({"priority": 7}, r"priority of the plan's bucket 0 \(of 'b'\) on rank 0 is 0, on rank 3 it is 7"),
+        ({"option": ON_GPUS[0]}, r"device of the plan's bucket 0 \(of 'b'\) on rank 0 is cpu, on rank 3 it is gpu"),
         ({"servers": (1, 1)}, r"servers of the plan's bucket 0 \(of 'b'\) on rank 0 is \(\), on rank 3 it is \(1, 1\)"),
         ({"tensors": ("a", "b")}, r"tensors of the plan's bucket 0 .* is \['b', 'a'\], on rank 3 it is \['a', 'b'\]"),
     ],

@@ -1,5 +1,6 @@
 """A worker of a real job that trains each case twice: with its gradients on the CPU, and with the same tensors counting as on a recorded device. Prints
-the digests of both, and what raced."""
+whether both end with the same weights, and what raced. A case ``plan N`` is the plan that is drawn at random by seed N, with all of it on the CPU the first
+time."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from job_train import Branching, train  # type: ignore[import-not-found]
 
 import psgc.torch as psgc
 from psgc.torch.device import engines
+from tests.device.random_plans import on_cpus, random_plan
 from tests.device.recording import RecordingRuntime
 from tests.device.steps import use_recorded
 
@@ -36,15 +38,17 @@ def watched(runtime: RecordingRuntime) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     psgc.init()
+    sizes = {name: parameter.numel() for name, parameter in Branching().named_parameters()}
+    plans = {case: random_plan(int(case.split()[1]), sizes) for case in sys.argv[1:] if case.startswith("plan ")}
     cases = [case.partition("+")[::2] for case in sys.argv[1:]]
-    here = [train(codec, how) for codec, how in cases]
+    here = [train(on_cpus(plans[codec]) if codec in plans else codec, how) for codec, how in cases]
     runtime = RecordingRuntime()
     use_recorded(runtime, slots=2, slot_bytes=16384)
     watched(runtime)
-    there = [train(codec, how) for codec, how in cases]
+    there = [train(plans.get(codec, codec), how) for codec, how in cases]
     engines.use()
     for (codec, how), one, other in zip(cases, here, there, strict=True):
-        print(f"{codec}+{how} {'same' if one == other else 'differs'}", flush=True)
+        print(f"{codec}{'+' if how else ''}{how} {'same' if one == other else 'differs'}", flush=True)
     print(f"uses {min(runtime.races.uses, 1000)} races {len(runtime.races.found)} {runtime.races.found[:3]}", flush=True)
     psgc.barrier()
     psgc.shutdown()

@@ -29,7 +29,7 @@ class Branching(nn.Module):
         return sum((getattr(self, branch)(x) for branch in branches.split()), torch.zeros(()))
 
 
-def train(codec: str, how: str) -> str:
+def train(codec: Any, how: str) -> str:
     """Digest of the weights after STEPS steps."""
     torch.manual_seed(psgc.rank())  # ranks start apart: the broadcast must bring them together
     model = Branching()

@@ -176,8 +176,12 @@ def test_rank_0s_plan_is_enough_and_a_plan_that_differs_ends_every_rank_with_one
     broken = planned_sizes("codec_of_rank_1")
     for text in run(broken):
         assert re.search(r"^psgc: rank 1: .*unknown codec 'codec_of_rank_1'", text, re.MULTILINE), text
-    for text in run(plan_of(SIZES, (" ".join(SIZES), "int8", ("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu")))):
-        assert re.search(r"^psgc: rank 1: .*action 'comp@gpu', which jobs do not carry yet", text, re.MULTILINE), text
+    on_gpus = plan_of(SIZES, (" ".join(SIZES), "int8", ("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu")))
+    written(folders[0] / "plan.json", on_gpus)
+    for text in run(on_gpus):
+        assert re.search(
+            r"^psgc: rank .: gradient of '0.weight': the plan has this bucket encoded on a GPU, but it does not lie", text, re.MULTILINE
+        ), text
 
 
 def planned_sizes(codec: str = "none") -> dict[str, Any]:

@@ -6,6 +6,7 @@ Pure. Knows names, options and codecs' texts; which process reads or writes a fi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from psgc.codecs import parse_scheme
 from psgc.codecs.backends import backends
@@ -13,13 +14,14 @@ from psgc.codecs.scheme import PairScheme, Scheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Bucket, BucketSpec, Layout, Part, TensorSpec, equal_parts
 from psgc.layout.contributions import keys_of
-from psgc.plan.model.options import OVER_SERVERS, encodes, is_program
+from psgc.plan.model.options import OVER_SERVERS, Option, encodes, is_program
 from psgc.plan.model.plan import NOT_KNOWN, UNCOMPRESSED, JobShape, Plan, PlannedBucket
 from psgc.plan.planfile.fits import check_job
 from psgc.plan.planfile.order import turns_of
 from psgc.plan.planfile.reading import load_plan
 
 PLAIN, ENCODED = OVER_SERVERS
+ON_GPUS: Final = ("comp@gpu", *ENCODED[1:-1], "decomp@gpu")
 
 
 def load_runnable(path: str) -> Plan:
@@ -45,14 +47,10 @@ def why_not_run(plan: Plan, source: str) -> str | None:
 
 
 def _check_carried(bucket: PlannedBucket, place: str) -> None:
-    """Carried are PLAIN, ENCODED, and whatever workers do among themselves, or in nodes around servers; on GPUs with codecs that have a GPU side."""
+    """Carried are what every rank pushes to servers, PLAIN or encoded, and whatever workers do among themselves, or in nodes around servers; on GPUs with
+    codecs that have a GPU side."""
     on_gpu = next((action for action in bucket.option if action.endswith("@gpu")), None)
-    if on_gpu is not None and not is_program(bucket.option):
-        raise UsageError(
-            f"{place}: action {on_gpu!r}, which jobs do not carry yet: where every rank pushes all to servers they encode and decode on the CPU; "
-            f"plan with devices = ['cpu']"
-        )
-    if not is_program(bucket.option) and bucket.option not in (PLAIN, ENCODED):
+    if not is_program(bucket.option) and _on_the_cpu(bucket.option) not in (PLAIN, ENCODED):
         raise UsageError(
             f"{place}: option {' '.join(bucket.option)}, which jobs do not carry: where every rank pushes all to servers they carry "
             f"{' '.join(PLAIN)} and {' '.join(ENCODED)}"
@@ -67,7 +65,7 @@ def _check_carried(bucket: PlannedBucket, place: str) -> None:
         scheme = parse_scheme(bucket.codec)
     except CodecError as error:
         raise UsageError(f"{place}: {error}") from None
-    lacking = _without_gpu_side(scheme) if on_gpu is not None else None
+    lacking = _without_gpu_side(scheme, bucket.option) if on_gpu is not None else None
     if lacking is not None:
         raise UsageError(f"{place}: action {on_gpu!r}, but codec {lacking} has no GPU side; plan with devices = ['cpu'], or another codec")
     if is_program(bucket.option) and type(scheme) is not PairScheme:
@@ -76,10 +74,32 @@ def _check_carried(bucket: PlannedBucket, place: str) -> None:
         )
 
 
-def _without_gpu_side(scheme: Scheme) -> str | None:
-    """The codec of a pair that runs on the CPU alone, if one does."""
-    codecs = (scheme.pair.push, scheme.pair.pull) if isinstance(scheme, PairScheme) else ()
-    return next((codec.canonical for codec in codecs if "cuda" not in backends(codec)), None)
+def _without_gpu_side(scheme: Scheme, option: Option) -> str | None:
+    """The codec that the option needs on GPUs and that runs on the CPU alone, if one does. Programs encode with both codecs of a pair."""
+    if type(scheme) is not PairScheme or scheme.residual_dtype != "float32":
+        return scheme.canonical
+    codecs = {"comp@gpu": scheme.pair.push, "decomp@gpu": scheme.pair.pull}
+    used = codecs.values() if is_program(option) else (codec for action, codec in codecs.items() if action in option)
+    return next((codec.canonical for codec in used if "cuda" not in backends(codec)), None)
+
+
+def _on_the_cpu(option: Option) -> Option:
+    """The option with everything encoded and decoded on the CPU."""
+    return tuple(action.replace("@gpu", "@cpu") for action in option)
+
+
+def device_of(option: Option) -> str:
+    """A layout's ``device`` of a bucket that every rank pushes by this option."""
+    found = list(dict.fromkeys(action.partition("@")[2] for action in option if "@" in action))
+    return "" if found == ["cpu"] else "/".join(found)
+
+
+def _pushed(codec: str, device: str) -> Option:
+    """The option of a bucket that every rank pushes: the inverse of ``device_of``."""
+    if codec == UNCOMPRESSED:
+        return PLAIN
+    encoding, _, decoding = (device or "cpu").partition("/")
+    return (f"comp@{encoding}", *ENCODED[1:-1], f"decomp@{decoding or encoding}")
 
 
 def not_carried(buckets: Sequence[PlannedBucket]) -> list[int]:
@@ -105,24 +125,28 @@ def planned_buckets(plan: Plan, tensors: Sequence[TensorSpec], shape: JobShape =
         BucketSpec(
             tuple(indices[name] for name in bucket.tensors), parse_scheme(bucket.codec).canonical, bucket.priority, bucket.parts,
             bucket.part_numel, bucket.servers if shape.servers is not None else (), bucket.option if is_program(bucket.option) else (),
-            own,
+            own, "" if is_program(bucket.option) or bucket.codec == UNCOMPRESSED else device_of(bucket.option),
         )
         for bucket, own in zip(plan.buckets, turns, strict=True)
     )  # fmt: skip
 
 
-def plan_of(layout: Layout, servers: int | None = None) -> Plan:
-    """The plan under which the same tensors get this layout again. servers: of the job; None or 0: it has none, and parts lie nowhere."""
-    buckets = tuple(_planned(layout, bucket, servers is not None) for bucket in layout.buckets)
+def plan_of(layout: Layout, servers: int | None = None, on_gpu: bool = False) -> Plan:
+    """The plan under which the same tensors get this layout again. servers: of the job; None or 0: it has none, and parts lie nowhere. on_gpu: the job
+    encodes on GPUs what it can, where the layout leaves that open."""
+    buckets = tuple(_planned(layout, bucket, servers is not None, on_gpu) for bucket in layout.buckets)
     return Plan(layout.name, f"{layout.workers} workers", buckets, shape=JobShape(layout.workers, servers or None))
 
 
-def _planned(layout: Layout, bucket: Bucket, placed: bool) -> PlannedBucket:
+def _planned(layout: Layout, bucket: Bucket, placed: bool, on_gpu: bool) -> PlannedBucket:
+    option = bucket.option or _pushed(bucket.codec, bucket.device)
+    if on_gpu and not (bucket.option or bucket.device) and _without_gpu_side(layout.scheme(bucket), ON_GPUS) is None:
+        option = _pushed(bucket.codec, "gpu")
     slices = [part for part in bucket.parts if part.round == 0]
     sizes = [part.numel for part in slices]
     return PlannedBucket(
         tuple(layout.tensors[i].name for i in bucket.tensors), bucket.numel, len(sizes), bucket.priority, bucket.codec,
-        bucket.option or (PLAIN if bucket.codec == UNCOMPRESSED else ENCODED), 0 if sizes == equal_parts(bucket.numel, len(sizes)) else sizes[0],
+        option, 0 if sizes == equal_parts(bucket.numel, len(sizes)) else sizes[0],
         _servers_of(bucket, slices) if placed else (),
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ from psgc.torch.session import api
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Residuals
-from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype
+from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype, where_of
 from psgc.worker.session import Session, Ticket
 
 GRADIENTS: Final = "gradients"  # the kind of residuals, as in an optimizer's state
@@ -80,7 +80,9 @@ class _Bucket:
     @classmethod
     def of(cls, layout: Layout, bucket: Bucket) -> _Bucket:
         shapes = [layout.tensors[i].shape for i in bucket.tensors]
-        return cls(bucket.index, bucket.tensors, TensorsBuffer(shapes, staging_dtype(bucket.codec, bucket.dtype)))
+        return cls(
+            bucket.index, bucket.tensors, TensorsBuffer(shapes, staging_dtype(bucket.codec, bucket.dtype), where_of(bucket, on_gpu=False))
+        )
 
     def reset(self) -> None:
         self.gradients, self.takes_part, self.ticket = {}, False, None
@@ -269,7 +271,7 @@ class DdpExchange:
         declaration = self.residuals.declaration(default)
         self._layout = self.session.declare(declaration)
         if config.layout_out and self.session.rank == 0 and self.name == "ddp0":
-            write_layout(config.layout_out, self._layout, self.session)
+            write_layout(config.layout_out, self._layout, self.session, on_gpu=False)
         report_of(self.session).laid_out(self._layout)
         self.residuals.add(self._layout, declaration)
         self._buckets = [_Bucket.of(self._layout, bucket) for bucket in self._layout.buckets]

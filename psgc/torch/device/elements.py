@@ -79,7 +79,7 @@ class DeviceElements:
         self._sent: dict[tuple[int, int, int], _Sent] = {}
         self._lock = threading.Lock()
 
-    def residual(self, numel: int) -> DeviceResidual:
+    def residual(self, numel: int) -> Residual:
         return DeviceResidual(self._engine, numel)
 
     def encode(self, lo: int, hi: int, residual: Residual | None, rescale: float, stream: Stream, out: Bytes, then: EncodedThen) -> None:
@@ -104,13 +104,17 @@ class DeviceElements:
         )
 
     def apply(self, lo: int, hi: int, payload: Bytes, residual: Residual | None, rescale: float) -> None:
-        push, pull, kept, target = self._push, self._pull, _values(residual), self._elements()[lo:hi]
+        pull, target = self._pull, self._elements()[lo:hi]
         pull.codec.validate(payload, hi - lo)
-        if kept is not None:
-            sent = self._sent_of(lo, hi).payload
-            self._engine.compute_on(lambda: push.commit(sent, hi - lo, target, kept, rescale), [sent, target, kept], [kept])
+        self._commit(lo, hi, residual, rescale)
         with self._engine.incoming([payload]) as (arrived,):
             self._engine.compute_on(lambda: pull.decode(arrived, hi - lo, target), [arrived], [target])
+
+    def _commit(self, lo: int, hi: int, residual: Residual | None, rescale: float) -> None:
+        push, kept, gradient = self._push, _values(residual), self._elements()[lo:hi]
+        if kept is not None:
+            sent = self._sent_of(lo, hi).payload
+            self._engine.compute_on(lambda: push.commit(sent, hi - lo, gradient, kept, rescale), [sent, gradient, kept], [kept])
 
     def add_back(self, lo: int, hi: int, residual: Residual) -> None:
         push, kept, sent = self._push, _values(residual), self._sent_of(lo, hi).payload
@@ -190,7 +194,7 @@ class DeviceElements:
 
         self._engine.compute_on(work, [target], [target, by])
 
-    def to_host(self, lo: int, hi: int, target: F32) -> None:
+    def to_host(self, lo: int, hi: int, target: NDArray[Any]) -> None:
         source, engine = self._elements()[lo:hi].view(torch.uint8), self._engine
         whole, done, faults = target.view(np.uint8), threading.Event(), list[DeviceError]()
 

@@ -15,7 +15,7 @@ from torch.utils.weak import TensorWeakRef
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.errors import UsageError
 from psgc.layout import Bucket, Layout, TensorSpec
-from psgc.torch.tensors.buffers import TensorsBuffer, Where, staging_dtype
+from psgc.torch.tensors.buffers import TensorsBuffer, staging_dtype, where_of
 from psgc.worker.session import Ticket
 
 
@@ -140,9 +140,10 @@ class GradientBucket:
 
     @classmethod
     def of(cls, layout: Layout, bucket: Bucket, declared: list[Gradient], on_gpu: bool = True) -> GradientBucket:
-        """declared: the gradients of the layout's tensors, in its order. on_gpu: whether gradients on a GPU may be encoded there."""
+        """declared: the gradients of the layout's tensors, in its order. on_gpu: whether gradients on a GPU may be encoded there, where the layout leaves
+        that open."""
         gradients = tuple(declared[i] for i in bucket.tensors)
-        where: Where = "" if on_gpu else "cpu"
+        where = where_of(bucket, on_gpu)
         buffer = TensorsBuffer([g.spec.shape for g in gradients], staging_dtype(bucket.codec, bucket.dtype), where, late=True)
         made = cls(layout, bucket, gradients, buffer, len(gradients))
         for gradient in gradients:

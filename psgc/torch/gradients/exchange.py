@@ -19,6 +19,7 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
+from psgc.torch.device.engines import engine_of
 from psgc.torch.gradients import backward_end, loss_scale
 from psgc.torch.gradients.backward_end import BackwardEnd
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
@@ -434,14 +435,12 @@ class GradientExchange:
         default = self._declaration(specs, self.choice.codec, order, self._planned(specs, fresh))
         for declaration, members in self.residuals.declarations(default, self._next_name):
             layout = self.session.declare(declaration)
+            declared = [fresh[i] for i in members]
+            on_gpu = config.gpu_codecs and (not default.buckets or self.choice.rule is not None)  # a plan itself says where
             if config.layout_out and self.session.rank == 0:
-                self._write_layout(config.layout_out, layout)
+                self._write_layout(config.layout_out, layout, on_gpu and all(engine_of(g.parameter) for g in declared))
             report_of(self.session).laid_out(layout)
             self.residuals.add(layout, declaration)
-            declared = [fresh[i] for i in members]
-            on_gpu = config.gpu_codecs and (
-                not default.buckets or self.choice.rule is not None
-            )  # a plan says where; to servers it is the CPU
             self._buckets += [GradientBucket.of(layout, bucket, declared, on_gpu) for bucket in layout.buckets]
         self._declared = len(self._gradients)
         self._ready_order.clear()
@@ -472,10 +471,10 @@ class GradientExchange:
         plan = plan_for(self.session, self.choice, f"plan {self._choices} of {self.name}")
         return () if plan is None else declared_buckets(plan, specs, self.session)
 
-    def _write_layout(self, path: str, layout: Layout) -> None:
+    def _write_layout(self, path: str, layout: Layout, on_gpu: bool) -> None:
         """Write the layout of the first optimizer as a plan, and again after a switch; a plan covers parameters that exist from the first step."""
         if layout.name == FIRST or (self.name == FIRST and self._choices > 1):
-            write_layout(path, layout, self.session)
+            write_layout(path, layout, self.session, on_gpu)
         else:
             logger.warning("PSGC_LAYOUT_OUT has the layout of %s; that of %s is not written", FIRST, layout.name)
 

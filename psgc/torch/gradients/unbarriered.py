@@ -139,7 +139,9 @@ class UnbarrieredExchange:
         )  # fmt: skip
         layout = self.session.declare(declaration)
         report_of(self.session).laid_out(layout)
-        self._buckets = [GradientBucket.of(layout, bucket, self._gradients, config.gpu_codecs) for bucket in layout.buckets]
+        self._buckets = [
+            GradientBucket.of(layout, bucket, self._gradients, config.gpu_codecs and plan is None) for bucket in layout.buckets
+        ]
 
     def _agreed(self, order: list[int]) -> tuple[list[int], set[int]]:
         """Rank 0's order, and the gradients that it has, on every rank; this rank's own where it has other parameters, which the declaration then tells."""

@@ -43,10 +43,10 @@ def _servers(session: Session) -> int | None:
     return None if session.size == 1 and session.config.solo else session.config.servers
 
 
-def write_layout(path: str, layout: Layout, session: Session) -> None:
-    """The layout as a plan, in a file. Raises UsageError where it cannot be written."""
+def write_layout(path: str, layout: Layout, session: Session, on_gpu: bool) -> None:
+    """The layout as a plan, in a file. on_gpu: as in ``plan_of``. Raises UsageError where it cannot be written."""
     try:
-        Path(path).write_text(plan_text(plan_of(layout, _servers(session)).to_json()))
+        Path(path).write_text(plan_text(plan_of(layout, _servers(session), on_gpu).to_json()))
     except OSError as error:
         raise UsageError(f"PSGC_LAYOUT_OUT={path}: {error.strerror}") from None
     logger.info("layout written path=%s buckets=%d", path, len(layout.buckets))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -18,15 +18,16 @@ import torch
 from numpy.typing import NDArray
 
 from psgc.codecs import BucketContext, Scheme, parse_scheme
-from psgc.codecs.codec import DTYPES
+from psgc.codecs.codec import DTYPES, CodecPair
 from psgc.codecs.common.floats import FLOAT_KERNELS
 from psgc.codecs.scheme import PairScheme
 from psgc.errors import UsageError
-from psgc.layout import ITEM_BYTES
+from psgc.layout import ITEM_BYTES, Bucket
 from psgc.torch.device.elements import DeviceElements
 from psgc.torch.device.engine import Engine
 from psgc.torch.device.engines import engine_of
 from psgc.torch.device.faults import device_faults
+from psgc.torch.device.halves import DecodedOnHost, EncodedOnHost
 from psgc.torch.device.runtime import Event, Stream
 
 Array = NDArray[Any]
@@ -82,9 +83,15 @@ def _narrow(values: Array) -> Array:
     return bits.reshape(values.shape)
 
 
-Where = Literal[
-    "", "cpu", "gpu"
-]  # where a bucket is encoded: on the device that it lies on, if that has the codec's kernels, or as a plan says
+# Where a bucket is encoded, and decoded if elsewhere: on the device that it lies on, if that has the codec's kernels, or as a plan says.
+Where = Literal["", "cpu", "gpu", "gpu/cpu", "cpu/gpu"]
+_PLANNED: Final[dict[str, Where]] = {"gpu": "gpu", "gpu/cpu": "gpu/cpu", "cpu/gpu": "cpu/gpu"}
+
+
+def where_of(bucket: Bucket, on_gpu: bool) -> Where:
+    """on_gpu: whether a bucket of which the layout says nothing may be encoded on a GPU."""
+    left_open: Where = "" if on_gpu else "cpu"
+    return _PLANNED.get(bucket.device, left_open)
 
 
 class TensorsBuffer:
@@ -142,19 +149,20 @@ class TensorsBuffer:
             return None
         lying = {engine_of(like if t is None else t) for t, like in itertools.zip_longest(self._tensors, self._likes)}
         engine = lying.pop() if len(lying) == 1 else None
-        codecs = (
-            None if engine is None or type(scheme) is not PairScheme else (engine.codec(scheme.pair.push), engine.codec(scheme.pair.pull))
-        )
-        if engine is None or codecs is None or codecs[0] is None or codecs[1] is None or scheme.residual_dtype != "float32":
-            if wanted or self._where == "gpu":
+        there = self._there
+        if there is not None and there[0] is engine and there[1] == scheme.canonical:
+            return there[2]
+        made = None
+        if engine is not None and type(scheme) is PairScheme and scheme.residual_dtype == "float32":
+            made = _elements_on(engine, scheme.pair, scheme.array_dtype, "gpu" if wanted else self._where, self._elements)
+        if engine is None or made is None:
+            if wanted or self._where:
                 lies = "it does not lie on one GPU" if engine is None else f"{engine.name} has no kernels for {scheme.canonical}"
                 raise UsageError(f"the plan has this bucket encoded on a GPU, but {lies}; plan with devices = ['cpu'], or another codec")
             return None
-        there = self._there
-        if there is None or there[0] is not engine or there[1] != scheme.canonical:
-            there = self._there = engine, scheme.canonical, DeviceElements(engine, codecs[0], codecs[1], self._elements)
-            self._wide = wanted
-        return there[2]
+        self._there = engine, scheme.canonical, made
+        self._wide = wanted or (type(made) is not DeviceElements and self._dtype == torch.float32)
+        return made
 
     def _elements(self) -> torch.Tensor:
         """This step's elements, flat, on the device; for work on its ``compute`` stream."""
@@ -318,6 +326,21 @@ class TensorsBuffer:
         """``load`` has waited for what fills the target before the step."""
         with device_faults(engine.name):
             engine.up.run(lambda: target.copy_(place.to(target.device, non_blocking=True)), [place], [target])
+
+
+def _elements_on(
+    engine: Engine, pair: CodecPair, array_dtype: Any, where: Where, elements: Callable[[], torch.Tensor]
+) -> DeviceElements | None:
+    """None where the device has no kernels for what is to be done there."""
+    push = None if where == "cpu/gpu" else engine.codec(pair.push)
+    pull = None if where == "gpu/cpu" else engine.codec(pair.pull)
+    if push is not None and pull is not None:
+        return DeviceElements(engine, push, pull, elements)
+    if push is not None and where == "gpu/cpu":
+        return DecodedOnHost(engine, push, pair.pull, elements, array_dtype)
+    if pull is not None and where == "cpu/gpu":
+        return EncodedOnHost(engine, pair.push, pull, elements, array_dtype)
+    return None
 
 
 def _empty_like(engine: Engine, like: torch.Tensor, stream: Stream) -> torch.Tensor:
