@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from psgc.codecs.codec import Stream
+from psgc.codecs.codec import Bytes, Stream
 from psgc.codecs.scheme import Round
 
 
@@ -35,15 +35,32 @@ class DeviceState(ABC):
         """Take in the result of a round that is not the last."""
         raise NotImplementedError
 
+    def pieces(self, answer: Bytes) -> Sequence[Bytes]:
+        """The last round's answer, checked, as the pieces that go to the device, each to a multiple of 16 bytes: one, or the payloads of a relayed
+        answer. Work of the host. Raises PayloadError."""
+        last = self.rounds[-1]
+        last.pair.pull.validate(answer, last.numel)
+        return [answer]
+
     @abstractmethod
     def apply(
-        self, payload: torch.Tensor, sent: Sequence[torch.Tensor], target: torch.Tensor, residual: torch.Tensor | None, rescale: float
+        self, pieces: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], target: torch.Tensor, residual: torch.Tensor | None, rescale: float
     ) -> None:  # fmt: skip
-        """``target``, which holds the gradient, becomes the result; the residual becomes what ``sent``, the payloads of all rounds, left out."""
+        """Take the last round's answer: ``target``, which holds the gradient, becomes the result; the residual (None: this rank sent nothing) becomes what
+        ``sent``, the payloads of all rounds, left out. pieces: what ``pieces`` gave, on the device."""
 
     @abstractmethod
     def add_back(self, sent: Sequence[torch.Tensor], residual: torch.Tensor) -> None:
         """Add what the last step sent to the residual, because its result was thrown away."""
+
+    @property
+    def saved(self) -> torch.Tensor | None:
+        """A copy of what is kept for each element besides the residual, float32 [numel], in gradient units; or None. Checkpoints hold it."""
+        return None
+
+    def restore(self, saved: torch.Tensor) -> None:
+        """Go on from what ``saved`` of another state was, on the CPU or on a device."""
+        raise NotImplementedError
 
     @property
     def factors(self) -> Mapping[int, torch.Tensor]:

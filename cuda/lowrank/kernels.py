@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from psgc.cuda.common.elements import INFINITY_BITS, magnitude_bits
-from psgc.cuda.sparsify.bisect_kernels import halved
+from psgc.cuda.common.sum_kernels import halved
 
 
 @triton.jit

@@ -85,12 +85,12 @@ class PowerSgdDeviceState(DeviceState):
             )  # fmt: skip
 
     def apply(
-        self, payload: torch.Tensor, sent: Sequence[torch.Tensor], target: torch.Tensor, residual: torch.Tensor | None, rescale: float
+        self, pieces: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], target: torch.Tensor, residual: torch.Tensor | None, rescale: float
     ) -> None:  # fmt: skip
         if self._matrices:
-            self._q.copy_(self._floats(1, payload))
+            self._q.copy_(self._floats(1, pieces[0]))
         else:
-            self.take(0, payload)
+            self.take(0, pieces[0])
         if residual is not None:
             residual *= rescale
             residual += target

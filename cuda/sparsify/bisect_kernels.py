@@ -7,16 +7,9 @@ import triton
 import triton.language as tl
 
 from psgc.cuda.common.elements import magnitude_bits
+from psgc.cuda.common.sum_kernels import halved
 from psgc.cuda.sparsify.loads import p_of_tile
 from psgc.cuda.sparsify.select_kernels import FLOOR, FOUND, LEVEL, LIMIT, descend, reads_whole
-
-
-@triton.jit
-def halved(x, SIZE: tl.constexpr, STEPS: tl.constexpr):
-    """The sum of ``SIZE`` elements, a power of two: elements i and i + SIZE / 2, then i and i + SIZE / 4, ... are added until one is left."""
-    for step in tl.static_range(STEPS):
-        x = tl.sum(tl.reshape(x, (2, SIZE >> (step + 1))), 0)
-    return tl.sum(x, 0)
 
 
 @triton.jit(do_not_specialize=["numel", "divisor"])
@@ -28,14 +21,6 @@ def magnitudes_kernel(
     key = magnitude_bits(p_of_tile(values, residual, leaf * LEAF, numel, divisor, factor, rescale, DIVIDES, LEAF))
     tl.store(sums + leaf, halved(key.to(tl.float32, bitcast=True).to(tl.float64), LEAF, STEPS))
     tl.atomic_max(top, tl.max(key, 0).to(tl.int64))
-
-
-@triton.jit(do_not_specialize=["count"])
-def sums_kernel(x, sums, count, LEAF: tl.constexpr, STEPS: tl.constexpr):
-    """sums <- those of each ``LEAF`` elements of x."""
-    leaf = tl.program_id(0).to(tl.int64)
-    at = leaf * LEAF + tl.arange(0, LEAF)
-    tl.store(sums + leaf, halved(tl.load(x + at, mask=at < count, other=0.0), LEAF, STEPS))
 
 
 @triton.jit(do_not_specialize=["rank", "need", "room", "numel"])

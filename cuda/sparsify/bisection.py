@@ -13,7 +13,8 @@ from psgc.codecs.sparsify.largest import PROBES
 from psgc.codecs.topk import TopKCodec
 from psgc.cuda.common.launching import launch
 from psgc.cuda.common.scratch import Plan
-from psgc.cuda.sparsify.bisect_kernels import bisect_kernel, magnitudes_kernel, sums_kernel
+from psgc.cuda.common.sums import STEPS, sums_plan, total
+from psgc.cuda.sparsify.bisect_kernels import bisect_kernel, magnitudes_kernel
 from psgc.cuda.sparsify.selection import KEY_BITS, Arrays, Guess, Source, rank_keys
 
 
@@ -21,20 +22,16 @@ def plan(codec: TopKCodec, numel: int) -> Plan:
     """What ``choose`` needs besides; nothing for other selectors."""
     if codec.select != "mstopk":
         return {}
-    leaves = -(-numel // LEAF)
-    return {"top": (torch.int64, 1), "sums": (torch.float64, leaves), "more_sums": (torch.float64, -(-leaves // LEAF))}
+    return {"top": (torch.int64, 1), **sums_plan(numel)}
 
 
 def choose(source: Source, numel: int, k: int, guessed: Guess, arrays: Arrays) -> None:
     """Set LIMIT and LEVEL to what bisection chooses. The candidates are k + 1 or more."""
-    top, sums, spare, state = arrays["top"].zero_(), arrays["sums"], arrays["more_sums"], arrays["state"]
-    steps, count = LEAF.bit_length() - 1, sums.numel()
+    top, sums, state = arrays["top"].zero_(), arrays["sums"], arrays["state"]
     launch(
-        magnitudes_kernel, count, *source.arguments, sums, top, numel, LEAF=LEAF, STEPS=steps, num_warps=8, **source.constants
+        magnitudes_kernel, sums.numel(), *source.arguments, sums, top, numel, LEAF=LEAF, STEPS=STEPS, num_warps=8, **source.constants
     )  # fmt: skip
-    while count > 1:
-        launch(sums_kernel, -(-count // LEAF), sums, spare, count, LEAF=LEAF, STEPS=steps, num_warps=8)
-        count, sums, spare = -(-count // LEAF), spare, sums
+    sums = total(sums, arrays["more_sums"])
     rank_keys(source, numel, k + 1, guessed, KEY_BITS, False, arrays)
     launch(
         bisect_kernel, 1, arrays["histograms"], state, sums, top, k + 1, guessed.need, guessed.room, numel, KEY_BITS=KEY_BITS, PROBES=PROBES

@@ -31,8 +31,12 @@ _CUDA: dict[str, str] = {
     "psgc.codecs.onebit:OneBitCodec": "psgc.cuda.signs.onebit:OneBitDeviceCodec",
     "psgc.codecs.onebit:UnitOneBitCodec": "psgc.cuda.signs.onebit:OneBitDeviceCodec",
 }
-# "module:Class" of a scheme -> "module:Class" of its ``psgc.cuda.common.device_state.DeviceState``.
+# "module:Class" of a scheme -> "module:Name" of what makes its ``psgc.cuda.common.device_state.DeviceState``, or gives None where its codecs have no GPU side.
 _CUDA_SCHEMES: dict[str, str] = {
+    "psgc.codecs.scheme:PairScheme": "psgc.cuda.states.pair:pair_state",
+    "psgc.codecs.relay:RelayScheme": "psgc.cuda.states.relay:relay_state",
+    "psgc.codecs.momentum:MomentumScheme": "psgc.cuda.states.momentum:momentum_state",
+    "psgc.codecs.shared:SharedScheme": "psgc.cuda.shared.shared:SharedDeviceState",
     "psgc.codecs.powersgd:PowerSgdScheme": "psgc.cuda.lowrank.powersgd:PowerSgdDeviceState",
 }
 
@@ -60,20 +64,21 @@ def cuda_side(codec: Codec) -> Any:
     return _made(target)(codec) if target else None
 
 
-def _made_by(codec: Codec) -> str:
-    """What makes the codec's GPU side: the row of its class, or what its base class says of all subclasses (``cuda_made_by``); empty for none."""
-    return _CUDA.get(_class_name(codec)) or str(getattr(type(codec), "cuda_made_by", ""))
+def _made_by(made: Codec | Scheme) -> str:
+    """What makes the GPU side: the row of its class, or what its base class says of all subclasses (``cuda_made_by``); empty for none."""
+    rows = _CUDA_SCHEMES if isinstance(made, Scheme) else _CUDA
+    return rows.get(_class_name(made)) or str(getattr(type(made), "cuda_made_by", ""))
 
 
 def device_state(scheme: Scheme, numel: int, device: Any) -> Any:
-    """A worker's state for a part on ``device``, a ``DeviceState``; None for the CPU, and for a scheme without a GPU side."""
+    """A worker's state for a part on ``device``, a ``DeviceState``; None for the CPU, and for a scheme or codec without a GPU side."""
     return cuda_state(scheme, numel, device) if str(device).partition(":")[0] == "cuda" else None
 
 
 def cuda_state(scheme: Scheme, numel: int, device: Any) -> Any:
     """The same for any device. Imports triton, as ``cuda_side`` does."""
-    target = _CUDA_SCHEMES.get(_class_name(scheme))
-    return None if target is None else _made(target)(scheme, numel, device)
+    target = _made_by(scheme)
+    return _made(target)(scheme, numel, device) if target else None
 
 
 def _class_name(codec: Codec | Scheme) -> str:

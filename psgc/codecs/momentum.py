@@ -106,15 +106,15 @@ class MomentumScheme(Scheme):
                 f"codec {push.canonical}: momentum=dgc forgets the momentum of what was sent, and this codec sends something of every element, so that "
                 f"none would be left; use momentum=nesterov, or a codec that sends some elements alone, as topk does"
             )
-        self._inner, self._push, self.momentum = inner, push, momentum
-        self._clip = momentum.clip / math.sqrt(context.workers)
+        self.inner, self.push, self.momentum = inner, push, momentum
+        self.clip = momentum.clip / math.sqrt(context.workers)
         self.residual_dtype = momentum.residual
         self.whole = inner.whole
 
     @property
     def canonical(self) -> str:
-        text = join_text(self._push.canonical.partition(":")[0], {**self._push.parameters, **self.momentum.parameters})
-        _, slash, pull = self._inner.canonical.partition("/")
+        text = join_text(self.push.canonical.partition(":")[0], {**self.push.parameters, **self.momentum.parameters})
+        _, slash, pull = self.inner.canonical.partition("/")
         return f"{text}{slash}{pull}"
 
     @property
@@ -123,25 +123,25 @@ class MomentumScheme(Scheme):
 
     @property
     def array_dtype(self) -> Any:
-        return self._inner.array_dtype
+        return self.inner.array_dtype
 
     @property
     def flags_nonfinite(self) -> bool:
-        return self._inner.flags_nonfinite
+        return self.inner.flags_nonfinite
 
     def rounds(self, numel: int) -> tuple[Round, ...]:
-        return self._inner.rounds(numel)
+        return self.inner.rounds(numel)
 
     def warm(self) -> None:
         super().warm()
-        if self._clip:
+        if self.clip:
             squares_kernel()
 
     def new_state(self, numel: int) -> SchemeState:
-        state = self._inner.new_state(numel)
-        if self.momentum.momentum == "none" and not self._clip:
+        state = self.inner.new_state(numel)
+        if self.momentum.momentum == "none" and not self.clip:
             return state
-        return MomentumState(state, self._push, numel, self.momentum, self._clip)
+        return MomentumState(state, self.push, numel, self.momentum, self.clip)
 
 
 class MomentumState(SchemeState):

@@ -106,7 +106,7 @@ class RelayScheme(Scheme):
     def __init__(self, push: Codec, context: BucketContext) -> None:
         if push.acc_dtype != np.float32 or push.array_dtype != np.float32:
             raise CodecError(f"codec {push.canonical}/relay carries floats that are summed in float32, not {push.dtype}")
-        self._push, self._context = push, context
+        self._push, self.context = push, context
 
     @property
     def canonical(self) -> str:
@@ -125,11 +125,11 @@ class RelayScheme(Scheme):
         return self._push.flags_nonfinite
 
     def rounds(self, numel: int) -> tuple[Round, ...]:
-        return (Round(CodecPair(self._push, RelayCodec(self._push, self._context.workers)), numel, divides=False),)
+        return (Round(CodecPair(self._push, RelayCodec(self._push, self.context.workers)), numel, divides=False),)
 
     def new_state(self, numel: int) -> SchemeState:
         check_part(self.canonical, numel)
-        return _RelayState(self._push, self._context, self.rounds(numel))
+        return _RelayState(self._push, self.context, self.rounds(numel))
 
 
 class _RelayState(SchemeState):

@@ -39,26 +39,26 @@ from psgc.codecs.jit.kernel import BOOL, I64, IN_BYTES, IN_F32, OUT_BYTES, OUT_F
 from psgc.codecs.scheme import BucketContext, Round, Scheme, SchemeState, check_part
 from psgc.errors import CodecError, PayloadError
 
-_BLOCK: Final = 256  # elements that share a scale
+BLOCK: Final = 256  # elements that share a scale
 TOP: Final = np.float32(127)
 NARROW_WORKERS: Final = 32767 // 127  # whose sums of codes fit 16 bits
 MOST_WORKERS: Final = (2**31 - 1) // 127
 _INFINITY_BITS: Final = np.uint32(0x7F800000)
 _ROUNDER: Final = np.float32(1.5 * 2**23)  # x + this has x, rounded to nearest even, in its low bits for |x| < 2**22
-_LEAST_TOP: Final = np.float32(127 * np.finfo(np.float32).tiny * 1.0001)  # below, the scale might not be a normal float
+LEAST_TOP: Final = np.float32(127 * np.finfo(np.float32).tiny * 1.0001)  # below, the scale might not be a normal float
 IN_I32: Final = types.Array(types.int32, 1, "C", readonly=True)
 OUT_I32: Final = types.Array(types.int32, 1, "C")
 
 
 def reference_maxima(p: F32) -> F32:
     """max|p| of each block of 256."""
-    return np.array([np.abs(p[start : start + _BLOCK]).max() for start in range(0, p.size, _BLOCK)], np.float32)
+    return np.array([np.abs(p[start : start + BLOCK]).max() for start in range(0, p.size, BLOCK)], np.float32)
 
 
 def reference_codes(p: F32, maxima: F32, random: F32 | None) -> Array:
     """Codes of p in the shared scales; rounded stochastically where there are random numbers, else to nearest even."""
-    tops = np.repeat(maxima, _BLOCK)[: p.size]
-    live = tops >= _LEAST_TOP
+    tops = np.repeat(maxima, BLOCK)[: p.size]
+    live = tops >= LEAST_TOP
     factors = np.divide(TOP, tops, out=np.zeros_like(tops), where=live)
     scaled = np.clip(p * factors, -TOP, TOP)
     if random is None:
@@ -69,7 +69,7 @@ def reference_codes(p: F32, maxima: F32, random: F32 | None) -> Array:
 
 def reference_elements(sums: Array, maxima: F32, divisor: int) -> F32:
     """Elements of summed codes."""
-    scales = np.repeat(np.where(maxima >= _LEAST_TOP, maxima / TOP, np.float32(0)), _BLOCK)[: sums.size]
+    scales = np.repeat(np.where(maxima >= LEAST_TOP, maxima / TOP, np.float32(0)), BLOCK)[: sums.size]
     elements = sums.astype(np.float32) * scales.astype(np.float32)
     return np.asarray(elements if divisor == 1 else elements / np.float32(divisor), np.float32)
 
@@ -97,9 +97,9 @@ def _write_maxima(grad: Any, residual: Any, rescale: Any, out: Any) -> bool:
     for start in range(0, grad.size, CHUNK):
         g = grad[start : start + CHUNK]
         corrected_chunk(g, residual[start : start + CHUNK], rescale, p[: g.size])
-        maxima = view_f32(out, 4 * (start // _BLOCK), -(-g.size // _BLOCK))
+        maxima = view_f32(out, 4 * (start // BLOCK), -(-g.size // BLOCK))
         for block in range(maxima.size):
-            top = top_bits(p[block * _BLOCK : min((block + 1) * _BLOCK, g.size)])
+            top = top_bits(p[block * BLOCK : min((block + 1) * BLOCK, g.size)])
             most = max(most, top)
             maxima[block] = f32_of_bits(top) if top < _INFINITY_BITS else np.float32(0)
     return bool(most < _INFINITY_BITS)
@@ -114,10 +114,10 @@ def _write_codes(
         g = grad[start : start + CHUNK]
         corrected_chunk(g, residual[start : start + CHUNK], rescale, p[: g.size])
         codes = view_i8(out, start, g.size)
-        for low in range(0, g.size, _BLOCK):
-            values, target = p[low : min(low + _BLOCK, g.size)], codes[low : min(low + _BLOCK, g.size)]
-            top = maxima[(start + low) // _BLOCK]
-            if top < _LEAST_TOP:
+        for low in range(0, g.size, BLOCK):
+            values, target = p[low : min(low + BLOCK, g.size)], codes[low : min(low + BLOCK, g.size)]
+            top = maxima[(start + low) // BLOCK]
+            if top < LEAST_TOP:
                 target[:] = np.int8(0)
             elif random:
                 _write_at_random(values, TOP / top, target, np.uint32(first + np.uint32(start + low)), before, between)
@@ -128,13 +128,13 @@ def _write_codes(
 @kernel(types.void(IN_BYTES, IN_F32, SCALAR_F32, BOOL, IN_BYTES, BOOL, OUT_F32, OUT_F32, SCALAR_F32))
 def _apply(sums: Any, maxima: Any, divisor: Any, narrow: Any, sent: Any, commit: Any, target: Any, residual: Any, rescale: Any) -> None:
     """residual <- target + rescale * residual - codes * scale, then target <- sums * scale / divisor, a block at a time."""
-    p, numel = np.empty(_BLOCK, np.float32), target.size
+    p, numel = np.empty(BLOCK, np.float32), target.size
     codes = view_i8(sent, 0, numel)
     short, long = view_i16(sums, 0, numel), view_i32(sums, 0, numel)
-    for low in range(0, numel, _BLOCK):
-        high = min(low + _BLOCK, numel)
-        target_block, top = target[low:high], maxima[low // _BLOCK]
-        scale = top / TOP if top >= _LEAST_TOP else np.float32(0)
+    for low in range(0, numel, BLOCK):
+        high = min(low + BLOCK, numel)
+        target_block, top = target[low:high], maxima[low // BLOCK]
+        scale = top / TOP if top >= LEAST_TOP else np.float32(0)
         if commit:
             residual_block, sent_codes = residual[low:high], codes[low:high]
             corrected_chunk(target_block, residual_block, rescale, p[: target_block.size])
@@ -157,8 +157,8 @@ def _apply(sums: Any, maxima: Any, divisor: Any, narrow: Any, sent: Any, commit:
 def _add_codes(sent: Any, maxima: Any, residual: Any) -> None:
     codes = view_i8(sent, 0, residual.size)
     for i in range(residual.size):
-        top = maxima[i // _BLOCK]
-        residual[i] += np.float32(codes[i]) * (top / TOP if top >= _LEAST_TOP else np.float32(0))
+        top = maxima[i // BLOCK]
+        residual[i] += np.float32(codes[i]) * (top / TOP if top >= LEAST_TOP else np.float32(0))
 
 
 @kernel(types.void(*[IN_BYTES] * MAX_PAYLOADS, I64, I64, OUT_I32, BOOL))
@@ -320,7 +320,7 @@ class SharedScheme(Scheme):
             raise CodecError(f"codec shared carries {', '.join(FLOATS)}, not {context.dtype}; use 'none' for this tensor")
         if context.workers > MOST_WORKERS:
             raise CodecError(f"codec shared: sums of {context.workers} workers do not fit 32 bits; at most {MOST_WORKERS}")
-        self._context, self._ef = context, ef
+        self.context, self._ef = context, ef
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], context: BucketContext) -> SharedScheme:
@@ -346,15 +346,15 @@ class SharedScheme(Scheme):
     @property
     def narrow(self) -> bool:
         """Whether sums travel in 16 bits."""
-        return self._context.workers <= NARROW_WORKERS
+        return self.context.workers <= NARROW_WORKERS
 
     def rounds(self, numel: int) -> tuple[Round, ...]:
-        maxima, codes, sums = MaxCodec(self._context.workers), CodesCodec(down=False), CodesCodec(down=True, narrow=self.narrow)
-        return Round(CodecPair(maxima, maxima), -(-numel // _BLOCK), divides=False), Round(CodecPair(codes, sums), numel, divides=False)
+        maxima, codes, sums = MaxCodec(self.context.workers), CodesCodec(down=False), CodesCodec(down=True, narrow=self.narrow)
+        return Round(CodecPair(maxima, maxima), -(-numel // BLOCK), divides=False), Round(CodecPair(codes, sums), numel, divides=False)
 
     def new_state(self, numel: int) -> SharedState:
         check_part(self.canonical, numel)
-        return SharedState(self.rounds(numel), self._context, random=not self._ef, narrow=self.narrow)
+        return SharedState(self.rounds(numel), self.context, random=not self._ef, narrow=self.narrow)
 
 
 class SharedState(SchemeState):

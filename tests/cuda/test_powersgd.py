@@ -53,7 +53,7 @@ def test_steps_of_two_ranks_give_the_bits_of_the_cpu_from_the_same_payloads(devi
                 there.take(0, payload_tensor(payload, device))
         target, result = grad.copy(), tensor(grad, device)
         here.apply(sent[1], sent, target, residual, 0.5)
-        there.apply(payload_tensor(sent[1], device), [payload_tensor(one, device) for one in sent], result, kept, 0.5)
+        there.apply([payload_tensor(sent[1], device)], [payload_tensor(one, device) for one in sent], result, kept, 0.5)
         assert_same(bits(result), target.view(np.uint32), "result")
         assert_same(bits(kept), residual.view(np.uint32), "residual")
     here.add_back(sent, residual)

@@ -25,6 +25,11 @@ TEXTS: Final = (
     "topk:k=0.01", "topk:k=0.6", "topk:k=0.01,select=sampled", "topk:k=0.01,select=mstopk",
     "blocktopk", "blocktopk:block=5000,k=2", "randomk", "randomk:ef=0",
 )  # fmt: skip
+# One for each kernel or constant of states.
+SCHEMES: Final = (
+    "int8:momentum=nesterov", "int8:clip=1", "int8:momentum=nesterov,clip=1", "randomk:momentum=dgc", "randomk:momentum=dgc,clip=1", "shared",
+    "shared:ef=0",
+)  # fmt: skip
 
 
 def tour() -> None:
@@ -33,6 +38,23 @@ def tour() -> None:
         for dtype in ("float32", "bfloat16"):
             operations(text, dtype)
     powersgd()
+    for text in SCHEMES:
+        for dtype in (torch.float32, torch.bfloat16):
+            steps(text, dtype)
+
+
+def steps(text: str, dtype: torch.dtype) -> None:
+    """The steps of one scheme with state, for gradients of this dtype."""
+    scheme, status = parse_scheme(text, BucketContext("float32", 2)), torch.zeros(2, dtype=torch.int64)
+    state, grad = cuda_state(scheme, NUMEL, torch.device("cpu")), torch.zeros(NUMEL, dtype=dtype)
+    sent = [torch.zeros(max(16, round_.pair.push.payload_bound(round_.numel)), dtype=torch.uint8) for round_ in state.rounds]
+    last = state.rounds[-1]
+    answer = torch.zeros(last.pair.pull.payload_bound(last.numel), dtype=torch.uint8)
+    for residual in (torch.zeros(NUMEL), None):
+        for index, out in enumerate(sent):
+            state.encode(index, grad, residual, 0.5, STREAM, out, status, torch.zeros(16, dtype=torch.uint8))
+        state.apply([answer], sent, grad, residual, 0.5)
+    state.add_back(sent, torch.zeros(NUMEL))
 
 
 def powersgd() -> None:
@@ -43,7 +65,7 @@ def powersgd() -> None:
     for index, out in enumerate(sent):
         state.encode(index, grad, residual, 0.5, STREAM, out, status)
     state.take(0, sent[0])
-    state.apply(sent[1], sent, grad, residual, 0.5)
+    state.apply([sent[1]], sent, grad, residual, 0.5)
     state.add_back(sent, residual)
 
 

@@ -36,6 +36,7 @@ class KitScheme(Scheme):
 
     keeps_state: ClassVar[bool] = False
     revision: ClassVar[str] = REVISION
+    cuda_made_by: ClassVar[str] = "psgc.cuda.kit.scheme:kit_state"  # for every subclass: see `psgc.codecs.backends`
     _declared: ClassVar[Mapping[str, Value[Any]]] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:

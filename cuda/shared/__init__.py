@@ -1,0 +1,1 @@
+"""Integers in a scale that all workers share, on the GPU."""

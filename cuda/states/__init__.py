@@ -1,0 +1,1 @@
+"""What a worker keeps on a GPU for schemes of one round."""
