@@ -382,9 +382,10 @@ class Server:
             self._end(1, f"server: {why}")
             return
         self._register()
-        talks = now - self._life.heard <= 2 * config.silence_s  # a scheduler that is alive gives up itself, and can say who is missing
-        if now - self._began > config.register_timeout_s and not talks:
-            self._end(1, f"server: gave up after {now - self._began:.0f} s of waiting for the scheduler at {config.root_endpoint}")
+        if (waited := now - self._began) > config.register_timeout_s and not self._life.talks(now):
+            self._end(
+                1, f"server: gave up after {waited:.0f} s (PSGC_REGISTER_TIMEOUT_S) of waiting for the scheduler at {config.root_endpoint}"
+            )
         elif self._life.up and now - self._life.heard < config.silence_s + 2 * config.heartbeat_s:
             return  # the scheduler has said who is missing, or will soon
         elif self._named.due(now, config.silence_s) and self._voice.speaks(ADMISSION):

@@ -229,9 +229,8 @@ class Coordinator:
     def _await_admission(self, now: float) -> None:
         self.began = younger(self.began, self._absence.ended(now), now)
         waited = now - self.began
-        talks = now - self._life.heard <= 2 * self._config.silence_s  # an alive scheduler gives up itself, and can say who is missing
-        if waited > self._config.register_timeout_s and not talks:
-            self._owner.failed(f"gave up after {waited:.0f} s of waiting for {self._awaited()}")
+        if waited > self._config.register_timeout_s and not self._life.talks(now):
+            self._owner.failed(f"gave up after {waited:.0f} s (PSGC_REGISTER_TIMEOUT_S) of waiting for {self._awaited()}")
         elif self._life.up and now - self._life.heard < self._config.silence_s + 2 * self._config.heartbeat_s:
             return  # the scheduler has said who is missing, or will soon
         elif self._named.due(now, self._config.silence_s) and self.voice.speaks(ADMISSION):

@@ -34,4 +34,4 @@ def test_a_scheduler_that_is_missing_is_named_with_brackets(make_job: Make) -> N
     job = make_job(nodes=1, env={"DMLC_PS_ROOT_URI": "::1", "PSGC_REGISTER_TIMEOUT_S": "4"})
     worker = job.worker(0, job="steps.py")
     assert job.end() == {"worker 0": 1}
-    assert f"the scheduler at tcp://[::1]:{job.port}" in worker.last_line, worker.text
+    assert f"(PSGC_REGISTER_TIMEOUT_S) of waiting for the scheduler at tcp://[::1]:{job.port}" in worker.last_line, worker.text

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from psgc.config import Config
+from psgc.errors import JobFailed
 from psgc.layout import Layout
 from psgc.wire.frames import SCHEDULER_SENDER, Header, Kind
 from psgc.worker import coordinator as module
@@ -57,7 +58,7 @@ class Owner:
         raise AssertionError(layout)
 
     def failed(self, text: str) -> None:
-        raise AssertionError(text)
+        raise JobFailed(text)
 
 
 def test_what_the_scheduler_says_takes_no_more_than_a_turn_and_none_of_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,4 +88,23 @@ def test_a_scheduler_that_does_not_answer_is_named_with_how_long_it_has_been_awa
         "waiting for the scheduler at tcp://127.0.0.1:9, for 5 s so far: nothing answers there; is it started, and are DMLC_PS_ROOT_URI and "
         "DMLC_PS_ROOT_PORT the same everywhere?"
     ]
+    coordinator.close()
+
+
+@pytest.mark.parametrize(("connected", "gave_up_s", "why"), [(False, 4, "nothing answers there"), (True, 10, "it has said nothing for")])
+def test_a_scheduler_that_never_answers_is_given_up_at_the_limit_but_one_that_takes_the_connection_may_say_who_is_missing(
+    connected: bool, gave_up_s: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Dealer", lambda *_: Connection(0))
+    config = Config(root_host="127.0.0.1", root_port=9, job=1, register_timeout_s=4.0)
+    coordinator = Coordinator(None, config, Owner())  # type: ignore[arg-type]
+    if connected:
+        coordinator._life.connection(True, coordinator.began)
+    ticks = round(gave_up_s / module.TICK_S)
+    for tick in range(1, ticks + 1):
+        coordinator.tick(coordinator.began + tick * module.TICK_S)
+    with pytest.raises(
+        JobFailed, match=rf"^gave up after {gave_up_s} s \(PSGC_REGISTER_TIMEOUT_S\) of waiting for the scheduler .*: {why}"
+    ):
+        coordinator.tick(coordinator.began + (ticks + 1) * module.TICK_S)
     coordinator.close()

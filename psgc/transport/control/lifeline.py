@@ -37,6 +37,7 @@ class Lifeline:
     refused: Callable[[float], bool]
     alive: Callable[[], bool | None] = lambda: None
     up: bool = False  # the connection
+    answered: float = float("-inf")  # when the scheduler last said something, or the connection was made
     heard: float = field(init=False)
     down_since: float = field(init=False)
     _absence: Absence = field(init=False)
@@ -48,13 +49,19 @@ class Lifeline:
 
     def hear(self, now: float) -> None:
         """A message of the scheduler has come."""
-        self.heard = now
+        self.heard = self.answered = now
         self._named = None
+
+    def talks(self, now: float) -> bool:
+        """Whether the scheduler has answered lately: it then ends the job itself at its limits, and can say who is missing."""
+        return now - self.answered <= 2 * self.silence_s
 
     def connection(self, up: bool, now: float) -> None:
         """The connection was made, or has broken."""
         if self.up and not up:
             self.down_since = now
+        if up:
+            self.answered = now
         self.up = up
 
     def tick(self, now: float) -> Sign | None:
