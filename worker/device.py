@@ -48,17 +48,9 @@ class DeviceBucket(Protocol):
     # what programs over groups ask: slot 0 encodes with the push codec, the others with the pull codec
 
     def finish(
-        self,
-        slot: int,
-        lo: int,
-        hi: int,
-        old: Residual | None,
-        new: Residual | None,
-        rescale: float,
-        stream: Stream,
-        out: Bytes,
+        self, slot: int, lo: int, hi: int, old: Residual | None, new: Residual | None, rescale: float, stream: Stream, out: Bytes,
         then: EncodedThen,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """As ``encode``, of what may be a sum, and write to ``new`` what the payload leaves out of it and of ``old``."""
 
     def fold(self, slot: int, lo: int, hi: int, payloads: Sequence[Bytes]) -> None:

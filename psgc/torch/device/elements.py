@@ -139,17 +139,9 @@ class DeviceElements:
         return int(wrong.argmax()) if wrong.any() else None
 
     def finish(
-        self,
-        slot: int,
-        lo: int,
-        hi: int,
-        old: Residual | None,
-        new: Residual | None,
-        rescale: float,
-        stream: Stream,
-        out: Bytes,
+        self, slot: int, lo: int, hi: int, old: Residual | None, new: Residual | None, rescale: float, stream: Stream, out: Bytes,
         then: EncodedThen,
-    ) -> None:
+    ) -> None:  # fmt: skip
         engine, codec, kept, left = self._engine, self._codec(slot), _values(old), _values(new)
         acc, sent = self._elements()[lo:hi], self._sent_of(lo, hi, slot)
         if sent.copied is not None:

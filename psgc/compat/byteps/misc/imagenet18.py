@@ -7,24 +7,13 @@ from typing import Any
 import torch
 
 import psgc.torch as psgc
+from psgc.compat.byteps.torch import ops as _ops
+from psgc.compat.byteps.torch.ops import *  # noqa: F403 - all of them, as byteps.misc.imagenet18 has them
 from psgc.errors import UsageError
-from psgc.torch import (
-    Compression,
-    declare,
-    init,
-    local_rank,
-    local_size,
-    poll,
-    push_pull,
-    rank,
-    shutdown,
-    size,
-    synchronize,
-)  # fmt: skip
 
 
 def DistributedOptimizer(  # noqa: N802 - BytePS's name
-    optimizer: torch.optim.Optimizer, named_parameters: Any = None, compression: Any = Compression.none, backward_passes_per_step: int = 1,
+    optimizer: torch.optim.Optimizer, named_parameters: Any = None, compression: Any = psgc.Compression.none, backward_passes_per_step: int = 1,
     half: bool = False, model: torch.nn.Module | None = None, fp16_params: Any = None, fp32_params: Any = None, loss_scale: float = 1024,
 ) -> torch.optim.Optimizer:  # fmt: skip
     """``psgc.torch.DistributedOptimizer``. Raises UsageError for half=True, BytePS's own loss scaling with a second copy of the parameters."""
@@ -36,17 +25,5 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's name
     return psgc.DistributedOptimizer(optimizer, named_parameters, compression, backward_passes_per_step)
 
 
-__all__ = [
-    "Compression",
-    "DistributedOptimizer",
-    "declare",
-    "init",
-    "local_rank",
-    "local_size",
-    "poll",
-    "push_pull",
-    "rank",
-    "shutdown",
-    "size",
-    "synchronize",
-]
+__all__ = ["DistributedOptimizer"]
+__all__ += _ops.__all__

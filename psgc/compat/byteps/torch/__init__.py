@@ -1,40 +1,21 @@
 """BytePS's interface for PyTorch. Names and meanings are those of ``psgc.torch``, whose docstrings say where psgc differs."""
 
+from psgc.compat.byteps.torch import ops as _ops
+from psgc.compat.byteps.torch.ops import *  # noqa: F403 - all of them, as byteps.torch has them
 from psgc.torch import (
-    Compression,
     DistributedDataParallel,
     DistributedOptimizer,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
-    declare,
-    get_pushpull_speed,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    poll,
-    push_pull,
-    push_pull_async,
     push_pull_async_inplace,
-    push_pull_group,
     push_pull_group_sync_inplace,
-    push_pull_inplace,
-    rank,
-    resume,
-    set_num_grads,
-    shutdown,
-    size,
-    suspend,
-    synchronize,
-)  # fmt: skip
+)
 
 byteps_push_pull = push_pull_async_inplace
 byteps_push_pull_group = push_pull_group_sync_inplace
-byteps_torch_set_num_grads = set_num_grads
 
 __all__ = [
-    "Compression",
     "DistributedDataParallel",
     "DistributedOptimizer",
     "broadcast_object",
@@ -42,25 +23,5 @@ __all__ = [
     "broadcast_parameters",
     "byteps_push_pull",
     "byteps_push_pull_group",
-    "byteps_torch_set_num_grads",
-    "declare",
-    "get_pushpull_speed",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "poll",
-    "push_pull",
-    "push_pull_async",
-    "push_pull_async_inplace",
-    "push_pull_group",
-    "push_pull_group_sync_inplace",
-    "push_pull_inplace",
-    "rank",
-    "resume",
-    "set_num_grads",
-    "shutdown",
-    "size",
-    "suspend",
-    "synchronize",
 ]
+__all__ += _ops.__all__

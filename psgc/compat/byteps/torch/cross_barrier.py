@@ -1,39 +1,14 @@
 """``CrossBarrier``, and what a script that imports this module in place of ``byteps.torch`` calls."""
 
-from psgc.torch import (
-    Compression,
-    CrossBarrier,
-    DistributedOptimizer,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    declare,
-    init,
-    local_rank,
-    local_size,
-    poll,
-    push_pull,
-    rank,
-    shutdown,
-    size,
-    synchronize,
-)  # fmt: skip
+from psgc.compat.byteps.torch import ops as _ops
+from psgc.compat.byteps.torch.ops import *  # noqa: F403 - all of them, as byteps.torch.cross_barrier has them
+from psgc.torch import CrossBarrier, DistributedOptimizer, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [
-    "Compression",
     "CrossBarrier",
     "DistributedOptimizer",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "declare",
-    "init",
-    "local_rank",
-    "local_size",
-    "poll",
-    "push_pull",
-    "rank",
-    "shutdown",
-    "size",
-    "synchronize",
 ]
+__all__ += _ops.__all__
