@@ -6,13 +6,14 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from psgc.launch.job.as_byteps import FOLDER
+from psgc.launch.job.as_byteps import FOLDER, found_as_byteps
+from tests.conftest import Job
 from tests.launch.conftest import Launched, launched
 
 __all__ = ["launched"]
@@ -68,6 +69,31 @@ def test_a_model_under_distributed_data_parallel(launched: Launched) -> None:
     assert same_on_all_ranks(run(launched, "ddp_benchmark.py")).startswith("trained ")
 
 
+@pytest.mark.parametrize("sizes", [(2, 1), pytest.param((2, 2), marks=pytest.mark.long), pytest.param((3, 1), marks=pytest.mark.long)])
+def test_the_benchmark_that_suspends_and_resumes_with_another_number_of_workers(
+    make_job: Callable[..., Job], sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    """The new scheduler and server are started at the old ones' address once these have ended, as an operator of BytePS does."""
+    before, after = sizes
+    barrier = tmp_path / "barrier"
+    job = make_job(nodes=before, env=found_as_byteps(os.environ))
+    command = [sys.executable, str(SCRIPTS / "elastic_benchmark.py"), "--barrier", str(barrier), "--resume-workers", str(after)]
+    services = [job.scheduler(), job.server()]
+    workers = [job.start(f"worker {node}", command, DMLC_ROLE="worker", DMLC_WORKER_ID=str(node)) for node in range(before)]
+    assert [service.end() for service in services] == [0, 0], job.text()
+    again = {"DMLC_NUM_WORKER": str(after)}
+    services = [job.scheduler(**again), job.server(**again)]
+    barrier.touch()
+    assert [process.end() for process in (*workers, *services)] == [0] * (before + 2), job.text()
+    sums = []
+    for size, steps in ((before, 4), (after, 8)):
+        line = re.compile(rf"^rank (\d) of {size}: steps {steps} sum (\S+)$", re.MULTILINE)
+        said = dict(found for worker in workers for found in line.findall(worker.text))
+        assert sorted(said) == [str(rank) for rank in range(size)] and len(set(said.values())) == 1, job.text()
+        sums.append(said["0"])
+    assert sums[0] != sums[1]
+
+
 def test_the_microbenchmark_under_psgc_launch(launched: Launched) -> None:
     env = {"NVIDIA_VISIBLE_DEVICES": "0,1", "DMLC_NUM_WORKER": "1", "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0", "PSGC_SILENCE_S": "60"}
     status, out, err = launched.end(launched.psgc_launch("--as-byteps", sys.executable, str(SCRIPTS / "microbenchmark.py"), **env))
@@ -113,7 +139,5 @@ def test_a_training_of_16_bit_copies_is_refused_with_what_to_use_instead(byteps:
 
 
 def test_the_folder_comes_first_and_once() -> None:
-    from psgc.launch.job.as_byteps import found_as_byteps
-
     once = found_as_byteps({"PYTHONPATH": os.pathsep.join(["a", "b"])})
     assert once == {"PYTHONPATH": os.pathsep.join([str(FOLDER), "a", "b"])} == found_as_byteps(once)
