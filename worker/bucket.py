@@ -85,6 +85,7 @@ class BucketWork:
         self._array: NDArray[Any] | None = None
         self._device: DeviceBucket | None = None  # where the elements lie and residuals are kept; None: on the host
         self._placed = 0  # the step for which ``_device`` has been asked for
+        self._keeps_state = False  # whether slices' states may be other than new ones
         self._left = 0
         self._owed: Owed | None = None
         self.step = 0
@@ -116,6 +117,7 @@ class BucketWork:
     def begin(self, buffer: BucketBuffer, previous_skipped: bool, rescale: float) -> None:
         """A step starts; the last one has been stored."""
         self._buffer, self._array, self._left = buffer, None, len(self._slices)
+        self._keeps_state = self._keeps_state or self.step > 0
         self.step += 1
         if self._owed is not None and not self._owed.begin(previous_skipped and not self._servers_add_back, rescale):
             self._owed = None
@@ -149,9 +151,9 @@ class BucketWork:
 
         if device is not None:
             try:
-                if self._owed is not None:
+                if self._owed is not None and index == 0:
                     device.add(lo, self._owed.pay(lo, hi))
-                device.encode(lo, hi, work.residual, work.rescale, stream, out, encoded)
+                device.encode(index, lo, hi, work.residual, work.rescale, stream, out, encoded)
             except DeviceError as error:
                 raise self._named(error, work) from error
             return
@@ -170,9 +172,12 @@ class BucketWork:
             if self._placed != self.step:
                 there = self._buffer if self.layout.kind == "plan" and isinstance(self._buffer, DeviceBuffer) else None
                 try:
-                    device = None if there is None else there.on_device(self.scheme)
+                    slices = [(each.offset, each.offset + each.numel) for each in self._slices]
+                    device = None if there is None else there.on_device(self.scheme, slices=slices)
                 except UsageError as error:
                     raise UsageError(f"gradient of {self._tensor_at(0)!r}: {error}") from None
+                except DeviceError as error:
+                    raise self._named(error, self._slices[0]) from error
                 if device is not self._device:
                     for each in self._slices:
                         try:
@@ -184,15 +189,18 @@ class BucketWork:
         return self._device
 
     def _move(self, work: _SliceWork, device: DeviceBucket | None) -> None:
-        if work.residual is None:
-            return
-        values = work.residual.load()
+        """From where this is kept to the device, None: to the host."""
         if work.add_back:
-            work.state.add_back(work.sent, values)
-            work.add_back = False
-        moved = make_residual(self.scheme.residual_dtype, work.numel) if device is None else device.residual(work.numel)
-        moved.keep(values)
-        work.residual = moved
+            self._give_back(work)
+        if self._device is not None:
+            self._device.state_to_host(work.offset, work.offset + work.numel, work.state)
+        if device is not None and self._keeps_state:
+            device.state_from_host(work.offset, work.offset + work.numel, work.state)
+        if work.residual is not None:
+            values = work.residual.load()
+            moved = make_residual(self.scheme.residual_dtype, work.numel) if device is None else device.residual(work.numel)
+            moved.keep(values)
+            work.residual = moved
 
     def decode(self, key: int, flags: int, payload: Bytes | None, own: bool) -> bool:
         """Take one round's result. The last round's is decoded into the array, and the residual is committed. Returns True when this was the
@@ -205,7 +213,7 @@ class BucketWork:
         if index < len(work.slots) - 1:
             work.poisoned = bool(flags & Flag.NONFINITE)
             if not flags & (Flag.NONFINITE | Flag.SKIPPED):
-                work.state.take(index, payload)
+                self._take(device, work, index, payload)
             return False
         if self._owed is not None and flags & (Flag.NONFINITE | Flag.SKIPPED):
             self._owed.unpaid(work.offset)
@@ -228,6 +236,15 @@ class BucketWork:
             self._buffer.store(bool(flags & Flag.SKIPPED))
             self._buffer = self._array = None
         return last
+
+    def _take(self, device: DeviceBucket | None, work: _SliceWork, index: int, payload: Bytes) -> None:
+        if device is None:
+            work.state.take(index, payload)
+            return
+        try:
+            device.take(index, work.offset, work.offset + work.numel, payload)
+        except DeviceError as error:
+            raise self._named(error, work) from error
 
     def _apply(self, work: _SliceWork, payload: Bytes, target: NDArray[Any], own: bool) -> None:
         residual = None if work.residual is None or not own else work.residual.load()
@@ -273,6 +290,7 @@ class BucketWork:
             kept = self._kept(work, dropped)
             if kept is not None:
                 residual[place] = kept.load() * np.float32(work.rescale)
+            self._load_state(work)
             state = work.state.saved
             if state is not None:
                 velocity[place], has_velocity = state * np.float32(work.rescale), True
@@ -311,12 +329,29 @@ class BucketWork:
                 work.state.restore(velocity[place])
             end = work.offset + work.numel
             work.state.restore_factors({first - work.offset: q for first, q in factors.items() if work.offset <= first < end})
+            self._keep_state(work)
+
+    def _load_state(self, work: _SliceWork) -> None:
+        """Bring the slice's state on the host to what the device has."""
+        if self._device is not None:
+            self._device.state_to_host(work.offset, work.offset + work.numel, work.state)
+
+    def _keep_state(self, work: _SliceWork) -> None:
+        """Go on from the slice's state on the host, wherever its elements lie."""
+        self._keeps_state = True
+        if self._device is not None:
+            self._device.state_from_host(work.offset, work.offset + work.numel, work.state)
 
     def _kept(self, work: _SliceWork, dropped: bool) -> Residual | None:
         """The residual of a slice. If a skipped step must be added back, this is a copy that includes it: reading changes no state."""
         if work.residual is None or not (work.add_back or (self._adds_back and dropped and work.committed)):
             return work.residual
         values = work.residual.load().copy()
+        if self._device is not None:
+            there = self._device.residual(work.numel)
+            there.keep(values)
+            self._device.add_back(work.offset, work.offset + work.numel, there)
+            return there
         work.state.add_back(work.sent, values)
         kept = make_residual(self.scheme.residual_dtype, work.numel)
         kept.keep(values)
@@ -331,6 +366,8 @@ class BucketWork:
         """The exact residuals, by slice number, where ``remembered`` gives rounded ones."""
         kept = ((number, work, self._kept(work, dropped)) for number, work in enumerate(self._slices))
         rounded = self.scheme.residual_dtype != "float32"
+        for work in self._slices:
+            self._load_state(work)
         return {
             number: ExactResidual(work.rescale, residual.bytes.copy(), work.state.saved)
             for number, work, residual in kept
@@ -347,6 +384,7 @@ class BucketWork:
             work.rescale = exact.rescale
             if exact.velocity is not None and work.state.saved is not None:
                 work.state.restore(exact.velocity)
+                self._keep_state(work)
 
     def server_parts(self) -> list[Part]:
         """The parts of which the server keeps a residual, element by element."""

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.codecs import Encoded, Stream
+from psgc.codecs import Encoded, SchemeState, Stream
 from psgc.errors import DeviceError
 from psgc.worker.residuals.residual import F32, Residual
 
@@ -26,15 +26,26 @@ class DeviceBucket(Protocol):
     def residual(self, numel: int) -> Residual:
         """A residual on the device, of zeros. Its ``load`` gives a copy, for use between steps."""
 
-    def encode(self, lo: int, hi: int, residual: Residual | None, rescale: float, stream: Stream, out: Bytes, then: EncodedThen) -> None:
-        """Encode a slice, and call ``then`` when its payload is in ``out``, which is host memory."""
+    def encode(
+        self, index: int, lo: int, hi: int, residual: Residual | None, rescale: float, stream: Stream, out: Bytes, then: EncodedThen
+    ) -> None:
+        """Encode round ``index`` of a slice, and call ``then`` when its payload is in ``out``, which is host memory."""
+
+    def take(self, index: int, lo: int, hi: int, payload: Bytes) -> None:
+        """Take the result of a round that is not the last. On return the payload has been read. Raises PayloadError."""
 
     def apply(self, lo: int, hi: int, payload: Bytes, residual: Residual | None, rescale: float) -> None:
-        """Commit the residual (None: nothing to commit) to what the last ``encode`` left out, and decode ``payload`` into the slice. On return the payload
-        has been read. Raises PayloadError."""
+        """Take the last round's result: commit the residual (None: nothing to commit) to what the step's payloads left out, and make the slice the
+        aggregate. On return the payload has been read. Raises PayloadError."""
 
     def add_back(self, lo: int, hi: int, residual: Residual) -> None:
-        """Add the elements that the slice's last payload encodes to the residual."""
+        """Add the elements that the payloads of the slice's last step encode to the residual."""
+
+    def state_to_host(self, lo: int, hi: int, state: SchemeState) -> None:
+        """Bring ``state`` to what the scheme keeps of a slice on the device between steps, besides the residual. Waits for the device."""
+
+    def state_from_host(self, lo: int, hi: int, state: SchemeState) -> None:
+        """Have the device go on from what ``state`` keeps of a slice. Between steps."""
 
     def add(self, lo: int, values: F32) -> None:
         """Add to the elements from ``lo`` on."""

@@ -6,7 +6,7 @@ Owns the interface only; `solo.py` and `cluster.py` implement it. Knows NumPy ar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
@@ -41,9 +41,10 @@ class BucketBuffer(Protocol):
 class DeviceBuffer(Protocol):
     """A BucketBuffer whose elements may lie on a device."""
 
-    def on_device(self, scheme: Scheme, wanted: bool = False) -> DeviceBucket | None:
+    def on_device(self, scheme: Scheme, wanted: bool = False, slices: Sequence[tuple[int, int]] = ()) -> DeviceBucket | None:
         """Where this step's elements lie, if that is a device with kernels for ``scheme``: then ``load`` is not called. The same object from step to step
-        while they lie there. wanted: a program is to work on them there, in float32; raises UsageError where it cannot."""
+        while they lie there. wanted: a program is to work on them there, in float32; raises UsageError where it cannot. slices: the first element of each slice
+        and the one after its last, of which a scheme with state keeps its state on the device."""
 
 
 class Ticket(Protocol):

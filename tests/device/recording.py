@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from psgc.codecs.codec import Codec, Stream
-from psgc.codecs.scheme import slices
+from psgc.codecs.scheme import Scheme, slices
 from psgc.torch.device.runtime import Event as RuntimeEvent
+from tests.device.cpu_state import CpuState
 
 Clock = dict[object, int]
 
@@ -153,11 +154,12 @@ class RecordingStream:
 
 @dataclass(eq=False)
 class RecordingRuntime:
-    """See the module's text. lacks: codecs without kernels here; fault: what running work on a stream, or making memory ("memory"), raises."""
+    """See the module's text. lacks: codecs, and schemes with a state, without kernels here; fault: what running work on a stream,
+    or making memory ("memory"), raises."""
 
     races: Races = field(default_factory=Races)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    lacks: Callable[[Codec], bool] = lambda codec: False
+    lacks: Callable[[Codec | Scheme], bool] = lambda codec: False
     fault: Callable[[str], BaseException | None] = lambda name: None
 
     def __post_init__(self) -> None:
@@ -186,6 +188,9 @@ class RecordingRuntime:
 
     def codec(self, codec: Codec) -> CpuCodec | None:
         return None if self.lacks(codec) else CpuCodec(codec)
+
+    def state(self, scheme: Scheme, numel: int) -> CpuState | None:
+        return None if self.lacks(scheme) else CpuState(scheme, numel)
 
     def host_reads(self, tensor: torch.Tensor) -> None:
         self.races.taken(host())

@@ -10,7 +10,7 @@ import torch
 
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.codecs.codec import Stream
-from psgc.codecs.scheme import PairScheme, slices
+from psgc.codecs.scheme import PairScheme, Scheme, slices
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout
 from psgc.torch.device import engines
 from psgc.torch.device.engine import Engine
@@ -50,6 +50,7 @@ class Bucket:
         self.shapes = [spec.shape for spec in layout.tensors]
         self.buffer = TensorsBuffer(self.shapes, staging_dtype(bucket.codec, bucket.dtype), where, late=True)
         self.payloads: list[bytes] = []
+        self._sent: dict[int, Any] = {}  # by key, this rank's last payloads
 
     def step(
         self, gradients: list[Any], dropped: bool = False, rescale: float = 1.0, skip: bool = False, answer: bytes | None = None
@@ -62,13 +63,19 @@ class Bucket:
             runtime.trainer_writes([g for g in given if g is not None])
         self.buffer.bind(given, likes)
         work.begin(self.buffer, dropped, rescale)
-        parts = work.bucket.parts
         found: dict[int, Any] = {}
+        flagged = False
         if not skip:
-            self._together(lambda part: self._encode(part.key, found), parts)
-            self.payloads = [work.slot(part.key).bytes[: found[part.key].payload_bytes].tobytes() for part in parts]
-        flagged = any(encoded.nonfinite for encoded in found.values())
-        self._together(lambda part: self._decode(part, flagged, not skip), parts)
+            self.payloads = []
+        for number in range(max((part.round for part in work.bucket.parts), default=0) + 1):
+            parts = [part for part in work.bucket.parts if part.round == number]
+            if not skip:
+                self._together(lambda part: self._encode(part.key, found), parts)
+                own = {part.key: work.slot(part.key).bytes[: found[part.key].payload_bytes].copy() for part in parts}
+                self.payloads += [payload.tobytes() for payload in own.values()]
+                self._sent |= {key: payload for key, payload in own.items() if len(payload)}
+            flagged = flagged or any(encoded.nonfinite for encoded in found.values())
+            self._together(lambda part, flagged=flagged: self._decode(part, flagged, not skip), parts)
         self.buffer.arrive()
         results = [made if g is None else g for g, made in zip(given, self.buffer.made, strict=True)]
         if runtime is not None:
@@ -108,7 +115,11 @@ class Bucket:
         from psgc.wire.frames import Flag
 
         flags = Flag.NONFINITE if flagged else Flag.NONE
-        self.work.decode(part.key, flags, None if flagged else served(self.layout, part, self.work.step), own=own)
+        if type(self.work.scheme) is PairScheme:
+            answer = served(self.layout, part, self.work.step)
+        else:
+            answer = summed(self.work.scheme, part, self.work.bucket.parts, self._sent.get(part.key))
+        self.work.decode(part.key, flags, None if flagged else answer, own=own)
 
 
 def served(layout: Layout, part: Any, step: int) -> Any:
@@ -125,4 +136,23 @@ def served(layout: Layout, part: Any, step: int) -> Any:
         old = np.zeros(hi - lo, np.float32) if pull.feedback else None
         stream = Stream(layout.seed, step, 0xFFFFFFFF, 0, part.offset, layout.number)
         count = pull.finish(acc[lo:hi], numel, lo, hi, 2, old, new, 1.0, stream, out).payload_bytes
+    return out[:count]
+
+
+def summed(scheme: Scheme, part: Any, parts: Any, payload: Any) -> Any:
+    """A server's answer where two ranks have pushed the same payload."""
+    if payload is None:
+        return None
+    whole = next(p for p in parts if p.round == 0 and p.offset == part.offset)
+    round_ = scheme.rounds(whole.numel)[part.round]
+    push, pull, numel = round_.pair.push, round_.pair.pull, round_.numel
+    acc, out = np.empty(numel, push.acc_dtype), np.zeros(pull.payload_bound(numel), np.uint8)
+    for lo, hi in slices(push, numel):
+        push.fold([payload, payload], numel, lo, hi, acc[lo:hi], True)
+    count = 0
+    for lo, hi in slices(pull, numel):
+        new = np.zeros(hi - lo, np.float32) if pull.feedback else None
+        old = np.zeros(hi - lo, np.float32) if pull.feedback else None
+        divisor = 2 if round_.divides else 1
+        count = pull.finish(acc[lo:hi], numel, lo, hi, divisor, old, new, 1.0, Stream(0, 1, 0, 0), out).payload_bytes
     return out[:count]

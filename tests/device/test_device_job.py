@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-CASES = ("none+plain", "int8+branches", "onebit+amp", "onebit/int8+plain", "topk:k=0.01+branches")
+CASES = ("none+plain", "int8+branches", "onebit+amp", "shared+amp", "topk:k=0.01,momentum=dgc+branches")
 PLANS = tuple(f"plan {seed}" for seed in range(6))  # over servers and among workers, encoded and decoded on either device
 
 

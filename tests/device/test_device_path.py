@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from psgc.codecs import parse_scheme
 from psgc.errors import DeviceError, UsageError
 from psgc.torch.device import engines
 from psgc.torch.device.completions import Completions
 from psgc.torch.device.rings import Ring
-from psgc.torch.tensors.buffers import TensorsBuffer
 from psgc.worker.residuals.residual import TensorMemory
 from tests.device.recording import Event, RecordingRuntime, RecordingStream
 from tests.device.steps import Bucket, one_bucket, use_recorded
@@ -272,14 +270,6 @@ def test_an_error_that_shows_at_an_event_reaches_whoever_waits_for_the_payload(m
     monkeypatch.setattr(Event, "synchronize", lost)
     with pytest.raises(DeviceError, match=r"gradient of 't0': cpu has been lost"):
         Bucket(layout, runtime).step(gradients(1, SHAPES))
-
-
-def test_schemes_of_several_rounds_are_encoded_on_the_cpu() -> None:
-    use_recorded(RecordingRuntime())
-    buffer = TensorsBuffer([(64, 64)], torch.float32, "")
-    buffer.bind([torch.zeros(64, 64)])
-    assert buffer.on_device(parse_scheme("powersgd:rank=2")) is None
-    assert buffer.on_device(parse_scheme("int8")) is not None
 
 
 def test_completions_run_in_the_order_of_their_events() -> None:

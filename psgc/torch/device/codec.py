@@ -1,13 +1,14 @@
-"""The side of a device codec that streams use; ``cuda/common`` has the interface in full, and what implements it."""
+"""The side of device codecs and of schemes' device states that streams use; ``cuda/common`` has the interfaces in full, and what implements them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
-from psgc.codecs.codec import Codec, Stream
+from psgc.codecs.codec import Bytes, Codec, Stream
+from psgc.codecs.scheme import Round
 
 
 class DeviceCodec(Protocol):
@@ -33,3 +34,38 @@ class DeviceCodec(Protocol):
         self, acc: torch.Tensor, numel: int, divisor: int, residual: torch.Tensor | None, residual_out: torch.Tensor | None, rescale: float,
         stream: Stream, out: torch.Tensor, status: torch.Tensor, scratch: torch.Tensor,
     ) -> None: ...  # fmt: skip
+
+
+class DeviceState(Protocol):
+    """Kernels of a scheme, with its state of one part. Methods but ``pieces`` enqueue on torch's current stream, which is the same one for all of them."""
+
+    @property
+    def rounds(self) -> tuple[Round, ...]: ...
+
+    def scratch_bytes(self) -> int: ...
+
+    def encode(
+        self, index: int, grad: torch.Tensor, residual: torch.Tensor | None, rescale: float, stream: Stream, out: torch.Tensor,
+        status: torch.Tensor, scratch: torch.Tensor,
+    ) -> None: ...  # fmt: skip
+
+    def take(self, index: int, payload: torch.Tensor) -> None: ...
+
+    def pieces(self, answer: Bytes) -> Sequence[Bytes]:
+        """The last round's answer, checked, as what goes to the device. Raises PayloadError."""
+
+    def apply(
+        self, pieces: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], target: torch.Tensor, residual: torch.Tensor | None, rescale: float
+    ) -> None: ...  # fmt: skip
+
+    def add_back(self, sent: Sequence[torch.Tensor], residual: torch.Tensor) -> None: ...
+
+    @property
+    def saved(self) -> torch.Tensor | None: ...
+
+    def restore(self, saved: torch.Tensor) -> None: ...
+
+    @property
+    def factors(self) -> Mapping[int, torch.Tensor]: ...
+
+    def restore_factors(self, factors: Mapping[int, torch.Tensor]) -> None: ...

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from psgc.codecs.backends import device_codec
+from psgc.codecs import Scheme
+from psgc.codecs.backends import device_codec, device_state
 from psgc.codecs.codec import Codec
 from psgc.errors import UsageError
-from psgc.torch.device.codec import DeviceCodec
+from psgc.torch.device.codec import DeviceCodec, DeviceState
 from psgc.torch.device.runtime import Event, Stream
 
 
@@ -72,6 +73,10 @@ class CudaRuntime:
 
     def codec(self, codec: Codec) -> DeviceCodec | None:
         found: DeviceCodec | None = device_codec(codec, self.device)
+        return found
+
+    def state(self, scheme: Scheme, numel: int) -> DeviceState | None:
+        found: DeviceState | None = device_state(scheme, numel, self.device)
         return found
 
     def host_reads(self, tensor: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from psgc.codecs import SchemeState
 from psgc.codecs.codec import Encoded, Stream
 from psgc.codecs.common.payloads import MAX_PAYLOADS
 from psgc.errors import DeviceError
@@ -51,7 +52,7 @@ class DeviceResidual:
 
 
 @dataclass(slots=True, eq=False)
-class _Sent:
+class Sent:
     """A slice's payload on the device behind its status; its bytes, once they are known; and when it has been copied down."""
 
     memory: torch.Tensor
@@ -72,52 +73,66 @@ class _Sent:
 
 
 class DeviceElements:
-    """See the module's text. elements: the step's, flat, on the device, for work on ``compute``; the same tensor until the step is stored."""
+    """See the module's text. push, pull: of a pair's one round; None for a scheme with a state (``StateElements``). elements: the step's, flat, on the
+    device, for work on ``compute``; the same tensor until the step is stored."""
 
-    def __init__(self, engine: Engine, push: DeviceCodec, pull: DeviceCodec, elements: Callable[[], torch.Tensor]) -> None:
-        self._engine, self._push, self._pull, self._elements = engine, push, pull, elements
-        self._sent: dict[tuple[int, int, int], _Sent] = {}
+    def __init__(self, engine: Engine, push: DeviceCodec | None, pull: DeviceCodec | None, elements: Callable[[], torch.Tensor]) -> None:
+        self._engine, self._elements = engine, elements
+        self._codecs = push, pull
+        self._sent: dict[tuple[int, int, int], Sent] = {}
         self._lock = threading.Lock()
 
     def residual(self, numel: int) -> Residual:
         return DeviceResidual(self._engine, numel)
 
-    def encode(self, lo: int, hi: int, residual: Residual | None, rescale: float, stream: Stream, out: Bytes, then: EncodedThen) -> None:
-        engine, push, kept = self._engine, self._push, _values(residual)
-        grad, sent = self._elements()[lo:hi], self._sent_of(lo, hi)
+    def encode(
+        self, index: int, lo: int, hi: int, residual: Residual | None, rescale: float, stream: Stream, out: Bytes, then: EncodedThen
+    ) -> None:
+        push, kept, grad, sent = self._codec(0), values_of(residual), self._elements()[lo:hi], self._sent_of(lo, hi)
+
+        def work(scratch: torch.Tensor) -> None:
+            push.encode(grad, kept, rescale, stream, sent.room, sent.status, scratch)
+
+        self._encode(sent, push.scratch_bytes(hi - lo), work, [grad, *([] if kept is None else [kept])], [], out, then)
+
+    def _encode(
+        self, sent: Sent, scratch_bytes: int, work: Callable[[torch.Tensor], None], reads: list[torch.Tensor], writes: list[torch.Tensor],
+        out: Bytes, then: EncodedThen,
+    ) -> None:  # fmt: skip
+        """Enqueue ``work``, which is given scratch memory and writes status and payload to ``sent``; then copy them down."""
+        engine = self._engine
         if sent.copied is not None:
             engine.compute.wait(sent.copied)
 
-        def work() -> None:
+        def whole() -> None:
             sent.status.zero_()
-            push.encode(grad, kept, rescale, stream, sent.room, sent.status, scratch)
+            work(scratch)
 
-        with engine.scratch(push.scratch_bytes(hi - lo)) as scratch:
-            engine.compute_on(
-                work,
-                [grad, *([] if kept is None else [kept])],
-                [sent.memory, scratch],
-            )
+        with engine.scratch(scratch_bytes) as scratch:
+            engine.compute_on(whole, reads, [*writes, sent.memory, scratch])
         taking = _Taking(sent, out)
         sent.copied = engine.download(
             sent.memory, engine.compute.record(), taking.take, lambda fault: then(taking.encoded if fault is None else fault)
         )
 
+    def take(self, index: int, lo: int, hi: int, payload: Bytes) -> None:
+        raise NotImplementedError("a pair has one round")
+
     def apply(self, lo: int, hi: int, payload: Bytes, residual: Residual | None, rescale: float) -> None:
-        pull, target = self._pull, self._elements()[lo:hi]
+        pull, target = self._codec(1), self._elements()[lo:hi]
         pull.codec.validate(payload, hi - lo)
         self._commit(lo, hi, residual, rescale)
         with self._engine.incoming([payload]) as (arrived,):
             self._engine.compute_on(lambda: pull.decode(arrived, hi - lo, target), [arrived], [target])
 
     def _commit(self, lo: int, hi: int, residual: Residual | None, rescale: float) -> None:
-        push, kept, gradient = self._push, _values(residual), self._elements()[lo:hi]
+        push, kept, gradient = self._codec(0), values_of(residual), self._elements()[lo:hi]
         if kept is not None:
             sent = self._sent_of(lo, hi).payload
             self._engine.compute_on(lambda: push.commit(sent, hi - lo, gradient, kept, rescale), [sent, gradient, kept], [kept])
 
     def add_back(self, lo: int, hi: int, residual: Residual) -> None:
-        push, kept, sent = self._push, _values(residual), self._sent_of(lo, hi).payload
+        push, kept, sent = self._codec(0), values_of(residual), self._sent_of(lo, hi).payload
         assert kept is not None
         self._engine.compute_on(lambda: push.fold([sent], hi - lo, kept, False), [sent, kept], [kept])
 
@@ -142,21 +157,14 @@ class DeviceElements:
         self, slot: int, lo: int, hi: int, old: Residual | None, new: Residual | None, rescale: float, stream: Stream, out: Bytes,
         then: EncodedThen,
     ) -> None:  # fmt: skip
-        engine, codec, kept, left = self._engine, self._codec(slot), _values(old), _values(new)
+        codec, kept, left = self._codec(slot), values_of(old), values_of(new)
         acc, sent = self._elements()[lo:hi], self._sent_of(lo, hi, slot)
-        if sent.copied is not None:
-            engine.compute.wait(sent.copied)
 
-        def work() -> None:
-            sent.status.zero_()
+        def work(scratch: torch.Tensor) -> None:
             codec.finish(acc, hi - lo, 1, kept, left, rescale, stream, sent.room, sent.status, scratch)
 
-        with engine.scratch(codec.scratch_bytes(hi - lo)) as scratch:
-            engine.compute_on(work, [] if kept is None else [kept], [acc, sent.memory, scratch, *([] if left is None else [left])])
-        taking = _Taking(sent, out)
-        sent.copied = engine.download(
-            sent.memory, engine.compute.record(), taking.take, lambda fault: then(taking.encoded if fault is None else fault)
-        )
+        writes = [acc, *([] if left is None else [left])]
+        self._encode(sent, codec.scratch_bytes(hi - lo), work, [] if kept is None else [kept], writes, out, then)
 
     def fold(self, slot: int, lo: int, hi: int, payloads: Sequence[Bytes]) -> None:
         codec, acc = self._codec(slot), self._elements()[lo:hi]
@@ -171,7 +179,7 @@ class DeviceElements:
                 )
 
     def add_payload(self, slot: int, payload: Bytes, residual: Residual, numel: int) -> None:
-        codec, kept = self._codec(slot), _values(residual)
+        codec, kept = self._codec(slot), values_of(residual)
         assert kept is not None
         with self._engine.incoming([payload]) as arrived:
             self._engine.compute_on(lambda: codec.fold(arrived, numel, kept, False), [*arrived, kept], [kept])
@@ -208,22 +216,31 @@ class DeviceElements:
         with self._engine.incoming([values.view(np.uint8)]) as (arrived,):
             self._engine.compute_on(lambda: target.copy_(arrived.view(torch.float32)), [arrived], [target])
 
-    def _codec(self, slot: int) -> DeviceCodec:
-        return self._push if slot == 0 else self._pull
+    def state_to_host(self, lo: int, hi: int, state: SchemeState) -> None:
+        return  # a pair keeps a residual alone
 
-    def _sent_of(self, lo: int, hi: int, slot: int = 0) -> _Sent:
+    def state_from_host(self, lo: int, hi: int, state: SchemeState) -> None:
+        return
+
+    def _codec(self, slot: int) -> DeviceCodec:
+        found = self._codecs[min(slot, 1)]
+        assert found is not None, "a scheme with a state has no codecs of its own here"
+        return found
+
+    def _sent_of(self, lo: int, hi: int, slot: int = 0, bound: int | None = None) -> Sent:
+        """bound: most bytes of a payload there, if the slot's codec does not say."""
         with self._lock:
             found = self._sent.get((lo, hi, slot))
             if found is None:
-                memory = self._engine.empty(STATUS_BYTES + self._codec(slot).codec.payload_bound(hi - lo), torch.uint8)
-                found = self._sent[lo, hi, slot] = _Sent(memory)
+                most = self._codec(slot).codec.payload_bound(hi - lo) if bound is None else bound
+                found = self._sent[lo, hi, slot] = Sent(self._engine.empty(STATUS_BYTES + most, torch.uint8))
             return found
 
 
 class _Taking:
     """Takes a payload's pieces as they arrive on the host: status first, then as many bytes as it says."""
 
-    def __init__(self, sent: _Sent, out: Bytes) -> None:
+    def __init__(self, sent: Sent, out: Bytes) -> None:
         self._sent, self._out = sent, out
         self.encoded: Encoded | DeviceError = DeviceError("no payload has come")
 
@@ -241,6 +258,6 @@ class _Taking:
             self._out[begin : begin + count] = piece[:count]
 
 
-def _values(residual: Residual | None) -> torch.Tensor | None:
+def values_of(residual: Residual | None) -> torch.Tensor | None:
     assert residual is None or isinstance(residual, DeviceResidual)
     return None if residual is None else residual.values

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from psgc.codecs.codec import Codec
+from psgc.codecs import Scheme
+from psgc.codecs.codec import F32, Codec
 from psgc.errors import DeviceError
-from psgc.torch.device.codec import DeviceCodec
+from psgc.torch.device.codec import DeviceCodec, DeviceState
 from psgc.torch.device.completions import Completions
 from psgc.torch.device.faults import device_faults
 from psgc.torch.device.rings import SLOT_BYTES, SLOTS, Ring, Slot
@@ -60,6 +61,12 @@ class Engine:
         if key not in self._codecs:
             self._codecs[key] = self.runtime.codec(codec)
         return self._codecs[key]
+
+    def state(self, scheme: Scheme, numel: int) -> DeviceState | None:
+        """A new state of the scheme, whose memory is ``compute``'s; None where the device has no kernels for it. Raises CodecError."""
+        made: list[DeviceState | None] = []
+        self.compute_on(lambda: made.append(self.runtime.state(scheme, numel)), [], [])
+        return made[0]
 
     @contextmanager
     def scratch(self, nbytes: int) -> Iterator[torch.Tensor]:
@@ -170,6 +177,12 @@ class Engine:
             host = torch.from_numpy(np.array(values))
             self.runtime.host_writes(host)
             self.compute.run(lambda: target.copy_(host), [host], [target])
+
+    def brought(self, values: F32) -> torch.Tensor:
+        """A copy of host values on the device, flat, for what ``compute`` does next; for use between steps."""
+        there = self.empty(values.size, torch.float32)
+        self.put(values.reshape(-1), there)
+        return there
 
     def compute_on(self, work: Callable[[], object], reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
         """Enqueue ``work`` on ``compute``."""

@@ -52,7 +52,9 @@ class EncodedOnHost(DeviceElements):
     def residual(self, numel: int) -> Residual:
         return Float32Residual(numel)
 
-    def encode(self, lo: int, hi: int, residual: Residual | None, rescale: float, stream: Stream, out: Bytes, then: EncodedThen) -> None:
+    def encode(
+        self, index: int, lo: int, hi: int, residual: Residual | None, rescale: float, stream: Stream, out: Bytes, then: EncodedThen
+    ) -> None:
         gradient = np.empty(hi - lo, self._array_dtype)
         self.to_host(lo, hi, gradient)
         encoded: Encoded = self._host_push.encode(gradient, _loaded(residual), rescale, stream, out)
@@ -60,7 +62,7 @@ class EncodedOnHost(DeviceElements):
         then(encoded)
 
     def apply(self, lo: int, hi: int, payload: Bytes, residual: Residual | None, rescale: float) -> None:
-        push, pull, target, numel = self._host_push, self._pull, self._elements()[lo:hi], hi - lo
+        push, pull, target, numel = self._host_push, self._codec(1), self._elements()[lo:hi], hi - lo
         pull.codec.validate(payload, numel)
         kept = _loaded(residual)
         if kept is not None:

@@ -11,8 +11,9 @@ from typing import Protocol
 
 import torch
 
+from psgc.codecs import Scheme
 from psgc.codecs.codec import Codec
-from psgc.torch.device.codec import DeviceCodec
+from psgc.torch.device.codec import DeviceCodec, DeviceState
 
 
 class Event(Protocol):
@@ -58,6 +59,10 @@ class Runtime(Protocol):
 
     def codec(self, codec: Codec) -> DeviceCodec | None:
         """The codec's kernels for this device; None where it has none."""
+
+    def state(self, scheme: Scheme, numel: int) -> DeviceState | None:
+        """A new state of the scheme for a part, on this device; None where it has no kernels for it. Called within ``Stream.run`` of the stream that all
+        its work is on. Raises CodecError for a part that its kernels do not take."""
 
     def host_reads(self, tensor: torch.Tensor) -> None:
         """This thread is about to read pinned memory."""

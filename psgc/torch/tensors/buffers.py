@@ -29,6 +29,7 @@ from psgc.torch.device.engines import engine_of
 from psgc.torch.device.faults import device_faults
 from psgc.torch.device.halves import DecodedOnHost, EncodedOnHost
 from psgc.torch.device.runtime import Event, Stream
+from psgc.torch.device.states import StateElements
 
 Array = NDArray[Any]
 TORCH_DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in ITEM_BYTES}
@@ -143,7 +144,7 @@ class TensorsBuffer:
     def waits(self) -> bool:
         return bool(self._events)
 
-    def on_device(self, scheme: Scheme, wanted: bool = False) -> DeviceElements | None:
+    def on_device(self, scheme: Scheme, wanted: bool = False, slices: Sequence[tuple[int, int]] = ()) -> DeviceElements | None:
         """See psgc.worker.session.DeviceBuffer."""
         if not wanted and (self._where == "cpu" or not self._tensors):
             return None
@@ -152,16 +153,19 @@ class TensorsBuffer:
         there = self._there
         if there is not None and there[0] is engine and there[1] == scheme.canonical:
             return there[2]
-        made = None
-        if engine is not None and type(scheme) is PairScheme and scheme.residual_dtype == "float32":
-            made = _elements_on(engine, scheme.pair, scheme.array_dtype, "gpu" if wanted else self._where, self._elements)
+        made: DeviceElements | None = None
+        if engine is not None and scheme.residual_dtype == "float32":
+            if type(scheme) is PairScheme:
+                made = _elements_on(engine, scheme.pair, scheme.array_dtype, "gpu" if wanted else self._where, self._elements)
+            elif not wanted and self._where in ("", "gpu"):
+                made = StateElements.of(engine, scheme, slices, self._elements)
         if engine is None or made is None:
             if wanted or self._where:
                 lies = "it does not lie on one GPU" if engine is None else f"{engine.name} has no kernels for {scheme.canonical}"
                 raise UsageError(f"the plan has this bucket encoded on a GPU, but {lies}; plan with devices = ['cpu'], or another codec")
             return None
         self._there = engine, scheme.canonical, made
-        self._wide = wanted or (type(made) is not DeviceElements and self._dtype == torch.float32)
+        self._wide = wanted or (isinstance(made, DecodedOnHost | EncodedOnHost) and self._dtype == torch.float32)
         return made
 
     def _elements(self) -> torch.Tensor:
