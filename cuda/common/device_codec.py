@@ -4,8 +4,8 @@ A ``DeviceCodec`` does on a GPU what its ``Codec`` does on the CPU, for a whole 
 
 * Every call only enqueues work on torch's current stream of the tensors' device: it does not synchronise with the host, reads nothing back, and
   allocates nothing whose size depends on data. It can be captured in a CUDA graph.
-* Tensors are flat, contiguous and on one device. A payload is uint8 and begins at a multiple of 16 bytes. ``numel`` is 1 or more, unless a method
-  says otherwise; of an empty part nothing is launched.
+* Tensors are flat, contiguous and on one device. A payload is uint8 and begins at a multiple of 16 bytes. ``numel`` is 1 or more; of an
+  empty part nothing is launched, and sparse codecs refuse it, as on the CPU.
 * ``rescale`` is a float, or a float32 tensor of one element on the device, for graphs whose replays differ in it.
 * ``stream`` is a ``Stream``, or a ``DeviceStream``, whose numbers are read from the device, for graphs whose replays differ in the step.
 * ``status`` is int64 [2] on the device, set to 0 by the caller. Bit 0 of ``status[0]`` is set if an input, or the sum, is NaN or infinite (never
@@ -102,8 +102,8 @@ class DeviceCodec(ABC):
         residual_out: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor,
         status: torch.Tensor, scratch: torch.Tensor | None = None,
     ) -> bool:  # fmt: skip
-        """Do what ``fold`` of the push codec's GPU side (of 1 to 8 payloads, fresh) and ``finish`` do, in one pass. Returns False, and does
-        nothing, where this codec has no such kernel."""
+        """Do what ``fold`` of the push codec's GPU side (of 1 to 8 payloads, fresh) and ``finish`` do, without an ``acc`` of the caller's: in one pass, but
+        that sparse payloads are added up in memory first. Returns False, and does nothing, where this codec cannot read the push codec's payloads."""
         return False
 
     def encode_many(self, items: Sequence[Encoding]) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from psgc.codecs.codec import Codec, Stream
 from psgc.cuda.common.checks import check_part, check_payload, check_status
-from psgc.cuda.common.device_codec import Encoding, stream_words
+from psgc.cuda.common.device_codec import Encoding
 
 FIELDS: Final = (
     7  # of a part, int64: the addresses of grad, residual (0: none), out and status; elements; its first program; the payload's bytes
@@ -42,9 +42,9 @@ class Batch:
 class Tables:
     """A codec's tables."""
 
-    def __init__(self, codec: Codec, programs: Callable[[int], int], draws: bool) -> None:
-        """programs: how many a part of so many elements takes. draws: whether the codec reads random streams."""
-        self._codec, self._programs, self._draws = codec, programs, draws
+    def __init__(self, codec: Codec, programs: Callable[[int], int], words: Callable[[Stream], tuple[int, int, int]] | None) -> None:
+        """programs: how many a part of so many elements takes. words: what the codec draws from of a stream, or None if it draws nothing."""
+        self._codec, self._programs, self._words = codec, programs, words
         self._kept: OrderedDict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
 
     def batches(self, items: Sequence[Encoding]) -> Iterator[Batch]:
@@ -75,8 +75,8 @@ class Tables:
         if len(self._kept) > _KEPT_TABLES:
             self._kept.popitem(last=False)
         words = None
-        if self._draws:
-            numbers = [stream_words(item.stream) for item in items if isinstance(item.stream, Stream)]
+        if self._words is not None:
+            numbers = [self._words(item.stream) for item in items if isinstance(item.stream, Stream)]
             words = _on(device, torch.tensor(numbers, dtype=torch.int64))
         aligned = not any((row[0] | row[1]) % 16 for row in rows)
         return Batch(*found, words, items[0].grad.dtype, items[0].residual is not None, items[0].rescale, aligned)

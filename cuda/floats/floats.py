@@ -13,9 +13,10 @@ import torch
 
 from psgc.codecs.codec import FLOATS, Codec, Stream
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_place, check_status
-from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream
-from psgc.cuda.common.launching import launch
-from psgc.cuda.floats.kernels import add_kernel, mean_kernel
+from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream, Encoding
+from psgc.cuda.common.launching import TRITON_DTYPES, launch
+from psgc.cuda.common.many import Tables
+from psgc.cuda.floats.kernels import add_kernel, cast_many_kernel, mean_kernel
 from psgc.errors import CodecError
 
 TILE: Final = 2048  # elements a program
@@ -33,6 +34,7 @@ class FloatDeviceCodec(DeviceCodec):
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec)
         self.items: torch.dtype = _ITEMS[codec.name] or getattr(torch, codec.dtype)
+        self._tables = Tables(codec, programs, None)
 
     def encode(
         self, grad: torch.Tensor, residual: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream,
@@ -41,6 +43,13 @@ class FloatDeviceCodec(DeviceCodec):
         numel = grad.numel()
         check_part(self.codec, out.device, numel, grad=grad)
         self._write((grad,), numel, 1, out, status)
+
+    def encode_many(self, items: Sequence[Encoding]) -> None:
+        for batch in self._tables.batches(items):
+            launch(
+                cast_many_kernel, batch.owners.numel(), batch.table, batch.owners, DTYPE=TRITON_DTYPES[batch.dtype], ITEMS=TRITON_DTYPES[self.items],
+                ALIGNED=batch.aligned, TILE=TILE,
+            )  # fmt: skip
 
     def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None:
         check_part(self.codec, out.device, numel, out=out)
@@ -80,8 +89,9 @@ class FloatDeviceCodec(DeviceCodec):
         check_payload(self.codec, out.device, numel, out, "out")
         check_status(self.codec, out.device, status)
         size, target = self.codec.payload_bound(numel), self._elements(out, numel)
+        tile = TILE if divisor == 1 else TILE // 2  # a division takes registers
         launch(
-            mean_kernel, programs(numel), sources, target, status, numel, size, float(divisor), COUNT=len(sources), DIVIDES=divisor != 1, TILE=TILE
+            mean_kernel, -(-numel // tile), sources, target, status, numel, size, float(divisor), COUNT=len(sources), DIVIDES=divisor != 1, TILE=tile
         )  # fmt: skip
 
     def _elements(self, payload: torch.Tensor, numel: int) -> torch.Tensor:
@@ -96,6 +106,11 @@ class NoneDeviceCodec(FloatDeviceCodec):
         out: torch.Tensor, status: torch.Tensor, scratch: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         copy_in(self.codec, self.items, grad, out, status)
+
+    def encode_many(self, items: Sequence[Encoding]) -> None:
+        for item in items:
+            check_items(self.codec, self.items, item.grad)
+        super().encode_many(items)
 
     def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None:
         if out.dtype != self.items:
@@ -160,11 +175,16 @@ def copy_in(codec: Codec, items: torch.dtype, grad: torch.Tensor, out: torch.Ten
     check_place(codec, "grad", grad, out.device)
     check_payload(codec, out.device, grad.numel(), out, "out")
     check_status(codec, out.device, status)
-    if grad.dtype != items:
-        raise CodecError(f"codec {codec.name}: grad is {grad.dtype}, the part is {codec.dtype}; name the dtype when the codec is built")
+    check_items(codec, items, grad)
     size = grad.numel() * items.itemsize
     out[:size].view(items).copy_(grad)
     status[1].fill_(size)
+
+
+def check_items(codec: Codec, items: torch.dtype, grad: torch.Tensor) -> None:
+    """Raise CodecError unless the gradient has the part's own dtype."""
+    if grad.dtype != items:
+        raise CodecError(f"codec {codec.name}: grad is {grad.dtype}, the part is {codec.dtype}; name the dtype when the codec is built")
 
 
 def none_device_codec(codec: Codec) -> DeviceCodec:

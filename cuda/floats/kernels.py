@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from psgc.cuda.common.elements import load_f32, mean, report_bytes, store_f32
+from psgc.cuda.common.many_kernels import address, part_of
 
 
 @triton.jit
@@ -49,6 +50,18 @@ def mean_kernel(sources, target, status, numel, payload_bytes, divisor, COUNT: t
         _mean_tile(moved, target + start, rest, divisor, COUNT, DIVIDES, TILE, False)
     if status is not None:
         report_bytes(status, payload_bytes, program)
+
+
+@triton.jit
+def cast_many_kernel(table, owners, DTYPE: tl.constexpr, ITEMS: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+    """Round many parts of elements of DTYPE to ITEMS: see `many`."""
+    _part, row, numel, start, out, _status = part_of(table, owners, TILE)
+    source = (address(row, 0, DTYPE, ALIGNED) + start,)
+    target = out.to(tl.pointer_type(ITEMS), bitcast=True) + start
+    if start + TILE <= numel:
+        _mean_tile(source, target, numel - start, 1.0, 1, False, TILE, True)
+    else:
+        _mean_tile(source, target, numel - start, 1.0, 1, False, TILE, False)
 
 
 @triton.jit

@@ -20,18 +20,24 @@ def products(a, b, rank, rows, first, TILE: tl.constexpr):
 
 @triton.jit
 def leaf_sum(a, b, rank, rows, first, TILE: tl.constexpr, STEPS: tl.constexpr):
-    """The sum of the products of eight tiles, a leaf, as a tree whose first three levels add whole tiles."""
-    even = products(a, b, rank, rows, first, TILE) + products(a, b, rank, rows, first + 4 * TILE, TILE)
-    even += products(a, b, rank, rows, first + 2 * TILE, TILE) + products(a, b, rank, rows, first + 6 * TILE, TILE)
-    odd = products(a, b, rank, rows, first + TILE, TILE) + products(a, b, rank, rows, first + 5 * TILE, TILE)
-    odd += products(a, b, rank, rows, first + 3 * TILE, TILE) + products(a, b, rank, rows, first + 7 * TILE, TILE)
-    return halved(even + odd, TILE, STEPS)
+    """The sum of the products of sixteen tiles, a leaf, as a tree whose first four levels add whole tiles."""
+    total = tl.full((TILE,), -0.0, tl.float64)  # to which a number is added without a change
+    for odd in range(2):
+        total += fourth(a, b, rank, rows, first + odd * TILE, TILE) + fourth(a, b, rank, rows, first + (odd + 2) * TILE, TILE)
+    return halved(total, TILE, STEPS)
+
+
+@triton.jit
+def fourth(a, b, rank, rows, first, TILE: tl.constexpr):
+    """Products of every fourth tile, added."""
+    even = products(a, b, rank, rows, first, TILE) + products(a, b, rank, rows, first + 8 * TILE, TILE)
+    return even + (products(a, b, rank, rows, first + 4 * TILE, TILE) + products(a, b, rank, rows, first + 12 * TILE, TILE))
 
 
 @triton.jit
 def dot(a, b, rank, rows, leaves, LEAF: tl.constexpr, STEPS: tl.constexpr):
     """The dot product of two columns (float64), as a tree over leaves of ``LEAF`` rows. leaves: scratch, one float64 for each."""
-    TILE: tl.constexpr = LEAF // 8
+    TILE: tl.constexpr = LEAF // 16
     count = tl.cdiv(rows, LEAF)
     total = tl.zeros((), tl.float64)
     for leaf in range(count):
@@ -39,20 +45,25 @@ def dot(a, b, rank, rows, leaves, LEAF: tl.constexpr, STEPS: tl.constexpr):
         tl.store(leaves + leaf, total)
     if count > 1:
         tl.debug_barrier()
-        # eight tiles of leaves, in the order of the tree's first three levels
-        number = tl.arange(0, TILE)
-        even = tile_of(leaves, number, count, 0, 4, TILE) + tile_of(leaves, number, count, 2, 6, TILE)
-        odd = tile_of(leaves, number, count, 1, 5, TILE) + tile_of(leaves, number, count, 3, 7, TILE)
-        total = halved(even + odd, TILE, STEPS)
+        lanes = tl.full((TILE,), -0.0, tl.float64)
+        for odd in range(2):
+            lanes += fourth_of(leaves, count, odd, TILE) + fourth_of(leaves, count, odd + 2, TILE)
+        total = halved(lanes, TILE, STEPS)
         tl.debug_barrier()
     return total
 
 
 @triton.jit
-def tile_of(leaves, number, count, first, second, TILE: tl.constexpr):
-    """The sum of two tiles of leaves; 0 after the last leaf."""
-    left, right = number + first * TILE, number + second * TILE
-    return tl.load(leaves + left, mask=left < count, other=0.0) + tl.load(leaves + right, mask=right < count, other=0.0)
+def fourth_of(leaves, count, tile, TILE: tl.constexpr):
+    """The leaves' sums of every fourth tile of them, added; 0 after the last leaf."""
+    number = tl.arange(0, TILE) + tile * TILE
+    low = leaf_tile(leaves, number, count) + leaf_tile(leaves, number + 8 * TILE, count)
+    return low + (leaf_tile(leaves, number + 4 * TILE, count) + leaf_tile(leaves, number + 12 * TILE, count))
+
+
+@triton.jit
+def leaf_tile(leaves, number, count):
+    return tl.load(leaves + number, mask=number < count, other=0.0)
 
 
 @triton.jit(do_not_specialize=["rank", "stride"])
@@ -62,7 +73,7 @@ def orthonormal_kernel(p, table, leaves, coefficients, rank, stride, LEAF: tl.co
     number = tl.program_id(0).to(tl.int64)
     columns, rows = p + tl.load(table + 2 * number), tl.load(table + 2 * number + 1)
     leaves, coefficients = leaves + number * stride, coefficients + number * rank
-    TILE: tl.constexpr = LEAF // 8
+    TILE: tl.constexpr = LEAF // 16
     count = tl.cdiv(rows, TILE)
     for k in range(rank):
         column = columns + k

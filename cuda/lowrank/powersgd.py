@@ -81,7 +81,7 @@ class PowerSgdDeviceState(DeviceState):
             leaves, coefficients = self._scratch[: count * self._leaves], self._scratch[count * self._leaves :]
             launch(
                 orthonormal_kernel, count, self._p, self._table, leaves, coefficients, self._rank, self._leaves, LEAF=LEAF,
-                STEPS=LEAF.bit_length() - 4, PASSES=PASSES, num_warps=8,
+                STEPS=LEAF.bit_length() - 5, PASSES=PASSES, num_warps=8,
             )  # fmt: skip
 
     def apply(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from psgc.cuda.common.decoded_kernels import moved, use_decoded
 from psgc.cuda.common.elements import (
     INFINITY_BITS,
     MAX_F32,
@@ -22,7 +23,6 @@ from psgc.cuda.common.elements import (
     mean,
     read_rescale,
     report_bytes,
-    store_f32,
 )
 from psgc.cuda.common.many_kernels import address, part_of
 from psgc.cuda.common.randoms import read_draws
@@ -33,9 +33,6 @@ LANES = tl.constexpr(16)
 MAX_NORM = tl.constexpr(0)  # what a block is divided by
 L2_NORM = tl.constexpr(1)
 FIXED = tl.constexpr(2)  # nothing: every scale is the same number
-DECODES = tl.constexpr(0)  # what becomes of decoded elements
-ADDS = tl.constexpr(1)
-COMMITS = tl.constexpr(2)
 
 
 @triton.jit
@@ -119,15 +116,6 @@ def _sum_at(
 
 
 @triton.jit
-def _moved(pointer, start):
-    """The pointer, moved by elements; None stays None."""
-    if pointer is None:
-        return None
-    else:
-        return pointer + start
-
-
-@triton.jit
 def _halved(lanes, COUNT: tl.constexpr):
     """[rows, COUNT] -> [rows, COUNT / 2]: the second half added to the first."""
     low, high = tl.split(tl.permute(tl.reshape(lanes, (lanes.shape[0], 2, COUNT // 2)), (0, 2, 1)))
@@ -176,50 +164,95 @@ def _scales_of(top_bits, length, top_code, fixed, NORM: tl.constexpr, ROWS: tl.c
 
 
 @triton.jit
+def _p_whole(
+    sources, divisor, old, rescale, numel, start, top, least,
+    COUNT: tl.constexpr, DIVIDES: tl.constexpr, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    ROTATE: tl.constexpr,
+):  # fmt: skip
+    """(p flat, what is encoded as codes lie, bits of each block's largest, whether p has a NaN or infinity) of whole blocks."""
+    flat = tl.arange(0, ROWS * BLOCK)
+    if COUNT:
+        values = _sum_whole(sources, numel, start, top, least, COUNT, VALUE, BITS, BLOCK, ROWS, ROTATE)
+    else:
+        values = load_f32(sources[0] + start, flat, None, True)
+    p = corrected(mean(values, divisor, DIVIDES), old, rescale, flat, None, True)
+    turned = p
+    nonfinite = tl.max(magnitude_bits(p), axis=0) >= INFINITY_BITS
+    if ROTATE:
+        turned = rotated(p, start + flat)
+    top_bits = tl.max(magnitude_bits(tl.reshape(turned, (ROWS, BLOCK))), axis=1)
+    per: tl.constexpr = 8 // BITS
+    return p, tl.reshape(turned, (ROWS, per, BLOCK // per)), top_bits, nonfinite
+
+
+@triton.jit
+def _p_last(
+    sources, divisor, old, rescale, numel, start, offsets, valid, top, least,
+    COUNT: tl.constexpr, DIVIDES: tl.constexpr, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(p as codes lie, bits of each block's largest, whether p has a NaN or infinity) of the last tile, which is not rotated."""
+    if COUNT:
+        values = _sum_at(sources, numel, start, offsets, valid, top, least, COUNT, VALUE, BITS, BLOCK)
+    else:
+        values = load_f32(sources[0] + start, offsets, valid, False)
+    q = corrected(mean(values, divisor, DIVIDES), old, rescale, offsets, valid, False)
+    top_bits = tl.max(tl.max(magnitude_bits(q), axis=2), axis=1)
+    return q, top_bits, tl.max(top_bits, axis=0) >= INFINITY_BITS
+
+
+@triton.jit
+def _places(rest, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr):
+    """(offsets of elements as their codes lie, which of them the part has, which bytes of codes [ROWS, WIDTH] it has)."""
+    per: tl.constexpr = 8 // BITS
+    width: tl.constexpr = BLOCK // per
+    rows = tl.arange(0, ROWS)
+    row3, place3, byte3 = rows[:, None, None], tl.arange(0, per)[None, :, None], tl.arange(0, width)[None, None, :]
+    if WHOLE:
+        offsets = row3 * BLOCK + place3 * width + byte3
+        return offsets, offsets >= 0, tl.arange(0, width)[None, :] + rows[:, None] >= 0
+    else:
+        count = tl.minimum(tl.maximum(rest.to(tl.int32) - rows * BLOCK, 0), BLOCK)
+        bytes_here = (count + (per - 1)) // per
+        element = place3 * bytes_here[:, None, None] + byte3
+        valid = (byte3 < bytes_here[:, None, None]) & (element < count[:, None, None])
+        return row3 * BLOCK + tl.where(valid, element, 0), valid, tl.arange(0, width)[None, :] < bytes_here[:, None]
+
+
+@triton.jit
+def _store_codes(
+    out, numel, start, stored, scale, byte_mask, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """Write a tile's scales and codes to the payload."""
+    per: tl.constexpr = 8 // BITS
+    width: tl.constexpr = BLOCK // per
+    rows = tl.arange(0, ROWS)
+    packed = tl.sum(stored << (tl.arange(0, per)[None, :, None] * BITS), axis=1).to(tl.uint8)
+    target = _code_pointer(out, numel, start, BLOCK, BITS)
+    if WHOLE:
+        tl.store(_scale_pointer(out, start, BLOCK) + rows, scale)
+        tl.store(target + tl.arange(0, ROWS * width), tl.reshape(packed, (ROWS * width,)))
+    else:
+        tl.store(_scale_pointer(out, start, BLOCK) + rows, scale, mask=rows * BLOCK < numel - start)
+        tl.store(target + rows[:, None] * width + tl.arange(0, width)[None, :], packed, mask=byte_mask)
+
+
+@triton.jit
 def write_tile(
     sources, divisor, residual, rescale, kept, out, status, numel, start, first, before, between, top, least, fixed,
     COUNT: tl.constexpr, DIVIDES: tl.constexpr, CODE: tl.constexpr, VALUE: tl.constexpr, RANDOM: tl.constexpr, BITS: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Encode one tile. COUNT: payloads that are added first; 0: ``sources[0]`` are the elements. kept: None, or gets what is left out."""
-    per: tl.constexpr = 8 // BITS
-    width: tl.constexpr = BLOCK // per
-    tile: tl.constexpr = ROWS * BLOCK
-    rest = numel - start
-    old = _moved(residual, start)
-    rows = tl.arange(0, ROWS)
-    row3, place3, byte3 = rows[:, None, None], tl.arange(0, per)[None, :, None], tl.arange(0, width)[None, None, :]
-    flat = tl.arange(0, tile)
+    old = moved(residual, start)
+    offsets, valid, byte_mask = _places(numel - start, BITS, BLOCK, ROWS, WHOLE)
     if WHOLE:
-        mask = flat < tile
-        if COUNT:
-            values = _sum_whole(sources, numel, start, top, least, COUNT, VALUE, BITS, BLOCK, ROWS, ROTATE)
-        else:
-            values = load_f32(sources[0] + start, flat, mask, True)
-        p = corrected(mean(values, divisor, DIVIDES), old, rescale, flat, mask, True)
-        turned = p
-        nonfinite = tl.max(magnitude_bits(p), axis=0) >= INFINITY_BITS
-        if ROTATE:
-            turned = rotated(p, start + flat)
-        top_bits = tl.max(magnitude_bits(tl.reshape(turned, (ROWS, BLOCK))), axis=1)
-        q = tl.reshape(turned, (ROWS, per, width))
-        offsets = row3 * BLOCK + place3 * width + byte3
-        valid = offsets >= 0
-        byte_mask = tl.arange(0, width)[None, :] + rows[:, None] >= 0
+        p, q, top_bits, nonfinite = _p_whole(
+            sources, divisor, old, rescale, numel, start, top, least, COUNT, DIVIDES, VALUE, BITS, BLOCK, ROWS, ROTATE
+        )  # fmt: skip
     else:
-        count = tl.minimum(tl.maximum(rest.to(tl.int32) - rows * BLOCK, 0), BLOCK)
-        bytes_here = (count + (per - 1)) // per
-        element = place3 * bytes_here[:, None, None] + byte3
-        valid = (byte3 < bytes_here[:, None, None]) & (element < count[:, None, None])
-        offsets = row3 * BLOCK + tl.where(valid, element, 0)
-        if COUNT:
-            values = _sum_at(sources, numel, start, offsets, valid, top, least, COUNT, VALUE, BITS, BLOCK)
-        else:
-            values = load_f32(sources[0] + start, offsets, valid, False)
-        q = corrected(mean(values, divisor, DIVIDES), old, rescale, offsets, valid, False)
-        top_bits = tl.max(tl.max(magnitude_bits(q), axis=2), axis=1)
-        nonfinite = tl.max(top_bits, axis=0) >= INFINITY_BITS
-        byte_mask = tl.arange(0, width)[None, :] < bytes_here[:, None]
+        q, top_bits, nonfinite = _p_last(
+            sources, divisor, old, rescale, numel, start, offsets, valid, top, least, COUNT, DIVIDES, VALUE, BITS, BLOCK
+        )  # fmt: skip
     flag_nonfinite(status, nonfinite)
     length = top_bits.to(tl.float32, bitcast=True)
     if NORM == L2_NORM:
@@ -235,18 +268,12 @@ def write_tile(
     code = CODE(q, factor[:, None, None], top, least, index, before, between, RANDOM)
     stored = (code + bias) & ((1 << BITS) - 1)
     stored = tl.where(sent[:, None, None] & valid, stored, bias).to(tl.int32)
-    packed = tl.sum(stored << (place3 * BITS), axis=1).to(tl.uint8)
-    target = _code_pointer(out, numel, start, BLOCK, BITS)
-    if WHOLE:
-        tl.store(_scale_pointer(out, start, BLOCK) + rows, scale)
-        tl.store(target + tl.arange(0, ROWS * width), tl.reshape(packed, (ROWS * width,)))
-    else:
-        tl.store(_scale_pointer(out, start, BLOCK) + rows, scale, mask=rows * BLOCK < rest)
-        tl.store(target + rows[:, None] * width + tl.arange(0, width)[None, :], packed, mask=byte_mask)
+    _store_codes(out, numel, start, stored, scale, byte_mask, BITS, BLOCK, ROWS, WHOLE)
     if kept is not None:
         values = _value_of(stored, VALUE, BITS, top, least) * scale[:, None, None]
         if WHOLE:
-            decoded = tl.reshape(values, (tile,))
+            flat = tl.arange(0, ROWS * BLOCK)
+            decoded = tl.reshape(values, (ROWS * BLOCK,))
             if ROTATE:
                 decoded = rotated_back(decoded, start + flat)
             tl.store(kept + start + flat, p - decoded)
@@ -321,16 +348,6 @@ def write_many_kernel(
         )  # fmt: skip
 
 
-@triton.jit
-def _use_tile(values, target, grad, rescale, offsets, mask, USE: tl.constexpr, WHOLE: tl.constexpr):
-    """What becomes of decoded elements; pointers are moved to the tile."""
-    if USE == ADDS:
-        values = load_f32(target, offsets, mask, WHOLE) + values
-    if USE == COMMITS:
-        values = corrected(load_f32(grad, offsets, mask, WHOLE), target, rescale, offsets, mask, WHOLE) - values
-    store_f32(target, offsets, values, mask, WHOLE)
-
-
 @triton.jit(do_not_specialize=["numel"])
 def read_kernel(
     payloads, target, grad, at, rescale, numel, top, least,
@@ -344,7 +361,7 @@ def read_kernel(
     mask = flat < numel - start
     if start + ROWS * BLOCK <= numel:
         values = _sum_whole(payloads, numel, start, top, least, COUNT, VALUE, BITS, BLOCK, ROWS, ROTATE)
-        _use_tile(values, target + start, _moved(grad, start), factor, flat, mask, USE, True)
+        use_decoded(values, target + start, moved(grad, start), factor, flat, mask, USE, True)
     else:
         rest = _sum_at(payloads, numel, start, flat, mask, top, least, COUNT, VALUE, BITS, BLOCK)
-        _use_tile(rest, target + start, _moved(grad, start), factor, flat, mask, USE, False)
+        use_decoded(rest, target + start, moved(grad, start), factor, flat, mask, USE, False)

@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple, cast
 
 import torch
 
-from psgc.codecs.codec import Codec, Stream
+from psgc.codecs.codec import Codec
 from psgc.codecs.quantize.blocks import BlockCodec
 from psgc.codecs.quantize.rotation import GROUP
 from psgc.codecs.tbq import TbqCodec
-from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
-from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream, Encoding
+from psgc.cuda.common.dense import DenseDevice, Written
+from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream, Encoding, stream_words
 from psgc.cuda.common.launching import TRITON_DTYPES, draws, launch, rescaling
 from psgc.cuda.common.many import Tables
 from psgc.cuda.quantize import block_kernels as kernels
@@ -38,7 +38,7 @@ THRESHOLD: Final = Codes(codes.threshold_code, codes.integer_value)
 FLOAT8: Final = {"e4m3": Codes(codes.e4m3_code, codes.e4m3_value), "e5m2": Codes(codes.e5m2_code, codes.e5m2_value)}
 
 
-class BlockDeviceCodec(DeviceCodec):
+class BlockDeviceCodec(DenseDevice):
     """A codec whose payload is as ``psgc.codecs.quantize.blocks`` says."""
 
     def __init__(self, codec: Codec, helpers: Codes) -> None:
@@ -54,15 +54,7 @@ class BlockDeviceCodec(DeviceCodec):
         }  # fmt: skip
         norm = kernels.FIXED if fixed else kernels.L2_NORM if block.norm == "l2" else kernels.MAX_NORM
         self._writing = {**self._reading, "CODE": helpers.code, "RANDOM": self._draws, "NORM": norm.value}
-        self._tables = Tables(codec, lambda numel: -(-numel // self._tile), self._draws)
-
-    def encode(
-        self, grad: torch.Tensor, residual: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream,
-        out: torch.Tensor, status: torch.Tensor, scratch: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
-        numel = grad.numel()
-        check_part(self.codec, out.device, numel, grad=grad, residual=residual)
-        self._write((grad,), 0, numel, 1, residual, None, rescale, stream, out, status)
+        self._tables = Tables(codec, lambda numel: -(-numel // self._tile), stream_words if self._draws else None)
 
     def encode_many(self, items: Sequence[Encoding]) -> None:
         if self._draws and any(isinstance(item.stream, DeviceStream) for item in items):
@@ -74,51 +66,12 @@ class BlockDeviceCodec(DeviceCodec):
                 self._fixed, DTYPE=TRITON_DTYPES[batch.dtype], FEEDBACK=batch.feedback, ALIGNED=batch.aligned, **self._writing,
             )  # fmt: skip
 
-    def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None:
-        check_part(self.codec, out.device, numel, out=out)
-        check_payload(self.codec, out.device, numel, payload)
-        self._read((payload,), numel, out, None, 1.0, kernels.DECODES.value)
-
-    def commit(self, payload: torch.Tensor, numel: int, grad: torch.Tensor, residual: torch.Tensor, rescale: float | torch.Tensor) -> None:
-        check_part(self.codec, residual.device, numel, grad=grad, residual=residual)
-        check_payload(self.codec, residual.device, numel, payload)
-        self._read((payload,), numel, residual, grad, rescale, kernels.COMMITS.value)
-
-    def fold(self, payloads: Sequence[torch.Tensor], numel: int, acc: torch.Tensor, fresh: bool) -> None:
-        check_part(self.codec, acc.device, numel, acc=acc)
-        check_payloads(self.codec, acc.device, numel, payloads)
-        self._read(tuple(payloads), numel, acc, None, 1.0, kernels.DECODES.value if fresh else kernels.ADDS.value)
-
-    def finish(
-        self, acc: torch.Tensor, numel: int, divisor: int, residual: torch.Tensor | None, residual_out: torch.Tensor | None,
-        rescale: float | torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor,
-        scratch: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
-        check_part(self.codec, out.device, numel, acc=acc, residual=residual, residual_out=residual_out)
-        self._write((acc,), 0, numel, divisor, residual, residual_out, rescale, stream, out, status)
-
-    def fold_and_finish(
-        self, push: Codec, payloads: Sequence[torch.Tensor], numel: int, divisor: int, residual: torch.Tensor | None,
-        residual_out: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor,
-        status: torch.Tensor, scratch: torch.Tensor | None = None,
-    ) -> bool:  # fmt: skip
-        if push.canonical != self.codec.canonical:
-            return False
-        check_part(self.codec, out.device, numel, residual=residual, residual_out=residual_out)
-        check_payloads(self.codec, out.device, numel, payloads)
-        self._write(tuple(payloads), len(payloads), numel, divisor, residual, residual_out, rescale, stream, out, status)
-        return True
-
-    def _write(
-        self, sources: tuple[torch.Tensor, ...], count: int, numel: int, divisor: int, residual: torch.Tensor | None,
-        kept: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor,
-    ) -> None:  # fmt: skip
-        check_payload(self.codec, out.device, numel, out, "out")
-        check_status(self.codec, out.device, status)
+    def _launch_write(self, what: Written, out: torch.Tensor, status: torch.Tensor) -> None:
+        numel = what.numel
         launch(
-            kernels.write_kernel, -(-numel // self._tile), sources, float(divisor), residual, *rescaling(rescale), kept, out, status, numel,
-            self.codec.payload_bound(numel), *draws(stream if self._draws else None), *self._limits, self._fixed,
-            COUNT=count, DIVIDES=divisor != 1, **self._writing,
+            kernels.write_kernel, -(-numel // self._tile), what.sources, float(what.divisor), what.residual, *rescaling(what.rescale), what.kept, out,
+            status, numel, self.codec.payload_bound(numel), *draws(what.stream if self._draws else None), *self._limits, self._fixed,
+            COUNT=what.added, DIVIDES=what.divisor != 1, **self._writing,
         )  # fmt: skip
 
     def _read(

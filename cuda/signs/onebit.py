@@ -10,10 +10,10 @@ from typing import Final
 
 import torch
 
-from psgc.codecs.codec import BLOCK, Codec, Stream
+from psgc.codecs.codec import BLOCK, Codec
 from psgc.codecs.onebit import UnitOneBitCodec
-from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
-from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream, Encoding
+from psgc.cuda.common.dense import DenseDevice, Written
+from psgc.cuda.common.device_codec import Encoding
 from psgc.cuda.common.launching import TRITON_DTYPES, launch, rescaling
 from psgc.cuda.common.many import Tables
 from psgc.cuda.signs import sign_kernels as kernels
@@ -24,21 +24,13 @@ WIDE_BLOCKS: Final = 2
 WIDE_FROM: Final = 2048 * BLOCK  # elements
 
 
-class OneBitDeviceCodec(DeviceCodec):
+class OneBitDeviceCodec(DenseDevice):
     """`onebit` with either scale."""
 
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec)
         self._unit = isinstance(codec, UnitOneBitCodec)
-        self._tables = Tables(codec, lambda numel: -(-numel // BLOCK), draws=False)
-
-    def encode(
-        self, grad: torch.Tensor, residual: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream,
-        out: torch.Tensor, status: torch.Tensor, scratch: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
-        numel = grad.numel()
-        check_part(self.codec, out.device, numel, grad=grad, residual=residual)
-        self._write((grad,), 0, numel, 1, residual, None, rescale, out, status)
+        self._tables = Tables(codec, lambda numel: -(-numel // BLOCK), None)
 
     def encode_many(self, items: Sequence[Encoding]) -> None:
         for batch in self._tables.batches(items):
@@ -51,57 +43,21 @@ class OneBitDeviceCodec(DeviceCodec):
                     num_warps=1, DTYPE=dtype, FEEDBACK=batch.feedback, ALIGNED=batch.aligned,
                 )  # fmt: skip
 
-    def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None:
-        check_part(self.codec, out.device, numel, out=out)
-        check_payload(self.codec, out.device, numel, payload)
-        self._read((payload,), numel, out, None, 1.0, kernels.DECODES.value)
+    def _reads(self, push: Codec) -> bool:
+        return push.codec_id == self.codec.codec_id
 
-    def commit(self, payload: torch.Tensor, numel: int, grad: torch.Tensor, residual: torch.Tensor, rescale: float | torch.Tensor) -> None:
-        check_part(self.codec, residual.device, numel, grad=grad, residual=residual)
-        check_payload(self.codec, residual.device, numel, payload)
-        self._read((payload,), numel, residual, grad, rescale, kernels.COMMITS.value)
-
-    def fold(self, payloads: Sequence[torch.Tensor], numel: int, acc: torch.Tensor, fresh: bool) -> None:
-        check_part(self.codec, acc.device, numel, acc=acc)
-        check_payloads(self.codec, acc.device, numel, payloads)
-        self._read(tuple(payloads), numel, acc, None, 1.0, kernels.DECODES.value if fresh else kernels.ADDS.value)
-
-    def finish(
-        self, acc: torch.Tensor, numel: int, divisor: int, residual: torch.Tensor | None, residual_out: torch.Tensor | None,
-        rescale: float | torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor,
-        scratch: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
-        check_part(self.codec, out.device, numel, acc=acc, residual=residual, residual_out=residual_out)
-        self._write((acc,), 0, numel, divisor, residual, residual_out, rescale, out, status)
-
-    def fold_and_finish(
-        self, push: Codec, payloads: Sequence[torch.Tensor], numel: int, divisor: int, residual: torch.Tensor | None,
-        residual_out: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor,
-        status: torch.Tensor, scratch: torch.Tensor | None = None,
-    ) -> bool:  # fmt: skip
-        if push.codec_id != self.codec.codec_id:
-            return False
-        check_part(self.codec, out.device, numel, residual=residual, residual_out=residual_out)
-        check_payloads(push, out.device, numel, payloads)
-        self._write(tuple(payloads), len(payloads), numel, divisor, residual, residual_out, rescale, out, status)
-        return True
-
-    def _write(
-        self, sources: tuple[torch.Tensor, ...], count: int, numel: int, divisor: int, residual: torch.Tensor | None,
-        kept: torch.Tensor | None, rescale: float | torch.Tensor, out: torch.Tensor, status: torch.Tensor,
-    ) -> None:  # fmt: skip
-        check_payload(self.codec, out.device, numel, out, "out")
-        check_status(self.codec, out.device, status)
+    def _launch_write(self, what: Written, out: torch.Tensor, status: torch.Tensor) -> None:
+        numel, divides = what.numel, what.divisor != 1
         size, blocks = self.codec.payload_bound(numel), -(-numel // BLOCK)
         if self._unit:
             launch(
-                kernels.signs_kernel, blocks, sources, float(divisor), out, status, numel, size, COUNT=count, DIVIDES=divisor != 1
+                kernels.signs_kernel, blocks, what.sources, float(what.divisor), out, status, numel, size, COUNT=what.added, DIVIDES=divides
             )  # fmt: skip
             return
-        taken = WIDE_BLOCKS if kept is None and numel >= WIDE_FROM else 1
+        taken = WIDE_BLOCKS if what.kept is None and numel >= WIDE_FROM else 1
         launch(
-            kernels.write_kernel, -(-blocks // taken), sources, float(divisor), residual, *rescaling(rescale), kept, out, status, numel, size,
-            num_warps=1, COUNT=count, DIVIDES=divisor != 1, BLOCKS=taken,
+            kernels.write_kernel, -(-blocks // taken), what.sources, float(what.divisor), what.residual, *rescaling(what.rescale), what.kept, out,
+            status, numel, size, num_warps=1, COUNT=what.added, DIVIDES=divides, BLOCKS=taken,
         )  # fmt: skip
 
     def _read(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from psgc.cuda.common.decoded_kernels import moved, use_decoded
 from psgc.cuda.common.elements import (
     INFINITY_BITS,
     MAX_F32,
@@ -31,9 +32,6 @@ ROWS = tl.constexpr(64)
 UNROLLED = tl.constexpr(8)  # rows whose loads are under way together
 SHRINK = tl.constexpr(2.0**-13)  # 4096 values of any finite size then add up without overflow
 GROW = tl.constexpr(2.0**13)
-DECODES = tl.constexpr(0)  # what becomes of decoded elements
-ADDS = tl.constexpr(1)
-COMMITS = tl.constexpr(2)
 
 
 @triton.jit
@@ -43,15 +41,6 @@ def _scale_bytes(numel, UNIT: tl.constexpr):
         return numel.to(tl.int64) * 0
     else:
         return 4 * ((numel.to(tl.int64) + (BLOCK - 1)) // BLOCK)
-
-
-@triton.jit
-def _moved(pointer, start):
-    """The pointer, moved by elements; None stays None."""
-    if pointer is None:
-        return None
-    else:
-        return pointer + start
 
 
 @triton.jit
@@ -110,7 +99,7 @@ def write_blocks(
     """Encode BLOCKS blocks from ``start`` on. COUNT: payloads that are added first; 0: ``sources[0]`` are the elements. kept: None, or gets what is
     left out."""
     rest = numel - start
-    old = _moved(residual, start)
+    old = moved(residual, start)
     signs = out + _scale_bytes(numel, False) + start // 8
     blocks = tl.arange(0, BLOCKS)
     lanes = tl.zeros((BLOCKS, LANES), tl.float32)
@@ -221,12 +210,7 @@ def _read_block(
     offsets = tl.arange(0, BLOCK // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
     mask = offsets < rest
     values = _sum_of(payloads, numel, start, rest, COUNT, UNIT, WHOLE)
-    place = target + start
-    if USE == ADDS:
-        values = load_f32(place, offsets, mask, WHOLE) + values
-    if USE == COMMITS:
-        values = corrected(load_f32(grad + start, offsets, mask, WHOLE), place, rescale, offsets, mask, WHOLE) - values
-    store_f32(place, offsets, values, mask, WHOLE)
+    use_decoded(values, target + start, moved(grad, start), rescale, offsets, mask, USE, WHOLE)
 
 
 @triton.jit(do_not_specialize=["numel"])

@@ -8,67 +8,45 @@ import torch
 
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.randomk import RandomKCodec, shared_stream
-from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
-from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream
-from psgc.cuda.common.launching import draws, launch, rescaling
-from psgc.cuda.sparsify.randomk_kernels import apply_kernel, gather_kernel, scan_kernel
-from psgc.cuda.sparsify.scatter_kernels import ADD, PUT, TAKE, TILE, correct_kernel
+from psgc.cuda.common.device_codec import DeviceStream, Encoding, stream_words
+from psgc.cuda.common.launching import TRITON_DTYPES, draws, launch, rescaling
+from psgc.cuda.common.many import Tables
+from psgc.cuda.sparsify.randomk_kernels import apply_kernel, gather_kernel, scan_kernel, write_many_kernel
+from psgc.cuda.sparsify.scatter_kernels import PUT, TILE
 from psgc.cuda.sparsify.selection import Source
+from psgc.cuda.sparsify.sparse import SparseDevice
 
 
-class RandomKDevice(DeviceCodec):
-    """See the module's text."""
+class RandomKDevice(SparseDevice):
+    """See the module's text. The payloads of a sum must have the same keys, as ``RandomKCodec.fold`` checks on the CPU: a step's payloads do."""
+
+    first = PUT
 
     def __init__(self, codec: Codec) -> None:
         assert isinstance(codec, RandomKCodec)
         super().__init__(codec)
         self._randomk = codec
+        self._tables = Tables(codec, lambda numel: -(-numel // TILE), lambda stream: stream_words(shared_stream(stream)))
 
-    def encode(
-        self, grad: torch.Tensor, residual: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream,
-        out: torch.Tensor, status: torch.Tensor, scratch: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
-        check_part(self.codec, out.device, grad.numel(), grad=grad, residual=residual)
-        self._write(Source(grad, residual, rescale), grad.numel(), stream, out, status, None)
-
-    def finish(
-        self, acc: torch.Tensor, numel: int, divisor: int, residual: torch.Tensor | None, residual_out: torch.Tensor | None,
-        rescale: float | torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor,
-        scratch: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
-        check_part(self.codec, out.device, numel, acc=acc, residual=residual, residual_out=residual_out)
-        self._write(Source(acc, residual, rescale, divisor), numel, stream, out, status, residual_out)
-
-    def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None:
-        check_part(self.codec, payload.device, numel, out=out)
-        out.zero_()
-        self._apply(payload, numel, out, PUT)
-
-    def commit(self, payload: torch.Tensor, numel: int, grad: torch.Tensor, residual: torch.Tensor, rescale: float | torch.Tensor) -> None:
-        check_part(self.codec, payload.device, numel, grad=grad, residual=residual)
-        launch(correct_kernel, -(-numel // TILE), grad, residual, 1, *rescaling(rescale), residual, numel, DIVIDES=False, TILE=TILE)
-        self._apply(payload, numel, residual, TAKE)
-
-    def fold(self, payloads: Sequence[torch.Tensor], numel: int, acc: torch.Tensor, fresh: bool) -> None:
-        """The payloads must have the same keys, as ``RandomKCodec.fold`` checks on the CPU: a step's payloads do."""
-        check_part(self.codec, acc.device, numel, acc=acc)
-        check_payloads(self.codec, acc.device, numel, payloads)
-        total = acc.zero_() if fresh else torch.zeros_like(acc)
-        for number, payload in enumerate(payloads):
-            self._apply(payload, numel, total, ADD if number else PUT)
-        if not fresh:
-            acc += total
+    def encode_many(self, items: Sequence[Encoding]) -> None:
+        if any(isinstance(item.stream, DeviceStream) for item in items):
+            super().encode_many(items)
+            return
+        for batch in self._tables.batches(items):
+            launch(
+                write_many_kernel, batch.owners.numel(), batch.table, batch.owners, batch.words, *rescaling(batch.rescale),
+                DTYPE=TRITON_DTYPES[batch.dtype], FEEDBACK=batch.feedback, ALIGNED=batch.aligned, SCALES=bool(self._randomk.settings[0]), TILE=TILE,
+            )  # fmt: skip
 
     def _strata(self, numel: int) -> tuple[int, int, int, int]:
         """The kernels' arguments numel, count, size and wide."""
         count = self._randomk.count(numel)
         return numel, count, numel // count, numel % count
 
-    def _write(
-        self, source: Source, numel: int, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor, kept: torch.Tensor | None
+    def _launch_write(
+        self, source: Source, numel: int, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor, scratch: torch.Tensor | None,
+        kept: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        check_payload(self.codec, out.device, numel, out, "out")
-        check_status(self.codec, out.device, status)
         strata, payload_bytes = self._strata(numel), self.codec.payload_bound(numel)
         scale = numel / strata[1] if self._randomk.settings[0] else 1.0
         shared = stream if isinstance(stream, DeviceStream) else shared_stream(stream)
@@ -78,8 +56,7 @@ class RandomKDevice(DeviceCodec):
             TILE=TILE, **source.constants,
         )  # fmt: skip
 
-    def _apply(self, payload: torch.Tensor, numel: int, out: torch.Tensor, mode: int) -> None:
-        check_payload(self.codec, out.device, numel, payload)
+    def _launch_apply(self, payload: torch.Tensor, numel: int, out: torch.Tensor, mode: int) -> None:
         strata = self._strata(numel)
         numbers = _numbers(payload, self.codec.payload_bound(numel))
         launch(apply_kernel, -(-strata[1] // TILE), numbers, out, *strata, MODE=mode, TILE=TILE)

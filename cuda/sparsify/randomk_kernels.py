@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from psgc.cuda.common.elements import INFINITY_BITS, MAX_F32, load_f32, magnitude_bits, store_f32
+from psgc.cuda.common.elements import INFINITY_BITS, MAX_F32, flag_nonfinite, load_f32, magnitude_bits, read_rescale, store_f32
+from psgc.cuda.common.many_kernels import address, part_of
 from psgc.cuda.common.randoms import random_word, read_draws
 from psgc.cuda.sparsify.loads import p_at, p_of_tile
 
@@ -39,14 +40,12 @@ def scan_kernel(values, residual, divisor, factor, rescale, kept, status, numel,
     tl.store(status + 1, payload_bytes.to(tl.int64), mask=start == 0)
 
 
-@triton.jit(do_not_specialize=["numel", "count", "size", "wide", "divisor", "first", "before", "between"])
-def gather_kernel(
-    values, residual, divisor, factor, rescale, kept, payload, words, first, before, between, numel, count, size, wide, scale,
+@triton.jit
+def write_values(
+    values, residual, divisor, factor, rescale, kept, payload, start, before, between, numel, count, size, wide, scale,
     DIVIDES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Write the keys and the values at the places. kept: None, or holds p, which loses them."""
-    _first, before, between = read_draws(words, first, before, between)
-    start = tl.program_id(0).to(tl.int64) * TILE
+    """Write the keys, and the values of the strata from ``start`` on. kept: None, or holds p, which loses them."""
     stratum = start + tl.arange(0, TILE)
     live = stratum < count
     place = places_of(stratum, count, size, wide, numel, before, between)
@@ -57,6 +56,50 @@ def gather_kernel(
     tl.store(payload + 1, between.to(tl.int32, bitcast=True), mask=start == 0)
     if kept is not None:
         tl.store(kept + place, p - sent, mask=live)
+
+
+@triton.jit(do_not_specialize=["numel", "count", "size", "wide", "divisor", "first", "before", "between"])
+def gather_kernel(
+    values, residual, divisor, factor, rescale, kept, payload, words, first, before, between, numel, count, size, wide, scale,
+    DIVIDES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Write a payload; `kept` as in `write_values`."""
+    _first, before, between = read_draws(words, first, before, between)
+    start = tl.program_id(0).to(tl.int64) * TILE
+    write_values(
+        values, residual, divisor, factor, rescale, kept, payload, start, before, between, numel, count, size, wide, scale, DIVIDES, TILE
+    )  # fmt: skip
+
+
+@triton.jit
+def _write_tile(source, residual, rescale, out, status, numel, start, row, before, between, SCALES: tl.constexpr, TILE: tl.constexpr):
+    """Look at a tile of elements, and write as many strata as a tile has elements."""
+    p = p_of_tile(source, residual, start, numel, 1, None, rescale, False, TILE)
+    flag_nonfinite(status, tl.max(magnitude_bits(p), 0) >= INFINITY_BITS)
+    count = (tl.load(row + 6) - 8) // 4
+    scale = 1.0
+    if SCALES:
+        scale = (numel.to(tl.float64) / count.to(tl.float64)).to(tl.float32)
+    if start < count:
+        payload = out.to(tl.pointer_type(tl.int32), bitcast=True)
+        write_values(
+            source, residual, 1, None, rescale, None, payload, start, before, between, numel, count, numel // count, numel % count, scale, False, TILE
+        )  # fmt: skip
+
+
+@triton.jit
+def write_many_kernel(
+    table, owners, words, at, rescale, DTYPE: tl.constexpr, FEEDBACK: tl.constexpr, ALIGNED: tl.constexpr, SCALES: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """Encode many parts of elements of DTYPE: see `many`."""
+    part, row, numel, start, out, status = part_of(table, owners, TILE)
+    factor = read_rescale(at, rescale)
+    source = address(row, 0, DTYPE, ALIGNED)
+    _first, before, between = read_draws(words + part * 3, 0, 0, 0)
+    if FEEDBACK:
+        _write_tile(source, address(row, 1, tl.float32, ALIGNED), factor, out, status, numel, start, row, before, between, SCALES, TILE)
+    else:
+        _write_tile(source, None, factor, out, status, numel, start, row, before, between, SCALES, TILE)
 
 
 @triton.jit(do_not_specialize=["numel", "count", "size", "wide"])

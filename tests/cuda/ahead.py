@@ -1,12 +1,13 @@
 """Compiles every Triton kernel ahead for three generations of GPUs, without having one, and holds the result to rules.
 
-    python tests/cuda/ahead.py            check; fails also if cuda/KERNELS.md is not what was compiled
-    python tests/cuda/ahead.py --write    check, and write cuda/KERNELS.md
-    python tests/cuda/ahead.py --every    check all variants of kernels, not 6 of each; takes minutes. KERNELS.md is left alone
+    python tests/cuda/ahead.py                  check up to 6 variants of each kernel, and their rows in cuda/KERNELS.md
+    python tests/cuda/ahead.py --every          check all variants; takes minutes
+    python tests/cuda/ahead.py --every --write  write cuda/KERNELS.md
+    ... --only lowrank --only write_kernel      the same for kernels with one of these in their module's or own name; the other rows stay
 
 `tour.py` calls the GPU sides of all codecs; here, a launch is recorded with the types and constants of its arguments, and compiled. The rules:
 every kernel and helper is reached by the tour; nothing spills registers or uses a stack; and no instruction rounds otherwise than the
-CPU does: no fused multiply-add, no flushed denormal, no approximate division or root.
+CPU does: no fused multiply-add, no flushed denormal, no approximate division or root. `test_ahead.py` does so for a sample.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ TABLE: Final = Path(__file__).parents[2] / "cuda" / "KERNELS.md"
 INEXACT: Final = re.compile(r"\bfma\.\S*f(?:16|32|64)|\S+\.ftz\S*|\S+\.approx\S*|\bdiv\.full\S*")
 RESOURCES: Final = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 MOST_VARIANTS: Final = 6  # of a kernel, evenly among those that the tour launches
-REMEDY: Final = "python tests/cuda/ahead.py --write"
+REMEDY: Final = "python tests/cuda/ahead.py --every --write"
 POINTERS: Final = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64", torch.uint8: "*u8", torch.int8: "*i8",
     torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1", torch.uint16: "*u16", torch.uint32: "*u32",
 }  # fmt: skip
 HEAD: Final = """# Resources of the kernels
 
-Each kernel as Triton {triton} compiles it ahead: registers of a thread / bytes of shared memory of a program, the most over `n` compilations with
-other types and constants. None spills registers. `{remedy}` writes it.
+Each kernel as Triton {triton} compiles it ahead: registers of a thread / bytes of shared memory of a program / bytes of stack and spilled registers. A row a
+variant: the arguments that differ between the kernel's variants, pointers by the type of their elements. `{remedy}` writes it, and with `--only KERNEL`
+the rows of one kernel anew.
 
-| kernel | n | {targets} |
+| kernel | variant | {targets} |
 | --- | --- | {rule} |
 """
 
@@ -79,6 +81,7 @@ class Compiled:
     target: int
     registers: int
     shared: int
+    spilled: int
     wrong: str
 
 
@@ -153,11 +156,11 @@ def compile_one(launch: Launch, target: int) -> Compiled:
     try:
         compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=dict(launch.options))
     except (CompilationError, RuntimeError) as error:
-        return Compiled(launch, target, 0, 0, f"does not compile: {error}")
+        return Compiled(launch, target, 0, 0, 0, f"does not compile: {error}")
     registers, stack, _, local = _resources(compiled.asm["cubin"])
     broken = [f"{stack + local} bytes of stack and spilled registers"] if stack + local else []
     broken += sorted(set(INEXACT.findall(compiled.asm["ptx"])))
-    return Compiled(launch, target, registers, compiled.metadata.shared, ", ".join(broken))
+    return Compiled(launch, target, registers, compiled.metadata.shared, stack + local, ", ".join(broken))
 
 
 def _pointers(types: Iterable[Any], path: tuple[int, ...] = ()) -> Iterable[tuple[int, ...]]:
@@ -232,26 +235,66 @@ def compile_all(launches: list[Launch]) -> list[Compiled]:
         return list(pool.map(compile_one, *zip(*tasks, strict=True), chunksize=4)) if tasks else []
 
 
-def table(done: Iterable[Compiled]) -> str:
+def names(launches: Iterable[Launch]) -> dict[Launch, str]:
+    """The first two cells of each launch's row: its kernel, and what tells it from the kernel's other variants."""
+    of: dict[str, list[Launch]] = {}
+    for launch in launches:
+        of.setdefault(f"`{launch.module.removeprefix('psgc.cuda.')}` {launch.kernel}", []).append(launch)
+    found = {}
+    for kernel, variants in of.items():
+        told = [_told(launch) for launch in variants]
+        differ = [key for key in told[0] if len({each[key] for each in told}) > 1]
+        for launch, each in zip(variants, told, strict=True):
+            found[launch] = f"| {kernel} | {', '.join(f'{key} {each[key]}' for key in differ)} |"
+    return found
+
+
+def _told(launch: Launch) -> dict[str, str]:
+    """What is said of each argument, and of the number of warps."""
+    kernel, constants = getattr(importlib.import_module(launch.module), launch.kernel), dict(launch.constants)
+    told = {}
+    for place, (name, kind) in enumerate(zip(kernel.arg_names, launch.types, strict=True)):
+        value = constants.get((place,))
+        if isinstance(kind, tuple):
+            told[name] = f"{len(kind)} x {str(kind[0]).lstrip('*')}"
+        elif kind == "constexpr":
+            told[name] = value.name if isinstance(value, Helper) else str(value)
+        else:
+            told[name] = kind.lstrip("*")
+    return told | {key: str(value) for key, value in launch.options}
+
+
+def rows_of(launches: Iterable[Launch], done: Iterable[Compiled]) -> dict[str, str]:
+    """The table's row of each launch that was compiled for every target, by its first two cells."""
+    cells: dict[Launch, dict[int, str]] = {}
+    for one in done:
+        cells.setdefault(one.launch, {})[one.target] = f"{one.registers} / {one.shared} / {one.spilled}"
+    name = names(launches)
+    return {name[launch]: f"{name[launch]} {' | '.join(row[target] for target in TARGETS)} |" for launch, row in cells.items()}
+
+
+def rows_in(path: Path) -> dict[str, str]:
+    """The rows of a table that was written, likewise."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return {line[: line.index("|", line.index("|", 1) + 1) + 1]: line for line in lines if line.startswith("| `")}
+
+
+def text_of(rows: Iterable[str]) -> str:
     """The text of cuda/KERNELS.md."""
     import triton
 
-    rows: dict[str, list[Compiled]] = {}
-    for one in done:
-        rows.setdefault(f"`{one.launch.module.removeprefix('psgc.cuda.')}` {one.launch.kernel}", []).append(one)
     targets, rule = " | ".join(f"sm_{target}" for target in TARGETS), " | ".join("---" for _ in TARGETS)
-    text = HEAD.format(triton=triton.__version__, remedy=REMEDY, targets=targets, rule=rule)
-    for name, row in sorted(rows.items()):
-        of = {target: [one for one in row if one.target == target] for target in TARGETS}
-        cells = [f"{max(one.registers for one in ones)} / {max(one.shared for one in ones)}" for ones in of.values()]
-        text += f"| {name} | {len(row) // len(TARGETS)} | {' | '.join(cells)} |\n"
-    return text
+    head = HEAD.format(triton=triton.__version__, remedy=REMEDY, targets=targets, rule=rule)
+    return head + "".join(f"{row}\n" for row in sorted(rows))
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compile every Triton kernel ahead for sm_80, sm_90 and sm_100, and check the result.")
     parser.add_argument("--write", action="store_true", help="write the table")
     parser.add_argument("--every", action="store_true", help="compile all variants of each kernel")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="compile kernels with this in their name; may be repeated"
+    )
     parser.add_argument("--table", type=Path, default=TABLE, help="the table that is checked or written")
     parser.add_argument("--package", default="psgc.cuda", help="where the kernels are")
     parser.add_argument("--tour", default="tests.cuda.tour:tour", help="module:function that launches them all")
@@ -259,8 +302,8 @@ def main(arguments: list[str] | None = None) -> int:
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         parser.error("TRITON_INTERPRET is set: what the interpreter runs cannot be compiled; unset it")
     launches = record(options.tour)
-    compiled = launches if options.every else spread(launches)
-    done = compile_all(compiled)
+    named = [launch for launch in launches if not options.only or any(name in f"{launch.module}.{launch.kernel}" for name in options.only)]
+    done = compile_all(named if options.every else spread(named))
     wrong = [
         f"{name}: no launch of {options.tour} runs it; call it there, or delete it"
         for name in unreached(modules(options.package), launches)
@@ -268,18 +311,17 @@ def main(arguments: list[str] | None = None) -> int:
     for one in done:
         if one.wrong:
             wrong.append(f"{one.launch.module}.{one.launch.kernel} {one.launch.types} for sm_{one.target}: {one.wrong}")
-    text = table(done)
-    if options.every:
-        pass
-    elif options.write:
-        options.table.write_text(text)
-    elif not options.table.is_file() or options.table.read_text() != text:
-        wrong.append(f"{options.table.name} is not what was compiled just now; write it anew: {REMEDY}")
+    rows, written, current = rows_of(launches, done), rows_in(options.table), set(names(launches).values())
+    if options.write:
+        options.table.write_text(text_of(({name: row for name, row in written.items() if name in current} | rows).values()))
+    else:
+        wrong += [f"{options.table.name}: write this row anew, {REMEDY}: {row}" for name, row in rows.items() if written.get(name) != row]
+        wrong += [f"{options.table.name}: no kernel has this row any more, {REMEDY}: {name}" for name in written if name not in current]
     for line in wrong:
         sys.stderr.write(f"{line}\n")
     most = max((one.registers for one in done), default=0)
     sys.stdout.write(
-        f"{len(done)} compilations of {len(compiled)} of {len(launches)} variants, at most {most} registers; {len(wrong)} broken rules\n"
+        f"{len(done)} compilations of {len(rows)} of {len(launches)} variants, at most {most} registers; {len(wrong)} broken rules\n"
     )
     return 1 if wrong else 0
 
