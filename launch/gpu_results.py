@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from psgc.errors import UsageError
-from psgc.plan.inputs.profile import CostCurve
+from psgc.plan.inputs.profile import CostCurve, Profile
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
 
@@ -80,3 +80,14 @@ def result_for(gpu: str, folder: Path = FOLDER) -> GpuResult | None:
 def cited(result: GpuResult) -> str:
     """Where figures come from, in words."""
     return f"measured on {result.device}, {result.date} (docs/results/{result.path.name})"
+
+
+def with_measured_codecs(profile: Profile, gpu: str) -> tuple[Profile, str]:
+    """The profile with codec times of this GPU that benchmarks/gpu.py has measured, for codecs of which the profile has none there, and a note that says so."""
+    result = result_for(gpu)
+    curves = {} if result is None else {codec: curve for codec in result.codecs if (curve := result.curve(codec)) is not None}
+    fresh = {codec: curve for codec, curve in curves.items() if "gpu" not in profile.codecs.get(codec, {})}
+    if result is None or not fresh:
+        return profile, ""
+    codecs = {**profile.codecs, **{codec: {**profile.codecs.get(codec, {}), "gpu": curve} for codec, curve in fresh.items()}}
+    return replace(profile, codecs=codecs), f"times of {', '.join(fresh)} on the GPU are {cited(result)}, not estimates"

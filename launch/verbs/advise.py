@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -58,6 +57,7 @@ def advise(
     if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
         raise UsageError(f"advise: --tokens {tokens}: expected at least 1, and {MOST_TOKENS} at most")
     with progress(as_json):
+        from psgc.launch.gpu_results import with_measured_codecs
         from psgc.plan.inputs.estimates import cluster_of, known_memory_gbps
         from psgc.plan.whatif import advise as advising
 
@@ -72,7 +72,7 @@ def advise(
         memory = known_memory_gbps(gpu or measured.hardware)
     elif not 0 < memory <= MOST_MEMORY_GBPS:
         raise UsageError(f"advise: --memory {memory:g}: expected GB/s above 0, and {MOST_MEMORY_GBPS:g} at most")
-    measured, source = _with_measured_codecs(measured, gpu or measured.hardware)
+    measured, source = with_measured_codecs(measured, gpu or measured.hardware)
     found = advising.advise(measured, cluster, memory_gbps=memory, adam=optimizer == ADAM, codecs=named)
     if source:
         found["notes"].append(source)
@@ -82,19 +82,6 @@ def advise(
         print(json.dumps(found))
     else:
         _print(found)
-
-
-def _with_measured_codecs(profile: Any, gpu: str) -> tuple[Any, str]:
-    """The profile with codec times of this GPU that benchmarks/gpu.py has measured, for codecs of which the profile has none there, and a note that says so."""
-    from psgc.launch.gpu_results import cited, result_for
-
-    result = result_for(gpu)
-    curves = {} if result is None else {codec: curve for codec in result.codecs if (curve := result.curve(codec)) is not None}
-    fresh = {codec: curve for codec, curve in curves.items() if "gpu" not in profile.codecs.get(codec, {})}
-    if result is None or not fresh:
-        return profile, ""
-    codecs = {**profile.codecs, **{codec: {**profile.codecs.get(codec, {}), "gpu": curve} for codec, curve in fresh.items()}}
-    return replace(profile, codecs=codecs), f"times of {', '.join(fresh)} on the GPU are {cited(result)}, not estimates"
 
 
 def _items(model: str | None, tokens: int | None) -> int:

@@ -55,6 +55,7 @@ def plan(
     if seconds is not None and not (0 < seconds < float("inf") and method == "psgc"):
         raise UsageError(f"plan: --seconds {seconds:g}: expected a number above 0, and --method psgc, which alone searches for longer")
     with progress(as_json) as tell:
+        from psgc.launch.gpu_results import with_measured_codecs
         from psgc.plan.model.constraints import ALL, load_constraints
         from psgc.plan.model.job import load_job
         from psgc.plan.model.quality import ADAM, OPTIMIZERS
@@ -63,13 +64,13 @@ def plan(
 
         allowed = load_constraints(constraints) if constraints else ALL
         allowed = replace(allowed, runtime=True) if runnable else allowed
-        _check_encodes(codec, allowed, f"constraints {constraints}")
         if optimizer not in OPTIMIZERS:
             raise UsageError(f"plan: --optimizer {optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
         if force and method != BEST:
             raise UsageError(f"plan: --force and --method {method}: another method's plan is written as it is; leave one of them out")
         adam = optimizer == ADAM
-        job = load_job(profile, cluster, codec, allowed, gpu=gpu, adam=adam)
+        job = load_job(profile, cluster, codec, allowed, gpu=gpu, adam=adam, measured=with_measured_codecs)
+        _check_encodes(codec, job.problem.constraints, f"constraints {constraints}")
         tell(f"planning {job.problem.profile.model} by {method}")
         assessed = assess(job, method, compare=not as_json or report is not None, seconds=seconds, adam=adam, force=force)
         made = document(assessed)
@@ -96,5 +97,7 @@ def _check_encodes(codec: str | None, allowed: Constraints, source: str) -> None
 
     if codec in (None, UNCOMPRESSED) or may_encode(allowed):
         return
-    to_run = ' for a plan to run, which encodes on "cpu" alone' if allowed.runtime and allowed.devices else ""
+    to_run = (
+        ' for a plan to run, which encodes on "cpu", and on "gpu" where gradients lie there' if allowed.runtime and allowed.devices else ""
+    )
     raise UsageError(f"plan: --codec {codec}, but {source} rule out all encoding{to_run}; leave one of them out")

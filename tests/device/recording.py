@@ -117,11 +117,28 @@ class Event:
         self._races.bring(self.clock, host())
 
 
+US_OF_WORK = 50.0  # each piece of work, by the device's clock
+
+
+@dataclass(frozen=True)
+class Mark:
+    us: float
+    behind: Callable[[], bool]
+
+    def us_to(self, later: Mark) -> float | None:
+        return None if self.behind() else later.us - self.us
+
+
 @dataclass(eq=False)
 class RecordingStream:
     races: Races
     name: str
     fault: Callable[[str], BaseException | None] = lambda name: None
+    behind: Callable[[], bool] = lambda: False
+    us: float = 0.0
+
+    def mark(self) -> Mark:
+        return Mark(self.us, self.behind)
 
     def __str__(self) -> str:
         return self.name
@@ -145,6 +162,7 @@ class RecordingStream:
         for tensor in writes:
             self.races.use(self, tensor, True, self.name)
         self.races.taken(self)
+        self.us += US_OF_WORK
         with torch.no_grad():
             work()
 
@@ -154,12 +172,13 @@ class RecordingStream:
 
 @dataclass(eq=False)
 class RecordingRuntime:
-    """See the module's text. lacks: codecs, and schemes with a state, without kernels here; fault: what running work on a stream,
-    or making memory ("memory"), raises."""
+    """See the module's text. behind: whether the device has come to no mark yet; lacks: codecs, and schemes with a state, without kernels here; fault: what
+    running work on a stream, or making memory ("memory"), raises."""
 
     races: Races = field(default_factory=Races)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     lacks: Callable[[Codec | Scheme], bool] = lambda codec: False
+    behind: bool = False
     fault: Callable[[str], BaseException | None] = lambda name: None
 
     def __post_init__(self) -> None:
@@ -171,7 +190,7 @@ class RecordingRuntime:
 
     def stream(self) -> RecordingStream:
         self._streams += 1
-        return RecordingStream(self.races, ("compute", "down", "up")[self._streams - 1], self._fault)
+        return RecordingStream(self.races, ("compute", "down", "up")[self._streams - 1], self._fault, lambda: self.behind)
 
     def _fault(self, name: str) -> BaseException | None:
         return self.fault(name)

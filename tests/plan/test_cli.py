@@ -285,7 +285,8 @@ def test_a_codec_that_a_plan_to_run_could_not_encode_with_is_refused(job: Path, 
     (job / "gpu.toml").write_text('devices = ["gpu"]\n')
     (job / "run.toml").write_text('devices = ["gpu"]\nruntime = true\n')
     for rules, flags in (("gpu.toml", ["--runnable"]), ("run.toml", [])):
-        said = f'constraints {job / rules} rule out all encoding for a plan to run, which encodes on "cpu" alone; leave one of them out'
+        where = '"cpu", and on "gpu" where gradients lie there'
+        said = f"constraints {job / rules} rule out all encoding for a plan to run, which encodes on {where}; leave one of them out"
         refuses(*planning(job, "--codec", "onebit", "--constraints", str(job / rules), *flags), said=said)
     assert psgc(*planning(job, "--codec", "none", "--constraints", str(job / "run.toml"), "--json")).returncode == 0
 

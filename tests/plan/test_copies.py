@@ -115,3 +115,31 @@ def test_a_slow_link_to_the_host_keeps_codecs_off_the_cpu_and_the_bound_holds() 
         used.append(sum(any(action.endswith("@cpu") for action in bucket.option) for bucket in found.buckets))
     assert used[0] > 0
     assert used[1] == 0
+
+
+def test_collectives_through_hosts_memory_are_copied_there_and_stay_until_the_gpu_decodes_them() -> None:
+    """Two GPUs a node, 8 ranks: 4 bytes down and 4 back; a payload's byte down, and the 8 ranks' back; of a hierarchical sum the whole gradient."""
+    there = replace(CLUSTER, collectives="host")
+    assert copies(there, "flat.reduce_scatter", "flat.all_gather") == [
+        ("flat.reduce_scatter", TO_HOST, 4.0),
+        ("flat.all_gather", TO_GPU, 4.0),
+    ]
+    gathered = copies(there, "comp@gpu", "flat.all_gather.c", "decomp@gpu")
+    assert gathered == [("flat.all_gather.c", TO_HOST, 1.0), ("decomp@gpu", TO_GPU, 8.0)]
+    nodes = ("intra.reduce_scatter", "comp@gpu", "inter.all_gather.c", "decomp@gpu", "intra.all_gather")
+    assert copies(there, *nodes) == [
+        ("intra.reduce_scatter", TO_HOST, 4.0), ("comp@gpu", TO_GPU, 2.0), ("inter.all_gather.c", TO_HOST, 0.5), ("decomp@gpu", TO_GPU, 2.0),
+        ("intra.all_gather", TO_HOST, 2.0), ("intra.all_gather", TO_GPU, 4.0),
+    ]  # fmt: skip
+    assert copies(replace(CLUSTER, collectives="nccl"), *nodes) == copies(CLUSTER, *nodes) == []
+
+
+def test_a_cluster_says_what_runs_the_collectives_of_gpus(tmp_path: Path) -> None:
+    cluster = replace(CLUSTER, collectives="host", source="s")
+    check_file(
+        cluster,
+        tmp_path / "c.toml",
+        'collectives = "host"',
+        'collectives = "mpi"',
+        "field collectives is 'mpi', expected one of nccl, host",
+    )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from psgc.errors import UsageError
+from psgc.plan.inputs.cluster import load_cluster
 from psgc.plan.inputs.estimates import estimate
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
+from psgc.plan.methods.search import search
 from psgc.plan.model.constraints import ALL, load_constraints, read_constraints
 from psgc.plan.model.job import codec_of, default_codec, load_job, recoded
-from psgc.plan.model.options import OVER_SERVERS, Constraints, encodes
-from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.options import OVER_SERVERS, Constraints, encodes, over_groups
+from psgc.plan.model.plan import Plan, PlannedBucket
+from psgc.plan.model.problem import simulate
+from psgc.plan.planfile.runtime import check_runs
 
 CURVE = CostCurve((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))
 TENSORS = (TensorProfile("a", 10, 0.0),)
@@ -210,3 +215,54 @@ def test_a_constraints_file_that_cannot_be_read_is_named(tmp_path: Path) -> None
         (tmp_path / name).write_text("{")
         with pytest.raises(UsageError, match=f"not valid {kind}"):
             load_constraints(str(tmp_path / name))
+
+
+def files_on_gpus(folder: Path, **changes: Any) -> tuple[str, str]:
+    """A profile whose gradients lie on GPUs, with times of codecs on CPUs, and a cluster of two nodes of two GPUs with a server."""
+    slow = {"numel": [1, 1 << 24], "encode_us": [10, 40_000], "decode_us": [10, 40_000]}
+    codecs = {"none": {"cpu": slow, "server": slow}, "int8": {"cpu": slow, "server": slow}}
+    tensors = [{"name": f"t{i}", "numel": 1 << 22, "ready_us": 1000 * i} for i in range(4)]
+    document = {"version": 1, "model": "m", "device": "cuda", "hardware": "NVIDIA A100-SXM4-80GB", "tensors": tensors, "codecs": codecs}
+    (folder / "p.json").write_text(json.dumps(document | changes))
+    links = "".join(f"[{name}]\ngbps = {gbps}\nlatency_us = 10\n" for name, gbps in (("intra", 100), ("inter", 10), ("host", 200)))
+    (folder / "c.toml").write_text(f"nodes = 2\ngpus_per_node = 2\nservers = 1\n{links}")
+    return str(folder / "p.json"), str(folder / "c.toml")
+
+
+def test_a_plan_to_be_run_encodes_on_gpus_where_gradients_lie_there_and_says_where_its_times_are_from(tmp_path: Path) -> None:
+    runnable = Constraints(servers=True, runtime=True)
+    job = load_job(*files_on_gpus(tmp_path), "int8", runnable)
+    encoded = [option for option in job.problem.options if encodes(option)]
+    assert {(option[0], option[-1]) for option in encoded} == {(f"comp@{a}", f"decomp@{b}") for a in ("gpu", "cpu") for b in ("gpu", "cpu")}
+    assert "codec times of int8 are estimates: bytes moved at 70% of the 2039 GB/s of the GPU's memory" in job.notes
+    assert job.estimated == {"int8"}
+    found, on_cpus = search(job.problem), search(load_job(*files_on_gpus(tmp_path), "int8", replace(runnable, devices=("cpu",))).problem)
+    assert any("comp@gpu" in bucket.option for bucket in found.buckets) and found.step_us < on_cpus.step_us
+    check_runs(Plan("m", "c", found.buckets), "p")
+
+    quick = {"numel": [1, 1 << 24], "encode_us": [10, 500], "decode_us": [10, 500]}
+    slow = {"numel": [1, 1 << 24], "encode_us": [10, 40_000], "decode_us": [10, 40_000]}
+    measured = load_job(*files_on_gpus(tmp_path, codecs={"int8": {"cpu": slow, "gpu": quick}}), "int8", runnable)
+    assert "codec times of int8 on the GPU are the profile's" in measured.notes and not measured.estimated
+    unknown = load_job(*files_on_gpus(tmp_path, hardware="a GPU of 2031"), "int8", runnable)
+    assert set(unknown.problem.options) == set(OVER_SERVERS), "without times there, or memory to estimate them by"
+    by_name = load_job(*files_on_gpus(tmp_path, hardware="a GPU of 2031"), "int8", runnable, gpu="h100")
+    assert len(by_name.problem.options) == 5
+    on_hosts = load_job(*files_on_gpus(tmp_path, device="cpu"), "int8", runnable)
+    assert not any("gpu" in action for option in on_hosts.problem.options for action in option)
+    only_cpus = load_job(*files_on_gpus(tmp_path), "int8", replace(runnable, devices=("cpu",)))
+    assert set(only_cpus.problem.options) == set(OVER_SERVERS)
+
+
+def test_collectives_of_gpus_are_among_what_jobs_run_where_the_cluster_says_by_what(tmp_path: Path) -> None:
+    profile, cluster = files_on_gpus(tmp_path)
+    there = load_cluster(cluster)
+    steps = []
+    for collectives in ("", "host", "nccl"):
+        problem = load_job(profile, replace(there, collectives=collectives), "int8", Constraints(servers=True, runtime=True)).problem
+        assert any(map(over_groups, problem.options)) == bool(collectives)
+        found = search(problem)
+        check_runs(Plan("m", "c", found.buckets), "p")
+        whole = PlannedBucket(tuple(f"t{i}" for i in range(4)), 1 << 24, 1, 0, "none", ("flat.all_reduce",))
+        steps.append(simulate(problem, [whole]).step_us)
+    assert steps[1] > steps[2] == steps[0], "through the hosts' memory it takes copies"

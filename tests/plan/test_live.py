@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.live.outlook import CODECS, MOST_GBPS, PLAN, Machines, fitted_gbps, losses, outlook, sound_codecs
 from psgc.plan.live.steering import MOST_SWITCHES, PATIENCE, Steering
@@ -15,6 +16,7 @@ from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.quality import is_sound
 from psgc.plan.planfile.reading import read_plan
 from psgc.plan.planfile.runtime import ENCODED, PLAIN, check_runs
+from psgc.torch.plans.calibrating import within_node_gbps
 
 MACHINES = Machines(nodes=2, workers_per_node=1, servers=1, cores=2)
 NAMES = [f"t{n}" for n in range(8)]
@@ -155,17 +157,34 @@ def test_plans_are_of_all_that_such_a_job_runs(machines: Machines) -> None:
     assert read_plan(found.plan.to_json(), "auto") == found.plan, "so that rank 0 can hand it out"
 
 
-def test_where_groups_are_refused_or_gradients_lie_on_gpus_plans_are_over_servers() -> None:
-    machines = Machines(nodes=2, workers_per_node=2, servers=1, cores=2)
-    for device, allowed in (("cpu", False), ("cuda", True)):
+def test_where_groups_are_refused_plans_are_over_servers() -> None:
+    machines = Machines(nodes=2, workers_per_node=2, servers=1, cores=2, groups=False)
+    for device in ("cpu", "cuda"):
         given = replace(profile(), device=device)
-        of = replace(machines, groups=allowed)
+        of = replace(machines, gpus=device == "cuda")
         found = outlook(given, of, 20_000.0, buckets("none"), {codec: buckets(codec) for codec in CODECS[:2]}, "none", plans=True)
         assert found.plan is None or all(bucket.option in (PLAIN, ENCODED) for bucket in found.plan.buckets)
-    without = outlook(
-        replace(profile(), device="cuda"), replace(machines, servers=0), 20_000.0, buckets("none"), {"bf16": buckets("bf16")}, "none", True
-    )
-    assert without.tried == ("bf16",), "codecs are tried where the planner knows no option"
+
+
+def test_of_gradients_on_gpus_plans_encode_there_and_move_payloads_through_the_hosts() -> None:
+    """The GPU encodes in a twentieth of the CPU's time, and a gradient takes as long to be copied to the host as over the link."""
+    known = {codec: {**curve(1.0), "gpu": curve(0.05)["cpu"]} for codec in CODECS}
+    given = replace(profile(), device="cuda", codecs=known)
+    for servers, groups in ((1, False), (0, True)):
+        machines = Machines(nodes=2, workers_per_node=2, servers=servers, cores=2, groups=groups, gpus=True, host=Link(1.0, 10.0))
+        found = outlook(given, machines, 20_000.0, buckets("none"), {"bf16": buckets("bf16")}, "none", plans=True)
+        assert found.plan is not None and found.tried[0] == PLAN
+        check_runs(found.plan, "auto")
+        actions = {action for bucket in found.plan.buckets for action in bucket.option}
+        assert "comp@gpu" in actions and (servers > 0) == any("push" in action for action in actions)
+        assert machines.cluster(1.0).collectives == ("host" if groups else "")
+
+
+def test_sums_within_a_node_take_the_rate_that_its_memory_has() -> None:
+    machines = Machines(nodes=2, workers_per_node=2, servers=1, cores=2, within_gbps=7.0)
+    assert machines.cluster(1.0).intra.gbps == 7.0 and machines.cluster(10.0).intra.gbps == 10.0, "no less than the links have"
+    one, two = within_node_gbps(2, 2), within_node_gbps(2, 1)
+    assert two > 0 and 0 < one < 10_000
 
 
 def test_only_codecs_that_the_planners_judge_calls_sound_are_tried() -> None:

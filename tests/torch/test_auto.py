@@ -15,7 +15,10 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import UsageError
+from psgc.torch.device import engines
 from psgc.torch.gradients import auto
+from tests.device.recording import RecordingRuntime
+from tests.device.steps import use_recorded
 
 # milliseconds a step, by choice
 TIMES = {"none": 340.0, "bf16": 200.0, "int8": 120.0, "int4": 90.0, "onebit": 60.0, "topk": 75.0, "plan": 80.0}
@@ -74,6 +77,22 @@ def test_every_rank_ends_with_the_quickest_choice_at_the_same_step(ranks: Any, s
         r"auto, step 9: trying .*: a step takes 340\.0 ms by none, as over links of \S+ Gbit/s; predicted, in ms: ", caplog.text
     )
     assert f": {first[-1]} from now on; measured, in ms a step: none 340.0" in caplog.text
+
+
+def test_on_gpus_codecs_are_timed_there_and_the_line_says_so(ranks: Any, slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
+    """Without times of the GPU, or its name, nothing is known of encoding there, so nothing that the job would do is tried."""
+    caplog.set_level("INFO", "psgc.run")
+    for behind in (False, True):
+        caplog.clear()
+        use_recorded(RecordingRuntime(behind=behind))
+        try:
+            first, second = ranks.run(2, lambda rank: train(slow, rank, 40), min_compress_bytes=0)
+        finally:
+            engines.use()
+        assert first == second
+        told = "codec times on the GPU: not known" if behind else "codec times on the GPU: bf16, int4, int8, onebit, topk measured"
+        assert told in caplog.text
+        assert (set(first) == {"none"}) == behind, "only what has known times is tried"
 
 
 def test_under_adam_only_codecs_that_suit_it_are_tried(ranks: Any, slow: Slow) -> None:

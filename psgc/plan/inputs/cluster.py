@@ -9,6 +9,7 @@
     server_threads = 4         # of each server (PSGC_SERVER_THREADS); likewise
     reduce_roots = [2, 3]      # local ranks of each node that alone own shards of its sums (BYTEPS_REDUCE_ROOTS); all of them if left out
     pcie_switch_size = 4       # GPUs behind each PCIe switch, whose sums are taken first (BYTEPS_PCIE_SWITCH_SIZE); at once if left out
+    collectives = "nccl"       # of gradients on GPUs: what jobs there run them by, nccl, or host: through the hosts' memory; unsaid if left out
     gpudirect = true           # whether collectives between nodes need not pass the host's memory; says something only with [host]
     [intra]                    # between the GPUs of a node: each GPU's, one way
     gbps = 1200
@@ -30,6 +31,8 @@ codec times of a node's whole CPU.
 
 With ``[host]`` gradients are on the GPUs, and what the CPU encodes or servers are sent is copied first. Without it, as for jobs that
 train on CPUs and for the ready-made clusters of published results, copies cost nothing.
+
+With ``collectives = "host"`` what ranks exchange among themselves is copied to the hosts' memory first, and ``[intra]`` is what a node's ranks reach there.
 
 Owns the file's format and its errors. Gbit/s are 1e9 bit/s; a latency is the fixed time of one message, from send to receipt.
 """
@@ -83,6 +86,7 @@ class Cluster:
     server_threads: int = 0
     host: Link | None = None
     gpudirect: bool = True
+    collectives: str = ""
     reduce_roots: tuple[int, ...] = ()
     pcie_switch_size: int = 0
 
@@ -133,6 +137,7 @@ class Cluster:
             + "".join(f"{key} = {value}\n" for key in THREADS if (value := getattr(self, key)))
             + (f"reduce_roots = {list(self.reduce_roots)}\n" if self.reduce_roots else "")
             + (f"pcie_switch_size = {self.pcie_switch_size}\n" if self.pcie_switch_size else "")
+            + (f"collectives = {_quoted(self.collectives)}\n" if self.collectives else "")
             + ("" if self.gpudirect else "gpudirect = false\n")
             + f"source = {_quoted(self.source)}\n"
         )
@@ -160,6 +165,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)  # JSON's strings are TOML's
 
 
+COLLECTIVES: Final = ("", "nccl", "host")
 THREADS: Final = ("cores", "codec_threads", "server_threads")
 _NAMED: Final = {
     "espresso-nvlink": Cluster(
@@ -224,7 +230,7 @@ def read_cluster(document: Mapping[str, Any], name: str, source: str) -> Cluster
     return Cluster(
         str(document.get("name", name)), nodes, gpus, _link(document, "intra", source), _link(document, "inter", source), servers, server,
         str(document.get("source", source)), on_nodes, **threads, host=host, gpudirect=gpudirect, reduce_roots=roots,
-        pcie_switch_size=switch,
+        pcie_switch_size=switch, collectives=_collectives(document, source),
     )  # fmt: skip
 
 
@@ -242,6 +248,13 @@ def _roots(document: Mapping[str, Any], gpus: int, source: str) -> tuple[int, ..
             f"{source}: field reduce_roots is {shown(value)}, expected local ranks from 0 to {gpus - 1}, each once and in order"
         )
     return tuple(value)
+
+
+def _collectives(document: Mapping[str, Any], source: str) -> str:
+    value = document.get("collectives", "")
+    if value not in COLLECTIVES:
+        raise UsageError(f"{source}: field collectives is {shown(value)}, expected one of {', '.join(COLLECTIVES[1:])}, or to be left out")
+    return str(value)
 
 
 def _flag(document: Mapping[str, Any], key: str, default: bool, source: str) -> bool:

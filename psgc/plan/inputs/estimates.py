@@ -6,6 +6,7 @@ labelled as an estimate, and measured times of a profile take precedence. Owns t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final
@@ -66,6 +67,16 @@ def with_estimates(profile: Profile, memory_gbps: float | None, names: Iterable[
     missing = {name for name in names if not {name, _bare(name)} & profile.codecs.keys() and _bare(name) in _PAYLOADS}
     curves = {_bare(name): {"gpu": estimate(_bare(name), memory_gbps)} for name in sorted(missing)}
     return replace(profile, codecs={**profile.codecs, **curves}), frozenset(missing)
+
+
+def with_gpu_estimates(profile: Profile, gpu: str, names: Iterable[str]) -> tuple[Profile, frozenset[str], list[str]]:
+    """The profile with estimated times on GPUs for those of the codecs that it has none of there, where a word of ``gpu`` names one whose memory is
+    known; which codecs those are; and a note that says so."""
+    named = next((word for word in re.findall(r"[a-z0-9]+", gpu.lower()) if word in MEMORY_GBPS), "")
+    wanted = dict.fromkeys(map(_bare, names)) if named else {}
+    missing = [name for name in wanted if name in _PAYLOADS and "gpu" not in profile.codecs.get(name, {})]
+    curves = {name: {**profile.codecs.get(name, {}), "gpu": estimate(name, MEMORY_GBPS[named])} for name in missing}
+    return replace(profile, codecs={**profile.codecs, **curves}), frozenset(missing), estimates_notes(missing, MEMORY_GBPS.get(named))
 
 
 def with_cpu_estimates(profile: Profile, names: Iterable[str]) -> tuple[Profile, frozenset[str]]:

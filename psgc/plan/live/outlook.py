@@ -1,7 +1,8 @@
 """What a running job may expect of other codecs and plans: predicted from what was measured of it. Pure.
 
 Links are not probed: the rate is taken at which the planner's model gives the step that was measured, so that what the model leaves out counts as the
-links' slowness. Where nodes have several ranks, sums within nodes run in hosts' memory, at a rate that is assumed, and at no less than the links'.
+links' slowness. Where nodes have several ranks, sums within nodes run in hosts' memory, at the rate that copies and sums there have, and at no less than the
+links'. Gradients on GPUs are copied to the host, or encoded there; what ranks exchange among themselves passes the hosts' memory.
 Codecs' costs are those measured on rank 0.
 """
 
@@ -31,7 +32,9 @@ NEAR: Final = 1.0  # predictions up to twice as long as the best are tried, too:
 MOST_TRIED: Final = 3
 LEAST_GBPS, MOST_GBPS, HALVINGS = 1e-4, 400.0, 24  # where the links' rate is looked for
 LATENCY_US: Final = 50.0
-MEMORY_GBPS: Final = 20.0  # between ranks of one node, in hosts' memory: what reduce_scatter of 25 MB reaches on a machine of two cores
+MEMORY_GBPS: Final = (
+    20.0  # between ranks of one node, where nobody has measured it: what reduce_scatter of 25 MB reaches on a machine of two cores
+)
 MOST_ENCODES: Final = 2  # of a planned bucket: as often as a payload is encoded over servers, by a worker and by a server
 OVERHEADS: Final = {"part_us": 200.0, "next_part_us": 60.0}  # of a part beyond its bytes, about as psgc profile --links measures them
 
@@ -39,7 +42,8 @@ OVERHEADS: Final = {"part_us": 200.0, "next_part_us": 60.0}  # of a part beyond 
 @dataclass(frozen=True, slots=True)
 class Machines:
     """The job's processes, as far as its workers know them. workers_per_node: of the largest node; cores: of a node. groups: whether workers may
-    aggregate among themselves; even: whether all nodes have as many."""
+    aggregate among themselves; even: whether all nodes have as many. within_gbps: at which ranks of one node sum in its memory; gpus: whether gradients lie on
+    GPUs, and host: the link between a GPU and its host's memory, None where it is not known."""
 
     nodes: int
     workers_per_node: int
@@ -48,19 +52,22 @@ class Machines:
     codec_threads: int = 0
     groups: bool = True
     even: bool = True
+    within_gbps: float = MEMORY_GBPS
+    gpus: bool = False
+    host: Link | None = None
 
     def cluster(self, gbps: float) -> Cluster:
         link = Link(gbps, LATENCY_US)
-        within = Link(max(gbps, MEMORY_GBPS), LATENCY_US) if self.nodes > 1 else link
+        within = Link(max(gbps, self.within_gbps), LATENCY_US) if self.nodes > 1 else link
         return Cluster(
             "this job", self.nodes, self.workers_per_node, within, link, self.servers, cores=self.cores, codec_threads=self.codec_threads,
-            server_threads=self.cores,
+            server_threads=self.cores, host=self.host, collectives="host" if self.gpus and self.groups else "",
         )  # fmt: skip
 
     @property
     def constraints(self) -> Constraints:
         """What jobs run, and this one may: with servers, or without."""
-        return Constraints(("cpu",), MOST_ENCODES, servers=self.servers > 0, runtime=True)
+        return Constraints(("gpu", "cpu") if self.gpus else ("cpu",), MOST_ENCODES, servers=self.servers > 0, runtime=True)
 
 
 class Outlook(NamedTuple):
@@ -89,7 +96,7 @@ def outlook(
     """profile: ready times, where gradients lie, and times of the codecs. step_ms: as measured, of a whole step; present: the buckets it was
     measured with; layouts: those that the job would have by each codec; present_codec: what the job has now, "" for a plan.
     plans: whether the planner's own buckets are considered, too. Raises UsageError where the profile has no times for a codec."""
-    device = profile.device if machines.groups else ""  # the planner has collectives only where gradients are known to lie in hosts' memory
+    device = profile.device if machines.groups or machines.gpus else ""  # without groups no collectives in hosts' memory either
     profile = replace(profile, overheads=OVERHEADS, device=device)
     forward_us = profile.forward_us or 0.0
     gbps = fitted_gbps(profile, machines, max(0.0, 1e3 * step_ms - forward_us), present)

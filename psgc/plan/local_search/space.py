@@ -21,7 +21,7 @@ from psgc.codecs.jit.kernel import I64, helper, kernel
 from psgc.plan.inputs.profile import F64
 from psgc.plan.local_search.full_descent import Paths
 from psgc.plan.model import options
-from psgc.plan.model.costs import ALWAYS, IN_FLIGHT, Atom, CodecCosts, Task, price, resources_of, walk
+from psgc.plan.model.costs import ALWAYS, IN_FLIGHT, NO_COPIES, Atom, CodecCosts, Task, copies_of, price, resources_of, walk
 from psgc.plan.model.curves import Curves, Points, curves_of, task_times
 from psgc.plan.model.options import DEVICES, Constraints, Option
 from psgc.plan.model.problem import Problem
@@ -72,7 +72,7 @@ def _paths(first: Ints, behind: Ints) -> Ints:
 
 
 @functools.cache
-def graph(constraints: Constraints, copies: bool = False) -> Graph:
+def graph(constraints: Constraints, copies: int = NO_COPIES) -> Graph:
     """The graph of the options that the constraints allow: the trie of their atoms, with equal subtrees merged. copies: as ``walk`` takes it."""
     found = options.constrained(constraints)
     numbers: dict[Atom, int] = {}
@@ -237,7 +237,7 @@ class Space:
         self.codecs = problem.codecs
         self.threads, self.moments_us = problem.threads, problem.tensors.ready_us
         _ = problem.options  # raises where none is allowed
-        self.graph = graph(problem.allowed, problem.cluster.host is not None)
+        self.graph = graph(problem.allowed, copies_of(problem.cluster))
         self.distinct: list[Priced] = []
         numbered = self._number(problem)
         most = max(1, *map(len, numbered))

@@ -30,6 +30,7 @@ from psgc.plan.local_search.space import Space, graph
 from psgc.plan.methods.baselines import HIERARCHICAL, tensor_by_tensor, with_option
 from psgc.plan.methods.espresso_trials import Trials
 from psgc.plan.methods.result import UNDER_CONSTRAINTS, Found, RuledOut
+from psgc.plan.model.costs import copies_of
 from psgc.plan.model.options import Constraints, Option, constrained, is_uncompressed
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, ranks
@@ -108,7 +109,7 @@ class Job:
 
 
 def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None = None, until_s: float = np.inf) -> Job:
-    options, every = _options(problem.allowed, problem.cluster.host is not None)
+    options, every = _options(problem.allowed, copies_of(problem.cluster))
     space = space or Space(problem)
     numbers = every.numbers
     ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
@@ -144,7 +145,7 @@ def _left(found: Candidates, takes: NDArray[np.bool_]) -> Candidates:
 
 
 @functools.cache
-def _options(allowed_by: Constraints, copies: bool) -> tuple[tuple[Option, ...], Candidates]:
+def _options(allowed_by: Constraints, copies: int) -> tuple[tuple[Option, ...], Candidates]:
     """The options on GPUs alone, uncompressed ones with them, and then their counterparts on the CPU; and which are which."""
     tree = [option for option in constrained(allowed_by) if not any(".push" in action for action in option)]
     if not tree:

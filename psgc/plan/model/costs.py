@@ -33,7 +33,8 @@ Likewise a server sums as many parts at once as it has threads.
 Where the cluster has a link between a GPU and its host, gradients are on the GPU, and copies pass that link, a lane each way: to the host before
 the CPU encodes or decodes and before a push, and back before the GPU encodes or decodes, before a collective within a node, and at the
 end. Collectives between nodes go from where the bytes are, or, without GPUDirect, from the GPU through the host: what a rank sends and what it
-receives is copied.
+receives is copied. Where jobs run collectives through hosts' memory (``collectives = "host"`` in the cluster's file)
+each rank's bytes are copied there before the first of them, and stay until the GPU decodes them, or the end.
 A server adds every payload that comes to it and finishes the sum once, its share of the bucket; where the profile has times of ``none``,
 workers also copy what is not encoded into slots and out of them.
 One thread at each end handles messages. Of the profile's ``next_part_us``, for which a part keeps both threads busy, and ``part_us``, which a
@@ -63,6 +64,7 @@ BOTH_WAYS: Final = -1  # a collective between nodes: holds SEND and RECEIVE toge
 ALL_LINKS: Final = -2  # one over all ranks, several of them on a node: holds INTRA, too, and the slower of both paces it
 IN_FLIGHT: Final = -3  # a message's latency, and what a server's own link and pass add to a lone part: holds nothing
 _HELD: Final = {BOTH_WAYS: (SEND, RECEIVE), ALL_LINKS: (INTRA, SEND, RECEIVE), IN_FLIGHT: ()}
+NO_COPIES, COPIES, ALL_ON_HOSTS = range(3)
 RAW: Final = "raw:"  # before a curve's name: of what is not encoded
 FLOAT_BYTES: Final = 4.0
 _STRAIGHT: Final = ("all_to_all", "gather")  # operations whose messages go to the rank that they are for
@@ -179,21 +181,27 @@ class CodecCosts:
 
 
 @functools.cache
-def walk(option: Option, copies: bool = False) -> tuple[tuple[Atom, ...], Held]:
-    """The option's atoms, and what a rank holds after them. copies: tell the GPU's memory from the host's, and the last atom from others."""
+def walk(option: Option, copies: int = NO_COPIES) -> tuple[tuple[Atom, ...], Held]:
+    """The option's atoms, and what a rank holds after them. copies: as ``copies_of`` says, whether to tell the GPU's memory from the host's, and the last atom
+    from others."""
     held, atoms = Held(), []
     for number, action in enumerate(option):
-        atoms.append(Atom(action, held, copies and number == len(option) - 1))
-        held = _after(action, held)._replace(on_host=copies and _on_host(action, held))
+        atoms.append(Atom(action, held, copies != NO_COPIES and number == len(option) - 1))
+        held = _after(action, held)._replace(on_host=copies != NO_COPIES and _on_host(action, held, copies == ALL_ON_HOSTS))
     return tuple(atoms), held
 
 
-def _on_host(action: str, held: Held) -> bool:
-    """Whether what a rank holds after the action is in the host's memory."""
+def copies_of(cluster: Cluster) -> int:
+    """Whether copies between GPUs and hosts count, and whether all that ranks exchange is in the hosts' memory."""
+    return NO_COPIES if cluster.host is None else ALL_ON_HOSTS if cluster.collectives == "host" else COPIES
+
+
+def _on_host(action: str, held: Held, exchanged: bool = False) -> bool:
+    """Whether what a rank holds after the action is in the host's memory. exchanged: all that it exchanges is."""
     if "@" in action:
         return action.endswith("@cpu")
     level, operation = action.split(".")[:2]
-    return operation in ("push", "pull") or (held.on_host and level != "intra")
+    return exchanged or operation in ("push", "pull") or (held.on_host and level != "intra")
 
 
 def _after(action: str, held: Held) -> Held:
@@ -215,7 +223,7 @@ def _after(action: str, held: Held) -> Held:
 
 def tasks(option: Option, cluster: Cluster, codec: CodecCosts, direct: bool = False) -> tuple[Task, ...]:
     """The option's tasks, in order. direct: whether flat reduce-scatters and all-gathers are; see the module's text."""
-    return tuple(task for atom in walk(option, cluster.host is not None)[0] for task in price(atom, cluster, codec, direct))
+    return tuple(task for atom in walk(option, copies_of(cluster))[0] for task in price(atom, cluster, codec, direct))
 
 
 def price(atom: Atom, cluster: Cluster, codec: CodecCosts, direct: bool = False) -> list[Task]:
@@ -227,14 +235,15 @@ def price(atom: Atom, cluster: Cluster, codec: CodecCosts, direct: bool = False)
         return made
     size = share * pieces * (codec.bytes_per_element if held.encoded else FLOAT_BYTES)
     level, operation = ("", "") if "@" in action else action.split(".")[:2]
-    if action.endswith("@cpu") or operation in ("push", "pull"):
+    on_hosts = bool(level) and copies_of(cluster) == ALL_ON_HOSTS
+    if action.endswith("@cpu") or operation in ("push", "pull") or on_hosts:
         made = _copy(action, TO_HOST, 0.0 if held.on_host else size, cluster.host) + made
     elif action.endswith("@gpu") or level == "intra":
         made = _copy(action, TO_GPU, size if held.on_host else 0.0, cluster.host) + made
     elif made and not cluster.gpudirect and not held.on_host:
         passes = size * _volume(operation, _ranks(level, cluster))[0]
         made = [*_copy(action, TO_HOST, passes, cluster.host), *made, *_copy(action, TO_GPU, passes, cluster.host)]
-    return made + _copy(action, TO_GPU, FLOAT_BYTES if last and _on_host(action, held) else 0.0, cluster.host)
+    return made + _copy(action, TO_GPU, FLOAT_BYTES if last and _on_host(action, held, on_hosts) else 0.0, cluster.host)
 
 
 def _copy(action: str, resource: int, size: float, link: Link) -> list[Task]:

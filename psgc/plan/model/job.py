@@ -5,7 +5,7 @@ Owns what holds where the user says nothing: which GPU, which codec, and which c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, load_cluster
-from psgc.plan.inputs.estimates import estimates_notes, known_memory_gbps, with_estimates
+from psgc.plan.inputs.estimates import estimates_notes, known_memory_gbps, with_estimates, with_gpu_estimates
 from psgc.plan.inputs.profile import V100_CODECS, Profile, load_profile
 from psgc.plan.model.constraints import ALL
 from psgc.plan.model.costs import CodecCosts
@@ -39,20 +39,30 @@ class Job(NamedTuple):
 
 def load_job(
     profile_text: str, cluster: str | Cluster, codec: str | None = None, constraints: Constraints = ALL, *,
-    gpu: str | None = None, beside: Iterable[str] = (), adam: bool = False,
+    gpu: str | None = None, beside: Iterable[str] = (), adam: bool = False, measured: Callable[[Profile, str], tuple[Profile, str]] | None = None,
 ) -> Job:  # fmt: skip
     """The job of these files or names. gpu: what a well-known model's times are computed for, and codec times that the profile has not are
     estimated for; beside: other codecs, of a plan's buckets; adam: where no codec is chosen, take none that costs quality under an Adam-like
-    optimizer. Raises UsageError or CodecError saying what is wrong with which."""
+    optimizer; measured: adds a GPU's codec times to a profile without them, and says from where. Raises UsageError or CodecError saying what is
+    wrong with which."""
     profile = load_profile(profile_text, gpu or DEFAULT_GPU)
     cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
     notes = [] if Path(profile_text).is_file() else [_computed_note(profile, gpu)]
     if _all_match(profile, constraints) and codec is None:  # no tensor takes this one, and none need be chosen
         codec = next((name for _, name in constraints.codecs if name != UNCOMPRESSED), UNCOMPRESSED)
+    constraints = replace(constraints, on_gpus=constraints.runtime and profile.device == "cuda" and "gpu" in constraints.devices)
     named = {*(name for _, name in constraints.codecs), *beside}
     if not may_encode(constraints) or {codec, *named} == {UNCOMPRESSED}:
         return Job(Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), constraints), tuple(notes))
     wanted = named | _candidates(codec, profile, adam=adam)
+    by_memory: frozenset[str] = frozenset()
+    if constraints.on_gpus:
+        board = gpu or profile.hardware.partition(",")[0]  # the host's name follows
+        own = [name for name in wanted or profile.codecs if "gpu" in profile.codecs.get(name, {})]
+        notes += [f"codec times of {', '.join(sorted(own))} on the GPU are the profile's"] if own else []
+        profile, source = (profile, "") if measured is None else measured(profile, board)
+        profile, by_memory, told = with_gpu_estimates(profile, board, wanted or profile.codecs)
+        notes += [*([source] if source else []), *told]
     on_gpu = "gpu" in constraints.encoders
     memory = known_memory_gbps(gpu or profile.hardware) if on_gpu else None
     profile, estimated = with_estimates(profile, memory, wanted)
@@ -67,6 +77,7 @@ def load_job(
         notes.append(_default_note(codec, profile, adam=adam))
     estimated &= {*named, codec}
     notes += estimates_notes(estimated, memory)
+    estimated |= by_memory & {*named, codec}
     costs = _costs(codec, profile, cluster, constraints)
     others = tuple((pattern, _costs(name, profile, cluster, constraints)) for pattern, name in constraints.codecs)
     if cluster.has_threads and any(is_of_a_node(each) for each in (costs, *(each for _, each in others))):

@@ -40,9 +40,9 @@ OVER_SERVERS: Final[tuple[Option, Option]] = (("flat.push", "flat.pull"), ("comp
 @dataclass(frozen=True, slots=True)
 class Constraints:
     """What a user rules out. most_encodes: how often a bucket may be encoded, since each costs accuracy; None: as often as it likes;
-    runtime: all but what jobs run, wherever gradients lie, which is over servers; among_workers: with ``runtime``, not what workers do among themselves
-    in hosts' memory (the job decides it, not the user); codecs: patterns of tensors' names, and what alone encodes those that match, the first
-    that does."""
+    runtime: all but what jobs run, wherever gradients lie, which is over servers, encoded on CPUs; among_workers: with ``runtime``, not what workers do
+    among themselves; on_gpus: nor what GPUs encode (the job decides both, not the user); codecs: patterns
+    of tensors' names, and what alone encodes those that match, the first that does."""
 
     devices: tuple[str, ...] = DEVICES
     most_encodes: int | None = None
@@ -51,12 +51,13 @@ class Constraints:
     servers: bool = False
     runtime: bool = False
     among_workers: bool = False
+    on_gpus: bool = False
     codecs: tuple[tuple[str, str], ...] = ()
 
     @property
     def encoders(self) -> tuple[str, ...]:
-        """The devices that may encode: of those that the user leaves, the ones of what is carried."""
-        return tuple(device for device in self.devices if not self.runtime or f"comp@{device}" in OVER_SERVERS[1])
+        """The devices that may encode: of those that the user leaves, the ones that jobs encode on."""
+        return tuple(device for device in self.devices if not self.runtime or self.on_gpus or device == "cpu")
 
     @property
     def to_be_run(self) -> bool:
@@ -67,15 +68,15 @@ class Constraints:
         """Whether the option is left."""
         levels = {action.partition(".")[0] for action in option if "." in action}
         return (
-            devices_of(option) <= set(self.devices)
+            devices_of(option) <= set(self.encoders)
             and (self.most_encodes is None or encodes(option) <= self.most_encodes)
             and (self.flat or "flat" not in levels)
             and (self.hierarchical or levels <= {"flat"})
             and (self.servers or not any(".push" in action or ".pull" in action for action in option))
             and (
                 not self.runtime
-                or option in OVER_SERVERS
-                or (self.among_workers and is_program(option) and "gpu" not in devices_of(option))
+                or tuple(action.replace("@gpu", "@cpu") for action in option) in OVER_SERVERS
+                or (self.among_workers and is_program(option))
             )
         )
 

@@ -5,6 +5,7 @@ Owns how a plan's buckets become chains of tasks on a timeline. Knows nothing of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -70,6 +71,21 @@ def is_of_a_node(codec: CodecCosts) -> bool:
     return built_in is not None and codec.curves.get("cpu") == built_in
 
 
+@functools.cache
+def has_gpu_side(codec: str) -> bool:
+    """Whether GPUs encode and decode it."""
+    if codec in PUBLISHED_BYTES or codec == UNCOMPRESSED:
+        return False
+    from psgc.codecs.backends import backends
+    from psgc.codecs.registry import parse_scheme
+    from psgc.codecs.scheme import PairScheme
+
+    scheme = parse_scheme(codec)
+    if type(scheme) is not PairScheme or scheme.residual_dtype != "float32":
+        return False
+    return all("cuda" in backends(each) for each in (scheme.pair.push, scheme.pair.pull))
+
+
 def _is_pair(codec: str) -> bool:
     """Whether one round carries it, so that workers can aggregate among themselves."""
     if codec in PUBLISHED_BYTES:
@@ -123,7 +139,20 @@ class Problem:
 
     def devices(self, codec: CodecCosts) -> tuple[str, ...]:
         """Those that may encode and decode with it: that the user leaves, and the codec has times for."""
-        return tuple(device for device in self.constraints.encoders if codec.knows(device))
+        return tuple(device for device in self._encoders if codec.knows(device) and self._encodes_on(device, codec))
+
+    @cached_property
+    def _encoders(self) -> tuple[str, ...]:
+        return replace(self.constraints, on_gpus=self.on_gpus).encoders
+
+    def _encodes_on(self, device: str, codec: CodecCosts) -> bool:
+        """Whether jobs do, where what jobs do counts."""
+        return device == "cpu" or not self.constraints.runtime or has_gpu_side(codec.name)
+
+    @cached_property
+    def on_gpus(self) -> bool:
+        """Whether jobs encode on GPUs: gradients lie there."""
+        return self.constraints.runtime and self.profile.device == "cuda"
 
     def takes(self, option: Option, codec: CodecCosts) -> bool:
         """Whether an option that is allowed is so for buckets of this codec: it has times for it everywhere."""
@@ -134,19 +163,23 @@ class Problem:
     @cached_property
     def allowed(self) -> Constraints:
         """The user's constraints, and what the job itself rules out: devices that no codec has times for, servers where there are none."""
-        devices = tuple(device for device in self.constraints.encoders if any(codec.knows(device) for codec in self.codecs))
+        devices = tuple(device for device in self._encoders if any(device in self.devices(codec) for codec in self.codecs))
         servers = self.constraints.servers and self.cluster.servers > 0
-        return replace(self.constraints, devices=devices, servers=servers, among_workers=self.among_workers, codecs=())
+        return replace(
+            self.constraints, devices=devices, servers=servers, among_workers=self.among_workers, on_gpus=self.on_gpus, codecs=()
+        )
 
     @cached_property
     def direct(self) -> bool:
-        """Whether gradients lie in hosts' memory, where jobs run flat reduce-scatters and all-gathers without a ring (``costs``)."""
-        return self.profile.device == "cpu" and self.cluster.host is None
+        """Whether what ranks exchange lies in hosts' memory, where jobs run flat reduce-scatters and all-gathers without a ring (``costs``)."""
+        return (self.profile.device == "cpu" and self.cluster.host is None) or self.cluster.collectives == "host"
 
     @cached_property
     def among_workers(self) -> bool:
-        """Whether jobs run collectives at what they are taken to cost: they do in hosts' memory, for codecs of one round."""
-        return self.constraints.runtime and self.direct and all(_is_pair(codec.name) for codec in self.used)
+        """Whether jobs run collectives at what they are taken to cost: they do in hosts' memory, and on GPUs where the cluster says by what, for codecs of
+        one round."""
+        known = self.direct or bool(self.cluster.collectives)
+        return self.constraints.runtime and known and all(_is_pair(codec.name) for codec in self.used)
 
     @cached_property
     def threads(self) -> Ints:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.documents import shown
-from psgc.plan.model.costs import FLOAT_BYTES, LINKS, RESOURCES, CodecCosts, price, resources_of, walk
+from psgc.plan.model.costs import FLOAT_BYTES, LINKS, RESOURCES, CodecCosts, copies_of, price, resources_of, walk
 from psgc.plan.model.options import Option, is_program
 from psgc.plan.model.plan import Issue, PlannedBucket
 from psgc.program.order import is_issued
@@ -60,7 +60,7 @@ def _steps(simulated: Simulated, buckets: Sequence[PlannedBucket]) -> list[int]:
 
 def lanes_of(option: Option, cluster: Cluster) -> tuple[frozenset[str], ...]:
     """Of each of the option's actions, the lanes that it uses on the cluster."""
-    priced = (price(atom, cluster, _ANY_CODEC) for atom in walk(option, cluster.host is not None)[0])
+    priced = (price(atom, cluster, _ANY_CODEC) for atom in walk(option, copies_of(cluster))[0])
     return tuple(frozenset(lane for task in tasks for lane in _lanes(task.resource)) for tasks in priced)
 
 

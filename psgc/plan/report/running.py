@@ -51,7 +51,7 @@ def running(problem: Problem, buckets: Sequence[PlannedBucket]) -> Running:
         found = find(SEARCH, limited)
     except UsageError:  # the constraints leave nothing that a job runs
         return Running(refused, None, limited)
-    why = next((why for codec in problem.used if (why := why_not_encoded(codec))), "")
+    why = next((why for codec in problem.used if (why := why_not_encoded(codec, limited.devices(codec)))), "")
     return Running(refused, found, limited, "" if encoded else why)
 
 
@@ -70,16 +70,16 @@ def with_servers(cluster: Cluster) -> Cluster:
 
 
 def _runnable(codec: CodecCosts, problem: Problem) -> CodecCosts:
-    return codec if codec.name == UNCOMPRESSED or not why_not_encoded(codec) else problem.without
+    runtime = replace(problem, constraints=replace(problem.constraints, runtime=True))
+    return codec if codec.name == UNCOMPRESSED or not why_not_encoded(codec, runtime.devices(codec)) else problem.without
 
 
-def why_not_encoded(codec: CodecCosts) -> str:
-    """Why a job cannot encode with it by a plan."""
-    device = next(action.partition("@")[2] for action in OVER_SERVERS[1] if action.startswith("comp@"))
+def why_not_encoded(codec: CodecCosts, devices: Sequence[str] = ()) -> str:
+    """Why a job cannot encode with it by a plan. devices: where jobs do so with it, beside the CPU."""
     if codec.name in PUBLISHED_BYTES:
         return f"{codec.name} is not one of psgc's codecs"
-    if not codec.knows(device):
-        return f"there are no times of {codec.name} on the {device.upper()}, where jobs encode; psgc profile measures them"
+    if not codec.knows("cpu") and not devices:
+        return f"there are no times of {codec.name} on the CPU, where jobs encode; psgc profile measures them"
     if is_whole(codec.name):
         return f"{codec.name} does not cut tensors, which plans do; psgc run --codec {codec.name} runs it without a plan"
     return ""

@@ -170,6 +170,11 @@ class DdpExchange:
         """By which the gradients travel now."""
         return [] if self._layout is None else [self._layout]
 
+    @property
+    def on_gpu(self) -> bool:
+        """Without a plan, DDP's buckets are encoded on the CPU."""
+        return False
+
     def proposed(self, codec: str) -> Declaration:
         """What would be declared of all gradients by this codec."""
         assert self._default is not None, "a step has been taken"

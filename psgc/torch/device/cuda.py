@@ -12,7 +12,17 @@ from psgc.codecs.backends import device_codec, device_state
 from psgc.codecs.codec import Codec
 from psgc.errors import UsageError
 from psgc.torch.device.codec import DeviceCodec, DeviceState
-from psgc.torch.device.runtime import Event, Stream
+from psgc.torch.device.runtime import Event, Mark, Stream
+
+
+class CudaMark:
+    """See Mark. event: a torch.cuda.Event with timing."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def us_to(self, later: CudaMark) -> float | None:
+        return 1e3 * float(self._event.elapsed_time(later._event)) if later._event.query() else None
 
 
 class CudaStream:
@@ -26,6 +36,11 @@ class CudaStream:
         event.record(self._stream)
         found: Event = event
         return found
+
+    def mark(self) -> Mark:
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return CudaMark(event)
 
     def wait(self, event: Event) -> None:
         self._stream.wait_event(event)

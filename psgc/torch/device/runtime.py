@@ -7,7 +7,7 @@ uses of one piece of memory, at least one of them a write, that no event orders.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -23,8 +23,18 @@ class Event(Protocol):
         """Sleep until the device has come to this point. Never called in the training thread."""
 
 
+class Mark(Protocol):
+    """A point in a stream's work, and the time at which the device comes to it."""
+
+    def us_to(self, later: Any) -> float | None:
+        """Microseconds from here to a later mark of the same stream; None while the device has not come to it. Does not wait."""
+
+
 class Stream(Protocol):
     """Work that the device does in order."""
+
+    def mark(self) -> Mark:
+        """A mark after all that has been enqueued so far."""
 
     def record(self) -> Event:
         """An event after all that has been enqueued so far."""

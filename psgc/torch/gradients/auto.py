@@ -23,14 +23,18 @@ from numpy.typing import NDArray
 
 from psgc.errors import CodecError, PsgcError
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.plan.inputs.estimates import with_gpu_estimates
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, profile_of
+from psgc.plan.inputs.profile import Profile
 from psgc.plan.live.outlook import PLAN, PRESENT_PLAN, Machines, Outlook, losses, outlook, sound_codecs
 from psgc.plan.live.steering import Steering
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket
 from psgc.plan.planfile.runtime import plan_of
-from psgc.torch.gradients.profiler import Recorder, clock_for
-from psgc.torch.plans.calibrating import measured_curves
+from psgc.torch.device.engines import engine_of
+from psgc.torch.gradients.profiler import Recorder, clock_for, hardware_of
+from psgc.torch.plans.calibrating import measured_curves, within_node_gbps
 from psgc.torch.plans.choice import Choice
+from psgc.torch.plans.device_times import DeviceTimes
 from psgc.torch.session.run_report import run_logger
 from psgc.worker.session import Session, Ticket
 
@@ -54,6 +58,10 @@ class Steered(Protocol):
     def layouts(self) -> list[Layout]:
         """By which the gradients travel now."""
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether gradients on a GPU are encoded there where no plan says where."""
+
     def proposed(self, codec: str) -> Declaration:
         """What would be declared of the gradients by this codec."""
 
@@ -75,6 +83,12 @@ class _Table:
         """Do nothing: the sum is in the array."""
 
 
+def _timed(profile: Profile, buckets: Sequence[PlannedBucket]) -> bool:
+    """Whether the profile has times of all that the buckets have encoded on GPUs."""
+    on_gpus = {bucket.codec for bucket in buckets if any(action.endswith("@gpu") for action in bucket.option)}
+    return all("gpu" in profile.codecs.get(codec.partition(":")[0], profile.codecs.get(codec, {})) for codec in on_gpus)
+
+
 class AutoPlan:
     """Observes an exchange and switches it; see the module's text. linear: whether the optimizer's steps are linear in the gradient, which says what codecs
     are sound; sample: any of the parameters."""
@@ -83,7 +97,8 @@ class AutoPlan:
 
     def __init__(self, exchange: Steered, linear: Callable[[], bool], sample: torch.Tensor) -> None:
         self._exchange, self._linear = exchange, linear
-        self._clock, self._device = clock_for(sample), sample.device.type
+        self._clock, self._sample = clock_for(sample), sample
+        self._gpu: DeviceTimes | None = None
         self._steering = Steering()
         self._recorder, self._recorded = Recorder(self._clock), Recorder(self._clock)  # of this window, and of the last whole one
         self._skip = WARM_UP
@@ -95,6 +110,8 @@ class AutoPlan:
         self._choices: list[Choice] = []  # by candidate
         self._names: list[str] = []
         self._curves: Mapping[str, Any] = {}
+        self._times = ""  # of codecs on GPUs, in words
+        self._within_gbps = 0.0  # of a node's memory, once it has been measured
 
     def ready(self, name: str) -> None:
         self._recorder.ready(name)
@@ -114,9 +131,20 @@ class AutoPlan:
         self._steps += 1
         if self._skip:
             self._skip -= 1
+            if self._steps <= WARM_UP:
+                self._time_gpu()
         else:
             self._periods.append(now - self._last - self._deciding)
         self._last, self._deciding = now, 0
+
+    def _time_gpu(self) -> None:
+        """On rank 0, where gradients lie on a GPU: have it measure itself, beside the steps that do not count."""
+        engine = engine_of(self._sample) if self._exchange.session.rank == 0 else None
+        if engine is None:
+            return
+        if self._gpu is None:
+            self._gpu = DeviceTimes(engine, [codec for codec in sound_codecs(adam=not self._linear()) if codec != UNCOMPRESSED])
+        self._gpu.enqueue()
 
     def decide(self) -> None:
         """Act on what all ranks know by now. Every rank calls it after the same step. What it takes is no part of a step."""
@@ -208,13 +236,26 @@ class AutoPlan:
         shapes = {spec.name: tuple(spec.shape) for spec in exchange.specs if spec.name in used}
         kinds = {(spec.group, spec.dtype) for spec in exchange.specs if spec.name in used}
         ready = [each for each in iterations if each.ready_us]
-        profile = replace(profile_of(ready, numel, model=exchange.name, shapes=shapes), codecs=self._curves, device=self._device)
-        present = [bucket for layout in exchange.layouts for bucket in plan_of(layout).buckets]
-        layouts = {codec: buckets for codec in codecs if (buckets := self._buckets_by(codec)) is not None}
+        profile = replace(profile_of(ready, numel, model=exchange.name, shapes=shapes), codecs=self._curves)
+        profile = replace(profile, device="cpu") if self._gpu is None else self._with_gpu(profile, self._gpu, codecs)
+        present = [
+            bucket for layout in exchange.layouts for bucket in plan_of(layout, on_gpu=self._gpu is not None and exchange.on_gpu).buckets
+        ]
+        layouts = {codec: buckets for codec in codecs if (buckets := self._buckets_by(codec)) is not None and _timed(profile, buckets)}
         by_plan = exchange.choice.plan is not None
         return outlook(
             profile, self._machines(), step_ms, present, layouts, "" if by_plan else exchange.choice.codec, plans=len(kinds) == 1
         )  # fmt: skip
+
+    def _with_gpu(self, profile: Profile, gpu: DeviceTimes, codecs: Sequence[str]) -> Profile:
+        """With what the GPU was measured to take; with estimates for what it has not come to, where its memory is known."""
+        measured = gpu.curves()
+        curves = {codec: {**profile.codecs[codec], **({"gpu": measured[codec]} if codec in measured else {})} for codec in codecs}
+        board = hardware_of(self._sample).partition(",")[0] if self._sample.is_cuda else ""
+        found, estimated, _ = with_gpu_estimates(replace(profile, codecs=curves, device="cuda"), board, codecs)
+        told = [f"{', '.join(names)} {how}" for names, how in ((sorted(measured), "measured"), (sorted(estimated), "estimated")) if names]
+        self._times = f"; codec times on the GPU: {', '.join(told) or 'not known'}"
+        return found
 
     def _buckets_by(self, codec: str) -> tuple[PlannedBucket, ...] | None:
         """The buckets that the job would have by this codec; None where it does not carry some gradient's dtype."""
@@ -230,20 +271,28 @@ class AutoPlan:
             )
         except CodecError:
             return None
-        return plan_of(layout).buckets
+        return plan_of(layout, on_gpu=self._gpu is not None and self._exchange.on_gpu).buckets
 
     def _machines(self) -> Machines:
         session = self._exchange.session
         sizes, config = session.node_sizes, session.config
         groups = not (config.encrypt or config.link_mbit)  # they are not encrypted, and no simulated link paces them
-        return Machines(
-            len(sizes), max(sizes), config.servers, os.cpu_count() or 1, config.cpu_threads, groups or not config.servers, len(set(sizes)) == 1
+        cores, gpu = os.cpu_count() or 1, self._gpu
+        machines = Machines(
+            len(sizes), max(sizes), config.servers, cores, config.cpu_threads, groups or not config.servers, len(set(sizes)) == 1,
+            gpus=gpu is not None, host=None if gpu is None else gpu.host_link(),
         )  # fmt: skip
+        if max(sizes) > 1 and len(sizes) > 1:
+            self._within_gbps = self._within_gbps or within_node_gbps(max(sizes), cores)
+            machines = replace(machines, within_gbps=self._within_gbps)
+        return machines
 
     def _tell(self, step_ms: float, found: Outlook) -> None:
         predicted = ", ".join(f"{name} {ms:,.1f}" for name, ms in sorted(found.predicted_ms.items(), key=lambda one: one[1]))
         have = self._present
-        figures = f"a step takes {step_ms:,.1f} ms by {have}, as over links of {found.gbps:,.3g} Gbit/s; predicted, in ms: {predicted or 'nothing else'}"
+        within = f" (within nodes {self._within_gbps:,.3g}, by what copies and sums take here)" if self._within_gbps else ""
+        links = f"as over links of {found.gbps:,.3g} Gbit/s{within}"
+        figures = f"a step takes {step_ms:,.1f} ms by {have}, {links}; predicted, in ms: {predicted or 'nothing else'}{self._times}"
         if found.tried:
             self._say(f"trying {', '.join(found.tried)}: {figures}")
         else:

@@ -346,6 +346,11 @@ class GradientExchange:
         """By which the gradients travel now."""
         return list({bucket.layout.name: bucket.layout for bucket in self._buckets}.values())
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether gradients on a GPU are encoded there where no plan says where."""
+        return self.session.config.gpu_codecs
+
     def proposed(self, codec: str) -> Declaration:
         """What would be declared of all gradients by this codec, in the order of the present layouts."""
         names = {gradient.spec.name: index for index, gradient in enumerate(self._gradients)}

@@ -17,12 +17,22 @@ from psgc.codecs.common.one_part import WORKERS, Part
 from psgc.plan.inputs.profile import CostCurve, Curves
 
 SIZES: Final = (1 << 12, 1 << 16, 1 << 20)  # elements
+SUMMED: Final = 1 << 22  # elements: more than caches hold
 REPEATS: Final = 3  # the least of them counts: what interrupts a pass only adds
 
 
 def measured_curves(codecs: Sequence[str]) -> Curves:
     """Curves by codec, as ``psgc.plan.inputs.profile`` describes them. Some 50 ms of CPU time for each codec."""
     return {text: _curves(parse_codec(text)) for text in codecs}
+
+
+def within_node_gbps(ranks: int, cores: int) -> float:
+    """The rate at which a node's ranks sum in the host's memory, as the planner counts a reduce_scatter's bytes: each copies its gradient to where others see
+    it, and adds up its share of all of theirs. Derived from what copies and sums of memory take here, on one thread; ranks beyond the cores wait."""
+    mine, others = np.ones(SUMMED, np.float32), np.ones(SUMMED, np.float32)
+    us = _least_us(lambda: np.copyto(mine, others)) + _least_us(lambda: np.add(mine, others, out=mine))
+    travels = mine.nbytes * (ranks - 1) / ranks
+    return 8e-3 * travels / (us * max(1.0, ranks / cores))
 
 
 def _curves(codec: Codec) -> dict[str, CostCurve]:
