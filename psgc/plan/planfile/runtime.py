@@ -68,7 +68,9 @@ def _check_carried(bucket: PlannedBucket, place: str) -> None:
     lacking = _without_gpu_side(scheme, bucket.option) if on_gpu is not None else None
     if lacking is not None:
         that = "" if type(scheme) is PairScheme else " that plans use"
-        raise UsageError(f"{place}: action {on_gpu!r}, but codec {lacking} has no GPU side{that}; plan with devices = ['cpu'], or another codec")
+        raise UsageError(
+            f"{place}: action {on_gpu!r}, but codec {lacking} has no GPU side{that}; plan with devices = ['cpu'], or another codec"
+        )
     if is_program(bucket.option) and type(scheme) is not PairScheme:
         raise UsageError(
             f"{place}: codec {bucket.codec} runs where every rank pushes all to servers, not by {' '.join(bucket.option)}; choose another codec"
