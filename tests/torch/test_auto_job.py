@@ -50,7 +50,9 @@ def test_without_servers_the_quickest_choice_is_kept_under_ddp_too_or_none_where
             assert names[-1] == min(set(names), key=lambda name: TIMES[name]), choices
     for name in ("optimizer0", "ddp0"):
         assert re.search(
-            rf"{name}: auto, step 9: trying .*: a step takes 340\.0 ms by none, as over links of \S+ Gbit/s( \(within nodes \S+, by what copies and sums take here\))?; predicted, in ms", said
+            rf"{name}: auto, step 9: trying .*: a step takes 340\.0 ms by none, as over links of \S+ Gbit/s "
+            r"\(within nodes \S+, by what copies and sums take here\); predicted, in ms",
+            said,
         )
         assert re.search(rf"{name}: auto, step \d+: \S+ from now on; measured, in ms a step: none 340\.0, ", said)
         assert re.search(rf"{name}: auto, step \d+: a step takes \S+ ms instead of \S+: planning again", said)
