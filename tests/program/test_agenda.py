@@ -1,4 +1,5 @@
-"""Seeded simulation: ranks submit named steps in orders of their own, connections break, and all ranks issue them in one order without end in waiting."""
+"""Seeded simulation: ranks submit named steps in orders of their own, or all in one, connections break, and all ranks issue them in one order, by votes and by
+turns, without end in waiting."""
 
 from __future__ import annotations
 
@@ -7,11 +8,16 @@ import random
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from psgc.program.agenda import Agenda, Turn, Turns, Use
+from psgc.program.voting import Voting
 
 SEEDS = int(os.environ.get("PSGC_TEST_SEEDS", "1000"))
+
+
+VOTE = "vote"
 
 
 class _Rank:
@@ -22,20 +28,37 @@ class _Rank:
         self.agenda = Agenda()
         self.up: deque[tuple[Use, int]] = deque()  # messages to the scheduler
         self.down: deque[Turn] = deque()
-        self.issue: deque[int] = deque()
+        self.voting = Voting()
+        self.under_way: int | None = None
         self.issued: list[int] = []
+
+    @property
+    def at(self) -> object:
+        """What its thread is in: a key's step, a vote, or nothing."""
+        if self.under_way is None:
+            self.under_way = self.voting.next()
+        return self.under_way if self.under_way is not None else VOTE if self.voting.votes else None
 
 
 class _Job:
-    """obeys: whether ranks wait for their turns; else each issues a step as soon as it submits it."""
+    """obeys: whether ranks agree on an order; else each issues a step as soon as it submits it. A third of the jobs' ranks submit in one order, and another
+    third in nearly one."""
 
     def __init__(self, seed: int, obeys: bool = True) -> None:
         self.random = random.Random(seed)
         self.obeys = obeys
         size, keys = self.random.randint(1, 4), self.random.randint(1, 5)
-        steps = [key for key in range(keys) for _ in range(self.random.randint(1, 4))]
-        self.ranks = [_Rank(self.random.sample(steps, len(steps))) for _ in range(size)]
-        self.turns, self.total = Turns(size), len(steps)
+        steps = [key << 48 | 7 << 24 for key in range(keys) for _ in range(self.random.randint(1, 4))]
+        self.random.shuffle(steps)
+        scripts = [list(steps) for _ in range(size)]
+        for script in scripts:
+            if seed % 3 == 0:
+                self.random.shuffle(script)
+            elif seed % 3 == 1 and len(script) > 1:
+                place = self.random.randrange(len(script) - 1)
+                script[place : place + 2] = reversed(script[place : place + 2])
+        self.ranks = [_Rank(script) for script in scripts]
+        self.turns, self.total, self.votes = Turns(size), len(steps), 0
 
     def run(self) -> None:
         while any(len(rank.issued) < self.total for rank in self.ranks):
@@ -47,10 +70,10 @@ class _Job:
                     moves.append(lambda number=number: self._hear(number))
                 if rank.down:
                     moves.append(lambda rank=rank: self._tell(rank))
-            under_way = {rank.issue[0] for rank in self.ranks if rank.issue}
-            if len(under_way) == 1 and all(rank.issue for rank in self.ranks):  # every rank is in the same collective: it ends
-                moves.append(self._collective)
-            assert moves, f"no rank can go on: {[rank.issue and rank.issue[0] for rank in self.ranks]}"
+            under_way = {rank.at for rank in self.ranks}
+            if len(under_way) == 1 and None not in under_way:  # every rank is in the same collective: it ends
+                moves.append(self._vote if VOTE in under_way else self._collective)
+            assert moves, f"no rank can go on: {[rank.at for rank in self.ranks]}"
             self.random.choice(moves)()
             if self.random.random() < 0.05:
                 self._break(self.random.choice(self.ranks))
@@ -58,8 +81,10 @@ class _Job:
     def _submit(self, rank: _Rank) -> None:
         key = rank.script.popleft()
         if not self.obeys:
-            rank.issue.append(key)
+            rank.voting._agreed.append(key)
+            rank.voting.submit(key)
             return
+        rank.voting.submit(key)
         rank.up.append((rank.agenda.submit(key), rank.agenda.taken))
 
     def _hear(self, number: int) -> None:
@@ -73,11 +98,20 @@ class _Job:
                 rank.down.append(turn)
 
     def _tell(self, rank: _Rank) -> None:
-        rank.issue += [use.key for use in rank.agenda.told(rank.down.popleft())]
+        for use in rank.agenda.told(rank.down.popleft()):
+            rank.voting.turn(use.key)
+
+    def _vote(self) -> None:
+        self.votes += 1
+        words = np.max([rank.voting.proposal() for rank in self.ranks], axis=0)
+        for rank in self.ranks:
+            rank.voting.voted(words)
 
     def _collective(self) -> None:
         for rank in self.ranks:
-            rank.issued.append(rank.issue.popleft())
+            assert rank.under_way is not None
+            rank.issued.append(rank.under_way)
+            rank.under_way = None
 
     def _break(self, rank: _Rank) -> None:
         """The connection is lost with what was in it, and a new one is made; some of the old one's messages come late."""
@@ -101,10 +135,57 @@ def test_ranks_that_issue_as_they_submit_are_caught_by_the_simulation() -> None:
     stuck = 0
     for seed in range(40):
         try:
-            _Job(seed, obeys=False).run()
+            _Job(3 * seed, obeys=False).run()
         except AssertionError:
             stuck += 1
     assert stuck > 20
+
+
+def voted(ranks: list[Voting]) -> None:
+    """A vote of these ranks."""
+    assert all(rank.votes for rank in ranks)
+    words = np.max([rank.proposal() for rank in ranks], axis=0)
+    for rank in ranks:
+        rank.voted(words)
+
+
+def test_ranks_that_submit_in_one_order_wait_for_one_turn_and_then_for_none() -> None:
+    ranks, keys = [Voting(), Voting()], [number << 48 for number in range(40)]
+    for number, key in enumerate(keys[:1] + keys):
+        for rank in ranks:
+            rank.submit(key)
+            assert number or not rank.votes, "groups connect in the first step"
+    for rank in ranks:
+        rank.turn(keys[0])
+        assert rank.next() == keys[0]
+    issued = []
+    while len(issued) < len(keys):
+        voted(ranks)
+        while (key := ranks[0].next()) is not None:
+            assert ranks[1].next() == key
+            issued.append(key)
+    assert issued == keys
+    for rank in ranks:
+        for key in keys:  # late, which is what turns of votes' steps are
+            rank.turn(key)
+        assert not rank._turns
+
+
+def test_ranks_that_submit_in_other_orders_vote_ever_more_seldom() -> None:
+    ranks, keys, votes = [Voting(), Voting()], [1 << 48, 2 << 48], 0
+    for _ in range(1000):
+        for rank, order in zip(ranks, (keys, keys[::-1]), strict=True):
+            for key in order:
+                rank.submit(key)
+        for key in keys:
+            for rank in ranks:
+                rank.turn(key)
+            if ranks[0].votes:
+                voted(ranks)
+                votes += 1
+            found = [rank.next() for rank in ranks]
+            assert found[0] == found[1] is not None
+    assert votes <= 11
 
 
 def test_what_all_ranks_have_been_told_is_forgotten() -> None:

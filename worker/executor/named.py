@@ -1,13 +1,12 @@
 """Carries out the steps of named tensors and broadcasts over groups: one thread, on one set of groups for all of them.
 
-Scripts submit them in any order, and hundreds of names may come; so none has threads and connections of its own, as a model's layout has, and a step begins
-when it has its turn (``psgc.program.agenda``), which is the same on all ranks. What a step does to numbers is the PartWork's.
+Scripts submit them in any order, and hundreds of names may come; so none has threads and connections of its own, as a model's layout has, and steps begin in
+an order that is the same on all ranks (``psgc.program.voting``). What a step does to numbers is the PartWork's.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from psgc.layout import Bucket, Layout, make_key
 from psgc.program.groups import Groups
 from psgc.program.ranks import Ranks
 from psgc.program.steps import Decode, Encode, Transfer
+from psgc.program.voting import Voting
 from psgc.reminder import Reminder
 from psgc.worker.executor.bucket import GroupBucket
 from psgc.worker.executor.part import Control
@@ -31,12 +31,12 @@ GROUPS: Final = "named"  # the name of the set of groups
 
 
 class _Line:
-    """A bucket, and the submissions that have had no turn yet."""
+    """A bucket, and the submissions that have not been issued yet."""
 
     def __init__(self, layout: Layout, bucket: Bucket) -> None:
         self.layout, self.bucket = layout, bucket
         self.waiting: deque[Submission] = deque()
-        self.work: GroupBucket | None = None  # from the first turn on
+        self.work: GroupBucket | None = None  # from the first step on
 
 
 class NamedExecutor:
@@ -49,10 +49,14 @@ class NamedExecutor:
     ) -> None:  # fmt: skip
         self._rank, self._ranks, self._groups_of, self._ask = rank, ranks, groups_of, ask
         self._fail, self._failed, self._raises = fail, failed, raises
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._lines: dict[int, _Line] = {}  # by key of the bucket's first part
-        self._turns: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._voting = Voting()
+        self._closing = False
+        self._line: _Line  # that the thread works on
+        self._what = ""  # the step that the thread works on, or proposes
         self._awaited: tuple[str, Reminder] | None = None  # the step under way
+        self._proposed: int | None = None  # the key that this rank proposes first in the vote under way
         self._groups: Groups | None = None
         self._thread = threading.Thread(target=self._run, name="psgc-named", daemon=True)
         self._thread.start()
@@ -63,11 +67,15 @@ class NamedExecutor:
         with self._lock:
             line = self._lines.setdefault(key, _Line(layout, layout.buckets[bucket]))
             line.waiting.append(submission)
-            self._ask(key)
+            self._voting.submit(key)
+            self._lock.notify()
+        self._ask(key)
 
     def turn(self, key: int) -> None:
         """The key's next step has its turn, after all before. From the network thread."""
-        self._turns.put(key)
+        with self._lock:
+            self._voting.turn(key)
+            self._lock.notify()
 
     def works(self) -> list[GroupBucket]:
         """The buckets so far. Their state is only to be touched while none of their steps is under way."""
@@ -76,7 +84,13 @@ class NamedExecutor:
 
     def late(self, now: float, first_s: float) -> list[str]:
         """What to say of a step that this rank has been in for long. first_s: until the first message."""
-        awaited = self._awaited
+        with self._lock:
+            if self._proposed is not None and self._awaited is None and self._voting.has_turn(self._proposed):
+                self._awaited = (
+                    self._named(self._lines[self._proposed]),
+                    Reminder(now),
+                )  # until then the scheduler names who has not submitted it
+            awaited = self._awaited
         if awaited is None or not awaited[1].due(now, first_s):
             return []
         return [f"rank {self._rank} waits for other ranks in {awaited[0]}, which all of them have submitted; is one stopped, or cut off?"]
@@ -88,25 +102,55 @@ class NamedExecutor:
 
     def close(self) -> None:
         """End the thread, unless it is in a collective."""
-        self._turns.put(None)
+        with self._lock:
+            self._closing = True
+            self._lock.notify()
         self._thread.join(1.0)
 
     # the thread
 
     def _run(self) -> None:
-        while (key := self._turns.get()) is not None:
-            if self._failed():
-                continue
-            line = self._lines[key]
-            what = f"step {1 if line.work is None else line.work.step + 1} of {line.layout.name!r}"
-            self._awaited = (what, Reminder(time.monotonic()))
+        while self._await():
             try:
-                self._step(line)
+                if self._proposed is None:
+                    self._step(self._line)
+                else:
+                    self._vote()
             except Exception as error:
-                self._broken(error, what)
-            self._awaited = None
+                self._broken(error, self._what)
         if self._groups is not None:
             self._groups.close()
+
+    def _await(self) -> bool:
+        """Sleep until there is a step to issue, or a vote; False: the executor is closed."""
+        with self._lock:
+            self._awaited = self._proposed = None
+            while not self._closing:
+                if not self._failed():
+                    key = self._voting.next()
+                    if key is not None:
+                        self._line = self._lines[key]
+                        self._what = self._named(self._line)
+                        self._awaited = (self._what, Reminder(time.monotonic()))
+                        return True
+                    if self._voting.votes:
+                        self._proposed = self._voting.first
+                        self._what = self._named(self._lines[self._proposed])
+                        return True
+                self._lock.wait()
+            return False
+
+    @staticmethod
+    def _named(line: _Line) -> str:
+        return f"step {1 if line.work is None else line.work.step + 1} of {line.layout.name!r}"
+
+    def _vote(self) -> None:
+        with self._lock:
+            words = self._voting.proposal()
+        assert self._groups is not None, "the first step is issued without a vote"
+        self._groups.group(self._ranks.everybody).maximum(words)
+        with self._lock:
+            self._voting.voted(words)
 
     def _step(self, line: _Line) -> None:
         with self._lock:
