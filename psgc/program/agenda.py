@@ -2,8 +2,8 @@
 
 Ranks that issued the collectives of one group as their scripts submit them would wait for each other for ever. So a step is issued once every rank has
 submitted it, and in an order that one place, the scheduler, gives to all of them: ``Turns`` numbers steps as they become complete, and the ``Agenda`` of
-each rank takes up the numbers one after the other. The step with the lowest number that is not over can always go on, because every rank has submitted
-it and has nothing before it left to do. Messages may come twice, and late.
+each rank takes up the numbers one after the other, or passes them over where ranks have agreed by a vote (``voting.py``). The step with the lowest
+number that is not over can always go on, because every rank has submitted it and has nothing before it left to do. Messages may come twice, and late.
 """
 
 from __future__ import annotations

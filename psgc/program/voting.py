@@ -6,8 +6,8 @@ rank votes as soon as it has something to propose. If the proposals' first steps
 number of steps that doubles with each such vote. All of this follows from what has been issued, which is the same on all ranks, so all ranks
 vote, or take turns, at the same time.
 
-No rank waits for ever: a step that every rank has submitted and none has issued gives every rank something to propose, so a vote ends; if it issues nothing, the
-step has a turn, because the scheduler is told of every submission. Turns of steps that votes have issued are passed over.
+No rank waits for ever: a step that every rank has submitted and none has issued gives every rank something to propose, so a vote ends; if
+it issues nothing, the step has a turn, because the scheduler is told of every submission. Turns of steps that votes have issued are passed over.
 """
 
 from __future__ import annotations
