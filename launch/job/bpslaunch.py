@@ -27,7 +27,7 @@ from psgc.launch.job.warming import prepare
 from psgc.launch.supervision.child import Child
 from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.launch.topology import detect, told
-from psgc.launch.topology.interfaces import place_of
+from psgc.launch.topology.interfaces import named, place_of
 from psgc.launch.version import version_line
 from psgc.transport.control.voice import own_outlet
 
@@ -255,8 +255,12 @@ def _servers(env: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def local_servers(config: Config, env: Mapping[str, str]) -> int:
-    """Servers of this machine, where its role is server. Raises ConfigError."""
-    text = env.get("PSGC_LOCAL_SERVERS", "").strip() or "1"
+    """Servers of this machine, where its role is server: PSGC_LOCAL_SERVERS, else one for each interface that PSGC_INTERFACES names, if every
+    machine has workers and servers and DMLC_NUM_SERVER counts as many for each, else 1. Raises ConfigError."""
+    names = env.get("DMLC_ROLE", "").lower()
+    joint = "joint" in names or all(role in names for role in JOINT)
+    each = named(env) if joint and config.servers == config.nodes * named(env) else 1
+    text = env.get("PSGC_LOCAL_SERVERS", "").strip() or str(max(1, each))
     if not text.isdigit() or not 1 <= int(text) <= max(1, config.servers):
         raise ConfigError(
             f"PSGC_LOCAL_SERVERS={text!r}: expected how many of the job's servers (DMLC_NUM_SERVER={config.servers}) run on this machine"

@@ -14,6 +14,7 @@ from typing import Final
 from psgc.addresses import is_loopback
 from psgc.errors import ConfigError
 from psgc.launch.job.ranks import FREE_PORTS
+from psgc.launch.topology.interfaces import named
 
 JOINT: Final = "server,worker"
 
@@ -106,7 +107,7 @@ def _together(env: Mapping[str, str], nodes: int, node: int, host: str, port: in
     here = node == 0 and not _set(env, "DMLC_PS_ROOT_URI")
     return {
         "DMLC_ROLE": f"scheduler,{JOINT}" if here else JOINT, "DMLC_NUM_WORKER": str(nodes), "DMLC_WORKER_ID": str(node),
-        "DMLC_NUM_SERVER": str(nodes * int(_first(env, "PSGC_LOCAL_SERVERS") or "1")), "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NUM_SERVER": str(nodes * int(_first(env, "PSGC_LOCAL_SERVERS") or max(1, named(env)))), "DMLC_PS_ROOT_PORT": str(port),
         **({"DMLC_PS_ROOT_URI": host} if host else {}),
     }  # fmt: skip
 

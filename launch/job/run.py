@@ -21,6 +21,7 @@ from psgc.launch.job.warming import PLANNER, prepare
 from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.launch.tables import progress
 from psgc.launch.topology import detect, told
+from psgc.launch.topology.interfaces import NAME as INTERFACES
 from psgc.transport.control.voice import own_outlet
 from psgc.transport.pacing import make_file
 from psgc.transport.security import encryption
@@ -64,6 +65,11 @@ def run_job(command: Sequence[str], *, workers: int = 2, servers: int = 1, nodes
     files |= told({**files, **os.environ}, workers // nodes, detect)
     config = Config.from_env({**_job_env(1, workers, servers, nodes, codec), **files})  # what is wrong is said before kernels are compiled
     config.require_cluster()
+    if text := os.environ.get(INTERFACES, "").strip():
+        raise UsageError(
+            f"{program}: {INTERFACES}={text}: all processes of this job are on this machine and use none of its interfaces; unset it, or start the job "
+            f"with psgc-launch (docs/plans.md)"
+        )
     if config.wire != "psgc":
         raise UsageError(
             f"{program}: PSGC_WIRE={config.wire}: the jobs that it starts speak psgc's own wire; start each role of this one with psgc-launch (docs/pslite.md)"

@@ -38,6 +38,12 @@ def place_of(env: Mapping[str, str], number: int, look: Callable[[], Topology] |
     return {"DMLC_NODE_HOST": found[number % len(found)]} if found else {}
 
 
+def named(env: Mapping[str, str]) -> int:
+    """How many interfaces PSGC_INTERFACES names; 0: none, or ``auto``."""
+    text = env.get(NAME, "").strip()
+    return 0 if text == AUTO else sum(1 for each in text.split(",") if each.strip())
+
+
 def addresses(env: Mapping[str, str]) -> tuple[str, ...]:
     """Of the interfaces that PSGC_INTERFACES names, in its order. Raises ConfigError for one that this machine does not have."""
     return tuple(_address(each.strip()) for each in env.get(NAME, "").split(",") if each.strip())

@@ -33,6 +33,7 @@ def test_slurm_gives_every_node_its_part() -> None:
     }  # fmt: skip
     first = completed({**SLURM, "SLURM_NODEID": "0", "PSGC_LOCAL_SERVERS": "2"}, "gpu01").settings
     assert (first["DMLC_ROLE"], first["DMLC_NUM_SERVER"]) == ("scheduler,server,worker", "8")
+    assert completed({**SLURM, "PSGC_INTERFACES": "eth0,eth1"}, "gpu03").settings["DMLC_NUM_SERVER"] == "8", "a server for each interface"
     own = completed({**SLURM, "SLURM_NODEID": "0", "DMLC_PS_ROOT_URI": "10.0.0.9", "DMLC_NUM_SERVER": "3"}, "gpu01").settings
     assert own["DMLC_ROLE"] == "server,worker" and not {"DMLC_PS_ROOT_URI", "DMLC_NUM_SERVER"} & own.keys()
     assert not completed({**SLURM, "DMLC_NUM_WORKER": "2"}, "gpu01").settings, "the user's own settings count first"

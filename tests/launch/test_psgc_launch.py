@@ -147,6 +147,13 @@ def test_servers_of_one_machine_get_ports_and_numbers_one_after_the_other() -> N
     assert _servers(env) == [{}, {}]
 
 
+def test_a_machine_of_workers_and_servers_has_a_server_for_each_named_interface_if_the_job_has_as_many() -> None:
+    env = {**TWO_NODES, "DMLC_ROLE": "joint", "DMLC_WORKER_ID": "0", "DMLC_NUM_SERVER": "4", "PSGC_INTERFACES": "127.0.0.2,127.0.0.3"}
+    assert [each["DMLC_NODE_HOST"] for each in _servers(env)] == ["127.0.0.2", "127.0.0.3"]
+    for other in ({"DMLC_NUM_SERVER": "2"}, {"DMLC_ROLE": "server"}, {"PSGC_LOCAL_SERVERS": "1"}, {"PSGC_INTERFACES": "auto"}):
+        assert len(_servers({**env, **other})) == 1
+
+
 def test_a_status_of_2_stays_2(launched: Any) -> None:
     status, _, err = launched.end(launched.psgc_launch(sys.executable, "-c", "import sys; sys.exit(2)", **ALONE, PSGC_RESTARTS="3"))
     assert (status, err.count("restart")) == (2, 0), err

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psgc.errors import ConfigError, UsageError
+from psgc.launch.job.run import run_job
 from psgc.launch.profiling.measure import Request, cluster_of
 from psgc.launch.topology import Gpu, Nic, Topology, as_detected, detect, nvidia, switch_size, sysfs, told
 from psgc.launch.topology.describe import rows
@@ -188,6 +189,12 @@ def test_auto_is_what_the_machine_has_for_its_launchers_and_for_cluster_files(tm
         told(both, 2, lambda: nvlink)
     assert ["shards of a node's sums", "on local ranks 2 3 alone (BYTEPS_REDUCE_ROOTS)"] in rows(Topology(), 0, (2, 3))
     assert any("of each 2 local ranks first" in text for _, text in rows(pcie, 2))
+
+
+def test_psgc_run_refuses_interfaces_because_all_its_processes_are_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSGC_INTERFACES", "lo")
+    with pytest.raises(UsageError, match=r"psgc run: PSGC_INTERFACES=lo: all processes .* or start the job with psgc-launch"):
+        run_job(["true"])
 
 
 def test_local_ranks_and_servers_take_the_named_interfaces_in_turn() -> None:
