@@ -6,6 +6,9 @@ from typing import Final
 
 import torch
 
+from psgc.codecs.codec import Stream
+from psgc.codecs.common.streams import splitmix
+
 _WORD: Final = 0xFFFFFFFF
 
 
@@ -17,3 +20,29 @@ def uniform(first: int, count: int, before: int, between: int, device: torch.dev
     h = ((h ^ between ^ (h >> 15)) * 0x846CA68B) & _WORD
     h = h ^ (h >> 16)
     return (h >> 8).float() * 2.0**-24
+
+
+def write_words(stream: Stream, step: torch.Tensor, words: torch.Tensor) -> None:
+    """words (int64 [3], of a ``DeviceStream``) <- the stream's numbers at the step that ``step`` (int64 [1]) holds; ``stream.step`` is not used.
+
+    Both are on one device, which the host does not wait for: a graph that captured this draws, in each replay, for the step that it finds there."""
+    state = splitmix(stream.seed)
+    keys = _splitmix(step ^ _signed(state))
+    for part in (stream.rank, stream.layout << 32 | stream.bucket):
+        keys = _splitmix(keys ^ _signed(part))
+    words[0:1].fill_(stream.first & _WORD)
+    words[1:2].copy_(keys & _WORD)
+    words[2:3].copy_((keys >> 32) & _WORD)
+
+
+def _splitmix(state: torch.Tensor) -> torch.Tensor:
+    """``splitmix`` of int64 numbers, which wrap around; torch shifts the sign in, which the masks take out again."""
+    state = state + _signed(0x9E3779B97F4A7C15)
+    state = (state ^ ((state >> 30) & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
+    state = (state ^ ((state >> 27) & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
+    return state ^ ((state >> 31) & (1 << 33) - 1)
+
+
+def _signed(number: int) -> int:
+    """The int64 of the same 64 bits."""
+    return number - (1 << 64) if number >> 63 else number

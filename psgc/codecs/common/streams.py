@@ -27,7 +27,7 @@ def keys(stream: Stream) -> tuple[int, int]:
     """The stream's two 32-bit keys."""
     state = 0
     for part in (stream.seed, stream.step, stream.rank, stream.layout << 32 | stream.bucket):
-        state = _splitmix((state ^ part) & _LONG)
+        state = splitmix((state ^ part) & _LONG)
     return state & _WORD, state >> 32
 
 
@@ -36,7 +36,8 @@ def stream_position(stream: Stream, lo: int) -> tuple[int, int, int]:
     return ((stream.first + lo) & _WORD, *keys(stream))
 
 
-def _splitmix(state: int) -> int:
+def splitmix(state: int) -> int:
+    """The next 64-bit number after this one."""
     state = (state + 0x9E3779B97F4A7C15) & _LONG
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _LONG
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _LONG
