@@ -67,6 +67,8 @@ class Config:
     hash_coefficient: int = 1
     mixed_mode: bool = False
     mixed_bound: int = 101
+    async_mode: bool = False
+    staleness: int = -1  # no bound
     nonfinite: str = "propagate"
     seed: int = 0
     profile: str = ""
@@ -117,6 +119,13 @@ class Config:
             )
         if self.hash_fn == "mixed" and not self.mixed_mode:
             raise ConfigError("BYTEPS_KEY_HASH_FN=mixed, but BYTEPS_ENABLE_MIXED_MODE is not 1: set it, too, or leave both out")
+        if self.staleness >= 0 and not self.async_mode:
+            raise ConfigError(
+                f"PSGC_STALENESS={self.staleness} bounds asynchronous training, but PSGC_ASYNC (BYTEPS_ENABLE_ASYNC) is not 1; set both, or neither"
+            )
+        for name, given in (("PSGC_PLAN", self.plan), ("PSGC_PROFILE", self.profile)):
+            if self.async_mode and given:
+                raise ConfigError(f"PSGC_ASYNC=1 and {name}={given}: plans and profiles are of synchronous gradients; unset one of the two")
         if self.plan and self.codec != "none":
             raise ConfigError(
                 f"PSGC_PLAN={self.plan} names each bucket's codec, but PSGC_CODEC={self.codec} is set, too; leave one of them out"
@@ -187,6 +196,8 @@ class Config:
             raise ConfigError(
                 "DMLC_NUM_SERVER=0: this job has no servers; start the scheduler and the workers alone, or set it to the number of servers"
             )
+        if self.async_mode and not self.servers:
+            raise ConfigError("PSGC_ASYNC=1 and DMLC_NUM_SERVER=0: servers hold the weights of asynchronous training; start one or more")
         if self.encrypt and not self.servers:
             raise ConfigError(
                 "PSGC_ENCRYPT=1 and DMLC_NUM_SERVER=0: collectives between workers are neither encrypted nor authenticated; start servers, or unset "

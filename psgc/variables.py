@@ -190,6 +190,14 @@ VARIABLES: Final = (
     Variable("BYTEPS_BUILT_IN_HASH_COEF", "hash_coefficient", _integer(0), "w", "with BYTEPS_KEY_HASH_FN=built_in: what the hash is multiplied by"),
     Variable("BYTEPS_ENABLE_MIXED_MODE", "mixed_mode", _switch, "w", "1: as BYTEPS_KEY_HASH_FN, BytePS's hash for servers on worker machines and on others"),
     Variable("BYTEPS_MIXED_MODE_BOUND", "mixed_bound", _integer(1), "w", "with BYTEPS_ENABLE_MIXED_MODE=1: BytePS's number of buckets, at least one a server"),
+    Variable(
+        "PSGC_ASYNC", "async_mode", _switch, "w",
+        "1: workers step on their own gradients and push what they have changed; servers hold the weights (optimizers.md)", ("BYTEPS_ENABLE_ASYNC",),
+    ),
+    Variable(
+        "PSGC_STALENESS", "staleness", _integer(0), "w",
+        "with PSGC_ASYNC=1: how many steps a worker may be ahead of the slowest; 0: all in step; default: any number",
+    ),
     Variable("PSGC_NONFINITE", "nonfinite", _one_of("propagate", "raise"), "w", "NaN or infinity in a gradient: pass on, or end the job"),
     Variable("PSGC_SEED", "seed", _integer(0), "w", "seed of the codecs' random streams"),
     Variable(
@@ -239,7 +247,6 @@ WITHOUT_EFFECT: Final = {
     "BYTEPS_OMP_THREAD_PER_GPU": "psgc sums in threads of its own: PSGC_SERVER_THREADS",
     "BYTEPS_NCCL_GROUP_SIZE": "psgc has no such stage",
     "BYTEPS_NCCL_NUM_RINGS": "psgc has no such stage",
-    "BYTEPS_ENABLE_ASYNC": "psgc is synchronous",
     "BYTEPS_ENABLE_IPC": "shared memory is chosen by itself: PSGC_TRANSPORT",
     "BYTEPS_SOCKET_PATH": "psgc leaves no socket files",
     "BYTEPS_SERVER_ENABLE_SCHEDULE": "the server sums in the plan's order",
@@ -248,7 +255,7 @@ WITHOUT_EFFECT: Final = {
     "BYTEPS_DEBUG_SAMPLE_TENSOR": "use PSGC_LOG_LEVEL",
     "BYTEPS_GLOBAL_RANK": "ranks follow from DMLC_WORKER_ID and BYTEPS_LOCAL_RANK",
     "BYTEPS_JOB_ID": "use PSGC_JOB",
-    "BYTEPS_STALENESS": "psgc is synchronous",
+    "BYTEPS_STALENESS": "each step uses its own gradients; PSGC_STALENESS bounds asynchronous training",
     "BYTEPS_LOG_HIDE_TIME": "set the format with Python's logging",
     "BYTEPS_TELEMETRY_ON": "get_pushpull_speed() always has its figures",
     "BYTEPS_FORCE_JOINT_MODE": "DMLC_ROLE=joint starts a server beside the workers",

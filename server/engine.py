@@ -22,6 +22,7 @@ from psgc.observe.server_trace import ServerTrace
 from psgc.pool import Pool
 from psgc.server.step import NO_SLOT, Fold, KeySpec
 from psgc.server.store import KeyStore
+from psgc.server.weights.versions import Versions
 
 Bytes = NDArray[np.uint8]
 SERVER_RANK = 0xFFFFFFFF  # the server's place in random streams, apart from every worker's
@@ -61,6 +62,11 @@ class Engine:
         """Queue a Fold. The state machine has at most one under way for a key."""
         self._pool.submit(0, self._run, fold, work, store)
 
+    def update(self, fold: Fold, weights: Versions) -> None:
+        """Queue the making of the next version of a key's weights. The state machine has at most one under way for a key."""
+        weights.prepare(fold.slot)
+        self._pool.submit(0, self._update, fold, weights)
+
     @staticmethod
     def lend(work: KeyWork, store: KeyStore, step: int, add_back: int) -> NDArray[np.float32]:
         """The residual after ``step``, with the result in buffer ``add_back`` added, unless that is NO_SLOT. The residual itself stays."""
@@ -94,6 +100,18 @@ class Engine:
     def close(self) -> None:
         self._pool.close(timeout_s=1.0)
 
+    def _update(self, fold: Fold, weights: Versions) -> None:
+        began_ns = monotonic_ns()
+        payload_bytes = weights.update(fold, _slices(weights.pair.push, weights.pair.pull, weights.numel))
+        self._worked(fold, began_ns)
+        self._done(fold.key, True, payload_bytes, False, fold.slot)
+
+    def _worked(self, fold: Fold, began_ns: int) -> None:
+        if self._trace is not None:
+            self._trace.folded(fold.key, fold.step, began_ns)
+        thread = threading.get_ident()
+        self._busy_ns[thread] = self._busy_ns.get(thread, 0) + monotonic_ns() - began_ns
+
     def _run(self, fold: Fold, work: KeyWork, store: KeyStore) -> None:
         began_ns = monotonic_ns()
         if fold.step == 1:
@@ -112,10 +130,7 @@ class Engine:
         else:
             self._block(fold, work)
             encoded = Encoded(0, False)
-        if self._trace is not None:
-            self._trace.folded(fold.key, fold.step, began_ns)
-        thread = threading.get_ident()
-        self._busy_ns[thread] = self._busy_ns.get(thread, 0) + monotonic_ns() - began_ns
+        self._worked(fold, began_ns)
         self._done(fold.key, fold.last, encoded.payload_bytes, encoded.nonfinite, fold.slot)
 
     @staticmethod

@@ -199,6 +199,8 @@ class Server:
         for effect in effects:
             if isinstance(effect, Send):
                 self._send(effect)
+            elif isinstance(effect, Fold) and effect.key in self._store.weights:
+                self._engine.update(effect, self._store.weights[effect.key])
             elif isinstance(effect, Fold):
                 self._engine.start(effect, self._works[effect.key], self._store.keys[effect.key])
             elif isinstance(effect, Commit):
@@ -212,7 +214,7 @@ class Server:
 
     def _send(self, send: Send) -> None:
         link: Link = send.peer
-        place = None if send.result_slot is None else self._store.keys[send.header.key].place(send.result_slot)
+        place = None if send.result_slot is None else self._store.place(send.header.key, send.result_slot)
         self._wire_bytes += HEADER_BYTES + send.header.payload_bytes
         if self._trace is not None:
             self._trace.sending(link.proof.rank, send.header)
@@ -333,6 +335,9 @@ class Server:
             if spec is None:
                 continue
             pair = layout.scheme(bucket).rounds(part.numel)[part.round].pair
+            if spec.rule is not None:
+                self._store.add_weights(part.key, spec.rule, pair, spec.numel)
+                continue
             streams = layout.number, layout.seed, layout.past_steps
             self._works[part.key] = KeyWork(spec, pair, bucket.index, part.offset, spec.root is not None, *streams)
             shapes.append(KeyShape(part.key, pair.pull.payload_bound(spec.numel), spec.numel if spec.pull_feedback else 0))

@@ -12,8 +12,10 @@ from typing import Any
 from psgc.absence import Absence, younger
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Layout
+from psgc.layout.update_rule import UpdateRule
 from psgc.reminder import LONGEST_S, Reminder
 from psgc.server.step import NO_SLOT, Action, Commit, Fold, KeySpec, KeyState, Lend, Reply, Restore
+from psgc.server.weights.key import WeightsKey
 from psgc.server.window import Window
 from psgc.wire.frames import SERVER_SENDER, Header, Kind
 from psgc.wire.messages import MEASURE_BYTES, ErrorCode, Notice, encode_body
@@ -53,7 +55,7 @@ Effect = Send | SendResidual | Fold | Commit | Restore | Fault
 
 @dataclass(slots=True)
 class _Key:
-    state: KeyState
+    state: KeyState | WeightsKey
     part: int  # its position among the layout's parts on this server
     since: float = 0.0  # when the step under way got its first contribution
 
@@ -88,8 +90,14 @@ class ServerState:
             budget = self.window_bytes if layout.kind == "plan" else sum(costs)
             self.windows[layout.id] = Window(costs, budget)
             for part, spec in enumerate(specs):
-                self.keys[spec.key] = _Key(KeyState(spec), part)
+                self.keys[spec.key] = _Key(KeyState(spec) if spec.rule is None else self._weights(spec, spec.rule), part)
         return [self._window(peer, layout.id) for peer in self.ranks]
+
+    def _weights(self, spec: KeySpec, rule: UpdateRule) -> WeightsKey:
+        weights = WeightsKey(spec, rule, self.workers)
+        for rank in self.departed:
+            weights.leave(rank)
+        return weights
 
     def receive(self, peer: Peer, header: Header, payload: Any, now: float) -> list[Effect]:
         """Handle one message from a worker's connection. An error in it becomes an ERROR reply; the server goes on."""
@@ -142,12 +150,7 @@ class ServerState:
             gone = self.departed.intersection(missing)
             if gone:
                 who = ", ".join(map(str, sorted(gone)))
-                faults.append(
-                    Fault(
-                        f"rank(s) {who} left the job, but step {entry.state.step} of {entry.state.spec.describe()} awaits them: "
-                        f"every rank must run the same number of steps"
-                    )
-                )
+                faults.append(Fault(entry.state.left_text(who)))
             if not missing or age < self.silence_s:
                 continue
             late.setdefault(tuple(missing), []).append(entry)
@@ -182,12 +185,11 @@ class ServerState:
     @staticmethod
     def _awaits(entry: _Key, missing: Sequence[int], now: float, more: str = "") -> str:
         who = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
-        return f"step {entry.state.step} of {entry.state.spec.describe()}{more} has awaited rank(s) {who} for {now - entry.since:.0f} s"
+        return f"{entry.state.wait_text(who, more)} for {now - entry.since:.0f} s"
 
     def _data(self, rank: int, header: Header, payload: Any, now: float) -> list[Effect]:
         if header.kind == Kind.BYE:
-            self.departed.add(rank)
-            return []
+            return self._leave(rank, now)
         if header.kind == Kind.MEASURE:
             return [self._echo(rank, header)]
         entry = self.keys.get(header.key)
@@ -206,10 +208,16 @@ class ServerState:
             raise RemoteProtocolError(
                 f"step {header.step} of {entry.state.spec.describe()} is outside the window", ErrorCode.OUTSIDE_WINDOW
             )
-        if not entry.state.contributions:
+        if not entry.state.contributions or (isinstance(entry.state, WeightsKey) and rank in entry.state.awaited()):
             entry.since = now
         self.contributed[entry.state.spec.layout, rank] = now
         return self._effects(entry, entry.state.contribute(rank, header, payload), now)
+
+    def _leave(self, rank: int, now: float) -> list[Effect]:
+        """The rank has left the job in order: those who wait for its weights' deltas go on."""
+        self.departed.add(rank)
+        weights = [entry for entry in self.keys.values() if isinstance(entry.state, WeightsKey)]
+        return [effect for entry in weights for effect in self._effects(entry, entry.state.leave(rank), now)]
 
     def _echo(self, rank: int, header: Header) -> Send:
         """Answer a worker's measurement of its connection with as many bytes."""
@@ -258,6 +266,7 @@ class ServerState:
 def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], list[int]]:
     """The parts of ``layout`` on ``server`` as key specs, in the plan's order, and the room (bytes) that each one's step needs."""
     specs, costs = [], []
+    rule = UpdateRule.parse(layout.rule) if layout.kind == "weights" else None
     on_server = (each for each in layout.served.parts() if each[1].server == server)
     for bucket, part in sorted(on_server, key=lambda each: each[1].position):
         round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
@@ -268,8 +277,9 @@ def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], 
         specs.append(
             KeySpec(
                 part.key, round_.numel, part.contributors or range(workers), pair.push.codec_id, pair.pull.codec_id,
-                workers if layout.mean and round_.divides else 1, layout.root if broadcast else None, pair.pull.feedback and not broadcast,
-                layout.id, f"{first}{more}",
+                workers if layout.mean and round_.divides else 1, layout.root if broadcast or rule else None,
+                pair.pull.feedback and not broadcast,
+                layout.id, f"{first}{more}", rule,
             )
         )  # fmt: skip
         costs.append(pair.push.payload_bound(round_.numel) * (1 if broadcast else len(specs[-1].ranks)))

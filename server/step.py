@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from psgc.errors import RemoteProtocolError
 from psgc.layout import key_text
+from psgc.layout.update_rule import UpdateRule
 from psgc.wire.frames import Flag, Header, Kind
 from psgc.wire.messages import RESIDUAL_NUMEL, ErrorCode
 
@@ -40,6 +41,7 @@ class KeySpec:
     pull_feedback: bool = False
     layout: int = 0
     name: str = ""
+    rule: UpdateRule | None = None  # of weights; ``root`` is then the rank that brings their initial values
 
     def describe(self) -> str:
         return f"key {key_text(self.key)} ({self.name})"
@@ -238,6 +240,14 @@ class KeyState:
         if not self.contributions:
             return []
         return [rank for rank in self.spec.ranks if rank not in self.contributions]
+
+    def wait_text(self, missing: str, more: str = "") -> str:
+        """What is awaited from ranks ``missing``, for a line of the log. more: besides this key."""
+        return f"step {self.step} of {self.spec.describe()}{more} has awaited rank(s) {missing}"
+
+    def left_text(self, gone: str) -> str:
+        """Why the step cannot end, after ranks that are awaited have left."""
+        return f"rank(s) {gone} left the job, but step {self.step} of {self.spec.describe()} awaits them: every rank must run the same number of steps"
 
     def _check_contributor(self, rank: int) -> None:
         if rank not in self.spec.ranks:

@@ -19,8 +19,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from psgc.codecs import CodecPair
 from psgc.errors import PayloadError
+from psgc.layout.update_rule import UpdateRule
 from psgc.server.step import Commit, Result
+from psgc.server.weights.versions import Versions
 from psgc.transport.memory.arena import Arena
 from psgc.transport.memory.segment import Place, Segment, aligned
 
@@ -151,7 +154,9 @@ class Store:
 
     def __init__(self) -> None:
         self.keys: dict[int, KeyStore] = {}
+        self.weights: dict[int, Versions] = {}
         self._arena = Arena("psgc-store")
+        self._weights_arena = Arena("psgc-weights")
 
     def add_keys(self, shapes: list[KeyShape]) -> list[tuple[int, Segment]]:
         """Make room for these keys. Returns the segments that this created, with their numbers. Keys that exist already stay as they are."""
@@ -162,8 +167,18 @@ class Store:
                 self.keys[shape.key] = KeyStore(shape, self._arena.cut(KeyStore.bytes_needed(shape)))
         return [(number, segments[number]) for number in range(before, len(segments))]
 
+    def add_weights(self, key: int, rule: UpdateRule, pair: CodecPair, numel: int) -> None:
+        """Hold weights. Memory for them is made as it is needed. A key that exists already stays as it is."""
+        if key not in self.weights:
+            self.weights[key] = Versions(rule, pair, numel, self._weights_arena)
+
+    def place(self, key: int, slot: int) -> Place:
+        """Where a result, or a version of weights, lies."""
+        return self.weights[key].place(slot) if key in self.weights else self.keys[key].place(slot)
+
     def close(self) -> None:
         self._arena.close()
+        self._weights_arena.close()
 
 
 __all__ = ["KeyShape", "KeyStore", "Store", "find_blocks", "read_record"]

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.codecs import Encoded, SchemeState, Stream
+from psgc.codecs import BucketContext, Encoded, SchemeState, Stream, parse_scheme
 from psgc.errors import CodecError, DeviceError, UsageError
 from psgc.layout import Bucket, Layout, Part
+from psgc.layout.building import UNCOMPRESSED
 from psgc.transport.memory.arena import Arena
 from psgc.transport.memory.segment import Place
 from psgc.wire.frames import Flag
@@ -35,7 +36,8 @@ def make_slots(layout: Layout, arena: Arena) -> dict[int, Slot]:
     slots = {}
     for bucket, part in layout.parts():
         round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
-        slots[part.key] = arena.cut(round_.pair.push.payload_bound(round_.numel))
+        initial = round_.pair.pull.payload_bound(round_.numel) if layout.kind == "weights" else 0
+        slots[part.key] = arena.cut(max(round_.pair.push.payload_bound(round_.numel), initial))
     return slots
 
 
@@ -80,6 +82,8 @@ class BucketWork:
         rounds = self._slices[0].state.rounds if self._slices else ()
         self._servers_add_back = any(round_.pair.pull.feedback for round_ in rounds)
         self._adds_back = self.keeps_residual and not self._servers_add_back
+        # The first step's elements are the weights' initial values, which travel as they come back: uncompressed.
+        self._initial = parse_scheme(UNCOMPRESSED, BucketContext(bucket.dtype)) if layout.kind == "weights" else None
         self._lock = threading.Lock()
         self._buffer: BucketBuffer | None = None
         self._array: NDArray[Any] | None = None
@@ -160,6 +164,9 @@ class BucketWork:
         array = self._loaded()
         if self._owed is not None and index == 0:
             self._owed.add_to(array[lo:hi], lo)
+        if self._initial is not None and self.step == 1:
+            encoded(self._initial.new_state(work.numel).encode(0, array[lo:hi], None, 1.0, stream, out))
+            return
         residual = None if work.residual is None else work.residual.load()
         encoded(work.state.encode(index, array[lo:hi], residual, work.rescale, stream, out))
 
@@ -247,6 +254,7 @@ class BucketWork:
             raise self._named(error, work) from error
 
     def _apply(self, work: _SliceWork, payload: Bytes, target: NDArray[Any], own: bool) -> None:
+        own = own and (self._initial is None or self.step > 1)
         residual = None if work.residual is None or not own else work.residual.load()
         work.state.apply(payload, work.sent, target, residual, work.rescale)
         if own:

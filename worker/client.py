@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any, Final
 
 from psgc.errors import LocalProtocolError, RemoteProtocolError
-from psgc.layout import ITEM_BYTES, Layout, key_text
+from psgc.layout import ITEM_BYTES, OF_MODELS, Layout, key_text
 from psgc.reminder import LONGEST_S, Reminder
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, decode_body
@@ -117,6 +117,7 @@ class PartState:
     codec: int
     name: str
     of_gradients: bool = False  # of an optimizer's layout
+    of_weights: bool = False  # the first step's payload is of initial values, uncompressed
     plain_bytes: int = 0  # what a step of its slice would carry in both directions uncompressed; 0 in later rounds, and behind groups
     step: int = 0
     phase: Phase = Phase.IDLE
@@ -182,7 +183,7 @@ class Client:
             self.parts[part.key] = PartState(
                 part.key, part.server, layout.id, part.round, after.key if after is not None and after.round else 0, part.position,
                 layout.parts_on_server[part.server], bucket.priority, push_codec_ids[part.key], name,
-                layout.kind == "plan", 0 if part.round or bucket.over_groups else 2 * part.numel * ITEM_BYTES[bucket.dtype],
+                layout.kind in OF_MODELS, layout.kind == "weights", 0 if part.round or bucket.over_groups else 2 * part.numel * ITEM_BYTES[bucket.dtype],
             )  # fmt: skip
 
     def submit(self, key: int, now: float, *, skip: bool = False, previous_skipped: bool = False, rescale: float = 1.0) -> list[Action]:
@@ -488,7 +489,7 @@ class Client:
 
     def _push(self, part: PartState) -> Transmit:
         header = self._header(Kind.SKIP if part.skip else Kind.PUSH, part)
-        codec = 0 if part.skip else part.codec
+        codec = 0 if part.skip or (part.of_weights and part.step == 1) else part.codec
         return Transmit(part.server, header._replace(codec=codec, payload_bytes=part.payload_bytes), part.payload_bytes > 0)
 
     def _header(self, kind: Kind, part: PartState) -> Header:

@@ -309,8 +309,8 @@ class ClusterSession(Session):
                 )
                 self._names[declaration.name] = declaration
                 return
-        if (known.tensors, known.codec, known.mean, known.root, known.kind, known.buckets) != (
-            declaration.tensors, declaration.codec, declaration.mean, declaration.root, declaration.kind, declaration.buckets,
+        if (known.tensors, known.codec, known.mean, known.root, known.kind, known.buckets, known.rule) != (
+            declaration.tensors, declaration.codec, declaration.mean, declaration.root, declaration.kind, declaration.buckets, declaration.rule,
         ):  # fmt: skip
             raise UsageError(
                 f"{declaration.name!r} was declared before as {_described(known)}, now as {_described(declaration)}; use another name"

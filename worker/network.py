@@ -514,7 +514,8 @@ class Network(threading.Thread):
             self.trace.encoded(key, running.work.step, began_ns, encoded.payload_bytes)
         checked = encoded.nonfinite or not running.work.scheme.flags_nonfinite
         if self.config.nonfinite == "raise" and checked and (tensor := running.work.first_nonfinite(key)) is not None:
-            self.fault(f"rank {self._rank_text()}: gradient of {tensor!r} holds NaN or infinity in its step {running.work.step}, "
+            what = "update" if running.work.layout.kind == "weights" else "gradient"
+            self.fault(f"rank {self._rank_text()}: {what} of {tensor!r} holds NaN or infinity in its step {running.work.step}, "
                        f"and PSGC_NONFINITE=raise")  # fmt: skip
             return
         self._tell(self._encoded, key, encoded.payload_bytes, encoded.nonfinite)

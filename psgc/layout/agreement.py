@@ -46,6 +46,8 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
             raise differ(attribute, getattr(first, attribute), getattr(other, attribute))
     if first.hashed != other.hashed:
         raise differ("the hash function that places parts (BYTEPS_KEY_HASH_FN)", first.hashed or "not set", other.hashed or "not set")
+    if first.rule != other.rule:
+        raise differ("the update rule, or its bound on staleness (PSGC_STALENESS),", first.rule, other.rule)
     if first.buckets != other.buckets:
         raise differ(*_planned_apart(first, other))
 

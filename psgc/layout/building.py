@@ -17,7 +17,8 @@ from psgc.layout.collective import default_option, needs_servers, refusal
 from psgc.layout.contributions import Piece, in_order, keys_of_pieces, pieces_of
 from psgc.layout.machines import Machines
 from psgc.layout.placement import Excess, Load, Placement, servers_in_turn, total_of, work_of
-from psgc.layout.records import ITEM_BYTES, MAX_LAYOUTS, NO_SERVER, Bucket, BucketSpec, Declaration, Layout, Part, make_key
+from psgc.layout.records import ITEM_BYTES, MAX_LAYOUTS, NO_SERVER, OF_MODELS, Bucket, BucketSpec, Declaration, Layout, Part, make_key
+from psgc.layout.update_rule import UpdateRule
 from psgc.program.ranks import Ranks
 from psgc.wire.frames import MAX_PAYLOAD_BYTES
 
@@ -81,6 +82,8 @@ def build_layout(
     naming the tensor, if the codec cannot carry it; UsageError if the declared buckets are impossible.
     """
     tensors = declaration.tensors
+    if declaration.kind == "weights":
+        _check_weights(declaration, servers)
     if declaration.buckets:
         check_buckets(declaration)
         specs = sorted(declaration.buckets, key=lambda spec: -spec.priority)
@@ -93,7 +96,7 @@ def build_layout(
     ranks = ranks or Ranks((1,) * workers)
     cut = [_sliced(declaration, index, spec, ranks, servers, part_bytes, rate) for index, spec in enumerate(specs)]
     places, beyond = _spread(cut, machines, turn, rate, hashed)
-    if declaration.kind == "plan" and hashed is None and beyond.bytes > max(LEVEL * beyond.least, LEAST_EXCESS_BYTES):
+    if declaration.kind in OF_MODELS and hashed is None and beyond.bytes > max(LEVEL * beyond.least, LEAST_EXCESS_BYTES):
         finer = _with_finer_tail(declaration, cut, machines, ranks, part_bytes, rate, beyond)
         levelled, then = _spread(finer, machines, turn, rate, hashed)
         if then.bytes < beyond.bytes:
@@ -104,7 +107,7 @@ def build_layout(
     )
     return in_order(Layout(
         layout_id, declaration.name, declaration.kind, declaration.mean, declaration.root, workers, tensors, buckets,
-        max(declaration.seed, 0), declaration.stream or declaration.name, declaration.past_steps, turn,
+        max(declaration.seed, 0), declaration.stream or declaration.name, declaration.past_steps, turn, declaration.rule,
     ))  # fmt: skip
 
 
@@ -151,6 +154,8 @@ def _sliced(
         part_bytes = max(part_bytes, WHOLE_BYTES)
     try:
         scheme = parse_scheme(spec.codec, BucketContext(dtype, ranks.size, declaration.mean, tuple(tensor.shape for tensor in tensors)))
+        if declaration.kind == "weights":
+            _check_one_way(scheme)
         sizes = _cut(spec, sum(tensor.numel for tensor in tensors), scheme, dtype, part_bytes, rate)
     except CodecError as error:
         raise CodecError(f"tensor {name!r}: {error}") from None
@@ -217,6 +222,23 @@ def _with_finer_tail(
     return again
 
 
+def _check_weights(declaration: Declaration, servers: int) -> None:
+    """Raise UsageError unless servers can hold these tensors and update them by the declared rule."""
+    rule = UpdateRule.parse(declaration.rule)
+    for tensor in declaration.tensors:
+        rule.check_dtype(tensor.dtype)
+    if not servers:
+        raise UsageError(f"{declaration.name!r}: weights are held by servers, and this job has none; start one or more")
+
+
+def _check_one_way(scheme: Scheme) -> None:
+    """Raise CodecError unless deltas can be pushed by this codec, and weights pulled uncompressed."""
+    if type(scheme) is not PairScheme or scheme.pair.pull.name != UNCOMPRESSED:
+        raise CodecError(
+            f"codec {scheme.canonical}: weights are pulled uncompressed; choose a codec of one round for deltas, as in 'onebit/none'"
+        )
+
+
 def _check_serverless(scheme: Scheme, name: str) -> None:
     """Raise CodecError, naming the tensor, for a codec that works with servers only."""
     if needs_servers(scheme):
@@ -238,7 +260,7 @@ def _check_over_groups(option: Sequence[str], scheme: Scheme, name: str) -> None
 def _fused(declaration: Declaration, members: tuple[int, ...], number: int) -> BucketSpec:
     """The spec of a fused bucket. Buckets that become ready first have the highest priority: step() needs all of them."""
     nbytes = sum(declaration.tensors[i].numel * ITEM_BYTES[declaration.tensors[i].dtype] for i in members)
-    small = declaration.kind == "plan" and nbytes < declaration.min_compress_bytes
+    small = declaration.kind in OF_MODELS and nbytes < declaration.min_compress_bytes
     return BucketSpec(members, "none" if small or declaration.kind == "broadcast" else declaration.codec, -number)
 
 
@@ -246,7 +268,7 @@ def _most_part_bytes(declaration: Declaration, servers: int) -> int:
     """Bytes of a tensor in one part at most, where no plan cuts it: ``part_bytes``, halved until a server has PARTS_ON_A_SERVER of a plan's, of many
     servers each PARTS_ON_ONE_OF_MANY."""
     most = declaration.part_bytes
-    if declaration.kind == "plan" and servers:
+    if declaration.kind in OF_MODELS and servers:
         many = servers >= MANY_SERVERS
         parts, least = (PARTS_ON_ONE_OF_MANY, LEAST_SHARE_OF_MANY_BYTES) if many else (PARTS_ON_A_SERVER, LEAST_SHARE_BYTES)
         share = sum(tensor.numel * ITEM_BYTES[tensor.dtype] for tensor in declaration.tensors) // (parts * servers)

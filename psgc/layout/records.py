@@ -21,14 +21,15 @@ from psgc.wire.messages import LEFT_OUT_IF_EMPTY, ErrorCode, decode_json, parse_
 
 # A part's priority stays well below what a worker puts decoding at.
 MAX_PRIORITY: Final = 1 << 31
-LayoutKind = Literal["plan", "adhoc", "broadcast"]
+LayoutKind = Literal["plan", "adhoc", "broadcast", "weights"]
+OF_MODELS: Final = ("plan", "weights")  # kinds of which a layout is a whole model
 ITEM_BYTES: Final = {
     "float32": 4, "bfloat16": 2, "float16": 2, "float64": 8,
     "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1,
 }  # fmt: skip
 MAX_LAYOUTS: Final = 1 << 16
 NO_SERVER: Final = -1  # of a part that runs over groups of ranks
-_LEFT_OUT: Final = ("servers", "option", "turns", "device", "keys", "contributors", "hashed")  # where they are empty
+_LEFT_OUT: Final = ("servers", "option", "turns", "device", "keys", "contributors", "hashed", "rule")  # where they are empty
 DEVICES: Final = ("", "gpu", "gpu/cpu", "cpu/gpu")  # of a bucket that every rank pushes
 OF_EACH_RANK: Final = ("order", "used")  # fields of a Declaration that ranks need not agree on
 
@@ -80,7 +81,8 @@ class Declaration:
     seed: of random streams; -1: the session's own. stream, past_steps, turn: what makes the random streams, warm-ups and servers of an
     earlier job's layout go on: the name that its streams are of, or nothing for this name; steps that its tensors have taken before; and
     the server that the first bucket begins on, -1: by the layout's id. hashed: BytePS's hash function that chooses the servers of
-    parts (``byteps_hash``), or nothing for psgc's own placement.
+    parts (``byteps_hash``), or nothing for psgc's own placement. rule: of weights, the rule by which servers update them (``update_rule``); ``root`` then
+    brings their initial values.
     Everything must agree between ranks but order and used (rank 0's order counts).
     """
 
@@ -101,6 +103,7 @@ class Declaration:
     past_steps: int = 0
     turn: int = -1
     hashed: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
+    rule: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
 
     def to_json(self) -> dict[str, Any]:
         tensors = [_fields_of(tensor) for tensor in self.tensors]
@@ -141,7 +144,7 @@ def _fields_of(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-def _spec_fields(spec: Declaration | BucketSpec | Bucket | Part) -> dict[str, Any]:
+def _spec_fields(spec: Declaration | BucketSpec | Layout | Bucket | Part) -> dict[str, Any]:
     return {name: value for name, value in _fields_of(spec).items() if name not in _LEFT_OUT or value}
 
 
@@ -224,7 +227,7 @@ class Bucket:
 class Layout:
     """One declared set of tensors, fused and cut. Equal on every member: ``to_json`` is canonical. seed, stream, past_steps: of random
     streams and warm-ups: their step n is the layout's n-th step after ``past_steps``. turn: the server of the first part, modulo
-    their number."""
+    their number. rule: as declared."""
 
     id: int
     name: str
@@ -238,6 +241,7 @@ class Layout:
     stream: str = ""
     past_steps: int = 0
     turn: int = 0
+    rule: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
 
     @cached_property
     def number(self) -> int:
@@ -286,7 +290,7 @@ class Layout:
 
     def to_json(self) -> str:
         buckets = [_bucket_fields(bucket) for bucket in self.buckets]
-        body = {**_fields_of(self), "tensors": [_fields_of(tensor) for tensor in self.tensors], "buckets": buckets}
+        body = {**_spec_fields(self), "tensors": [_fields_of(tensor) for tensor in self.tensors], "buckets": buckets}
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
     @classmethod

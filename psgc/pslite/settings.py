@@ -44,6 +44,10 @@ class Settings:
                 raise ConfigError(
                     f"PSGC_WIRE=pslite and {name}: ps-lite has no authentication, no encryption and no plans; unset one of the two"
                 )
+        if config.async_mode:
+            raise ConfigError(
+                "PSGC_WIRE=pslite and PSGC_ASYNC=1 (BYTEPS_ENABLE_ASYNC): stock servers abort at the first pull of asynchronous training; unset one of the two"
+            )
         if not config.servers:
             raise ConfigError(
                 "PSGC_WIRE=pslite and DMLC_NUM_SERVER=0: ps-lite's workers exchange gradients by servers only; start one or more"

@@ -25,6 +25,7 @@ from psgc.torch.tensors.broadcast import broadcast_object, broadcast_optimizer_s
 from psgc.torch.tensors.compression import Compression
 from psgc.torch.tensors.functions import register_functions
 from psgc.torch.tensors.group import push_pull_group, push_pull_group_sync_inplace, set_num_grads
+from psgc.torch.tensors.held import HeldTensors
 from psgc.torch.tensors.push_pull import (
     declare,
     poll,
@@ -40,6 +41,7 @@ __all__ = [
     "CrossBarrier",
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "HeldTensors",
     "OneBitAdam",
     "ZeroOneAdam",
     "barrier",

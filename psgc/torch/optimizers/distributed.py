@@ -25,7 +25,7 @@ from psgc.torch.gradients.linearity import CodecAdvice, is_linear, learning_rate
 from psgc.torch.gradients.profiler import JobObserver
 from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.optimizers.refusals import refuse_foreign
-from psgc.torch.plans.choice import Choice, Given, chosen, named
+from psgc.torch.plans.choice import Choice, Given, chosen, named, refuse_asynchronous
 from psgc.torch.session import api
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Residuals, check_sizes
@@ -63,13 +63,15 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     clipped or looked at. A further backward before step() adds the mean of what it has added. All ranks must run the same number of
     backwards a step; one that has none takes part in step(). Under late synchronization leave p.grad alone until it is synchronized:
         loss.backward(); optimizer.synchronize(); clip_grad_norm_(...); optimizer.step()
+    Under PSGC_ASYNC=1 (BYTEPS_ENABLE_ASYNC=1) gradients stay on their rank: step() applies them, pushes what it has changed by ``compression``, and takes the
+    weights that servers then hold, with every rank's changes so far. Ranks need not run the same number of steps (docs/optimizers.md).
     step() sends nothing twice. A parameter unused on this rank counts as zeros and still gets the others' mean; one that no rank used
     keeps its p.grad as it is, unless it shares a bucket with used ones: then it gets zeros.
     Raises UsageError for LBFGS, residuals_follow_lr with momentum, unnamed or doubly named parameters, dtypes that psgc does not carry
     and plans that cannot be run; CodecError.
     """
     refuse_lbfgs(optimizer, "DistributedOptimizer")
-    if isinstance(optimizer, Distributed):
+    if hasattr(optimizer, "_psgc_names"):
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
     check_passes(backward_passes_per_step)
     session = api.current_session()
@@ -77,6 +79,16 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     names = names_of(optimizer, named_parameters)
     refuse_foreign(optimizer, names)
     choice.check(names)
+    if session.config.async_mode:
+        from psgc.torch.optimizers.asynchronous import make_asynchronous
+
+        if residuals_follow_lr:
+            raise UsageError("residuals_follow_lr: under PSGC_ASYNC=1 residuals are of weights, not of gradients; leave it out")
+        scheduled = optimizer.__dict__.pop("step", None)
+        made = make_asynchronous(optimizer, session, names, choice)
+        if hasattr(scheduled, "_wrapped_by_lr_sched"):
+            satisfy_scheduler(made)
+        return made
     rates = learning_rates(optimizer) if residuals_follow_lr else None
     advice = CodecAdvice(choice.codecs(names))
     advice.look(optimizer)
@@ -105,6 +117,8 @@ class Distributed(torch.optim.Optimizer):
         rates: Callable[[], tuple[float, ...]] | None = None, late: bool | None = None,
     ) -> None:  # fmt: skip
         """Become one of the session's optimizers. names: of parameters; those without one are called param.GROUP.INDEX."""
+        if session.config.async_mode:
+            refuse_asynchronous(type(self).__name__)
         late = session.config.late_synchronization if late is None else late
         amp.install()
         number = next(_created.setdefault(session, itertools.count()))

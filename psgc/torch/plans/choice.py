@@ -25,6 +25,7 @@ from psgc.worker.session import Session
 # Codec text, an object that has it, BytePS's options, a rule, a plan or its file; None for what the environment says.
 Given: TypeAlias = str | os.PathLike[str] | Plan | Rule | Mapping[str, Any] | Any | None
 AUTO: Final = "auto"
+SYNCHRONOUS_OR_NOT: Final = "DistributedOptimizer"  # the one call that trains asynchronously, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Choice:
 def chosen(session: Session, given: Given, by: str) -> Choice:
     """What ``given`` means in this job; None: PSGC_PLAN, else PSGC_CODEC, else uncompressed. by: the call that was given it, as users write it.
     Raises UsageError for a plan that cannot be run, or beside a codec that the script names; CodecError."""
+    if session.config.async_mode and by != SYNCHRONOUS_OR_NOT:
+        refuse_asynchronous(by)
     if _is_auto(given) or (given is None and session.config.plan == AUTO):
         return Choice(auto=session.size > 1)
     own = named(session, given, by)
@@ -69,6 +72,14 @@ def chosen(session: Session, given: Given, by: str) -> Choice:
     if own is not None and (own.plan is not None or own.awaited or own.rule is not None):
         return own
     return Choice(codec_text(unheeded.choose(session, None if own is None else given_text(given), by), "float32"))
+
+
+def refuse_asynchronous(by: str) -> NoReturn:
+    """Raise UsageError for what averages gradients."""
+    raise UsageError(
+        f"{by} averages gradients, but PSGC_ASYNC=1 (BYTEPS_ENABLE_ASYNC) asks for asynchronous training, which DistributedOptimizer does; "
+        f"use that, or unset the variable"
+    )
 
 
 def _is_auto(given: Given) -> bool:

@@ -1,0 +1,163 @@
+"""Tensors that servers hold: every rank pushes changes, servers apply them by a named rule, and the values come back at once.
+
+Owns their declaration, and the flat arrays that changes leave from and values arrive in. What the changes are is the caller's business: the asynchronous
+optimizer's are those of a local step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from psgc.errors import UsageError
+from psgc.layout import Declaration, TensorSpec
+from psgc.layout.update_rule import UpdateRule
+from psgc.server.weights.rules import apply_rule
+from psgc.torch.session import api
+from psgc.torch.tensors.buffers import dtype_name
+from psgc.torch.tensors.codec_text import given_text
+from psgc.worker.session import Session, Ticket
+
+PULLED: Final = "none"  # values travel back uncompressed
+_made: weakref.WeakKeyDictionary[Session, set[str]] = weakref.WeakKeyDictionary()
+
+
+def one_way(codec: str) -> str:
+    """The codec of a declaration whose changes are pushed by ``codec``, and whose values are pulled uncompressed."""
+    return codec if "/" in codec or codec == PULLED else f"{codec}/{PULLED}"
+
+
+@dataclass(slots=True)
+class _Flat:
+    """A bucket's elements."""
+
+    array: NDArray[Any]
+
+    @property
+    def waits(self) -> bool:
+        return False
+
+    def load(self) -> NDArray[Any]:
+        return self.array
+
+    def store(self, skipped: bool) -> None:
+        """The array is where the values are to be."""
+
+
+class HeldTensors:
+    """Tensors that servers hold under ``name``, and update by ``rule`` whenever a rank pushes a change.
+
+        counts = psgc.HeldTensors({"words": torch.zeros(1000, dtype=torch.int64)}, "counts")
+        counts.push_pull({"words": seen})          # adds what this rank has seen
+        counts.values["words"]                     # as the servers had them just then
+
+    tensors: the initial values by name; rank 0's count. float32, float64 or integers, of any device; they are not changed.
+    rule: ``add`` applies each change at once; ``average`` and ``nesterov:lr=0.7,momentum=0.9`` wait until every rank that is still in the job
+        has pushed one, and apply their mean, the latter as an outer step of SGD; ``add:staleness=3`` lets no rank be more than 3 pushes ahead of the slowest.
+    compression: codec text for the changes, with error feedback where the codec has it; values come back uncompressed.
+    Every rank makes it, with the same names, shapes, rule and codec; it returns once all have, and rank 0's values are there: ``values`` has them.
+    Raises UsageError for a name that was used before, a dtype or a rule that cannot be, or a job without servers; CodecError.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], name: str, rule: str = "add", compression: Any = None) -> None:
+        self.session = session = api.current_session()
+        config = session.config
+        self.rule = UpdateRule.parse(rule)
+        if config.wire == "pslite":
+            raise UsageError("HeldTensors: servers of BytePS's wire hold no tensors; leave PSGC_WIRE=pslite out")
+        specs = tuple(TensorSpec(key, tuple(tensor.shape), dtype_name(tensor, f"tensor {key!r}")) for key, tensor in tensors.items())
+        names = _made.setdefault(session, set())
+        if name in names:
+            raise UsageError(f"HeldTensors: the name {name!r} was used before in this job; choose another")
+        for spec in specs:
+            self.rule.check_dtype(spec.dtype)
+        self.values = {key: torch.zeros(tensor.shape, dtype=tensor.dtype) for key, tensor in tensors.items()}
+        self._tickets: list[Ticket] = []
+        self._momenta: dict[str, NDArray[Any]] = {}
+        names.add(name)
+        self._layout = None
+        self._buffers: list[_Flat] = []
+        if not config.solo:
+            self._layout = session.declare(Declaration(
+                name=f"weights.{name}", kind="weights", tensors=specs, codec=one_way(given_text(compression)), mean=False,
+                part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, rule=self.rule.canonical,
+            ))  # fmt: skip
+            for bucket in self._layout.buckets:
+                array = np.zeros(bucket.numel, np.dtype(bucket.dtype))
+                flat = torch.from_numpy(array)
+                for key, place in self._layout.places(bucket):
+                    self.values[key] = flat[place].view(self.values[key].shape)
+                self._buffers.append(_Flat(array))
+            api.add_member(self)
+        with torch.no_grad():
+            for key, tensor in tensors.items():
+                self.values[key].copy_(tensor)
+        self.submit(pull=session.rank > 0)
+        self.wait()
+
+    def push_pull(self, changes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Push a change of each tensor (of those that are left out, zeros), and wait for the values with it. Returns ``values``."""
+        unknown = [key for key in changes if key not in self.values]
+        if unknown:
+            raise UsageError(f"HeldTensors: no tensor is named {unknown[0]!r}; there are {', '.join(self.values)}")
+        with torch.no_grad():
+            if self._layout is None:
+                self._apply_here(changes)
+                return self.values
+            for key, value in self.values.items():
+                if key in changes:
+                    value.copy_(changes[key])
+                else:
+                    value.zero_()
+        self.submit()
+        self.wait()
+        return self.values
+
+    def pull(self) -> dict[str, torch.Tensor]:
+        """Wait for the values as they are now. Counts neither as a push nor in a round."""
+        self.submit(pull=True)
+        self.wait()
+        return self.values
+
+    def submit(self, pull: bool = False) -> None:
+        """Push what ``values`` holds, which must be changes now; or only ask for the values. They are not to be touched until ``wait`` returns."""
+        if self._layout is not None:
+            layout = self._layout
+            self._tickets = [
+                self.session.submit(layout, bucket.index, buffer, skip=pull)
+                for bucket, buffer in zip(layout.buckets, self._buffers, strict=True)
+            ]
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Of what was submitted last."""
+        return self._tickets
+
+    def wait(self) -> None:
+        """Wait until ``values`` holds the servers' values. Raises JobFailed."""
+        self.session.wait(self._tickets)
+
+    def _apply_here(self, changes: Mapping[str, torch.Tensor]) -> None:
+        """In a job of one process, which has no servers."""
+        for key, change in changes.items():
+            values, total = self.values[key].numpy().reshape(-1), change.detach().cpu().numpy().reshape(-1)
+            total = total.astype(values.dtype if values.dtype.kind == "f" else np.int64)
+            new = np.empty_like(values)
+            apply_rule(self.rule, values, total, 1, self._momenta.setdefault(key, np.zeros_like(total)), new)
+            values[:] = new
+
+    def check_leaving(self) -> None:
+        """Raise UsageError: servers' values end with their job."""
+        raise UsageError("suspend(): servers hold this job's weights, and end with it; save the model, and start a new job from it")
+
+    def leave(self) -> None:
+        """Never called."""
+
+    def rejoin(self, session: Session) -> None:
+        """Never called."""

@@ -1,0 +1,70 @@
+"""The memory of one key's weights: a buffer for each version that somebody may read, and how the next one is made.
+
+Buffers are made when they are first needed, in shared memory, and used again once nobody reads them. ``WeightsKey`` says which is free.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psgc.codecs import CodecPair
+from psgc.layout.update_rule import UpdateRule
+from psgc.server.step import NO_SLOT, Fold
+from psgc.server.weights.rules import apply_rule
+from psgc.transport.memory.arena import Arena
+from psgc.transport.memory.segment import Place
+
+Bytes = NDArray[np.uint8]
+MOST_AT_ONCE = 8  # payloads that a codec folds in one call
+
+
+class Versions:
+    """pair: the codecs of deltas, and of the weights as they travel (``none``: their own bytes)."""
+
+    def __init__(self, rule: UpdateRule, pair: CodecPair, numel: int, arena: Arena) -> None:
+        self.rule, self.pair, self.numel = rule, pair, numel
+        self._arena = arena
+        self._places: dict[int, Place] = {}
+        self._populated: set[int] = set()
+        self._momentum: NDArray[Any] | None = None
+
+    def prepare(self, slot: int) -> None:
+        """Have buffer ``slot``. Called in the loop's thread, before ``update``."""
+        if slot not in self._places:
+            self._places[slot] = self._arena.cut(self.pair.pull.payload_bound(self.numel))
+
+    def place(self, slot: int) -> Place:
+        """Where a version lies."""
+        return self._places[slot]
+
+    def update(self, fold: Fold, slices: list[tuple[int, int]]) -> int:
+        """Make the version in buffer ``fold.slot`` from the one in ``fold.add_back`` and the payloads; without one, the payload has the initial values. slices:
+        elements to work on at a time. Returns the payload's bytes. Raises PayloadError."""
+        push, pull, numel = self.pair.push, self.pair.pull, self.numel
+        place = self._places[fold.slot]
+        if fold.slot not in self._populated:
+            place.populate()
+            self._populated.add(fold.slot)
+        if fold.add_back == NO_SLOT:
+            pull.validate(fold.payloads[0], numel)
+            place.bytes[:] = fold.payloads[0]
+            return pull.payload_bound(numel)
+        for payload in fold.payloads:
+            push.validate(payload, numel)
+        old, new = self._values(fold.add_back), self._values(fold.slot)
+        if self.rule.name == "nesterov" and self._momentum is None:
+            self._momentum = np.zeros(numel, push.acc_dtype)
+        total = np.empty(slices[0][1], push.acc_dtype)
+        for lo, hi in slices:
+            part = total[: hi - lo]
+            for first in range(0, len(fold.payloads), MOST_AT_ONCE):
+                push.fold(fold.payloads[first : first + MOST_AT_ONCE], numel, lo, hi, part, first == 0)
+            momentum = None if self._momentum is None else self._momentum[lo:hi]
+            apply_rule(self.rule, old[lo:hi], part, len(fold.payloads), momentum, new[lo:hi])
+        return pull.payload_bound(numel)
+
+    def _values(self, slot: int) -> NDArray[Any]:
+        return self._places[slot].bytes.view(self.pair.pull.array_dtype)

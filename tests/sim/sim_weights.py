@@ -1,0 +1,210 @@
+"""A simulated job on one key of weights: the real client and server state machines over connections that delay, and are cut.
+
+Deltas are names. A version of the weights is the list of the deltas in it, in order, so that every answer tells what it was made of. Everything follows from
+the seed. A buffer that is written while a rank may still read it shows as a version that changes after it was sent.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from psgc.layout import Declaration, Layout, TensorSpec, build_layout
+from psgc.layout.update_rule import UNBOUNDED, UpdateRule
+from psgc.server.state import Fault, Fold, Send, ServerState, specs_of
+from psgc.wire.frames import Header, Kind
+from psgc.wire.messages import Notice, decode_body
+from psgc.worker.client import Action, Client, Decode, Encode, Failed, Greet, Transmit
+
+PAYLOAD_BYTES = 8
+Delta = tuple[int, int]  # rank, its number
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """One of a rank's connections: within it, messages keep their order."""
+
+    rank: int
+    up: bool = True
+    last: float = 0.0
+
+
+@dataclass
+class WeightsJob:
+    """steps: by rank, how many pushes it makes. work_s: by rank, how long a step takes on average. pulls: share of steps before which a rank pulls as well."""
+
+    seed: int
+    rule: str
+    steps: list[int]
+    work_s: list[float]
+    cuts: int = 0
+    pulls: float = 0.0
+    delay_s: float = 0.01
+    init_s: float = 0.0  # when the root begins
+    versions: dict[int, tuple[Delta, ...]] = field(default_factory=dict)  # buffer -> its contents
+    answers: list[tuple[int, int, tuple[Delta, ...]]] = field(default_factory=list)  # rank, pushes it has made, weights it was given
+    order: list[tuple[Delta, ...]] = field(default_factory=list)  # each update's deltas
+    ahead: int = 0  # most pushes that a rank, when it began its next step, was ahead of another that was still there
+    faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng, self.now = random.Random(self.seed), 0.0
+        self._calls: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+        workers = len(self.steps)
+        declaration = Declaration("weights.w", "weights", (TensorSpec("w", (4,), "float32"),), "none", False, rule=self.rule)
+        self.layout: Layout = build_layout(declaration, layout_id=1, servers=1, workers=workers)
+        self.key = self.layout.buckets[0].parts[0].key
+        self.server = ServerState(0, workers, 7, 1)
+        self.server.register(self.layout, *specs_of(self.layout, 0, workers))
+        self.clients = [Client(rank, 7, 1, 1) for rank in range(workers)]
+        self.connections = [_Connection(rank) for rank in range(workers)]
+        self.pushed = [0] * workers  # pushes that were begun
+        self.ended = [False] * workers
+        self._reading: dict[int, tuple[int, tuple[Delta, ...]]] = {}  # rank -> buffer and what it held when it was sent
+        self._skips: deque[bool]
+        for rank, client in enumerate(self.clients):
+            client.add_layout(self.layout, {self.key: 0})
+            client.servers[0].measured = True
+            self.server.joined(self.connections[rank], rank)
+            self._act(rank, client.connected(0, 0.0))
+            self._at(self.init_s if rank == 0 else 0.0, self._begin, rank, rank > 0)
+        for _ in range(self.cuts):
+            self._at(self.rng.random() * sum(self.steps) * max(self.work_s), self._cut)
+
+    def run(self) -> WeightsJob:
+        """To the end of all ranks, or until nothing happens any more."""
+        while self._calls and not all(self.ended):
+            self.now, _, call, args = heapq.heappop(self._calls)
+            call(*args)
+        return self
+
+    # ranks
+
+    def _begin(self, rank: int, skip: bool) -> None:
+        self._act(rank, self.clients[rank].submit(self.key, self.now, skip=skip))
+
+    def _decoded(self, rank: int, buffer: int) -> None:
+        held, was = self._reading.pop(rank)
+        assert held == buffer and self.versions[buffer] == was, "a version was written while a rank read it"
+        self.answers.append((rank, self.pushed[rank], was))
+        self._act(rank, self.clients[rank].decoded(self.key, self.now))
+        others = [self.pushed[other] for other in range(len(self.steps)) if not self.ended[other]]
+        self.ahead = max(self.ahead, self.pushed[rank] - min(others))
+        if self.rng.random() < self.pulls:
+            self._begin(rank, True)
+        elif self.pushed[rank] == self.steps[rank]:
+            self.ended[rank] = True
+            self._put(self.connections[rank], self._hear_worker, Header(Kind.BYE, job=7, epoch=1, sender=rank), None)
+        else:
+            self._at(self.now + self.work_s[rank] * self.rng.expovariate(1.0), self._push, rank)
+
+    def _push(self, rank: int) -> None:
+        self.pushed[rank] += 1
+        self._begin(rank, False)
+
+    def _act(self, rank: int, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Encode):
+                self._act(rank, self.clients[rank].encoded(self.key, PAYLOAD_BYTES, False))
+            elif isinstance(action, Transmit):
+                payload = (rank, self.pushed[rank]) if action.payload else action.body
+                self._put(self.connections[rank], self._hear_worker, action.header, payload)
+            elif isinstance(action, Greet):
+                self._put(self.connections[rank], self._hear_worker, Header(Kind.HELLO, job=7, epoch=1, sender=rank), None)
+            elif isinstance(action, Decode):
+                self._at(self.now + self.rng.random() * self.delay_s, self._decoded, rank, action.payload)
+            elif isinstance(action, Failed):
+                self.faults.append(action.text)
+
+    def _hear_server(self, connection: _Connection, header: Header, payload: Any) -> None:
+        if connection is self.connections[connection.rank]:
+            self._act(connection.rank, self.clients[connection.rank].receive(0, header, payload, self.now))
+
+    # the server
+
+    def _hear_worker(self, connection: _Connection, header: Header, payload: Any) -> None:
+        if self.server.peers.get(connection.rank) is connection:
+            self._effects(self.server.receive(connection, header, payload, self.now))
+
+    def _effects(self, effects: Any) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                payload: Any = effect.body or None
+                if effect.header.kind == Kind.RESULT:
+                    assert effect.result_slot is not None
+                    payload = effect.result_slot
+                    self._reading[effect.peer.rank] = payload, self.versions[payload]
+                self._put(effect.peer, self._hear_server, effect.header, payload)
+            elif isinstance(effect, Fold):
+                self._at(self.now + self.rng.random() * self.delay_s, self._fold, effect)
+            elif isinstance(effect, Fault):
+                self.faults.append(effect.text)
+
+    def _fold(self, fold: Fold) -> None:
+        assert all(held != fold.slot for held, _ in self._reading.values()), "the buffer of the next version is being read"
+        if fold.add_back >= 0:
+            self.versions[fold.slot] = self.versions[fold.add_back] + fold.payloads
+            self.order.append(fold.payloads)
+        else:
+            assert fold.payloads == ((0, 0),), "the initial values are the root's"
+            self.versions[fold.slot] = ()
+        self._effects(self.server.folded(self.key, True, PAYLOAD_BYTES, False, fold.slot, self.now))
+
+    # connections
+
+    def _cut(self) -> None:
+        rank = self.rng.randrange(len(self.steps))
+        if self.ended[rank]:
+            return
+        self.connections[rank].up = False
+        self.server.lost(self.connections[rank])
+        self.clients[rank].disconnected(0)
+        new = self.connections[rank] = _Connection(rank, last=self.now)
+        self._at(self.now + self.rng.random() * self.delay_s, self._joined, new)
+
+    def _joined(self, connection: _Connection) -> None:
+        if connection.up and connection is self.connections[connection.rank]:
+            self.server.joined(connection, connection.rank)
+            self._act(connection.rank, self.clients[connection.rank].connected(0, self.now))
+
+    def _put(self, connection: _Connection, hear: Callable[..., None], header: Header, payload: Any) -> None:
+        connection.last = max(connection.last, self.now) + self.rng.random() * self.delay_s
+        self._at(connection.last, self._arrive, connection, hear, header, payload)
+
+    def _arrive(self, connection: _Connection, hear: Callable[..., None], header: Header, payload: Any) -> None:
+        if connection.up:  # what was under way on a connection that has been cut is lost
+            hear(connection, header, payload)
+
+    def _at(self, when: float, call: Callable[..., None], *args: Any) -> None:
+        self._count += 1
+        heapq.heappush(self._calls, (when, self._count, call, args))
+
+
+def check(job: WeightsJob) -> None:
+    """Whatever the luck: the job ends, every delta is in the weights once, and every answer has its rank's own deltas in it."""
+    rule, workers = UpdateRule.parse(job.rule), len(job.steps)
+    assert all(job.ended) and not job.faults, f"seed {job.seed}: stuck at {job.pushed} of {job.steps}, {job.faults}"
+    applied = [delta for of_update in job.order for delta in of_update]
+    assert sorted(applied) == sorted((rank, n) for rank in range(workers) for n in range(1, job.steps[rank] + 1)), f"seed {job.seed}"
+    for rank, pushes, weights in job.answers:
+        own = [number for other, number in weights if other == rank]
+        assert own == list(range(1, pushes + 1)), f"seed {job.seed}: rank {rank} pushed {pushes} deltas and was given {own}"
+        assert weights == tuple(applied[: len(weights)]), f"seed {job.seed}: the answer is no state that the weights ever had"
+    for rank in range(workers):
+        seen = [len(weights) for other, _, weights in job.answers if other == rank]
+        assert seen == sorted(seen), "no rank is given weights that are older than what it has"
+    if rule.staleness != UNBOUNDED:
+        assert job.ahead <= rule.staleness, f"seed {job.seed}: a rank was {job.ahead} pushes ahead"
+    if rule.in_rounds:
+        for of_round in job.order:
+            assert list(of_round) == sorted(of_round) and len({number for _, number in of_round}) == 1, "a round's deltas, in rank order"
+    assert len(job.versions) <= workers + 2, "versions are bounded"
+
+
+def notice(body: bytes) -> str:
+    return decode_body(Notice, body).text
