@@ -1,0 +1,180 @@
+"""A worker of asynchronous training, or of tensors that servers hold. Run by tests; the first argument says what it does, and rank 0 says what came out."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import psgc.torch as psgc
+from psgc.errors import UsageError
+
+STALENESS = 2
+
+
+def digits(steps: str, codec: str) -> None:
+    """Regularized logistic regression, whose least loss is unique, on this rank's half of the images. Asynchronous changes add up, so each rank takes
+    its share of the learning rate."""
+    data = load_digits()
+    images, labels = torch.from_numpy(data.data).float() / 16, torch.from_numpy(data.target).long()
+    rank, size = psgc.rank(), psgc.size()
+    torch.manual_seed(rank)
+    model = nn.Linear(64, 10)
+    psgc.broadcast_parameters(model.state_dict(), root_rank=0)
+    share = size if psgc.current_session().config.async_mode else 1
+    optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5 / share), model.named_parameters(), compression=codec)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, int(steps))
+
+    def loss_of(rows: slice) -> torch.Tensor:
+        penalty = sum(parameter.square().sum() for parameter in model.parameters())
+        return F.cross_entropy(model(images[rows]), labels[rows]) + 0.01 * penalty
+
+    for _ in range(int(steps)):
+        optimizer.zero_grad()
+        loss_of(slice(rank, None, size)).backward()
+        optimizer.step()
+        schedule.step()
+    psgc.barrier()
+    if share > 1:
+        optimizer.pull()
+    if rank == 0:
+        print(f"loss={loss_of(slice(None)).item()!r}")
+
+
+def sums() -> None:
+    """Changes that are integers add up bit for bit, whatever the order; rounds are what torch's SGD makes of the mean change."""
+    rank, size = psgc.rank(), psgc.size()
+    start = torch.arange(70_000)
+    tensors = {"i": start.clone(), "f": start.float(), "scalar": torch.tensor(5.0), "empty": torch.zeros(0)}
+    held = psgc.HeldTensors(tensors if rank == 0 else {key: torch.zeros_like(value) for key, value in tensors.items()}, "sums")
+    assert torch.equal(held.values["i"], start) and held.values["scalar"] == 5.0, "rank 0's are the initial values, on every rank"
+    for step in range(4 + 3 * rank):  # as many as it likes
+        before = held.values["i"][1].item()
+        held.push_pull({"i": torch.full((70_000,), 1 + rank), "f": torch.full((70_000,), 3.0), "scalar": torch.tensor(float(step))})
+        assert held.values["i"][1] >= before + 1 + rank, "the answer has this rank's own change in it"
+    psgc.barrier()
+    held.pull()
+    pushes = [4 + 3 * other for other in range(size)]
+    assert torch.equal(held.values["i"], start + sum(n * (1 + other) for other, n in enumerate(pushes)))
+    assert torch.equal(held.values["f"], start.float() + 3 * sum(pushes))
+    assert held.values["scalar"] == 5.0 + sum(n * (n - 1) / 2 for n in pushes)
+
+    outer = psgc.HeldTensors({"w": torch.ones(5000)}, "outer", rule="nesterov:lr=0.5,momentum=0.9")
+    weight = torch.ones(5000, requires_grad=True)
+    reference = torch.optim.SGD([weight], lr=0.5, momentum=0.9, nesterov=True)
+    for step in range(3):
+        outer.push_pull({"w": torch.full((5000,), float(rank + step))})
+        weight.grad = torch.full((5000,), -(step + (size - 1) / 2))
+        reference.step()
+        assert torch.allclose(outer.values["w"], weight, rtol=1e-5), "all ranks have each round's values"
+    psgc.barrier()
+    print("summed")
+
+
+def models(codec: str) -> None:
+    """What models have: buffers, frozen and bfloat16 parameters, groups, parameters added later, steps that a scaler drops, steps of uneven number."""
+    rank = psgc.rank()
+    torch.manual_seed(7)  # all ranks draw the same model
+    model = nn.Sequential(nn.Linear(6, 300), nn.BatchNorm1d(300), nn.Linear(300, 3, dtype=torch.bfloat16))
+    head = nn.Linear(3, 1)
+    model[0].bias.requires_grad_(False)
+    frozen = model[0].bias.detach().clone()
+    parameters = [{"params": model[0].parameters(), "lr": 0.01}, {"params": [*model[1].parameters(), *model[2].parameters()]}]
+    optimizer = psgc.DistributedOptimizer(torch.optim.AdamW(parameters, lr=0.001), model.named_parameters(), compression=codec)
+    torch.manual_seed(rank)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(5 + 2 * rank):
+        optimizer.zero_grad()
+        inputs = torch.randn(8, 6)
+        hidden = model[1](model[0](inputs))
+        loss = model[2](hidden.bfloat16()).float()
+        loss = (head(loss) if step >= 3 else loss).square().mean()
+        if step == 1 and rank == 0:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 2:
+            optimizer.add_param_group({"params": list(head.parameters()), "lr": 0.01})
+        kept = {name: value.clone() for name, value in model.state_dict().items()}  # an evaluation, by other weights
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        model.load_state_dict(kept)
+    psgc.barrier()
+    optimizer.pull()
+    assert torch.equal(model[0].bias, frozen)
+    mine = torch.cat([parameter.detach().float().flatten() for module in (model, head) for parameter in module.parameters()])
+    assert mine.isfinite().all()
+    theirs = psgc.push_pull(mine, average=True, name="end")
+    assert torch.equal(mine, theirs), "after pull() all ranks have the servers' weights"
+    averages = psgc.push_pull(model[1].running_mean.clone(), average=True, name="buffers")
+    assert not torch.equal(averages, model[1].running_mean), "buffers are each rank's own"
+    with torch.no_grad():
+        model[1].weight.add_(1)
+    refused = ""
+    try:
+        optimizer.step()
+    except UsageError as error:
+        refused = str(error)
+    assert "'1.weight' was changed between two steps" in refused, refused
+    print("trained")
+
+
+def bound() -> None:
+    """Rank 0 runs ahead of rank 1 by the bound and no further; rank 1 then leaves early, and holds nobody up."""
+    rank = psgc.rank()
+    weight = nn.Parameter(torch.zeros(10))
+    optimizer = psgc.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+    begun = psgc.HeldTensors({"steps": torch.zeros(2, dtype=torch.int64)}, "begun")
+    me, other = torch.zeros(2, dtype=torch.int64), 1 - rank
+    me[rank] = 1
+
+    def step() -> None:
+        steps = begun.push_pull({"steps": me})["steps"]
+        assert steps[rank] - steps[other] <= STALENESS + 1 or steps[other] == 3, steps
+        weight.grad = -torch.ones(10)
+        optimizer.step()
+
+    if rank == 1:
+        step()  # the first declares, and so waits for all
+        while begun.pull()["steps"][0] < 1 + STALENESS + 1:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        assert begun.pull()["steps"][0] == 1 + STALENESS + 1, "rank 0 is in the step whose answer the bound withholds"
+        step()
+        step()
+    else:
+        for _ in range(20):
+            step()
+        print(f"weight={weight[0].item()}")
+
+
+def endless() -> None:
+    weight = nn.Parameter(torch.zeros(10))
+    optimizer = psgc.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+    while True:
+        weight.grad = torch.ones(10)
+        optimizer.step()
+        print("stepped", flush=True)
+        time.sleep(0.01)
+
+
+def headless() -> None:
+    """Rank 0 brings no initial values: it leaves without a step."""
+    if psgc.rank():
+        weight = nn.Parameter(torch.zeros(10))
+        optimizer = psgc.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+        weight.grad = torch.ones(10)
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    psgc.init()
+    {"digits": digits, "sums": sums, "models": models, "bound": bound, "endless": endless, "headless": headless}[sys.argv[1]](*sys.argv[2:])
+    psgc.shutdown()

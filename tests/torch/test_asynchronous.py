@@ -1,0 +1,93 @@
+"""Asynchronous training: what is refused, each by one line, and what a job of one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import psgc.torch as psgc
+from psgc.config import Config
+from psgc.errors import ConfigError, UsageError
+from psgc.pslite.settings import Settings
+from psgc.torch.plans.choice import Choice
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_what_averages_gradients_is_refused_by_name(ranks: Any) -> None:
+    model = nn.Linear(2, 2)
+    calls: dict[str, Callable[[], Any]] = {
+        "CrossBarrier averages gradients": lambda: psgc.CrossBarrier(model, sgd(model), model.named_parameters()),
+        "DistributedDataParallel averages gradients": lambda: psgc.DistributedDataParallel(model),
+        "OneBitAdam averages gradients": lambda: psgc.OneBitAdam(model.named_parameters(), warmup_steps=1),
+        "plans and auto are of synchronous": lambda: psgc.DistributedOptimizer(sgd(model), compression="auto"),
+        "residuals_follow_lr": lambda: psgc.DistributedOptimizer(sgd(model), residuals_follow_lr=True),
+    }
+
+    def work(rank: int) -> None:
+        for words, call in calls.items():
+            with pytest.raises(UsageError, match=words):
+                call()
+        optimizer = psgc.DistributedOptimizer(sgd(model), model.named_parameters())
+        with pytest.raises(UsageError, match="already"):
+            psgc.DistributedOptimizer(optimizer)
+        for method in (
+            optimizer.residual_state_dict,
+            lambda: optimizer.load_residual_state_dict([]),
+            lambda: optimizer.switch_plan("none"),
+        ):
+            with pytest.raises(UsageError):
+                method()
+
+    ranks.run(2, work, async_mode=True)
+    assert Choice().codec == "none"
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    job = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "9000", "DMLC_NUM_WORKER": "2"}
+    for words, env in {
+        "PSGC_STALENESS=3 bounds asynchronous training": {"PSGC_STALENESS": "3"},
+        "PSGC_ASYNC=1 and PSGC_PLAN=auto": {"PSGC_ASYNC": "1", "PSGC_PLAN": "auto"},
+        "PSGC_ASYNC=1 and PSGC_PROFILE=p": {"BYTEPS_ENABLE_ASYNC": "1", "PSGC_PROFILE": "p"},
+        "servers hold the weights": {"BYTEPS_ENABLE_ASYNC": "1", "DMLC_NUM_SERVER": "0"},
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            Config.from_env({**job, **env}).require_cluster()
+    with pytest.raises(ConfigError, match="stock servers abort at the first pull"):
+        Settings.of(Config.from_env({**job, "PSGC_WIRE": "pslite", "BYTEPS_ENABLE_ASYNC": "1"}))
+
+
+def test_alone_it_is_the_optimizer_itself_and_held_tensors_obey_their_rule(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = psgc.current_session()
+    monkeypatch.setattr(session, "config", Config(async_mode=True))
+    torch.manual_seed(0)
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    other.load_state_dict(model.state_dict())
+    wrapped, plain = psgc.DistributedOptimizer(sgd(model), model.named_parameters()), sgd(other)
+    schedule = torch.optim.lr_scheduler.StepLR(wrapped, 1)
+    for net, optimizer in ((model, wrapped), (other, plain)):
+        net(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    schedule.step()
+    wrapped.pull()
+    assert torch.equal(model.weight, other.weight)
+
+    held = psgc.HeldTensors({"w": torch.ones(3), "i": torch.zeros(2, dtype=torch.int32)}, "mine")
+    assert held.push_pull({"w": torch.full((3,), 2.0)})["w"].tolist() == [3.0] * 3
+    assert held.pull()["i"].tolist() == [0, 0]
+    outer = psgc.HeldTensors({"w": torch.zeros(1)}, "outer", rule="nesterov:lr=0.5,momentum=0.5")
+    assert [outer.push_pull({"w": torch.ones(1)})["w"].item() for _ in range(2)] == [0.75, 1.625]
+    for words, make in {
+        "'mine' was used before": lambda: psgc.HeldTensors({"w": torch.ones(3)}, "mine"),
+        "unknown update rule": lambda: psgc.HeldTensors({}, "a", rule="max"),
+        "not float16": lambda: psgc.HeldTensors({"w": torch.ones(3, dtype=torch.float16)}, "b"),
+        "no tensor is named 'x'": lambda: held.push_pull({"x": torch.ones(3)}),
+    }.items():
+        with pytest.raises(UsageError, match=words):
+            make()
