@@ -216,8 +216,11 @@ class ServerState:
     def _leave(self, rank: int, now: float) -> list[Effect]:
         """The rank has left the job in order: those who wait for its weights' deltas go on."""
         self.departed.add(rank)
-        weights = [entry for entry in self.keys.values() if isinstance(entry.state, WeightsKey)]
-        return [effect for entry in weights for effect in self._effects(entry, entry.state.leave(rank), now)]
+        effects: list[Effect] = []
+        for entry in self.keys.values():
+            if isinstance(entry.state, WeightsKey):
+                effects += self._effects(entry, entry.state.leave(rank), now)
+        return effects
 
     def _echo(self, rank: int, header: Header) -> Send:
         """Answer a worker's measurement of its connection with as many bytes."""
