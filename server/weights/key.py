@@ -81,7 +81,9 @@ class WeightsKey:
         mine.applied = False
         self._waiting.append(rank)
         self._payloads[rank] = payload
-        return self._advance()
+        # In a round the credit comes back at once: else ranks whose parts come in different orders could wait for each other's for ever.
+        acks = [self._ack(rank, header.step)] if self.rule.in_rounds and self._begun else []
+        return [*acks, *self._advance()]
 
     def folded(self, last: bool, payload_bytes: int = 0, nonfinite: bool = False, slot: int = NO_SLOT) -> list[Action]:
         """The engine has made the next version, in buffer ``slot``."""

@@ -1,4 +1,4 @@
-"""Asynchronous training and tensors that servers hold, over real processes."""
+"""Asynchronous training and tensors that servers hold, over real processes: one worker over shared memory, the other over TCP."""
 
 from __future__ import annotations
 
@@ -8,50 +8,68 @@ from typing import Any
 
 import pytest
 
-ASYNC = {"BYTEPS_ENABLE_ASYNC": "1"}
+ASYNC = {"BYTEPS_ENABLE_ASYNC": "1", "PSGC_STALENESS": "2", "PSGC_MIN_COMPRESS_BYTES": "0"}
 JOB = "asynchronous.py"
 
 
-@pytest.mark.timeout(300)
-def test_asynchronous_training_reaches_the_synchronous_loss_within_5_percent(make_job: Callable[..., Any]) -> None:
-    def loss(codec: str, **job: Any) -> float:
-        said = make_job(**job).said("digits", "60", codec, job=JOB)
-        return float(re.findall(r"loss=(\S+)", said[0])[0])
-
-    synchronous = loss("none")
-    assert loss("topk:k=0.1", servers=2, env={**ASYNC, "PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_STALENESS": "4"}) <= 1.05 * synchronous
-
-
-@pytest.mark.timeout(300)
-def test_integer_changes_add_up_bit_for_bit_and_rounds_are_outer_steps(make_job: Callable[..., Any]) -> None:
-    for text in make_job(servers=2, env={"PSGC_TRANSPORT": "tcp"}).said("sums", job=JOB):
-        assert "summed" in text
-
-
-@pytest.mark.timeout(300)
-def test_models_train_with_buffers_frozen_and_bfloat16_parameters_late_groups_and_dropped_steps(make_job: Callable[..., Any]) -> None:
-    for text in make_job(env={**ASYNC, "PSGC_MIN_COMPRESS_BYTES": "0"}).said("models", "onebit", job=JOB):
-        assert "trained" in text
+@pytest.fixture(scope="module")
+def job(make_shared_job: Callable[..., Any]) -> Any:
+    """One job that does everything; in the end its worker 1 is killed."""
+    job = make_shared_job(servers=2, env=ASYNC)
+    job.scheduler()
+    for index in range(2):
+        job.server(index)
+    todo = ("digits", "sums", "models", "bound", "endless")
+    workers = [job.worker(0, *todo, job=JOB), job.worker(1, *todo, job=JOB, PSGC_TRANSPORT="tcp")]
+    while line := workers[1].popen.stdout.readline():
+        workers[1].text += line
+        if "stepped" in line:
+            workers[1].kill()
+            break
+    job.ended = job.end()
+    return job
 
 
-@pytest.mark.timeout(300)
-def test_no_worker_is_further_ahead_than_the_bound_and_one_that_ends_early_holds_nobody_up(make_job: Callable[..., Any]) -> None:
-    said = make_job(env={**ASYNC, "PSGC_STALENESS": "2"}).said("bound", job=JOB)
-    assert "weight=23.0" in said[0], "all 20 + 3 steps are in it"
+def of_workers(job: Any) -> list[str]:
+    return [process.text for process in job.processes if process.name.startswith("worker")]
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_worker_ends_the_others_with_one_line(make_job: Callable[..., Any]) -> None:
-    job = make_job(env={**ASYNC, "PSGC_STALENESS": "2"})
-    workers = job.whole("endless", job=JOB)
-    stdout = workers[1].popen.stdout
-    while "stepped" not in stdout.readline():
-        pass
-    workers[1].kill()
-    ended = job.end()
-    assert ended["worker 0"] == 1 and "worker 1" in workers[0].last_line, job.text()
+def test_asynchronous_training_reaches_the_synchronous_loss_within_5_percent(job: Any) -> None:
+    for text in of_workers(job):
+        ((synchronous, asynchronous),) = re.findall(r"synchronous=(\S+) asynchronous=(\S+)", text) or pytest.fail(job.text())
+        assert float(asynchronous) <= 1.05 * float(synchronous)
 
 
+@pytest.mark.timeout(300)
+def test_integer_changes_add_up_bit_for_bit_and_rounds_are_outer_steps(job: Any) -> None:
+    assert all("summed" in text for text in of_workers(job)), job.text()
+
+
+@pytest.mark.timeout(300)
+def test_models_train_with_buffers_frozen_and_bfloat16_parameters_late_groups_and_dropped_steps(job: Any) -> None:
+    assert all("trained" in text for text in of_workers(job)), job.text()
+
+
+@pytest.mark.timeout(300)
+def test_no_worker_is_further_ahead_than_the_bound(job: Any) -> None:
+    assert all("bounded" in text for text in of_workers(job)), job.text()
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_worker_ends_the_others_with_one_line(job: Any) -> None:
+    first = next(process for process in job.processes if process.name == "worker 0")
+    assert job.ended["worker 0"] == 1 and "worker 1" in first.last_line, job.text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_worker_that_ends_early_holds_nobody_up(make_job: Callable[..., Any]) -> None:
+    said = make_job(env=ASYNC).said("leaving", job=JOB)
+    assert "weight=24.0" in said[0], "all 20 + 4 steps are in it"
+
+
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_without_rank_0_there_are_no_initial_values_and_the_job_ends_with_that_line(make_job: Callable[..., Any]) -> None:
     job = make_job(env=ASYNC)

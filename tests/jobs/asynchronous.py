@@ -1,4 +1,4 @@
-"""A worker of asynchronous training, or of tensors that servers hold. Run by tests; the first argument says what it does, and rank 0 says what came out."""
+"""A worker of asynchronous training, and of tensors that servers hold. Run by tests; the arguments say what it does, one thing after the other."""
 
 from __future__ import annotations
 
@@ -16,33 +16,37 @@ from psgc.errors import UsageError
 STALENESS = 2
 
 
-def digits(steps: str, codec: str) -> None:
-    """Regularized logistic regression, whose least loss is unique, on this rank's half of the images. Asynchronous changes add up, so each rank takes
-    its share of the learning rate."""
+def digits(steps: int = 60, lr: float = 0.5) -> None:
+    """Regularized logistic regression, whose least loss is unique, on this rank's share of the images; and what synchronous training makes of it.
+    Asynchronous changes add up, so each rank takes its share of the learning rate."""
     data = load_digits()
     images, labels = torch.from_numpy(data.data).float() / 16, torch.from_numpy(data.target).long()
     rank, size = psgc.rank(), psgc.size()
     torch.manual_seed(rank)
     model = nn.Linear(64, 10)
     psgc.broadcast_parameters(model.state_dict(), root_rank=0)
-    share = size if psgc.current_session().config.async_mode else 1
-    optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5 / share), model.named_parameters(), compression=codec)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, int(steps))
 
-    def loss_of(rows: slice) -> torch.Tensor:
-        penalty = sum(parameter.square().sum() for parameter in model.parameters())
-        return F.cross_entropy(model(images[rows]), labels[rows]) + 0.01 * penalty
+    def loss_of(net: nn.Linear, rows: slice = slice(None)) -> torch.Tensor:
+        penalty = sum(parameter.square().sum() for parameter in net.parameters())
+        return F.cross_entropy(net(images[rows]), labels[rows]) + 0.01 * penalty
 
-    for _ in range(int(steps)):
-        optimizer.zero_grad()
-        loss_of(slice(rank, None, size)).backward()
-        optimizer.step()
-        schedule.step()
+    def train(net: nn.Linear, optimizer: torch.optim.Optimizer, ranks: list[int]) -> None:
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (sum(loss_of(net, slice(each, None, size)) for each in ranks) / len(ranks)).backward()
+            optimizer.step()
+            schedule.step()
+
+    synchronous = nn.Linear(64, 10)
+    synchronous.load_state_dict(model.state_dict())
+    train(synchronous, torch.optim.SGD(synchronous.parameters(), lr=lr), list(range(size)))  # on the mean of all ranks' gradients
+    sgd = torch.optim.SGD(model.parameters(), lr=lr / size)
+    optimizer = psgc.DistributedOptimizer(sgd, model.named_parameters(), compression="topk:k=0.1")
+    train(model, optimizer, [rank])
     psgc.barrier()
-    if share > 1:
-        optimizer.pull()
-    if rank == 0:
-        print(f"loss={loss_of(slice(None)).item()!r}")
+    optimizer.pull()
+    print(f"synchronous={loss_of(synchronous).item()!r} asynchronous={loss_of(model).item()!r}", flush=True)
 
 
 def sums() -> None:
@@ -72,10 +76,10 @@ def sums() -> None:
         reference.step()
         assert torch.allclose(outer.values["w"], weight, rtol=1e-5), "all ranks have each round's values"
     psgc.barrier()
-    print("summed")
+    print("summed", flush=True)
 
 
-def models(codec: str) -> None:
+def models() -> None:
     """What models have: buffers, frozen and bfloat16 parameters, groups, parameters added later, steps that a scaler drops, steps of uneven number."""
     rank = psgc.rank()
     torch.manual_seed(7)  # all ranks draw the same model
@@ -84,10 +88,10 @@ def models(codec: str) -> None:
     model[0].bias.requires_grad_(False)
     frozen = model[0].bias.detach().clone()
     parameters = [{"params": model[0].parameters(), "lr": 0.01}, {"params": [*model[1].parameters(), *model[2].parameters()]}]
-    optimizer = psgc.DistributedOptimizer(torch.optim.AdamW(parameters, lr=0.001), model.named_parameters(), compression=codec)
+    optimizer = psgc.DistributedOptimizer(torch.optim.AdamW(parameters, lr=0.001), model.named_parameters(), compression="onebit")
     torch.manual_seed(rank)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    for step in range(5 + 2 * rank):
+    for step in range(5 + rank):
         optimizer.zero_grad()
         inputs = torch.randn(8, 6)
         hidden = model[1](model[0](inputs))
@@ -122,11 +126,11 @@ def models(codec: str) -> None:
     except UsageError as error:
         refused = str(error)
     assert "'1.weight' was changed between two steps" in refused, refused
-    print("trained")
+    print("trained", flush=True)
 
 
-def bound() -> None:
-    """Rank 0 runs ahead of rank 1 by the bound and no further; rank 1 then leaves early, and holds nobody up."""
+def bound(leaving: bool = False) -> None:
+    """Rank 0 runs ahead of rank 1 by the bound and no further. Where rank 1 then leaves early, it holds nobody up."""
     rank = psgc.rank()
     weight = nn.Parameter(torch.zeros(10))
     optimizer = psgc.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
@@ -136,7 +140,7 @@ def bound() -> None:
 
     def step() -> None:
         steps = begun.push_pull({"steps": me})["steps"]
-        assert steps[rank] - steps[other] <= STALENESS + 1 or steps[other] == 3, steps
+        assert steps[rank] - steps[other] <= STALENESS + 1 or steps[other] == 4, steps
         weight.grad = -torch.ones(10)
         optimizer.step()
 
@@ -146,12 +150,18 @@ def bound() -> None:
             time.sleep(0.01)
         time.sleep(0.5)
         assert begun.pull()["steps"][0] == 1 + STALENESS + 1, "rank 0 is in the step whose answer the bound withholds"
-        step()
-        step()
-    else:
-        for _ in range(20):
+        for _ in range(3):
             step()
-        print(f"weight={weight[0].item()}")
+    else:
+        for _ in range(20 if leaving else 6):
+            step()
+        if leaving:
+            print(f"weight={weight[0].item()}")
+    print("bounded", flush=True)
+
+
+def leaving() -> None:
+    bound(leaving=True)
 
 
 def endless() -> None:
@@ -176,5 +186,6 @@ def headless() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     psgc.init()
-    {"digits": digits, "sums": sums, "models": models, "bound": bound, "endless": endless, "headless": headless}[sys.argv[1]](*sys.argv[2:])
+    for name in sys.argv[1:]:
+        {each.__name__: each for each in (digits, sums, models, bound, leaving, endless, headless)}[name]()
     psgc.shutdown()
