@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from psgc.errors import UsageError
 from psgc.launch import gpu_results
 from psgc.launch.gpu_results import result_for
 from tests.plan.commands import psgc
+from tests.preloaded import run_preloaded
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -78,18 +78,11 @@ def test_a_file_that_is_no_result_is_named_and_dry_runs_do_not_count(planted: Pa
 @pytest.mark.timeout(300)
 def test_the_gpu_benchmark_takes_its_steps_in_a_dry_run(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "gpu.py"),
-        "--dry-run",
-        "--out",
-        str(out),
-        "--steps",
-        "machine,kernels,many_tensors,gpt,two_ranks,sanitizer",
-    ]
-    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=280)
+    steps = "machine,kernels,many_tensors,gpt,two_ranks,sanitizer"
+    command = (str(ROOT / "benchmarks" / "gpu.py"), "--dry-run", "--out", str(out), "--steps", steps)
+    done = run_preloaded(*command, env=os.environ, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    steps = json.loads(out.read_text())["steps"]
-    assert steps["two_ranks"]["int8"]["same_sums"] is True
-    assert {row["op"] for row in steps["kernels"]["rows"]} >= {"encode", "decode", "finish", "commit"}
-    assert steps["gpt"]["codecs"]["int8"]["with_s"] > 0
+    found = json.loads(out.read_text())["steps"]
+    assert found["two_ranks"]["int8"]["same_sums"] is True
+    assert {row["op"] for row in found["kernels"]["rows"]} >= {"encode", "decode", "finish", "commit"}
+    assert found["gpt"]["codecs"]["int8"]["with_s"] > 0
