@@ -18,12 +18,13 @@ pytestmark = pytest.mark.timeout(600)  # two jobs of every codec, on a machine t
 MakeJob = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
 WAYS = resume.ways()
+STEPS = "14"
 ENV = {"PSGC_FUSE_BYTES": "40000", "PSGC_MIN_COMPRESS_BYTES": "0"}  # several buckets, all of them compressed
 
 
 def digests(job: Any, folder: Path, hows: str, ways: list[str]) -> dict[tuple[str, str], str]:
     """By how and way the digest of the weights that all workers of this job ended with."""
-    workers = job.whole(str(folder), hows, *ways, job="resume.py", **ENV)
+    workers = job.whole(str(folder), hows, STEPS, *ways, job="resume.py", **ENV)
     assert set(job.end().values()) == {0}, job.text()
     (said,) = {tuple(re.findall(r"^weights (\w+) (\d+) (\w{64})$", worker.text, re.MULTILINE)) for worker in workers}
     assert len(said) == len(hows.split(",")) * len(ways), job.text()

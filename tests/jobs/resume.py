@@ -1,7 +1,8 @@
 """A worker that trains small models, one a way of training, saves in the middle, and goes on; or takes up what was saved and goes on from
 there. Writes each one's weights at the end and prints their digest.
 
-resume.py FOLDER HOW,... WAY...     HOW: save, rollback (in the same processes, after save), load, forget (load all but what codecs keep)
+resume.py FOLDER HOW,... [STEPS] WAY...     HOW: save, rollback (in the same processes, after save), load, forget (load all but what codecs keep)
+                                            STEPS: of the whole training, 24 unless given; it saves after half of them
 
 A way is a codec's text, for SGD with momentum, or OneBitAdam, ZeroOneAdam, with ":CODEC" behind it for another than onebit. "scaled " before
 it: under a loss scale, with an overflow on rank 0 in the step before saving. "skipping " before it: rank 1 leaves that step's batch out.
@@ -21,7 +22,7 @@ import psgc.torch as psgc
 from psgc.codecs import parse_scheme, registered_codecs, registered_schemes
 from psgc.layout import collective
 
-STEPS, AT = 24, 12
+STEPS = 24
 LR = 0.02
 ADAM = {"lr": 1e-2, "warmup_steps": 6}
 
@@ -57,7 +58,8 @@ def make(way: str, model: nn.Module) -> Any:
 class Training:
     """One model, its optimizer, schedule and loss scaler."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, way: str, steps: int) -> None:
+        self.steps, self.half = steps, steps // 2
         word, _, rest = way.rpartition(" ")
         self.skips = word == "skipping" and psgc.rank() == 1
         torch.manual_seed(0)
@@ -68,7 +70,7 @@ class Training:
 
     def step(self, number: int) -> None:
         self.optimizer.zero_grad()
-        before_saving = number == AT - 1
+        before_saving = number == self.half - 1
         if not (self.skips and before_saving):
             generator = torch.Generator().manual_seed(1000 * psgc.rank() + number)
             inputs = torch.randn(16, 24, generator=generator)
@@ -107,14 +109,14 @@ class Training:
 
 def run(how: str, training: Training, folder: Path) -> torch.Tensor:
     if how == "save":
-        for step in range(STEPS):
-            if step == AT:
+        for step in range(training.steps):
+            if step == training.half:
                 training.save(folder)
                 psgc.push_pull(torch.zeros(1), name="saved")  # so that every rank may load
             training.step(step)
         return training.weights()
     training.load(folder, residuals=how != "forget")
-    for step in range(AT, STEPS):
+    for step in range(training.half, training.steps):
         training.step(step)
     return training.weights()
 
@@ -122,11 +124,12 @@ def run(how: str, training: Training, folder: Path) -> torch.Tensor:
 def main() -> None:
     torch.set_num_threads(1)
     psgc.init()
-    for number, way in enumerate(sys.argv[3:]):
+    steps, chosen = (int(sys.argv[3]), sys.argv[4:]) if sys.argv[3].isdigit() else (STEPS, sys.argv[3:])
+    for number, way in enumerate(chosen):
         folder, training = Path(sys.argv[1]) / way.replace("/", " to "), None
         for how in sys.argv[2].split(","):
             if how != "rollback" or training is None:
-                training = Training(way)
+                training = Training(way, steps)
             weights = run(how, training, folder)
             if psgc.rank() == 0:
                 torch.save(weights, folder / f"{how}.pt")

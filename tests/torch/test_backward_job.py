@@ -17,6 +17,7 @@ from tests.preloaded import run_preloaded
 pytestmark = pytest.mark.timeout(300)  # the job is the first test's set-up
 DYING = """
 import sys
+import time
 import torch
 import psgc.torch as psgc
 from psgc.errors import JobFailed
@@ -26,7 +27,10 @@ optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1
 for step in range(4):
     optimizer.zero_grad()
     loss = model(torch.ones(1, 300)).sum()
+    if step == 2:
+        psgc.barrier()
     if (psgc.rank(), step) == (1, 2):
+        time.sleep(0.5)  # the other rank is past the barrier
         raise ValueError("no more data")
     try:
         loss.backward()
