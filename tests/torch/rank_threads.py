@@ -73,3 +73,22 @@ def said_when_another_leaves(config: Config) -> str:
     assert nothing is None
     assert isinstance(error, JobFailed)
     return str(error)
+
+
+def said_when_nobody_comes(config: Config) -> str:
+    """How rank 0's exchange with rank 1 ends, which is in no collective."""
+    done = threading.Event()
+
+    def run(groups: JobGroups, rank: Rank) -> None:
+        group = groups.group((0, 1))
+        if rank.rank == 1:
+            done.wait()
+            return
+        try:
+            group.exchange([None, np.zeros(9, np.uint8)], [None, np.zeros(9, np.uint8)])
+        finally:
+            done.set()
+
+    (error, _) = on_ranks(2, run, config)
+    assert isinstance(error, Exception)
+    return str(error)

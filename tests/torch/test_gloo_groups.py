@@ -20,7 +20,7 @@ from psgc.torch.collectives.groups import JobGroups, job_groups
 from psgc.worker.solo import SoloSession
 from tests.program.collectives import check_every_method, fractions, uneven
 from tests.torch.conftest import FakeJob
-from tests.torch.rank_threads import Rank, all_well, on_ranks, said_when_another_leaves
+from tests.torch.rank_threads import Rank, all_well, on_ranks, said_when_another_leaves, said_when_nobody_comes
 
 CONFIG = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=60.0)
 
@@ -75,20 +75,10 @@ def test_a_rank_whose_peer_never_asks_for_the_group_hears_why_the_job_has_failed
 
 def test_a_collective_that_no_other_member_comes_to_fails_at_the_limit_of_a_step() -> None:
     config = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=1.0)
-    done = threading.Event()
-
-    def run(groups: JobGroups, rank: Rank) -> None:
-        group = groups.group((0, 1))
-        if rank.rank == 1:
-            done.wait()
-            return
-        try:
-            group.exchange([None, np.zeros(9, np.uint8)], [None, np.zeros(9, np.uint8)])
-        finally:
-            done.set()
-
-    (error, _) = on_ranks(2, run, config)
-    assert str(error) == "rank 0: exchange in the group of ranks 0, 1 failed: Timed out waiting 1000ms for recv operation to complete"
+    assert (
+        said_when_nobody_comes(config)
+        == "rank 0: exchange in the group of ranks 0, 1 failed: Timed out waiting 1000ms for recv operation to complete"
+    )
 
 
 def test_two_members_that_connect_from_where_nobody_reaches_them_are_told_so() -> None:

@@ -16,7 +16,7 @@ from psgc.torch.collectives.groups import JobGroups
 from psgc.worker.collectives import mesh, shared_group
 from psgc.worker.collectives.shared_group import SLOT_BYTES, SharedGroup
 from tests.program.collectives import check_every_method, fractions, uneven
-from tests.torch.rank_threads import Rank, all_well, on_ranks, said_when_another_leaves
+from tests.torch.rank_threads import Rank, all_well, on_ranks, said_when_another_leaves, said_when_nobody_comes
 
 CONFIG = Config(root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=60.0)
 
@@ -139,20 +139,7 @@ def test_a_rank_whose_peer_never_asks_for_the_group_hears_why_the_job_has_failed
 
 def test_a_collective_that_a_member_never_comes_to_fails_at_the_limit_of_a_step() -> None:
     config = Config(root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=1.0)
-    done = threading.Event()
-
-    def run(groups: JobGroups, rank: Rank) -> None:
-        group = groups.group((0, 1))
-        if rank.rank == 1:
-            done.wait()
-            return
-        try:
-            group.exchange([None, np.zeros(9, np.uint8)], [None, np.zeros(9, np.uint8)])
-        finally:
-            done.set()
-
-    (error, _) = on_ranks(2, run, config)
-    assert str(error) == "rank 0: exchange in the group of ranks 0, 1 failed: rank 1 has not come to it within 1 s"
+    assert said_when_nobody_comes(config) == "rank 0: exchange in the group of ranks 0, 1 failed: rank 1 has not come to it within 1 s"
 
 
 def test_members_in_different_collectives_are_told_which_they_are_in() -> None:

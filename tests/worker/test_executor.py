@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -26,14 +24,6 @@ LEVELS = (
     "decomp@cpu",
     "intra.all_gather",
 )
-
-
-@pytest.fixture
-def two_by_two() -> Iterator[Job]:
-    job = Job((2, 2))
-    yield job
-    job.close()
-    assert not job.errors
 
 
 def _check_means(job: Job, options: list[tuple[str, ...]], numel: int, steps: int = 2, codec: str = "none") -> None:

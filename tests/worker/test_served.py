@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -12,14 +10,6 @@ from tests.worker.over_groups import Job, integers
 
 OPTIONS = tuple(option for option in server_options(("cpu",)) if option[0].startswith("intra"))
 ENCODED = tuple(option for option in OPTIONS if "comp@cpu" in option)
-
-
-@pytest.fixture
-def two_by_two() -> Iterator[Job]:
-    job = Job((2, 2))
-    yield job
-    job.close()
-    assert not job.errors
 
 
 def kept(job: Job, dropped: bool = False, layout: int = 0) -> np.ndarray:
