@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -68,3 +71,68 @@ def test_the_package_is_not_built_for_an_environment_that_has_byteps(theirs: Pat
     assert re.fullmatch(
         r"psgc-byteps: BytePS 0\.2\.5 is installed in .*: run `pip uninstall byteps` first, or .*--as-byteps`", str(refused.value)
     )
+
+
+def tree(folder: Path) -> Path:
+    """A copy of this checkout's packages, in which nothing has been built."""
+    ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+    for name in ("psgc", "server", "worker", "launch", "cuda", "compat"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.timeout(560)
+def test_installed_from_a_checkout_it_runs_a_script_of_two_workers_by_bpslaunch_and_beside_byteps_it_is_refused(
+    tmp_path: Path, theirs: Path
+) -> None:
+    """In an environment that has psgc's dependencies, and pip, from the one that runs the tests; nothing is downloaded."""
+    checkout = tree(tmp_path / "checkout")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_", "DMLC_", "BYTEPS_", "PSGC_"))}
+
+    def run(*command: str, status: int = 0, cwd: Path = tmp_path, **env: str) -> str:
+        done = subprocess.run(
+            [str(venv / "bin" / command[0]), *command[1:]], env=clean | env, cwd=cwd, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    packages = Path(run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    install = ("python", "-m", "pip", "install", "--no-index", "--no-build-isolation")
+    run(*install, ".", "./compat/byteps", cwd=checkout)
+    found = run("python", "-c", "import byteps.torch, psgc; print(byteps.torch.__file__, psgc.__file__)")
+    assert found.count(str(packages)) == 2, found
+    assert "DMLC_ROLE" in run("bpslaunch", "--help")
+    script = str(Path(__file__).parent / "scripts" / "microbenchmark.py")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    job = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": port}
+    roles = (
+        {"DMLC_ROLE": "scheduler"},
+        {"DMLC_ROLE": "server"},
+        *({"DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)} for rank in range(2)),
+    )
+    processes = [
+        subprocess.Popen(
+            [str(venv / "bin" / "bpslaunch"), *(("python3", script) if role["DMLC_ROLE"] == "worker" else ())],
+            env=clean | job | role | {"PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for role in roles
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * 4, "\n".join(said)
+    for rank in range(2):
+        assert f"rank {rank} of 2: right" in said[2 + rank], said
+    run("python", "-m", "pip", "uninstall", "-y", "psgc-byteps")
+    shutil.copytree(theirs / "byteps-0.2.5.dist-info", packages / "byteps-0.2.5.dist-info")
+    assert f"psgc-byteps: BytePS 0.2.5 is installed in {packages}" in run(*install, "./compat/byteps", status=1, cwd=checkout)
