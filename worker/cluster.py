@@ -26,12 +26,13 @@ from psgc.worker.bucket import BucketWork
 from psgc.worker.executor.bucket import GroupBucket
 from psgc.worker.executor.executor import Executor
 from psgc.worker.executor.named import NamedExecutor
-from psgc.worker.network import Network, Submission, pool_threads
+from psgc.worker.network import Network, pool_threads
 from psgc.worker.published import check_value
 from psgc.worker.residuals.memory import own_memory, questions, take_answers, take_up
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.residuals.transfers import Transfer
 from psgc.worker.session import BucketBuffer, Session, Ticket
+from psgc.worker.submission import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
 
 logger = logging.getLogger(__name__)

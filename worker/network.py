@@ -43,7 +43,7 @@ from psgc.worker.connections.reach import Reach
 from psgc.worker.contributions import Contribution, Contributions
 from psgc.worker.coordinator import TICK_S, Coordinator, Waiting
 from psgc.worker.residuals.transfers import Transfer
-from psgc.worker.session import BucketBuffer
+from psgc.worker.submission import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
 
 logger = logging.getLogger(__name__)
@@ -52,18 +52,6 @@ LOST_S = 0.5
 ENCODE_PRIORITY = 0
 HERE_NUMEL = 16384  # a kernel takes about as long for so many elements as another thread takes to wake up
 DECODE_PRIORITY = 1 << 40  # before encoding: decoding a result frees memory and lets the next step begin
-
-
-@dataclass(slots=True)
-class Submission:
-    """A bucket's step as the front end asked for it."""
-
-    buffer: BucketBuffer
-    ticket: StepTicket
-    skip: bool = False
-    previous_skipped: bool = False
-    rescale: float = 1.0
-    priority: int | None = None  # None: the bucket's
 
 
 class _Running:
@@ -614,4 +602,4 @@ def pool_threads(config: Config) -> int:
     return config.cpu_threads or threads_of(os.cpu_count() or 1, config.local_size)
 
 
-__all__ = ["Network", "Submission", "pool_threads"]
+__all__ = ["Network", "pool_threads"]

@@ -11,7 +11,7 @@ import torch
 from psgc.plan.model.options import all_options
 from psgc.torch.device import engines
 from psgc.torch.tensors.buffers import TensorsBuffer
-from psgc.worker.network import Submission
+from psgc.worker.submission import Submission
 from tests.device.recording import RecordingRuntime
 from tests.device.steps import use_recorded
 from tests.worker.over_groups import Job

@@ -15,7 +15,7 @@ from psgc.observe.worker_trace import WorkerTrace
 from psgc.program.memory_groups import MemoryWorld
 from psgc.program.ranks import Ranks
 from psgc.worker.executor.executor import Executor
-from psgc.worker.network import Submission
+from psgc.worker.submission import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
 from tests.worker.memory_servers import MemoryServers
 

@@ -16,7 +16,7 @@ from psgc.program.checks import DTYPES
 from psgc.program.memory_groups import MemoryGroups, MemoryWorld
 from psgc.program.ranks import Ranks
 from psgc.worker.executor.named import NamedExecutor
-from psgc.worker.network import Submission
+from psgc.worker.submission import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
 from tests.worker.over_groups import Buffer
 

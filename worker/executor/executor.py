@@ -29,7 +29,7 @@ from psgc.reminder import Reminder
 from psgc.worker.contributions import Contribution, Servers
 from psgc.worker.executor.bucket import GroupBucket
 from psgc.worker.executor.part import PartWork
-from psgc.worker.network import Submission
+from psgc.worker.submission import Submission
 
 logger = logging.getLogger(__name__)
 _DECODE_PRIORITY: Final = 1 << 40  # it frees memory, and the next step waits for it; a gradient only starts

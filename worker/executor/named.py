@@ -24,7 +24,7 @@ from psgc.program.voting import Voting
 from psgc.reminder import Reminder
 from psgc.worker.executor.bucket import GroupBucket
 from psgc.worker.executor.part import Control
-from psgc.worker.network import Submission
+from psgc.worker.submission import Submission
 
 logger = logging.getLogger(__name__)
 GROUPS: Final = "named"  # the name of the set of groups
