@@ -115,7 +115,7 @@ class Coordinator:
         body = Register(
             "worker", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
             config.nodes, config.servers, config.node, config.local_rank, config.local_size, encrypt=config.encrypt,
-            planned=bool(config.plan), roots=config.reduce_roots, switch=config.switch_size,
+            planned=bool(config.plan), roots=config.reduce_roots, switch=config.switch_size, asynchronous=config.async_mode,
         )  # fmt: skip
         self._send(Kind.REGISTER, encode_body(body))
 

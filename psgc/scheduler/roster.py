@@ -116,6 +116,9 @@ class Roster:
         for peer in (member for member in self if member.register.role == "worker" and member.register.planned != r.planned):
             one, none = (new, peer) if r.planned else (peer, new)
             return f"{one.label} has PSGC_PLAN, {none.label} has not; set it everywhere, though only rank 0's machine needs the file"
+        for peer in (member for member in self if member.register.role == "worker" and member.register.asynchronous != r.asynchronous):
+            one, none = (new, peer) if r.asynchronous else (peer, new)
+            return f"{one.label} has PSGC_ASYNC=1 (BYTEPS_ENABLE_ASYNC), {none.label} has not; set it for every worker, or for none"
         there = self._there.get(r.node, {})
         other = next(iter(there.values()), None)
         if other is not None and r.local_size != other.register.local_size:

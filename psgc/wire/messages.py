@@ -71,6 +71,7 @@ class Register:
         default=(), metadata=LEFT_OUT_IF_EMPTY
     )  # worker: local ranks of its node that own shards; none: all of them
     switch: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # worker: how many of its node are behind one PCIe switch; 0: all of them
+    asynchronous: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_ASYNC=1
 
     def __post_init__(self) -> None:
         if self.role not in ("worker", "server"):

@@ -100,6 +100,7 @@ def test_a_process_with_two_names_is_one_member_and_is_answered_at_the_newest() 
         ({"role": "server", "index": 0}, ["two servers have DMLC_SERVER_ID=0", "pid 2000 on host0", "pid 1010 on host1"]),
         ({"role": "server"}, ["one server too many", "DMLC_NUM_SERVER=1"]),
         ({"encrypt": True}, ["has PSGC_ENCRYPT=1", "has not"]),
+        ({"asynchronous": True}, ["has PSGC_ASYNC=1", "has not", "for every worker, or for none"]),
         ({"planned": True}, ["has PSGC_PLAN", "has not", "only rank 0's machine needs the file"]),
     ],
 )
