@@ -15,11 +15,16 @@ _WORD: Final = 0xFFFFFFFF
 def uniform(first: int, count: int, before: int, between: int, device: torch.device) -> torch.Tensor:
     """Uniform multiples of 2**-24 in [0, 1), float32 [count], from number ``first`` of the stream that has these keys on. Numbers are held as int64: torch
     computes little in uint32."""
-    h = (torch.arange(first, first + count, device=device) + before) & _WORD
+    h = hashed(torch.arange(first, first + count, device=device), before, between)
+    return (h >> 8).float() * 2.0**-24
+
+
+def hashed(index: torch.Tensor, before: int, between: int) -> torch.Tensor:
+    """32 random bits for each index (int64), int64."""
+    h = (index + before) & _WORD
     h = ((h ^ (h >> 16)) * 0x7FEB352D) & _WORD
     h = ((h ^ between ^ (h >> 15)) * 0x846CA68B) & _WORD
-    h = h ^ (h >> 16)
-    return (h >> 8).float() * 2.0**-24
+    return h ^ (h >> 16)
 
 
 def write_words(stream: Stream, step: torch.Tensor, words: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 from psgc.codecs.registry import parse_codec
 from psgc.cuda.quantize.reference import reference_decode, reference_encode
 from psgc.cuda.signs import reference as signs
+from psgc.cuda.sparsify import reference as sparsify
 from tests.cuda.against_cpu import STREAM, assert_same, values
 
 SPECIAL = ("zeros", "denormal", "small", "huge", "nothing", "nan", "inf")
@@ -15,6 +16,10 @@ BLOCKS = (
     "int8", "int8:ef=0", "int4", "int4:ef=0", "fp8", "fp8:ef=0", "fp8:format=e5m2", "fp8:format=e5m2,ef=0", "dithering", "dithering:k=1",
     "dithering:k=1,normalize=l2", "dithering:k=100,ef=1", "dithering:partition=natural", "dithering:k=127,normalize=l2,partition=natural",
     "dithering:ef=1,k=20,partition=natural", "tbq", "tbq:tau=0.7", "int8:rotate=1", "int4:ef=0,rotate=1",
+)  # fmt: skip
+SPARSE = (
+    "topk:k=0.1", "topk:k=0.6", "topk:k=0.99", "topk:k=0.05,select=sampled", "topk:k=0.05,select=mstopk", "topk:k=0.01,warmup=8", "blocktopk:block=64,k=0.2",
+    "blocktopk:block=5000,k=0.5", "randomk:k=0.1", "randomk:k=0.3,ef=0",
 )  # fmt: skip
 
 
@@ -44,3 +49,13 @@ def test_signs() -> None:
             assert_same(signs.reference_encode(torch.from_numpy(p), unit).numpy(), payload, f"{text}, {p.size}")
             decoded = signs.reference_decode(torch.from_numpy(payload.copy()), p.size, unit)
             assert (decoded.numpy() == codec.reference_elements(payload.tobytes(), p.size)).all()
+
+
+def test_chosen_elements() -> None:
+    for number, text in enumerate(SPARSE):
+        codec = parse_codec(text)
+        for p in (values(1 + number, 3), values(5000, 1, "zeros"), values(9000, 2, "huge"), np.full(700, -1.5, np.float32)):
+            with np.errstate(all="ignore"):
+                wanted = np.frombuffer(codec.reference_payload(p, STREAM), np.uint8)
+            found = sparsify.reference_encode(codec, torch.from_numpy(p), STREAM).numpy()
+            assert found.tobytes() == wanted.tobytes(), f"payload of {text}, {p.size}"
