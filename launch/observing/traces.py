@@ -43,10 +43,15 @@ def tell_traces(
         timelines = read_folder(folder)
         offsets = align(timelines)
         summary = summarize(timelines)
-        predicted = None if plan is None or profile is None else _predicted(verb, plan, profile, cluster, gpu)
+        left = ""
+        if plan is not None and profile is not None:
+            predicted: dict[str, Any] | None = _predicted(verb, plan, profile, cluster, gpu)
+        else:
+            predicted, left = _by_what_was_left(verb, folder, cluster, gpu)
         if output is not None:
             write(output, json.dumps(merge(timelines, predicted and predicted["trace"])), "--output")
     answer = _answer(timelines, offsets, summary, predicted)
+    answer["notes"] += [left] if left else []
     if as_json:
         print(json.dumps(answer))
         return
@@ -55,6 +60,29 @@ def tell_traces(
     _print(summary, answer)
     if output is not None:
         print(f"{output} opens in ui.perfetto.dev")
+
+
+def _by_what_was_left(verb: str, folder: Path, cluster: str | None, gpu: str | None) -> tuple[dict[str, Any] | None, str]:
+    """The step that is predicted by what the job wrote beside its timelines: simulated where it left a profile, or what its plan says of itself; and a note."""
+    from psgc.plan.planfile.reading import load_plan
+
+    plan, profile, machines = (folder / name for name in ("plan.json", "profile.json", "cluster.toml"))
+    if not plan.is_file():
+        return None, ""
+    try:
+        if profile.is_file():
+            there = cluster or (str(machines) if machines.is_file() else None)
+            return _predicted(
+                verb, str(plan), str(profile), there, gpu
+            ), f"the prediction is from {plan.name}, {profile.name} and the cluster in {folder}"
+        said = load_plan(str(plan)).prediction
+        lanes = {str(one["lane"]): 1e3 * float(one["busy_ms"]) for one in said["lanes"]}
+        step_us, overlap = 1e3 * float(said["step_ms"]), said.get("overlap")
+    except UsageError as error:
+        return None, f"no prediction: {error}"
+    except (KeyError, TypeError, ValueError):
+        return None, ""  # a plan that a job wrote of its layout predicts nothing
+    return {"step_us": step_us, "lanes": lanes, "overlap": overlap, "trace": None}, f"the prediction is what {plan} says of its step"
 
 
 def _predicted(verb: str, plan: str, profile: str, cluster: str | None, gpu: str | None) -> dict[str, Any]:

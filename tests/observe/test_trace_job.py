@@ -106,6 +106,32 @@ def check_beside_the_prediction(folder: Path, plan: Path, where: Path) -> None:
         "each push and pull is there twice"
     )
     assert {simulated[task] for task in links} == {first[task] for task in links} == {len(STEPS)}
+    check_without_flags(folder, plan, (profile, cluster), answer["predicted"]["exchange_ms"])
+
+
+def check_without_flags(folder: Path, plan: Path, files: tuple[Path, Path], predicted_ms: float) -> None:
+    """The job left its plan in the folder; beside a profile and a cluster it is simulated, and by itself it is taken at its word."""
+
+    def shown() -> dict[str, Any]:
+        done = psgc("trace", "show", str(folder), "--json")
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    left = folder / "plan.json"
+    assert load_plan(str(left)).buckets == load_plan(str(plan)).buckets
+    assert "predicted" not in shown(), "a layout predicts nothing"
+    for file in files:
+        (folder / file.name).write_text(file.read_text())
+    assert shown()["predicted"]["exchange_ms"] == pytest.approx(predicted_ms)
+    (folder / "profile.json").write_text("{}")
+    assert any(note.startswith("no prediction: ") for note in shown()["notes"])
+    (folder / "profile.json").unlink()
+    prediction = {"step_ms": 12.5, "overlap": 0.5, "lanes": [{"lane": "inter-send", "busy_ms": 7.0}]}
+    left.write_text(json.dumps(load_plan(str(left)).to_json() | {"prediction": prediction}))
+    said = shown()
+    assert said["predicted"] == {"exchange_ms": 12.5, "overlap": 0.5}
+    assert [row["predicted_ms"] for row in said["lanes"] if row["lane"] == "inter-send"] == [7.0]
+    assert f"the prediction is what {left} says of its step" in said["notes"]
 
 
 @pytest.mark.timeout(300)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -30,7 +32,7 @@ from psgc.plan.model.options import Option, all_options, server_options
 from psgc.plan.model.timeline import chains_of, run
 from psgc.program.compile import compile_option
 from psgc.program.ranks import Ranks
-from psgc.program.steps import Exchange
+from psgc.program.steps import Exchange, Raw, Serve, Transfer
 
 # a byte takes 1 us within a node and 10 us between nodes
 CLUSTER = Cluster("c", nodes=4, gpus_per_node=2, intra=Link(8e-3, 1.0), inter=Link(8e-4, 100.0), servers=2)
@@ -278,3 +280,52 @@ def test_what_is_taken_to_leave_a_node_is_what_programs_send(nodes: int, of_each
                 sent[ranks.node_of[rank]] += nbytes
         modelled = sum(task.per_element_us for task in tasks(option, cluster, CODEC, True) if SEND in resources_of(task.resource))
         assert modelled * numel == pytest.approx(max(sent), rel=1e-6), option
+
+
+def _most_within_a_node(option: Option, action: int, ranks: Ranks, numel: int) -> float:
+    """Elements that the rank with the most sends or receives in an action's collectives of floats: each slice goes directly to its rank."""
+    sent, received = [0] * ranks.size, [0] * ranks.size
+    for rank, program in enumerate(compile_option(option, numel, ranks)):
+        for step in program.steps:
+            if isinstance(step, Transfer) and step.action == action:
+                for raw in step.collectives:
+                    assert isinstance(raw, Raw) and raw.op in ("reduce_scatter", "all_gather")
+                    sizes = [hi - lo for lo, hi in pairwise(raw.cuts)]
+                    own = sizes[raw.members.index(rank)]
+                    others = len(raw.members) - 1
+                    out, back = sum(sizes) - own, others * own
+                    sent[rank] += out if raw.op == "reduce_scatter" else back
+                    received[rank] += back if raw.op == "reduce_scatter" else out
+    return max(*sent, *received)
+
+
+@pytest.mark.parametrize("inside", [{}, {"reduce_roots": (2, 3)}, {"reduce_roots": (1,)}, {"pcie_switch_size": 2}])
+def test_roots_and_switches_are_priced_by_what_programs_move(inside: dict[str, Any]) -> None:
+    """Within nodes what the busiest rank moves; between nodes each element once, by the roots alone; at the encodes what each of them has."""
+    numel, k = 1 << 20, 4
+    cluster = Cluster("c", 2, k, Link(8e-3, 0.0), Link(8e-3, 0.0), servers=2, **inside)  # a byte takes 1 us everywhere
+    roots = inside.get("reduce_roots", ())
+    ranks = Ranks((k, k), (roots, roots) if roots else (), (inside.get("pcie_switch_size", 0),) * 2)
+    option = ("intra.reduce_scatter", "comp@gpu", "inter.push.c", "inter.pull.c", "decomp@gpu", "intra.all_gather")
+    codec = replace(CODEC, curves={"gpu": CODEC.curves["gpu"], "server": CODEC.curves["gpu"]})
+    priced = tasks(option, cluster, codec)
+    for action, name in ((0, "intra.reduce_scatter"), (5, "intra.all_gather")):
+        us = sum(task.per_element_us for task in priced if task.action == name and task.resource == INTRA)
+        assert us == pytest.approx(4 * _most_within_a_node(option, action, ranks, numel) / numel, rel=1e-3), name
+    owners = len(roots) or k
+    assert next(task.share for task in priced if task.action == "comp@gpu") == 1 / owners
+    pushed = next(task.per_element_us for task in priced if task.action == "inter.push.c" and task.resource == SEND)
+    served = [
+        sum(hi - lo for step in p.steps if isinstance(step, Serve) for lo, hi in step.pieces) for p in compile_option(option, numel, ranks)
+    ]
+    assert pushed == pytest.approx(PAYLOAD * sum(served[:k]) / numel) == pytest.approx(PAYLOAD)
+    assert sum(map(bool, served)) == 2 * owners, "roots alone push"
+
+
+def test_sums_between_switches_go_at_the_hosts_rate() -> None:
+    """Of 4 bytes an element, four GPUs, two behind each switch: half of them behind it, and half of the half between the two."""
+    cluster = Cluster("c", 2, 4, Link(8e-3, 1.0), Link(8e-3, 1.0), host=Link(8e-4, 10.0), pcie_switch_size=2)
+    found = [
+        task for task in tasks(("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather"), cluster, CODEC) if task.resource == INTRA
+    ]
+    assert [(task.fixed_us, task.per_element_us) for task in found] == [(1.0, 2.0), (10.0, 10.0), (1.0, 2.0), (10.0, 10.0)]

@@ -15,6 +15,10 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import UsageError
+from psgc.plan.inputs.cluster import load_cluster
+from psgc.plan.inputs.profile import load_profile
+from psgc.plan.model.plan import check_fits
+from psgc.plan.planfile.reading import load_plan
 from psgc.torch.device import engines
 from psgc.torch.gradients import auto
 from tests.device.recording import RecordingRuntime
@@ -149,9 +153,9 @@ def test_profiles_refuse_it(ranks: Any, tmp_path: Path) -> None:
         ranks.run(2, lambda rank: train(Slow(), rank, 1), profile=str(tmp_path / "p.json"))
 
 
-def test_a_real_job_under_auto_trains_and_says_what_it_found(make_job: Callable[..., Any]) -> None:
-    """What it finds is the machine's matter: every rank has the same weights at its end."""
-    job = make_job(env={"PSGC_PLAN": "auto"})
+def test_a_real_job_under_auto_trains_and_says_what_it_found(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    """What it finds is the machine's matter: every rank has the same weights at its end. Traced, it leaves what its prediction rests on."""
+    job = make_job(env={"PSGC_PLAN": "auto", "PSGC_TRACE": str(tmp_path)})
     workers = job.whole("train", *["-"] * 5, job=str(Path(__file__).parent / "job_switch.py"))
     assert set(job.end().values()) == {0}, job.text()
     weights = {line for worker in workers for line in re.findall(r"^weights .*", worker.text, re.MULTILINE)}
@@ -159,3 +163,6 @@ def test_a_real_job_under_auto_trains_and_says_what_it_found(make_job: Callable[
     said = re.findall(r"psgc.run: optimizer0: auto, step .*", "\n".join(worker.text for worker in workers))
     assert said, job.text()
     assert all("Gbit/s" in line or "from now on" in line or "planning again" in line for line in said)
+    cluster, profile = load_cluster(str(tmp_path / "cluster.toml")), load_profile(str(tmp_path / "profile.json"), "v100")
+    assert (cluster.name, cluster.nodes * cluster.gpus_per_node) == ("this job", 2)
+    check_fits(load_plan(str(tmp_path / "plan.json")), {tensor.name: tensor.numel for tensor in profile.tensors}, "the profile")

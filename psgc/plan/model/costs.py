@@ -27,6 +27,9 @@ latency delays what follows in the chain; the link is free meanwhile.
 A part lies on one server: that server's link carries everybody's bytes of it. Parts go to the servers in turn, so a link to servers is held for the
 part's share of all their links, and the rest delays the part alone; a shard is a part of its own. So with the server's pass. Servers on the
 workers' nodes use their NICs: a push and a pull then hold both directions, for what a node's ranks and its servers exchange with other nodes.
+Where a node has reduction roots, its sums are cut among these alone: each has more of them to send, encode and decode, and other ranks send all and
+talk to nobody else. Where its GPUs are behind several PCIe switches, sums of floats within the node are taken behind each first, over ``[intra]``, and
+then between the switches, each rank its slice, through the host's memory (``[host]``, or ``[intra]`` where that is not given).
 Decoding costs each piece: an all-gather's p payloads are p times as many elements as one's. A node's CPU works for all its active ranks, one
 after the other; where the cluster says how many threads workers have, each has its own, and as many parts are encoded and decoded at once.
 Likewise a server sums as many parts at once as it has threads.
@@ -255,7 +258,7 @@ def _parts(held: Held, cluster: Cluster) -> tuple[float, float]:
     """Which share of the elements a rank has, and of how many ranks."""
     share, pieces = 1.0, 1.0
     for level in held.shards:
-        share /= _ranks(level, cluster)
+        share /= _owners(cluster) if level == "intra" else _ranks(level, cluster)
     for level in held.pieces:
         pieces *= _ranks(level, cluster)
     return share, pieces
@@ -264,7 +267,7 @@ def _parts(held: Held, cluster: Cluster) -> tuple[float, float]:
 def _work(action: str, held: Held, share: float, pieces: float, cluster: Cluster, codec: CodecCosts, direct: bool) -> list[Task]:
     """An atom's tasks but for copies between GPU and host."""
     if "@" in action:
-        return [_codec_task(action, share, pieces, _turns(1 if held.root_only else cluster.gpus_per_node, cluster))]
+        return [_codec_task(action, share, pieces, _turns(_active(held, cluster), cluster))]
     level, operation = action.split(".")[:2]
     if operation in ("push", "pull"):
         return _with_server(action, cluster, held, share, codec)
@@ -273,6 +276,10 @@ def _work(action: str, held: Held, share: float, pieces: float, cluster: Cluster
         return []
     size = share * pieces * (codec.bytes_per_element if held.encoded else FLOAT_BYTES)
     volume, messages = _volume(operation, ranks)
+    if level == "intra" and not held.encoded and _switches(cluster) > 1 and operation != "all_reduce":
+        return _by_switch(action, operation, size, cluster)
+    if level == "intra" and operation in ("reduce_scatter", "all_to_all") and _owners(cluster) < ranks:
+        volume = max(1.0, (ranks - 1) / _owners(cluster))  # others send a root all of its shard, and have none themselves
     if level == "intra" or (level == "flat" and cluster.nodes == 1):
         return [Task(action, INTRA, messages * cluster.intra.latency_us, volume * size * cluster.intra.us_per_byte)]
     straight = operation in (_STRAIGHT_IF_DIRECT if direct else _STRAIGHT)
@@ -282,6 +289,35 @@ def _work(action: str, held: Held, share: float, pieces: float, cluster: Cluster
     stays = (cluster.gpus_per_node - 1) / (ranks - 1) if straight else 1.0
     within = volume * size * stays * cluster.intra.us_per_byte
     return [Task(action, ALL_LINKS, messages * max(cluster.intra.latency_us, cluster.inter.latency_us), max(within, between))]
+
+
+def _by_switch(action: str, operation: str, size: float, cluster: Cluster) -> list[Task]:
+    """A node's collective of floats in two: behind each switch, and between the switches, through the host's memory."""
+    across, between = _switches(cluster), cluster.host or cluster.intra
+    behind = cluster.pcie_switch_size
+    volume, messages = _volume(operation, behind)
+    volume_across, messages_across = _volume(operation, across)
+    whole = operation in ("reduce", "broadcast")  # of which one rank behind each switch goes on with all; of others each with its slice
+    within_size, across_size = (size, size) if whole else (size, size / behind) if operation == "reduce_scatter" else (size * across, size)
+    return [
+        Task(action, INTRA, messages * cluster.intra.latency_us, volume * within_size * cluster.intra.us_per_byte),
+        Task(action, INTRA, messages_across * between.latency_us, volume_across * across_size * between.us_per_byte),
+    ]
+
+
+def _switches(cluster: Cluster) -> int:
+    """Of a node, behind which sums are taken first."""
+    return cluster.gpus_per_node // cluster.pcie_switch_size if 1 < cluster.pcie_switch_size < cluster.gpus_per_node else 1
+
+
+def _owners(cluster: Cluster) -> int:
+    """How many of a node's ranks own shards of its sums."""
+    return len(cluster.reduce_roots) or cluster.gpus_per_node
+
+
+def _active(held: Held, cluster: Cluster) -> int:
+    """How many of a node's ranks hold something."""
+    return 1 if held.root_only else _owners(cluster) if "intra" in held.shards else cluster.gpus_per_node
 
 
 def _message(action: str, resource: int, us_per_element: float, latency_us: float, late_us_per_element: float) -> list[Task]:
@@ -317,7 +353,7 @@ def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: Held,
     """How many ranks' worth of bytes a node's link carries. straight: each goes to the rank that it is for, not around a ring."""
     k = cluster.gpus_per_node
     if level == "inter":
-        return 1.0 if held.root_only else float(k)
+        return float(_active(held, cluster))
     if straight:
         beyond_the_node = (cluster.gpus - k) / (cluster.gpus - 1)
         return beyond_the_node if operation == "gather" else k * beyond_the_node
@@ -326,7 +362,7 @@ def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: Held,
 
 def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec: CodecCosts) -> list[Task]:
     """A push and the server's pass after it, or a pull; see the module's text."""
-    senders = 1 if held.root_only else cluster.gpus_per_node
+    senders = _active(held, cluster)
     servers = max(cluster.servers, 1)
     spread = min(servers, senders) if share < 1 else 1  # on how many servers the shards of one part lie
     everybody = senders * cluster.nodes

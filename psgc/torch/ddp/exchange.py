@@ -26,7 +26,7 @@ from psgc.torch.gradients import loss_scale
 from psgc.torch.gradients.observer import StepObserver
 from psgc.torch.gradients.step_flags import MAX_RESCALE
 from psgc.torch.plans.choice import Choice, plan_for
-from psgc.torch.plans.planned import declared_buckets, write_layout
+from psgc.torch.plans.planned import declared_buckets, leave_for_trace, write_layout
 from psgc.torch.plans.rules import buckets_by_rule
 from psgc.torch.session import api
 from psgc.torch.session.run_report import report_of
@@ -277,6 +277,8 @@ class DdpExchange:
         self._layout = self.session.declare(declaration)
         if config.layout_out and self.session.rank == 0 and self.name == "ddp0":
             write_layout(config.layout_out, self._layout, self.session, on_gpu=False)
+        if self.name == "ddp0":
+            leave_for_trace(self.session, plan, self._layout, on_gpu=False)
         report_of(self.session).laid_out(self._layout)
         self.residuals.add(self._layout, declaration)
         self._buckets = [_Bucket.of(self._layout, bucket) for bucket in self._layout.buckets]

@@ -26,7 +26,7 @@ from psgc.layout import Declaration, Layout, TensorSpec, build_layout
 from psgc.plan.inputs.estimates import with_gpu_estimates
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, profile_of
 from psgc.plan.inputs.profile import Profile
-from psgc.plan.live.outlook import PLAN, PRESENT_PLAN, Machines, Outlook, losses, outlook, sound_codecs
+from psgc.plan.live.outlook import OVERHEADS, PLAN, PRESENT_PLAN, Machines, Outlook, losses, outlook, sound_codecs
 from psgc.plan.live.steering import Steering
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket
 from psgc.plan.planfile.runtime import plan_of
@@ -35,6 +35,7 @@ from psgc.torch.gradients.profiler import Recorder, clock_for, hardware_of
 from psgc.torch.plans.calibrating import measured_curves, within_node_gbps
 from psgc.torch.plans.choice import Choice
 from psgc.torch.plans.device_times import DeviceTimes
+from psgc.torch.plans.planned import TRACED_CLUSTER, TRACED_PROFILE, leave_file
 from psgc.torch.session.run_report import run_logger
 from psgc.worker.session import Session, Ticket
 
@@ -242,10 +243,13 @@ class AutoPlan:
             bucket for layout in exchange.layouts for bucket in plan_of(layout, on_gpu=self._gpu is not None and exchange.on_gpu).buckets
         ]
         layouts = {codec: buckets for codec in codecs if (buckets := self._buckets_by(codec)) is not None and _timed(profile, buckets)}
-        by_plan = exchange.choice.plan is not None
-        return outlook(
-            profile, self._machines(), step_ms, present, layouts, "" if by_plan else exchange.choice.codec, plans=len(kinds) == 1
-        )  # fmt: skip
+        by_plan, machines = exchange.choice.plan is not None, self._machines()
+        found = outlook(profile, machines, step_ms, present, layouts, "" if by_plan else exchange.choice.codec, plans=len(kinds) == 1)
+        folder = exchange.session.config.trace_folder
+        if folder and exchange.name in ("optimizer0", "ddp0"):
+            leave_file(folder, TRACED_PROFILE, json.dumps(replace(profile, overheads=OVERHEADS).to_json()))
+            leave_file(folder, TRACED_CLUSTER, machines.cluster(found.gbps).to_toml())
+        return found
 
     def _with_gpu(self, profile: Profile, gpu: DeviceTimes, codecs: Sequence[str]) -> Profile:
         """With what the GPU was measured to take; with estimates for what it has not come to, where its memory is known."""

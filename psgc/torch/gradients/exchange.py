@@ -19,6 +19,7 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
+from psgc.plan.model.plan import Plan
 from psgc.torch.device.engines import engine_of
 from psgc.torch.gradients import backward_end, loss_scale
 from psgc.torch.gradients.backward_end import BackwardEnd
@@ -28,7 +29,7 @@ from psgc.torch.gradients.hooks import follow
 from psgc.torch.gradients.observer import Observer
 from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.plans.choice import Choice, plan_for
-from psgc.torch.plans.planned import declared_buckets, write_layout
+from psgc.torch.plans.planned import declared_buckets, leave_for_trace, write_layout
 from psgc.torch.plans.rules import buckets_by_rule
 from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
@@ -61,6 +62,7 @@ class GradientExchange:
         self.session, self.name, self.choice, self.passes = session, name, choice, passes
         self._next: Choice | None = None  # from the next step on
         self._choices = 0  # how many have been declared
+        self._plan: Plan | None = None  # of the last of them
         self.outcome: Outcome = "applied"
         self.synchronized = False
         self.paused = False
@@ -444,6 +446,8 @@ class GradientExchange:
             on_gpu = config.gpu_codecs and (not default.buckets or self.choice.rule is not None)  # a plan itself says where
             if config.layout_out and self.session.rank == 0:
                 self._write_layout(config.layout_out, layout, on_gpu and all(engine_of(g.parameter) for g in declared))
+            if layout.name == FIRST or (self.name == FIRST and self._choices > 1):
+                leave_for_trace(self.session, self._plan, layout, on_gpu and all(engine_of(g.parameter) for g in declared))
             report_of(self.session).laid_out(layout)
             self.residuals.add(layout, declaration)
             self._buckets += [GradientBucket.of(layout, bucket, declared, on_gpu) for bucket in layout.buckets]
@@ -471,9 +475,10 @@ class GradientExchange:
             )
         if not self._declared:
             self._choices += 1
+        self._plan = None
         if self.choice.rule is not None:
             return buckets_by_rule(self.choice.rule, specs, [gradient.parameter for gradient in fresh], self.session.config.fuse_bytes)
-        plan = plan_for(self.session, self.choice, f"plan {self._choices} of {self.name}")
+        plan = self._plan = plan_for(self.session, self.choice, f"plan {self._choices} of {self.name}")
         return () if plan is None else declared_buckets(plan, specs, self.session)
 
     def _write_layout(self, path: str, layout: Layout, on_gpu: bool) -> None:

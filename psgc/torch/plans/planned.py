@@ -14,6 +14,7 @@ from psgc.torch.plans.choice import end_everywhere
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
+TRACED_PLAN, TRACED_PROFILE, TRACED_CLUSTER = "plan.json", "profile.json", "cluster.toml"  # beside timelines
 
 
 def declared_buckets(plan: Plan, tensors: Sequence[TensorSpec], session: Session) -> tuple[BucketSpec, ...]:
@@ -41,6 +42,24 @@ def _refuse_servers(plan: Plan) -> None:
 def _servers(session: Session) -> int | None:
     """The job's servers; None where the worker is alone and has none."""
     return None if session.size == 1 and session.config.solo else session.config.servers
+
+
+def leave_for_trace(session: Session, plan: Plan | None, layout: Layout, on_gpu: bool) -> None:
+    """On rank 0 of a job that is traced: write what gradients travel by into the folder of timelines, as TRACED_PLAN. plan: where there is one, with what it
+    predicts; on_gpu: as in ``plan_of``. A folder that cannot be written is a warning, as it is for timelines."""
+    if session.rank or not session.config.trace_folder:
+        return
+    written = plan if plan is not None else plan_of(layout, _servers(session), on_gpu)
+    leave_file(session.config.trace_folder, TRACED_PLAN, plan_text(written.to_json()))
+
+
+def leave_file(folder: str, name: str, text: str) -> None:
+    path = Path(folder, name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        logger.warning("%s cannot be written: %s", path, error.strerror)
 
 
 def write_layout(path: str, layout: Layout, session: Session, on_gpu: bool) -> None:
