@@ -239,6 +239,7 @@ class CpuCodec:
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
+        self.launched: list[int] = []  # parts of each launch over several
 
     def scratch_bytes(self, numel: int) -> int:
         return 64
@@ -251,6 +252,11 @@ class CpuCodec:
         kept = None if residual is None else residual.numpy()
         found = self.codec.encode(self._wide(grad), kept, rescale, stream, out.numpy())
         status[0], status[1] = int(found.nonfinite), found.payload_bytes
+
+    def encode_many(self, items: Sequence[Any]) -> None:
+        self.launched.append(len(items))
+        for item in items:
+            self.encode(item.grad, item.residual, item.rescale, item.stream, item.out, item.status, item.scratch)
 
     def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None:
         wide = np.empty(numel, self.codec.array_dtype)

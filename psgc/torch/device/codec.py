@@ -9,6 +9,7 @@ import torch
 
 from psgc.codecs.codec import Bytes, Codec, Stream
 from psgc.codecs.scheme import Round
+from psgc.cuda.common.device_codec import Encoding
 
 
 class DeviceCodec(Protocol):
@@ -23,6 +24,8 @@ class DeviceCodec(Protocol):
         self, grad: torch.Tensor, residual: torch.Tensor | None, rescale: float, stream: Stream, out: torch.Tensor, status: torch.Tensor,
         scratch: torch.Tensor,
     ) -> None: ...  # fmt: skip
+
+    def encode_many(self, items: Sequence[Encoding]) -> None: ...
 
     def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None: ...
 

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from psgc.codecs import SchemeState
-from psgc.codecs.codec import Encoded, Stream
+from psgc.codecs.codec import Stream
 from psgc.codecs.common.payloads import MAX_PAYLOADS
 from psgc.errors import DeviceError
 from psgc.torch.device.codec import DeviceCodec
 from psgc.torch.device.engine import Engine
-from psgc.torch.device.runtime import Event
+from psgc.torch.device.launches import Coming, Ready, coming
+from psgc.torch.device.sent import STATUS_BYTES, Sent
 from psgc.worker.device import Bytes, EncodedThen
 from psgc.worker.residuals.residual import F32, Residual
-
-STATUS_BYTES: Final = 16  # in front of a payload on the device, and copied down with it: int64 [2], see DeviceCodec
 
 
 class DeviceResidual:
@@ -51,27 +49,6 @@ class DeviceResidual:
         self.keep(np.ascontiguousarray(saved).view(np.float32))
 
 
-@dataclass(slots=True, eq=False)
-class Sent:
-    """A slice's payload on the device behind its status; its bytes, once they are known; and when it has been copied down."""
-
-    memory: torch.Tensor
-    length: int = 0
-    copied: Event | None = None
-
-    @property
-    def status(self) -> torch.Tensor:
-        return self.memory[:STATUS_BYTES].view(torch.int64)
-
-    @property
-    def room(self) -> torch.Tensor:
-        return self.memory[STATUS_BYTES:]
-
-    @property
-    def payload(self) -> torch.Tensor:
-        return self.room[: self.length]
-
-
 class DeviceElements:
     """See the module's text. push, pull: of a pair's one round; None for a scheme with a state (``StateElements``). elements: the step's, flat, on the
     device, for work on ``compute``; the same tensor until the step is stored."""
@@ -88,12 +65,8 @@ class DeviceElements:
     def encode(
         self, index: int, lo: int, hi: int, residual: Residual | None, rescale: float, stream: Stream, out: Bytes, then: EncodedThen
     ) -> None:
-        push, kept, grad, sent = self._codec(0), values_of(residual), self._elements()[lo:hi], self._sent_of(lo, hi)
-
-        def work(scratch: torch.Tensor) -> None:
-            push.encode(grad, kept, rescale, stream, sent.room, sent.status, scratch)
-
-        self._encode(sent, push.scratch_bytes(hi - lo), work, [grad, *([] if kept is None else [kept])], [], out, then)
+        grad, sent = self._elements()[lo:hi], self._sent_of(lo, hi)
+        self._engine.launches.put(Ready(self._codec(0), grad, values_of(residual), rescale, stream, sent, out, then))
 
     def _encode(
         self, sent: Sent, scratch_bytes: int, work: Callable[[torch.Tensor], None], reads: list[torch.Tensor], writes: list[torch.Tensor],
@@ -110,10 +83,7 @@ class DeviceElements:
 
         with engine.scratch(scratch_bytes) as scratch:
             engine.compute_on(whole, reads, [*writes, sent.memory, scratch])
-        taking = _Taking(sent, out)
-        sent.copied = engine.download(
-            sent.memory, engine.compute.record(), taking.take, lambda fault: then(taking.encoded if fault is None else fault)
-        )
+        engine.download(coming(sent, out, then), engine.compute.record())
 
     def take(self, index: int, lo: int, hi: int, payload: Bytes) -> None:
         raise NotImplementedError("a pair has one round")
@@ -205,7 +175,7 @@ class DeviceElements:
             faults.extend([] if fault is None else [fault])
             done.set()
 
-        copied = engine.download(source, engine.compute.record(), take, then)
+        copied = engine.download(Coming(source, take, then), engine.compute.record())
         done.wait()
         engine.compute.wait(copied)
         if faults:
@@ -235,27 +205,6 @@ class DeviceElements:
                 most = self._codec(slot).codec.payload_bound(hi - lo) if bound is None else bound
                 found = self._sent[lo, hi, slot] = Sent(self._engine.empty(STATUS_BYTES + most, torch.uint8))
             return found
-
-
-class _Taking:
-    """Takes a payload's pieces as they arrive on the host: status first, then as many bytes as it says."""
-
-    def __init__(self, sent: Sent, out: Bytes) -> None:
-        self._sent, self._out = sent, out
-        self.encoded: Encoded | DeviceError = DeviceError("no payload has come")
-
-    def take(self, first: int, piece: Bytes) -> None:
-        if first == 0:
-            flags, count = (int(each) for each in piece[:STATUS_BYTES].view(np.int64))
-            if not 0 <= count <= self._out.size:
-                self.encoded = DeviceError(f"a kernel has told of a payload of {count} bytes, where {self._out.size} are possible")
-                return
-            self._sent.length, self.encoded = count, Encoded(count, bool(flags & 1))
-            first, piece = STATUS_BYTES, piece[STATUS_BYTES:]
-        begin = first - STATUS_BYTES
-        count = min(piece.size, self._sent.length - begin)
-        if count > 0:
-            self._out[begin : begin + count] = piece[:count]
 
 
 def values_of(residual: Residual | None) -> torch.Tensor | None:

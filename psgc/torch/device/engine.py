@@ -24,6 +24,7 @@ from psgc.errors import DeviceError
 from psgc.torch.device.codec import DeviceCodec, DeviceState
 from psgc.torch.device.completions import Completions
 from psgc.torch.device.faults import device_faults
+from psgc.torch.device.launches import Coming, Launches, aligned
 from psgc.torch.device.rings import SLOT_BYTES, SLOTS, Ring, Slot
 from psgc.torch.device.runtime import Event, Runtime
 
@@ -54,6 +55,7 @@ class Engine:
         for _ in range(INCOMING):
             self._incoming.put(_Incoming())
         self._codecs: dict[tuple[str, str], DeviceCodec | None] = {}
+        self.launches = Launches(self, slot_bytes)
 
     def codec(self, codec: Codec) -> DeviceCodec | None:
         """The codec's kernels for this device; None where it has none."""
@@ -81,29 +83,64 @@ class Engine:
         with device_faults(self.name):
             return self.runtime.empty(numel, dtype)
 
-    def download(
-        self, source: torch.Tensor, ready: Event, take: Callable[[int, Bytes], None], then: Callable[[DeviceError | None], None]
-    ) -> Event:
-        """Copy device bytes to the host once ``ready``. take(first byte, bytes) is called for each piece in turn, then ``then`` once, all in the completions'
-        thread. Returns an event after which ``source`` may be written. Called in a pool thread: waits for free slots."""
-        ring, total = self._rings[0], source.numel()
+    def download(self, coming: Coming, ready: Event) -> Event:
+        """Copy device bytes to the host once ``ready``, in pieces as large as a slot. Returns an event after which the source may be written. Called in a pool
+        thread: waits for free slots."""
+        ring, total = self._rings[0], coming.source.numel()
         failed: list[DeviceError] = []
         with device_faults(self.name):
             self.down.wait(ready)
             for first in range(0, total, ring.slot_bytes):
                 count = min(ring.slot_bytes, total - first)
-                slot = ring.take()
-                piece, place = source[first : first + count], slot.memory[:count]
-                try:
-                    self.down.run(lambda piece=piece, place=place: place.copy_(piece, non_blocking=True), [piece], [place])  # type: ignore[misc]
-                    event = self.down.record()
-                except BaseException:
-                    ring.give_back(slot)
-                    raise
-                self._completions.when(
-                    event, self._arrived(ring, slot, first, count, take, then if first + count == total else None, failed)
-                )
+                slot, event = self._copied_down(ring, [coming.source[first : first + count]], [0])
+                last = first + count == total
+                if last:
+                    coming.noted(event)
+                self._completions.when(event, self._arrived(ring, slot, first, count, coming.take, coming.then if last else None, failed))
         return event
+
+    def download_all(self, coming: Sequence[Coming], ready: Event) -> None:
+        """``download`` of one source, or of several that fit into a slot together: they share it, and an event."""
+        if len(coming) == 1:
+            self.download(coming[0], ready)
+            return
+        ring, sources = self._rings[0], [each.source for each in coming]
+        starts, _ = _placed([source.numel() for source in sources])
+        with device_faults(self.name):
+            self.down.wait(ready)
+            slot, event = self._copied_down(ring, sources, starts)
+        for each in coming:
+            each.noted(event)
+        self._completions.when(event, self._all_arrived(ring, slot, starts, coming))
+
+    def _copied_down(self, ring: Ring, sources: Sequence[torch.Tensor], starts: Sequence[int]) -> tuple[Slot, Event]:
+        """A slot that the sources are copied to, each to its start there; and when they are there."""
+        slot = ring.take()
+        places = [slot.memory[start : start + source.numel()] for start, source in zip(starts, sources, strict=True)]
+
+        def copy() -> None:
+            for place, source in zip(places, sources, strict=True):
+                place.copy_(source, non_blocking=True)
+
+        try:
+            self.down.run(copy, sources, places)
+            return slot, self.down.record()
+        except BaseException:
+            ring.give_back(slot)
+            raise
+
+    def _all_arrived(self, ring: Ring, slot: Slot, starts: Sequence[int], coming: Sequence[Coming]) -> Callable[[DeviceError | None], None]:
+        def arrived(fault: DeviceError | None) -> None:
+            for start, each in zip(starts, coming, strict=True):
+                if fault is None:
+                    place = slot.memory[start : start + each.source.numel()]
+                    self.runtime.host_reads(place)
+                    each.take(0, place.numpy())
+            ring.give_back(slot)
+            for each in coming:
+                each.then(fault)
+
+        return arrived
 
     def _arrived(
         self, ring: Ring, slot: Slot, first: int, count: int, take: Callable[[int, Bytes], None],
@@ -142,10 +179,7 @@ class Engine:
     @contextmanager
     def incoming(self, payloads: Sequence[Bytes]) -> Iterator[list[torch.Tensor]]:
         """The payloads in device memory, for work that is enqueued on ``compute`` within the block. On entry the host's have been read."""
-        starts, total = [], 0
-        for payload in payloads:
-            starts.append(total)
-            total += -(-payload.size // 16) * 16  # kernels read aligned
+        starts, total = _placed([payload.size for payload in payloads])
         place = self._incoming.get()
         try:
             if place.memory is None or place.memory.numel() < total:
@@ -188,3 +222,12 @@ class Engine:
         """Enqueue ``work`` on ``compute``."""
         with device_faults(self.name):
             self.compute.run(work, reads, writes)
+
+
+def _placed(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where payloads of these sizes begin one after the other, each where kernels read aligned, and the bytes of all."""
+    starts, total = [], 0
+    for size in sizes:
+        starts.append(total)
+        total += aligned(size)
+    return starts, total

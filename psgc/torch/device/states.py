@@ -15,8 +15,9 @@ from psgc.codecs import Scheme, SchemeState
 from psgc.codecs.codec import Stream
 from psgc.errors import CodecError
 from psgc.torch.device.codec import DeviceState
-from psgc.torch.device.elements import DeviceElements, Sent, values_of
+from psgc.torch.device.elements import DeviceElements, values_of
 from psgc.torch.device.engine import Engine
+from psgc.torch.device.sent import Sent
 from psgc.worker.device import Bytes, EncodedThen
 from psgc.worker.residuals.residual import F32, Residual
 
