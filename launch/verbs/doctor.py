@@ -121,7 +121,16 @@ def _topology() -> Finding:
         switch_size(os.environ, found)
     except UsageError as error:
         return False, str(error)
-    return True, f"{len(found.gpus)} GPU(s), {len(found.nics)} network interface(s), {len(found.numa)} NUMA node(s)"
+    return True, f"{len(found.gpus)} GPU(s), {len(found.nics)} network interface(s), {len(found.numa)} NUMA node(s){_placing(found)}"
+
+
+def _placing(found: Topology) -> str:
+    """Whether psgc can have pinned memory on a GPU's NUMA node, where that is a question."""
+    from psgc.transport.memory.numa import may_place_memory
+
+    if not found.gpus or len(found.numa) < 2 or may_place_memory():
+        return ""
+    return "; the kernel does not let this process choose the node of its memory (set_mempolicy), so pinned memory may be far from its GPU"
 
 
 def _rows() -> list[tuple[str, Callable[[], Finding], str, str]]:

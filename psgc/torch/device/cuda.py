@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from psgc.codecs.codec import Codec
 from psgc.errors import UsageError
 from psgc.torch.device.codec import DeviceCodec, DeviceState
 from psgc.torch.device.runtime import Event, Mark, Stream
+from psgc.transport.memory.numa import bus_of, memory_on, node_of
 
 
 class CudaMark:
@@ -53,12 +55,19 @@ class CudaStream:
         tensor.record_stream(self._stream)
 
 
+def numa_node(properties: Any, root: Path = Path("/sys")) -> int | None:
+    """The NUMA node that a GPU is on, by torch's properties of it; None where there is no choice, or nobody says."""
+    numbers = [getattr(properties, f"pci_{name}_id", -1) for name in ("domain", "bus", "device")]  # older versions of torch lack them
+    return node_of(bus_of(*numbers), root)
+
+
 class CudaRuntime:
     """See Runtime."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._streams: list[Any] = []
+        self._node = numa_node(torch.cuda.get_device_properties(device))
 
     def current(self) -> Stream:
         with torch.cuda.device(self.device):
@@ -84,7 +93,8 @@ class CudaRuntime:
         return made
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        with memory_on(self._node):  # pinning touches the pages, in this thread
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def codec(self, codec: Codec) -> DeviceCodec | None:
         found: DeviceCodec | None = device_codec(codec, self.device)
