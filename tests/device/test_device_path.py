@@ -14,6 +14,7 @@ import torch
 from psgc.errors import DeviceError, UsageError
 from psgc.torch.device import engines
 from psgc.torch.device.completions import Completions
+from psgc.torch.device.cuda import CudaRuntime
 from psgc.torch.device.rings import Ring
 from psgc.worker.residuals.residual import TensorMemory
 from tests.device.recording import Event, RecordingRuntime, RecordingStream
@@ -280,3 +281,31 @@ def test_completions_run_in_the_order_of_their_events() -> None:
             runtime.training.record(), lambda fault, number=number: seen.append(number) or (done.set() if number == 49 else None)
         )  # type: ignore[misc,func-returns-value]
     assert done.wait(10) and seen == list(range(50))
+
+
+def test_gradients_that_become_ready_while_a_graph_is_captured_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = CudaRuntime.__new__(CudaRuntime)
+    runtime.device = torch.device("cuda", 3)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(UsageError, match=r"gradients on cuda:3 became ready while a CUDA graph was being captured; .*no_sync"):
+        runtime.current()
+
+
+def test_a_bucket_that_is_refused_during_capture_is_as_before_and_takes_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = one_bucket("onebit", SHAPES)
+    runtime = RecordingRuntime()
+    use_recorded(runtime)
+    there, wanted = Bucket(layout, runtime), Bucket(layout, None, "cpu")
+    assert same(there.step(gradients(1, SHAPES)), wanted.step(gradients(1, SHAPES)))
+
+    def refuses() -> RecordingStream:
+        raise UsageError("a CUDA graph is being captured")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime, "current", refuses)
+        with pytest.raises(UsageError, match="captured"):
+            there.buffer.bind([torch.zeros(shape) for shape in SHAPES])
+        assert there.buffer._tensors == (), "what was refused is bound"
+    assert same(there.step(gradients(2, SHAPES)), wanted.step(gradients(2, SHAPES)))
+    assert there.payloads == wanted.payloads

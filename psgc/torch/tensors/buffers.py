@@ -127,13 +127,12 @@ class TensorsBuffer:
     def bind(self, tensors: Sequence[torch.Tensor | None], likes: Sequence[torch.Tensor] | None = None) -> None:
         """Take these tensors for the next step. likes: what a missing tensor is made like; needed only where one is missing."""
         # Not detach(): what psgc writes to gradients must not count as a change by the script, which tensors' versions tell of.
-        self._tensors = tuple(None if t is None else t.data for t in tensors)
-        self._likes = tuple(likes or ())
+        given, wanted = tuple(None if t is None else t.data for t in tensors), tuple(likes or ())
+        found = {t.device: engine for t in (*given, *wanted) if t is not None and (engine := engine_of(t)) is not None}
+        events = {device: engine.runtime.current().record() for device, engine in found.items()}  # refuses graphs that are being captured
+        self._tensors, self._likes, self._engines, self._events = given, wanted, found, events
         self.made = (None,) * len(self._tensors)
         self.skipped = False
-        found = {t.device: engine for t in (*self._tensors, *self._likes) if t is not None and (engine := engine_of(t)) is not None}
-        self._engines = found
-        self._events = {device: engine.runtime.current().record() for device, engine in found.items()}
         for tensor in self._tensors:
             if tensor is not None and tensor.device in found and (engine := engine_of(tensor)) is not None:
                 for stream in (engine.compute, engine.down, engine.up):
