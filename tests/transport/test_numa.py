@@ -48,10 +48,9 @@ def test_memory_is_asked_for_on_the_node_while_it_is_made(monkeypatch: pytest.Mo
     monkeypatch.setattr(numa.platform, "machine", lambda: "x86_64")
     kernel = Kernel()
     seen: list[Any] = []
-    with contextlib.suppress(MemoryError):
-        with numa.memory_on(65, kernel) as placed:
-            seen = [placed, *kernel.said]
-            raise MemoryError
+    with contextlib.suppress(MemoryError), numa.memory_on(65, kernel) as placed:
+        seen = [placed, *kernel.said]
+        raise MemoryError
     assert seen == [True, (numa.PREFERRED, [65])]
     assert kernel.said[1:] == [(numa.DEFAULT, None)]
 
