@@ -1,8 +1,9 @@
 """Everything that only a GPU can show, in one command of less than 8 minutes and without network: `python benchmarks/gpu.py`, from a checkout.
 
 Runs the tests of the kernels and of the device path on the GPU, compute-sanitizer where it is there, `psgc bench kernels --device cuda`, a GPT step with and
-without each codec's encode beside it, and jobs of two ranks that share the GPU through a server, whose sums have to be those of the CPU path bit for bit.
-Writes docs/results/DEVICE.json, which `psgc codecs` and `psgc advise` cite. A step that fails or is left out says why in the document; the command then
+without the encode of each codec, and of schemes with a state, beside it, and jobs of two ranks that share the GPU through a server, whose sums have to be
+those of the CPU path bit for bit (with PowerSGD, whose products are each device's own: those of the other rank). NCCL is tried with one rank. Writes
+docs/results/DEVICE.json, which `psgc codecs` and `psgc advise` cite. A step that fails or is left out says why in the document; the command then
 ends with status 1. `--dry-run` takes every step with the CPU in the GPU's place, at small sizes, and writes nowhere but to --out.
 """
 
@@ -27,7 +28,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 BUDGET_S = 470.0
-JOB_CODECS = ("none", "int8", "onebit")
+JOB_CODECS = ("none", "int8", "onebit", "onebit:momentum=nesterov", "powersgd:rank=4")
+OWN_PRODUCTS = ("powersgd",)  # each device has products of its own: ranks agree, but not with the CPU
+STATE_CODECS = ("onebit:momentum=nesterov", "powersgd:rank=4")
 STEP_CODECS = ("none", "bf16", "int8", "int4", "fp8", "onebit", "topk", "blocktopk", "randomk")
 
 
@@ -279,7 +282,47 @@ def gpt(run: Run) -> dict[str, Any]:
         alone = (without + again) / 2
         found["codecs"][name] = {"without_s": [without, again], "with_s": with_codec, "added": round(with_codec / alone - 1, 5)}
         del out, residual, scratch
+    for name in STATE_CODECS:
+        shapes = tuple(tuple(p.shape) for p in model.parameters())
+        encode_rounds = _rounds(run, name, numel, shapes, flat)
+        if encode_rounds is None:
+            found["codecs"][name] = {"left_out": "no GPU side"}
+            continue
+        without, with_codec, again = timed(None), timed(encode_rounds), timed(None)
+        found["codecs"][name] = {
+            "without_s": [without, again],
+            "with_s": with_codec,
+            "added": round(with_codec / ((without + again) / 2) - 1, 5),
+        }
     return found
+
+
+def _rounds(run: Run, name: str, numel: int, shapes: tuple[tuple[int, ...], ...], flat: torch.Tensor) -> Callable[[], None] | None:
+    """What encodes all rounds of a scheme with a state, each answered by this rank's own payload; None where it has no GPU side."""
+    from psgc.codecs import BucketContext, Stream, parse_scheme
+
+    scheme = parse_scheme(name, BucketContext(shapes=shapes))
+    if run.dry:
+        from tests.device.cpu_state import CpuState
+
+        state: Any = CpuState(scheme, numel)
+    else:
+        from psgc.codecs.backends import device_state
+
+        state = device_state(scheme, numel, run.gpu)
+    if state is None:
+        return None
+    residual, status = torch.zeros_like(flat), torch.zeros(2, dtype=torch.int64, device=run.gpu)
+    outs = [torch.zeros(r.pair.push.payload_bound(r.numel), dtype=torch.uint8, device=run.gpu) for r in state.rounds]
+    scratch = torch.empty(max(16, state.scratch_bytes()), dtype=torch.uint8, device=run.gpu)
+
+    def encode() -> None:
+        for index, out in enumerate(outs):
+            state.encode(index, flat, residual, 1.0, Stream(0, 1, 0, 0), out, status, scratch)
+            if index < len(outs) - 1:
+                state.take(index, out)
+
+    return encode
 
 
 def two_ranks(run: Run) -> dict[str, Any]:
@@ -290,16 +333,20 @@ def two_ranks(run: Run) -> dict[str, Any]:
             digests = {}
             for where in ("cpu", "recorded" if run.dry else "cuda"):
                 out = Path(folder) / f"{codec}.{where}"
+                few = {"PSGC_FUSE_BYTES": "0", "PSGC_MIN_COMPRESS_BYTES": "0"}  # a bucket for each tensor
                 words = ("--workers", "2", "--servers", "1", "--", sys.executable, str(Path(__file__)), "--job", codec, where, str(out))
-                done = run.command(sys.executable, "-m", "psgc.launch", "run", *words, share=0.4)
+                done = run.command(sys.executable, "-m", "psgc.launch", "run", *words, share=0.4, env=few)
                 if done.returncode:
                     return {"failed": f"{codec} on {where}: {' '.join((done.stdout + done.stderr).split())[-1500:]}"}
                 digests[where] = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(2)]
             cpu, gpu = digests.values()
-            same = all(one["digest"] == cpu[0]["digest"] for one in (*cpu, *gpu))
-            found[codec] = {"same_sums": same, "step_ms_cpu": cpu[0]["step_ms"], "step_ms_gpu": gpu[0]["step_ms"]}
+            alike = codec.partition(":")[0] in OWN_PRODUCTS
+            pairs = (cpu, gpu) if alike else ((*cpu, *gpu),)
+            same = all(one["digest"] == ranks[0]["digest"] for ranks in pairs for one in ranks)
+            found[codec] = {"same_sums_as": "the other rank" if alike else "the CPU", "same_sums": same, "step_ms_cpu": cpu[0]["step_ms"],
+                            "step_ms_gpu": gpu[0]["step_ms"], "parts_a_launch": gpu[0]["parts_a_launch"]}  # fmt: skip
             if not same:
-                found["failed"] = f"{codec}: sums on the GPU are not those of the CPU path"
+                found["failed"] = f"{codec}: sums on the GPU are not those of {found[codec]['same_sums_as']}"
     return found
 
 
@@ -308,6 +355,7 @@ def job(codec: str, where: str, out: str) -> int:
     import hashlib
 
     import psgc.torch as psgc
+    from psgc.torch.device.engines import engine_of
 
     if where == "recorded":
         from tests.device.recording import RecordingRuntime
@@ -316,7 +364,7 @@ def job(codec: str, where: str, out: str) -> int:
         use_recorded(RecordingRuntime(), slot_bytes=1 << 16)
     psgc.init()
     device = torch.device("cuda" if where == "cuda" else "cpu")
-    shapes = [(300, 1000), (4097,), (1,), (1000, 300)]
+    shapes = [(300, 1000), (4097,), (1,), (1000, 300), *[(500,)] * 40]
     parameters = [torch.nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes]
     optimizer = psgc.DistributedOptimizer(
         torch.optim.SGD(parameters, lr=1.0), [(f"p{i}", p) for i, p in enumerate(parameters)], compression=codec
@@ -332,7 +380,12 @@ def job(codec: str, where: str, out: str) -> int:
         for p in parameters:
             digest.update(p.detach().cpu().numpy().tobytes())
         times.append(1e3 * (time.perf_counter() - began))
-    Path(f"{out}.{psgc.rank()}").write_text(json.dumps({"digest": digest.hexdigest(), "step_ms": round(statistics.median(times), 3)}))
+    engine = engine_of(parameters[0].data)
+    launches = None if engine is None else engine.launches
+    shared = round(launches.parts / launches.launched, 2) if launches is not None and launches.launched else None
+    Path(f"{out}.{psgc.rank()}").write_text(
+        json.dumps({"digest": digest.hexdigest(), "step_ms": round(statistics.median(times), 3), "parts_a_launch": shared})
+    )
     psgc.barrier()
     psgc.shutdown()
     return 0

@@ -85,4 +85,6 @@ def test_the_gpu_benchmark_takes_its_steps_in_a_dry_run(tmp_path: Path) -> None:
     found = json.loads(out.read_text())["steps"]
     assert found["two_ranks"]["int8"]["same_sums"] is True
     assert {row["op"] for row in found["kernels"]["rows"]} >= {"encode", "decode", "finish", "commit"}
-    assert found["gpt"]["codecs"]["int8"]["with_s"] > 0
+    for codec in ("int8", "onebit:momentum=nesterov", "powersgd:rank=4"):
+        assert found["gpt"]["codecs"][codec]["with_s"] > 0
+    assert found["two_ranks"]["int8"]["parts_a_launch"] >= 1 and found["many_tensors"]["int8"]["ratio"] > 0

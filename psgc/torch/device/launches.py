@@ -84,6 +84,7 @@ class Launches:
         self._device, self._most_bytes = device, min(slot_bytes, TOGETHER_BYTES)
         self._waiting: deque[Ready] = deque()
         self._launching = threading.Lock()
+        self.launched = self.parts = 0  # launches so far, and the parts in them
 
     def put(self, part: Ready) -> None:
         """Launch the part, or leave it to the thread that launches now. Errors go to the part's ``then``."""
@@ -110,6 +111,7 @@ class Launches:
 
     def _launch(self, parts: Sequence[Ready]) -> None:
         device = self._device
+        self.launched, self.parts = self.launched + 1, self.parts + len(parts)
         for part in parts:
             device.runtime.received(part)
         try:
