@@ -282,18 +282,22 @@ def gpt(run: Run) -> dict[str, Any]:
         alone = (without + again) / 2
         found["codecs"][name] = {"without_s": [without, again], "with_s": with_codec, "added": round(with_codec / alone - 1, 5)}
         del out, residual, scratch
+    found["codecs"] |= _states(run, timed, numel, tuple(tuple(p.shape) for p in model.parameters()), flat)
+    return found
+
+
+def _states(
+    run: Run, timed: Callable[[Callable[[], None] | None], float], numel: int, shapes: tuple[tuple[int, ...], ...], flat: torch.Tensor
+) -> dict[str, Any]:
+    """Steps beside which schemes with a state encode."""
+    found: dict[str, Any] = {}
     for name in STATE_CODECS:
-        shapes = tuple(tuple(p.shape) for p in model.parameters())
-        encode_rounds = _rounds(run, name, numel, shapes, flat)
-        if encode_rounds is None:
-            found["codecs"][name] = {"left_out": "no GPU side"}
+        encode = _rounds(run, name, numel, shapes, flat)
+        if encode is None:
+            found[name] = {"left_out": "no GPU side"}
             continue
-        without, with_codec, again = timed(None), timed(encode_rounds), timed(None)
-        found["codecs"][name] = {
-            "without_s": [without, again],
-            "with_s": with_codec,
-            "added": round(with_codec / ((without + again) / 2) - 1, 5),
-        }
+        without, with_codec, again = timed(None), timed(encode), timed(None)
+        found[name] = {"without_s": [without, again], "with_s": with_codec, "added": round(with_codec / ((without + again) / 2) - 1, 5)}
     return found
 
 
