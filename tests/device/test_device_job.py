@@ -21,6 +21,18 @@ def test_jobs_on_a_device_end_with_the_weights_of_jobs_on_the_cpu(make_shared_jo
         assert "uses 1000 races 0 []" in said, said
 
 
+@pytest.mark.long
+def test_a_device_without_memory_ends_every_rank_with_a_line_that_names_it_and_the_tensor(make_job: Callable[..., Any]) -> None:
+    job = make_job(servers=1, env={"PSGC_MIN_COMPRESS_BYTES": "0", "PYTHONPATH": _paths()})
+    workers = job.whole(job=str(Path(__file__).parent.parent / "torch" / "job_device_fault.py"))
+    job.end()
+    assert [worker.popen.returncode for worker in workers] == [1, 1], job.text()
+    for worker in workers:
+        assert (
+            "gradient of '0." in worker.text and "cpu is out of memory (CUDA out of memory. Tried to allocate 2.00 MiB)" in worker.text
+        ), job.text()
+
+
 def _paths() -> str:
     import os
 

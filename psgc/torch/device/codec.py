@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from psgc.codecs.codec import Bytes, Codec, Stream
 from psgc.codecs.scheme import Round
-from psgc.cuda.common.device_codec import Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """One ``encode`` among many, as ``psgc.cuda.common.device_codec`` has it, which machines without CUDA never import."""
+
+    grad: torch.Tensor
+    residual: torch.Tensor | None
+    rescale: float
+    stream: Stream
+    out: torch.Tensor
+    status: torch.Tensor
+    scratch: torch.Tensor
 
 
 class DeviceCodec(Protocol):

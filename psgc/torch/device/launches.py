@@ -17,9 +17,8 @@ from typing import Final, NamedTuple, Protocol
 import torch
 
 from psgc.codecs.codec import Stream
-from psgc.cuda.common.device_codec import Encoding
 from psgc.errors import DeviceError
-from psgc.torch.device.codec import DeviceCodec
+from psgc.torch.device.codec import DeviceCodec, Encoding
 from psgc.torch.device.faults import fault_of
 from psgc.torch.device.runtime import Event, Runtime
 from psgc.torch.device.runtime import Stream as DeviceStream
@@ -142,7 +141,7 @@ def _encode(parts: Sequence[Ready], scratch: Sequence[torch.Tensor]) -> None:
         parts[0].codec.encode_many(items)
     else:
         (one,) = items
-        parts[0].codec.encode(one.grad, one.residual, parts[0].rescale, parts[0].stream, one.out, one.status, scratch[0])
+        parts[0].codec.encode(one.grad, one.residual, one.rescale, one.stream, one.out, one.status, one.scratch)
 
 
 def coming(sent: Sent, out: Bytes, then: EncodedThen) -> Coming:
