@@ -19,9 +19,9 @@ from psgc.codecs.common.one_part import Part
 from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.profile import CostCurve
 from psgc.torch.device.codec import DeviceCodec
-from psgc.torch.device.elements import STATUS_BYTES
 from psgc.torch.device.engine import Engine
 from psgc.torch.device.runtime import Mark
+from psgc.torch.device.sent import STATUS_BYTES
 
 SIZES: Final = (1 << 12, 1 << 16, 1 << 20)  # elements
 PASSES: Final = 3
