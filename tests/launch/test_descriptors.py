@@ -22,7 +22,7 @@ def limited(soft: int, hard: int, *command: str) -> tuple[str, ...]:
     return ("bash", "-c", LIMITED, "-", str(soft), str(hard), *command)
 
 
-@pytest.mark.parametrize("names", [300, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("names", [1200, pytest.param(10_000, marks=pytest.mark.long)])
 def test_a_job_of_many_names_needs_few_descriptors(launched: Any, names: int) -> None:
     command = [sys.executable, "-m", "psgc.launch", "run", "--", sys.executable, NAMES, "--names", str(names)]
     done = subprocess.run(limited(256, 1024, *command), env=launched.env, capture_output=True, text=True, timeout=900, check=False)
