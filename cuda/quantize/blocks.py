@@ -45,7 +45,7 @@ class BlockDeviceCodec(DenseDevice):
         super().__init__(codec)
         block = cast("BlockCodec", codec)
         rotates, fixed = codec.parameters.get("rotate") == "1", isinstance(codec, TbqCodec)
-        self._tile = GROUP if rotates else TILE
+        self._tile = GROUP if rotates else TILE // 2 if block.norm == "l2" else TILE  # l2 norms take registers
         self._limits = tuple(float(setting) for setting in block.settings[:2])
         self._fixed = float(block.settings[2]) if fixed else 0.0
         self._draws = not codec.feedback

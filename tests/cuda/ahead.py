@@ -1,9 +1,9 @@
 """Compiles every Triton kernel ahead for three generations of GPUs, without having one, and holds the result to rules.
 
-    python tests/cuda/ahead.py                  check up to 6 variants of each kernel, and their rows in cuda/KERNELS.md
-    python tests/cuda/ahead.py --every          check all variants; takes minutes
-    python tests/cuda/ahead.py --every --write  write cuda/KERNELS.md
-    ... --only lowrank --only write_kernel      the same for kernels with one of these in their module's or own name; the other rows stay
+    python tests/cuda/ahead.py              check up to 6 variants of each kernel, and that cuda/KERNELS.md says of them what was compiled
+    python tests/cuda/ahead.py --write      write cuda/KERNELS.md
+    python tests/cuda/ahead.py --every      check all variants; takes many minutes. The table is left alone
+    ... --only lowrank --only write_kernel  the same for kernels with one of these in their module's or own name; the table's other rows stay
 
 `tour.py` calls the GPU sides of all codecs; here, a launch is recorded with the types and constants of its arguments, and compiled. The rules:
 every kernel and helper is reached by the tour; nothing spills registers or uses a stack; and no instruction rounds otherwise than the
@@ -35,16 +35,16 @@ TABLE: Final = Path(__file__).parents[2] / "cuda" / "KERNELS.md"
 INEXACT: Final = re.compile(r"\bfma\.\S*f(?:16|32|64)|\S+\.ftz\S*|\S+\.approx\S*|\bdiv\.full\S*")
 RESOURCES: Final = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 MOST_VARIANTS: Final = 6  # of a kernel, evenly among those that the tour launches
-REMEDY: Final = "python tests/cuda/ahead.py --every --write"
+REMEDY: Final = "python tests/cuda/ahead.py --write"
 POINTERS: Final = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64", torch.uint8: "*u8", torch.int8: "*i8",
     torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1", torch.uint16: "*u16", torch.uint32: "*u32",
 }  # fmt: skip
 HEAD: Final = """# Resources of the kernels
 
-Each kernel as Triton {triton} compiles it ahead: registers of a thread / bytes of shared memory of a program / bytes of stack and spilled registers. A row a
-variant: the arguments that differ between the kernel's variants, pointers by the type of their elements. `{remedy}` writes it, and with `--only KERNEL`
-the rows of one kernel anew.
+Each kernel as Triton {triton} compiles it ahead: registers of a thread / bytes of shared memory of a program / bytes of stack and spilled registers. A row for
+each of up to {variants} variants of a kernel: the arguments that differ between all of its variants, pointers by the type of their elements. `{remedy}`
+writes it, and with `--only KERNEL` the rows of one kernel anew.
 
 | kernel | variant | {targets} |
 | --- | --- | {rule} |
@@ -228,6 +228,14 @@ def spread(launches: list[Launch]) -> list[Launch]:
     return chosen
 
 
+def sample(launches: list[Launch]) -> list[tuple[Launch, int]]:
+    """A variant of each kernel in the middle of those that the table has, and one target for it, in turn."""
+    of: dict[tuple[str, str], list[Launch]] = {}
+    for launch in spread(launches):
+        of.setdefault((launch.module, launch.kernel), []).append(launch)
+    return [(of[kernel][len(of[kernel]) // 2], TARGETS[place % len(TARGETS)]) for place, kernel in enumerate(sorted(of))]
+
+
 def compile_all(launches: list[Launch]) -> list[Compiled]:
     """Every launch for every target, by as many processes as there are cores."""
     tasks = [(launch, target) for launch in launches for target in TARGETS]
@@ -264,11 +272,16 @@ def _told(launch: Launch) -> dict[str, str]:
     return told | {key: str(value) for key, value in launch.options}
 
 
+def cell(one: Compiled) -> str:
+    """What the table says of a compilation."""
+    return f"{one.registers} / {one.shared} / {one.spilled}"
+
+
 def rows_of(launches: Iterable[Launch], done: Iterable[Compiled]) -> dict[str, str]:
     """The table's row of each launch that was compiled for every target, by its first two cells."""
     cells: dict[Launch, dict[int, str]] = {}
     for one in done:
-        cells.setdefault(one.launch, {})[one.target] = f"{one.registers} / {one.shared} / {one.spilled}"
+        cells.setdefault(one.launch, {})[one.target] = cell(one)
     name = names(launches)
     return {name[launch]: f"{name[launch]} {' | '.join(row[target] for target in TARGETS)} |" for launch, row in cells.items()}
 
@@ -284,14 +297,14 @@ def text_of(rows: Iterable[str]) -> str:
     import triton
 
     targets, rule = " | ".join(f"sm_{target}" for target in TARGETS), " | ".join("---" for _ in TARGETS)
-    head = HEAD.format(triton=triton.__version__, remedy=REMEDY, targets=targets, rule=rule)
+    head = HEAD.format(triton=triton.__version__, variants=MOST_VARIANTS, remedy=REMEDY, targets=targets, rule=rule)
     return head + "".join(f"{row}\n" for row in sorted(rows))
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compile every Triton kernel ahead for sm_80, sm_90 and sm_100, and check the result.")
     parser.add_argument("--write", action="store_true", help="write the table")
-    parser.add_argument("--every", action="store_true", help="compile all variants of each kernel")
+    parser.add_argument("--every", action="store_true", help="compile all variants of each kernel; the table is left alone")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="compile kernels with this in their name; may be repeated"
     )
@@ -311,12 +324,15 @@ def main(arguments: list[str] | None = None) -> int:
     for one in done:
         if one.wrong:
             wrong.append(f"{one.launch.module}.{one.launch.kernel} {one.launch.types} for sm_{one.target}: {one.wrong}")
-    rows, written, current = rows_of(launches, done), rows_in(options.table), set(names(launches).values())
-    if options.write:
-        options.table.write_text(text_of(({name: row for name, row in written.items() if name in current} | rows).values()))
+    rows, written, name = rows_of(launches, done), rows_in(options.table), names(launches)
+    current = {name[launch] for launch in spread(launches)}
+    if options.every:
+        pass
+    elif options.write:
+        options.table.write_text(text_of(({cells: row for cells, row in written.items() if cells in current} | rows).values()))
     else:
-        wrong += [f"{options.table.name}: write this row anew, {REMEDY}: {row}" for name, row in rows.items() if written.get(name) != row]
-        wrong += [f"{options.table.name}: no kernel has this row any more, {REMEDY}: {name}" for name in written if name not in current]
+        wrong += [f"{options.table.name}: write this row anew, {REMEDY}: {row}" for cells, row in rows.items() if written.get(cells) != row]
+        wrong += [f"{options.table.name}: no kernel has this row any more, {REMEDY}: {cells}" for cells in written if cells not in current]
     for line in wrong:
         sys.stderr.write(f"{line}\n")
     most = max((one.registers for one in done), default=0)
