@@ -1,22 +1,24 @@
-"""CrossBarrier beside DistributedOptimizer: the same model in one job of 2 workers and 2 servers, in blocks of steps that take turns.
+"""CrossBarrier beside DistributedOptimizer: the same model in a job of 2 workers and 2 servers at each rate, in blocks of steps that take turns.
 
-    python benchmarks/cross_barrier.py [--mbit 100] [--layers 8] [--width 256] [--forward-ms 10] [--blocks 6] [--steps 10]      --mbit 0: unlimited
+    python benchmarks/cross_barrier.py [--mbit 40 80 160 0] [--layers 16] [--width 192] [--forward-ms 5] [--blocks 6] [--steps 10]     0: unlimited
 
-Each layer is a matrix, with its computation on an accelerator stood in for by sleeping: forward-ms in forward, twice as long in backward; so both cores
-are free for communication, as they are beside a GPU. Each matrix is a bucket of its own under both. Links are psgc's own simulated ones. Prints the
-median of the blocks' mean step times with both quartiles, and the ratios of neighbouring blocks. Both must end with the same weights, bit for
-bit, or it refuses to print.
+Each layer is a matrix, with its computation on an accelerator stood in for by sleeping: forward-ms in forward, twice as long in backward; so the cores
+are free for communication, as they are beside a GPU. Each matrix is a bucket of its own under both. Links are psgc's own simulated ones, one for each
+worker and each server. Prints for each rate the median of the blocks' mean step times with both quartiles, the median ratio of neighbouring blocks, and
+what one link's bandwidth would allow at best (``least_step_s``). Both must end with the same weights, bit for bit, or it refuses to print.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,39 @@ import psgc.torch as psgc
 
 WARM_UP = 2  # blocks that do not count: layouts, connections, kernels
 KINDS = ("DistributedOptimizer", "CrossBarrier")
+
+
+LINK_BYTES = 1514 / 1448  # the link's bytes for each byte of a payload: headers
+
+
+def least_step_s(layers: Sequence[tuple[float, float, float]], bytes_per_s: float, barrier: bool, steps: int = 20) -> float:
+    """The time of a step if the means came back with no delay beyond a link's bandwidth. layers: (bytes, seconds of forward, of backward) in forward's
+    order. With a barrier gradients travel in backward's order and all are awaited before forward; without one what forward needs first goes first."""
+    left: dict[int, float] = {}  # seconds that the link still needs for a layer's gradient
+    now, began = 0.0, list[float]()
+
+    def let_pass(until: float) -> None:
+        nonlocal now
+        while left and now < until:
+            layer = max(left) if barrier else min(left)
+            spent = min(left[layer], until - now)
+            now, left[layer] = now + spent, left[layer] - spent
+            if left[layer] <= 1e-12:
+                del left[layer]
+        now = max(now, until) if until < math.inf else now
+
+    for _ in range(steps):
+        began.append(now)
+        if barrier:
+            let_pass(math.inf)
+        for layer, (_, forward, _) in enumerate(layers):
+            while layer in left:
+                let_pass(now + left[max(left) if barrier else min(left)])
+            let_pass(now + forward)
+        for layer, (nbytes, _, backward) in reversed(list(enumerate(layers))):
+            let_pass(now + backward)
+            left[layer] = nbytes / bytes_per_s
+    return (began[-1] - began[steps // 2]) / (steps - 1 - steps // 2)
 
 
 class Busy(torch.autograd.Function):
@@ -99,15 +134,16 @@ def work(options: argparse.Namespace) -> None:
     psgc.shutdown()
 
 
-def show(options: argparse.Namespace) -> int:
-    """Run the job and print its table."""
-    link = ["--link-mbit", str(options.mbit)] if options.mbit else []
+def measured(options: argparse.Namespace, mbit: float) -> tuple[int, dict[str, list[float]]]:
+    """Run the job at a rate. Returns the bytes of its gradients and each kind's step times. Raises CalledProcessError, having printed what it said."""
+    link = ["--link-mbit", f"{mbit:g}"] if mbit else []
     own = [f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items() if name not in ("mbit", "work")]
     command = [
         sys.executable,
         "-m",
         "psgc.launch",
         "run",
+        "--no-prefix",
         "--workers",
         "2",
         "--servers",
@@ -116,39 +152,47 @@ def show(options: argparse.Namespace) -> int:
         "--",
         sys.executable,
         __file__,
-        "--work",
-        *own,
     ]
     env = {
         **os.environ,
+        "PSGC_TRANSPORT": "tcp",
         "PSGC_FUSE_BYTES": str(64 << 10),
         "PYTHONPATH": os.environ.get("PYTHONPATH", str(Path(__file__).resolve().parents[1])),
     }
-    done = subprocess.run(command, check=False, env=env, stdout=subprocess.PIPE, text=True)
-    line = next(
-        (text[text.rindex("[", 0, text.index('{"D')) :] for text in done.stdout.splitlines() if '{"DistributedOptimizer"' in text), ""
-    )
+    done = subprocess.run([*command, "--work", *own], check=False, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    line = next((text for text in done.stdout.splitlines() if text.startswith("[") and '{"DistributedOptimizer"' in text), "")
     if done.returncode or not line:
         print(done.stdout, file=sys.stderr)
-        return done.returncode or 1
+        raise subprocess.CalledProcessError(done.returncode or 1, command)
     nbytes, times = json.loads(line)
-    print(f"{nbytes / 1e6:.1f} MB of gradients, {options.layers} layers of {options.forward_ms:g} + {2 * options.forward_ms:g} ms, links of "
-          f"{options.mbit or 'unlimited'} Mbit/s, torch {torch.__version__}, {os.cpu_count()} cores")  # fmt: skip
-    for kind in KINDS:
-        low, middle, high = (1e3 * q for q in statistics.quantiles(times[kind], n=4))
-        print(f"  {kind:22} {middle:8.1f} ms a step (quartiles {low:.1f} to {high:.1f})")
-    ratios = [crossing / waiting for waiting, crossing in zip(times[KINDS[0]], times[KINDS[1]], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    print(f"  CrossBarrier takes {middle:.3f} of the time (quartiles {low:.3f} to {high:.3f})")
-    return 0
+    return nbytes, times
+
+
+def show(options: argparse.Namespace) -> None:
+    """Run a job for each rate and print the table."""
+    layer = 4.0 * (options.width**2 + options.width)
+    layers = [(layer, 0.0, 0.0)] + [(layer, options.forward_ms / 1e3, 2 * options.forward_ms / 1e3)] * options.layers
+    print(f"{layer * len(layers) / 1e6:.1f} MB of gradients, {options.layers} layers of {options.forward_ms:g} + {2 * options.forward_ms:g} ms, "
+          f"torch {torch.__version__}, {os.cpu_count()} cores")  # fmt: skip
+    print(f"{'Mbit/s':>9}{KINDS[0] + ', ms':>36}{KINDS[1] + ', ms':>36}{'ratio':>8}{'at best':>10}")
+    for mbit in options.mbit:
+        _, times = measured(options, mbit)
+        cells = []
+        for kind in KINDS:
+            low, middle, high = (1e3 * q for q in statistics.quantiles(times[kind], n=4))
+            cells.append(f"{middle:.1f} ({low:.1f} to {high:.1f})")
+        ratio = statistics.median(crossing / waiting for waiting, crossing in zip(times[KINDS[0]], times[KINDS[1]], strict=True))
+        rate = mbit * 1e6 / 8 / LINK_BYTES or math.inf
+        best = least_step_s(layers, rate, False) / least_step_s(layers, rate, True)
+        print(f"{f'{mbit:g}' if mbit else 'unlimited':>9}{cells[0]:>36}{cells[1]:>36}{ratio:8.3f}{best:10.3f}", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mbit", type=float, default=100.0)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--forward-ms", type=float, default=10.0)
+    parser.add_argument("--mbit", type=float, nargs="+", default=[40.0, 80.0, 160.0, 0.0])
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--width", type=int, default=192)
+    parser.add_argument("--forward-ms", type=float, default=5.0)
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -156,7 +200,11 @@ def main() -> int:
     if options.work:
         work(options)
         return 0
-    return show(options)
+    try:
+        show(options)
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ from tests.cases import for_each
 pytestmark = pytest.mark.timeout(300)  # the job is the first test's set-up
 CODECS = ("none", "bf16", "int8", "onebit", "topk:k=0.01", "onebit/int8", "powersgd")
 CASES = [f"{codec}+{how}" for codec in CODECS for how in ("plain", "branches", "amp")]
+CROSSED = ["none+barrier", "none+crossing"]
 
 
 @pytest.fixture(scope="module")
 def output(make_shared_job: Callable[..., Any]) -> str:
     """Of two workers that train every case."""
     env = {"PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "100000"}
-    return "\n".join(make_shared_job(servers=2, env=env).said(*CASES, job=str(Path(__file__).parent / "job_train.py")))
+    return "\n".join(make_shared_job(servers=2, env=env).said(*CASES, *CROSSED, job=str(Path(__file__).parent / "job_train.py")))
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,11 @@ def digests(output: str) -> dict[str, list[str]]:
 def test_ranks_end_with_the_same_weights(digests: dict[str, list[str]], case: str) -> None:
     first, second = digests[case]
     assert first == second
+
+
+def test_losses_and_weights_without_a_barrier_are_those_with_one_bit_for_bit(output: str) -> None:
+    digests = [digest for case in CROSSED for digest in re.findall(rf"(?<!\S){re.escape(case)} (\w+)", output)]
+    assert len(digests) == 4 and len(set(digests)) == 1
 
 
 def test_codecs_make_a_difference(digests: dict[str, list[str]]) -> None:
