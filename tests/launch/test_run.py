@@ -169,19 +169,18 @@ def test_wrong_usage_is_one_line_and_status_2(
     assert (len(done.stderr.strip().splitlines()), done.stdout) == (1, "")
 
 
-def plan_file(path: Path, *option: str) -> str:
-    bucket = {"tensors": ["w"], "numel": 5, "parts": 1, "priority": 0, "codec": "none", "option": option}
+def plan_file(path: Path, *option: str, codec: str = "none") -> str:
+    bucket = {"tensors": ["w"], "numel": 5, "parts": 1, "priority": 0, "codec": codec, "option": option}
     path.write_text(json.dumps({"version": 1, "model": "m", "cluster": "", "buckets": [bucket], "prediction": {}}))
     return str(path)
 
 
 @pytest.mark.usefixtures("clean_environment")
 def test_a_plan_that_cannot_be_carried_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    done = psgc(
-        "run", "--plan", plan_file(tmp_path / "plan.json", "comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu"), "--", *STEPS, "1"
-    )
+    plan = plan_file(tmp_path / "plan.json", "comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu", codec="powersgd:rank=4")
+    done = psgc("run", "--plan", plan, "--", *STEPS, "1")
     assert (done.returncode, done.stdout) == (2, "")
-    wanted = r"psgc: .*buckets\[0\] \(of 'w'\): action 'comp@gpu', which jobs do not carry yet: .*\n"
+    wanted = r"psgc: .*buckets\[0\] \(of 'w'\): action 'comp@gpu', but codec powersgd\S* has no GPU side that plans use; .*\n"
     assert re.fullmatch(wanted, done.stderr)
 
 
