@@ -60,7 +60,8 @@ def least_step_s(layers: Sequence[tuple[float, float, float]], bytes_per_s: floa
             let_pass(now + forward)
         for layer, (nbytes, _, backward) in reversed(list(enumerate(layers))):
             let_pass(now + backward)
-            left[layer] = nbytes / bytes_per_s
+            if bytes_per_s < math.inf:
+                left[layer] = nbytes / bytes_per_s
     return (began[-1] - began[steps // 2]) / (steps - 1 - steps // 2)
 
 

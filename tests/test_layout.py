@@ -236,6 +236,7 @@ TWO = Declaration("m", "adhoc", (TensorSpec("a", (2, 3), "float32"), TensorSpec(
         ({"kind": "plan"}, "kind on rank 2 is adhoc, on rank 5 it is plan"),
         ({"root": 1}, "root on rank 2 is 0, on rank 5 it is 1"),
         ({"hashed": "djb2"}, r"the hash function that places parts \(BYTEPS_KEY_HASH_FN\) on rank 2 is not set, on rank 5 it is djb2"),
+        ({"awaited_singly": True}, "awaited_singly on rank 2 is False, on rank 5 it is True"),
         ({"part_bytes": 1 << 20}, "part_bytes on rank 2 is 4194304, on rank 5 it is 1048576"),
     ],
 )
@@ -274,6 +275,25 @@ def test_rates_measured_a_little_differently_cut_alike_and_a_plan_keeps_its_own_
     assert len(cuts) == 1
     planned = replace(declaration, buckets=(BucketSpec((0,), "none", 0, parts=2),))
     assert [len(build_layout(planned, layout_id=1, servers=2, workers=2, rate=rate).buckets[0].parts) for rate in (0, 1)] == [2, 2]
+
+
+def test_what_is_awaited_by_itself_lies_on_all_servers_alike_in_parts_that_a_slow_connection_carries_in_some_milliseconds() -> None:
+    tensors = tuple(TensorSpec(f"t{number}", (192, 192), "float32") for number in range(9))
+    buckets = tuple(BucketSpec((number,), "none", -number) for number in range(9))
+    usual = Declaration("m", "plan", tensors, "none", True, buckets=buckets)
+    awaited = replace(usual, awaited_singly=True)
+
+    def cut(declaration: Declaration, rate: int) -> list[list[tuple[int, int]]]:
+        layout = build_layout(declaration, layout_id=1, servers=2, workers=2, rate=rate)
+        return [[(part.server, 4 * part.numel) for part in bucket.parts] for bucket in layout.buckets]
+
+    for rate in (5_000_000, 10_000_000, 12_000_000):
+        for parts in cut(awaited, rate):
+            assert Counter(server for server, _ in parts) == {0: 2, 1: 2}
+            assert max(nbytes for _, nbytes in parts) <= 48 << 10
+    assert cut(awaited, 10_000_000) == cut(awaited, 11_000_000) != cut(usual, 10_000_000)
+    for rate in (0, 1_000_000_000):
+        assert cut(awaited, rate) == cut(usual, rate), "on a fast connection messages would cost more than that gains"
 
 
 def test_a_planned_part_lies_on_the_server_that_its_bucket_names() -> None:

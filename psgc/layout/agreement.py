@@ -41,6 +41,7 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
         "stream",
         "past_steps",
         "turn",
+        "awaited_singly",
     ):
         if getattr(first, attribute) != getattr(other, attribute):
             raise differ(attribute, getattr(first, attribute), getattr(other, attribute))

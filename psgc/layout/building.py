@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -43,6 +44,12 @@ LEAST_LEVELLING_BYTES: Final = 64 << 10
 # tensors are cut only where a part's sums would need more memory than this.
 WHOLE_BYTES: Final = 64 << 20
 UNCOMPRESSED: Final = "none"
+# A bucket that is waited for by itself (CrossBarrier's) has parts of so long on the slowest connection, so that a more urgent part waits for no longer,
+# and servers send a part's sum back while the next part is on its way. It lies on all servers alike, so that all links carry it at once. But no part is
+# so short, and no bucket has so many, that messages cost more than that gains.
+AWAITED_PART_S: Final = 0.005
+LEAST_AWAITED_PART_BYTES: Final = 32 << 10
+MOST_AWAITED_PARTS: Final = 64
 
 
 def part_numel(scheme: Scheme, dtype: str, part_bytes: int, rate: int = 0) -> int:
@@ -63,6 +70,19 @@ def _message_bound(scheme: Scheme, numel: int) -> int:
     return max(max(pair.push.payload_bound(count), pair.pull.payload_bound(count)) for pair, count in pairs)
 
 
+def _parts_awaited(scheme: Scheme, numel: int, dtype: str, part_bytes: int, servers: int, rate: int) -> int:
+    """Parts of a bucket that is waited for by itself; 0: as those of any other bucket. rate: bytes a second of the slowest connection; 0 for unlimited."""
+    if not rate or scheme.whole:
+        return 0
+    nbytes, usual = _message_bound(scheme, numel), -(-numel * ITEM_BYTES[dtype] // part_bytes)
+    # A power of two, so that slightly different measured rates give the same parts.
+    size = max(1 << int(AWAITED_PART_S * rate).bit_length() - 1, LEAST_AWAITED_PART_BYTES)
+    parts = min(-(-nbytes // size), MOST_AWAITED_PARTS)
+    more = -(-parts // servers) * servers
+    even = more if nbytes // more >= max(size // 4, LEAST_AWAITED_PART_BYTES) else parts // servers * servers
+    return min(max(even or parts, usual), -(-numel // BLOCK))
+
+
 def build_layout(
     declaration: Declaration, *, layout_id: int, servers: int, workers: int, used_by_all: frozenset[int] | None = None, rate: int = 0,
     ranks: Ranks | None = None, machines: Machines | None = None,
@@ -72,8 +92,8 @@ def build_layout(
     If the declaration has buckets (from a plan), they are used as they are. Otherwise small tensors are fused in ready order. A tensor that is not
     in ``used_by_all`` (some rank had no gradient for it) gets a bucket of its own, so that its p.grad stays as it was if all ranks skip it. A bucket
     of fewer than ``min_compress_bytes`` travels uncompressed. A part is small enough to take at most MOST_PART_S at ``rate``, the bytes a second
-    of the slowest connection (0: unlimited), and of a plan's tensors it has at most a quarter of what a server has of them on average (an eighth
-    of many servers'), unless it would have fewer than LEAST_SHARE_BYTES.
+    of the slowest connection (0: unlimited; AWAITED_PART_S if buckets are ``awaited_singly``), and of a plan's tensors it has at most a quarter of what
+    a server has of them on average (an eighth of many servers'), unless it would have fewer than LEAST_SHARE_BYTES.
 
     Parts are spread over the servers by what they cost on ``machines`` (``placement``; None: nothing is known of them), unless a declared bucket names
     its parts' servers. If a machine would then have clearly more than its due, the last buckets are cut into smaller parts. ranks: which there are on
@@ -156,6 +176,9 @@ def _sliced(
         scheme = parse_scheme(spec.codec, BucketContext(dtype, ranks.size, declaration.mean, tuple(tensor.shape for tensor in tensors)))
         if declaration.kind == "weights":
             _check_one_way(scheme)
+        if declaration.awaited_singly and servers and not spec.parts and not spec.option:
+            parts = _parts_awaited(scheme, sum(tensor.numel for tensor in tensors), dtype, part_bytes, servers, rate)
+            spec = replace(spec, parts=parts if parts > 1 else 0)
         sizes = _cut(spec, sum(tensor.numel for tensor in tensors), scheme, dtype, part_bytes, rate)
     except CodecError as error:
         raise CodecError(f"tensor {name!r}: {error}") from None

@@ -29,7 +29,9 @@ ITEM_BYTES: Final = {
 }  # fmt: skip
 MAX_LAYOUTS: Final = 1 << 16
 NO_SERVER: Final = -1  # of a part that runs over groups of ranks
-_LEFT_OUT: Final = ("servers", "option", "turns", "device", "keys", "contributors", "hashed", "rule")  # where they are empty
+_LEFT_OUT: Final = (
+    "servers", "option", "turns", "device", "keys", "contributors", "hashed", "rule", "awaited_singly",
+)  # where they are empty  # fmt: skip
 DEVICES: Final = ("", "gpu", "gpu/cpu", "cpu/gpu")  # of a bucket that every rank pushes
 OF_EACH_RANK: Final = ("order", "used")  # fields of a Declaration that ranks need not agree on
 
@@ -82,7 +84,8 @@ class Declaration:
     earlier job's layout go on: the name that its streams are of, or nothing for this name; steps that its tensors have taken before; and
     the server that the first bucket begins on, -1: by the layout's id. hashed: BytePS's hash function that chooses the servers of
     parts (``byteps_hash``), or nothing for psgc's own placement. rule: of weights, the rule by which servers update them (``update_rule``); ``root`` then
-    brings their initial values.
+    brings their initial values. awaited_singly: each bucket is waited for by itself, and not all of them at the
+    end of a step; so each travels by all servers, in short parts.
     Everything must agree between ranks but order and used (rank 0's order counts).
     """
 
@@ -104,6 +107,7 @@ class Declaration:
     turn: int = -1
     hashed: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
     rule: str = field(default="", metadata=LEFT_OUT_IF_EMPTY)
+    awaited_singly: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)
 
     def to_json(self) -> dict[str, Any]:
         tensors = [_fields_of(tensor) for tensor in self.tensors]

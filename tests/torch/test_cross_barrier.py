@@ -279,3 +279,15 @@ def test_a_rule_and_codecs_choose_what_gradients_travel_by(ranks: Any) -> None:
     assert {bucket.codec for bucket in layout.buckets} == {"none", "int8"}
     names = [[layout.tensors[i].name for i in bucket.tensors] for bucket in by_priority]
     assert names == [["0.weight"], ["0.bias"], ["2.weight", "4.weight"], ["2.bias", "4.bias"]]
+
+
+def test_a_bias_travels_with_its_layers_weight_however_large_that_is(ranks: Any) -> None:
+    def work(rank: int) -> None:
+        model = seeded(lambda: nn.Sequential(nn.Linear(WIDTH, 32), nn.Linear(32, 32), nn.Linear(32, 32)))
+        train(rank, model, sgd(model))
+
+    ranks.run(1, work, fuse_bytes=1000)
+    layout = ranks.sessions[0].job.layouts["crossing0"]
+    assert [[layout.tensors[i].name for i in bucket.tensors] for bucket in layout.buckets] == [
+        ["0.weight", "0.bias"], ["1.weight", "1.bias"], ["2.weight", "2.bias"]
+    ]  # fmt: skip

@@ -29,6 +29,8 @@ from psgc.worker.session import Session
 
 # A bucket leaves with its last gradient, which is that of its first layer, and the next forward waits for all of it; so layers share less than otherwise.
 MOST_FUSED_BYTES: Final = 512 << 10
+# What is so much smaller than a large tensor before it, as a layer's bias is than its weight, travels with it: messages of its own would cost more.
+ALONG: Final = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -135,7 +137,7 @@ class UnbarrieredExchange:
         declaration = Declaration(
             name=self.name, kind="plan", tensors=specs, codec=self.choice.codec, mean=True, order=tuple(indices),
             used=tuple(i for i, gradient in enumerate(self._gradients) if gradient.passes), part_bytes=config.part_bytes,
-            fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, buckets=buckets,
+            fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, buckets=buckets, awaited_singly=True,
         )  # fmt: skip
         layout = self.session.declare(declaration)
         report_of(self.session).laid_out(layout)
@@ -155,7 +157,8 @@ class UnbarrieredExchange:
         """Neighbours in the order share buckets, apart by codec, dtype and parameter group. A bucket of tensors from all over the model would leave
         with the last gradient, and the first layer would wait for it. Parameters without a gradient are by themselves, so that no one gives them zeros."""
         config, buckets, near = self.session.config, list[BucketSpec](), list[int]()
-        limit, filled = min(config.fuse_bytes, MOST_FUSED_BYTES), 0
+        limit = room = min(config.fuse_bytes, MOST_FUSED_BYTES)
+        filled = 0
 
         def close() -> None:
             kinds: dict[tuple[str, str, int], list[int]] = {}
@@ -168,9 +171,10 @@ class UnbarrieredExchange:
 
         for index in (index for index in order if self._nbytes(index)):
             nbytes = self._nbytes(index)
-            if filled + nbytes > limit or index not in used or (near and near[-1] not in used):
+            if filled + nbytes > room or index not in used or (near and near[-1] not in used):
                 close()
                 filled = 0
+                room = max(limit, nbytes + nbytes // ALONG) if limit else 0
             near.append(index)
             filled += nbytes
         close()
