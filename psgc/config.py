@@ -75,6 +75,7 @@ class Config:
     profile_iterations: int = 20
     profile_only: bool = False
     gpu_codecs: bool = True
+    collectives: str = "host"
     cpu_threads: int = 0  # 0: from the cores and the local size
     server_threads: int = 0
     window_bytes: int = 1 << 30

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from psgc.addresses import bare_host, join, split
+from psgc.program.backends import ASKED
 from psgc.spelling import did_you_mean
 from psgc.transport.registry import choices
 
@@ -208,6 +209,11 @@ VARIABLES: Final = (
     Variable("PSGC_PROFILE_ONLY", "profile_only", _switch, "w", "1: with PSGC_PROFILE, every rank leaves the job once it has been observed"),
     Variable(
         "PSGC_GPU_CODECS", "gpu_codecs", _switch, "w", "0: gradients on a GPU are copied to the host and encoded there"
+    ),
+    Variable(
+        "PSGC_COLLECTIVES", "collectives", _one_of(*ASKED), "w",
+        "what carries a plan's collectives of floats where gradients lie on GPUs: nccl: from GPU to GPU; host: the hosts' memory; "
+        "auto: nccl where every rank of a group has a GPU of its own, else host",
     ),
     Variable("PSGC_CPU_THREADS", "cpu_threads", _integer(1), "w", "encode and decode threads", ("BYTEPS_THREADPOOL_SIZE",)),
     Variable("PSGC_SERVER_THREADS", "server_threads", _integer(1), "s", "summation threads", ("BYTEPS_SERVER_ENGINE_THREAD",)),

@@ -95,7 +95,7 @@ class ClusterSession(Session):
             if self._executor is None:
                 self._executor = Executor(
                     self.rank, self.ranks, self._groups_of(), self.fail, lambda: self.failed, pool_threads(self.config),
-                    self.config.nonfinite == "raise", self.trace, self._network,
+                    self.config.nonfinite == "raise", self.trace, self._network, self.config.collectives,
                 )  # fmt: skip
             return self._executor
 

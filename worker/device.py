@@ -7,7 +7,7 @@ return: none waits for the device, but for a free place in a staging ring. All r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,8 +73,8 @@ class DeviceBucket(Protocol):
     def divide(self, lo: int, hi: int, divisor: int) -> None:
         """Divide a slice's elements, correctly rounded."""
 
-    def to_host(self, lo: int, hi: int, target: F32) -> None:
-        """Copy a slice's elements. Waits for the device."""
+    def to_host(self, lo: int, hi: int, target: NDArray[Any]) -> None:
+        """Copy a slice's elements, of the dtype that they have there. Waits for the device."""
 
-    def from_host(self, lo: int, hi: int, values: F32) -> None:
+    def from_host(self, lo: int, hi: int, values: NDArray[Any]) -> None:
         """Set a slice's elements; on return the values have been read."""

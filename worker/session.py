@@ -46,6 +46,10 @@ class DeviceBuffer(Protocol):
         while they lie there. wanted: a program is to work on them there, in float32; raises UsageError where it cannot. slices: the first element of each slice
         and the one after its last, of which a scheme with state keeps its state on the device."""
 
+    def lying(self) -> DeviceBucket | None:
+        """Where this step's elements lie, if that is one device, for a program that moves and adds them as they are: in their own dtype, float32 or shorter.
+        The same object from step to step while they lie there."""
+
 
 class Ticket(Protocol):
     """One bucket's (or one named tensor's) step under way."""

@@ -62,12 +62,30 @@ class Group(Protocol):
         """
 
 
+class DeviceGroup(Protocol):
+    """Some ranks whose floats lie on GPUs of their own: collectives there, and no copy in the hosts' memory.
+
+    As of ``Group``: every member calls the same methods in the same order, each blocks until this rank's part is done, and sums are in member order, here of
+    all operations. op: a collective of floats by its name in ``Group``. All methods raise GroupError, or the error that ended the job.
+    """
+
+    def raw(self, device: object, lo: int, hi: int, op: str, cuts: Sequence[int] = (), root: int = 0, divisor: int = 1) -> None:
+        """On elements [lo, hi) of a bucket (a ``psgc.worker.device.DeviceBucket``); cuts begin at 0."""
+
+    def raw_array(self, array: Array, dtype: str, op: str, cuts: Sequence[int] = (), root: int = 0, divisor: int = 1) -> None:
+        """On host memory, which is copied to this rank's GPU and back: for a rank whose floats have moved since the ranks agreed."""
+
+
 class Groups(Protocol):
     """The groups of one rank."""
 
     def group(self, members: tuple[int, ...]) -> Group:
         """The group of these ranks, ascending, of which this rank is one. Made at first use, when all members must ask for it; then kept.
         Raises UsageError for members that cannot be a group, GroupError where the others cannot be reached."""
+
+    def on_device(self, members: tuple[int, ...], device: object) -> DeviceGroup | None:
+        """The same ranks' group on their GPUs; None, on all of them, where they cannot have one. Asked for by all members at the same point, as ``group`` is,
+        each with a bucket that lies on its GPU. Raises ConfigError where one of them asks for what the group cannot have."""
 
     def close(self) -> None:
         """Leave all groups. Idempotent."""

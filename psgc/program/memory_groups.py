@@ -57,6 +57,9 @@ class MemoryGroups:
             self._groups[members] = MemoryGroup(self._world, members, members.index(self._rank))
         return self._groups[members]
 
+    def on_device(self, members: Members, device: object) -> None:
+        return None
+
     def close(self) -> None:
         self._closed = True
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
+from torch import distributed as dist
 
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.scheme import Scheme, slices
@@ -113,6 +115,9 @@ class Event:
     def __init__(self, races: Races, clock: Clock) -> None:
         self._races, self.clock = races, clock
 
+    def query(self) -> bool:
+        return True
+
     def synchronize(self) -> None:
         self._races.bring(self.clock, host())
 
@@ -180,6 +185,8 @@ class RecordingRuntime:
     lacks: Callable[[Codec | Scheme], bool] = lambda codec: False
     behind: bool = False
     fault: Callable[[str], BaseException | None] = lambda name: None
+    gpus: Callable[[], str] = lambda: ""  # the device's id, of a rank that may exchange from GPU to GPU
+    nccl: str = "gloo, in its place"
 
     def __post_init__(self) -> None:
         self._streams = 0
@@ -190,7 +197,8 @@ class RecordingRuntime:
 
     def stream(self) -> RecordingStream:
         self._streams += 1
-        return RecordingStream(self.races, ("compute", "down", "up")[self._streams - 1], self._fault, lambda: self.behind)
+        names = ("compute", "down", "up", *(f"group {number}" for number in range(self._streams)))
+        return RecordingStream(self.races, names[self._streams - 1], self._fault, lambda: self.behind)
 
     def _fault(self, name: str) -> BaseException | None:
         return self.fault(name)
@@ -210,6 +218,17 @@ class RecordingRuntime:
 
     def state(self, scheme: Scheme, numel: int) -> CpuState | None:
         return None if self.lacks(scheme) else CpuState(scheme, numel)
+
+    @property
+    def gpu(self) -> str:
+        return self.gpus()
+
+    def process_group(self, store: Any, index: int, size: int, timeout_s: float) -> Any:
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout, options._threads = timedelta(seconds=timeout_s), 1
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        return gloo(store, index, size, options)
 
     def host_reads(self, tensor: torch.Tensor) -> None:
         self.races.taken(host())

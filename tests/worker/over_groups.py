@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, build_layout
 from psgc.observe.worker_trace import WorkerTrace
+from psgc.program.groups import Groups
 from psgc.program.memory_groups import MemoryWorld
 from psgc.program.ranks import Ranks
 from psgc.worker.executor.executor import Executor
@@ -41,7 +42,11 @@ class Buffer:
 class Job:
     """One executor a rank."""
 
-    def __init__(self, node_sizes: tuple[int, ...], raises: bool = False, traces: Sequence[WorkerTrace] | None = None) -> None:
+    def __init__(
+        self, node_sizes: tuple[int, ...], raises: bool = False, traces: Sequence[WorkerTrace] | None = None,
+        groups_of: Callable[[str, int], Groups] | None = None, collectives: str = "host",
+    ) -> None:  # fmt: skip
+        """groups_of: a lane's groups for a rank, in place of groups of threads; collectives: PSGC_COLLECTIVES."""
         self.ranks = Ranks(node_sizes)
         self.errors: list[str] = []
         worlds: dict[str, MemoryWorld] = defaultdict(lambda: MemoryWorld(self.ranks.size, timeout_s=20.0))
@@ -51,13 +56,14 @@ class Job:
             Executor(
                 rank,
                 self.ranks,
-                lambda name, rank=rank: worlds[name].groups(rank),
+                lambda name, rank=rank: worlds[name].groups(rank) if groups_of is None else groups_of(name, rank),
                 self._fail,
                 lambda: bool(self.errors),
                 1,
                 raises,
                 None if traces is None else traces[rank],
                 self.servers.of(rank),
+                collectives,
             )
             for rank in self.ranks.everybody
         ]

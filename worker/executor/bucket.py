@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from psgc.codecs import Stream
+from psgc.codecs.none import NoneCodec
 from psgc.codecs.scheme import PairScheme
-from psgc.errors import UsageError
+from psgc.errors import ConfigError, UsageError
 from psgc.layout import Bucket, Layout, Part
 from psgc.layout.contributions import keys_of
 from psgc.program.compile import compile_option
@@ -30,7 +32,10 @@ from psgc.worker.session import BucketBuffer, DeviceBuffer
 class GroupBucket:
     """See the module's text."""
 
-    def __init__(self, layout: Layout, bucket: Bucket, ranks: Ranks, rank: int, servers: Servers | None = None) -> None:
+    def __init__(
+        self, layout: Layout, bucket: Bucket, ranks: Ranks, rank: int, servers: Servers | None = None, collectives: str = "host"
+    ) -> None:
+        """collectives: PSGC_COLLECTIVES, whether groups exchange floats from GPU to GPU."""
         self.layout, self.bucket = layout, bucket
         scheme = layout.scheme(bucket)
         if type(scheme) is not PairScheme:
@@ -51,6 +56,9 @@ class GroupBucket:
             places = {} if servers is None else {piece: servers.slot(key) for piece, key in self.keys[-1].items()}
             self.parts.append(PartWork(program, scheme.pair, bucket.dtype, part.offset, stream, divisor, places))
         self.on_gpu = any(action.endswith("@gpu") for action in bucket.option)
+        self._collectives = collectives if ranks.size > 1 and layout.kind == "plan" else "host"
+        # Without a codec the gradient can lie on a GPU all through the program, as it is.
+        self._moves_floats = not any("@" in action for action in bucket.option) and bucket.dtype in ("float32", "bfloat16", "float16")
         self.keeps_residual = any(part.keeps_residual for part in self.parts)
         encodes = any(part.program.encodes for part in self.parts)
         # Whether a step that the trainer does not apply goes back into residuals, whose it was: what was owed is then in them.
@@ -77,7 +85,10 @@ class GroupBucket:
             device = buffer.on_device(self.scheme, wanted=True)
             if device is None:
                 raise UsageError(f"the plan has the bucket of {self.first_tensor!r} encoded on a GPU, but it lies on the CPU")
-            return self._begin_there(device, skip, previous_skipped, rescale, check)
+            return self._begin_there(device, skip, previous_skipped, rescale, check, self._collectives != "host", np.float32)
+        lies = self._lies(buffer)
+        if lies is not None and all(work.groups_on_gpus for work in self.parts):
+            return self._begin_there(lies, skip, previous_skipped, rescale, check, True, NoneCodec(self.bucket.dtype).array_dtype)
         array = buffer.load()
         if check and not skip and (first := first_nonfinite(array, self.bucket.dtype)) is not None:
             return self.layout.tensor_at(self.bucket, first)
@@ -90,11 +101,13 @@ class GroupBucket:
             if self._owed is not None and not skip:
                 for lo, numel in paid:
                     self._owed.add_to(array[lo : lo + numel], lo)
-            work.begin(own, self.layout.past_steps + self.step, skip, previous_skipped, rescale)
+            work.begin(own, self.layout.past_steps + self.step, skip, previous_skipped, rescale, lies)
         return None
 
-    def _begin_there(self, device: DeviceBucket, skip: bool, previous_skipped: bool, rescale: float, check: bool) -> str | None:
-        """``begin`` where the program encodes or decodes on a GPU."""
+    def _begin_there(
+        self, device: DeviceBucket, skip: bool, previous_skipped: bool, rescale: float, check: bool, groups: bool, dtype: Any
+    ) -> str | None:
+        """``begin`` where the program works on a GPU. groups: whether groups may exchange floats there; dtype: theirs on the host."""
         numel = self.bucket.numel
         if check and not skip and (first := device.nonfinite(0, numel)) is not None:
             return self.layout.tensor_at(self.bucket, first)
@@ -106,8 +119,20 @@ class GroupBucket:
             if self._owed is not None and not skip:
                 for lo, count in paid:
                     device.add(lo, self._owed.pay(lo, lo + count))
-            work.begin_there(device, self.layout.past_steps + self.step, skip, previous_skipped, rescale)
+            work.begin_there(device, self.layout.past_steps + self.step, skip, previous_skipped, rescale, groups, dtype)
         return None
+
+    def _lies(self, buffer: BucketBuffer) -> DeviceBucket | None:
+        """The device that the gradient lies on, where groups may exchange it there. Raises ConfigError where they must, and it does not."""
+        if self._collectives == "host" or not self._moves_floats:
+            return None
+        lies = buffer.lying() if isinstance(buffer, DeviceBuffer) else None
+        if lies is None and self._collectives == "nccl":
+            raise ConfigError(
+                f"PSGC_COLLECTIVES=nccl, but the gradients in the bucket of {self.first_tensor!r} do not lie on one GPU; move them there, "
+                "or set PSGC_COLLECTIVES=auto or host"
+            )
+        return lies
 
     def end(self, number: int) -> None:
         """A part's control word has been agreed on."""

@@ -21,7 +21,7 @@ from psgc.errors import DeviceError, PsgcError
 from psgc.layout import ITEM_BYTES, Layout
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.pool import Pool
-from psgc.program.groups import Group, Groups
+from psgc.program.groups import Groups
 from psgc.program.ranks import Range, Ranks
 from psgc.program.run import Runner, Start
 from psgc.program.steps import Agree, Decode, Encode, Lane, Serve, Transfer, lane_of
@@ -57,7 +57,7 @@ class _Awaited(NamedTuple):
 class _Lane(threading.Thread):
     """Runs one lane's transfers in the order in which they come."""
 
-    def __init__(self, lane: Lane, groups: Groups, work: Callable[[_LayoutRun, Start, Callable[[tuple[int, ...]], Group]], None]) -> None:
+    def __init__(self, lane: Lane, groups: Groups, work: Callable[[_LayoutRun, Start, Groups], None]) -> None:
         super().__init__(name=f"psgc-{lane}", daemon=True)
         self._groups, self._work = groups, work
         self.awaited: _Awaited | None = None  # the transfer under way
@@ -73,7 +73,7 @@ class _Lane(threading.Thread):
     def run(self) -> None:
         while (job := self._jobs.get()) is not None:
             self.awaited = _Awaited(*job, Reminder(time.monotonic()))
-            self._work(*job, self._groups.group)
+            self._work(*job, self._groups)
             self.awaited = None
         self._groups.close()
 
@@ -81,14 +81,14 @@ class _Lane(threading.Thread):
 class _LayoutRun:
     """A layout's buckets over groups, and what may start of them."""
 
-    def __init__(self, layout: Layout, ranks: Ranks, rank: int, servers: Servers | None) -> None:
+    def __init__(self, layout: Layout, ranks: Ranks, rank: int, servers: Servers | None, collectives: str) -> None:
         self.layout = layout
         self.lanes: dict[Lane, _Lane] = {}
         self.buckets: list[_Bucket] = []
         chains = 0
         self.owner: list[tuple[_Bucket, int]] = []  # by chain, its bucket and its part's number there
         for bucket in (bucket for bucket in layout.buckets if bucket.over_groups):
-            work = GroupBucket(layout, bucket, ranks, rank, servers)
+            work = GroupBucket(layout, bucket, ranks, rank, servers, collectives)
             one = _Bucket(work, range(chains, chains + len(work.parts)))
             self.buckets.append(one)
             chains += len(work.parts)
@@ -118,15 +118,15 @@ def _counts(works: Iterable[GroupBucket], ranks: int) -> tuple[int, int]:
 
 class Executor:
     """See the module's text. groups_of: makes the groups of a layout's lane; fail: ends the job with a line; failed: whether it has ended; threads: that encode
-    and decode; raises: whether a NaN or infinity ends the job; servers: reaches them, where layouts have such options."""
+    and decode; raises: whether a NaN or infinity ends the job; servers: reaches them, where layouts have such options; collectives: PSGC_COLLECTIVES."""
 
     def __init__(
         self, rank: int, ranks: Ranks, groups_of: GroupsOf, fail: Callable[[str], None], failed: Callable[[], bool], threads: int,
-        raises: bool = False, trace: WorkerTrace | None = None, servers: Servers | None = None,
+        raises: bool = False, trace: WorkerTrace | None = None, servers: Servers | None = None, collectives: str = "host",
     ) -> None:  # fmt: skip
         self._rank, self._ranks, self._groups_of, self._failed = rank, ranks, groups_of, failed
         self._fail, self._threads, self._raises, self._trace = fail, threads, raises, trace
-        self._servers = servers
+        self._servers, self._collectives = servers, collectives
         self._lock = threading.Lock()
         self._layouts: dict[int, _LayoutRun] = {}
         self._by_bucket: dict[tuple[int, int], tuple[_LayoutRun, _Bucket]] = {}
@@ -140,7 +140,7 @@ class Executor:
         with self._lock:
             if layout.id in self._layouts or not any(bucket.over_groups for bucket in layout.buckets):
                 return
-            run = self._layouts[layout.id] = _LayoutRun(layout, self._ranks, self._rank, self._servers)
+            run = self._layouts[layout.id] = _LayoutRun(layout, self._ranks, self._rank, self._servers, self._collectives)
             self._by_bucket |= {(layout.id, one.work.bucket.index): (run, one) for one in run.buckets}
             if self._pool is None:
                 self._pool = Pool("psgc-program", self._threads, self._broken)
@@ -313,19 +313,19 @@ class Executor:
 
     # lanes' threads
 
-    def _transfer(self, run: _LayoutRun, start: Start, group: Callable[[tuple[int, ...]], Group]) -> None:
+    def _transfer(self, run: _LayoutRun, start: Start, groups: Groups) -> None:
         if self._failed():
             return
         part = self._part(run, start.chain)
         moved_bytes, began_ns = part.moved_bytes, 0 if self._trace is None else time.monotonic_ns()
         try:
             if isinstance(start.step, Agree):
-                part.agree(group(self._ranks.everybody))
+                part.agree(groups.group(self._ranks.everybody))
                 if part.control.disagreed:
                     raise PsgcError("some ranks applied the last step and others did not; give every rank the same loss scaler")
             elif isinstance(start.step, Transfer):
                 for number, collective in enumerate(start.step.collectives):
-                    part.transfer(collective, group(collective.members), start.step.action, number)
+                    part.transfer(collective, groups, start.step.action, number)
             if self._trace is not None:
                 self._trace.ran(lane_of(start.step), start.step.action, *run.key(start.chain), began_ns, part.moved_bytes - moved_bytes)
             self._over(run, start)

@@ -163,7 +163,6 @@ class NamedExecutor:
             raise PsgcError(f"{tensor!r} holds NaN or infinity, and PSGC_NONFINITE=raise")
         if self._groups is None:
             self._groups = self._groups_of(GROUPS)
-        group = self._groups.group
         for part in work.parts:
             for step in part.program.steps:
                 if isinstance(step, Encode):
@@ -172,11 +171,11 @@ class NamedExecutor:
                     part.decode(step)
                 elif isinstance(step, Transfer):
                     for number, collective in enumerate(step.collectives):
-                        part.transfer(collective, group(collective.members), step.action, number)
+                        part.transfer(collective, self._groups, step.action, number)
         words = np.concatenate([part.control.word() for part in work.parts])  # of all parts at once
-        group(self._ranks.everybody).maximum(words)
+        self._groups.group(self._ranks.everybody).maximum(words)
         for number, (part, word) in enumerate(zip(work.parts, np.split(words, len(work.parts)), strict=True)):
-            part.control = Control.of(word)
+            part.agreed(Control.of(word))
             work.end(number)
         work.store()
         submission.ticket.finish()

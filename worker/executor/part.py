@@ -20,7 +20,7 @@ from psgc.codecs.common.payloads import MAX_PAYLOADS
 from psgc.codecs.none import NoneCodec
 from psgc.codecs.scheme import slices
 from psgc.errors import DeviceError
-from psgc.program.groups import Group
+from psgc.program.groups import DeviceGroup, Group, Groups
 from psgc.program.ranks import Range
 from psgc.program.steps import Decode, Encode, Exchange, Piece, Program, Raw, Serve, Step
 from psgc.transport.memory.segment import Place
@@ -39,16 +39,17 @@ class Control:
     contributed: bool
     nonfinite: bool
     previous_skipped: bool
+    on_host: bool = True  # some rank's gradient does not lie on a GPU, or is to be exchanged through the host's memory
     disagreed: bool = False  # some rank's trainer applied the last step, and another's did not
 
     def word(self) -> NDArray[np.int32]:
         """The word whose maximum over the ranks is taken."""
-        return np.array([self.contributed, self.nonfinite, self.previous_skipped, not self.previous_skipped], np.int32)
+        return np.array([self.contributed, self.nonfinite, self.previous_skipped, not self.previous_skipped, self.on_host], np.int32)
 
     @classmethod
     def of(cls, word: NDArray[np.int32]) -> Control:
-        contributed, nonfinite, skipped, applied = (bool(value) for value in word)
-        return cls(contributed, nonfinite, skipped, skipped and applied)
+        contributed, nonfinite, skipped, applied, on_host = (bool(value) for value in word)
+        return cls(contributed, nonfinite, skipped, on_host, skipped and applied)
 
 
 class PartWork:
@@ -79,6 +80,10 @@ class PartWork:
         self._leads: set[int] = set()  # slots of which this rank answers for the residual
         self._device: DeviceBucket | None = None  # where the program works on the part's floats, too
         self._there = False  # whether that has them now, and the array does not
+        self._lies: DeviceBucket | None = None  # where this rank's gradient lay when it last said so to the others
+        self.groups_on_gpus = (
+            False  # whether each rank's gradient lay on a GPU in the last step: the floats of this step go from GPU to GPU, where they can
+        )
         self._owns_array = False
         self._gpu_slots = {step.slot for step in program.steps if isinstance(step, Encode) and step.device == "gpu"}
         self._divisor, self._divides = divisor, _only_sum(program)
@@ -93,26 +98,33 @@ class PartWork:
 
     # a step of the layout
 
-    def begin(self, array: NDArray[Any], step: int, skip: bool, previous_skipped: bool, rescale: float) -> None:
-        """array: the part's gradient, of the push codec's ``array_dtype`` where the option encodes, else of the tensors' own dtype."""
+    def begin(
+        self, array: NDArray[Any], step: int, skip: bool, previous_skipped: bool, rescale: float, lies: DeviceBucket | None = None
+    ) -> None:
+        """array: the part's gradient, of the push codec's ``array_dtype`` where the option encodes, else of the tensors' own dtype. lies: the device that it
+        has been copied from, if groups may exchange it there."""
         self._device = None
-        self._array = array
+        self._array, self._owns_array = array, False
         if skip:
             array.fill(0)
-        self._begin(step, skip, previous_skipped, rescale)
+        self._begin(step, skip, previous_skipped, rescale, lies)
 
-    def begin_there(self, device: DeviceBucket, step: int, skip: bool, previous_skipped: bool, rescale: float) -> None:
-        """As ``begin``, where the part's floats lie on a device: steps take them to where they need them."""
-        if self._array.size != self.program.numel or self._array.dtype != np.float32 or not self._owns_array:
-            self._array, self._owns_array = np.empty(self.program.numel, np.float32), True
+    def begin_there(
+        self, device: DeviceBucket, step: int, skip: bool, previous_skipped: bool, rescale: float, groups: bool = False,
+        dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        """As ``begin``, where the part's floats lie on a device: steps take them to where they need them. groups: whether groups may exchange them there."""
+        if self._array.size != self.program.numel or self._array.dtype != np.dtype(dtype) or not self._owns_array:
+            self._array, self._owns_array = np.empty(self.program.numel, dtype), True
         self._device, self._there = device, True
         for (slot, _), feedback in self._feedback.items():
             feedback.move(device if slot in self._gpu_slots else None)
-        self._begin(step, skip, previous_skipped, rescale)
+        self._begin(step, skip, previous_skipped, rescale, device if groups else None)
 
-    def _begin(self, step: int, skip: bool, previous_skipped: bool, rescale: float) -> None:
+    def _begin(self, step: int, skip: bool, previous_skipped: bool, rescale: float, lies: DeviceBucket | None) -> None:
         self.stream = replace(self.stream, step=step)
-        self.control = Control(not skip, False, previous_skipped)
+        self._lies = lies or self._lies
+        self.control = Control(not skip, False, previous_skipped, lies is None)
         self.rescale = rescale
         self.dropped, self.unapplied = previous_skipped or self.unapplied, False
         self._poisoned.clear()
@@ -230,8 +242,9 @@ class PartWork:
     def contribution(self, step: Serve, piece: Range) -> tuple[int, bool]:
         """Make what this rank pushes of a piece, in its place. Returns its bytes, and whether it holds NaN or infinity and so has no payload."""
         if step.slot is None:
-            self._to_host()
             lo, hi = piece
+            if self._device is not None and self._there:
+                self._device.to_host(self.first + lo, self.first + hi, self._array[lo:hi])
             stream = replace(self.stream, first=self.first + lo)
             encoded = self.pair.push.encode(self._array[lo:hi], None, 1.0, stream, self._slot(piece))
             return encoded.payload_bytes, encoded.nonfinite
@@ -252,6 +265,8 @@ class PartWork:
         if step.slot is None:
             for a, b in slices(codec, numel):
                 codec.decode(payload, numel, a, b, self._array[lo + a : lo + b])
+            if self._device is not None and self._there:
+                self._device.from_host(self.first + lo, self.first + hi, self._array[lo:hi])
             return
         self._payloads[piece] = [payload.copy()]  # the server's memory, which it may use again
         feedback = self._feedback.get((step.slot, piece))
@@ -265,12 +280,28 @@ class PartWork:
             place.populate()
         return place.bytes
 
-    def transfer(self, collective: Raw | Exchange, group: Group, action: int, number: int) -> None:
+    def transfer(self, collective: Raw | Exchange, groups: Groups, action: int, number: int) -> None:
         """One collective of a transfer, the ``number``-th of its action."""
-        if isinstance(collective, Raw):
-            self._raw(collective, group)
+        if isinstance(collective, Exchange):
+            self._exchange(collective, groups.group(collective.members), action, number)
+            return
+        on_gpus = groups.on_device(collective.members, self._lies) if self.groups_on_gpus and len(collective.members) > 1 else None
+        if on_gpus is not None:
+            self._raw_on_gpus(collective, on_gpus)
         else:
-            self._exchange(collective, group, action, number)
+            self._raw(collective, groups.group(collective.members))
+
+    def _raw_on_gpus(self, raw: Raw, group: DeviceGroup) -> None:
+        lo, hi = raw.region
+        cuts = [cut - lo for cut in raw.cuts]
+        divisor = self._divisor if raw == self._divides else 1
+        index = raw.members.index(self.stream.rank)
+        self.moved_bytes += _moved(raw, len(raw.members), index, self._array[lo:hi].nbytes)
+        if self._device is None:
+            group.raw_array(self._array[lo:hi], self._array_dtype, raw.op, cuts, raw.root, divisor)
+            return
+        self._to_device()
+        group.raw(self._device, self.first + lo, self.first + hi, raw.op, cuts, raw.root, divisor)
 
     def _raw(self, raw: Raw, group: Group) -> None:
         self._to_host()
@@ -349,7 +380,12 @@ class PartWork:
         """The last step: all ranks learn what any of them has met."""
         word = self.control.word()
         group.maximum(word)
-        self.control = Control.of(word)
+        self.agreed(Control.of(word))
+
+    def agreed(self, control: Control) -> None:
+        """The ranks have agreed on this."""
+        self.control = control
+        self.groups_on_gpus = not control.on_host
 
     def end(self) -> None:
         """After ``agree``, on every rank alike: commit residuals, and turn the sum into the mean."""
@@ -385,10 +421,12 @@ class PartWork:
 
     def has_none(self, element: int) -> bool:
         """Whether the piece that begins with this element has no result, since some rank met a NaN or infinity in what it encoded."""
+        if not self.program.encodes:
+            return False
         if self._device is not None:
             self._to_host()
             self._there = True  # both have it
-        return self.program.encodes > 0 and bool(np.isnan(self._array[element]))
+        return bool(np.isnan(self._array[element]))
 
     # between steps
 

@@ -1,4 +1,4 @@
-"""Connects gloo's process groups: over the job's own rendezvous, and never by torch.distributed.init_process_group, which is the script's."""
+"""Connects process groups: over the job's own rendezvous, and never by torch.distributed.init_process_group, which is the script's."""
 
 from __future__ import annotations
 
@@ -29,6 +29,19 @@ def process_group(session: Session, members: tuple[int, ...], prefix: str) -> An
     options._threads = 1  # one collective at a time
     options._devices = [_device(address_of(session))]
     return gloo(PublishedStore(session, prefix), members.index(session.rank), len(members), options)
+
+
+def meeting_store(session: Session, members: tuple[int, ...], name: str) -> Any:
+    """A store of the first member's, at which all of them meet: NCCL sets, waits for and deletes keys of its own there. name: unique among the job's published
+    values. Raises what torch raises."""
+    timeout = timedelta(seconds=session.config.step_timeout_s)
+    if members[0] == session.rank:
+        address = address_of(session)
+        store = dist.TCPStore(address, 0, None, True, timeout, wait_for_workers=False)
+        session.publish(name, f"{address}:{store.port}".encode())
+        return store
+    address, _, port = bytes(session.lookup(name)).decode().rpartition(":")
+    return dist.TCPStore(address, int(port), None, False, timeout, wait_for_workers=False)
 
 
 def _device(address: str) -> Any:

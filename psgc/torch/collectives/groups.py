@@ -6,18 +6,25 @@ Members that share memory exchange arrays through it, all others over gloo.
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from psgc.errors import ConfigError, GroupError, UsageError
+from psgc.program.backends import Facts, backend_of
 from psgc.program.checks import check_members
-from psgc.torch.collectives.connecting import process_group
+from psgc.torch.collectives.connecting import meeting_store, process_group
+from psgc.torch.collectives.device_group import DeviceGroup, connected
 from psgc.torch.collectives.gloo import GlooGroup, reason
+from psgc.torch.device.elements import DeviceElements
+from psgc.torch.device.engine import Engine
+from psgc.transport.host import host_id
 from psgc.worker.collectives.mesh import connect, share_memory
 from psgc.worker.collectives.shared_group import SEGMENT_BYTES, SharedGroup
 from psgc.worker.session import Session
 
+logger = logging.getLogger(__name__)
 CHECK_S: Final = 0.1  # how often a rank that waits for its peers to connect looks whether the job has failed
 T = TypeVar("T")
 JobGroup = GlooGroup | SharedGroup
@@ -52,6 +59,7 @@ class JobGroups:
         self._lock = threading.Lock()
         self._making: dict[tuple[int, ...], threading.Lock] = {}  # two threads may make two groups at the same time, but not one
         self._groups: dict[tuple[int, ...], JobGroup] = {}
+        self._on_device: dict[tuple[int, ...], DeviceGroup | None] = {}
         self._closed = False
 
     def group(self, members: tuple[int, ...]) -> JobGroup:
@@ -70,11 +78,41 @@ class JobGroups:
                     made.abort()
             return self._groups[members]
 
+    def on_device(self, members: tuple[int, ...], device: object) -> DeviceGroup | None:
+        check_members(members, self._session.rank, self._session.size)
+        assert isinstance(device, DeviceElements)
+        with self._lock:
+            making = self._making.setdefault(members, threading.Lock())
+        with making:
+            self._session.check()
+            if self._closed:
+                raise UsageError("the groups of this rank are closed")
+            if members not in self._on_device:
+                made = self._made_on(members, device.engine)
+                with self._lock:
+                    self._on_device[members] = made
+                if made is not None and self._session.failed:
+                    made.abort()
+            return self._on_device[members]
+
+    def _made_on(self, members: tuple[int, ...], engine: Engine) -> DeviceGroup | None:
+        session, runtime = self._session, engine.runtime
+        facts = Facts(host_id(), runtime.gpu, runtime.nccl, session.config.collectives)
+        name = hashlib.sha256(f"{self._name} {members} gpu".encode()).hexdigest()[:16]
+        session.publish(f"gpu {name}: {session.rank}", facts.encode())
+        told = {member: Facts.decode(bytes(session.lookup(f"gpu {name}: {member}"))) for member in members}
+        backend = backend_of(told)
+        where = "from GPU to GPU" if backend.on_device else "through the hosts' memory"
+        logger.info("collectives of ranks %s go %s: %s", ", ".join(map(str, members)), where, backend.reason)
+        if not backend.on_device:
+            return None
+        return self._connected(members, lambda: connected(session, members, engine, meeting_store(session, members, f"store {name}")))
+
     def close(self) -> None:
         """Leave all groups. What is under way on them, after the job has failed, is ended. Idempotent."""
         with self._lock:
             self._closed = True
-            groups = list(self._groups.values())
+            groups = [*self._groups.values(), *filter(None, self._on_device.values())]
         with _lock:
             _of_sessions.pop((self._session, self._name), None)
         for group in groups:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed as dist
 
 from psgc.codecs import Scheme
 from psgc.codecs.backends import device_codec, device_state
@@ -103,6 +105,23 @@ class CudaRuntime:
     def state(self, scheme: Scheme, numel: int) -> DeviceState | None:
         found: DeviceState | None = device_state(scheme, numel, self.device)
         return found
+
+    @property
+    def gpu(self) -> str:
+        return str(getattr(torch.cuda.get_device_properties(self.device), "uuid", ""))
+
+    @property
+    def nccl(self) -> str:
+        if not (dist.is_available() and dist.is_nccl_available()):
+            return ""
+        return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+    def process_group(self, store: Any, index: int, size: int, timeout_s: float) -> Any:
+        nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined]
+        options = nccl.Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        with torch.cuda.device(self.device):
+            return nccl(store, index, size, options)
 
     def host_reads(self, tensor: torch.Tensor) -> None:
         return

@@ -59,6 +59,14 @@ class DeviceElements:
         self._sent: dict[tuple[int, int, int], Sent] = {}
         self._lock = threading.Lock()
 
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    def slice(self, lo: int, hi: int) -> torch.Tensor:
+        """The step's elements there, for work that ``compute`` is ordered with."""
+        return self._elements()[lo:hi]
+
     def residual(self, numel: int) -> Residual:
         return DeviceResidual(self._engine, numel)
 
@@ -181,10 +189,10 @@ class DeviceElements:
         if faults:
             raise faults[0]
 
-    def from_host(self, lo: int, hi: int, values: F32) -> None:
+    def from_host(self, lo: int, hi: int, values: NDArray[Any]) -> None:
         target = self._elements()[lo:hi]
         with self._engine.incoming([values.view(np.uint8)]) as (arrived,):
-            self._engine.compute_on(lambda: target.copy_(arrived.view(torch.float32)), [arrived], [target])
+            self._engine.compute_on(lambda: target.copy_(arrived.view(target.dtype)), [arrived], [target])
 
     def state_to_host(self, lo: int, hi: int, state: SchemeState) -> None:
         return  # a pair keeps a residual alone

@@ -26,7 +26,7 @@ from psgc.torch.device.completions import Completions
 from psgc.torch.device.faults import device_faults
 from psgc.torch.device.launches import Coming, Launches, aligned
 from psgc.torch.device.rings import SLOT_BYTES, SLOTS, Ring, Slot
-from psgc.torch.device.runtime import Event, Runtime
+from psgc.torch.device.runtime import Event, Runtime, Stream
 
 Bytes = NDArray[np.uint8]
 INCOMING: Final = 2  # payloads of results on the device at a time: one arrives while the other is decoded
@@ -56,6 +56,10 @@ class Engine:
             self._incoming.put(_Incoming())
         self._codecs: dict[tuple[str, str], DeviceCodec | None] = {}
         self.launches = Launches(self, slot_bytes)
+
+    def side_stream(self) -> Stream:
+        """A further stream, for a group's collectives: two groups never share one, since ranks may begin their collectives in different orders."""
+        return self.runtime.stream()
 
     def codec(self, codec: Codec) -> DeviceCodec | None:
         """The codec's kernels for this device; None where it has none."""

@@ -22,6 +22,9 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Sleep until the device has come to this point. Never called in the training thread."""
 
+    def query(self) -> bool:
+        """Whether the device has come to this point. Does not wait."""
+
 
 class Mark(Protocol):
     """A point in a stream's work, and the time at which the device comes to it."""
@@ -73,6 +76,18 @@ class Runtime(Protocol):
     def state(self, scheme: Scheme, numel: int) -> DeviceState | None:
         """A new state of the scheme for a part, on this device; None where it has no kernels for it. Called within ``Stream.run`` of the stream that all
         its work is on. Raises CodecError for a part that its kernels do not take."""
+
+    @property
+    def gpu(self) -> str:
+        """The device's id, unique among all devices; "" where nobody says."""
+
+    @property
+    def nccl(self) -> str:
+        """The version of the library that connects devices; "" where there is none."""
+
+    def process_group(self, store: Any, index: int, size: int, timeout_s: float) -> Any:
+        """A process group of torch.distributed for tensors on this device: this is member ``index``, and members meet in the store. timeout_s: after which the
+        library itself gives up a collective. Raises what the library raises."""
 
     def host_reads(self, tensor: torch.Tensor) -> None:
         """This thread is about to read pinned memory."""

@@ -86,6 +86,7 @@ def _narrow(values: Array) -> Array:
 
 # Where a bucket is encoded, and decoded if elsewhere: on the device that it lies on, if that has the codec's kernels, or as a plan says.
 Where = Literal["", "cpu", "gpu", "gpu/cpu", "cpu/gpu"]
+_FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 _PLANNED: Final[dict[str, Where]] = {"gpu": "gpu", "gpu/cpu": "gpu/cpu", "cpu/gpu": "cpu/gpu"}
 
 
@@ -166,6 +167,19 @@ class TensorsBuffer:
         self._there = engine, scheme.canonical, made
         self._wide = wanted or (isinstance(made, DecodedOnHost | EncodedOnHost) and self._dtype == torch.float32)
         return made
+
+    def lying(self) -> DeviceElements | None:
+        """See psgc.worker.session.DeviceBuffer."""
+        found = [like if t is None else t for t, like in itertools.zip_longest(self._tensors, self._likes)]
+        engines = {engine_of(t) for t in found}
+        engine = engines.pop() if len(engines) == 1 else None
+        if engine is None or found[0].dtype not in _FLOATS or any(t.dtype != found[0].dtype for t in found):
+            return None
+        there = self._there
+        if there is None or there[0] is not engine or there[1]:
+            there = self._there = engine, "", DeviceElements(engine, None, None, self._elements)
+            self._wide = False
+        return there[2]
 
     def _elements(self) -> torch.Tensor:
         """This step's elements, flat, on the device; for work on its ``compute`` stream."""

@@ -1,0 +1,149 @@
+"""A group of ranks that each have a GPU of their own: what a lane's thread asks of it, and how it ends when the job does.
+
+Collectives run on the group's stream, behind what ``compute`` has been given so far; the lane's thread sleeps until they are over, so that what it does next
+is in the plan's order, and what other buckets have on ``compute`` never waits for links. A collective cannot end without all members; so the thread looks
+whether the job has failed meanwhile, and aborts the library's communicator then, or when the step's time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from psgc.codecs.none import NoneCodec
+from psgc.errors import GroupError, PsgcError, UsageError
+from psgc.program.groups import Array
+from psgc.torch.collectives.gloo import reason
+from psgc.torch.device.collectives import DeviceCollectives
+from psgc.torch.device.elements import DeviceElements
+from psgc.torch.device.engine import Engine
+from psgc.torch.device.runtime import Event
+from psgc.worker.collectives.breaking import fail
+from psgc.worker.session import Session
+
+FIRST_SLEEP_S, MOST_SLEEP_S = 20e-6, 1e-3
+CHECK_S: Final = 0.1  # how often a thread that waits looks whether the job has failed
+
+
+class DeviceGroup:
+    """See the module's text, and psgc.program.groups.DeviceGroup. process_group: of the members, on the engine's device."""
+
+    def __init__(self, session: Session, members: tuple[int, ...], engine: Engine, process_group: Any) -> None:
+        self.members, self.index = members, members.index(session.rank)
+        self._session, self._engine, self._process_group = session, engine, process_group
+        self._collectives = DeviceCollectives(engine, process_group, self.index, len(members))
+        self._issuing = threading.Lock()
+        self._ended = False
+
+    def __str__(self) -> str:
+        return f"group of ranks {', '.join(map(str, self.members))} on {self._engine.name}"
+
+    def raw(self, device: object, lo: int, hi: int, op: str, cuts: Sequence[int] = (), root: int = 0, divisor: int = 1) -> None:
+        assert isinstance(device, DeviceElements)
+        if device.engine is not self._engine:  # a group connects one GPU of each member
+            held = np.empty(hi - lo, NoneCodec(_name(device.slice(lo, hi).dtype)).array_dtype)
+            device.to_host(lo, hi, held)
+            self.raw_array(held, _name(device.slice(lo, hi).dtype), op, cuts, root, divisor)
+            device.from_host(lo, hi, held)
+            return
+        self._run(op, device.slice(lo, hi), cuts, root, divisor)
+
+    def raw_array(self, array: Array, dtype: str, op: str, cuts: Sequence[int] = (), root: int = 0, divisor: int = 1) -> None:
+        there = self._engine.empty(array.size, getattr(torch, dtype))
+        bits = array.nbytes // max(1, array.size) * 8
+        self._engine.put(array.view(f"int{bits}"), there.view(getattr(torch, f"int{bits}")))
+        self._run(op, there, cuts, root, divisor)
+        array[:] = self._engine.fetch(there)
+
+    def abort(self) -> None:
+        """End what is under way on this group, from any thread: it raises, and so does whatever comes later."""
+        self._ended = True
+        with contextlib.suppress(RuntimeError):
+            self._process_group.abort()
+
+    def close(self) -> None:
+        """Leave the group, which must be idle on this rank."""
+        if not self._ended:
+            self._ended = True
+            with contextlib.suppress(RuntimeError):
+                self._process_group.shutdown()
+
+    def _run(self, op: str, flat: torch.Tensor, cuts: Sequence[int], root: int, divisor: int) -> None:
+        """Issue one collective and wait until it is over. Raises the error that ended the job, else GroupError."""
+        what = f"{op} of {flat.numel()} {_name(flat.dtype)}"
+        if not self._issuing.acquire(blocking=False):
+            raise UsageError(
+                f"{self}: {what} while another thread's collective is under way; one thread at a time issues a group's collectives"
+            )
+        failure: RuntimeError | None = None
+        try:
+            if self._ended:
+                raise UsageError(f"{self} is closed, but {what} was asked of it")
+            self._collectives.stream.wait(self._engine.compute.record())
+            self._work(op, flat, cuts, root, divisor)()
+            done = self._collectives.stream.record()
+            self._wait(done)
+            self._engine.compute.wait(done)
+        except RuntimeError as error:
+            failure = error
+            self.abort()
+        finally:
+            self._issuing.release()
+        if failure is not None:
+            fail(self._session, f"{what} in the {self}", reason(failure))
+
+    def _work(self, op: str, flat: torch.Tensor, cuts: Sequence[int], root: int, divisor: int) -> Callable[[], None]:
+        there = self._collectives
+        return {
+            "all_reduce": lambda: there.all_reduce(flat), "reduce": lambda: there.reduce(flat, root),
+            "broadcast": lambda: there.broadcast(flat, root), "reduce_scatter": lambda: there.reduce_scatter(flat, cuts, divisor),
+            "all_gather": lambda: there.all_gather(flat, cuts),
+        }[op]  # fmt: skip
+
+    def _wait(self, done: Event) -> None:
+        """Sleep until the device has come to the event. Raises RuntimeError where it does not in a step's time, what ended the job where something has."""
+        until, looked, sleep_s = time.monotonic() + self._session.config.step_timeout_s, time.monotonic(), FIRST_SLEEP_S
+        while not done.query():
+            time.sleep(sleep_s)
+            sleep_s = min(2 * sleep_s, MOST_SLEEP_S)
+            now = time.monotonic()
+            if now - looked > CHECK_S:
+                looked = now
+                try:
+                    self._session.check()
+                except PsgcError:
+                    self.abort()
+                    raise
+            if now > until:
+                raise RuntimeError(f"some member has not come to it within {self._session.config.step_timeout_s:g} s")
+        done.synchronize()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def connected(session: Session, members: tuple[int, ...], engine: Engine, store: Any) -> DeviceGroup:
+    """A group whose members have all been reached: they connect with the first collective, which is done here. Raises what the library raises."""
+    index = members.index(session.rank)
+    made = engine.runtime.process_group(store, index, len(members), 2 * session.config.step_timeout_s)
+    try:
+        group = DeviceGroup(session, members, engine, made)
+        ones = engine.brought(np.ones(len(members), np.float32))
+        group._collectives.stream.wait(engine.compute.record())
+        group._collectives.all_reduce(ones)
+        group._collectives.stream.record().synchronize()
+        engine.compute.wait(group._collectives.stream.record())
+        if engine.fetch(ones).tolist() != [float(len(members))] * len(members):
+            raise GroupError("a first sum over the group is wrong")
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            made.abort()
+        raise
+    return group
