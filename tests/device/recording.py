@@ -189,16 +189,16 @@ class RecordingRuntime:
     nccl: str = "gloo, in its place"
 
     def __post_init__(self) -> None:
-        self._streams = 0
+        self.streams = 0
         self.training = RecordingStream(self.races, "training")
 
     def current(self) -> RecordingStream:
         return self.training
 
     def stream(self) -> RecordingStream:
-        self._streams += 1
-        names = ("compute", "down", "up", *(f"group {number}" for number in range(self._streams)))
-        return RecordingStream(self.races, names[self._streams - 1], self._fault, lambda: self.behind)
+        self.streams += 1
+        names = ("compute", "down", "up", *(f"group {number}" for number in range(self.streams)))
+        return RecordingStream(self.races, names[self.streams - 1], self._fault, lambda: self.behind)
 
     def _fault(self, name: str) -> BaseException | None:
         return self.fault(name)

@@ -14,11 +14,17 @@ PLANS = tuple(f"plan {seed}" for seed in range(6))  # over servers and among wor
 
 @pytest.mark.timeout(300)
 def test_jobs_on_a_device_end_with_the_weights_of_jobs_on_the_cpu(make_shared_job: Callable[..., Any]) -> None:
-    env = {"PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_PART_BYTES": "65536", "PSGC_FUSE_BYTES": "100000", "PYTHONPATH": _paths()}
+    env = {
+        "PSGC_COLLECTIVES": "auto",
+        "PSGC_MIN_COMPRESS_BYTES": "0",
+        "PSGC_PART_BYTES": "65536",
+        "PSGC_FUSE_BYTES": "100000",
+        "PYTHONPATH": _paths(),
+    }
     for said in make_shared_job(servers=1, env=env).said(*CASES, *PLANS, job=str(Path(__file__).parent.parent / "torch" / "job_device.py")):
         for case in (*CASES, *PLANS):
             assert f"{case} same" in said, said
-        assert "uses 1000 races 0 []" in said, said
+        assert "uses 1000 races 0 []" in said and "groups on devices: False True" in said, said
 
 
 @pytest.mark.long
