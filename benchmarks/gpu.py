@@ -396,20 +396,27 @@ def job(codec: str, where: str, out: str) -> int:
 
 
 def nccl(run: Run) -> dict[str, Any]:
-    """NCCL with one rank: two on one GPU it refuses, and several GPUs are not measured here."""
+    """NCCL with one rank, by the code that groups run: two on one GPU it refuses, and several GPUs are not measured here."""
     if run.dry:
         return {"left_out": "dry run"}
     from torch import distributed as dist
 
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        try:
-            values = torch.arange(1000.0, device=run.gpu)
-            dist.all_reduce(values)
-            torch.cuda.synchronize(run.gpu)
-            right = bool(torch.equal(values.cpu(), torch.arange(1000.0)))
-        finally:
-            dist.destroy_process_group()
+    from psgc.torch.device.collectives import DeviceCollectives
+
+    values = torch.arange(1000.0, device=run.gpu)
+    engine = engine_of(values)
+    assert engine is not None
+    group = engine.runtime.process_group(dist.HashStore(), 0, 1, 60.0)
+    try:
+        collectives = DeviceCollectives(engine, group, 0, 1)
+        collectives.stream.wait(engine.runtime.current().record())
+        collectives.all_reduce(values)
+        collectives.broadcast(values, 0)
+        collectives.reduce(values, 0)
+        collectives.stream.record().synchronize()
+        right = bool(torch.equal(values.cpu(), torch.arange(1000.0)))
+    finally:
+        group.shutdown()
     return (
         {"world_1": "the sum is right", "several_gpus": "unmeasured"} if right else {"failed": "all_reduce of one rank changed its values"}
     )
