@@ -402,6 +402,7 @@ def nccl(run: Run) -> dict[str, Any]:
     from torch import distributed as dist
 
     from psgc.torch.device.collectives import DeviceCollectives
+    from psgc.torch.device.engines import engine_of
 
     values = torch.arange(1000.0, device=run.gpu)
     engine = engine_of(values)
