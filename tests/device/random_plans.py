@@ -33,6 +33,20 @@ def random_plan(seed: int, sizes: Mapping[str, int]) -> Plan:
     return plan
 
 
+def float_plan(sizes: Mapping[str, int]) -> Plan:
+    """Collectives of floats alone, among all workers."""
+    options = (("flat.reduce_scatter", "flat.all_gather"), ("flat.all_reduce",), ("flat.reduce", "flat.broadcast"))
+    names = list(sizes)
+    buckets = tuple(
+        PlannedBucket(tuple(members), sum(sizes[name] for name in members), 1, -number, "none", option)
+        for number, option in enumerate(options)
+        if (members := names[number :: len(options)])
+    )
+    plan = Plan("floats", "any", buckets)
+    check_runs(plan, plan.model)
+    return plan
+
+
 def on_cpus(plan: Plan) -> Plan:
     """The same plan with everything encoded and decoded on CPUs."""
     buckets = (replace(b, option=tuple(action.replace("@gpu", "@cpu") for action in b.option)) for b in plan.buckets)

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
+from torch._C._distributed_c10d import TCPStore  # which torch.distributed passes on untyped
 
 from psgc.errors import GroupError
 from psgc.torch.collectives.gloo import reason
@@ -37,11 +38,11 @@ def meeting_store(session: Session, members: tuple[int, ...], name: str) -> Any:
     timeout = timedelta(seconds=session.config.step_timeout_s)
     if members[0] == session.rank:
         address = address_of(session)
-        store = dist.TCPStore(address, 0, None, True, timeout, wait_for_workers=False)
+        store = TCPStore(address, 0, None, True, timeout, wait_for_workers=False)
         session.publish(name, f"{address}:{store.port}".encode())
         return store
     address, _, port = bytes(session.lookup(name)).decode().rpartition(":")
-    return dist.TCPStore(address, int(port), None, False, timeout, wait_for_workers=False)
+    return TCPStore(address, int(port), None, False, timeout, wait_for_workers=False)
 
 
 def _device(address: str) -> Any:

@@ -117,7 +117,7 @@ class CudaRuntime:
         return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
     def process_group(self, store: Any, index: int, size: int, timeout_s: float) -> Any:
-        nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined]
+        nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = timedelta(seconds=timeout_s)
         with torch.cuda.device(self.device):
