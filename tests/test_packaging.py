@@ -28,7 +28,7 @@ FOLDERS = ("server", "worker", "cuda", "launch")
 # Folders of a package, each of which imports from those before it only.
 FLOORS = {
     "psgc.plan": ("inputs", "model", "planfile", "local_search", "methods", "live", "report", "whatif"),
-    "psgc.torch": ("collectives", "session", "device", "tensors", "state", "plans", "gradients", "ddp", "optimizers"),
+    "psgc.torch": ("device", "collectives", "session", "tensors", "state", "plans", "gradients", "ddp", "optimizers"),
     "psgc.launch": ("supervision", "bench", "topology", "job", "doctor", "profiling", "pages", "observing", "verbs"),
 }
 MOST_FILES = {
