@@ -233,3 +233,20 @@ def test_programs_whose_floats_go_from_device_to_device_give_what_they_give_over
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
     assert host.races.found == apart.races.found == []
     assert (host.streams, apart.streams > 3) == (3, True)
+
+
+def test_floats_that_do_not_lie_on_a_device_end_a_job_that_asks_for_nccl_and_no_other() -> None:
+    for asked in ("auto", "nccl"):
+        job = Job((2,), collectives=asked)
+        layout = job.layout([("flat.all_reduce",)], 100, "none")
+        tensors = [torch.ones(100) for _ in range(2)]
+        for rank, tensor in enumerate(tensors):
+            buffer = TensorsBuffer([(100,)], torch.float32)
+            buffer.bind([tensor])
+            job.executors[rank].submit(layout, 0, Submission(buffer, job.boards[rank].issue()))
+        for board in job.boards:
+            board.wait(board.outstanding())
+        job.close()
+        said = "PSGC_COLLECTIVES=nccl, but the gradients in the bucket of 't0' do not lie on one GPU; move them there, or set PSGC_COLLECTIVES=auto or host"
+        assert all(said in error for error in job.errors) and bool(job.errors) == (asked == "nccl")
+        assert asked == "nccl" or all(tensor.tolist() == [1.0] * 100 for tensor in tensors)
