@@ -71,6 +71,7 @@ class Codec(ABC):
     chunk: ClassVar[int] = 65536  # elements that callers pass at once (256 KB of fp32 stays in L2); 0 = whole part only
     defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
     unbiased: bool = False  # an instance may differ from its class: parameters decide it
+    of_sums: bool = False  # takes only sums of payloads of the same part, which it draws the same places of (``answering``)
     additive: ClassVar[bool] = False  # payloads can be summed without decoding
     fixed_size: ClassVar[bool] = False  # every payload is as long as ``payload_bound`` says
     sparse: ClassVar[bool] = False  # sends some elements and leaves out the others
@@ -173,7 +174,8 @@ class Codec(ABC):
         """Raise CodecError, naming the parameter, if buckets of ``numel`` elements are too small for it."""
 
     def answering(self, push: Codec) -> Codec:
-        """This codec as the one that servers answer payloads of ``push`` with. Raises CodecError for a pair that cannot work."""
+        """This codec as the one that servers answer payloads of ``push`` with, whose sums it may take for what they are (``of_sums``). Raises CodecError for
+        a pair that cannot work."""
         return self
 
     def warm(self) -> None:  # noqa: B027 - codecs whose kernels are compiled on import have nothing to do

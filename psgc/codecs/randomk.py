@@ -164,6 +164,7 @@ class RandomKCodec(ChunkCodec, Adder):
         """sums: what is encoded is zero but at the places, and comes from values that have been scaled already."""
         super().__init__(dtype, ef=ef)
         self._k, self._sums = k, sums
+        self.of_sums = sums
         self.unbiased = not ef
         self.settings = np.array([not ef and not sums], np.float32)
 

@@ -6,7 +6,7 @@ transfer of floats works on the array in place; one of payloads takes some of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -132,3 +132,16 @@ class Program:
     def served(self) -> Iterator[Range]:
         """The pieces that this rank contributes to servers."""
         return (piece for step in self.steps if isinstance(step, Serve) for piece in step.pieces)
+
+
+def same_pieces(programs: Sequence[Program]) -> dict[int, bool]:
+    """By slot from 1 on: whether each rank encodes there only pieces that it has encoded in the slot before, and so sums of payloads of these very pieces;
+    programs: of all ranks, for one part."""
+    found: dict[int, bool] = {}
+    for program in programs:
+        before: set[Range] = set()
+        for step in (step for step in program.steps if isinstance(step, Encode)):
+            if step.slot:
+                found[step.slot] = found.get(step.slot, True) and before.issuperset(step.pieces)
+            before = set(step.pieces)
+    return found

@@ -3,6 +3,7 @@
 Then larger buckets by each option over servers behind sums within nodes, with codecs that lose something, too: what is missing of the mean stays in bounds.
 
 OPTIONS_EVERY: every how many of the 4341 options are run; OPTIONS_CODEC: what encodes; OPTIONS_LATE: a rank that comes 4 s late.
+OPTIONS_LOSSY: codecs, apart by blanks: the options that encode are run with each of them instead, on gradients that stay the same.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ STEPS = 2
 NUMEL, PARTS, LOSSY_STEPS = 70_001, 3, 10
 # Of what is missing of all steps' means together, for each element on average: 0.2 and 40 for three ranks, and 71 by topk if errors were forgotten.
 BOUNDS = {"int8": 1.0, "topk:k=0.1": 55.0}
+SAME_STEPS, SAME_NUMEL = 20, 3001
 
 
 class Buffer:
@@ -85,11 +87,35 @@ def check_over_servers(session: Session) -> None:
     print(f"checked {len(chosen)} buckets over servers, digest {digest:08x}", flush=True)
 
 
+def check_lossy(session: Session, codecs: Sequence[str], options: Sequence[tuple[str, ...]]) -> None:
+    """The same gradients in each step: errors that were forgotten would add up, to SAME_STEPS times the first; what residuals keep stays below half of it."""
+    chosen = [(codec, option) for codec in codecs for option in options if encodes(option)]
+    layout = layout_of(session, "lossy", SAME_NUMEL, 1, chosen)
+    missing, first = [np.zeros(SAME_NUMEL) for _ in chosen], list[float]()
+    for step in range(SAME_STEPS):
+        for n, (found, mean) in enumerate(step_of(session, layout, 0, SAME_NUMEL)):
+            missing[n] += mean.astype(np.float64) - found
+        if not step:
+            first = [float(np.abs(lacks).mean()) for lacks in missing]
+    lossy = dict.fromkeys(codec for (codec, _), alone in zip(chosen, first, strict=True) if alone > 0)
+    for (codec, option), lacks, alone in zip(chosen, missing, first, strict=True):
+        most = np.abs(lacks).mean()
+        assert most <= 0.5 * SAME_STEPS * alone, (
+            f"{codec}, {option}: {most:.3f} of each element are missing after {SAME_STEPS} steps, {alone:.3f} after one"
+        )
+    print(f"checked {len(chosen)} lossy buckets, of {len(lossy)} codecs that lose something: {' '.join(lossy)}", flush=True)
+
+
 def main() -> None:
     psgc.init()
     session = current_session()
     session.groups_of = functools.partial(job_groups, session)
     options = all_options()[:: int(os.environ.get("OPTIONS_EVERY", "1"))]
+    if os.environ.get("OPTIONS_LOSSY"):
+        check_lossy(session, os.environ["OPTIONS_LOSSY"].split(), options)
+        psgc.barrier()
+        psgc.shutdown()
+        return
     codec = os.environ.get("OPTIONS_CODEC", "none")
     layout = layout_of(session, "options", 0, 1, [(codec, option) for option in options])
     began = time.monotonic()

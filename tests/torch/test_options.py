@@ -74,6 +74,18 @@ def test_all_of_the_options_do(make_job: Callable[..., Any]) -> None:
     assert len(re.findall(r"checked 207 options, nodes of \(1, 2, 3\)", said)) == 6
 
 
+# Codecs of one round, but for tbq, which keeps up only with gradients below its threshold.
+LOSSY = "int8 int4 fp8 onebit topk:k=0.25 blocktopk:k=0.25 randomk:k=0.25 dithering:ef=1"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_sample_of_the_options_keeps_what_each_codec_loses(make_job: Callable[..., Any]) -> None:
+    for sizes, every in (((2, 2), "127"), ((1, 2), "211")):
+        said = run_on(make_job(nodes=2, hang_s=850), sizes, OPTIONS_EVERY=every, OPTIONS_LOSSY=LOSSY)
+        assert len(re.findall(r"checked \d+ lossy buckets, of \d+ codecs", said)) == sum(sizes), said
+
+
 @pytest.mark.timeout(500)
 def test_a_plan_of_collectives_trains_with_the_sums_of_servers_where_nothing_is_lost(make_job: Callable[..., Any], tmp_path: Path) -> None:
     """Beside a bucket over servers, and one that is encoded; two ranks' sums are the same in any order."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from psgc.codecs import parse_codec
-from psgc.errors import CodecError
+from psgc.errors import CodecError, UsageError
 from psgc.layout import BucketSpec, Declaration, TensorSpec, build_layout
 from psgc.plan.model.options import all_options
 from tests.worker.over_groups import Job, integers
@@ -55,7 +55,7 @@ def test_payloads_of_lengths_that_vary_travel(two_by_two: Job) -> None:
     _check_means(two_by_two, [TWICE, LEVELS, FOUR_TIMES], 5000, codec="topk:k=5000")
 
 
-@pytest.mark.parametrize("codec", ["onebit", "onebit/int8:ef=1", "topk:k=0.05", "int4"])
+@pytest.mark.parametrize("codec", ["onebit", "onebit/int8:ef=1", "topk:k=0.05", "randomk:k=0.25", "int4"])
 @pytest.mark.parametrize("option", [TWICE, LEVELS, FOUR_TIMES, ("comp@cpu", "flat.all_gather.c", "decomp@cpu")], ids=lambda o: str(len(o)))
 def test_what_encoding_leaves_out_is_kept_in_full(two_by_two: Job, codec: str, option: tuple[str, ...]) -> None:
     """All that ranks put in is what came out, times the ranks, and what all slots of all ranks keep."""
@@ -197,6 +197,15 @@ def test_a_bucket_in_parts_is_pipelined_and_right(two_by_two: Job) -> None:
     for index in range(2):
         mean = sum(mine[index] for mine in values) / 4
         assert all((mine[index].array == mean).all() for mine in results)
+
+
+def test_randomk_without_a_residual_is_refused_where_it_is_encoded_again_in_other_pieces() -> None:
+    """There it would draw other places, and nobody would keep the rest."""
+    job = Job((2, 2))
+    job.layout([TWICE], 2001, "randomk:k=0.25,ef=0")
+    with pytest.raises(UsageError, match=r"randomk:\S* of the bucket of 't0' keeps no residual, .* choose ef=1"):
+        job.layout([FOUR_TIMES], 2001, "randomk:k=0.25,ef=0")
+    job.close()
 
 
 def test_ranks_that_encode_the_same_sum_draw_the_same_numbers(two_by_two: Job) -> None:

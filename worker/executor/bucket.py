@@ -20,6 +20,7 @@ from psgc.layout import Bucket, Layout, Part
 from psgc.layout.contributions import keys_of
 from psgc.program.compile import compile_option
 from psgc.program.ranks import Range, Ranks
+from psgc.program.steps import same_pieces
 from psgc.worker.contributions import Servers
 from psgc.worker.device import DeviceBucket
 from psgc.worker.executor.part import PartWork
@@ -50,11 +51,17 @@ class GroupBucket:
         self.parts: list[PartWork] = []
         self.keys: list[dict[Range, int]] = []  # of each part, the keys that this rank pushes
         for number, part in enumerate(bucket.parts):
-            program = compile_option(bucket.option, part.numel, ranks, layout.root if is_broadcast else bucket.index + number)[rank]
+            programs = compile_option(bucket.option, part.numel, ranks, layout.root if is_broadcast else bucket.index + number)
+            program, again = programs[rank], same_pieces(programs)
+            if scheme.pair.pull.of_sums and scheme.pair.push.unbiased and not all(again.values()):
+                raise UsageError(
+                    f"codec {scheme.canonical} of the bucket of {layout.tensors[bucket.tensors[0]].name!r} keeps no residual, and {' '.join(bucket.option)} "
+                    f"encodes again in other pieces, which would make its mean wrong; choose ef=1, or another option"
+                )
             keys = {(k.offset - part.offset, k.offset - part.offset + k.numel): k.key for k in keys_of(bucket, part)}
             self.keys.append({piece: keys[piece] for piece in program.served})
             places = {} if servers is None else {piece: servers.slot(key) for piece, key in self.keys[-1].items()}
-            self.parts.append(PartWork(program, scheme.pair, bucket.dtype, part.offset, stream, divisor, places))
+            self.parts.append(PartWork(program, scheme.pair, bucket.dtype, part.offset, stream, divisor, places, again))
         self.on_gpu = any(action.endswith("@gpu") for action in bucket.option)
         self._collectives = collectives if ranks.size > 1 and layout.kind == "plan" else "host"
         # Without a codec the gradient can lie on a GPU all through the program, as it is.

@@ -54,14 +54,15 @@ class Control:
 
 class PartWork:
     """See the module's text. first: the part's first element in its bucket. stream: of the bucket, for this rank; each slot and piece
-    has one of its own. divisor: what the sum is divided by. places: where payloads for servers are encoded, of each piece that this rank pushes."""
+    has one of its own. divisor: what the sum is divided by. places: where payloads for servers are encoded, of each piece that this rank pushes. again: of
+    ``same_pieces``."""
 
     def __init__(
         self, program: Program, pair: CodecPair, dtype: str, first: int, stream: Stream, divisor: int = 1,
-        places: Mapping[Range, Place] | None = None,
+        places: Mapping[Range, Place] | None = None, again: Mapping[int, bool] | None = None,
     ) -> None:  # fmt: skip
         self.program, self.pair, self.dtype, self.first, self.stream = program, pair, dtype, first, stream
-        self._places = places or {}
+        self._places, self._again = places or {}, again or {}
         self._fresh = set(self._places)  # those whose pages are still to be made
         self.servers_add_back = pair.pull.feedback and program.has_servers
         self.rescale = 1.0  # of the step under way
@@ -94,7 +95,11 @@ class PartWork:
                 self._feedback |= {(step.slot, piece): Feedback(piece[1] - piece[0]) for piece in step.pieces}
 
     def _codec(self, slot: int) -> Codec:
-        return self.pair.push if slot == 0 else self.pair.pull
+        return self.pair.push if self._encoder(slot) == 0 else self.pair.pull
+
+    def _encoder(self, slot: int) -> int:
+        """0 for the push codec, else the slot. A pull codec that takes only sums of payloads is, for other pieces, the push codec."""
+        return slot if not self.pair.pull.of_sums or self._again.get(slot, False) else 0
 
     # a step of the layout
 
@@ -188,7 +193,17 @@ class PartWork:
                 feedback.encoded()
             stream = replace(self.stream, rank=4 * step.leader + step.slot, first=self.first + lo)
             old, new, rescale = (None, None, 1.0) if feedback is None else (feedback.value, feedback.new, feedback.rescale)
-            device.finish(step.slot, self.first + lo, self.first + hi, old, new, rescale, stream, out, partial(encoded, piece, out, served))
+            device.finish(
+                self._encoder(step.slot),
+                self.first + lo,
+                self.first + hi,
+                old,
+                new,
+                rescale,
+                stream,
+                out,
+                partial(encoded, piece, out, served),
+            )
 
     def decode_there(self, step: Decode) -> None:
         """``decode`` on the device."""
