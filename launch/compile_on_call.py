@@ -1,4 +1,4 @@
-"""For verbs that describe codecs without running them: a kernel is compiled only if the verb calls it."""
+"""Compiles kernels at their first call, for verbs that describe codecs without running them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tells the user that kernels are being compiled, which takes many seconds at first use on a machine. Later uses compile nothing.
+"""Tells the user that kernels are being compiled, which takes many seconds at the first use on a machine.
 
-Owns the hook into the compiler and the messages. Knows nothing of kernels or their cache. Of the processes that share a terminal, only the first that
-compiles says so, because all of them compile the same.
+Owns the hook into the compiler and the messages. Does not know kernels or their cache. If several processes share a terminal, only the first one that
+compiles says so, because all of them compile the same kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from psgc.transport.control.voice import Voice
 
 logger = logging.getLogger(__name__)
 TEXT: Final = "compiling kernels, once on this machine"
-PAUSE_S: Final = 0.7  # kernels come one after the other: what has not begun by then is not waited for
+GPU_TEXT: Final = "compiling GPU kernels, once on this machine: the first steps with a codec take some seconds longer"
+PAUSE_S: Final = 0.7  # several kernels are compiled in a row; if none begins within this time, compilation is over
 
 
 class Teller(Protocol):
@@ -32,7 +33,7 @@ class Teller(Protocol):
 
 @contextmanager
 def told_by(teller: Teller) -> Iterator[None]:
-    """Inside, ``teller`` replaces the usual messages about compilation."""
+    """A context in which ``teller`` replaces the usual messages about compilation."""
     global _teller  # noqa: PLW0603 - the process has one
     before, _teller = _teller, teller
     try:
@@ -43,7 +44,7 @@ def told_by(teller: Teller) -> Iterator[None]:
 
 @contextmanager
 def compilation() -> Iterator[None]:
-    """Around what may compile a kernel: tells of the compilation, and of nothing if the kernel comes from the cache."""
+    """A context that reports the compilation of kernels, and nothing if they come from the cache."""
     from numba.core import event
 
     with event.install_listener("numba:compile", _listener(_teller)):
@@ -71,7 +72,7 @@ def _listener(teller: Teller) -> Any:
 
 
 class Heard:
-    """Tells ``tell``: the text while a kernel is compiled, then ""."""
+    """Calls ``tell`` with a text while a kernel is compiled, and then with ""."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -148,6 +149,17 @@ class _Bar:
             shown, self._shown = self._shown, None
             if shown is not None:
                 shown.stop()
+
+
+_gpu_voice: Final[list[Voice]] = []  # none until the first kernel
+
+
+def gpu_kernel_compiled() -> None:
+    """A kernel for GPUs has been compiled. After the first one, a line says that there may be more."""
+    if not _gpu_voice:
+        _gpu_voice.append(Voice("kernels", outlet()))
+        if _gpu_voice[0].speaks("gpu kernels"):
+            logger.warning("%s", GPU_TEXT)
 
 
 def moving_bar(count: str) -> Any:

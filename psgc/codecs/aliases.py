@@ -22,14 +22,14 @@ from psgc.codecs.common.texts import join_text
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """defaults: the parameters it takes. rewritten: the codec's text, for these and all others at their defaults."""
+    """defaults: the alias's parameters with their defaults; rewritten: gives the codec's text for these parameters."""
 
     name: str
     defaults: Mapping[str, str]
     rewritten: Callable[[Alias, Mapping[str, str]], str]
 
     def text(self, given: Mapping[str, str]) -> str:
-        """The codec that this name, with these parameters, is. Raises CodecError naming alias and parameter."""
+        """The text of the codec that this alias means with these parameters. Raises CodecError naming alias and parameter."""
         return self.rewritten(self, with_defaults(self, given))
 
 

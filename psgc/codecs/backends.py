@@ -53,6 +53,13 @@ def backends(codec: Codec) -> tuple[str, ...]:
     return ("cpu", "cuda") if _made_by(codec) else ("cpu",)
 
 
+def lacking(scheme: Scheme) -> str | None:
+    """The scheme, or the codec of its own, without which a worker cannot keep the scheme's state on a GPU; None where nothing is lacking."""
+    if not _made_by(scheme):
+        return scheme.canonical
+    return next((codec.canonical for codec in scheme.device_codecs if "cuda" not in backends(codec)), None)
+
+
 def device_codec(codec: Codec, device: Any) -> Any:
     """The codec's GPU side, a ``DeviceCodec``, for tensors on ``device``, a ``torch.device`` or its text; None for the CPU, and for a codec that has none."""
     return cuda_side(codec) if str(device).partition(":")[0] == "cuda" else None
@@ -65,7 +72,7 @@ def cuda_side(codec: Codec) -> Any:
 
 
 def _made_by(made: Codec | Scheme) -> str:
-    """What makes the GPU side: the row of its class, or what its base class says of all subclasses (``cuda_made_by``); empty for none."""
+    """The maker of the GPU side: the row of the class, or the ``cuda_made_by`` of its base class; "" for none."""
     rows = _CUDA_SCHEMES if isinstance(made, Scheme) else _CUDA
     return rows.get(_class_name(made)) or str(getattr(type(made), "cuda_made_by", ""))
 
@@ -76,7 +83,7 @@ def device_state(scheme: Scheme, numel: int, device: Any) -> Any:
 
 
 def cuda_state(scheme: Scheme, numel: int, device: Any) -> Any:
-    """The same for any device. Imports triton, as ``cuda_side`` does."""
+    """A worker's state on any device, a ``DeviceState``, or None. Imports triton, as ``cuda_side`` does."""
     target = _made_by(scheme)
     return _made(target)(scheme, numel, device) if target else None
 

@@ -1,4 +1,4 @@
-"""The `blocktopk` codec: the blocks of each part with the largest Euclidean norm, whole, and which they are.
+"""The `blocktopk` codec: the blocks of each part with the largest Euclidean norms, all their elements, and their indices.
 
 | offset | type                 | meaning                                                                                    |
 |--------|----------------------|--------------------------------------------------------------------------------------------|
@@ -8,7 +8,7 @@
 Owns these bytes, the parameters k and ``block`` (elements of a block), and the choice: of equal norms those at the lowest indices.
 Squares are summed in float64, where none overflows or vanishes, in 8 lanes: lane j takes elements j, j + 8, ...; then lanes j and j + 4,
 j and j + 2, ... are added. In blocks of more than 4096 elements (id 32) each run of 4096 is summed so, and then runs i and i + 8, i and i
-+ 4, ... of 16. An index is shared by a block's elements, and memory is read and written in runs, as `topk` cannot.
++ 4, ... of 16. Unlike in `topk`, a block's elements share one index, and memory is read and written in runs.
 Source: Fei et al. 2021 (OmniReduce) for blocks of 256 as the unit; Stich et al. 2018 (error feedback for top-k).
 """
 
@@ -119,7 +119,7 @@ def _decoded_values(stored: Bytes) -> F32:
 
 @kernel(types.void(IN_U32, IN_F32, _IN_I64, OUT_F32, BOOL))
 def _sum(places: Any, values: Any, ends: Any, acc: Any, fresh: Any) -> None:
-    """acc becomes, or grows by, the sum of the payloads, which lie one after the other in one array."""
+    """Set ``acc`` to the sum of the payloads if ``fresh``, else add that sum to it. The payloads lie one after the other in one array."""
     scratch, cursors = np.empty(SLICE, np.float32), np.zeros(ends.size, np.int64)
     cursors[1:] = ends[:-1]
     for start in range(0, acc.size, SLICE):

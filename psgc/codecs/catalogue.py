@@ -1,8 +1,9 @@
 """Which codecs exist, what they save and what they lose: the table of ``psgc codecs``.
 
-Figures come from real payloads of a 4 MiB part of fp32, for a scheme from a step of one worker. Sizes are those of Gaussian values; a scheme's
-are the mean of push and pull. NMSE is |decode(encode(p)) - p|^2 / |p|^2 (Euclidean norms) of one encoding without feedback. To measure them
-takes every kernel, some minutes of compilation on a new machine: those of psgc's own codecs are kept in ``figures``, where a test holds them.
+Figures come from real payloads of a 4 MiB part of fp32; those of a scheme come from a step of one worker. Sizes are those of Gaussian values; a scheme's
+are the mean of push and pull. NMSE is |decode(encode(p)) - p|^2 / |p|^2 (Euclidean norms) of one encoding without feedback. Measuring them needs
+every kernel, which takes minutes to compile on a new machine. So the figures of psgc's own codecs are kept in ``figures``, and a test measures them
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
 
 
 class Figures(NamedTuple):
-    """payload_bytes: of a part; of a scheme the mean of push and pull. nmse_...: to three digits."""
+    """payload_bytes: of one part, for a scheme the mean of push and pull; nmse_...: rounded to three digits."""
 
     payload_bytes: float
     nmse_gaussian: float
@@ -31,15 +32,14 @@ class Figures(NamedTuple):
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """One entry a codec or scheme, at its default parameters; those of other packages, which are measured now, say from which distribution they
-    are."""
+    """One entry for each codec and scheme, at its default parameters. Those of other packages are measured now, and name their distribution."""
     own = [_entry(name, one, Figures(*FIGURES[name]) if name in FIGURES else _measured(one)) for name, one in _own().items()]
     others = [(name, _plugin(name), package) for name, package in plugin_codecs().items()]
     return own + [_entry(name, one, _measured(one)) | {"distribution": package} for name, one, package in others]
 
 
 def measured_figures() -> dict[str, Figures]:
-    """What ``figures.FIGURES`` has to say: measured now, of psgc's own codecs and schemes. Runs the kernels of all."""
+    """The correct contents of ``figures.FIGURES``, measured now, for psgc's own codecs and schemes. Runs all their kernels."""
     return {name: _measured(one) for name, one in _own().items()}
 
 
@@ -102,7 +102,7 @@ def nmse(decoded: F32, values: F32) -> float:
 
 
 def codec_decoded(codec: Codec, values: F32) -> tuple[int, F32]:
-    """Length of the payload of a part, and what it decodes to."""
+    """The length of a part's payload, and the elements that it decodes to."""
     out, decoded = np.empty(codec.payload_bound(values.size), np.uint8), np.empty_like(values)
     size = codec.encode(values, None, 1.0, STREAM, out).payload_bytes
     codec.decode(out[:size], values.size, 0, values.size, decoded)
@@ -110,7 +110,7 @@ def codec_decoded(codec: Codec, values: F32) -> tuple[int, F32]:
 
 
 def scheme_decoded(scheme: Scheme, values: F32) -> F32:
-    """What a job of one worker makes of a part."""
+    """The result of one step of a part in a job of one worker."""
     state, target, sent = scheme.new_state(values.size), values.copy(), []
     for index, round_ in enumerate(state.rounds):
         out = np.empty(round_.pair.push.payload_bound(round_.numel), np.uint8)

@@ -1,7 +1,7 @@
-"""What a codec is; ``registry`` finds one by its text form.
+"""The interface of a codec; ``registry`` finds a codec by its text form.
 
-A codec turns one part (a flat slice of a bucket) into payload bytes and back. It knows nothing of keys, ranks, sockets or
-threads; whoever calls it owns the buffers and keeps them alive. Kernels release the GIL.
+A codec turns one part (a flat slice of a bucket) into payload bytes and back. It does not know keys, ranks, sockets or
+threads; the caller owns the buffers and keeps them alive. Kernels release the GIL.
 
 Ranges: a part may be worked on in slices ``[lo, hi)`` of elements, so that scratch stays in cache. ``lo`` is a multiple of
 ``Codec.chunk``, ``hi`` too unless it is the end. A codec whose payload has no random access sets ``chunk = 0`` and is then always
@@ -71,7 +71,7 @@ class Codec(ABC):
     chunk: ClassVar[int] = 65536  # elements that callers pass at once (256 KB of fp32 stays in L2); 0 = whole part only
     defaults: ClassVar[Mapping[str, str]] = {}  # every parameter it takes, with its default
     unbiased: bool = False  # an instance may differ from its class: parameters decide it
-    of_sums: bool = False  # takes only sums of payloads of the same part, which it draws the same places of (``answering``)
+    of_sums: bool = False  # encodes only sums of payloads of the same part, at the same random places (``answering``)
     additive: ClassVar[bool] = False  # payloads can be summed without decoding
     fixed_size: ClassVar[bool] = False  # every payload is as long as ``payload_bound`` says
     sparse: ClassVar[bool] = False  # sends some elements and leaves out the others
@@ -104,8 +104,8 @@ class Codec(ABC):
         return False
 
     def contraction(self, numel: int) -> float | None:
-        """A delta in (0, 1] with E|p - decode(encode(p))|^2 <= (1 - delta) |p|^2 for every part p of ``numel`` elements, but for float32's
-        rounding and underflow: what keeps residuals bounded. None where there is no feedback, or no such bound is known.
+        """A delta in (0, 1] with E|p - decode(encode(p))|^2 <= (1 - delta) |p|^2 for every part p of ``numel`` elements, except for float32's
+        rounding and underflow. It keeps residuals bounded. None without feedback, or if no such bound is known.
 
         Source: Stich et al. 2018, definition 2.1; Karimireddy et al. 2019, assumption A."""
         return None
@@ -138,8 +138,8 @@ class Codec(ABC):
 
     @abstractmethod
     def fold(self, payloads: Sequence[Bytes], numel: int, lo: int, hi: int, acc: Array, fresh: bool) -> None:
-        """``acc`` (length ``hi - lo``) becomes the left-to-right sum of the payloads' slices (``fresh``: of them alone,
-        else added, as one sum, to what ``acc`` holds). At most 8 payloads."""
+        """Set ``acc`` (length ``hi - lo``) to the left-to-right sum of the payloads' slices if ``fresh``; else add that sum to ``acc``. At most 8
+        payloads."""
 
     @abstractmethod
     def finish(
@@ -154,8 +154,8 @@ class Codec(ABC):
         self, push: Codec, payloads: Sequence[Bytes], numel: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
         rescale: float, stream: Stream, out: Bytes,
     ) -> Encoded | None:  # fmt: skip
-        """Do what ``push.fold`` and this codec's ``finish`` do, in fewer passes, for a whole part whose sum is these payloads alone. Returns
-        None, and does nothing, where this codec has no such kernel."""
+        """Do what ``push.fold`` and this codec's ``finish`` do, in fewer passes, for a whole part that is the sum of only these payloads. Returns
+        None, and does nothing, if this codec has no such kernel."""
         return None
 
     @abstractmethod
@@ -174,8 +174,8 @@ class Codec(ABC):
         """Raise CodecError, naming the parameter, if buckets of ``numel`` elements are too small for it."""
 
     def answering(self, push: Codec) -> Codec:
-        """This codec as the one that servers answer payloads of ``push`` with, whose sums it may take for what they are (``of_sums``). Raises CodecError for
-        a pair that cannot work."""
+        """This codec in the form in which servers answer payloads of ``push``; it may depend on what sums of such payloads look like (``of_sums``). Raises
+        CodecError for a pair that cannot work."""
         return self
 
     def warm(self) -> None:  # noqa: B027 - codecs whose kernels are compiled on import have nothing to do
@@ -183,16 +183,16 @@ class Codec(ABC):
 
 
 class Adder(ABC):
-    """A codec whose payloads servers sum as they are, where they answer in the same one: the sum of payloads is a payload."""
+    """A codec whose payloads servers can add without decoding, if they answer with the same codec: the sum of payloads is a payload."""
 
     @abstractmethod
     def add(self, payloads: Sequence[Bytes], numel: int, total: Bytes, fresh: bool) -> None:
-        """``total``, a payload, becomes the left-to-right sum of the payloads (``fresh``: of them alone, else added, as one sum, to what
-        ``total`` holds). At most 8 payloads. Raises PayloadError for payloads that do not belong together."""
+        """Set ``total``, a payload, to the left-to-right sum of the payloads if ``fresh``; else add that sum to ``total``. At most 8 payloads. Raises
+        PayloadError for payloads that do not belong together."""
 
     @abstractmethod
     def divide(self, total: Bytes, numel: int, divisor: int) -> Encoded:
-        """``total`` becomes the answer: the payload of its elements over the divisor."""
+        """Set ``total`` to the answer: the payload of its elements divided by ``divisor``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class CodecPair:
 
     @property
     def adder(self) -> Adder | None:
-        """The codec, if servers sum its payloads as they are."""
+        """The codec, if servers add its payloads without decoding; else None."""
         return self.push if isinstance(self.push, Adder) and self.push.canonical == self.pull.canonical else None
 
     @property

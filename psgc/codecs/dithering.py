@@ -71,7 +71,7 @@ class DitheringCodec(IntegerCodec):
 
 
 class NaturalDitheringCodec(DitheringCodec):
-    """What ``dithering:partition=natural`` is."""
+    """The codec of ``dithering:partition=natural``."""
 
     codec_id = 14
     partition = "natural"

@@ -1,4 +1,4 @@
-"""What a worker keeps between steps besides the residual's float32: momentum before compression, and residuals in eight bits.
+"""Momentum before compression, and residuals in eight bits: what a worker can keep between steps besides a float32 residual.
 
 Parameters of any push codec with feedback, beside the codec's own (``topk:k=0.001,momentum=dgc``, ``int4:residual=int8``):
 
@@ -12,12 +12,12 @@ Parameters of any push codec with feedback, beside the codec's own (``topk:k=0.0
     nesterov   u <- mu u + g     g + mu u is compressed. The trainer's optimizer then has no momentum of its own.
     dgc        u <- mu u + g     u is compressed; where something was sent u becomes 0 (factor masking). The optimizer is plain SGD.
 
-dgc is for codecs that send some elements and nothing of the others: one that sends every element would forget all momentum in each step.
+dgc is for codecs that send some elements and nothing of the others. With a codec that sends every element, it would forget all momentum in each step.
 
-Owns these passes and the velocity u, float32, a part's, in gradient units; it advances when a step's result is applied, so that a step
-that this rank skipped or that met a NaN leaves it. Where the gradient's unit changes (another loss scale), u is rescaled as the residual is:
-u <- mu (f u) + g, each operation rounded to float32. The limit of ``clip`` is in the units of the gradients that are pushed. A part is the
-unit of the norm, whose squares are summed in float64 as `sums` says.
+Owns these passes and each part's velocity u, float32, in gradient units. u advances when a step's result is applied, so that a step
+that this rank skipped or that met a NaN leaves it unchanged. If the gradient's unit changes (another loss scale), u is rescaled like the residual:
+u <- mu (f u) + g, each operation rounded to float32. The limit of ``clip`` is in the units of the gradients that are pushed. The norm is that of one
+part, with squares summed in float64 as `sums` says.
 Source: Lin et al. 2018 (DGC), sections 3.1 to 3.3; Zheng et al. 2019 (dist-EF-blockSGDM) and BytePS for Nesterov's form.
 """
 
@@ -62,7 +62,7 @@ def _text(number: float) -> str:
 
 
 def split_momentum(parameters: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """A push codec's own parameters, and those that are momentum's."""
+    """Split parameters into a push codec's own and those of momentum."""
     own = {key: value for key, value in parameters.items() if key not in MOMENTUM_DEFAULTS}
     return own, {key: value for key, value in parameters.items() if key in MOMENTUM_DEFAULTS}
 
@@ -126,6 +126,10 @@ class MomentumScheme(Scheme):
         return self.inner.array_dtype
 
     @property
+    def device_codecs(self) -> tuple[Codec, ...]:
+        return self.push, *self.inner.device_codecs
+
+    @property
     def flags_nonfinite(self) -> bool:
         return self.inner.flags_nonfinite
 
@@ -178,7 +182,7 @@ class MomentumState(SchemeState):
         self.velocity = saved.copy()
 
     def _advanced(self, grad: Array, rescale: float) -> tuple[F32, F32]:
-        """The next velocity, and what is compressed. rescale: the gradient's unit now against that of the velocity."""
+        """The next velocity, and the values to compress. rescale: the gradient's present unit divided by the velocity's."""
         g = clipped(grad, self._clip)
         if self._momentum.momentum == "none":
             return self.velocity, g

@@ -366,7 +366,7 @@ class OneBitCodec(FeedbackCodec):
 
 
 class UnitOneBitCodec(SignsCodec):
-    """What ``onebit:scale=unit,ef=0`` is: 1 bit an element."""
+    """The codec of ``onebit:scale=unit,ef=0``: 1 bit per element."""
 
     name = "onebit"
     codec_id = 16

@@ -6,16 +6,16 @@
 | 1     | Q = M^T P' of each matrix, row by row [columns, rank], with P' the orthonormalised mean (or sum) of the Ps     |
 
 Owns what the elements mean; both rounds are sums of codec `none`. A tensor of shape (a, b, c, ...) is a matrix of a rows; one that would
-not become smaller, or has one dimension, is sent as it is. M = gradient + residual; what a worker has sent is P' Q_i^T with its own
-Q_i, and the mean of that over the workers is just what all of them decode. What every rank computes for itself and must agree on, P' and
-P' Q^T, is computed in a fixed order of operations (`orthonormal`); the two products with M are the rank's own and run on BLAS. Buckets are
+not become smaller, or has one dimension, is sent uncompressed. M = gradient + residual. A worker has sent P' Q_i^T, with its own
+Q_i, and the mean of that over the workers is exactly what all of them decode. All ranks must agree on P' and P' Q^T, which each computes for itself;
+so these are computed in a fixed order of operations (`orthonormal`). The two products with M differ between ranks anyway and run on BLAS. Buckets are
 not cut.
 
-Round 0 takes the last step's Q (warm start), each column times the power of two that brings its largest magnitude to [0.5, 1): P' is the
-same for it, and P neither overflows nor vanishes before M does. A column of zeros (at first; where M was zero, or had a lower rank) or with
-a NaN or infinity (a sum that overflowed) would stay as it is for ever, since P = M Q and Q = M^T P'. It is drawn anew in each step in which
-it is such, uniform in [-1, 1), element i of Q by number i of the stream (seed, step, layout, bucket) that all ranks share. All ranks have the same
-Q, so all draw alike.
+Round 0 takes the last step's Q (warm start). Each column is multiplied by the power of two that brings its largest magnitude to [0.5, 1). That does not change
+P', and P neither overflows nor vanishes before M does. A column of zeros (in the first step, or if M was zero or had a lower rank) or with
+a NaN or infinity (a sum that overflowed) would never change again, since P = M Q and Q = M^T P'. Such a column is drawn anew in each step,
+uniform in [-1, 1): element i of Q is number i of the stream (seed, step, layout, bucket) that all ranks share. All ranks have the same
+Q, so they draw the same columns.
 Source: Vogels, Karimireddy and Jaggi 2019 (PowerSGD), Algorithms 1 and 2; columns that are drawn anew are ours.
 """
 
@@ -40,7 +40,7 @@ from psgc.codecs.scheme import BucketContext, Round, Scheme, SchemeState, check_
 from psgc.errors import CodecError
 
 MOST_RANK: Final = 64
-SHARED_RANK: Final = 0xFFFFFFFE  # in random streams: no worker's and no server's
+SHARED_RANK: Final = 0xFFFFFFFE  # the rank of random streams that all ranks share; no worker or server has it
 F32_READ: Final = types.Array(types.float32, 2, "C", readonly=True)
 
 
@@ -157,7 +157,7 @@ class PowerSgdScheme(Scheme):
 
 
 class PowerSgdState(SchemeState):
-    """Keeps the step's P' from round 0 on, and Q from step to step: zeros before the first one, so that all of it is drawn."""
+    """Keeps the step's P' from round 0 on, and Q from step to step. Q is zero before the first step, so that all its columns are drawn."""
 
     def __init__(self, scheme: PowerSgdScheme, numel: int) -> None:
         self.rounds = scheme.rounds(numel)

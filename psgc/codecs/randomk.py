@@ -1,8 +1,8 @@
-"""The `randomk` codec: k elements of each part at random places that every rank draws alike, so that only values travel.
+"""The `randomk` codec: k elements of each part at random places. All ranks draw the same places, so that only values are sent.
 
 | offset | type          | meaning                                                                                       |
 |--------|---------------|-----------------------------------------------------------------------------------------------|
-| 0      | u32 [2]       | the keys, which say where the values belong                                                   |
+| 0      | u32 [2]       | the stream's keys, which determine the values' places                                         |
 | 8      | f32 [count]   | a value for each stratum, in turn; count is k, or ceil(k * numel) for a fraction              |
 
 The keys are those of the stream (seed, step, layout, bucket, first element), without a rank. Places: the part, taken as a ring, is turned by a
@@ -11,9 +11,9 @@ drawn from each; words ``j`` of the stream draw, words ``count`` and ``count + 1
 equally likely, whatever the sizes of the strata: of the ``numel`` turns of one draw, ``count`` show it. Places ascend along the ring, and
 a slice finds those within it without the others.
 
-Owns these bytes and places, and their sums: payloads with the same keys add up without decoding, and where servers answer in `randomk`
-too, the answer is their sum over the divisor, and nothing is left for a residual. With feedback a value is the element; without, times
-numel / count, so that the decoded mean is p (up to the largest float, at which values end). The choice is made within a part.
+Owns these bytes and places, and their sums. Payloads with the same keys are added without decoding. If servers answer with `randomk`,
+too, the answer is this sum divided by the divisor, and there is no residual. With feedback, a value is the element; without, it is the element times
+numel / count, limited to the largest float, so that the decoded mean is p. Places are drawn within a part.
 Source: Stich et al. 2018 (random-k with memory); Cochran 1977, chapters 5 and 8, for strata and systematic samples.
 """
 
@@ -161,7 +161,7 @@ class RandomKCodec(ChunkCodec, Adder):
     def __init__(
         self, dtype: str = "float32", *, k: Fraction | int = Fraction(1, 100), ef: bool = True, sums: bool = False
     ) -> None:  # fmt: skip
-        """sums: what is encoded is zero but at the places, and comes from values that have been scaled already."""
+        """sums: the codec encodes sums of its own payloads, which are zero except at the places, and whose values are already scaled."""
         super().__init__(dtype, ef=ef)
         self._k, self._sums = k, sums
         self.of_sums = sums
@@ -186,7 +186,7 @@ class RandomKCodec(ChunkCodec, Adder):
         self, push: Codec, payloads: Sequence[Bytes], numel: int, divisor: int, residual: F32 | None, residual_out: F32 | None,
         rescale: float, stream: Stream, out: Bytes,
     ) -> None:  # fmt: skip
-        """None: the answer to the same codec is a sum of payloads, and for others there is no kernel in fewer passes."""
+        """None: with the same push codec, the answer is a sum of payloads; for other codecs there is no kernel with fewer passes."""
 
     def answering(self, push: Codec) -> Codec:
         if not isinstance(push, RandomKCodec):
@@ -206,7 +206,7 @@ class RandomKCodec(ChunkCodec, Adder):
         check_count(self, self._k, numel, "elements")
 
     def contraction(self, numel: int) -> float | None:
-        return self.count(numel) / numel if self._ef else None  # the squares at random places are their share of all, on average
+        return self.count(numel) / numel if self._ef else None  # on average, the squares at random places are this share of all squares
 
     def payload_bound(self, numel: int) -> int:
         return _KEYS + 4 * self.count(numel)

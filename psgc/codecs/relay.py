@@ -49,7 +49,7 @@ def split_payloads(answer: Bytes, workers: int) -> list[Bytes]:
 
 
 class RelayCodec(Codec):
-    """Stands for the answer in a pair. The server makes its bytes with ``join_payloads``; it computes no sum."""
+    """Represents the server's answer in a pair. The server makes its bytes with ``join_payloads`` and computes no sum."""
 
     name = "relay"
     codec_id = 27
@@ -101,7 +101,7 @@ class RelayCodec(Codec):
 
 
 class RelayScheme(Scheme):
-    """One round: ``push`` up, everybody's payloads down."""
+    """One round: workers push with ``push``, and servers answer with the payloads of all workers."""
 
     def __init__(self, push: Codec, context: BucketContext) -> None:
         if push.acc_dtype != np.float32 or push.array_dtype != np.float32:
@@ -123,6 +123,10 @@ class RelayScheme(Scheme):
     @property
     def flags_nonfinite(self) -> bool:
         return self._push.flags_nonfinite
+
+    @property
+    def device_codecs(self) -> tuple[Codec, ...]:
+        return (self._push,)
 
     def rounds(self, numel: int) -> tuple[Round, ...]:
         return (Round(CodecPair(self._push, RelayCodec(self._push, self.context.workers)), numel, divides=False),)

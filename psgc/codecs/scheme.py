@@ -1,4 +1,4 @@
-"""How a part is synchronised: in one round by a pair of codecs, or in several rounds by a scheme of its own.
+"""The interface of schemes. A scheme says how a part is synchronised: in one round by a pair of codecs, or in several rounds.
 
 A *round* is one exchange: every worker pushes a payload, the server folds and answers. To the server each round of a part is a key like
 any other, with its own codecs and number of elements; the worker's ``SchemeState`` connects the rounds. Owns these two
@@ -40,7 +40,8 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class BucketContext:
-    """What a scheme may depend on. shapes: of the bucket's tensors, in order. mean: the aggregate is the mean, else the sum."""
+    """The properties of a bucket that a scheme may depend on. shapes: those of the bucket's tensors, in order; mean: whether the aggregate is the mean
+    or the sum."""
 
     dtype: str = "float32"
     workers: int = 1
@@ -66,8 +67,8 @@ class SchemeState(ABC):
 
     @abstractmethod
     def apply(self, payload: Bytes, sent: Sequence[Bytes], target: Array, residual: F32 | None, rescale: float) -> None:
-        """Take the last round's result: the residual (None: nothing to commit) becomes what was not sent of the gradient, and the target
-        the aggregate. Raises PayloadError."""
+        """Take the last round's result: write the aggregate to ``target``, and what was not sent of the gradient to ``residual`` (None: nothing to
+        commit). Raises PayloadError."""
 
     @abstractmethod
     def add_back(self, sent: Sequence[Bytes], residual: F32) -> None:
@@ -75,11 +76,11 @@ class SchemeState(ABC):
 
     @property
     def saved(self) -> F32 | None:
-        """What is kept for each element besides the residual, float32 [numel], in gradient units; or None. Checkpoints hold it."""
+        """The state of each element besides the residual, float32 [numel], in gradient units, for checkpoints; None if there is none."""
         return None
 
     def restore(self, saved: F32) -> None:
-        """Go on from what ``saved`` of another state was."""
+        """Continue from what ``saved`` of another state returned."""
         raise NotImplementedError
 
     @property
@@ -88,7 +89,7 @@ class SchemeState(ABC):
         return {}
 
     def restore_factors(self, factors: Mapping[int, F32]) -> None:  # noqa: B027 - most states have none
-        """Go on from another state's ``factors``; start without where they are missing or of another size."""
+        """Continue from another state's ``factors``. Factors that are missing or of another size start anew."""
 
 
 class Scheme(ABC):
@@ -122,13 +123,18 @@ class Scheme(ABC):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the mean of what is decoded, over the random numbers, is what went in."""
+        """Whether the expectation of the decoded values is the encoded value."""
         return False
 
     @property
     def additive(self) -> bool:
         """Whether servers sum the payloads of every round without decoding them."""
         return False
+
+    @property
+    def device_codecs(self) -> tuple[Codec, ...]:
+        """The codecs whose GPU sides a worker's state on a GPU calls; none where its kernels are the scheme's own."""
+        return ()
 
     @property
     def array_dtype(self) -> Any:
@@ -180,6 +186,10 @@ class PairScheme(Scheme):
     @property
     def additive(self) -> bool:
         return self.pair.push.additive and self.pair.pull.additive
+
+    @property
+    def device_codecs(self) -> tuple[Codec, ...]:
+        return self.pair.push, self.pair.pull
 
     @property
     def array_dtype(self) -> Any:

@@ -14,10 +14,10 @@ Round 1, codes in steps of max|p| / 127 up, and their integer sums down:
 | 0      | i16 or i32 [numel]       | down: sums; i16 for up to 258 workers      |
 
 Owns these three layouts. The element is sum * scale / divisor, with the scale max|p| / 127, each operation rounded to float32. Sums of
-integers have no order. Where the largest sum that a block can have, 127 * workers, times its scale is beyond float32, the server flags
-round 0 as non-finite, and the step is that of a gradient with an infinity. With feedback codes are rounded to nearest even; without,
-stochastically, by each rank's own stream, so that the decoded mean is unbiased. Blocks whose scale would not be a normal float have codes
-0. Nothing but the codes is lost: servers keep no residual.
+integers do not depend on the order. If the largest possible sum of a block, 127 * workers, times its scale exceeds float32, the server flags
+round 0 as non-finite, and the step is treated like one of a gradient with an infinity. With feedback, codes are rounded to nearest even; without,
+stochastically, with each rank's own stream, so that the decoded mean is unbiased. Blocks whose scale would not be a normal float have codes
+0. Only workers' encoding loses anything, so servers keep no residual.
 Source: Li et al. 2024 (THC, NSDI'24), uniform homomorphic compression, with max-norm blocks in place of its rotation and table.
 """
 
@@ -358,7 +358,7 @@ class SharedScheme(Scheme):
 
 
 class SharedState(SchemeState):
-    """Keeps a step's shared maxima from round 0 on, until the next step's come."""
+    """Keeps a step's shared maxima from round 0 on, until those of the next step arrive."""
 
     def __init__(self, rounds: tuple[Round, ...], context: BucketContext, *, random: bool, narrow: bool) -> None:
         self.rounds = rounds

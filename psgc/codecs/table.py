@@ -1,7 +1,7 @@
-"""The table of codec ids: what each payload on the wire is, and the class that makes it.
+"""The table of codec ids: the payload that each id means on the wire, and the class that makes it.
 
-An id means *these bytes* and these parameters: change either and it is a new row. Rows never go; the id of a codec that is merged into another
-one stays reserved, and its name stays as an alias (``aliases``). Ids from 32768 on are plugins'. docs/codecs.md shows this table, and
+An id means *these bytes* and these parameters; a change of either needs a new row. Rows are never removed. If a codec is merged into another
+one, its id stays reserved, and its name stays as an alias (``aliases``). Ids from 32768 on are for plugins. docs/codecs.md shows this table, and
 tests/golden/codecs has payloads of each row that has a text.
 
 Owns the ids, and the names of psgc's own codecs and schemes. Imports no codec: ``registry`` loads a class when its name is first used.
@@ -15,8 +15,8 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """text: as users write it; of a name's first row, the default parameters. made_by: "module:Class" in psgc.codecs, in a name's first row alone.
-    retired: the text that writes the same bytes now. inner: a payload of a scheme's round, which has no text of its own."""
+    """text: the codec as users write it; a name's first row has the default parameters. made_by: "module:Class" in psgc.codecs, only in a name's first row.
+    retired: the text that writes the same bytes today. inner: a payload of a scheme's round, which has no text of its own."""
 
     codec_id: int
     text: str

@@ -1,4 +1,4 @@
-"""Inputs of every kind, memory that ends where it says it does, and packages that look installed."""
+"""Fixtures: inputs of many kinds, memory whose end is guarded, and packages that appear to be installed."""
 
 from __future__ import annotations
 

@@ -56,3 +56,15 @@ def test_without_cuda_one_line_says_so() -> None:
     done = psgc("bench", "kernels", "--device", "cuda")
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].endswith("--device cuda, but torch sees no CUDA device on this machine; use --device cpu")
+
+
+def test_a_profile_goes_on_without_a_gpu_whose_kernels_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from psgc.cuda.common import usable
+    from psgc.launch.profiling import measure
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(usable, "why_not", lambda: "no C compiler: install gcc")
+    assert measure._gpu_curves(["int8"], [1024], True) == {}
+    assert "kernels cannot run on this machine's GPU: no C compiler: install gcc" in capsys.readouterr().err

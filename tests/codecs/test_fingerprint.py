@@ -1,4 +1,4 @@
-"""A kernel is compiled again if, and only if, something that its machine code follows from has changed."""
+"""A kernel is compiled again if, and only if, something that determines its machine code has changed."""
 
 from __future__ import annotations
 

@@ -82,6 +82,69 @@ def test_a_helper_is_for_kernels_and_a_call_from_python_says_so_instead_of_crash
     refused()  # though it is compiled now
 
 
+TELLING = """
+from psgc.codecs.jit.kernel import I64, helper, kernel
+
+@helper
+def root(x):
+    print("root of", x)
+    if x < 0:
+        raise ValueError("below zero", x)
+    return int(x**0.5)
+
+@helper
+def next_root(x):
+    return root(x) + 1
+
+@kernel(I64(I64))
+def once(x):
+    return next_root(x)
+
+@kernel(I64(I64))
+def twice(x):
+    return root(next_root(x))
+
+def error_of(x):
+    try:
+        return once(x)
+    except ValueError as error:
+        return error.args
+
+print(once(9), twice(9), error_of(-4), [len(kept.overloads) for kept in (root, next_root)])
+"""
+
+
+def test_helpers_print_and_raise_in_every_kernel_whether_it_was_compiled_or_loaded(tmp_path: Path) -> None:
+    """What Numba gives a function's machine code for that, a helper has in each kernel."""
+    (tmp_path / "telling.py").write_text(TELLING)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    for compiled in (1, 0):
+        done = subprocess.run(
+            [sys.executable, "-c", "import telling"], env=environment, capture_output=True, text=True, check=False, timeout=100
+        )
+        wanted = ["root of 9", "root of 9", "root of 4", "root of -4", f"4 2 ('below zero', -4) [{compiled}, {compiled}]"]
+        assert done.stdout.splitlines() == wanted, done.stderr
+
+
+def test_no_machine_code_is_made_of_a_helper_by_itself() -> None:
+    @helper
+    def tripled(x: int) -> int:
+        return 3 * x
+
+    @kernel(I64(I64))
+    def run(x: int) -> int:
+        return tripled(x) + tripled(x + 1)
+
+    def is_emitted(function: Any) -> bool:
+        (compiled,) = function.overloads.values()
+        return bool(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+
+    tripled.compile((I64,))  # type: ignore[attr-defined]  # by now, unless the kernel came from the cache
+    assert is_emitted(run)
+    assert not is_emitted(tripled)
+    assert run(4) == 27
+
+
 def test_every_kernel_of_the_package_is_kept() -> None:
     kept = [function for _, function in all_kernels() if "tests" not in function.__module__]
     kept += [

@@ -1,4 +1,4 @@
-"""The authoring kit: its operators are their definitions, its codecs keep every law, and what an author gets wrong is said."""
+"""The authoring kit: its operators equal their references, its codecs keep every law, and an author's mistakes give clear errors."""
 
 from __future__ import annotations
 

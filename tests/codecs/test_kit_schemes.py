@@ -1,4 +1,4 @@
-"""The manual's MXFP4 and EF21 against plain NumPy of their own, and what the kit keeps for methods with state."""
+"""The manual's MXFP4 and EF21 against plain NumPy, and the state that the kit keeps for methods that have one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws that every codec keeps, whatever it does to the bytes."""
+"""Laws that every codec keeps, whatever its payload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Misspelt codecs, parameters and values: what there is, and what was probably meant."""
+"""Misspelt codecs, parameters and values: the error lists the valid ones and suggests the one that was probably meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What codecs declare about their errors is so: no bias, at a stated confidence, and contraction, on kind inputs and on hostile ones.
+"""Codecs' declarations about their errors are true: no bias, at a stated confidence, and contraction, on ordinary and on hostile inputs.
 
 Every registered codec falls in, as it is by default and with feedback off and on, besides the variants named here. Random numbers are those
 of counter-based streams, so that every run is the same: a test cannot begin to fail by chance, only when bytes change.

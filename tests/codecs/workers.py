@@ -1,4 +1,4 @@
-"""Some workers at one part, and the server between them: what the protocol does, without it."""
+"""Some workers and a server that synchronise one part as the protocol does, but by plain calls."""
 
 from __future__ import annotations
 

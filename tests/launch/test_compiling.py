@@ -1,4 +1,4 @@
-"""What a user hears while kernels are compiled, and compiling them ahead."""
+"""The messages to the user while kernels are compiled, and compilation ahead of use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Typed views of payload bytes, and the bit and vector instructions that Numba has no name for.
+"""Typed views of payload bytes, and bit and vector instructions that Numba does not offer.
 
-Owns how memory of any alignment is read and written from kernels. Knows nothing of codecs. Payloads are little-endian, and so are
-the machines that psgc runs on.
+Owns how kernels read and write memory of any alignment. Does not know codecs. Payloads are little-endian, like the machines that psgc
+runs on.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _widen_f16 = _convert(types.float32, types.int16, lambda b, x: b.fpext(b.bitcast
 
 @helper
 def narrow_f16_by_integers(x: Any) -> Any:
-    """The bits of float16 for a float32, rounded to nearest even, where the processor has no instruction for it."""
+    """The bits of float16 for a float32, rounded to nearest even, for processors without an instruction for it."""
     bits = bits_of_f32(x)
     sign, size = (bits >> np.uint32(16)) & np.uint32(0x8000), bits & np.uint32(0x7FFFFFFF)
     if size >= np.uint32(0x47800000):  # 65536 and more, infinity, NaN
@@ -102,7 +102,7 @@ def narrow_f16_by_integers(x: Any) -> Any:
 
 @helper
 def widen_f16_by_integers(half: Any) -> Any:
-    """The float32 that bits of float16 stand for, likewise; a NaN becomes a quiet one."""
+    """The float32 for bits of float16, for processors without an instruction for it; a NaN becomes a quiet one."""
     bits = np.uint32(np.uint16(half))
     sign, size = (bits & np.uint32(0x8000)) << np.uint32(16), bits & np.uint32(0x7FFF)
     moved = size << np.uint32(13)
@@ -118,7 +118,8 @@ def widen_f16_by_integers(half: Any) -> Any:
 
 
 def converts_f16(triple: str, features: str) -> bool:
-    """Whether such a processor converts to and from float16. LLVM else calls a function of the compiler's library, which Numba has not."""
+    """Whether a processor has instructions to convert to and from float16. Otherwise LLVM calls a function of the compiler's library, which Numba
+    lacks."""
     return not triple.startswith(("x86_64", "i686")) or "+f16c" in features.split(",")
 
 

@@ -1,8 +1,8 @@
-"""A codec from two helpers: one writes a chunk of elements to the payload, one reads it back.
+"""Makes a codec from two helpers: one writes a chunk of elements to the payload, the other reads it back.
 
-Owns the passes over a part that every such codec needs (encode, decode, sum, mean, what is left over), a chunk at a time, so that
+Owns the passes over a part that every such codec needs (encode, decode, sum, mean, residual), a chunk at a time, so that
 intermediate values stay in the L1 cache. A chunk is at most 4096 elements that begin at a multiple of 4096 of the part; the elements that
-share a scale, a codec's *block*, lie within one. Knows no payload layout. A codec gives a ``ChunkFormat`` of helpers:
+share a scale, a codec's *block*, lie within one chunk. Does not know payload layouts. A codec gives a ``ChunkFormat`` of helpers:
 
     write(p, payload, numel, start, settings, draws) -> bool
         Write elements ``[start, start + p.size)`` to the whole part's ``payload``; returns whether all of p is finite. Leaves p as it is.
@@ -13,7 +13,7 @@ share a scale, a codec's *block*, lie within one. Knows no payload layout. A cod
     take_away(payload, numel, start, settings, p, kept) -> None
         kept <- p - the elements from ``start`` on; may be the same memory.
 
-The last two follow from ``read``; a format has its own where that is faster. ``settings`` is the codec's float32 array of parameters.
+By default, the last two are made from ``read``; a format may have faster ones. ``settings`` is the codec's float32 array of parameters.
 ``draws`` are three uint32: the index of the chunk's first element in its random stream, and the stream's two keys, as
 ``streams.uniform`` takes them.
 """

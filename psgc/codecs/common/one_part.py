@@ -48,14 +48,14 @@ class Part:
         return cls(codec, grad, residual, out[:written].copy(), out, np.zeros(numel, np.float32), kept)
 
     def slices(self) -> Iterator[slice]:
-        """As callers take them: chunks that stay in cache, or the whole part."""
+        """The slices in which callers work on the part: chunks that stay in cache, or the whole part."""
         return (slice(lo, hi) for lo, hi in slices(self.codec, self.grad.size))
 
     def encode(self) -> Bytes:
         return self.out[: self.codec.encode(self.grad, self.residual, RESCALE, STREAM, self.out).payload_bytes]
 
     def decode(self) -> None:
-        """Decode, and bring ``kept`` (taken for the residual, so that encode's input stays) up to date."""
+        """Decode, and commit the residual to ``kept``, so that encode's input stays as it is."""
         numel = self.grad.size
         for cut in self.slices():
             self.codec.decode(self.payload, numel, cut.start, cut.stop, self.elements[cut])

@@ -32,7 +32,7 @@ F32_MATRIX: Final = types.Array(types.float32, 2, "C")
 
 
 def reference_orthonormal(p: F32) -> F32:
-    """What ``orthonormalise`` makes of p [rows, rank]."""
+    """The reference of ``orthonormalise``: the orthonormal columns of p [rows, rank]."""
     done = p.copy()
     for k in range(p.shape[1]):
         column = done[:, k].astype(np.float64)

@@ -1,4 +1,4 @@
-"""What payloads of several codecs have in common: how many are folded at once, in what order they add up, and their checks.
+"""Helpers for the payloads of several codecs: how many are folded at once, the order of their sum, and their checks.
 
 Owns no layout and no kernel.
 """
@@ -13,12 +13,12 @@ import numpy as np
 from psgc.codecs.codec import Array, Bytes
 from psgc.errors import PayloadError
 
-MAX_PAYLOADS: Final = 8  # that one fold takes
+MAX_PAYLOADS: Final = 8  # payloads of one fold
 _LARGEST_BITS: Final = np.uint32(0x7F7FFFFF)  # of a finite float32; the bits of negative ones, infinity and NaN lie above
 
 
 def eight(payloads: Sequence[Bytes]) -> tuple[Bytes, ...]:
-    """As many payloads as fold kernels take; those beyond the given ones are never read."""
+    """The payloads filled up to the eight arguments of fold kernels, which never read the added ones."""
     return (*payloads, *(payloads[0],) * (MAX_PAYLOADS - len(payloads)))
 
 

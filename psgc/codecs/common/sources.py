@@ -1,4 +1,4 @@
-"""The digest of another package's codec: of the sources that it is made of, so that members of a job can compare them."""
+"""The digest of the sources of another package's codec, with which the members of a job compare their versions of it."""
 
 from __future__ import annotations
 

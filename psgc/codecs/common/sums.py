@@ -37,7 +37,7 @@ def reference_leaf_sums(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def halved(rows: NDArray[Any]) -> NDArray[Any]:
-    """Each row's sum, its halves added until one element is left."""
+    """The sum of each row: its halves are added until one element is left."""
     while rows.shape[1] > 1:
         half = rows.shape[1] // 2
         rows = rows[:, :half] + rows[:, half:]

@@ -1,1 +1,1 @@
-"""How kernels are compiled, cached and told apart."""
+"""Compiles kernels, and caches their machine code on disk."""

@@ -1,8 +1,8 @@
 """The digest of everything that determines a kernel's machine code: the bytecode of all functions compiled into it, and the constants they use.
 
-Owns the walk from a function to the helpers, instructions and values that it names. Docstrings, comments, line numbers and everything in a
-file that the kernel does not use are left out. An object that the walk cannot describe is an error, because a digest that misses something
-would let old code be loaded in place of new.
+Owns the walk from a function to the helpers, instructions and values that it refers to. Docstrings, comments, line numbers, and everything in a
+file that the kernel does not use are ignored. An object that the walk cannot describe is an error, because with an incomplete digest, stale code
+could be loaded from the cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 _ir: Any = llvmlite.ir  # untyped
 _numba: Any = numba  # untyped
 
-# Code of these changes with its version alone, which is part of the digest.
+# The code of these changes only with their version, which is part of the digest.
 _LIBRARIES: Final = frozenset({"numba", "llvmlite", "numpy", *sys.stdlib_module_names, *sys.builtin_module_names})
 VERSIONS: Final = f"python {sys.hexversion:x} numba {numba.__version__} llvmlite {llvmlite.__version__} numpy {np.__version__}"
 _HAS_DOCSTRING: Final = 0x4000000  # a flag of code since Python 3.13
@@ -38,8 +38,8 @@ _CONSTANT_OPS: Final = frozenset(dis.hasconst)
 _EXTENDED_ARG, _IMPORT_NAME = dis.opmap["EXTENDED_ARG"], dis.opmap["IMPORT_NAME"]
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 
-_implementations: dict[Any, list[Callable[..., Any]]] = {}  # of functions that kernels call but that others stand in for
-_codes: dict[int, _Code] = {}  # by id; each holds its code object, so that no id is used twice
+_implementations: dict[Any, list[Callable[..., Any]]] = {}  # the functions that generate code for each stub that kernels call
+_codes: dict[int, _Code] = {}  # by id of the code object, which each entry keeps alive, so that no id is reused
 
 
 class UnseenError(Exception):
@@ -47,7 +47,7 @@ class UnseenError(Exception):
 
 
 class _Code(NamedTuple):
-    """A code object's instructions with constants as numbers in order of use, those constants, and the names that it looks up."""
+    """A code object: its instructions, with constants replaced by their number in order of use; the constants; and the names that it looks up."""
 
     code: CodeType
     text: bytes
@@ -56,14 +56,14 @@ class _Code(NamedTuple):
 
 
 def implemented_by(stub: Callable[..., Any], function: Callable[..., Any]) -> None:
-    """Note that kernels which name ``stub`` are given code that ``function`` makes."""
+    """Note that ``function`` generates the code for calls of ``stub`` in kernels."""
     _implementations.setdefault(stub, []).append(function)
 
 
 def fingerprint(function: Callable[..., Any]) -> str:
-    """Digest of everything that the machine code of ``function`` follows from, but its signature and the processor.
+    """The digest of everything that determines the machine code of ``function``, except its signature and the processor.
 
-    Raises UnseenError, saying what was met."""
+    Raises UnseenError, which names the object that cannot be described."""
     digest, found, numbers = hashlib.sha256(VERSIONS.encode()), [function], {id(function): 0}
     for one in found:  # grows
         references: list[Any] = []
@@ -77,7 +77,7 @@ def fingerprint(function: Callable[..., Any]) -> str:
 
 
 def _function(function: Any, references: list[Any]) -> bytes:
-    """A function without what it refers to, which is added to ``references``."""
+    """The description of a function itself. The objects that it refers to are added to ``references``."""
     if not isinstance(function, FunctionType):
         raise UnseenError(f"{function!r}, which is no function")
     texts: list[bytes] = []
@@ -90,7 +90,7 @@ def _function(function: Any, references: list[Any]) -> bytes:
                 modules.append(scope[name])
         elif name in vars(builtins):
             texts.append(b"built in " + name.encode())
-    for module in modules:  # their attributes are among the names
+    for module in modules:  # the attributes that the code reads from them are among the names
         for name in names:
             if hasattr(module, name):
                 texts.append(b"%s.%s = %s" % (module.__name__.encode(), name.encode(), _value(getattr(module, name), references)))
@@ -106,7 +106,7 @@ def _function(function: Any, references: list[Any]) -> bytes:
 
 
 def _add_code(code: CodeType, texts: list[bytes], references: list[Any]) -> list[str]:
-    """Add the code and what is nested in it to the texts; returns the names that they look up."""
+    """Add the code object and those nested in it to ``texts``. Returns the names that they look up."""
     read = _codes.get(id(code))
     if read is None:
         read = _codes[id(code)] = _read_code(code)
@@ -144,12 +144,12 @@ def _read_code(code: CodeType) -> _Code:
 
 
 def _joined(texts: list[bytes]) -> bytes:
-    """The texts as one, from which they could be told apart again."""
+    """The texts joined with their lengths, so that different lists give different results."""
     return b"".join(b"%d:%s" % (len(text), text) for text in texts)
 
 
 def _value(value: Any, references: list[Any]) -> bytes:
-    """A constant, or what stands for something that is added to ``references``."""
+    """The description of a constant, or a number for an object that is added to ``references``."""
     kind = type(value)
     if kind in _PLAIN:
         return f"{kind.__name__} {value!r}".encode()
@@ -212,7 +212,7 @@ def _of_library(module: str) -> bool:
 
 @functools.cache
 def _module_text(name: str) -> bytes:
-    """The module's source, but its comments and docstrings."""
+    """The module's source, without comments and docstrings."""
     try:
         tree = ast.parse(Path(inspect.getfile(sys.modules[name])).read_text())
     except (KeyError, TypeError, OSError, SyntaxError) as error:

@@ -1,6 +1,6 @@
-"""How a kernel is compiled: ahead of its first call, for one signature, without the GIL, from a cache that cannot be stale.
+"""Compiles a kernel: ahead of its first call, for one signature, to run without the GIL, with a cache that is never stale.
 
-Owns the compiler's settings. Knows nothing of what a kernel computes, nor of where it is kept: see `kernel_cache`.
+Owns the compiler's settings. Does not know what a kernel computes, nor where compiled code is kept: see `kernel_cache`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numba import types
 
 from psgc.codecs.jit.fingerprint import UnseenError, fingerprint, implemented_by
 from psgc.codecs.jit.kernel_cache import cache_of
+from psgc.codecs.jit.linked import LinkedCompiler, set_environments
 from psgc.compiling import compilation
 
 _numba: Any = numba  # untyped
@@ -22,10 +23,11 @@ _numba: Any = numba  # untyped
 Function = TypeVar("Function", bound=Callable[..., Any])
 _on_call = False
 
-# No fastmath and no contraction: sums and roundings are part of what a codec promises.
+# No fastmath and no contraction, because codecs promise the order and rounding of every operation.
 SETTINGS: Final[dict[str, Any]] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": False}
-# Python never calls a helper. The entry points that it would need took a fifth of the time in which kernels are compiled.
-_NO_WRAPPERS: Final[dict[str, Any]] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# Python never calls a helper, and C calls neither helpers nor kernels. These entry points took a fifth of the time to compile kernels.
+_OF_KERNELS: Final[dict[str, Any]] = {**SETTINGS, "no_cfunc_wrapper": True}
+_OF_HELPERS: Final[dict[str, Any]] = {**_OF_KERNELS, "no_cpython_wrapper": True, "pipeline_class": LinkedCompiler}
 
 I64: Final = types.int64
 U32: Final = types.uint32
@@ -52,16 +54,16 @@ class _Helper(_numba.core.registry.CPUDispatcher):  # type: ignore[misc]
 
 def helper(function: Function) -> Function:
     """Mark a function that kernels call; it is compiled into them. Calls from Python raise TypeError."""
-    dispatcher = _numba.njit(**SETTINGS, **_NO_WRAPPERS)(_named_by_closure(function))
+    dispatcher = _numba.njit(**_OF_HELPERS)(_named_by_closure(function))
     dispatcher.__class__ = _Helper
     return cast("Function", dispatcher)
 
 
 def _named_by_closure(function: Function) -> Function:
-    """Add what a closure encloses to its name, so that no two functions that differ share one.
+    """Add a digest of a closure's variables to its name, so that different functions have different names.
 
-    Machine code is linked by name. Numba tells closures of one function apart by a count that begins anew in each process, so that kernels
-    which different processes compiled and cached could be called in place of one another.
+    Machine code is linked by name. Numba distinguishes the closures of one function by a count that begins anew in each process. So of two kernels
+    that different processes have compiled and cached, one could be called in place of the other.
     """
     if function.__closure__:
         try:
@@ -76,7 +78,7 @@ def chosen_by_type(stub: Callable[..., Any]) -> Callable[[Function], Function]:
 
     Functions are not passed to helpers as arguments: Numba holds such an argument by address and then cannot cache the kernel.
     """
-    overload = _numba.extending.overload(stub, jit_options={**SETTINGS, **_NO_WRAPPERS}, strict=False)
+    overload = _numba.extending.overload(stub, jit_options=_OF_HELPERS, strict=False)
 
     def choose(function: Function) -> Function:
         implemented_by(stub, function)
@@ -98,7 +100,7 @@ def compiled_on_call() -> Iterator[None]:
 
 
 class _OnCall:
-    """A kernel that is compiled, or loaded, by whoever first calls it."""
+    """A kernel that is compiled, or loaded from the cache, at its first call."""
 
     def __init__(self, build: Callable[[], Any]) -> None:
         self._build = build
@@ -122,12 +124,14 @@ def kernel(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     types raise TypeError."""
 
     def build(function: Callable[..., Any]) -> Any:
-        dispatcher = _numba.njit(**SETTINGS)(_named_by_closure(function))
-        cache = cache_of(function, SETTINGS)
+        dispatcher = _numba.njit(**_OF_KERNELS)(_named_by_closure(function))
+        cache = cache_of(function, _OF_KERNELS)
         if cache is not None:
             dispatcher._cache = cache
         with compilation():
             dispatcher.compile(signature)
+        for compiled in dispatcher.overloads.values():
+            set_environments(compiled)
         dispatcher.disable_compile()
         return dispatcher
 

@@ -1,8 +1,8 @@
-"""The folders in which compiled kernels are kept between processes: one file a kernel, named by a digest of all that determines its code.
+"""The cache of compiled kernels on disk: one file for each kernel, named by a digest of everything that determines its machine code.
 
-Owns the folders and the files. Numba's own cache looks only at the file that a kernel stands in, and rewrites data files in place; so a
-changed helper in another file, a second CPU type on a shared disk or a process started amid an upgrade can load wrong code. Here nothing is
-ever replaced by something different, and processes may fill a folder together. Files that no state of the sources needs any more can be deleted.
+Owns the folders and the files. Numba's own cache checks only the file that defines a kernel, and rewrites data files in place. So it can load wrong
+code after a change of a helper in another file, on a second CPU type with a shared disk, or in a process started during an upgrade. Here a file's
+content never changes, and several processes may fill a folder at the same time. Old files are never used again and can be deleted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMPILER: Final = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "EN
 
 
 class KernelCache(_numba.core.caching._Cache):  # type: ignore[misc]
-    """One kernel's files, one a signature and processor; what Numba's dispatcher asks for instead of its own cache."""
+    """One kernel's files, one for each signature and processor. Numba's dispatcher uses it in place of its own cache."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self._name = f"{function.__module__}.{function.__qualname__}"
@@ -62,7 +62,7 @@ class KernelCache(_numba.core.caching._Cache):  # type: ignore[misc]
                 continue
             try:
                 return _numba.core.compiler.CompileResult._rebuild(target_context, *pickle.loads(content))
-            except (ImportError, AttributeError) as error:  # a helper of it stood in another module then
+            except (ImportError, AttributeError) as error:  # one of its helpers has moved to another module
                 logger.debug("kernel cache: %s is made again: %s", folder / name, error)
         return None
 
@@ -77,7 +77,7 @@ class KernelCache(_numba.core.caching._Cache):  # type: ignore[misc]
         try:
             part.write_bytes(hashlib.sha256(content).digest() + content)
             part.replace(path)
-        except OSError as error:  # a full disk, say: this process has its kernel
+        except OSError as error:  # such as a full disk; this process has its kernel anyway
             part.unlink(missing_ok=True)
             logger.warning("kernel cache: %s cannot be written: %s", path, error)
 
@@ -88,17 +88,17 @@ class KernelCache(_numba.core.caching._Cache):  # type: ignore[misc]
         return f"{readable[-80:]}-{digest.hexdigest()[:32]}.nbc"
 
     def enable(self) -> None:
-        """Always on."""
+        """Do nothing: the cache is always on."""
 
     def disable(self) -> None:
-        """Always on."""
+        """Do nothing: the cache is always on."""
 
     def flush(self) -> None:
-        """Nothing that is kept is ever wrong."""
+        """Do nothing: no cached file is ever stale."""
 
 
 def cache_of(function: Callable[..., Any], options: dict[str, Any]) -> KernelCache | None:
-    """The cache of a kernel, or None if what determines its machine code cannot be described."""
+    """The cache of a kernel; None if it has no fingerprint."""
     try:
         return KernelCache(function, options)
     except UnseenError as error:
@@ -107,14 +107,14 @@ def cache_of(function: Callable[..., Any], options: dict[str, Any]) -> KernelCac
 
 
 def _candidates() -> tuple[Path, ...]:
-    """Folders that are searched for kernels; the preferred one for new kernels comes first."""
+    """The folders that are searched for kernels, the preferred one for new kernels first."""
     beside = Path(_numba.config.CACHE_DIR or Path(__file__).parents[1] / "__pycache__")
     return beside / "psgc-kernels", Path(_numba.misc.appdirs.AppDirs("psgc", appauthor=False).user_cache_dir) / "psgc-kernels"
 
 
 @functools.cache
 def cache_folder() -> Path | None:
-    """Folder that new kernels are kept in, or None where none can be written."""
+    """The folder for new kernels; None if no folder is writable."""
     for folder in _candidates():
         if _writable(folder):
             return folder

@@ -1,4 +1,4 @@
-"""What a kit codec's payload is made of: named arrays, and where they lie.
+"""The payload of a kit codec: named arrays, and their places in it.
 
 | offset            | type                | meaning                                                                               |
 |-------------------|---------------------|---------------------------------------------------------------------------------------|
@@ -54,16 +54,16 @@ class Field:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the vector."""
+        """The dtype of the field's vector."""
         return np.dtype(np.int64 if self.type == INDICES else np.uint8 if self.type in _CODES else TYPES[self.type])
 
     @property
     def bits(self) -> int:
-        """Of one element; not for indices."""
+        """Bits of one element; not for indices."""
         return _CODES.get(self.type, 8 * self.dtype.itemsize)
 
     def bound(self, count: int, numel: int) -> int:
-        """Most bytes that up to ``count`` elements take; exact but for indices."""
+        """Upper bound on the bytes of up to ``count`` elements; exact except for indices."""
         return indices_bound(count, numel) if self.type == INDICES else packed_bytes(count, self.bits)
 
     def write(self, ops: Ops, values: Vector) -> Bytes:

@@ -183,7 +183,7 @@ class Ops:
         return np.nan_to_num(x)
 
     def uniform(self, stream: Stream, lo: int, count: int) -> Vector:
-        """What ``Random.uniform`` gives."""
+        """The numbers of ``Random.uniform``."""
         return reference_uniform(stream, lo, count)
 
 

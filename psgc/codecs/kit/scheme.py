@@ -58,12 +58,16 @@ class KitScheme(Scheme):
                     f"codec {self.name}: its codecs keep no residual of their own, and carry floats; {codec.canonical} cannot be one"
                 )
 
+    @property
+    def device_codecs(self) -> tuple[Codec, ...]:
+        return self._pair.push, self._pair.pull
+
     def codecs(self) -> tuple[str, str]:
         """Texts of the push and the pull codec, both without feedback of their own (``ef=0``). May depend on the parameters."""
         raise NotImplementedError
 
     def outgoing(self, ops: Ops, gradient: Vector, residual: Vector) -> Vector:
-        """What is encoded."""
+        """The values that are encoded."""
         return gradient + residual
 
     def left_over(self, ops: Ops, p: Vector, residual: Vector, sent: Vector) -> Vector:

@@ -36,7 +36,7 @@ class Value(Generic[T]):
 
     @property
     def wanted(self) -> str:
-        """What it takes, for messages."""
+        """The values that the parameter takes, in words, for error messages."""
         raise NotImplementedError
 
     def parse(self, text: str) -> T:

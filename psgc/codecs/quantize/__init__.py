@@ -1,1 +1,1 @@
-"""What quantizing codecs are made of: blocks that share a scale, and how their elements become codes."""
+"""Building blocks of quantizing codecs: blocks that share a scale, and the rounding of their elements to codes."""

@@ -1,9 +1,9 @@
-"""Integer codes: what `int8`, `int4` and linear `dithering` have in common.
+"""Integer codes, which `int8`, `int4` and linear `dithering` share.
 
 A code is ``p * factor``, rounded to nearest even with feedback, else stochastically, so that the decoded mean is p. It decodes to code * scale of
 its block. With ``rotate=1`` the rotated part is encoded: see `rotation`.
 
-Owns the rounding, as NumPy reference and as helpers of kernels. The bytes are `blocks`'.
+Owns the rounding, as NumPy reference and as helpers of kernels; `blocks` owns the bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Codes for levels that are powers of two: how `dithering` with ``partition=natural`` rounds and reads.
+"""Codes for levels that are powers of two, for `dithering` with ``partition=natural``.
 
 Code c, from -k to k, stands for sign(c) * 2**(|c| - k), and 0 for 0. With y = |p| / norm, at most 1, the code is that of one of the two levels
 around y: of the upper one with the probability (y - lower) / (upper - lower), or, to nearest, if that is at least 1/2. As the levels are those of
@@ -40,7 +40,7 @@ def reference_levels(scaled: F32, random: F32 | None, k: int) -> Array:
 
 
 def reference_powers(codes: Array, k: int) -> F32:
-    """What codes stand for."""
+    """The values of codes, before the scale."""
     code = codes.astype(np.int32)
     return np.asarray(np.where(code == 0, 0, np.sign(code) * np.ldexp(1.0, np.abs(code) - k)), np.float32)
 
@@ -67,7 +67,7 @@ def level_of(random: bool) -> Callable[..., Any]:
 
 @helper
 def power_of(code: Any, limits: Any) -> Any:
-    """What a code stands for, as `blocks.planar_codes` takes it."""
+    """The value of a code, in the form that `blocks.planar_codes` takes."""
     least = limits[1]
     sign = code >> np.int32(31)
     level = (code ^ sign) - sign

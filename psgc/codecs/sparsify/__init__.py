@@ -1,1 +1,1 @@
-"""Machinery of codecs that send some elements: which, how many, and where they are."""
+"""Building blocks of codecs that send only some elements: which elements, how many, and the coding of their indices."""

@@ -13,7 +13,7 @@ or, where that would not be shorter, all elements; no count can be the marker, a
 | 0             | u32                  | 0xffffffff                                                    |
 | 4             | f32 [numel]          | the values                                                    |
 
-Owns these bytes; which elements are sent is the codec's.
+Owns these bytes; the codec chooses which elements are sent.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ def largest(values: F32, residual: F32, rescale: float, k: int) -> Chosen:
 
 
 def above_sample(values: F32, residual: F32, rescale: float, k: int) -> Chosen:
-    """What reaches the sampled threshold."""
+    """The elements that reach the sampled threshold."""
     sample = _sample(values, residual, rescale, sample_size(values.size, k))
     threshold, _ = kth_magnitude(sample, sampled_rank(values.size, k))
     candidates = _reach(values, residual, rescale, max(1, threshold), min(values.size, MOST_OVER * k))
