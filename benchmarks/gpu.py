@@ -1,37 +1,54 @@
 """Everything that only a GPU can show, in one command of less than 8 minutes and without network: `python benchmarks/gpu.py`, from a checkout.
 
-Runs the tests of the kernels and of the device path on the GPU, compute-sanitizer where it is there, `psgc bench kernels --device cuda`, a GPT step with and
-without the encode of each codec, and of schemes with a state, beside it, and jobs of two ranks that share the GPU through a server, whose sums have to be
-those of the CPU path bit for bit (with PowerSGD, whose products are each device's own: those of the other rank). NCCL is tried with one rank. Writes
-docs/results/DEVICE.json, which `psgc codecs` and `psgc advise` cite. A step that fails or is left out says why in the document; the command then
-ends with status 1. `--dry-run` takes every step with the CPU in the GPU's place, at small sizes, and writes nowhere but to --out.
+Runs the tests of the kernels and of the device path on the GPU, `psgc bench kernels --device cuda`, jobs of two ranks that share the GPU through a server,
+whose sums have to be those of the CPU path bit for bit (with PowerSGD, whose products are each device's own: those of the other rank), a GPT step with and
+without the encode of each codec, and of schemes with a state, beside it, NCCL with one rank, and compute-sanitizer where it is there. Writes
+docs/results/DEVICE.json, which `psgc codecs` and `psgc advise` cite.
+
+Each step is a process of its own, so that neither an error that CUDA does not recover from nor a step that hangs reaches the others. A step has the time that
+`LIMITS` gives it, and what steps before it have left; one that is cut off keeps what it had found. The document is written after each step. A step that
+fails or is left out says why in it; if one failed, the command ends with status 1. `--dry-run` takes every step with the CPU in the GPU's place, at small
+sizes, and writes nowhere but to --out.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-BUDGET_S = 470.0
-JOB_CODECS = ("none", "int8", "onebit", "onebit:momentum=nesterov", "powersgd:rank=4")
+JOB_CODECS = ("none", "int8", "onebit", "topk:k=0.1", "randomk:k=0.1", "int8/relay", "onebit:momentum=nesterov", "powersgd:rank=4")
+JOBS_AT_ONCE = 6  # of a few processes each
 OWN_PRODUCTS = ("powersgd",)  # each device has products of its own: ranks agree, but not with the CPU
 STATE_CODECS = ("onebit:momentum=nesterov", "powersgd:rank=4")
 STEP_CODECS = ("none", "bf16", "int8", "int4", "fp8", "onebit", "topk", "blocktopk", "randomk")
+# The steps in order, and the seconds that each may take; together less than 8 minutes.
+LIMITS: Final = {
+    "machine": 40, "warm": 60, "tests": 110, "kernels": 90, "two_ranks": 75, "many_tensors": 20, "gpt": 50, "nccl": 15, "sanitizer": 15,
+}  # fmt: skip
+MODULES = ("numpy", "numba", "scipy", "zmq", "rich", "typer", "pytest", "triton")  # that steps import
+USEFUL = ("xdist", "pytest_timeout", "hypothesis")
+ENDING_S: Final = 3.0  # of a step's time, in which it ends what it has started
 
 
 def main() -> int:
@@ -39,62 +56,151 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the document; default: docs/results/DEVICE.json")
     parser.add_argument("--dry-run", action="store_true", help="with the CPU in the GPU's place")
     parser.add_argument("--steps", default="", help="some of the steps, with commas between them; default: all")
+    parser.add_argument("--step", nargs=3, metavar=("NAME", "SECONDS", "FILE"), help=argparse.SUPPRESS)
     parser.add_argument("--job", nargs=3, metavar=("CODEC", "WHERE", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
         return job(*options.job)
+    if options.step:
+        return step(*options.step, dry=options.dry_run)
+    wanted = [name for name in options.steps.split(",") if name] or list(LIMITS)
+    if unknown := [name for name in wanted if name not in LIMITS]:
+        parser.error(f"--steps: no such step {', '.join(unknown)}; choose among {', '.join(LIMITS)}")
     if not options.dry_run and not torch.cuda.is_available():
         print("benchmarks/gpu.py: torch sees no CUDA device on this machine; --dry-run tries the steps on the CPU", file=sys.stderr)
         return 2
-    run = Run(options.dry_run)
-    wanted = [name for name in options.steps.split(",") if name] or list(STEPS)
     document: dict[str, Any] = {
         "version": 1,
-        "device": run.device_name,
+        "device": "dry run" if options.dry_run else "",
         "date": time.strftime("%Y-%m-%d"),
         "dry_run": options.dry_run,
         "steps": {},
     }
-    for name in wanted:
-        began = time.monotonic()
-        print(f"{name} ...", flush=True)
-        if run.left_s < 5:
-            found: dict[str, Any] = {"left_out": "the 8 minutes were over"}
-        else:
-            try:
-                found = STEPS[name](run)
-            except Exception as error:  # the other steps still say what they have to
-                found = {"failed": " ".join(f"{type(error).__name__}: {error}".split())[:2000]}
-        found["took_s"] = round(time.monotonic() - began, 1)
+    until, out = time.monotonic() + sum(LIMITS.values()), options.out
+    for number, name in enumerate(wanted):
+        later = sum(LIMITS[other] for other in wanted[number + 1 :])
+        found = taken(name, min(until - time.monotonic() - later, 4.0 * LIMITS[name]), options.dry_run)
         document["steps"][name] = found
+        document["device"] = document["device"] or found.get("device", "")
         print(f"{name}: {found.get('failed') or found.get('left_out') or 'done'} ({found['took_s']} s)", flush=True)
-    out = options.out or ROOT / "docs" / "results" / f"{re.sub(r'[^a-z0-9]+', '-', run.device_name.lower()).strip('-')}.json"
-    if options.out is not None or not options.dry_run:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=1) + "\n")
-        print(f"written to {out}")
+        if options.out is None and not options.dry_run:
+            named = re.sub(r"[^a-z0-9]+", "-", document["device"].lower()).strip("-") or "unnamed"
+            out = ROOT / "docs" / "results" / f"{named}.json"
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"written to {out}" if out is not None else "written nowhere: a dry run without --out")
     return int(any("failed" in found for found in document["steps"].values()))
 
 
-class Run:
-    """Where the steps run. gpu: where tensors are put."""
+def taken(name: str, seconds: float, dry: bool) -> dict[str, Any]:
+    """What a step finds, in a process of its own; what it had found before, if it fails or takes too long."""
+    began = time.monotonic()
+    print(f"{name}, at most {seconds:.0f} s ...", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        words = [sys.executable, str(Path(__file__)), "--step", name, str(seconds), str(file), *(["--dry-run"] if dry else [])]
+        done = ran(words, seconds, {}, aloud=True)
+        found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    if done.code is None:
+        found["failed"] = f"it was not done after {seconds:.0f} s; what it had found until then is here"
+    elif done.code and "failed" not in found:
+        found["failed"] = f"its process ended with status {done.code}"
+    found["took_s"] = round(time.monotonic() - began, 1)
+    return found
 
-    def __init__(self, dry: bool) -> None:
+
+class Done(NamedTuple):
+    """A command that has ended. code: None if it took too long. said: stdout and stderr, unless it was aloud."""
+
+    code: int | None
+    said: str
+
+
+def ran(words: list[str], seconds: float, env: dict[str, str], aloud: bool = False) -> Done:
+    """Run a command with all that it starts for at most so long. aloud: what it says goes where ours goes."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with tempfile.TemporaryFile("w+", errors="replace") as log:  # not a pipe, which a process that outlives the command would keep open
+        process = subprocess.Popen(
+            words, cwd=ROOT, env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **env}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=None if aloud else log, stderr=None if aloud else subprocess.STDOUT,
+        )  # fmt: skip
+        code: int | None = None
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(max(1.0, seconds))
+        for end in (signal.SIGTERM, signal.SIGKILL) if code is None else ():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, end)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+        log.seek(0)
+        return Done(code, log.read())
+
+
+def begun(works: list[Callable[[], Any]], most: int) -> list[Callable[[], Any]]:
+    """Begin them in threads, so many at a time; what waits for each, and gives its result. Not an executor, whose threads must not fork."""
+    room, results = threading.Semaphore(most), dict[int, Any]()
+
+    def one(number: int) -> None:
+        with room:
+            results[number] = works[number]()
+
+    threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(len(works))]
+    for thread in threads:
+        thread.start()
+
+    def result(number: int) -> Any:
+        threads[number].join()
+        return results[number]
+
+    return [lambda number=number: result(number) for number in range(len(works))]  # type: ignore[misc]
+
+
+def step(name: str, seconds: str, file: str, dry: bool) -> int:
+    """Take one step, in this process."""
+    run = Run(dry, float(seconds) - ENDING_S, Path(file))
+    try:
+        found = STEPS[name](run)
+    except Exception as error:  # the document still says what had been found
+        traceback.print_exc()
+        found = {**run.found, "failed": " ".join(f"{type(error).__name__}: {error}".split())[:2000]}
+    run.keep(found)
+    return int("failed" in found)
+
+
+class Run:
+    """Where a step runs. watch.device: where tensors are put."""
+
+    def __init__(self, dry: bool, seconds: float, file: Path) -> None:
+        self.dry, self.found, self._file, self._until = dry, dict[str, Any](), file, time.monotonic() + seconds
+        self._watch: Any = None
+
+    @property
+    def watch(self) -> Any:
         from psgc.launch.bench.gpu_kernels import CudaStopwatch, HostStopwatch
 
-        self.dry, self._until = dry, time.monotonic() + BUDGET_S
-        self.watch: Any = HostStopwatch(_stand_in) if dry else CudaStopwatch()
-        self.gpu, self.device_name = self.watch.device, "dry run" if dry else self.watch.name
+        if self._watch is None:
+            self._watch = HostStopwatch(_stand_in) if self.dry else CudaStopwatch()
+        return self._watch
+
+    @property
+    def gpu(self) -> Any:
+        return self.watch.device
 
     @property
     def left_s(self) -> float:
         return self._until - time.monotonic()
 
-    def command(self, *words: str, share: float = 0.5, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a command for at most this share of the time that is left. Raises subprocess.TimeoutExpired."""
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        full = {**os.environ, "PYTHONPATH": path, **(env or {})}
-        return subprocess.run(words, cwd=ROOT, env=full, text=True, capture_output=True, timeout=max(5.0, share * self.left_s), check=False)
+    def keep(self, found: dict[str, Any]) -> None:
+        """What has been found so far, should the step be cut off."""
+        self.found = found
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(json.dumps(found))
+        fresh.replace(self._file)
+
+    def command(self, *words: str, env: dict[str, str] | None = None) -> Done:
+        """Run a command for at most the time that is left."""
+        return ran(list(words), self.left_s, env or {})
 
 
 def _stand_in(codec: Any) -> Any:
@@ -109,42 +215,101 @@ def _stand_in(codec: Any) -> Any:
 
 
 def machine(run: Run) -> dict[str, Any]:
+    """What the steps need, and whether it is there."""
     found: dict[str, Any] = {
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cores": os.cpu_count(),
+        "c_compiler": shutil.which(os.environ.get("CC") or "gcc") or shutil.which("clang"),
+        "missing": [name for name in (*MODULES, *USEFUL) if importlib.util.find_spec(name) is None],
     }
-    if not run.dry:
-        properties = torch.cuda.get_device_properties(run.gpu)
-        found |= {"memory_bytes": properties.total_memory, "capability": list(torch.cuda.get_device_capability(run.gpu)),
-                  "gpus": torch.cuda.device_count()}  # fmt: skip
-        import triton
+    print("  ", found, flush=True)
+    run.keep(found)
+    if run.dry:
+        return found
+    found["device"] = torch.cuda.get_device_name()
+    properties = torch.cuda.get_device_properties(0)
+    found |= {
+        "memory_bytes": properties.total_memory,
+        "capability": list(torch.cuda.get_device_capability()),
+        "gpus": torch.cuda.device_count(),
+    }
+    if shutil.which("nvidia-smi"):
+        query = run.command("nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.max.mem,power.limit", "--format=csv,noheader")
+        found["nvidia_smi"] = query.said.strip().splitlines()[:1]
+    run.keep(found)
+    import triton
 
-        found["triton"] = triton.__version__
-        if shutil.which("nvidia-smi"):
-            query = run.command(
-                "nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.max.mem,power.limit", "--format=csv,noheader"
-            )
-            found["nvidia_smi"] = query.stdout.strip().splitlines()[:1]
+    from psgc.cuda.common.usable import why_not
+
+    found["triton"] = triton.__version__
+    if reason := why_not():
+        return {**found, "failed": f"kernels cannot run here: {reason}"}
+    if needed := [name for name in found["missing"] if name in MODULES]:
+        return {**found, "failed": f"steps will fail that import {', '.join(needed)}: install them"}
     return found
+
+
+def warm(run: Run) -> dict[str, Any]:
+    """The CPU's kernels, which all steps compare with, compiled side by side."""
+    from psgc.launch.job.warming import everything, is_warm
+
+    cold = [name for name in (["int8"] if run.dry else everything()) if not is_warm(name)]
+    words = (sys.executable, "-m", "psgc.launch", "warm", "--codec")
+    done = [wait() for wait in begun([partial(run.command, *words, name) for name in cold], os.cpu_count() or 1)]
+    wrong = {name: " ".join(each.said.split())[-500:] for name, each in zip(cold, done, strict=True) if each.code != 0}
+    return {"compiled": cold, **({"failed": f"psgc warm: {wrong}"} if wrong else {})}
 
 
 def tests(run: Run) -> dict[str, Any]:
     """The kernels against the CPU's bytes, and the device path, on this device."""
+    # Compiling for other devices needs no GPU, and takes long.
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-rfE", "-m", "not long", "--ignore=tests/cuda/test_ahead.py",
+             "-o", f"timeout={max(1, int(run.left_s))}"]  # fmt: skip
     if run.dry:
-        done = run.command(
-            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "tests/cuda", "tests/device", share=0.9
-        )
-        return _passed(done, "collected")
-    return _passed(
-        run.command(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/cuda", "tests/device", share=0.35), "ran"
-    )
+        words.append("--collect-only")
+    elif importlib.util.find_spec("xdist") is not None:  # most of the time goes into compiling
+        words += ["-n", str(min(14, os.cpu_count() or 1))]
+    done = run.command(*words, "tests/cuda", "tests/device")
+    last = (done.said.strip().splitlines() or [""])[-1]
+    if done.code == 0:
+        return {"collected" if run.dry else "ran": last}
+    print(done.said[-8000:], flush=True)
+    wrong = re.findall(r"^(?:FAILED|ERROR) .*", done.said, re.MULTILINE)
+    return {
+        "failed": last if done.code is not None else f"not done in time: {last}",
+        "tests": [line[:400] for line in wrong],
+        "tail": done.said[-6000:],
+    }
 
 
-def _passed(done: subprocess.CompletedProcess[str], what: str) -> dict[str, Any]:
-    last = (done.stdout.strip().splitlines() or [done.stderr.strip()])[-1]
-    return {what: last} if done.returncode == 0 else {"failed": last, "tail": done.stdout[-3000:]}
+def kernels(run: Run) -> dict[str, Any]:
+    """Times of every codec; then, while there is time, of torch beside them."""
+    from psgc.codecs import registered_codecs
+    from psgc.launch.bench.gpu_kernels import bench_gpu_kernels
+
+    sizes = [4096] if run.dry else [1 << 16, 1 << 20, 100_000_000]
+    found: dict[str, Any] = {"device": run.watch.name, "copy_gbps": {}, "rows": [], "without": [], "left_out": {}, "wrong": {}}
+    plain = tuple(["int8", "topk"] if run.dry else registered_codecs())
+    beside = [("int8", ("torch",))] if run.dry else [(codec, (by,)) for by in ("torch", "torch.compile") for codec in plain]
+    for codec, by in [*((codec, ()) for codec in plain), *beside]:
+        if run.left_s < 6:
+            found["left_out"][f"{codec} {' '.join(by)}".strip()] = "the time was over"
+            continue
+        try:
+            one = bench_gpu_kernels(sizes, [codec], run.watch, lambda text: print("  ", text, flush=True), by)
+        except Exception as error:  # of this codec; the others are measured
+            found["wrong"][codec] = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            continue
+        found["copy_gbps"] |= one["copy_gbps"]
+        found["rows"] += [row for row in one["rows"] if bool(by) == (row["implementation"] != "psgc")]
+        found["without"] += [text for text in one["without"] if not by]
+        found["left_out"] |= one["left_out"]
+        run.keep(found)
+    if found["wrong"]:
+        found["failed"] = "; ".join(found["wrong"].values())
+    return found
 
 
 def sanitizer(run: Run) -> dict[str, Any]:
@@ -162,24 +327,15 @@ def sanitizer(run: Run) -> dict[str, Any]:
         "        for numel in (1, 4097): check_side(codec, side, device, numel)\n"
         "torch.cuda.synchronize()\n"
     )
-    done = run.command(tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", code, share=0.3)
-    said = done.stdout + done.stderr
-    if done.returncode == 0 and "ERROR SUMMARY: 0 errors" in said:
+    done = run.command(tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", code)
+    said = done.said
+    if done.code is None:
+        return {"left_out": f"compute-sanitizer was not done in time: {' '.join(said.split())[-300:]}", "skipped": 1}
+    if done.code == 0 and "ERROR SUMMARY: 0 errors" in said:
         return {"ran": "memcheck: 0 errors"}
     if "ERROR SUMMARY" not in said or re.search(r"not supported|not permitted|insufficient permission|Unable to", said):
         return {"left_out": f"compute-sanitizer does not run here: {' '.join(said.split())[-300:]}", "skipped": 1}
     return {"failed": " ".join(said.split())[-2000:]}
-
-
-def kernels(run: Run) -> dict[str, Any]:
-    from psgc.codecs import registered_codecs
-    from psgc.launch.bench.gpu_kernels import bench_gpu_kernels
-
-    sizes = [4096] if run.dry else [1 << 16, 1 << 20, 100_000_000]
-    codecs = ["int8", "topk"] if run.dry else list(registered_codecs())
-    return bench_gpu_kernels(
-        sizes, codecs, run.watch, lambda text: print("  ", text, flush=True), ("torch",) if run.dry else ("torch", "torch.compile")
-    )
 
 
 def many_tensors(run: Run) -> dict[str, Any]:
@@ -188,7 +344,7 @@ def many_tensors(run: Run) -> dict[str, Any]:
 
     each, many = (64, 4) if run.dry else (10_000, 300)
     found: dict[str, Any] = {}
-    for name in ("int8", "onebit"):
+    for name in ("int8", "onebit", "topk", "topk:select=sampled", "blocktopk"):
         codec = parse_codec(name)
         side = run.watch.side(codec)
         if side is None or not hasattr(side, "encode_many"):
@@ -210,6 +366,7 @@ def many_tensors(run: Run) -> dict[str, Any]:
             lambda _, side=side, one=one: side.encode(one.grad, one.residual, 1.0, one.stream, one.out, one.status, one.scratch), 1
         )
         found[name] = {"many_s": together, "one_s": alone, "ratio": round(together / alone, 3)}
+        run.keep(found)
     return found
 
 
@@ -235,12 +392,48 @@ def gpt(run: Run) -> dict[str, Any]:
             model(tokens).square().mean().backward()
 
     step()
+    flat.copy_(torch.nn.utils.parameters_to_vector([p.grad for p in model.parameters() if p.grad is not None]))
     found: dict[str, Any] = {"parameters": numel, "codecs": {}}
+    timed = _timer(run, step, optimizer)
+    timed(None)
+    for name in ("none", "int8") if run.dry else STEP_CODECS:
+        codec = parse_codec(name)
+        side = run.watch.side(codec)
+        if run.left_s < 5:
+            found["codecs"][name] = {"left_out": "the time was over"}
+            continue
+        if side is None:
+            found["codecs"][name] = {"left_out": "no GPU side"}
+            continue
+        out = torch.zeros(codec.payload_bound(numel), dtype=torch.uint8, device=run.gpu)
+        status, residual = torch.zeros(2, dtype=torch.int64, device=run.gpu), torch.zeros_like(flat) if codec.feedback else None
+        scratch = torch.empty(side.scratch_bytes(numel), dtype=torch.uint8, device=run.gpu)
+
+        def encode(
+            side: Any = side, residual: Any = residual, out: Any = out, status: Any = status, scratch: Any = scratch, numel: int = numel
+        ) -> None:
+            side.encode(flat, residual, 1.0, Stream(0, 1, 0, 0), out, status, scratch)
+
+        without, with_codec, again = (
+            timed(None),
+            timed(encode),
+            timed(None),
+        )  # in turns, so that a slow spell shows as a difference of the two without
+        alone = (without + again) / 2
+        found["codecs"][name] = {"without_s": [without, again], "with_s": with_codec, "added": round(with_codec / alone - 1, 5)}
+        run.keep(found)
+        del out, residual, scratch
+    found["codecs"] |= _states(run, timed, numel, tuple(tuple(p.shape) for p in model.parameters()), flat)
+    return found
+
+
+def _timer(run: Run, step: Callable[[], None], optimizer: Any) -> Callable[[Callable[[], None] | None], float]:
+    """What gives the median time of a step, with something encoded between backward and the optimizer on a stream beside them, or without."""
     side_stream = None if run.dry else torch.cuda.Stream(run.gpu)
 
     def timed(encode: Callable[[], None] | None) -> float:
         times = []
-        for _ in range(3 if run.dry else 25):
+        for _ in range(3 if run.dry else 15):
             began = time.perf_counter()
             step()
             if encode is not None:
@@ -257,33 +450,7 @@ def gpt(run: Run) -> dict[str, Any]:
             times.append(time.perf_counter() - began)
         return statistics.median(times[len(times) // 5 :])
 
-    timed(None)
-    for name in ("none", "int8") if run.dry else STEP_CODECS:
-        codec = parse_codec(name)
-        side = run.watch.side(codec)
-        if side is None:
-            found["codecs"][name] = {"left_out": "no GPU side"}
-            continue
-        out = torch.zeros(codec.payload_bound(numel), dtype=torch.uint8, device=run.gpu)
-        status, residual = torch.zeros(2, dtype=torch.int64, device=run.gpu), torch.zeros_like(flat) if codec.feedback else None
-        scratch = torch.empty(side.scratch_bytes(numel), dtype=torch.uint8, device=run.gpu)
-        torch.nn.utils.parameters_to_vector([p.grad for p in model.parameters() if p.grad is not None])
-
-        def encode(
-            side: Any = side, residual: Any = residual, out: Any = out, status: Any = status, scratch: Any = scratch, numel: int = numel
-        ) -> None:
-            side.encode(flat, residual, 1.0, Stream(0, 1, 0, 0), out, status, scratch)
-
-        without, with_codec, again = (
-            timed(None),
-            timed(encode),
-            timed(None),
-        )  # in turns, so that a slow spell shows as a difference of the two without
-        alone = (without + again) / 2
-        found["codecs"][name] = {"without_s": [without, again], "with_s": with_codec, "added": round(with_codec / alone - 1, 5)}
-        del out, residual, scratch
-    found["codecs"] |= _states(run, timed, numel, tuple(tuple(p.shape) for p in model.parameters()), flat)
-    return found
+    return timed
 
 
 def _states(
@@ -292,7 +459,10 @@ def _states(
     """Steps beside which schemes with a state encode."""
     found: dict[str, Any] = {}
     for name in STATE_CODECS:
-        encode = _rounds(run, name, numel, shapes, flat)
+        encode = _rounds(run, name, numel, shapes, flat) if run.left_s >= 5 else None
+        if run.left_s < 5:
+            found[name] = {"left_out": "the time was over"}
+            continue
         if encode is None:
             found[name] = {"left_out": "no GPU side"}
             continue
@@ -330,27 +500,46 @@ def _rounds(run: Run, name: str, numel: int, shapes: tuple[tuple[int, ...], ...]
 
 
 def two_ranks(run: Run) -> dict[str, Any]:
-    """Jobs of two ranks and a server that share the GPU: every sum is the CPU path's, bit for bit."""
+    """Jobs of two ranks and a server that share the GPU, and the same on the CPU, several at a time: every sum is the CPU path's, bit for bit."""
     found: dict[str, Any] = {}
+    codecs = JOB_CODECS[1:2] if run.dry else JOB_CODECS
     with tempfile.TemporaryDirectory() as folder:
-        for codec in JOB_CODECS[1:2] if run.dry else JOB_CODECS:
-            digests = {}
-            for where in ("cpu", "recorded" if run.dry else "cuda"):
-                out = Path(folder) / f"{codec}.{where}"
-                few = {"PSGC_FUSE_BYTES": "0", "PSGC_MIN_COMPRESS_BYTES": "0"}  # a bucket for each tensor
-                words = ("--workers", "2", "--servers", "1", "--", sys.executable, str(Path(__file__)), "--job", codec, where, str(out))
-                done = run.command(sys.executable, "-m", "psgc.launch", "run", *words, share=0.4, env=few)
-                if done.returncode:
-                    return {"failed": f"{codec} on {where}: {' '.join((done.stdout + done.stderr).split())[-1500:]}"}
-                digests[where] = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(2)]
-            cpu, gpu = digests.values()
-            alike = codec.partition(":")[0] in OWN_PRODUCTS
-            pairs = (cpu, gpu) if alike else ((*cpu, *gpu),)
-            same = all(one["digest"] == ranks[0]["digest"] for ranks in pairs for one in ranks)
-            found[codec] = {"same_sums_as": "the other rank" if alike else "the CPU", "same_sums": same, "step_ms_cpu": cpu[0]["step_ms"],
-                            "step_ms_gpu": gpu[0]["step_ms"], "parts_a_launch": gpu[0]["parts_a_launch"]}  # fmt: skip
-            if not same:
-                found["failed"] = f"{codec}: sums on the GPU are not those of {found[codec]['same_sums_as']}"
+        places = ("cpu", "recorded" if run.dry else "cuda")
+        jobs = begun([partial(_digests, run, codec, where, Path(folder)) for codec in codecs for where in places], JOBS_AT_ONCE)
+        for number, codec in enumerate(codecs):
+            both = [wait() for wait in jobs[2 * number : 2 * number + 2]]
+            if wrong := [said for said in both if isinstance(said, str)]:
+                print(*wrong, sep="\n", flush=True)
+                found[codec] = {"failed": wrong}
+            else:
+                found[codec] = _compared(codec, *both)
+            run.keep(found)
+    if failed := [name for name, each in found.items() if "failed" in each]:
+        found["failed"] = f"{', '.join(failed)}: see there"
+    return found
+
+
+def _digests(run: Run, codec: str, where: str, folder: Path) -> list[dict[str, Any]] | str:
+    """What each rank of a job says at its end; in words if it failed."""
+    if run.left_s < 5:
+        return f"{codec} on {where}: not begun, the time was over"
+    out = folder / f"{codec.replace('/', '-')}.{where}"
+    few = {"PSGC_FUSE_BYTES": "0", "PSGC_MIN_COMPRESS_BYTES": "0"}  # a bucket for each tensor
+    words = ("--workers", "2", "--servers", "1", "--", sys.executable, str(Path(__file__)), "--job", codec, where, str(out))
+    done = run.command(sys.executable, "-m", "psgc.launch", "run", *words, env=few)
+    if done.code != 0:
+        return f"{codec} on {where}: status {done.code}: {done.said[-3000:]}"
+    return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(2)]
+
+
+def _compared(codec: str, cpu: Any, gpu: Any) -> dict[str, Any]:
+    alike = codec.partition(":")[0] in OWN_PRODUCTS
+    pairs = (cpu, gpu) if alike else ((*cpu, *gpu),)
+    same = all(one["digest"] == ranks[0]["digest"] for ranks in pairs for one in ranks)
+    found = {"same_sums_as": "the other rank" if alike else "the CPU", "same_sums": same, "step_ms_cpu": cpu[0]["step_ms"],
+             "step_ms_gpu": gpu[0]["step_ms"], "parts_a_launch": gpu[0]["parts_a_launch"]}  # fmt: skip
+    if not same:
+        found["failed"] = f"sums on the GPU are not those of {found['same_sums_as']}"
     return found
 
 
@@ -424,7 +613,7 @@ def nccl(run: Run) -> dict[str, Any]:
 
 
 STEPS: dict[str, Callable[[Run], dict[str, Any]]] = {
-    "machine": machine, "kernels": kernels, "many_tensors": many_tensors, "two_ranks": two_ranks, "gpt": gpt, "nccl": nccl, "tests": tests,
+    "machine": machine, "warm": warm, "tests": tests, "kernels": kernels, "two_ranks": two_ranks, "many_tensors": many_tensors, "gpt": gpt, "nccl": nccl,
     "sanitizer": sanitizer,
 }  # fmt: skip
 

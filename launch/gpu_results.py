@@ -68,7 +68,7 @@ def gpu_results(folder: Path = FOLDER) -> list[GpuResult]:
 
 
 def result_for(gpu: str, folder: Path = FOLDER) -> GpuResult | None:
-    """That of the GPU by its short name (h200) or its full one; None where it has not been measured."""
+    """The results of a GPU, given by its short name (h200) or its full one; None if it has not been measured."""
     word = re.sub(r"[^a-z0-9]", "", gpu.lower())
     for result in gpu_results(folder):
         words = re.findall(r"[a-z0-9]+", result.device.lower())
@@ -83,7 +83,7 @@ def cited(result: GpuResult) -> str:
 
 
 def with_measured_codecs(profile: Profile, gpu: str) -> tuple[Profile, str]:
-    """The profile with codec times of this GPU that benchmarks/gpu.py has measured, for codecs of which the profile has none there, and a note that says so."""
+    """The profile, with this GPU's times from benchmarks/gpu.py added for codecs without GPU times, and a note that says so."""
     result = result_for(gpu)
     curves = {} if result is None else {codec: curve for codec in result.codecs if (curve := result.curve(codec)) is not None}
     fresh = {codec: curve for codec, curve in curves.items() if "gpu" not in profile.codecs.get(codec, {})}

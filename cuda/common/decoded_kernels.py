@@ -14,15 +14,6 @@ COMMITS = tl.constexpr(2)  # target <- grad + rescale * target - elements
 
 
 @triton.jit
-def moved(pointer, start):
-    """The pointer, moved by elements; None stays None."""
-    if pointer is None:
-        return None
-    else:
-        return pointer + start
-
-
-@triton.jit
 def use_decoded(values, target, grad, rescale, offsets, mask, USE: tl.constexpr, WHOLE: tl.constexpr):
     """Store decoded elements; pointers are moved to the tile."""
     if USE == ADDS:

@@ -11,7 +11,8 @@ import torch
 from psgc.codecs.codec import Codec, Stream
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
 from psgc.cuda.common.decoded_kernels import ADDS, COMMITS, DECODES
-from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream
+from psgc.cuda.common.device_codec import Decoding, DeviceCodec, DeviceStream
+from psgc.cuda.common.many import Reading, ReadingTables
 
 
 class Written(NamedTuple):
@@ -29,7 +30,9 @@ class Written(NamedTuple):
 
 
 class DenseDevice(DeviceCodec):
-    """Subclasses give ``_launch_write`` and ``_read``; arguments have been checked."""
+    """Subclasses give ``_readings``, ``_launch_write``, ``_read`` and ``_read_many``; arguments have been checked."""
+
+    _readings: ReadingTables
 
     @abstractmethod
     def _launch_write(self, what: Written, out: torch.Tensor, status: torch.Tensor) -> None:
@@ -41,6 +44,14 @@ class DenseDevice(DeviceCodec):
         use: int,
     ) -> None:  # fmt: skip
         """Start the kernel that sums the payloads' elements. use: DECODES, ADDS or COMMITS."""
+
+    @abstractmethod
+    def _read_many(self, batch: Reading) -> None:
+        """Start the kernel that does what ``_read`` does for many parts."""
+
+    def decode_many(self, items: Sequence[Decoding]) -> None:
+        for batch in self._readings.batches(items):
+            self._read_many(batch)
 
     def encode(
         self, grad: torch.Tensor, residual: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream,

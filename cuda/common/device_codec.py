@@ -28,6 +28,7 @@ import torch
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.common.streams import stream_position
 
+Use = Literal["decode", "add", "commit"]
 Operation = Literal["encode", "decode", "commit", "fold", "finish", "fold_and_finish"]
 
 
@@ -54,6 +55,21 @@ class Encoding:
     out: torch.Tensor
     status: torch.Tensor
     scratch: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What becomes of the left-to-right sum of 1 to 8 payloads, one use among many.
+
+    decode: ``target`` becomes it, as by ``decode`` or, of several payloads, by ``fold``. add: it is added to ``target``, as by ``fold``. commit: ``target``, a
+    residual, becomes what the one payload of ``grad`` left out, as by ``commit``."""
+
+    payloads: Sequence[torch.Tensor]
+    numel: int
+    target: torch.Tensor
+    use: Use = "decode"
+    grad: torch.Tensor | None = None
+    rescale: float | torch.Tensor = 1.0
 
 
 class DeviceCodec(ABC):
@@ -110,6 +126,21 @@ class DeviceCodec(ABC):
         """Encode many parts: one launch where the codec has a kernel for it, else one by one."""
         for item in items:
             self.encode(item.grad, item.residual, item.rescale, item.stream, item.out, item.status, item.scratch)
+
+    def decode_many(self, items: Sequence[Decoding]) -> None:
+        """Use many parts' payloads, of which none reads or writes what another writes: one launch where the codec has a kernel for it, else one by one."""
+        for item in items:
+            self.decode_one(item)
+
+    def decode_one(self, item: Decoding) -> None:
+        """Use one part's payloads, by the operation of its own."""
+        if item.use == "commit":
+            assert item.grad is not None and len(item.payloads) == 1, "a residual is committed from one payload of a gradient"
+            self.commit(item.payloads[0], item.numel, item.grad, item.target, item.rescale)
+        elif item.use == "decode" and len(item.payloads) == 1:
+            self.decode(item.payloads[0], item.numel, item.target)
+        else:
+            self.fold(item.payloads, item.numel, item.target, item.use == "decode")
 
     def moved_bytes(self, operation: Operation, numel: int, item_bytes: int = 4, payloads: int = 1) -> int:
         """The fewest bytes that an operation reads and writes in device memory, each input and each output counted once. item_bytes: of an element of

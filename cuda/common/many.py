@@ -9,29 +9,37 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
 from psgc.codecs.codec import Codec, Stream
-from psgc.cuda.common.checks import check_part, check_payload, check_status
-from psgc.cuda.common.device_codec import Encoding
+from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
+from psgc.cuda.common.decoded_kernels import ADDS, COMMITS, DECODES
+from psgc.cuda.common.device_codec import Decoding, Encoding, Use
+from psgc.cuda.common.launching import TRITON_DTYPES
 
-FIELDS: Final = (
-    7  # of a part, int64: the addresses of grad, residual (0: none), out and status; elements; its first program; the payload's bytes
-)
+FIELDS: Final = 8
+"""Of a part, int64: the addresses of grad, residual (0: none), out and status; elements; its first program; the payload's bytes; scratch (0: none)."""
+READ_FIELDS: Final = 5
+"""Of a part whose payloads are used: the addresses of target and grad (0: none); elements; its first program; a payload's bytes, at the bound."""
+USES: Final[dict[Use, int]] = {"decode": DECODES.value, "add": ADDS.value, "commit": COMMITS.value}
+T = TypeVar("T")
 _KEPT_TABLES: Final = 64
+_Kept: TypeAlias = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]  # a batch's table, owners and numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Parts that one launch encodes: gradients of one dtype, all with a residual or all without.
 
-    table: int64 [parts, FIELDS]. owners: int32 [programs], each program's part. words: int64 [parts, 3], each part's random stream, or None.
+    table: int64 [parts, FIELDS]. owners: int32 [programs], each program's part. numbers: int64 [parts, n], what else the codec says of parts, or None.
+    words: int64 [parts, 3], each part's random stream, or None.
     """
 
     table: torch.Tensor
     owners: torch.Tensor
+    numbers: torch.Tensor | None
     words: torch.Tensor | None
     dtype: torch.dtype
     feedback: bool
@@ -39,13 +47,78 @@ class Batch:
     aligned: bool  # every gradient and residual begins at a multiple of 16 bytes
 
 
-class Tables:
-    """A codec's tables."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Parts whose payloads one launch uses alike.
 
-    def __init__(self, codec: Codec, programs: Callable[[int], int], words: Callable[[Stream], tuple[int, int, int]] | None) -> None:
-        """programs: how many a part of so many elements takes. words: what the codec draws from of a stream, or None if it draws nothing."""
-        self._codec, self._programs, self._words = codec, programs, words
+    table: int64 [parts, READ_FIELDS + count], the fields and the addresses of the ``count`` payloads. owners: int32 [programs], each program's part."""
+
+    table: torch.Tensor
+    owners: torch.Tensor
+    target: torch.dtype
+    grad: torch.dtype | None
+    use: int
+    count: int
+    rescale: float | torch.Tensor
+    aligned: bool  # every target and gradient begins at a multiple of 16 bytes
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Of the kernels."""
+        grad = None if self.grad is None else TRITON_DTYPES[self.grad]
+        return {"TARGET": TRITON_DTYPES[self.target], "GRAD": grad, "USE": self.use, "COUNT": self.count, "ALIGNED": self.aligned}
+
+
+class ReadingTables:
+    """A codec's tables of payloads that are used together."""
+
+    def __init__(self, codec: Codec, programs: Callable[[int], int]) -> None:
+        """programs: how many a part of so many elements takes."""
+        self._codec, self._programs = codec, programs
         self._kept: OrderedDict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
+
+    def batches(self, items: Sequence[Decoding]) -> Iterator[Reading]:
+        """The items, grouped by what a launch has one of. Raises CodecError for a tensor that does not fit."""
+        groups: dict[tuple[object, ...], list[Decoding]] = {}
+        for item in items:
+            device, grad = item.target.device, item.grad.dtype if item.use == "commit" and item.grad is not None else None
+            name = {"decode": "out" if len(item.payloads) == 1 else "acc", "add": "acc", "commit": "residual"}[item.use]
+            check_part(self._codec, device, item.numel, grad=item.grad, **{name: item.target})
+            check_payloads(self._codec, device, item.numel, item.payloads)
+            factor = id(item.rescale) if isinstance(item.rescale, torch.Tensor) else float(item.rescale)
+            if item.numel:
+                groups.setdefault((device, item.target.dtype, grad, item.use, len(item.payloads), factor), []).append(item)
+        for group in groups.values():
+            yield self._batch(group)
+
+    def _batch(self, items: Sequence[Decoding]) -> Reading:
+        rows, first, one = [], 0, items[0]
+        for item in items:
+            grad = 0 if item.grad is None else item.grad.data_ptr()
+            payloads = (payload.data_ptr() for payload in item.payloads)
+            rows.append((item.target.data_ptr(), grad, item.numel, first, self._codec.payload_bound(item.numel), *payloads))
+            first += self._programs(item.numel)
+        table, owners = kept(self._kept, tuple(number for row in rows for number in row), lambda: self._made(rows, one.target.device))
+        grad_dtype = one.grad.dtype if one.use == "commit" and one.grad is not None else None
+        aligned = not any((row[0] | row[1]) % 16 for row in rows)
+        return Reading(table, owners, one.target.dtype, grad_dtype, USES[one.use], len(one.payloads), one.rescale, aligned)
+
+    def _made(self, rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        owners = owners_of([self._programs(row[2]) for row in rows])
+        return on_device(device, torch.tensor(rows, dtype=torch.int64)), on_device(device, owners)
+
+
+class Tables:
+    """A codec's tables of parts that are encoded together."""
+
+    def __init__(
+        self, codec: Codec, programs: Callable[[int], int], words: Callable[[Stream], tuple[int, int, int]] | None,
+        numbers: Callable[[int], tuple[int, ...]] | None = None,
+    ) -> None:  # fmt: skip
+        """programs: how many a part of so many elements takes. words: what the codec draws from of a stream, or None if it draws nothing. numbers: what
+        the kernel is told besides of a part of so many elements."""
+        self._codec, self._programs, self._words, self._numbers = codec, programs, words, numbers
+        self._kept: OrderedDict[tuple[int, ...], _Kept] = OrderedDict()
 
     def batches(self, items: Sequence[Encoding]) -> Iterator[Batch]:
         """The items, grouped by what a launch has one of. Streams are ``Stream`` where the codec draws. Raises CodecError for a tensor that does not fit."""
@@ -66,27 +139,41 @@ class Tables:
         for item in items:
             numel = item.grad.numel()
             old = 0 if item.residual is None else item.residual.data_ptr()
+            scratch = 0 if item.scratch is None else item.scratch.data_ptr()
             places = (item.grad.data_ptr(), old, item.out.data_ptr(), item.status.data_ptr())
-            rows.append((*places, numel, first, self._codec.payload_bound(numel)))
+            rows.append((*places, numel, first, self._codec.payload_bound(numel), scratch))
             first += self._programs(numel)
         device, key = items[0].out.device, tuple(number for row in rows for number in row)
-        found = self._kept.pop(key, None) or self._tables(rows, device)
-        self._kept[key] = found
-        if len(self._kept) > _KEPT_TABLES:
-            self._kept.popitem(last=False)
+        found = kept(self._kept, key, lambda: self._tables(rows, device))
         words = None
         if self._words is not None:
             numbers = [self._words(item.stream) for item in items if isinstance(item.stream, Stream)]
-            words = _on(device, torch.tensor(numbers, dtype=torch.int64))
+            words = on_device(device, torch.tensor(numbers, dtype=torch.int64))
         aligned = not any((row[0] | row[1]) % 16 for row in rows)
         return Batch(*found, words, items[0].grad.dtype, items[0].residual is not None, items[0].rescale, aligned)
 
-    def _tables(self, rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        counts = torch.tensor([self._programs(row[4]) for row in rows])
-        owners = torch.repeat_interleave(torch.arange(len(rows), dtype=torch.int32), counts)
-        return _on(device, torch.tensor(rows, dtype=torch.int64)), _on(device, owners)
+    def _tables(self, rows: Sequence[tuple[int, ...]], device: torch.device) -> _Kept:
+        owners = owners_of([self._programs(row[4]) for row in rows])
+        numbers = None
+        if self._numbers is not None:
+            numbers = on_device(device, torch.tensor([self._numbers(row[4]) for row in rows], dtype=torch.int64))
+        return on_device(device, torch.tensor(rows, dtype=torch.int64)), on_device(device, owners), numbers
 
 
-def _on(device: torch.device, table: torch.Tensor) -> torch.Tensor:
+def kept(tables: OrderedDict[tuple[int, ...], T], key: tuple[int, ...], make: Callable[[], T]) -> T:
+    """The tables of these numbers, made anew if they are not among those that are kept."""
+    found = tables.pop(key, None) or make()
+    tables[key] = found
+    if len(tables) > _KEPT_TABLES:
+        tables.popitem(last=False)
+    return found
+
+
+def owners_of(counts: Sequence[int]) -> torch.Tensor:
+    """Each program's part, of parts that take so many programs."""
+    return torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), torch.tensor(counts))
+
+
+def on_device(device: torch.device, table: torch.Tensor) -> torch.Tensor:
     """A copy on the device, which does not wait for it."""
     return table if device.type == "cpu" else table.pin_memory().to(device, non_blocking=True)

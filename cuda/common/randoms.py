@@ -28,4 +28,10 @@ def random_word(index, before, between):
 @triton.jit
 def random_uniform(index, before, between):
     """Uniform multiples of 2**-24 in [0, 1), float32."""
-    return (random_word(index, before, between) >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+    return uniform_of(random_word(index, before, between))
+
+
+@triton.jit
+def uniform_of(word):
+    """The number in [0, 1) that is drawn with these bits."""
+    return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08

@@ -19,7 +19,13 @@ def uniform(first: int, count: int, before: int, between: int, device: torch.dev
     return (h >> 8).float() * 2.0**-24
 
 
-def hashed(index: torch.Tensor, before: int, between: int) -> torch.Tensor:
+def uniform_rows(words: torch.Tensor, count: int) -> torch.Tensor:
+    """``uniform`` of several streams, [streams, count]. words: int64 [streams, 3] on the device, each stream's ``first``, ``before`` and ``between``."""
+    first, before, between = (words[:, column : column + 1] for column in range(3))
+    return (hashed(first + torch.arange(count, device=words.device), before, between) >> 8).float() * 2.0**-24
+
+
+def hashed(index: torch.Tensor, before: int | torch.Tensor, between: int | torch.Tensor) -> torch.Tensor:
     """32 random bits for each index (int64), int64."""
     h = (index + before) & _WORD
     h = ((h ^ (h >> 16)) * 0x7FEB352D) & _WORD

@@ -13,10 +13,10 @@ import torch
 
 from psgc.codecs.codec import FLOATS, Codec, Stream
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_place, check_status
-from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream, Encoding
+from psgc.cuda.common.device_codec import Decoding, DeviceCodec, DeviceStream, Encoding
 from psgc.cuda.common.launching import TRITON_DTYPES, launch
-from psgc.cuda.common.many import Tables
-from psgc.cuda.floats.kernels import add_kernel, cast_many_kernel, mean_kernel
+from psgc.cuda.common.many import ReadingTables, Tables
+from psgc.cuda.floats.kernels import add_kernel, cast_many_kernel, mean_kernel, read_many_kernel
 from psgc.errors import CodecError
 
 TILE: Final = 2048  # elements a program
@@ -34,7 +34,7 @@ class FloatDeviceCodec(DeviceCodec):
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec)
         self.items: torch.dtype = _ITEMS[codec.name] or getattr(torch, codec.dtype)
-        self._tables = Tables(codec, programs, None)
+        self._tables, self._readings = Tables(codec, programs, None), ReadingTables(codec, programs)
 
     def encode(
         self, grad: torch.Tensor, residual: torch.Tensor | None, rescale: float | torch.Tensor, stream: Stream | DeviceStream,
@@ -48,8 +48,19 @@ class FloatDeviceCodec(DeviceCodec):
         for batch in self._tables.batches(items):
             launch(
                 cast_many_kernel, batch.owners.numel(), batch.table, batch.owners, DTYPE=TRITON_DTYPES[batch.dtype], ITEMS=TRITON_DTYPES[self.items],
-                ALIGNED=batch.aligned, TILE=TILE,
+                COPIES=self._copies(batch.dtype), ALIGNED=batch.aligned, TILE=TILE,
             )  # fmt: skip
+
+    def decode_many(self, items: Sequence[Decoding]) -> None:
+        for batch in self._readings.batches(items):
+            launch(
+                read_many_kernel, batch.owners.numel(), batch.table, batch.owners, ITEMS=TRITON_DTYPES[self.items],
+                COPIES=batch.count == 1 and self._copies(batch.target), TILE=TILE, **batch.constants,
+            )  # fmt: skip
+
+    def _copies(self, dtype: torch.dtype) -> bool:
+        """Whether elements of this dtype travel as they are, NaNs with all their bits."""
+        return self.codec.name == "none" and dtype == self.items
 
     def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None:
         check_part(self.codec, out.device, numel, out=out)
@@ -161,8 +172,12 @@ class PlainDeviceCodec(DeviceCodec):
     ) -> None:  # fmt: skip
         check_payload(self.codec, acc.device, numel, out, "out")
         check_status(self.codec, acc.device, status)
-        if divisor != 1:
-            acc.div_(divisor, rounding_mode="floor" if self._sums == torch.int64 else None)
+        if divisor != 1 and self._sums == torch.int64:
+            acc.div_(divisor, rounding_mode="floor")
+        elif divisor != 1:
+            acc.div_(
+                torch.full((1,), divisor, dtype=self._sums, device=acc.device)
+            )  # by a number, torch would multiply with its reciprocal
         self._elements(out, numel).copy_(acc != 0 if self.items == torch.bool else acc)
         status[1].fill_(self.codec.payload_bound(numel))
 

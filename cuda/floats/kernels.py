@@ -9,8 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from psgc.cuda.common.elements import load_f32, mean, report_bytes, store_f32
-from psgc.cuda.common.many_kernels import address, part_of
+from psgc.cuda.common.decoded_kernels import ADDS
+from psgc.cuda.common.elements import load_bits, load_f32, mean, report_bytes, store_f32
+from psgc.cuda.common.many_kernels import address, part_of, reading_of
 
 
 @triton.jit
@@ -53,15 +54,38 @@ def mean_kernel(sources, target, status, numel, payload_bytes, divisor, COUNT: t
 
 
 @triton.jit
-def cast_many_kernel(table, owners, DTYPE: tl.constexpr, ITEMS: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+def _copy_tile(source, target, rest, TILE: tl.constexpr, WHOLE: tl.constexpr):
+    offsets = tl.arange(0, TILE)
+    mask = offsets < rest
+    bits = load_bits(source, offsets, mask, WHOLE)
+    if WHOLE:
+        tl.store(target + offsets, bits)
+    else:
+        tl.store(target + offsets, bits, mask=mask)
+
+
+@triton.jit
+def _sum_tile(sources, target, rest, COUNT: tl.constexpr, COPIES: tl.constexpr, TILE: tl.constexpr):
+    """target <- the sum of the sources, of a tile wherever in its part it is. COPIES: the one source's bits as they are, those of a NaN, too."""
+    if COPIES:
+        if rest >= TILE:
+            _copy_tile(sources[0], target, rest, TILE, True)
+        else:
+            _copy_tile(sources[0], target, rest, TILE, False)
+    elif rest >= TILE:
+        _mean_tile(sources, target, rest, 1.0, COUNT, False, TILE, True)
+    else:
+        _mean_tile(sources, target, rest, 1.0, COUNT, False, TILE, False)
+
+
+@triton.jit
+def cast_many_kernel(
+    table, owners, DTYPE: tl.constexpr, ITEMS: tl.constexpr, COPIES: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
     """Round many parts of elements of DTYPE to ITEMS: see `many`."""
     _part, row, numel, start, out, _status = part_of(table, owners, TILE)
-    source = (address(row, 0, DTYPE, ALIGNED) + start,)
     target = out.to(tl.pointer_type(ITEMS), bitcast=True) + start
-    if start + TILE <= numel:
-        _mean_tile(source, target, numel - start, 1.0, 1, False, TILE, True)
-    else:
-        _mean_tile(source, target, numel - start, 1.0, 1, False, TILE, False)
+    _sum_tile((address(row, 0, DTYPE, ALIGNED) + start,), target, numel - start, 1, COPIES, TILE)
 
 
 @triton.jit
@@ -76,9 +100,28 @@ def _fold_tile(sources, acc, rest, COUNT: tl.constexpr, TILE: tl.constexpr, WHOL
 def add_kernel(sources, acc, numel, COUNT: tl.constexpr, TILE: tl.constexpr):
     """acc <- acc + the sum of COUNT sources."""
     start = tl.program_id(0).to(tl.int64) * TILE
-    rest = numel - start
-    moved = _moved(sources, start, COUNT)
+    _fold_either(_moved(sources, start, COUNT), acc + start, numel - start, COUNT, TILE)
+
+
+@triton.jit
+def _fold_either(sources, acc, rest, COUNT: tl.constexpr, TILE: tl.constexpr):
     if rest >= TILE:
-        _fold_tile(moved, acc + start, rest, COUNT, TILE, True)
+        _fold_tile(sources, acc, rest, COUNT, TILE, True)
     else:
-        _fold_tile(moved, acc + start, rest, COUNT, TILE, False)
+        _fold_tile(sources, acc, rest, COUNT, TILE, False)
+
+
+@triton.jit
+def read_many_kernel(
+    table, owners, TARGET: tl.constexpr, GRAD: tl.constexpr, USE: tl.constexpr, COUNT: tl.constexpr, ALIGNED: tl.constexpr, ITEMS: tl.constexpr,
+    COPIES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """DECODES: the sum of COUNT payloads of ITEMS becomes the target. ADDS: it is added to it. For many parts: see `many`."""
+    row, numel, start, payloads = reading_of(table, owners, TILE, COUNT)
+    target, sources = address(row, 0, TARGET, ALIGNED) + start, ()
+    for k in tl.static_range(COUNT):
+        sources = sources + (payloads[k].to(tl.pointer_type(ITEMS), bitcast=True) + start,)
+    if USE == ADDS:
+        _fold_either(sources, target, numel - start, COUNT, TILE)
+    else:
+        _sum_tile(sources, target, numel - start, COUNT, COPIES, TILE)

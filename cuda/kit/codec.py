@@ -6,6 +6,7 @@ Only codecs whose fields have fixed counts have one: of the others, the host wou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
@@ -13,10 +14,12 @@ from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.kit.codec import KitCodec
 from psgc.codecs.kit.ops import Random, packed_bytes
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
-from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream
-from psgc.cuda.kit.ops import TorchOps
+from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream, Encoding
+from psgc.cuda.kit.ops import OnePartOnly, TorchOps
 from psgc.cuda.kit.vectors import DeviceVector, from_bytes, to_bytes
 from psgc.errors import CodecError
+
+TOGETHER_ELEMENTS: Final = 1 << 17  # of a part that is encoded with others: beyond, starting the operators is the lesser part of the time
 
 
 class KitDevice(DeviceCodec):
@@ -62,16 +65,63 @@ class KitDevice(DeviceCodec):
 
     def _write(self, p: torch.Tensor, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor) -> torch.Tensor:
         """Write the payload; returns p with zeros for what is not finite."""
-        if isinstance(stream, DeviceStream):
-            raise CodecError(
-                f"codec {self.codec.name}: codecs of the kit draw by a Stream of the host; they are not encoded in a graph whose step changes"
-            )
-        numel = p.numel()
+        host, numel = self._host_stream(stream), p.numel()
         check_payload(self.codec, out.device, numel, out, "out")
         check_status(self.codec, out.device, status)
         finite = torch.isfinite(p)
         status[0:1] |= (~finite.all()).long()
-        p, ops, layout = torch.where(finite, p, 0.0), TorchOps(out.device), self._kit.layout(numel)
+        p = torch.where(finite, p, 0.0)
+        self._compress(TorchOps(out.device), p, host, out)
+        status[1:2].fill_(self._kit.layout(numel).bound)
+        return p
+
+    def encode_many(self, items: Sequence[Encoding]) -> None:
+        alike: dict[tuple[object, ...], list[Encoding]] = {}
+        for item in items:
+            numel = item.grad.numel()
+            check_part(self.codec, item.out.device, numel, grad=item.grad, residual=item.residual)
+            check_payload(self.codec, item.out.device, numel, item.out, "out")
+            check_status(self.codec, item.out.device, item.status)
+            self._host_stream(item.stream)
+            factor = id(item.rescale) if isinstance(item.rescale, torch.Tensor) else item.rescale
+            key = item.out.device, numel, item.grad.dtype, item.residual is None, factor
+            alike.setdefault(key if 0 < numel <= TOGETHER_ELEMENTS else (id(item),), []).append(item)
+        for group in alike.values():
+            if len(group) == 1 or not self._write_many(group):
+                super().encode_many(group)
+
+    def _write_many(self, items: Sequence[Encoding]) -> bool:
+        """Write the payloads of parts of one length by one run of the operators. Returns False, and writes nothing, where the codec uses some that take one
+        part at a time."""
+        first, numel = items[0], items[0].grad.numel()
+        kept = [item.residual for item in items if item.residual is not None]
+        p = _corrected(torch.stack([item.grad for item in items]), 1, torch.stack(kept) if kept else None, first.rescale)
+        finite, bound = torch.isfinite(p), self._kit.layout(numel).bound
+        payloads = torch.empty(len(items), bound, dtype=torch.uint8, device=p.device)
+        streams = [self._host_stream(item.stream) for item in items]
+        try:
+            self._compress(TorchOps(p.device, streams), torch.where(finite, p, 0.0), streams[0], payloads)
+        except OnePartOnly:
+            return False
+        statuses = [item.status for item in items]
+        flags = torch.stack(statuses)
+        flags[:, 0] |= (~finite.all(1)).long()
+        flags[:, 1] = bound
+        torch._foreach_copy_(statuses, list(flags))
+        torch._foreach_copy_([item.out[:bound] for item in items], list(payloads))
+        return True
+
+    def _host_stream(self, stream: Stream | DeviceStream) -> Stream:
+        if isinstance(stream, DeviceStream):
+            raise CodecError(
+                f"codec {self.codec.name}: codecs of the kit draw by a Stream of the host; they are not encoded in a graph whose step changes"
+            )
+        return stream
+
+    def _compress(self, ops: TorchOps, p: torch.Tensor, stream: Stream, out: torch.Tensor) -> None:
+        """Write the fields of a part's payload, or of those of several parts, which are rows, then."""
+        numel = p.shape[-1]
+        layout = self._kit.layout(numel)
         values = self._kit.compress(ops, DeviceVector(p, "f32"), Random(ops, stream, 0, numel))
         for name, field in layout.fields.items():
             value: DeviceVector = values[name]
@@ -81,9 +131,7 @@ class KitDevice(DeviceCodec):
                 )
             data = ops.pack(value, field.bits) if field.bits < 8 else ops.saturate(value) if field.dtype.kind == "f" else value
             held = to_bytes(data)
-            out[layout.starts[name] : layout.starts[name] + held.numel()] = held
-        status[1:2].fill_(layout.bound)
-        return p
+            out[..., layout.starts[name] : layout.starts[name] + held.shape[-1]] = held
 
     def _read(self, payload: torch.Tensor, numel: int) -> torch.Tensor:
         """The payload's elements, float32."""

@@ -1,6 +1,7 @@
 """The kit's operators on torch tensors: the results of `psgc.codecs.kit.ops`, to the bit.
 
-``select``, ``filter`` and ``unpack_indices`` make vectors whose length the host has to learn, so they wait for the device.
+``select`` and ``filter`` make vectors whose length the host has to learn, so they wait for the device. All others work on several parts of one length
+at once, whose vectors are the rows of a matrix.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ from psgc.codecs.codec import BLOCK, Stream
 from psgc.codecs.common.streams import stream_position
 from psgc.codecs.kit.dct import matrix
 from psgc.codecs.kit.ops import _NEUTRAL, How, Ops, Type
-from psgc.cuda.common.tensor_streams import uniform
+from psgc.cuda.common.many import on_device
+from psgc.cuda.common.tensor_streams import uniform, uniform_rows
 from psgc.cuda.kit.vectors import HELD, DeviceVector, wrapped
 from psgc.errors import CodecError
 
 _BITS: Final = {"f32": 32, "u32": 32, "i32": 32, "f16": 16, "u16": 16, "i16": 16}
 
 
-class TorchOps(Ops):
-    """See ``Ops``."""
+class OnePartOnly(CodecError):
+    """An operator whose result has another length for each part was asked for several parts at once."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+
+class TorchOps(Ops):
+    """See ``Ops``. streams: of the parts, where there are several at once."""
+
+    def __init__(self, device: torch.device, streams: Sequence[Stream] | None = None) -> None:
+        self.device, self._streams = device, streams
 
     def _f32(self, data: torch.Tensor) -> DeviceVector:
         return DeviceVector(data, "f32")
@@ -84,24 +90,32 @@ class TorchOps(Ops):
         return self._f32(torch.where(mask.data, left, right))
 
     def select(self, mask: DeviceVector) -> DeviceVector:
-        return DeviceVector(torch.nonzero(mask.data).reshape(-1), "i64")
+        return DeviceVector(torch.nonzero(self._only(mask, "select")).reshape(-1), "i64")
 
     def filter(self, mask: DeviceVector, x: DeviceVector) -> DeviceVector:
-        return DeviceVector(x.data[mask.data], x.type)
+        return DeviceVector(self._only(x, "filter")[self._only(mask, "filter")], x.type)
+
+    def _only(self, x: DeviceVector, name: str) -> torch.Tensor:
+        """The vector of the one part that there is."""
+        if self._streams is not None:
+            raise OnePartOnly(f"{name} is done for one part at a time")
+        return x.data
 
     def largest(self, x: DeviceVector, k: int) -> DeviceVector:
         magnitudes = x.data.contiguous().view(torch.int32) & 0x7FFFFFFF
-        chosen = torch.sort(magnitudes, descending=True, stable=True).indices[:k]
+        chosen = torch.sort(magnitudes, descending=True, stable=True).indices[..., :k]
         return DeviceVector(chosen.sort().values, "i64")
 
     def extract(self, x: DeviceVector, indices: DeviceVector) -> DeviceVector:
-        return DeviceVector(x.data[indices.data], x.type)
+        data, places = _rows_of(x.data, indices.data)
+        return DeviceVector(data.gather(-1, places), x.type)
 
     def scatter(self, indices: DeviceVector, values: DeviceVector, numel: int) -> DeviceVector:
-        return self._f32(torch.zeros(numel, device=self.device).scatter_(0, indices.data, values.data.float()))
+        places, data = _rows_of(indices.data, values.data.float())
+        return self._f32(torch.zeros(*data.shape[:-1], numel, device=self.device).scatter_(-1, places, data))
 
     def concat(self, *vectors: DeviceVector) -> DeviceVector:
-        return DeviceVector(torch.cat([vector.data for vector in vectors]), vectors[0].type)
+        return DeviceVector(torch.cat(_rows_of(*(vector.data for vector in vectors)), dim=-1), vectors[0].type)
 
     def range(self, numel: int) -> DeviceVector:
         return DeviceVector(torch.arange(numel, device=self.device), "i64")
@@ -112,20 +126,20 @@ class TorchOps(Ops):
     def reduce(self, x: DeviceVector, how: How) -> DeviceVector:
         x = x if x.size else self.fill(_NEUTRAL[how], 1)
         if how != "sum":
-            return self._f32(_most(x.data.reshape(1, -1), how))
+            return self._f32(_most(x.data[..., None, :], how))
         x = self.block_reduce(x, BLOCK, how)
         while x.size > 1:
             x = self.block_reduce(x, BLOCK, how)
         return x
 
     def block_reduce(self, x: DeviceVector, block: int, how: How) -> DeviceVector:
-        rows = torch.full((-(-x.size // block) * block,), _NEUTRAL[how], device=self.device)
-        rows[: x.size] = x.data
-        rows = rows.reshape(-1, block)
+        rows = torch.full((*x.data.shape[:-1], -(-x.size // block) * block), _NEUTRAL[how], device=self.device)
+        rows[..., : x.size] = x.data
+        rows = rows.unflatten(-1, (-1, block))
         return self._f32(_halved(rows) if how == "sum" else _most(rows, how))
 
     def spread(self, x: DeviceVector, block: int, numel: int) -> DeviceVector:
-        return DeviceVector(x.data.repeat_interleave(block)[:numel], x.type)
+        return DeviceVector(x.data.repeat_interleave(block, dim=-1)[..., :numel], x.type)
 
     def dct(self, x: DeviceVector, block: int) -> DeviceVector:
         return self._transformed(x, block, inverse=False)
@@ -135,22 +149,22 @@ class TorchOps(Ops):
 
     def _transformed(self, x: DeviceVector, block: int, *, inverse: bool) -> DeviceVector:
         factors, whole, made = _cosines(block, inverse, self.device), x.size // block * block, x.data.clone()
-        rows, out = x.data[:whole].reshape(-1, block), made[:whole].reshape(-1, block)
+        rows, out = (data[..., :whole].unflatten(-1, (whole // block, block)) for data in (x.data, made))
         for k in range(block):
-            out[:, k] = _halved(rows * factors[k])
+            out[..., k] = _halved(rows * factors[k])
         return self._f32(made)
 
     def pack(self, codes: DeviceVector, bits: int) -> DeviceVector:
         places = torch.arange(8, dtype=torch.uint8, device=self.device)
-        flat = ((codes.data[:, None] >> places[:bits]) & 1).reshape(-1)
-        padded = torch.zeros(-(-flat.numel() // 8) * 8, dtype=torch.uint8, device=self.device)
-        padded[: flat.numel()] = flat
-        return DeviceVector((padded.reshape(-1, 8) << places).sum(1, dtype=torch.uint8), "u8")
+        flat = ((codes.data[..., None] >> places[:bits]) & 1).flatten(-2)
+        padded = torch.zeros(*flat.shape[:-1], -(-flat.shape[-1] // 8) * 8, dtype=torch.uint8, device=self.device)
+        padded[..., : flat.shape[-1]] = flat
+        return DeviceVector((padded.unflatten(-1, (-1, 8)) << places).sum(-1, dtype=torch.uint8), "u8")
 
     def unpack(self, packed: DeviceVector, bits: int, count: int) -> DeviceVector:
         places = torch.arange(8, dtype=torch.uint8, device=self.device)
-        flat = ((packed.data[:, None] >> places) & 1).reshape(-1)[: bits * count]
-        return DeviceVector((flat.reshape(count, bits) << places[:bits]).sum(1, dtype=torch.uint8), "u8")
+        flat = ((packed.data[..., None] >> places) & 1).flatten(-2)[..., : bits * count]
+        return DeviceVector((flat.unflatten(-1, (count, bits)) << places[:bits]).sum(-1, dtype=torch.uint8), "u8")
 
     def pack_indices(self, indices: DeviceVector) -> DeviceVector:
         raise CodecError("fields of indices, whose length depends on data, are written on the CPU alone")
@@ -162,22 +176,31 @@ class TorchOps(Ops):
         return DeviceVector(torch.nan_to_num(x.data), x.type)
 
     def uniform(self, stream: Stream, lo: int, count: int) -> DeviceVector:
-        first, before, between = stream_position(stream, lo)
-        return self._f32(uniform(int(first), count, before, between, self.device))
+        if self._streams is None:
+            first, before, between = stream_position(stream, lo)
+            return self._f32(uniform(int(first), count, before, between, self.device))
+        words = on_device(self.device, torch.tensor([stream_position(each, lo) for each in self._streams], dtype=torch.int64))
+        return self._f32(uniform_rows(words, count))
+
+
+def _rows_of(*data: torch.Tensor) -> list[torch.Tensor]:
+    """The vectors, each with a row for every part where one of them has these."""
+    shape = torch.broadcast_shapes(*(each.shape[:-1] for each in data))
+    return [each.expand(*shape, -1) for each in data]
 
 
 def _most(rows: torch.Tensor, how: How) -> torch.Tensor:
     if how == "magnitude":
-        return rows.abs().amax(1)
-    return rows.amax(1) if how == "max" else rows.amin(1)
+        return rows.abs().amax(-1)
+    return rows.amax(-1) if how == "max" else rows.amin(-1)
 
 
 def _halved(rows: torch.Tensor) -> torch.Tensor:
     """Each row's sum, its halves added until one element is left."""
-    while rows.shape[1] > 1:
-        half = rows.shape[1] // 2
-        rows = rows[:, :half] + rows[:, half:]
-    return rows[:, 0]
+    while rows.shape[-1] > 1:
+        half = rows.shape[-1] // 2
+        rows = rows[..., :half] + rows[..., half:]
+    return rows[..., 0]
 
 
 @functools.lru_cache(maxsize=64)

@@ -27,7 +27,7 @@ _WRAPPED: Final = {"u32": 0xFFFFFFFF, "u16": 0xFFFF}
 
 
 class DeviceVector:
-    """data: one-dimensional, of the dtype that ``HELD`` has for ``type``."""
+    """data: of the dtype that ``HELD`` has for ``type``; one-dimensional, or a row for each of several parts, of which size and shape are then one part's."""
 
     __slots__ = ("data", "type")
     __hash__ = None  # type: ignore[assignment]
@@ -41,15 +41,15 @@ class DeviceVector:
 
     @property
     def size(self) -> int:
-        return self.data.numel()
+        return self.data.shape[-1]
 
     @property
     def ndim(self) -> int:
-        return self.data.ndim
+        return 1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.data.shape)
+        return (self.size,)
 
     def _both(
         self, other: Any, operation: Callable[[Any, Any], torch.Tensor], *, turned: bool = False, compares: bool = False
@@ -140,7 +140,7 @@ def from_bytes(data: torch.Tensor, dtype: np.dtype[Any]) -> DeviceVector:
     """The vector that these bytes are."""
     type_ = NAMES[dtype]
     plain = {"u32": torch.int32, "u16": torch.int16}.get(type_, HELD[type_])
-    return DeviceVector(wrapped(data.clone().view(plain).to(HELD[type_]), type_), type_)
+    return DeviceVector(wrapped(data.clone(memory_format=torch.contiguous_format).view(plain).to(HELD[type_]), type_), type_)
 
 
 def to_bytes(vector: DeviceVector) -> torch.Tensor:

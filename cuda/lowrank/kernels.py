@@ -21,10 +21,16 @@ def products(a, b, rank, rows, first, TILE: tl.constexpr):
 @triton.jit
 def leaf_sum(a, b, rank, rows, first, TILE: tl.constexpr, STEPS: tl.constexpr):
     """The sum of the products of sixteen tiles, a leaf, as a tree whose first four levels add whole tiles."""
-    total = tl.full((TILE,), -0.0, tl.float64)  # to which a number is added without a change
+    total = minus_zeros(TILE)
     for odd in range(2):
         total += fourth(a, b, rank, rows, first + odd * TILE, TILE) + fourth(a, b, rank, rows, first + (odd + 2) * TILE, TILE)
     return halved(total, TILE, STEPS)
+
+
+@triton.jit
+def minus_zeros(TILE: tl.constexpr):
+    """-0.0, to which any number is added without a change; a constant -0.0 would become 0.0."""
+    return tl.full((TILE,), -1.0, tl.float64) * 0.0
 
 
 @triton.jit
@@ -45,7 +51,7 @@ def dot(a, b, rank, rows, leaves, LEAF: tl.constexpr, STEPS: tl.constexpr):
         tl.store(leaves + leaf, total)
     if count > 1:
         tl.debug_barrier()
-        lanes = tl.full((TILE,), -0.0, tl.float64)
+        lanes = minus_zeros(TILE)
         for odd in range(2):
             lanes += fourth_of(leaves, count, odd, TILE) + fourth_of(leaves, count, odd + 2, TILE)
         total = halved(lanes, TILE, STEPS)

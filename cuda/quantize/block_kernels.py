@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from psgc.cuda.common.decoded_kernels import moved, use_decoded
+from psgc.cuda.common.decoded_kernels import use_decoded
 from psgc.cuda.common.elements import (
     INFINITY_BITS,
     MAX_F32,
@@ -24,7 +24,7 @@ from psgc.cuda.common.elements import (
     read_rescale,
     report_bytes,
 )
-from psgc.cuda.common.many_kernels import address, part_of
+from psgc.cuda.common.many_kernels import address, grad_of, part_of, reading_of
 from psgc.cuda.common.randoms import read_draws
 from psgc.cuda.quantize.rotation_kernels import rotated, rotated_back
 
@@ -243,7 +243,7 @@ def write_tile(
     BLOCK: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Encode one tile. COUNT: payloads that are added first; 0: ``sources[0]`` are the elements. kept: None, or gets what is left out."""
-    old = moved(residual, start)
+    old = residual if residual is None else residual + start
     offsets, valid, byte_mask = _places(numel - start, BITS, BLOCK, ROWS, WHOLE)
     if WHOLE:
         p, q, top_bits, nonfinite = _p_whole(
@@ -348,6 +348,24 @@ def write_many_kernel(
         )  # fmt: skip
 
 
+@triton.jit
+def _read_tile(
+    payloads, target, grad, factor, numel, start, top, least,
+    USE: tl.constexpr, COUNT: tl.constexpr, VALUE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    ROTATE: tl.constexpr,
+):  # fmt: skip
+    """Use the payloads' elements of one tile."""
+    flat = tl.arange(0, ROWS * BLOCK)
+    mask = flat < numel - start
+    source = grad if grad is None else grad + start
+    if start + ROWS * BLOCK <= numel:
+        values = _sum_whole(payloads, numel, start, top, least, COUNT, VALUE, BITS, BLOCK, ROWS, ROTATE)
+        use_decoded(values, target + start, source, factor, flat, mask, USE, True)
+    else:
+        rest = _sum_at(payloads, numel, start, flat, mask, top, least, COUNT, VALUE, BITS, BLOCK)
+        use_decoded(rest, target + start, source, factor, flat, mask, USE, False)
+
+
 @triton.jit(do_not_specialize=["numel"])
 def read_kernel(
     payloads, target, grad, at, rescale, numel, top, least,
@@ -356,12 +374,17 @@ def read_kernel(
 ):  # fmt: skip
     """DECODES: target <- the sum of the payloads' elements. ADDS: target <- target + that. COMMITS: target <- grad + rescale * target - that."""
     start = tl.program_id(0).to(tl.int64) * (ROWS * BLOCK)
-    factor = read_rescale(at, rescale)
-    flat = tl.arange(0, ROWS * BLOCK)
-    mask = flat < numel - start
-    if start + ROWS * BLOCK <= numel:
-        values = _sum_whole(payloads, numel, start, top, least, COUNT, VALUE, BITS, BLOCK, ROWS, ROTATE)
-        use_decoded(values, target + start, moved(grad, start), factor, flat, mask, USE, True)
-    else:
-        rest = _sum_at(payloads, numel, start, flat, mask, top, least, COUNT, VALUE, BITS, BLOCK)
-        use_decoded(rest, target + start, moved(grad, start), factor, flat, mask, USE, False)
+    _read_tile(payloads, target, grad, read_rescale(at, rescale), numel, start, top, least, USE, COUNT, VALUE, BITS, BLOCK, ROWS, ROTATE)
+
+
+@triton.jit
+def read_many_kernel(
+    table, owners, at, rescale, top, least,
+    TARGET: tl.constexpr, GRAD: tl.constexpr, USE: tl.constexpr, COUNT: tl.constexpr, ALIGNED: tl.constexpr, VALUE: tl.constexpr,
+    BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ROTATE: tl.constexpr,
+):  # fmt: skip
+    """What `read_kernel` does, for many parts: see `many`."""
+    row, numel, start, payloads = reading_of(table, owners, ROWS * BLOCK, COUNT)
+    target = address(row, 0, TARGET, ALIGNED)
+    grad = grad_of(row, target, GRAD, ALIGNED, USE)
+    _read_tile(payloads, target, grad, read_rescale(at, rescale), numel, start, top, least, USE, COUNT, VALUE, BITS, BLOCK, ROWS, ROTATE)

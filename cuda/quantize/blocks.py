@@ -18,7 +18,7 @@ from psgc.codecs.tbq import TbqCodec
 from psgc.cuda.common.dense import DenseDevice, Written
 from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream, Encoding, stream_words
 from psgc.cuda.common.launching import TRITON_DTYPES, draws, launch, rescaling
-from psgc.cuda.common.many import Tables
+from psgc.cuda.common.many import Reading, ReadingTables, Tables
 from psgc.cuda.quantize import block_kernels as kernels
 from psgc.cuda.quantize import code_kernels as codes
 
@@ -55,6 +55,7 @@ class BlockDeviceCodec(DenseDevice):
         norm = kernels.FIXED if fixed else kernels.L2_NORM if block.norm == "l2" else kernels.MAX_NORM
         self._writing = {**self._reading, "CODE": helpers.code, "RANDOM": self._draws, "NORM": norm.value}
         self._tables = Tables(codec, lambda numel: -(-numel // self._tile), stream_words if self._draws else None)
+        self._readings = ReadingTables(codec, lambda numel: -(-numel // self._tile))
 
     def encode_many(self, items: Sequence[Encoding]) -> None:
         if self._draws and any(isinstance(item.stream, DeviceStream) for item in items):
@@ -81,6 +82,12 @@ class BlockDeviceCodec(DenseDevice):
         launch(
             kernels.read_kernel, -(-numel // self._tile), payloads, target, grad, *rescaling(rescale), numel, *self._limits,
             USE=use, COUNT=len(payloads), **self._reading,
+        )  # fmt: skip
+
+    def _read_many(self, batch: Reading) -> None:
+        launch(
+            kernels.read_many_kernel, batch.owners.numel(), batch.table, batch.owners, *rescaling(batch.rescale), *self._limits,
+            **batch.constants, **self._reading,
         )  # fmt: skip
 
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from psgc.cuda.common.randoms import random_uniform, random_word
+from psgc.cuda.common.randoms import random_uniform, random_word, uniform_of
 
 ROUNDER = tl.constexpr(1.5 * 2**23)  # x + this has x, rounded to nearest even, in its low bits for |x| < 2**22
+WHOLE = tl.constexpr(2.0**23)  # the same for 0 <= x < 2**23
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 
@@ -87,13 +88,13 @@ def _float8_code(
     whole = size.to(tl.uint32, bitcast=True)
     counted = tl.where(size < least, size * steps, 0.0)
     if RANDOM:
-        chance = random_uniform(index, before, between)
-        raised = whole + (chance * (2.0**drop)).to(tl.int32).to(tl.uint32)
+        word = random_word(index, before, between)
+        raised = whole + (word >> (32 - drop))
         low = tl.floor(counted)
-        small = (low + tl.where(chance < counted - low, 1.0, 0.0)).to(tl.int32).to(tl.uint32)
+        counted = low + tl.where(uniform_of(word) < counted - low, 1.0, 0.0)
     else:
         raised = whole + ((1 << (drop - 1)) - 1) + ((whole >> drop) & 1)
-        small = (counted + 8388608.0).to(tl.uint32, bitcast=True)
+    small = (counted + WHOLE).to(tl.uint32, bitcast=True)
     normal = (raised >> drop) - ((127 - BIAS) << MANTISSA)
     return (tl.where(size < least, small, normal) & 0x7F) | sign
 

@@ -83,6 +83,7 @@ def apply_kernel(sums, maxima, sent, target, residual, rescale, divisor, numel, 
         p = _p_of(target + start, residual + start, rescale, offsets, mask)
         codes = load_bits(sent + start, offsets, mask, False).to(tl.float32)
         tl.store(residual + start + offsets, p - codes * scale, mask=mask)
+        tl.debug_barrier()  # what is stored next does not come from what was loaded of the target, maybe by another thread
     elements = load_bits(sums + start, offsets, mask, False).to(tl.float32) * scale
     store_f32(target + start, offsets, mean(elements, divisor, DIVIDES), mask, False)
 

@@ -15,7 +15,7 @@ from psgc.codecs.onebit import UnitOneBitCodec
 from psgc.cuda.common.dense import DenseDevice, Written
 from psgc.cuda.common.device_codec import Encoding
 from psgc.cuda.common.launching import TRITON_DTYPES, launch, rescaling
-from psgc.cuda.common.many import Tables
+from psgc.cuda.common.many import Reading, ReadingTables, Tables
 from psgc.cuda.signs import sign_kernels as kernels
 
 # Blocks that one warp takes: 2 give each thread 16 bytes of a row, but leave a GPU idle that has too few to work on. With what is left out, a
@@ -31,6 +31,7 @@ class OneBitDeviceCodec(DenseDevice):
         super().__init__(codec)
         self._unit = isinstance(codec, UnitOneBitCodec)
         self._tables = Tables(codec, lambda numel: -(-numel // BLOCK), None)
+        self._readings = ReadingTables(codec, lambda numel: -(-numel // BLOCK))
 
     def encode_many(self, items: Sequence[Encoding]) -> None:
         for batch in self._tables.batches(items):
@@ -67,4 +68,9 @@ class OneBitDeviceCodec(DenseDevice):
         launch(
             kernels.read_kernel, -(-numel // BLOCK), payloads, target, grad, *rescaling(rescale), numel,
             USE=use, COUNT=len(payloads), UNIT=self._unit,
+        )  # fmt: skip
+
+    def _read_many(self, batch: Reading) -> None:
+        launch(
+            kernels.read_many_kernel, batch.owners.numel(), batch.table, batch.owners, *rescaling(batch.rescale), UNIT=self._unit, **batch.constants
         )  # fmt: skip

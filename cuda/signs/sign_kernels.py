@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from psgc.cuda.common.decoded_kernels import moved, use_decoded
+from psgc.cuda.common.decoded_kernels import use_decoded
 from psgc.cuda.common.elements import (
     INFINITY_BITS,
     MAX_F32,
@@ -24,7 +24,7 @@ from psgc.cuda.common.elements import (
     report_bytes,
     store_f32,
 )
-from psgc.cuda.common.many_kernels import address, part_of
+from psgc.cuda.common.many_kernels import address, grad_of, part_of, reading_of
 
 BLOCK = tl.constexpr(4096)
 LANES = tl.constexpr(64)
@@ -99,7 +99,7 @@ def write_blocks(
     """Encode BLOCKS blocks from ``start`` on. COUNT: payloads that are added first; 0: ``sources[0]`` are the elements. kept: None, or gets what is
     left out."""
     rest = numel - start
-    old = moved(residual, start)
+    old = residual if residual is None else residual + start
     signs = out + _scale_bytes(numel, False) + start // 8
     blocks = tl.arange(0, BLOCKS)
     lanes = tl.zeros((BLOCKS, LANES), tl.float32)
@@ -210,7 +210,17 @@ def _read_block(
     offsets = tl.arange(0, BLOCK // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
     mask = offsets < rest
     values = _sum_of(payloads, numel, start, rest, COUNT, UNIT, WHOLE)
-    use_decoded(values, target + start, moved(grad, start), rescale, offsets, mask, USE, WHOLE)
+    source = grad if grad is None else grad + start
+    use_decoded(values, target + start, source, rescale, offsets, mask, USE, WHOLE)
+
+
+@triton.jit
+def _read_either(payloads, target, grad, factor, numel, start, USE: tl.constexpr, COUNT: tl.constexpr, UNIT: tl.constexpr):
+    """Use the payloads' elements of a block, wherever in its part it is."""
+    if start + BLOCK <= numel:
+        _read_block(payloads, target, grad, factor, numel, start, USE, COUNT, UNIT, True)
+    else:
+        _read_block(payloads, target, grad, factor, numel, start, USE, COUNT, UNIT, False)
 
 
 @triton.jit(do_not_specialize=["numel"])
@@ -218,11 +228,19 @@ def read_kernel(payloads, target, grad, at, rescale, numel, USE: tl.constexpr, C
     """DECODES: target <- the sum of the payloads' elements. ADDS: target <- target + that. COMMITS: target <- grad + rescale * target - that.
     A program for each 4096 elements."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
-    factor = read_rescale(at, rescale)
-    if start + BLOCK <= numel:
-        _read_block(payloads, target, grad, factor, numel, start, USE, COUNT, UNIT, True)
-    else:
-        _read_block(payloads, target, grad, factor, numel, start, USE, COUNT, UNIT, False)
+    _read_either(payloads, target, grad, read_rescale(at, rescale), numel, start, USE, COUNT, UNIT)
+
+
+@triton.jit
+def read_many_kernel(
+    table, owners, at, rescale,
+    TARGET: tl.constexpr, GRAD: tl.constexpr, USE: tl.constexpr, COUNT: tl.constexpr, ALIGNED: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """What `read_kernel` does, for many parts: see `many`."""
+    row, numel, start, payloads = reading_of(table, owners, BLOCK, COUNT)
+    target = address(row, 0, TARGET, ALIGNED)
+    grad = grad_of(row, target, GRAD, ALIGNED, USE)
+    _read_either(payloads, target, grad, read_rescale(at, rescale), numel, start, USE, COUNT, UNIT)
 
 
 @triton.jit

@@ -27,12 +27,11 @@ def halved_rows(x, ROWS: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr):
     return tl.reshape(x, (ROWS,))
 
 
-@triton.jit(do_not_specialize=["numel", "block", "run", "runs", "units", "divisor"])
-def squares_kernel(
-    values, residual, divisor, factor, rescale, kept, squares, numel, block, run, runs, units, DIVIDES: tl.constexpr, UNITS: tl.constexpr
-):
-    """squares (float64) <- the sum of squares of each unit: a run of up to ``run`` elements, of which a block has ``runs``. kept: None, or becomes p."""
-    unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
+@triton.jit
+def squares_of(
+    values, residual, divisor, factor, rescale, kept, unit, numel, block, run, runs, DIVIDES: tl.constexpr, UNITS: tl.constexpr
+):  # fmt: skip
+    """The sum of squares of each unit, float64: a run of up to ``run`` elements, of which a block has ``runs``. kept: None, or becomes p."""
     start = unit // runs * block + unit % runs * run
     end = tl.minimum(tl.minimum(start + run, (unit // runs + 1) * block), numel.to(tl.int64))
     lane = tl.arange(0, 8)
@@ -45,17 +44,33 @@ def squares_kernel(
             tl.store(kept + at, p, mask=live)
         x = p.to(tl.float64)
         lanes += x * x
-    tl.store(squares + unit, halved_rows(lanes, UNITS, 8, 3), mask=unit < units)
+    return halved_rows(lanes, UNITS, 8, 3)
+
+
+@triton.jit(do_not_specialize=["numel", "block", "run", "runs", "units", "divisor"])
+def squares_kernel(
+    values, residual, divisor, factor, rescale, kept, squares, numel, block, run, runs, units, DIVIDES: tl.constexpr, UNITS: tl.constexpr
+):
+    """squares (float64) <- those of the units; see `squares_of`."""
+    unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)
+    found = squares_of(values, residual, divisor, factor, rescale, kept, unit, numel, block, run, runs, DIVIDES, UNITS)
+    tl.store(squares + unit, found, mask=unit < units)
+
+
+@triton.jit
+def keys_of(squares, number, runs, blocks, RUNS: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr):
+    """Each block's sum of squares, of up to ``RUNS`` runs, as an integer (int64) of the same order; 0 beyond the last block."""
+    run = tl.arange(0, RUNS)
+    live = (number < blocks)[:, None] & (run < runs)[None, :]
+    rows = tl.load(squares + number[:, None] * runs + run[None, :], mask=live, other=0.0)
+    return halved_rows(rows, ROWS, RUNS, STEPS).to(tl.int64, bitcast=True) & MAGNITUDE
 
 
 @triton.jit(do_not_specialize=["runs", "blocks"])
 def keys_kernel(squares, keys, status, runs, blocks, RUNS: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr):
-    """keys (int64) <- each block's sum of squares, of up to ``RUNS`` runs, as an integer of the same order; flag NaN and infinity."""
+    """keys (int64) <- those of the blocks; flag NaN and infinity."""
     number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    run = tl.arange(0, RUNS)
-    live = (number < blocks)[:, None] & (run < runs)[None, :]
-    rows = tl.load(squares + number[:, None] * runs + run[None, :], mask=live, other=0.0)
-    key = halved_rows(rows, ROWS, RUNS, STEPS).to(tl.int64, bitcast=True) & MAGNITUDE
+    key = keys_of(squares, number, runs, blocks, RUNS, ROWS, STEPS)
     tl.store(keys + number, key, mask=number < blocks)
     tl.store(status, tl.full((), 1, tl.int64), mask=tl.max(key, 0) >= INFINITY_BITS)
 

@@ -10,14 +10,16 @@ import torch
 from psgc.codecs.blocktopk import MOST_BLOCK, BlockTopKCodec
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.common.sums import LEAF
-from psgc.cuda.common.device_codec import DeviceStream
-from psgc.cuda.common.launching import launch
+from psgc.cuda.common.device_codec import DeviceStream, Encoding
+from psgc.cuda.common.launching import TRITON_DTYPES, launch, rescaling
+from psgc.cuda.common.many import Tables
 from psgc.cuda.common.scratch import Plan, allocated, cut, given_scratch
 from psgc.cuda.sparsify.block_kernels import apply_blocks_kernel, keys_kernel, squares_kernel, write_blocks_kernel
 from psgc.cuda.sparsify.gaps import SCAN, pack, packing_plan, unpack, unpacking_plan
+from psgc.cuda.sparsify.many.blocktopk_kernels import blocktopk_many_kernel
 from psgc.cuda.sparsify.select_kernels import CHOSEN
 from psgc.cuda.sparsify.selection import NO_GUESS, Source, choose_largest, clear, emit, selection_plan
-from psgc.cuda.sparsify.sparse import SparseDevice
+from psgc.cuda.sparsify.sparse import MANY_TILE, ONE_PROGRAM_ELEMENTS, SparseDevice
 
 KEY_BITS: Final = 63
 UNITS: Final = 32  # runs whose squares one program sums
@@ -33,6 +35,23 @@ class BlockTopKDevice(SparseDevice):
         assert isinstance(codec, BlockTopKCodec)
         super().__init__(codec)
         self._blocktopk = codec
+        self._tables = Tables(codec, lambda numel: 1, None, codec.blocks)
+
+    def encode_many(self, items: Sequence[Encoding]) -> None:
+        small = []
+        for item in items:
+            if item.grad.numel() > ONE_PROGRAM_ELEMENTS:
+                super().encode_many((item,))
+            else:
+                given_scratch(self.codec, self._plan(item.grad.numel()), item.scratch)
+                small.append(item)
+        for batch in self._tables.batches(small):
+            block = self._blocktopk.block
+            launch(
+                blocktopk_many_kernel, len(batch.table), batch.table, batch.numbers, *rescaling(batch.rescale), block, min(block, LEAF), self._runs,
+                num_warps=8, DTYPE=TRITON_DTYPES[batch.dtype], FEEDBACK=batch.feedback, ALIGNED=batch.aligned, **self._summing, UNITS=UNITS, ROWS=ROWS,
+                TILE=MANY_TILE,
+            )  # fmt: skip
 
     def _plans(self, numel: int) -> Sequence[Plan]:
         return (self._plan(numel),)
@@ -46,6 +65,12 @@ class BlockTopKDevice(SparseDevice):
     def _runs(self) -> int:
         return -(-self._blocktopk.block // LEAF)
 
+    @property
+    def _summing(self) -> dict[str, int]:
+        """How kernels sum the squares of a block's runs."""
+        runs = RUNS if self._runs > 1 else 1
+        return {"RUNS": runs, "STEPS": runs.bit_length() - 1}
+
     def _launch_write(
         self, source: Source, numel: int, stream: Stream | DeviceStream, out: torch.Tensor, status: torch.Tensor, scratch: torch.Tensor | None,
         kept: torch.Tensor | None,
@@ -58,10 +83,7 @@ class BlockTopKDevice(SparseDevice):
             squares_kernel, -(-units // UNITS), *source.arguments, kept, arrays["squares"], numel, block, min(block, LEAF), self._runs, units,
             UNITS=UNITS, **source.constants,
         )  # fmt: skip
-        runs = RUNS if self._runs > 1 else 1
-        launch(
-            keys_kernel, -(-blocks // ROWS), arrays["squares"], keys, status, self._runs, blocks, RUNS=runs, ROWS=ROWS, STEPS=runs.bit_length() - 1
-        )  # fmt: skip
+        launch(keys_kernel, -(-blocks // ROWS), arrays["squares"], keys, status, self._runs, blocks, ROWS=ROWS, **self._summing)
         keyed = Source(keys, keyed=True)
         choose_largest(keyed, blocks, count, NO_GUESS, KEY_BITS, arrays)
         emit(keyed, blocks, count, NO_GUESS, arrays, None, None)

@@ -20,18 +20,23 @@ def stored_u32(data):
     return tl.sum(tl.load(data + byte).to(tl.int64) << (8 * byte).to(tl.int64), 0)
 
 
-@triton.jit(do_not_specialize=_INTEGERS)
-def widths_kernel(indices, widths, state, ROWS: tl.constexpr):
-    """widths <- that of each group's gaps."""
-    count = tl.load(state + CHOSEN)
-    group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+@triton.jit
+def widths_of(indices, group, count):
+    """The width of each group's gaps, int32; 0 beyond the last one."""
     at = group[:, None] * 128 + tl.arange(0, 128)[None, :]
     live = at < count
     before = tl.load(indices + at - 1, mask=live & (at > 0), other=-1)
     gap = tl.where(live, tl.load(indices + at, mask=live, other=0) - before - 1, 0)
     top = tl.max(gap, 1)
-    width = tl.sum(((top[:, None] >> tl.arange(0, 32)[None, :]) > 0).to(tl.int32), 1)
-    tl.store(widths + group, width.to(tl.uint8), mask=group * 128 < count)
+    return tl.sum(((top[:, None] >> tl.arange(0, 32)[None, :]) > 0).to(tl.int32), 1)
+
+
+@triton.jit(do_not_specialize=_INTEGERS)
+def widths_kernel(indices, widths, state, ROWS: tl.constexpr):
+    """widths <- that of each group's gaps."""
+    count = tl.load(state + CHOSEN)
+    group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    tl.store(widths + group, widths_of(indices, group, count).to(tl.uint8), mask=group * 128 < count)
 
 
 @triton.jit(do_not_specialize=_INTEGERS)
@@ -62,6 +67,22 @@ def offsets_kernel(payload, widths, offsets, state, status, head, each, numel, M
         tl.store(payload + byte, (tl.where(dense, ALL, count) >> (8 * byte).to(tl.int64)).to(tl.uint8))
 
 
+@triton.jit
+def packed_bytes(indices, group, byte, width, size, steps):
+    """Bytes of groups of ``size`` gaps of ``width`` bits, 1 or more, each of which holds bits of ``steps`` gaps at most."""
+    number = byte * 8 // width
+    gathered = tl.zeros(number.shape, tl.int64)
+    for _ in range(steps):
+        at = group * 128 + number
+        live = (number < size) & (number * width < 8 * byte + 8)
+        before = tl.load(indices + at - 1, mask=live & (at > 0), other=-1)
+        gap = tl.where(live, tl.load(indices + at, mask=live, other=0) - before - 1, 0).to(tl.int64)
+        shift = (number * width - 8 * byte).to(tl.int64)
+        gathered |= tl.where(shift >= 0, gap << tl.maximum(shift, 0), gap >> tl.maximum(-shift, 0))
+        number += 1
+    return (gathered & 255).to(tl.uint8)
+
+
 @triton.jit(do_not_specialize=_INTEGERS)
 def pack_kernel(indices, widths, offsets, payload, state, head, each, BYTES: tl.constexpr):
     """Write one group's width and gaps."""
@@ -76,17 +97,7 @@ def pack_kernel(indices, widths, offsets, payload, state, head, each, BYTES: tl.
         target = packed + tl.load(offsets + group)
         for first in range(0, nbytes, BYTES):
             byte = first + tl.arange(0, BYTES)
-            gathered = tl.zeros((BYTES,), tl.int64)
-            number = byte * 8 // width
-            for _ in range((width + 6) // width + 1):
-                at = group * 128 + number
-                live = (number < size) & (number * width < 8 * byte + 8)
-                before = tl.load(indices + at - 1, mask=live & (at > 0), other=-1)
-                gap = tl.where(live, tl.load(indices + at, mask=live, other=0) - before - 1, 0).to(tl.int64)
-                shift = (number * width - 8 * byte).to(tl.int64)
-                gathered |= tl.where(shift >= 0, gap << tl.maximum(shift, 0), gap >> tl.maximum(-shift, 0))
-                number += 1
-            tl.store(target + byte, (gathered & 255).to(tl.uint8), mask=byte < nbytes)
+            tl.store(target + byte, packed_bytes(indices, group, byte, width, size, (width + 6) // width + 1), mask=byte < nbytes)
 
 
 @triton.jit(do_not_specialize=_INTEGERS)

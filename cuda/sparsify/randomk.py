@@ -8,10 +8,10 @@ import torch
 
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.randomk import RandomKCodec, shared_stream
-from psgc.cuda.common.device_codec import DeviceStream, Encoding, stream_words
+from psgc.cuda.common.device_codec import Decoding, DeviceStream, Encoding, stream_words
 from psgc.cuda.common.launching import TRITON_DTYPES, draws, launch, rescaling
-from psgc.cuda.common.many import Tables
-from psgc.cuda.sparsify.randomk_kernels import apply_kernel, gather_kernel, scan_kernel, write_many_kernel
+from psgc.cuda.common.many import ReadingTables, Tables
+from psgc.cuda.sparsify.randomk_kernels import apply_kernel, gather_kernel, read_many_kernel, scan_kernel, write_many_kernel
 from psgc.cuda.sparsify.scatter_kernels import PUT, TILE
 from psgc.cuda.sparsify.selection import Source
 from psgc.cuda.sparsify.sparse import SparseDevice
@@ -26,6 +26,7 @@ class RandomKDevice(SparseDevice):
         assert isinstance(codec, RandomKCodec)
         super().__init__(codec)
         self._randomk = codec
+        self._readings = ReadingTables(codec, lambda numel: -(-numel // TILE))
         self._tables = Tables(codec, lambda numel: -(-numel // TILE), lambda stream: stream_words(shared_stream(stream)))
 
     def encode_many(self, items: Sequence[Encoding]) -> None:
@@ -36,6 +37,12 @@ class RandomKDevice(SparseDevice):
             launch(
                 write_many_kernel, batch.owners.numel(), batch.table, batch.owners, batch.words, *rescaling(batch.rescale),
                 DTYPE=TRITON_DTYPES[batch.dtype], FEEDBACK=batch.feedback, ALIGNED=batch.aligned, SCALES=bool(self._randomk.settings[0]), TILE=TILE,
+            )  # fmt: skip
+
+    def decode_many(self, items: Sequence[Decoding]) -> None:
+        for batch in self._readings.batches(items):
+            launch(
+                read_many_kernel, batch.owners.numel(), batch.table, batch.owners, *rescaling(batch.rescale), TILE=TILE, **batch.constants
             )  # fmt: skip
 
     def _strata(self, numel: int) -> tuple[int, int, int, int]:

@@ -59,16 +59,22 @@ def keys_at(
     return key, p
 
 
+@triton.jit
+def sample_places(j, size, log_size, numel):
+    """The places of the sample's elements (int64), as `largest.reference_sample` defines them."""
+    jitter = (((j * 0x9E3779B1) & 0xFFFFFFFF) * numel.to(tl.int64)) >> 32
+    return tl.where(size == numel, j, (j * numel.to(tl.int64) + jitter) >> log_size.to(tl.int64))
+
+
 @triton.jit(do_not_specialize=_INTEGERS)
 def sample_kernel(
     values, residual, divisor, factor, rescale, keys, numel, size, log_size,
     DIVIDES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """keys (int64 [size]) <- magnitudes of the sample, whose places `largest.reference_sample` defines."""
+    """keys (int64 [size]) <- magnitudes of the sample."""
     j = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     live = j < size
-    jitter = (((j * 0x9E3779B1) & 0xFFFFFFFF) * numel.to(tl.int64)) >> 32
-    place = tl.where(size == numel, j, (j * numel.to(tl.int64) + jitter) >> log_size.to(tl.int64))
+    place = sample_places(j, size, log_size, numel)
     p = p_at(values, residual, place, live, divisor, factor, rescale, DIVIDES)
     tl.store(keys + j, magnitude_bits(p).to(tl.int64), mask=live)
 

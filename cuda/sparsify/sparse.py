@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
@@ -14,6 +15,11 @@ from psgc.cuda.common.launching import launch, rescaling
 from psgc.cuda.common.scratch import Plan, planned_bytes
 from psgc.cuda.sparsify.scatter_kernels import ADD, PUT, TAKE, TILE, correct_kernel
 from psgc.cuda.sparsify.selection import Source
+
+ONE_PROGRAM_ELEMENTS: Final = (
+    1 << 15
+)  # of a part that one program encodes: 16 tiles, each read five times or more; the launches of a larger one take less time than that would
+MANY_TILE: Final = 2048  # elements of such a part that are looked at at once
 
 
 class SparseDevice(DeviceCodec):

@@ -7,17 +7,20 @@ A payload's length is known on the device alone, before the end of ``finish`` an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.sparsify.largest import MOST_OVER, sample_size, sampled_rank
 from psgc.codecs.topk import TopKCodec
-from psgc.cuda.common.device_codec import DeviceStream
-from psgc.cuda.common.launching import launch
+from psgc.cuda.common.device_codec import DeviceStream, Encoding
+from psgc.cuda.common.launching import TRITON_DTYPES, launch, rescaling
+from psgc.cuda.common.many import Tables
 from psgc.cuda.common.scratch import Plan, allocated, cut, given_scratch
 from psgc.cuda.sparsify import bisection
 from psgc.cuda.sparsify.gaps import CLOSE, OPEN, pack, packing_plan, unpack, unpacking_plan
+from psgc.cuda.sparsify.many.topk_kernels import topk_many_kernel
 from psgc.cuda.sparsify.scatter_kernels import (
     TILE,
     everything_kernel,
@@ -37,7 +40,7 @@ from psgc.cuda.sparsify.selection import (
     guess,
     selection_plan,
 )
-from psgc.cuda.sparsify.sparse import SparseDevice
+from psgc.cuda.sparsify.sparse import MANY_TILE, ONE_PROGRAM_ELEMENTS, SparseDevice
 from psgc.errors import CodecError
 
 
@@ -48,6 +51,25 @@ class TopKDevice(SparseDevice):
         assert isinstance(codec, TopKCodec)
         super().__init__(codec)
         self._topk = codec
+        self._tables = {stage.canonical: Tables(codec, lambda numel: 1, None, partial(_numbers, stage)) for stage in (codec, *codec.stages)}
+
+    def encode_many(self, items: Sequence[Encoding]) -> None:
+        stages: dict[str, tuple[TopKCodec, list[Encoding]]] = {}
+        for item in items:
+            numel = item.grad.numel()
+            stage = self._stage(item.stream, numel)
+            if numel > ONE_PROGRAM_ELEMENTS or stage.select == "mstopk":
+                super().encode_many((item,))
+            else:
+                stages.setdefault(stage.canonical, (stage, []))[1].append(item)
+        for stage, small in stages.values():
+            for item in small:
+                given_scratch(stage, self._plan(stage, item.grad.numel()), item.scratch)
+            for batch in self._tables[stage.canonical].batches(small):
+                launch(
+                    topk_many_kernel, len(batch.table), batch.table, batch.numbers, *rescaling(batch.rescale), num_warps=8,
+                    DTYPE=TRITON_DTYPES[batch.dtype], FEEDBACK=batch.feedback, ALIGNED=batch.aligned, SAMPLED=stage.select == "sampled", TILE=MANY_TILE,
+                )  # fmt: skip
 
     def _plans(self, numel: int) -> Sequence[Plan]:
         return [self._plan(stage, numel) for stage in (self._topk, *self._topk.stages)]
@@ -105,3 +127,10 @@ def guess_for(codec: TopKCodec, numel: int) -> Guess:
     if codec.select == "mstopk":
         return guess(numel, k + 1) if k < numel else NO_GUESS
     return guess(numel, k)
+
+
+def _numbers(codec: TopKCodec, numel: int) -> tuple[int, ...]:
+    """What `topk_kernels` is told of a part."""
+    k = codec.count(numel)
+    size, _, _, room = guess_for(codec, numel) if codec.select == "sampled" else NO_GUESS
+    return k, size, (size - 1).bit_length(), sampled_rank(numel, k), room

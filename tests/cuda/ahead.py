@@ -2,12 +2,12 @@
 
     python tests/cuda/ahead.py              check up to 6 variants of each kernel, and that cuda/KERNELS.md says of them what was compiled
     python tests/cuda/ahead.py --write      write cuda/KERNELS.md
-    python tests/cuda/ahead.py --every      check all variants; takes many minutes. The table is left alone
+    python tests/cuda/ahead.py --every      check all variants; takes many minutes. The table is left alone, as it is under another Triton than its own
     ... --only lowrank --only write_kernel  the same for kernels with one of these in their module's or own name; the table's other rows stay
 
 `tour.py` calls the GPU sides of all codecs; here, a launch is recorded with the types and constants of its arguments, and compiled. The rules:
-every kernel and helper is reached by the tour; nothing spills registers or uses a stack; and no instruction rounds otherwise than the
-CPU does: no fused multiply-add, no flushed denormal, no approximate division or root. `test_ahead.py` does so for a sample.
+every kernel and helper is reached by the tour; nothing spills registers or uses a stack; and no instruction may give other numbers than the CPU
+does: ``INEXACT`` has them, `cuda/README.md` says what to write instead. `test_ahead.py` does so for a sample.
 """
 
 from __future__ import annotations
@@ -32,7 +32,23 @@ import torch
 
 TARGETS: Final = (80, 90, 100)  # compute capabilities: A100, H100 and H200, B200
 TABLE: Final = Path(__file__).parents[2] / "cuda" / "KERNELS.md"
-INEXACT: Final = re.compile(r"\bfma\.\S*f(?:16|32|64)|\S+\.ftz\S*|\S+\.approx\S*|\bdiv\.full\S*")
+# Instructions of PTX that may give other numbers than the CPU or the interpreter, or others from run to run.
+INEXACT: Final = re.compile(
+    "|".join(
+        (
+            r"\b(?:fma|mad)\.\S*f(?:16|32|64)\S*",  # rounds once, where the CPU rounds twice
+            r"\b(?:add|sub|mul)\.(?:sat\.)?b?f(?:16|32|64)\S*",  # says no rounding: the assembler may fuse it
+            r"\S+\.ftz\S*",  # makes denormals zeros
+            r"\S+\.approx\S*|\bdiv\.full\S*",
+            r"\b(?:min|max)\.(?!NaN\.)(?:xorsign\.abs\.)?b?f(?:16|32|64)\S*",  # the limit where an element is NaN, which NumPy keeps
+            r"\bcvt\.r[nzmp]i\.\S*[su](?:8|16|32|64)\.b?f(?:16|32|64)\S*",  # ends at the integer's limits, where NumPy does anything
+            r"\bcvt\.r\S*(?:bf16|f16|e4m3|e5m2|tf32)\S*\.f(?:32|64)\b\S*",  # narrows with another NaN, and on some GPUs alone
+            r"\b(?:mma|wgmma|tcgen05)\.\S+",  # sums in an order of its own
+            r"\b(?:red|atom)\.\S*\.b?f(?:16|32|64)\S*",  # sums in any order
+            r"\bld\.global\.nc\S*",  # may not see what the kernel has stored
+        )
+    )
+)
 RESOURCES: Final = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 MOST_VARIANTS: Final = 6  # of a kernel, evenly among those that the tour launches
 REMEDY: Final = "python tests/cuda/ahead.py --write"
@@ -292,6 +308,13 @@ def rows_in(path: Path) -> dict[str, str]:
     return {line[: line.index("|", line.index("|", 1) + 1) + 1]: line for line in lines if line.startswith("| `")}
 
 
+def is_of_this_triton(path: Path) -> bool:
+    """Whether a table that was written is of the Triton that compiles here; others take other registers."""
+    import triton
+
+    return not path.is_file() or f"as Triton {triton.__version__} compiles" in path.read_text()
+
+
 def text_of(rows: Iterable[str]) -> str:
     """The text of cuda/KERNELS.md."""
     import triton
@@ -314,6 +337,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         parser.error("TRITON_INTERPRET is set: what the interpreter runs cannot be compiled; unset it")
+    if options.write and options.only and not is_of_this_triton(options.table):
+        parser.error(f"{options.table.name} is of another Triton: write all of it, without --only, or install that one")
     launches = record(options.tour)
     named = [launch for launch in launches if not options.only or any(name in f"{launch.module}.{launch.kernel}" for name in options.only)]
     done = compile_all(named if options.every else spread(named))
@@ -326,7 +351,7 @@ def main(arguments: list[str] | None = None) -> int:
             wrong.append(f"{one.launch.module}.{one.launch.kernel} {one.launch.types} for sm_{one.target}: {one.wrong}")
     rows, written, name = rows_of(launches, done), rows_in(options.table), names(launches)
     current = {name[launch] for launch in spread(launches)}
-    if options.every:
+    if options.every or not (is_of_this_triton(options.table) or options.write):
         pass
     elif options.write:
         options.table.write_text(text_of(({cells: row for cells, row in written.items() if cells in current} | rows).values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from psgc.codecs.backends import cuda_side
@@ -19,29 +20,30 @@ CODECS = (
 )  # fmt: skip
 
 
-def test_they_have_the_bytes_of_the_cpu(device: torch.device) -> None:
-    for number, text in enumerate(CODECS):
-        pair = Pair(text, device)
-        for numel in (1 + number, 2177 + number):
-            pair.check_all(values(numel, number), FLOATS[number % 3 :][:1], payloads=2 + number % 3)
+# A test for each codec, so that processes share them: on a GPU, what takes the time is compiling.
+@pytest.mark.parametrize("text", CODECS)
+def test_they_have_the_bytes_of_the_cpu(device: torch.device, text: str) -> None:
+    number, pair = CODECS.index(text), Pair(text, device)
+    for numel in (1 + number, 2177 + number):
+        pair.check_all(values(numel, number), FLOATS[number % 3 :][:1], payloads=2 + number % 3)
 
 
-def test_they_have_the_bytes_of_the_cpu_for_values_at_the_edges(device: torch.device) -> None:
-    for number, text in enumerate(CODECS):
-        pair = Pair(text, device)
-        for specials in (SPECIAL, SPECIAL[:-2]):  # with NaN and infinity, and without: a block of each kind
-            x = np.concatenate([*(values(256, seed, special) for seed, special in enumerate(specials)), values(37, number)])
-            pair.check_encode(x, FLOATS[number % 3], with_residual=False)
-            pair.check_finish(x, 1 + number % 2)
+@pytest.mark.parametrize("text", CODECS)
+def test_they_have_the_bytes_of_the_cpu_for_values_at_the_edges(device: torch.device, text: str) -> None:
+    number, pair = CODECS.index(text), Pair(text, device)
+    for specials in (SPECIAL, SPECIAL[:-2]):  # with NaN and infinity, and without: a block of each kind
+        x = np.concatenate([*(values(256, seed, special) for seed, special in enumerate(specials)), values(37, number)])
+        pair.check_encode(x, FLOATS[number % 3], with_residual=False)
+        pair.check_finish(x, 1 + number % 2)
 
 
-def test_eight_payloads_are_added_from_left_to_right(device: torch.device) -> None:
-    for text in ("int8", "int4", "fp8"):
-        pair = Pair(text, device)
-        payloads = [pair.cpu_payload(values(2500, seed)) for seed in range(8)]
-        pair.check_fold(payloads, 2500)
-        assert pair.check_serve(pair, payloads, 2500, 8)
-        assert not pair.check_serve(Pair("bf16", device), [Pair("bf16", device).cpu_payload(values(2500, 0))], 2500, 1)
+@pytest.mark.parametrize("text", ["int8", "int4", "fp8"])
+def test_eight_payloads_are_added_from_left_to_right(device: torch.device, text: str) -> None:
+    pair = Pair(text, device)
+    payloads = [pair.cpu_payload(values(2500, seed)) for seed in range(8)]
+    pair.check_fold(payloads, 2500)
+    assert pair.check_serve(pair, payloads, 2500, 8)
+    assert not pair.check_serve(Pair("bf16", device), [Pair("bf16", device).cpu_payload(values(2500, 0))], 2500, 1)
 
 
 def test_numbers_that_change_between_replays_are_read_from_the_device(device: torch.device) -> None:

@@ -99,6 +99,42 @@ def test_encoding_allocates_nothing(device: torch.device, monkeypatch: pytest.Mo
         assert started or text == "none"
 
 
+@pytest.mark.parametrize("text", [*DRAWING, "int4", "onebit", "bf16", "topk:k=0.1", "topk:k=0.1,select=mstopk", "blocktopk:k=0.5"])
+def test_a_captured_graph_encodes_for_the_step_that_it_finds(device: torch.device, text: str) -> None:
+    from psgc.cuda.common.device_codec import DeviceStream
+    from psgc.cuda.common.tensor_streams import write_words
+
+    if device.type != "cuda":
+        pytest.skip("no CUDA device: graphs are captured on a GPU")
+    pair, words, step = (
+        Pair(text, device),
+        torch.zeros(3, dtype=torch.int64, device=device),
+        torch.zeros(1, dtype=torch.int64, device=device),
+    )
+    encode, out, state = encoding(pair, 5000)
+    stream = shared_stream(STREAM) if isinstance(pair.codec, RandomKCodec) else STREAM
+
+    def whole() -> None:
+        write_words(stream, step, words)
+        state.zero_()
+        encode(DeviceStream(words))
+
+    whole()  # compiles, which a capture does not allow
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        whole()
+    for number in (4, 2**33):
+        step.fill_(number)
+        out.fill_(0xA5)
+        graph.replay()
+        residual = values(5000, 2) if pair.codec.feedback else None
+        wanted = pair.cpu_payload(values(5000, 1), residual, replace(STREAM, step=number))
+        flags, size = state.tolist()
+        assert flags == 0
+        assert_same(out.cpu().numpy()[:size], wanted, f"{text}, step {number}")
+
+
 def described(launch: Any) -> Any:
     """A launch, with addresses for tensors."""
 

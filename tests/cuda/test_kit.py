@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from psgc.codecs.backends import backends, cuda_side
 from psgc.codecs.kit import Field, KitCodec
 from psgc.codecs.kit.cpu import CpuOps
 from psgc.codecs.kit.ops import Ops
+from psgc.cuda.common.device_codec import Encoding
 from tests.codecs.conftest import code_of_page
-from tests.cuda.against_cpu import STREAM, Pair, assert_same, values
+from tests.cuda.against_cpu import RESCALE, STREAM, Pair, assert_same, status, tensor, values
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -84,6 +86,81 @@ def test_random_rounding_and_every_width_of_field_have_the_bytes_of_the_cpu(devi
         pair = kit_pair(Stochastic(ef=ef), device)
         for numel in (1, 130, 4099):
             pair.check_all(values(numel, numel), FLOATS[:2], payloads=8)
+
+
+class Trimmed(KitCodec):
+    """The largest quarter, and the mean of what is positive, of which there may be any number."""
+
+    name = "trimmed"
+
+    def fields(self, numel: int) -> Any:
+        return {"mean": Field("f32", count=1), "places": Field("u32", count=numel // 4 + 1), "values": Field("f32", count=numel // 4 + 1)}
+
+    def compress(self, ops: Ops, p: Any, random: Any) -> Any:
+        places = ops.largest(p, p.size // 4 + 1)
+        return {
+            "mean": ops.reduce(ops.extract(p, ops.select(p > 0)), "sum") / p.size,
+            "places": ops.cast(places, "u32"),
+            "values": ops.extract(p, places),
+        }
+
+    def expand(self, ops: Ops, fields: Any, numel: int) -> Any:
+        return ops.scatter(ops.cast(fields["places"], "i64"), fields["values"], numel)
+
+
+class Spectral(KitCodec):
+    """Most operators that work on several parts at once."""
+
+    name = "spectral"
+
+    def fields(self, numel: int) -> Any:
+        return {
+            "top": Field("f32", count=2),
+            "places": Field("u16", count=5),
+            "values": Field("f16", count=8),
+            "codes": Field("u2", count=numel),
+        }
+
+    def compress(self, ops: Ops, p: Any, random: Any) -> Any:
+        turned = ops.dct(p, 16)
+        places = ops.largest(turned, 5)
+        top = ops.concat(ops.reduce(p, "max"), ops.reduce(ops.absolute(p), "sum"))
+        values = ops.concat(ops.extract(turned, places), ops.fill(2.5, 3))
+        codes = ops.nearest((-1.0, 0.0, 0.5, 4.0), ops.where(p > 0, p, ops.fill(1.0, p.size)) * ops.reduce(p, "max"))
+        return {"top": top, "places": ops.cast(places, "u16"), "values": ops.cast(values, "f16"), "codes": codes}
+
+    def expand(self, ops: Ops, fields: Any, numel: int) -> Any:
+        return ops.lookup((-1.0, 0.0, 0.5, 4.0), fields["codes"])
+
+
+@pytest.mark.parametrize("codec", [Stochastic(), Stochastic(ef=True), Spectral(), Trimmed()], ids=lambda codec: str(codec.canonical))
+def test_parts_of_one_length_are_encoded_by_one_run_of_the_operators(device: torch.device, codec: Any) -> None:
+    """But where an operator takes one part at a time; and each has the bytes that it has by itself."""
+    pair, items, calls = kit_pair(codec, device), [], 0
+    for number, numel in enumerate((300, 77, 300, 300, 1000, 77, 300)):
+        x = values(numel, number, ("", "nan", "zeros", "inf")[number % 4])
+        grad = tensor(x, device, torch.bfloat16 if number == 6 else torch.float32)
+        residual = tensor(values(numel, 99), device) if codec.feedback else None
+        items.append(Encoding(grad, residual, RESCALE, replace(STREAM, bucket=number, step=number + 1), pair.out(numel), status(device)))
+    items[2].status[0] = 1  # an input of before was not finite
+    compress = codec.compress
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return compress(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(codec), "compress", staticmethod(counted))
+        pair.side.encode_many(items)
+    assert calls == (4 if codec.name != "trimmed" else 2 + len(items))  # lengths and dtypes; two groups were tried in vain
+    for number, item in enumerate(items):
+        alone, state = pair.out(item.grad.numel()), status(device)
+        pair.side.encode(item.grad, item.residual, RESCALE, item.stream, alone, state)
+        if number == 2:
+            state[0] |= 1
+        assert item.status.tolist() == state.tolist()
+        assert_same(item.out.cpu().numpy(), alone.cpu().numpy(), f"{codec.name}, part {number}")
 
 
 def test_a_codec_whose_payloads_vary_in_length_has_no_gpu_side(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from psgc.codecs.backends import cuda_side, cuda_state
 from psgc.codecs.codec import FLOATS, Stream
 from psgc.codecs.registry import parse_codec, parse_scheme
 from psgc.codecs.scheme import BucketContext
-from psgc.cuda.common.device_codec import Encoding
+from psgc.cuda.common.device_codec import Decoding, Encoding
 
 NUMEL: Final = 20000  # above what a sparse codec looks at as a whole
 STREAM: Final = Stream(seed=1, step=1, rank=0, bucket=0)
@@ -89,10 +89,13 @@ def operations(text: str, dtype: str) -> None:
     if codec.dtypes == FLOATS:
         side.encode_many([Encoding(part(), residual(), 0.5, STREAM, payload, status, scratch)])
     side.decode(payload, NUMEL, part())
+    side.decode_many([Decoding([payload], NUMEL, part())])
     if codec.feedback:
+        side.decode_many([Decoding([payload], NUMEL, floats(), "commit", part(), 0.5)])
         side.commit(payload, NUMEL, part(), floats(), 0.5)
     if dtype == "float32":
         for count, fresh in ((1, True), (2, False), (8, True)):
             side.fold([payload] * count, NUMEL, floats(), fresh)
+            side.decode_many([Decoding([payload] * count, NUMEL, floats(), "decode" if fresh else "add")])
             side.fold_and_finish(codec, [payload] * count, NUMEL, 2, residual(), residual(), 0.5, STREAM, payload, status, scratch)
         side.finish(floats(), NUMEL, 2, residual(), residual(), 0.5, STREAM, payload, status, scratch)

@@ -1,4 +1,4 @@
-"""A scheme's own state as a device's: what runs in the kernels' place on a recorded device; see cuda/common/device_state.py."""
+"""A scheme's CPU state in the form of a device state, which runs in place of the kernels on a recorded device; see cuda/common/device_state.py."""
 
 from __future__ import annotations
 

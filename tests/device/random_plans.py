@@ -1,4 +1,4 @@
-"""Plans at random of what jobs run where gradients lie on GPUs: any option, over servers and among workers, encoded and decoded on either device."""
+"""Random plans that jobs with gradients on GPUs can run: any option, over servers and among workers, encoded and decoded on either device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device without a device: streams and events over CPU memory, which record who uses which memory, and find uses that nothing orders.
+"""A stand-in for a device: streams and events over CPU memory, which record who uses which memory, and find uses that no event orders.
 
 Work runs at once, in the order in which it is enqueued, so results are right whatever order a real device might take. The order is checked instead:
 every stream and every host thread has a vector clock. Enqueueing carries the thread's clock to the stream, ``record`` takes the stream's, ``wait`` and
@@ -18,8 +18,11 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
+from psgc.codecs.blocktopk import BlockTopKCodec, places_of
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.scheme import Scheme, slices
+from psgc.codecs.sparsify.gaps import packed_length, unpack
+from psgc.errors import UsageError
 from psgc.torch.device.runtime import Event as RuntimeEvent
 from tests.device.cpu_state import CpuState
 
@@ -177,7 +180,8 @@ class RecordingStream:
 
 @dataclass(eq=False)
 class RecordingRuntime:
-    """See the module's text. behind: whether the device has come to no mark yet; lacks: codecs, and schemes with a state, without kernels here; fault: what
+    """See the module's text. behind: whether the device has come to no mark yet; capturing: whether the trainer's stream is captured in a graph, where it is
+    no stream for others; lacks: codecs, and schemes with a state, without kernels here; fault: what
     running work on a stream, or making memory ("memory"), raises."""
 
     races: Races = field(default_factory=Races)
@@ -187,12 +191,15 @@ class RecordingRuntime:
     fault: Callable[[str], BaseException | None] = lambda name: None
     gpus: Callable[[], str] = lambda: ""  # the device's id, of a rank that may exchange from GPU to GPU
     nccl: str = "gloo, in its place"
+    capturing: bool = False
 
     def __post_init__(self) -> None:
         self.streams = 0
         self.training = RecordingStream(self.races, "training")
 
     def current(self) -> RecordingStream:
+        if self.capturing:
+            raise UsageError("a graph is being captured")
         return self.training
 
     def stream(self) -> RecordingStream:
@@ -258,7 +265,8 @@ class CpuCodec:
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
-        self.launched: list[int] = []  # parts of each launch over several
+        self.launched: list[int] = []  # parts of each launch over several that encodes
+        self.used: list[int] = []  # and of each that uses payloads
 
     def scratch_bytes(self, numel: int) -> int:
         return 64
@@ -283,14 +291,23 @@ class CpuCodec:
             self.codec.decode(payload.numpy(), numel, lo, hi, wide[lo:hi])
         _narrow(wide, out)
 
+    def decode_many(self, items: Sequence[Any]) -> None:
+        self.used.append(len(items))
+        for item in items:
+            if item.use == "commit":
+                self.commit(item.payloads[0], item.numel, item.grad, item.target, item.rescale)
+            else:
+                self.decode(item.payloads[0], item.numel, item.target)
+
     def commit(self, payload: torch.Tensor, numel: int, grad: torch.Tensor, residual: torch.Tensor, rescale: float) -> None:
         wide, kept = self._wide(grad), residual.numpy()
         for lo, hi in slices(self.codec, numel):
             self.codec.commit(payload.numpy(), numel, lo, hi, wide[lo:hi], kept[lo:hi], rescale)
 
     def fold(self, payloads: Sequence[torch.Tensor], numel: int, acc: torch.Tensor, fresh: bool) -> None:
+        found = [_ended(self.codec, payload.numpy(), numel) for payload in payloads]
         for lo, hi in slices(self.codec, numel):
-            self.codec.fold([payload.numpy() for payload in payloads], numel, lo, hi, acc.numpy()[lo:hi], fresh)
+            self.codec.fold(found, numel, lo, hi, acc.numpy()[lo:hi], fresh)
 
     def finish(
         self, acc: torch.Tensor, numel: int, divisor: int, residual: torch.Tensor | None, residual_out: torch.Tensor | None, rescale: float,
@@ -309,6 +326,16 @@ class CpuCodec:
         if np.dtype(self.codec.array_dtype) == np.float32:
             return grad.float().numpy()
         return (grad.view(torch.uint16) if grad.dtype == torch.bfloat16 else grad).numpy()
+
+
+def _ended(codec: Codec, payload: Any, numel: int) -> Any:
+    """The payload without what lies behind it in memory of its bound: kernels see from its content where it ends, as those of ``topk`` on the CPU do."""
+    if not isinstance(codec, BlockTopKCodec):
+        return payload
+    count, _ = codec.blocks(numel)
+    end, chosen = packed_length(payload, count), np.empty(count, np.uint32)
+    unpack(payload, chosen)
+    return payload[: end + 4 * places_of(chosen, codec.block, numel).size]
 
 
 def _narrow(wide: Any, out: torch.Tensor) -> None:

@@ -25,7 +25,7 @@ SLOT_BYTES = 4096  # so that payloads travel in pieces
 def use_recorded(runtime: RecordingRuntime, slots: int = 2, slot_bytes: int = SLOT_BYTES) -> Engine:
     """From now on CPU tensors count as on this device. ``engines.use()`` ends it."""
     engine = Engine(runtime, slots, slot_bytes)
-    engines.use(lambda tensor: True, lambda device: engine)
+    engines.use(lambda tensor: True, lambda device: engine, lambda device: runtime.capturing)
     return engine
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from psgc.codecs import BLOCK
 from psgc.plan.model.options import all_options
 from psgc.torch.device import engines
 from psgc.torch.tensors.buffers import TensorsBuffer
@@ -36,12 +37,13 @@ def on(option: tuple[str, ...], devices: str) -> tuple[str, ...]:
 
 
 def played(
-    options: list[tuple[str, ...]], codec: str, dtype: torch.dtype, runtime: RecordingRuntime | None, sizes: tuple[int, ...]
-) -> list[Any]:
-    """Results and residuals over steps of every kind."""
-    job = Job(sizes)
-    layout = job.layout(options, NUMEL, codec, str(dtype).removeprefix("torch."), parts=2)
-    buffers = [[TensorsBuffer([(NUMEL,)], torch.float32, late=True) for _ in options] for _ in job.executors]
+    options: list[tuple[str, ...]], codec: str, dtype: torch.dtype, runtime: RecordingRuntime | None, sizes: tuple[int, ...],
+    job: Job | None = None, numel: int = NUMEL,
+) -> list[Any]:  # fmt: skip
+    """Results and residuals over steps of every kind. job: of these nodes, not of groups of threads."""
+    job = job or Job(sizes)
+    layout = job.layout(options, numel, codec, str(dtype).removeprefix("torch."), parts=min(2, -(-numel // BLOCK)))
+    buffers = [[TensorsBuffer([(numel,)], torch.float32, late=True) for _ in options] for _ in job.executors]
     seen: list[Any] = []
     for number, (skips, dropped, rescale, poison) in enumerate(
         [((), False, 1.0, False), ((1,), False, 0.5, False), ((), True, 1.0, False), ((), False, 1.0, True), ((), False, 1.0, False)]
@@ -51,9 +53,9 @@ def played(
         for rank, executor in enumerate(job.executors):
             for index, buffer in enumerate(buffers[rank]):
                 made = torch.Generator().manual_seed(100 * number + 10 * rank + index)
-                tensor = torch.randn(NUMEL, generator=made).to(dtype)
+                tensor = torch.randn(numel, generator=made).to(dtype)
                 if poison and rank == 0:
-                    tensor[7] = torch.inf
+                    tensor[min(7, numel - 1)] = torch.inf
                 if runtime is not None:
                     runtime.trainer_writes([tensor])
                 buffer.bind([tensor])
@@ -63,7 +65,7 @@ def played(
                 tensors[rank].append(tensor)
         for board, own in zip(job.boards, tickets, strict=True):
             board.wait(own)
-        assert not job.errors
+        assert not job.errors, job.errors
         for rank, mine in enumerate(tensors):
             for buffer, tensor in zip(buffers[rank], mine, strict=True):
                 buffer.arrive()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from psgc.errors import UsageError
 from psgc.launch import gpu_results
 from psgc.launch.gpu_results import result_for
+from tests.benchmark_scripts import load
 from tests.plan.commands import psgc
 from tests.preloaded import run_preloaded
 
@@ -78,7 +81,7 @@ def test_a_file_that_is_no_result_is_named_and_dry_runs_do_not_count(planted: Pa
 @pytest.mark.timeout(300)
 def test_the_gpu_benchmark_takes_its_steps_in_a_dry_run(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
-    steps = "machine,kernels,many_tensors,gpt,two_ranks,sanitizer"
+    steps = "machine,kernels,two_ranks,many_tensors,gpt,sanitizer"
     command = (str(ROOT / "benchmarks" / "gpu.py"), "--dry-run", "--out", str(out), "--steps", steps)
     done = run_preloaded(*command, env=os.environ, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -88,3 +91,40 @@ def test_the_gpu_benchmark_takes_its_steps_in_a_dry_run(tmp_path: Path) -> None:
     for codec in ("int8", "onebit:momentum=nesterov", "powersgd:rank=4"):
         assert found["gpt"]["codecs"][codec]["with_s"] > 0
     assert found["two_ranks"]["int8"]["parts_a_launch"] >= 1 and found["many_tensors"]["int8"]["ratio"] > 0
+
+
+def test_a_step_that_fails_keeps_what_it_had_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = load("gpu")
+
+    def failing(run: Any) -> dict[str, Any]:
+        run.keep({"rows": [1, 2]})
+        raise ValueError("no such\nkernel")
+
+    monkeypatch.setitem(gpu.STEPS, "kernels", failing)
+    assert gpu.step("kernels", "60", str(tmp_path / "found.json"), dry=True) == 1
+    assert json.loads((tmp_path / "found.json").read_text()) == {"rows": [1, 2], "failed": "ValueError: no such kernel"}
+
+
+def test_a_command_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
+    gpu = load("gpu")
+    started = tmp_path / "started"
+    child = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    code = (
+        f"import subprocess, sys, time; print('begins', flush=True); subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(600)"
+    )
+    done = gpu.ran([sys.executable, "-c", code], 15.0, {})
+    assert done == (None, "begins\n")
+    stat = Path(f"/proc/{started.read_text()}/stat")
+    for _ in range(100):
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("its child lives on")
+
+
+def test_a_step_that_is_cut_off_does_not_keep_others_from_being_taken(tmp_path: Path) -> None:
+    gpu = load("gpu")
+    found = gpu.taken("machine", 0.0, True)
+    assert found["failed"].startswith("it was not done after 0 s")
+    assert sum(gpu.LIMITS.values()) < 8 * 60 and list(gpu.LIMITS) == list(gpu.STEPS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -25,6 +25,18 @@ class Encoding:
     scratch: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What becomes of a part's payloads, one use among many, as ``psgc.cuda.common.device_codec`` has it."""
+
+    payloads: Sequence[torch.Tensor]
+    numel: int
+    target: torch.Tensor
+    use: Literal["decode", "add", "commit"] = "decode"
+    grad: torch.Tensor | None = None
+    rescale: float = 1.0
+
+
 class DeviceCodec(Protocol):
     """Kernels of one codec. All methods enqueue on torch's current stream. ``status``: int64 [2] on the device: whether an input was NaN or infinite, and the
     payload's bytes."""
@@ -41,6 +53,8 @@ class DeviceCodec(Protocol):
     def encode_many(self, items: Sequence[Encoding]) -> None: ...
 
     def decode(self, payload: torch.Tensor, numel: int, out: torch.Tensor) -> None: ...
+
+    def decode_many(self, items: Sequence[Decoding]) -> None: ...
 
     def commit(self, payload: torch.Tensor, numel: int, grad: torch.Tensor, residual: torch.Tensor, rescale: float) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Collectives of device tensors among a group's members: enqueued on a stream of the group's own, sums taken in member order.
+"""Collectives of device tensors among a group's members, of floats and of payloads: enqueued on a stream of the group's own, sums taken in member order.
 
 Each member sends its slices by one all-to-all, and adds what comes in member order, in the arithmetic of psgc.program.sums; so the sums are those of groups
 over the hosts' memory bit for bit (NaNs apart, of which the payload may differ), whatever order the library would add in. A reduce_scatter moves (P - 1) / P of
@@ -15,6 +15,7 @@ import torch
 from torch import distributed as dist
 
 from psgc.torch.device.engine import Engine
+from psgc.torch.device.launches import aligned
 
 
 class DeviceCollectives:
@@ -85,6 +86,31 @@ class DeviceCollectives:
             [each for _, each in come],
         )
 
+    # bytes: each tensor begins at a multiple of 16
+
+    def exchange(self, outgoing: Sequence[Sequence[torch.Tensor]], incoming: torch.Tensor, come: Sequence[int]) -> None:
+        """Send each member its tensors. ``incoming`` becomes what the members send here, one behind the other; come: bytes from each."""
+        leave = [packed_bytes(tensors) for tensors in outgoing]
+        self._exchange(incoming, self._packed([each for tensors in outgoing for each in tensors], sum(leave)), list(come), leave)
+
+    def share(self, own: Sequence[torch.Tensor], together: torch.Tensor) -> None:
+        """``together`` becomes each member's tensors: those of each take up as many bytes as those of the largest."""
+        packed = self._packed(own, together.numel() // self._size)
+        self.stream.run(lambda: self._process_group._allgather_base(together, packed).wait(), [packed], [together])
+
+    def hand_out(self, own: Sequence[torch.Tensor], incoming: torch.Tensor, root: int) -> None:
+        """``incoming`` becomes the root's tensors, everywhere but there."""
+        self.broadcast(self._packed(own, packed_bytes(own)) if self._index == root else incoming, root)
+
+    def _packed(self, tensors: Sequence[torch.Tensor], nbytes: int) -> torch.Tensor:
+        room, start, places = self._room(nbytes, torch.uint8), 0, []
+        for tensor in tensors:
+            places.append(room[start : start + tensor.numel()])
+            start += aligned(tensor.numel())
+        if places:
+            self.stream.run(lambda: torch._foreach_copy_(places, list(tensors)), tensors, places)
+        return room
+
     def _exchange(self, incoming: torch.Tensor, outgoing: torch.Tensor, come: list[int], leave: list[int]) -> None:
         """come, leave: elements from and to each member, one behind the other."""
         self.stream.run(lambda: self._process_group.alltoall_base(incoming, outgoing, come, leave).wait(), [outgoing], [incoming])
@@ -98,6 +124,11 @@ class DeviceCollectives:
         if self._memory is None or self._memory.numel() < nbytes:
             self._memory = self._engine.empty(max(nbytes, 16), torch.uint8)
         return self._memory[:nbytes].view(dtype)
+
+
+def packed_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """What tensors of bytes take up one behind the other."""
+    return sum(aligned(tensor.numel()) for tensor in tensors)
 
 
 def add_in_order(contributions: Sequence[torch.Tensor], out: torch.Tensor, divisor: int = 1) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +19,8 @@ from psgc.errors import UsageError
 from psgc.torch.device.codec import DeviceCodec, DeviceState
 from psgc.torch.device.runtime import Event, Mark, Stream
 from psgc.transport.memory.numa import bus_of, memory_on, node_of
+
+logger = logging.getLogger(__name__)
 
 
 class CudaMark:
@@ -76,7 +80,7 @@ class CudaRuntime:
             if torch.cuda.is_current_stream_capturing():
                 raise UsageError(
                     f"gradients on {self.device} became ready while a CUDA graph was being captured; psgc's exchange cannot be part of a graph: capture "
-                    "inside `with optimizer.no_sync():`, and call optimizer.synchronize() after each replay"
+                    "inside `with optimizer.no_sync():`, and call optimizer.replayed() after each replay"
                 )
         return CudaStream(torch.cuda.current_stream(self.device))
 
@@ -99,12 +103,23 @@ class CudaRuntime:
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def codec(self, codec: Codec) -> DeviceCodec | None:
-        found: DeviceCodec | None = device_codec(codec, self.device)
+        found: DeviceCodec | None = device_codec(codec, self.device) if self._has_kernels else None
         return found
 
     def state(self, scheme: Scheme, numel: int) -> DeviceState | None:
-        found: DeviceState | None = device_state(scheme, numel, self.device)
+        found: DeviceState | None = device_state(scheme, numel, self.device) if self._has_kernels else None
         return found
+
+    @functools.cached_property
+    def _has_kernels(self) -> bool:
+        """Whether kernels can run here; where they cannot, gradients are encoded on the CPU, and the log says why."""
+        from psgc.cuda.common.usable import why_not
+
+        with torch.cuda.device(self.device):
+            reason = why_not()
+        if reason:
+            logger.warning("%s: gradients are encoded on the CPU, because kernels cannot run on this GPU: %s", self.device, reason)
+        return not reason
 
     @property
     def gpu(self) -> str:

@@ -7,7 +7,9 @@ payload is copied down beside it. Owns the payloads that were sent last, on the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,9 @@ from psgc.errors import DeviceError
 from psgc.torch.device.codec import DeviceCodec
 from psgc.torch.device.engine import Engine
 from psgc.torch.device.launches import Coming, Ready, coming
+from psgc.torch.device.results import Result
 from psgc.torch.device.sent import STATUS_BYTES, Sent
-from psgc.worker.device import Bytes, EncodedThen
+from psgc.worker.device import Bytes, DevicePayload, EncodedThen, bytes_of
 from psgc.worker.residuals.residual import F32, Residual
 
 
@@ -49,6 +52,22 @@ class DeviceResidual:
         self.keep(np.ascontiguousarray(saved).view(np.float32))
 
 
+class HeldPayload:
+    """A payload that stays on the device, behind its status. See psgc.worker.device.DevicePayload."""
+
+    def __init__(self, engine: Engine, sent: Sent) -> None:
+        self.engine, self.sent = engine, sent
+
+    def to_host(self) -> Bytes:
+        found: Bytes = self.engine.fetch(self.sent.memory)
+        count = int(found[:STATUS_BYTES].view(np.int64)[1])
+        if not 0 <= count <= found.size - STATUS_BYTES:
+            raise DeviceError(
+                f"{self.engine.name}: a payload of {count} bytes has come from a GPU, where {found.size - STATUS_BYTES} are possible"
+            )
+        return found[STATUS_BYTES : STATUS_BYTES + count]
+
+
 class DeviceElements:
     """See the module's text. push, pull: of a pair's one round; None for a scheme with a state (``StateElements``). elements: the step's, flat, on the
     device, for work on ``compute``; the same tensor until the step is stored."""
@@ -57,6 +76,7 @@ class DeviceElements:
         self._engine, self._elements = engine, elements
         self._codecs = push, pull
         self._sent: dict[tuple[int, int, int], Sent] = {}
+        self._rooms: dict[tuple[int, ...], torch.Tensor] = {}
         self._lock = threading.Lock()
 
     @property
@@ -80,7 +100,17 @@ class DeviceElements:
         self, sent: Sent, scratch_bytes: int, work: Callable[[torch.Tensor], None], reads: list[torch.Tensor], writes: list[torch.Tensor],
         out: Bytes, then: EncodedThen,
     ) -> None:  # fmt: skip
-        """Enqueue ``work``, which is given scratch memory and writes status and payload to ``sent``; then copy them down."""
+        """``_enqueue``, and copy the payload down."""
+        self._enqueue(sent, scratch_bytes, work, reads, writes)
+        self._copy_down(sent, out, then)
+
+    def _copy_down(self, sent: Sent, out: Bytes, then: EncodedThen) -> None:
+        self._engine.download(coming(sent, out, then), self._engine.compute.record())
+
+    def _enqueue(
+        self, sent: Sent, scratch_bytes: int, work: Callable[[torch.Tensor], None], reads: list[torch.Tensor], writes: list[torch.Tensor]
+    ) -> None:  # fmt: skip
+        """Enqueue ``work``, which is given scratch memory and writes status and payload to ``sent``."""
         engine = self._engine
         if sent.copied is not None:
             engine.compute.wait(sent.copied)
@@ -91,17 +121,17 @@ class DeviceElements:
 
         with engine.scratch(scratch_bytes) as scratch:
             engine.compute_on(whole, reads, [*writes, sent.memory, scratch])
-        engine.download(coming(sent, out, then), engine.compute.record())
 
     def take(self, index: int, lo: int, hi: int, payload: Bytes) -> None:
         raise NotImplementedError("a pair has one round")
 
     def apply(self, lo: int, hi: int, payload: Bytes, residual: Residual | None, rescale: float) -> None:
-        pull, target = self._codec(1), self._elements()[lo:hi]
+        pull, kept = self._codec(1), values_of(residual)
         pull.codec.validate(payload, hi - lo)
-        self._commit(lo, hi, residual, rescale)
-        with self._engine.incoming([payload]) as (arrived,):
-            self._engine.compute_on(lambda: pull.decode(arrived, hi - lo, target), [arrived], [target])
+        result = Result(pull, payload, self._elements()[lo:hi], rescale=rescale)
+        if kept is not None:
+            result.push, result.sent, result.residual = self._codec(0), self._sent_of(lo, hi).payload, kept
+        self._engine.results.apply(result)
 
     def _commit(self, lo: int, hi: int, residual: Residual | None, rescale: float) -> None:
         push, kept, gradient = self._codec(0), values_of(residual), self._elements()[lo:hi]
@@ -135,32 +165,96 @@ class DeviceElements:
         self, slot: int, lo: int, hi: int, old: Residual | None, new: Residual | None, rescale: float, stream: Stream, out: Bytes,
         then: EncodedThen,
     ) -> None:  # fmt: skip
-        codec, kept, left = self._codec(slot), values_of(old), values_of(new)
-        acc, sent = self._elements()[lo:hi], self._sent_of(lo, hi, slot)
+        sent = self._sent_of(lo, hi, slot)
+        self._finish(sent, slot, lo, hi, old, new, rescale, stream)
+        self._copy_down(sent, out, then)
+
+    def finish_there(
+        self, slot: int, lo: int, hi: int, old: Residual | None, new: Residual | None, rescale: float, stream: Stream, place: int
+    ) -> HeldPayload:  # fmt: skip
+        sent = self._sent_of(lo, hi, place, self._codec(slot).codec.payload_bound(hi - lo))
+        self._finish(sent, slot, lo, hi, old, new, rescale, stream)
+        return HeldPayload(self._engine, sent)
+
+    def _finish(
+        self, sent: Sent, slot: int, lo: int, hi: int, old: Residual | None, new: Residual | None, rescale: float, stream: Stream
+    ) -> None:  # fmt: skip
+        codec, kept, left, acc = self._codec(slot), values_of(old), values_of(new), self._elements()[lo:hi]
 
         def work(scratch: torch.Tensor) -> None:
             codec.finish(acc, hi - lo, 1, kept, left, rescale, stream, sent.room, sent.status, scratch)
 
         writes = [acc, *([] if left is None else [left])]
-        self._encode(sent, codec.scratch_bytes(hi - lo), work, [] if kept is None else [kept], writes, out, then)
+        self._enqueue(sent, codec.scratch_bytes(hi - lo), work, [] if kept is None else [kept], writes)
 
-    def fold(self, slot: int, lo: int, hi: int, payloads: Sequence[Bytes]) -> None:
+    def tell(self, payloads: Sequence[DevicePayload], then: Callable[[bool | DeviceError], None]) -> None:
+        flags: list[bool] = []
+
+        def last(fault: DeviceError | None) -> None:
+            then(any(flags) if fault is None else fault)
+
+        def take(first: int, piece: Bytes) -> None:
+            flags.append(bool(piece.view(np.int64)[0] & 1))
+
+        told = []
+        for number, payload in enumerate(payloads, 1):
+            assert isinstance(payload, HeldPayload)
+            sent = payload.sent
+            thens = last if number == len(payloads) else _nothing
+            told.append(Coming(sent.memory[:STATUS_BYTES], take, thens, partial(setattr, sent, "copied")))
+        self._engine.download_all(told, self._engine.compute.record())
+
+    def fold(self, slot: int, lo: int, hi: int, payloads: Sequence[Bytes | DevicePayload]) -> None:
         codec, acc = self._codec(slot), self._elements()[lo:hi]
         for payload in payloads:
-            codec.codec.validate(payload, hi - lo)
+            if isinstance(payload, np.ndarray):
+                codec.codec.validate(payload, hi - lo)
         for begin in range(0, len(payloads), MAX_PAYLOADS):
-            with self._engine.incoming(payloads[begin : begin + MAX_PAYLOADS]) as arrived:
+            with self._arrived(payloads[begin : begin + MAX_PAYLOADS]) as arrived:
                 self._engine.compute_on(
                     lambda arrived=arrived, fresh=begin == 0: codec.fold(arrived, hi - lo, acc, fresh),  # type: ignore[misc]
                     [*arrived, *([acc] if begin else [])],
                     [acc],
                 )
 
-    def add_payload(self, slot: int, payload: Bytes, residual: Residual, numel: int) -> None:
+    def add_payload(self, slot: int, payload: Bytes | DevicePayload, residual: Residual, numel: int) -> None:
         codec, kept = self._codec(slot), values_of(residual)
         assert kept is not None
-        with self._engine.incoming([payload]) as arrived:
+        with self._arrived([payload]) as arrived:
             self._engine.compute_on(lambda: codec.fold(arrived, numel, kept, False), [*arrived, kept], [kept])
+
+    @contextmanager
+    def _arrived(self, payloads: Sequence[Bytes | DevicePayload]) -> Iterator[list[torch.Tensor]]:
+        """The payloads on this device, as ``Engine.incoming`` gives them. Of those that have stayed on a device each is as long as its bound."""
+        there = [each.sent.room if isinstance(each, HeldPayload) and each.engine is self._engine else None for each in payloads]
+        away = [bytes_of(each) for each, room in zip(payloads, there, strict=True) if room is None]
+        if not away:
+            yield [room for room in there if room is not None]
+            return
+        with self._engine.incoming(away) as arrived:
+            come = iter(arrived)
+            yield [next(come) if room is None else room for room in there]
+
+    # what groups on GPUs ask
+
+    def room(self, place: tuple[int, ...], nbytes: int) -> torch.Tensor:
+        """Memory for bytes on the device, the same in every step."""
+        with self._lock:
+            found = self._rooms.get(place)
+            if found is None or found.numel() < nbytes:
+                found = self._rooms[place] = self._engine.empty(max(nbytes, 16), torch.uint8)
+            return found[:nbytes]
+
+    def held(self, payload: Bytes | DevicePayload, bound: int, place: tuple[int, ...]) -> torch.Tensor:
+        """The payload on this device, behind its status, in memory of its bound; place: of its own, if it has to be brought there."""
+        if isinstance(payload, HeldPayload) and payload.engine is self._engine:
+            return payload.sent.memory
+        values = bytes_of(payload)
+        room = self.room(place, STATUS_BYTES + bound)
+        whole = np.concatenate([np.array([0, values.size], np.int64).view(np.uint8), values])
+        with self._engine.incoming([whole]) as (arrived,):
+            self._engine.compute_on(lambda: room[: whole.size].copy_(arrived), [arrived], [room])
+        return room
 
     def divide(self, lo: int, hi: int, divisor: int) -> None:
         target = self._elements()[lo:hi]
@@ -213,6 +307,10 @@ class DeviceElements:
                 most = self._codec(slot).codec.payload_bound(hi - lo) if bound is None else bound
                 found = self._sent[lo, hi, slot] = Sent(self._engine.empty(STATUS_BYTES + most, torch.uint8))
             return found
+
+
+def _nothing(fault: DeviceError | None) -> None:
+    return
 
 
 def values_of(residual: Residual | None) -> torch.Tensor | None:

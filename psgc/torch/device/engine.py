@@ -25,6 +25,7 @@ from psgc.torch.device.codec import DeviceCodec, DeviceState
 from psgc.torch.device.completions import Completions
 from psgc.torch.device.faults import device_faults
 from psgc.torch.device.launches import Coming, Launches, aligned
+from psgc.torch.device.results import Results
 from psgc.torch.device.rings import SLOT_BYTES, SLOTS, Ring, Slot
 from psgc.torch.device.runtime import Event, Runtime, Stream
 
@@ -55,7 +56,7 @@ class Engine:
         for _ in range(INCOMING):
             self._incoming.put(_Incoming())
         self._codecs: dict[tuple[str, str], DeviceCodec | None] = {}
-        self.launches = Launches(self, slot_bytes)
+        self.launches, self.results = Launches(self, slot_bytes), Results(self, slot_bytes)
 
     def side_stream(self) -> Stream:
         """A further stream, for a group's collectives: two groups never share one, since ranks may begin their collectives in different orders."""
@@ -169,16 +170,23 @@ class Engine:
         with device_faults(self.name):
             for first in range(0, total, ring.slot_bytes):
                 count = min(ring.slot_bytes, total - first)
-                slot = ring.take()
-                try:
-                    place, piece = slot.memory[:count], target[first : first + count]
-                    self.runtime.host_writes(place)
-                    np.copyto(place.numpy(), payload[first : first + count])
-                    self.up.run(lambda place=place, piece=piece: piece.copy_(place, non_blocking=True), [place], [piece])  # type: ignore[misc]
-                    slot.last = self.up.record()
-                finally:
-                    ring.give_back(slot)
+                self._copied_up([payload[first : first + count]], [0], target[first : first + count])
             return self.up.record()
+
+    def _copied_up(self, pieces: Sequence[Bytes], starts: Sequence[int], target: torch.Tensor) -> None:
+        """Copy what fits into a slot to the device at once, each piece to its start there."""
+        ring = self._rings[1]
+        slot = ring.take()
+        try:
+            place = slot.memory[: target.numel()]
+            self.runtime.host_writes(place)
+            held = place.numpy()
+            for start, piece in zip(starts, pieces, strict=True):
+                np.copyto(held[start : start + piece.size], piece)
+            self.up.run(lambda: target.copy_(place, non_blocking=True), [place], [target])
+            slot.last = self.up.record()
+        finally:
+            ring.give_back(slot)
 
     @contextmanager
     def incoming(self, payloads: Sequence[Bytes]) -> Iterator[list[torch.Tensor]]:
@@ -192,8 +200,12 @@ class Engine:
             if place.free is not None:
                 self.up.wait(place.free)
             targets = [memory[start : start + payload.size] for start, payload in zip(starts, payloads, strict=True)]
-            for payload, target in zip(payloads, targets, strict=True):
-                self.upload(payload, target)
+            if len(payloads) > 1 and total <= self._rings[1].slot_bytes:
+                with device_faults(self.name):
+                    self._copied_up(payloads, starts, memory[:total])
+            else:
+                for payload, target in zip(payloads, targets, strict=True):
+                    self.upload(payload, target)
             self.compute.wait(self.up.record())
             yield targets
             place.free = self.compute.record()

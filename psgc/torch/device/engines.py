@@ -35,13 +35,27 @@ def _make_cuda(device: torch.device) -> Engine:
     return Engine(CudaRuntime(device))
 
 
+def _captures_cuda(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_current_stream_capturing())
+
+
 _is_on_device: Callable[[torch.Tensor], bool] = _is_cuda
 _make: Callable[[torch.device], Engine] = _make_cuda
+_captures: Callable[[torch.device], bool] = _captures_cuda
 
 
-def use(is_on_device: Callable[[torch.Tensor], bool] = _is_cuda, make: Callable[[torch.device], Engine] = _make_cuda) -> None:
+def captured(tensor: torch.Tensor) -> bool:
+    """Whether what this thread enqueues on the tensor's device is captured in a graph, rather than run."""
+    return _is_on_device(tensor) and _captures(tensor.device)
+
+
+def use(
+    is_on_device: Callable[[torch.Tensor], bool] = _is_cuda, make: Callable[[torch.device], Engine] = _make_cuda,
+    captures: Callable[[torch.device], bool] = _captures_cuda,
+) -> None:  # fmt: skip
     """Have tensors count as on a device by another rule, with other engines: for tests on machines without one. Without arguments: CUDA's again."""
-    global _is_on_device, _make
+    global _is_on_device, _make, _captures
     with _lock:
         _engines.clear()
-        _is_on_device, _make = is_on_device, make
+        _is_on_device, _make, _captures = is_on_device, make, captures

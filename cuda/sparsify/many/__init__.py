@@ -1,0 +1,1 @@
+"""Many small parts of sparse codecs in one launch: one program makes the whole choice of a part, and writes its payload."""
