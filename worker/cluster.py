@@ -235,7 +235,7 @@ class ClusterSession(Session):
             self._executor.retire(layout)
 
     def _works(self, layout: Layout) -> list[BucketWork | GroupBucket]:
-        return [work for work in self._all_works() if work.layout is layout]
+        return [work for work in self._all_works() if work.layout.id == layout.id]
 
     def _all_works(self) -> list[BucketWork | GroupBucket]:
         over_groups = (work for one in (self._executor, self._named) if one is not None for work in one.works())
@@ -256,7 +256,7 @@ class ClusterSession(Session):
         moved, plain = (0, 0) if self._executor is None else (self._executor.moved_bytes, self._executor.uncompressed_bytes)
         named = 0 if self._named is None else self._named.moved_bytes
         return {
-            "wire_bytes": sum(link.wire_bytes for link in self._network.links) + moved + named, "resent": client.resent,
+            "wire_bytes": self._network.wire_bytes + moved + named, "resent": client.resent,
             "gradient_bytes": client.gradient_bytes + moved, "uncompressed_bytes": client.uncompressed_bytes + plain,
             "slowest_rank": waiting.slowest_rank, "least_waited_ms": waiting.least_ms, "most_waited_ms": waiting.most_ms,
         }  # fmt: skip

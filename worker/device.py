@@ -20,6 +20,13 @@ Bytes = NDArray[np.uint8]
 EncodedThen = Callable[["Encoded | DeviceError"], None]  # called once, in another thread
 
 
+class DevicePayload(Protocol):
+    """A payload that stays on the device. One whose length varies lies at the beginning of memory of its bound."""
+
+    def to_host(self) -> Bytes:
+        """A copy of its bytes. Waits for the device."""
+
+
 class DeviceBucket(Protocol):
     """A bucket's elements on a device. Slices are named by their first element and the one after their last."""
 
@@ -64,10 +71,18 @@ class DeviceBucket(Protocol):
     ) -> None:  # fmt: skip
         """As ``encode``, of what may be a sum, and write to ``new`` what the payload leaves out of it and of ``old``."""
 
-    def fold(self, slot: int, lo: int, hi: int, payloads: Sequence[Bytes]) -> None:
-        """A slice becomes the sum of these payloads, left to right. On return they have been read. Raises PayloadError."""
+    def finish_there(
+        self, slot: int, lo: int, hi: int, old: Residual | None, new: Residual | None, rescale: float, stream: Stream, place: int
+    ) -> DevicePayload:  # fmt: skip
+        """As ``finish``, of a payload that stays on the device until the next one of the same slice and place."""
 
-    def add_payload(self, slot: int, payload: Bytes, residual: Residual, numel: int) -> None:
+    def tell(self, payloads: Sequence[DevicePayload], then: Callable[[bool | DeviceError], None]) -> None:
+        """Call ``then``, once and in another thread, with whether an input of any of these was NaN or infinite. payloads: one or more of ``finish_there``."""
+
+    def fold(self, slot: int, lo: int, hi: int, payloads: Sequence[Bytes | DevicePayload]) -> None:
+        """A slice becomes the sum of these payloads, left to right. On return those on the host have been read. Raises PayloadError for one of these."""
+
+    def add_payload(self, slot: int, payload: Bytes | DevicePayload, residual: Residual, numel: int) -> None:
         """Add the elements that a payload encodes to the residual."""
 
     def divide(self, lo: int, hi: int, divisor: int) -> None:
@@ -78,3 +93,8 @@ class DeviceBucket(Protocol):
 
     def from_host(self, lo: int, hi: int, values: NDArray[Any]) -> None:
         """Set a slice's elements; on return the values have been read."""
+
+
+def bytes_of(payload: Bytes | DevicePayload) -> Bytes:
+    """A payload's bytes on the host. Waits for the device where it has stayed there."""
+    return payload if isinstance(payload, np.ndarray) else payload.to_host()

@@ -1,4 +1,4 @@
-"""Tensors -> buckets -> parts -> keys: how a declared set of tensors is fused and cut, and which server holds what.
+"""Tensors -> buckets -> parts -> keys: how declared tensors are fused and cut, and which server holds each part.
 
 Pure. The scheduler builds a Layout from the ranks' declarations; workers and servers get it as JSON and build the same object.
 """

@@ -1,4 +1,4 @@
-"""Compares the declarations of two ranks and names their first difference."""
+"""Compares two ranks' declarations, and names their first difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A declaration becomes a layout: small tensors are fused into buckets, buckets are cut into parts, and parts are spread over the servers."""
+"""Makes a layout from a declaration: fuses small tensors into buckets, cuts buckets into parts, and spreads the parts over the servers."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from psgc.wire.frames import MAX_PAYLOAD_BYTES
 
 # Below this the header and the system call cost more than the payload.
 MIN_PART_PAYLOAD_BYTES: Final = 64 << 10
-# A part is to take no longer than this on the slowest connection: what has a higher priority waits for it, and two more in the queue.
+# A part should take no longer than this on the slowest connection, because a part of higher priority waits for it, and for two more in the queue.
 MOST_PART_S: Final = 0.5
-# Of a model's gradients, a part has at most this share of what one server has of them: so no server has more than a quarter above the mean, and
-# pulls begin while most of the pushes are still to come. Below the least size the messages cost more than that gains. Many servers have less each of a model,
-# and as many workers push each part: there the last parts take a longer share of the exchange, so parts are smaller (benchmarks/placement.py).
+# One server's share of a model's gradients is cut into at least this many parts. So no server has more than a quarter above the mean, and pulls begin
+# while most pushes are still to come. Below the least size, messages would cost more than that gains. With many servers, each holds less of the model, and
+# the last parts take a longer share of the exchange, so parts are smaller (benchmarks/placement.py).
 PARTS_ON_A_SERVER: Final = 4
 LEAST_SHARE_BYTES: Final = 256 << 10
 MANY_SERVERS: Final = 9
 PARTS_ON_ONE_OF_MANY: Final = 8
 LEAST_SHARE_OF_MANY_BYTES: Final = 128 << 10
-# What the busiest machine may have to do beyond the least possible, as a share of it, before the last buckets are cut into smaller parts to even it
-# out; unless it is less than takes a 10 Gbit/s link a millisecond, which is not worth the messages.
+# If the busiest machine's load exceeds the least possible load by more than this share, the last buckets are cut into smaller parts to even it out;
+# unless the excess takes a 10 Gbit/s link less than a millisecond, which is not worth the messages.
 LEVEL: Final = 0.01
 LEAST_EXCESS_BYTES: Final = 2 << 20
 LEAST_LEVELLING_BYTES: Final = 64 << 10
-# Without servers, the parts of a named tensor or a broadcast run one after the other, and collectives overlap what they can of each: so uncompressed
-# tensors are cut only where a part's sums would need more memory than this.
+# Without servers, the parts of a named tensor or a broadcast run one after the other, and each collective overlaps its own work. So uncompressed
+# tensors are cut only if the sums of one part would need more memory than this.
 WHOLE_BYTES: Final = 64 << 20
 UNCOMPRESSED: Final = "none"
-# A bucket that is waited for by itself (CrossBarrier's) has parts of so long on the slowest connection, so that a more urgent part waits for no longer,
-# and servers send a part's sum back while the next part is on its way. It lies on all servers alike, so that all links carry it at once. But no part is
-# so short, and no bucket has so many, that messages cost more than that gains.
+# With CrossBarrier, the trainer waits for each bucket by itself. A part of such a bucket takes this long on the slowest connection, so that a more urgent
+# part waits no longer, and servers return a part's sum while the next part is being sent. The bucket lies on all servers in equal shares, so that all links
+# carry it at the same time. Parts are not so short, nor so many, that messages cost more than that gains.
 AWAITED_PART_S: Final = 0.005
 LEAST_AWAITED_PART_BYTES: Final = 32 << 10
 MOST_AWAITED_PARTS: Final = 64
@@ -71,7 +71,8 @@ def _message_bound(scheme: Scheme, numel: int) -> int:
 
 
 def _parts_awaited(scheme: Scheme, numel: int, dtype: str, part_bytes: int, servers: int, rate: int) -> int:
-    """Parts of a bucket that is waited for by itself; 0: as those of any other bucket. rate: bytes a second of the slowest connection; 0 for unlimited."""
+    """The number of parts of a bucket that the trainer waits for by itself; 0: cut it like any other bucket. rate: bytes per second of the slowest
+    connection; 0 for unlimited."""
     if not rate or scheme.whole:
         return 0
     nbytes, usual = _message_bound(scheme, numel), -(-numel * ITEM_BYTES[dtype] // part_bytes)
@@ -95,11 +96,11 @@ def build_layout(
     of the slowest connection (0: unlimited; AWAITED_PART_S if buckets are ``awaited_singly``), and of a plan's tensors it has at most a quarter of what
     a server has of them on average (an eighth of many servers'), unless it would have fewer than LEAST_SHARE_BYTES.
 
-    Parts are spread over the servers by what they cost on ``machines`` (``placement``; None: nothing is known of them), unless a declared bucket names
-    its parts' servers. If a machine would then have clearly more than its due, the last buckets are cut into smaller parts. ranks: which there are on
-    each node, of which the contributors to servers behind sums within nodes depend; left out, every rank is a node. Without servers, every
-    bucket runs over groups of ranks, by the option that it names or by ``collective.default_option``. Raises CodecError,
-    naming the tensor, if the codec cannot carry it; UsageError if the declared buckets are impossible.
+    Parts are spread over the servers by their cost on ``machines`` (``placement``; None: unknown machines), unless a declared bucket names
+    its parts' servers. If a machine would then have clearly more than its share, the last buckets are cut into smaller parts. ranks: the ranks of
+    each node, which determine the contributors to keys behind sums within nodes; by default every rank is a node. Without servers, every
+    bucket runs over groups of ranks, with the option that it names or with ``collective.default_option``. Raises CodecError,
+    which names the tensor, if the codec cannot carry it; UsageError if the declared buckets are impossible.
     """
     tensors = declaration.tensors
     if declaration.kind == "weights":
@@ -132,7 +133,8 @@ def build_layout(
 
 
 class _Slices(NamedTuple):
-    """One bucket, cut. sizes: elements of each slice; option: that it runs over groups of ranks, or nothing; pieces: what it pushes to servers."""
+    """One bucket, cut into slices. sizes: elements of each slice; option: the actions that it runs over groups of ranks, () if every rank pushes all of
+    it; pieces: what ranks push to servers behind sums within nodes."""
 
     spec: BucketSpec
     dtype: str
@@ -143,7 +145,7 @@ class _Slices(NamedTuple):
     pieces: tuple[Piece, ...] = ()
 
     def loads(self, rate: int, workers: int) -> list[Load]:
-        """What each slice costs that servers sum; of a bucket over groups each piece. The fewer contribute to a piece, the less it costs."""
+        """The cost of each slice, or, for a bucket over groups, of each piece that servers sum. A piece costs less if it has fewer contributors."""
         if not self.option:
             return [_load(self.scheme, size, rate, 1.0) for size in self.sizes]
         return [_load(self.scheme, piece.hi - piece.lo, rate, len(piece.contributors) / workers) for piece in self.pieces]
@@ -167,7 +169,7 @@ class _Slices(NamedTuple):
 def _sliced(
     declaration: Declaration, index: int, spec: BucketSpec, ranks: Ranks, servers: int, part_bytes: int, rate: int
 ) -> _Slices:  # fmt: skip
-    """A bucket, cut as planned or into parts of so many bytes. Raises CodecError, naming the tensor, if its codec cannot carry it so."""
+    """A bucket, cut as planned or into parts of ``part_bytes``. Raises CodecError, which names the tensor, if its codec cannot carry these parts."""
     tensors = [declaration.tensors[i] for i in spec.tensors]
     dtype, name = tensors[0].dtype, tensors[0].name
     if not servers and declaration.kind != "plan" and spec.codec == UNCOMPRESSED:
@@ -195,7 +197,7 @@ def _sliced(
 def _spread(
     cut: Sequence[_Slices], machines: Machines, turn: int, rate: int, hashed: HashPlacement | None
 ) -> tuple[list[tuple[int, ...]], Excess]:  # fmt: skip
-    """The server of each load of each bucket, and what the busiest machine then has to do beyond the least possible."""
+    """The server of each load of each bucket, and by how much the busiest machine's load exceeds the least possible."""
     loads = [each.loads(rate, sum(machines.workers)) for each in cut]
     placement = Placement(machines, total_of(load for each in loads for load in each), turn)
     few = not machines.alike and sum(map(len, loads)) < len(machines.servers)
@@ -228,10 +230,10 @@ def _bucket(cut: _Slices, index: int, servers: Sequence[int], layout_id: int, wo
 def _with_finer_tail(
     declaration: Declaration, cut: Sequence[_Slices], machines: Machines, ranks: Ranks, part_bytes: int, rate: int, beyond: Excess
 ) -> list[_Slices]:  # fmt: skip
-    """The same buckets, the last of them cut into smaller parts: these fill what the larger ones before them leave uneven. The last of them are
-    as many as have a large part for each server."""
+    """The same buckets, with the last ones cut into smaller parts, which even out the loads that the larger parts leave uneven. The last ones are as
+    many buckets as together have one large part for each server."""
     finer = part_bytes
-    # What one part more costs a machine of servers: each worker's push of it, and each one's pull.
+    # One more part costs a machine with servers each worker's push and pull of it.
     while finer > LEAST_LEVELLING_BYTES and 2 * finer * ranks.size > LEVEL * beyond.least:
         finer //= 2
     again, left = list(cut), len(machines.servers) * part_bytes
@@ -288,8 +290,8 @@ def _fused(declaration: Declaration, members: tuple[int, ...], number: int) -> B
 
 
 def _most_part_bytes(declaration: Declaration, servers: int) -> int:
-    """Bytes of a tensor in one part at most, where no plan cuts it: ``part_bytes``, halved until a server has PARTS_ON_A_SERVER of a plan's, of many
-    servers each PARTS_ON_ONE_OF_MANY."""
+    """Most bytes of a tensor in one part, if no plan cuts it: ``part_bytes``, halved until a server has PARTS_ON_A_SERVER parts of a model's gradients, or
+    PARTS_ON_ONE_OF_MANY if there are many servers."""
     most = declaration.part_bytes
     if declaration.kind in OF_MODELS and servers:
         many = servers >= MANY_SERVERS
@@ -301,7 +303,7 @@ def _most_part_bytes(declaration: Declaration, servers: int) -> int:
 
 
 def _load(scheme: Scheme, numel: int, rate: int, contributing: float) -> Load:
-    """What a slice of ``numel`` elements costs: an upper bound on what travels of it, over all rounds and both directions, and its sums.
+    """The cost of a slice of ``numel`` elements: an upper bound on its payload bytes, over all rounds and both directions, and its sums.
     contributing: the share of the ranks that push it."""
     rounds = scheme.rounds(numel)
     nbytes = sum(r.pair.push.payload_bound(r.numel) + r.pair.pull.payload_bound(r.numel) for r in rounds)

@@ -1,4 +1,4 @@
-"""The server of each part as BytePS chooses it: by a hash of the part's key, whatever the part weighs. For comparisons; psgc's own is ``placement``.
+"""BytePS's choice of a part's server: a hash of the part's key, whatever the part's size. For comparisons; psgc's own choice is in ``placement``.
 
 BytePS's key of a partition is the number of its tensor, in the order of declaration, times 2^16, plus the partition's own number. Here a bucket's
 number takes the tensor's place. Sources: byteps/common/global.cc of version 0.2.5; the mixed mode is of Jiang et al., OSDI 2020, section 4.1.
@@ -60,13 +60,13 @@ class HashPlacement:
 
     @property
     def text(self) -> str:
-        """As a declaration carries it."""
+        """The settings as the text that a declaration carries."""
         more = {"built_in": f":{self.coefficient}", "mixed": f":{self.bound}"}
         return self.function + more.get(self.function, "")
 
     @classmethod
     def parse(cls, text: str) -> HashPlacement:
-        """From ``text``. Raises UsageError for any other."""
+        """The inverse of ``text``. Raises UsageError for any other text."""
         function, _, number = text.partition(":")
         if function not in HASHES or bool(number) != (function in ("built_in", "mixed")) or not (number or "0").isdigit():
             raise UsageError(f"placement {text!r}: expected one of {', '.join(HASHES)}, built_in and mixed with a number, as in mixed:101")
@@ -75,7 +75,7 @@ class HashPlacement:
         return cls(function, bound=int(number)) if number else cls(function)
 
     def check(self, servers: int, nodes: int) -> None:
-        """Raise UsageError for what BytePS would abort at."""
+        """Raise UsageError for settings at which BytePS would abort."""
         if self.function != "mixed":
             return
         if self.bound < servers:
@@ -98,7 +98,7 @@ class HashPlacement:
         return value % servers
 
     def _mixed(self, key: int, machines: Machines) -> int:
-        """Servers on machines of their own come first, in BytePS's numbering; which psgc's servers those are, their machines say."""
+        """BytePS's mixed mode. In BytePS's numbering, servers on machines without workers come first; psgc's numbers follow from the servers' machines."""
         nodes, servers = machines.nodes or sum(count > 0 for count in machines.workers), len(machines.servers)
         self.check(servers, nodes)
         apart = servers - nodes

@@ -1,8 +1,8 @@
-"""The option of each bucket in a job without servers, where no plan gives it one: how ranks aggregate it among themselves.
+"""The default option of each bucket in a job without servers, in which workers aggregate among themselves. A plan may give others.
 
-Nodes of several ranks sum within themselves first, so that a gradient leaves a node once; where each node has one rank, or all ranks are on one node, all
-ranks sum together. What is encoded is aggregated by the ranks: each decodes the contributions to its share, sums them and encodes the sum ("workers
-aggregate"), with the codec that servers would answer with. So each payload is encoded as often as with servers.
+Nodes with several ranks sum within the node first, so that a gradient leaves a node once. If each node has one rank, or if there is only one node, all
+ranks sum together. With a codec, each rank decodes the contributions to its share, sums them, and encodes the sum with the codec that servers would
+answer with. So gradients are encoded as often as with servers.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ ENCODED: Final[Option] = ("comp@cpu", "flat.all_to_all.c", "decomp@cpu", "comp@c
 ENCODED_BY_NODE: Final[Option] = (
     "intra.reduce_scatter", "comp@cpu", "inter.all_to_all.c", "decomp@cpu", "comp@cpu", "inter.all_gather.c", "decomp@cpu", "intra.all_gather",
 )  # fmt: skip
-GATHERED: Final[Option] = ("comp@cpu", "flat.all_gather.c", "decomp@cpu")  # what relaying servers do, among ranks; plans may have it
-BROADCAST: Final[Option] = ("flat.broadcast",)  # of the root's bytes; no option of a plan
-# Others are summed once: sums of a node could leave the range of integers and of float16, where the mean of all ranks does not.
+GATHERED: Final[Option] = ("comp@cpu", "flat.all_gather.c", "decomp@cpu")  # relay without servers; plans may have it
+BROADCAST: Final[Option] = ("flat.broadcast",)  # of the root's bytes; plans do not have it
+# Other dtypes are summed over all ranks in one step: a node's sum could leave the range of integers or float16 although the mean of all ranks does not.
 _SUMMED_TWICE: Final = ("float32", "bfloat16", "float64")
 
 
 def needs_servers(scheme: Scheme) -> bool:
-    """Whether the scheme works with servers only: it takes several rounds, or has a rule of its own."""
+    """Whether the scheme works only with servers, because it takes several rounds or has its own aggregation rule."""
     return type(scheme) is not PairScheme
 
 
 def refusal(scheme: Scheme) -> str:
-    """What to say of a scheme that needs servers, in a job that has none."""
+    """The error message for a scheme that needs servers, in a job that has none."""
     push = scheme.canonical.removesuffix("/relay")
     if isinstance(scheme, RelayScheme) and not push.startswith(SCRIPT_CODEC) and not needs_servers(parse_scheme(push)):
         return (
@@ -50,7 +50,7 @@ def refusal(scheme: Scheme) -> str:
 
 
 def default_option(scheme: Scheme, dtype: str, broadcast: bool, node_sizes: Sequence[int]) -> Option:
-    """The option of a bucket of this dtype that this scheme carries. node_sizes: the ranks of each node."""
+    """The default option of a bucket with this dtype and scheme. node_sizes: the number of ranks of each node."""
     if broadcast:
         return BROADCAST
     by_node = len(node_sizes) > 1 and max(node_sizes) > 1

@@ -1,8 +1,9 @@
-"""What of a bucket travels to servers behind sums within nodes: keys that some ranks push, and their place in the servers' windows. Pure.
+"""The keys of buckets that are pushed to servers after a sum within nodes, and their positions in the servers' windows. Pure.
 
-The bucket's program says it: a key is a piece that some ranks contribute, each another sum of it. A server lets in contributions in the order of
-its window. If that were another order than the one that ranks keep to over groups, a rank could wait in a window for a key that others reach only after
-they have its own result. So the keys' places in each window follow the layout's one order of transfers.
+Such a key is a piece of a part, to which some ranks contribute the sum over their node. The bucket's program determines the pieces. A server
+admits contributions in the order of its window, and ranks run collectives in the layout's order of transfers. If the two orders differed, they could
+deadlock: a rank could wait in a window for a key that other ranks push only after they have this rank's result. So the keys' positions in each
+window follow the layout's order of transfers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from psgc.program.ranks import Range, Ranks
 
 
 class Piece(NamedTuple):
-    """What some ranks push of one part of a bucket, each another sum of it. part: its number; lo, hi: elements of the part."""
+    """A range of one part of a bucket that some ranks push, each with the sum over different ranks. part: the part's number; lo, hi: the range's
+    elements in the part."""
 
     part: int
     lo: int
@@ -29,8 +31,8 @@ class Piece(NamedTuple):
 
 
 def pieces_of(option: tuple[str, ...], sizes: Sequence[int], ranks: Ranks, bucket: int, servers: int) -> tuple[Piece, ...]:
-    """What ranks push of a bucket that runs ``option`` in parts of these sizes; nothing if that has no servers. Raises UsageError where the job has no
-    servers."""
+    """The pieces of a bucket that runs ``option`` in parts of these sizes; () if the option uses no servers. Raises UsageError if it does and the job has
+    none."""
     found: list[Piece] = []
     for number, size in enumerate(sizes):
         pieces: dict[Range, list[int]] = {}
@@ -48,7 +50,7 @@ def pieces_of(option: tuple[str, ...], sizes: Sequence[int], ranks: Ranks, bucke
 def keys_of_pieces(
     pieces: Sequence[Piece], servers: Sequence[int], sizes: Sequence[int], workers: int, layout_id: int, bucket: int, counts: list[int]
 ) -> tuple[Part, ...]:  # fmt: skip
-    """The keys of a bucket's pieces. servers: of each piece; sizes: elements of each part; counts: keys of each server so far."""
+    """The keys of a bucket's pieces. servers: each piece's server; sizes: elements of each part; counts: number of each server's keys so far."""
     offsets = [0, *accumulate(sizes)]
     keys: list[Part] = []
     for (number, lo, hi, contributors), server in zip(pieces, servers, strict=True):
@@ -65,7 +67,7 @@ def in_order(layout: Layout) -> Layout:
     if not any(bucket.keys for bucket in layout.buckets):
         return layout
     place = {turn: number for number, turn in enumerate(layout.order)}
-    found: dict[int, list[tuple[int, int, int]]] = {}  # by server, of each key: the turn of its push, key, position
+    found: dict[int, list[tuple[int, int, int]]] = {}  # for each server, its keys as (turn of the push, key, position)
     chain = -1
     for bucket in (bucket for bucket in layout.buckets if bucket.over_groups):
         for part in bucket.parts:

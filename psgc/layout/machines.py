@@ -1,7 +1,7 @@
 """The machines of a job's servers and workers, and the share of a layout's bytes that each server ideally has.
 
-Pure. A machine that has workers moves their traffic over its link already; a machine of servers alone (CPU machines, in the words of Jiang et
-al., OSDI 2020) has its link to itself. So servers on machines of the first kind get fewer bytes.
+Pure. A machine with workers already carries their traffic over its link. The link of a machine with only servers (a CPU machine in Jiang et
+al., OSDI 2020) carries nothing else. So servers on machines with workers get fewer bytes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _HALVINGS: Final = 60  # of the interval that the least time is in: more than a 
 class Machines:
     """servers: the machine of each server; workers: how many workers each machine has; nodes: DMLC_NUM_WORKER, 0 for the machines with workers.
 
-    The cost of a machine's link, in units of one worker's bytes, one way: w workers of W send M bytes each, but for those to servers beside them;
-    the servers there send what they sum to the others. Together w * M + (W - 2 w) * x, where x bytes are summed there. (Jiang et al. 2020,
-    section 4.1, have w = 1.) What is received is as much. Where workers of one machine are half of all or more, x costs nothing here.
+    The cost of a machine's link in one direction, in units of one worker's bytes: w of the W workers send M bytes each, except to servers on their own
+    machine, and these servers send what they sum to the other workers. That is w * M + (W - 2 w) * x, where x bytes are summed on the machine (Jiang et
+    al. 2020, section 4.1, for w = 1). As much is received. If a machine has half of all workers or more, x costs nothing.
     """
 
     servers: tuple[int, ...]
@@ -32,12 +32,12 @@ class Machines:
 
     @classmethod
     def alone(cls, servers: int, workers: int) -> Machines:
-        """Each server on a machine without workers; where nothing better is known."""
+        """Each server on a separate machine without workers; the default if nothing is known."""
         return cls(tuple(range(servers)), (0,) * servers + (workers,))
 
     @classmethod
     def of_hosts(cls, servers: Sequence[str], workers: Sequence[str], nodes: int = 0) -> Machines:
-        """The same from the name of the machine of each server, and of each worker."""
+        """From the name of each server's machine and of each worker's machine."""
         numbers = {host: number for number, host in enumerate(dict.fromkeys((*servers, *workers)))}
         counts = [0] * len(numbers)
         for host in workers:
@@ -51,7 +51,7 @@ class Machines:
 
     @cached_property
     def fixed(self) -> Costs:
-        """[machines] bytes that a machine's link carries for each byte of the layout, wherever its parts lie."""
+        """[machines] bytes that a machine's link carries for each byte of the layout, whichever servers hold it."""
         workers = np.array(self.workers, float)
         return workers if len({*self.servers, *np.flatnonzero(workers)}) > 1 else 0 * workers
 
@@ -63,19 +63,19 @@ class Machines:
 
     @cached_property
     def alike(self) -> bool:
-        """Whether the machines of all servers have the same to do."""
+        """Whether all servers have the same ideal share."""
         shares, _ = self.ideal()
         return float(np.ptp(shares)) < 1e-9 if len(shares) else True
 
     @cached_property
     def colocated(self) -> tuple[bool, ...]:
-        """Of each server, whether there are workers on its machine."""
+        """Whether each server's machine has workers."""
         return tuple(self.workers[machine] > 0 for machine in self.servers)
 
     def ideal(self, work: float = 0.0) -> tuple[np.ndarray, float]:
-        """The share of the layout that each server would have if parts could be cut at will ([servers] float64, of sum 1), and the cost of
-        the busiest machine then: the least possible. Both are of one byte of the layout. work: what a server's processor needs for all of it, in units
-        of what a link carries meanwhile. Where more than one choice costs the least, servers get as equal shares as possible."""
+        """The ideal share of each server if parts could be of any size ([servers] float64, of sum 1), and the busiest machine's cost per byte of the
+        layout, which is the least possible. work: time of a server's processor for the whole layout, in units of the bytes that a link carries
+        meanwhile. If several choices cost the least, the shares are as equal as possible."""
         machines, counts = self.of_server, np.bincount(self.of_server, minlength=len(self.workers))
 
         def most(cost: float) -> np.ndarray:

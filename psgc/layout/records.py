@@ -1,4 +1,4 @@
-"""What members agree on: a declaration (what one rank wants synchronised), a layout (the buckets and parts it becomes), and their JSON.
+"""The records that members agree on: a declaration (what one rank wants to synchronise), a layout (its buckets and parts), and their JSON.
 
 Pure records. ``building`` makes layouts; everyone else reads them.
 """
@@ -19,10 +19,10 @@ from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.program.order import Turn, order_of
 from psgc.wire.messages import LEFT_OUT_IF_EMPTY, ErrorCode, decode_json, parse_record
 
-# A part's priority stays well below what a worker puts decoding at.
+# A part's priority stays well below the priority of a worker's decoding.
 MAX_PRIORITY: Final = 1 << 31
 LayoutKind = Literal["plan", "adhoc", "broadcast", "weights"]
-OF_MODELS: Final = ("plan", "weights")  # kinds of which a layout is a whole model
+OF_MODELS: Final = ("plan", "weights")  # the kinds whose layouts have a whole model's tensors
 ITEM_BYTES: Final = {
     "float32": 4, "bfloat16": 2, "float16": 2, "float64": 8,
     "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1,
@@ -56,13 +56,18 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """One bucket of a declaration. tensors: indices into the declaration's tensors, in this order. priority: parts of higher priority are sent
-    first. parts: number of parts, or 0 to cut at ``part_bytes``. part_numel: elements of each part but the last, or 0 for parts of equal size.
-    servers: the server of each part; left out, each goes to the one with the least bytes so far. option: the actions of a bucket that runs over
-    groups of ranks; nothing for one of which every rank pushes all to servers. turns: of such a bucket, by part and then by transfer, each transfer's
-    place in the layout's one order of them (``psgc.program.order``); nothing for the order that psgc gives them. device: where a bucket of which every
-    rank pushes all is encoded, and where decoded, if that is another one (``gpu``, ``gpu/cpu``); nothing: both on the CPU, or, where nobody has planned
-    the bucket, wherever its gradients lie."""
+    """One bucket of a declaration.
+
+    tensors:    indices into the declaration's tensors, in this order.
+    priority:   parts of higher priority are sent first.
+    parts:      number of parts; 0: cut at ``part_bytes``.
+    part_numel: elements of each part except the last; 0: parts of equal size.
+    servers:    the server of each part; (): each goes to the one with the fewest bytes so far.
+    option:     the actions of a bucket that runs over groups of ranks; (): every rank pushes the whole bucket to servers.
+    turns:      with ``option``, the turns of the transfers, part after part, in the layout's order of transfers (``psgc.program.order``); (): psgc's
+                default order.
+    device:     without ``option``, the devices that encode and decode, such as ``gpu`` or ``gpu/cpu``; "": the CPU, or, for a bucket without a plan,
+                wherever its gradients lie."""
 
     tensors: tuple[int, ...]
     codec: str
@@ -77,16 +82,19 @@ class BucketSpec:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What one rank declares under one name. order: indices of ``tensors`` in ready order; used: those that had a gradient; buckets: what
-    a plan makes of the tensors; without any they are fused in ready order, up to ``fuse_bytes``, and cut at ``part_bytes``.
+    """What one rank declares under one name. All fields must be equal on all ranks, except ``order`` (rank 0's counts) and ``used``.
 
-    seed: of random streams; -1: the session's own. stream, past_steps, turn: what makes the random streams, warm-ups and servers of an
-    earlier job's layout go on: the name that its streams are of, or nothing for this name; steps that its tensors have taken before; and
-    the server that the first bucket begins on, -1: by the layout's id. hashed: BytePS's hash function that chooses the servers of
-    parts (``byteps_hash``), or nothing for psgc's own placement. rule: of weights, the rule by which servers update them (``update_rule``); ``root`` then
-    brings their initial values. awaited_singly: each bucket is waited for by itself, and not all of them at the
-    end of a step; so each travels by all servers, in short parts.
-    Everything must agree between ranks but order and used (rank 0's order counts).
+    order:   indices of ``tensors`` in ready order.
+    used:    indices of the tensors that had a gradient.
+    buckets: a plan's buckets; (): tensors are fused in ready order, up to ``fuse_bytes``, and cut at ``part_bytes``.
+    seed:    of random streams; -1: the session's own.
+    hashed:  BytePS's hash function that chooses the servers of parts (``byteps_hash``); "": psgc's own placement.
+    rule:    for weights, the rule by which servers update them (``update_rule``); ``root`` then brings their initial values.
+    awaited_singly: the trainer waits for each bucket by itself, and not for all of them at the end of a step; so each bucket goes over all servers, in
+                    short parts.
+
+    Three fields continue the random streams, warm-ups and servers of an earlier job's layout. stream: the name that the streams belong to, "" for
+    ``name``; past_steps: the steps that the tensors have taken before; turn: the server of the first bucket, -1: it follows from the layout's id.
     """
 
     name: str
@@ -121,7 +129,7 @@ class Declaration:
 
     @property
     def unused(self) -> tuple[int, ...]:
-        """Of a plan, indices of the tensors that had no gradient on this rank."""
+        """For a plan, the indices of the tensors that had no gradient on this rank."""
         return tuple(sorted(set(range(len(self.tensors))).difference(self.used))) if self.kind == "plan" else ()
 
     @classmethod
@@ -190,9 +198,9 @@ def _malformed(what: str) -> RemoteProtocolError:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One round of a slice of a bucket: what travels. offset, numel: the slice. position: its place in the plan's order among the parts
-    of its server and layout; rounds of a slice follow one another. server: NO_SERVER where the bucket runs over groups of ranks. contributors: the
-    ranks that push it, ascending; nothing for all."""
+    """One round of a slice of a bucket. offset, numel: the slice; position: its position in the plan's order among the parts of its server and layout,
+    where rounds of a slice follow one another; server: NO_SERVER if the bucket runs over groups of ranks; contributors: the ranks that push it,
+    ascending; () for all."""
 
     key: int
     server: int
@@ -205,9 +213,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors fused, or one large tensor. ``tensors`` are indices into the layout's, laid out one after the other. option: the actions that its
-    parts take over groups of ranks; nothing for a bucket of which every rank pushes all. turns, device: as in BucketSpec. keys: where the option
-    has servers, too, what travels to them: slices of the parts, each with its contributors."""
+    """Fused tensors, or one large tensor. tensors: indices into the layout's tensors, whose elements lie one after the other; option, turns, device: see
+    ``BucketSpec``; keys: if the option uses servers, the slices of the parts that are pushed to them, each with its contributors."""
 
     index: int
     tensors: tuple[int, ...]
@@ -223,7 +230,7 @@ class Bucket:
 
     @property
     def over_groups(self) -> bool:
-        """Whether it runs over groups of ranks: without servers, unless it has ``keys``."""
+        """Whether the bucket runs over groups of ranks. It then uses servers only if it has ``keys``."""
         return bool(self.option)
 
 
@@ -272,13 +279,13 @@ class Layout:
 
     @property
     def served(self) -> Layout:
-        """The layout as servers have it: of buckets that run over groups of ranks only what travels to servers, as their parts."""
+        """The layout for servers. Buckets that run over groups of ranks have their ``keys`` as parts, or are left out if they have none."""
         buckets = (replace(bucket, parts=bucket.keys) if bucket.over_groups else bucket for bucket in self.buckets)
         return replace(self, buckets=tuple(bucket for bucket in buckets if bucket.parts))
 
     @cached_property
     def order(self) -> tuple[Turn, ...]:
-        """The one order over the transfers of the buckets that run over groups of ranks. A turn's chain numbers the parts of these buckets."""
+        """The order of all transfers of the buckets that run over groups of ranks. A turn's chain numbers the parts of these buckets."""
         return order_of([(bucket.option, len(bucket.parts), bucket.turns) for bucket in self.buckets if bucket.over_groups])
 
     def parts(self) -> Iterator[tuple[Bucket, Part]]:
@@ -286,7 +293,7 @@ class Layout:
 
     @cached_property
     def parts_on_server(self) -> dict[int, int]:
-        """How many parts each server holds: the length of one turn of its window."""
+        """The number of parts that each server holds, which is the length of one step in its window."""
         counts: dict[int, int] = {}
         for _, part in self.parts():
             counts[part.server] = counts.get(part.server, 0) + 1
@@ -330,5 +337,5 @@ def make_key(layout: int, bucket: int, part: int) -> int:
 
 
 def key_text(key: int) -> str:
-    """A key as people read it."""
+    """A key as text for people: layout.bucket.part."""
     return f"{key >> 48}.{key >> 24 & 0xFFFFFF}.{key & 0xFFFFFF}"

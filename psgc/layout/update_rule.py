@@ -1,6 +1,6 @@
-"""The rule by which servers update weights that they hold: its name and options, as a declaration carries them.
+"""The rule by which servers update the weights that they hold: its name and options, as a declaration carries them.
 
-Owns the text form and what a rule can be combined with. ``psgc/server/weights/rules.py`` has the arithmetic.
+Owns the text form and the allowed dtypes of a rule. ``psgc/server/weights/rules.py`` has the arithmetic.
 
 | text                             | of each push, or of a round's pushes                                             |
 |----------------------------------|----------------------------------------------------------------------------------|

@@ -1,1 +1,1 @@
-"""Options as programs: the steps that each rank takes for one part, over groups of ranks, and what may start next. Pure."""
+"""Compiles options to programs: the steps that each rank runs for one part, over groups of ranks, and which steps may start next. Pure."""

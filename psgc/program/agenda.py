@@ -1,9 +1,9 @@
-"""One order over the steps of named tensors and broadcasts, which every rank submits in an order of its own. Pure.
+"""One global order of the steps of named tensors and broadcasts, which each rank's script submits in its own order. Pure.
 
-Ranks that issued the collectives of one group as their scripts submit them would wait for each other for ever. So a step is issued once every rank has
-submitted it, and in an order that one place, the scheduler, gives to all of them: ``Turns`` numbers steps as they become complete, and the ``Agenda`` of
-each rank takes up the numbers one after the other, or passes them over where ranks have agreed by a vote (``voting.py``). The step with the lowest
-number that is not over can always go on, because every rank has submitted it and has nothing before it left to do. Messages may come twice, and late.
+If ranks issued collectives in the order of their scripts, they could deadlock. So a step is issued only after every rank has submitted it, in an order
+that the scheduler decides. ``Turns``, on the scheduler, numbers the steps that all ranks have submitted. Each rank's ``Agenda`` issues steps in the
+order of their numbers, and skips those that the ranks have already agreed on by a vote (``voting.py``). The unfinished step with the lowest number can
+always proceed, because every rank has submitted it and has finished all steps before it. Messages may be duplicated and late.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from typing import NamedTuple
 
 
 class Use(NamedTuple):
-    """One step of a key. step: counted from 1, on each rank in the order of its submissions."""
+    """One step of a key. step: counted from 1 in the order of each rank's submissions."""
 
     key: int
     step: int
 
 
 class Turn(NamedTuple):
-    """A step that every rank has submitted, and its number, from 0."""
+    """A step that every rank has submitted, and its number in the global order, from 0."""
 
     number: int
     use: Use
 
 
 class Turns:
-    """Numbers the steps that all of ``size`` ranks have submitted; a key's steps in their order."""
+    """Numbers the steps that all ``size`` ranks have submitted; a key's steps are numbered in order."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._came: dict[Use, set[int]] = {}  # of steps without a number
-        self._numbered: Counter[int] = Counter()  # by key, its steps that have a number
-        self._known: deque[Turn] = deque()  # that some rank may have to be told again
-        self._numbers: dict[Use, int] = {}  # of these
+        self._came: dict[Use, set[int]] = {}  # the ranks that have submitted each step without a number
+        self._numbered: Counter[int] = Counter()  # how many steps of each key have a number
+        self._known: deque[Turn] = deque()  # turns that some rank may not have received yet
+        self._numbers: dict[Use, int] = {}  # the numbers of these turns
         self._next = 0
-        self._taken = [0] * size  # by rank, how many turns it has been told
+        self._taken = [0] * size  # how many turns each rank has received
 
     def submitted(self, rank: int, use: Use, taken: int) -> list[Turn]:
-        """A rank has submitted a step, and knows the first ``taken`` turns. Returns turns that all ranks are to be told."""
+        """Note that a rank has submitted a step and has received the first ``taken`` turns. Returns the turns to send to all ranks."""
         self._taken[rank] = max(self._taken[rank], taken)
         self._forget()
         if use.step <= self._numbered[use.key]:
@@ -57,12 +57,12 @@ class Turns:
         return found
 
     def again(self, use: Use) -> Turn | None:
-        """The turn of a step that a rank asks for once more; None for one without a number, or that all ranks have been told."""
+        """The turn of a step, for a rank that asks again; None if the step has no number, or if all ranks have received its turn."""
         number = self._numbers.get(use)
         return None if number is None else Turn(number, use)
 
     def numbered(self, key: int) -> int:
-        """The last step of a key that has a number; 0: none has."""
+        """The last numbered step of a key; 0 if none is numbered."""
         return self._numbered[key]
 
     def _forget(self) -> None:
@@ -72,23 +72,23 @@ class Turns:
 
 
 class Agenda:
-    """One rank's part: its submissions that have no turn yet, and which step it issues next."""
+    """One rank's submissions that have no turn yet, and the turns that it has received."""
 
     def __init__(self) -> None:
         self._submitted: Counter[int] = Counter()  # by key
         self._unanswered: dict[Use, None] = {}
-        self._early: dict[int, Use] = {}  # turns whose predecessors have not come, by number
-        self.taken = 0  # turns that have come without a gap
+        self._early: dict[int, Use] = {}  # turns that have arrived before one of their predecessors, by number
+        self.taken = 0  # number of turns that have arrived without a gap
 
     def submit(self, key: int) -> Use:
-        """This rank's next step of a key; tell the scheduler of it."""
+        """Submit this rank's next step of a key. Returns the step, of which the caller tells the scheduler."""
         self._submitted[key] += 1
         use = Use(key, self._submitted[key])
         self._unanswered[use] = None
         return use
 
     def told(self, turn: Turn) -> list[Use]:
-        """The steps that may be issued now, in this order, after those of earlier answers."""
+        """Take a turn from the scheduler. Returns the steps that may be issued now, in this order, after those returned before."""
         if turn.number < self.taken:
             return []
         self._unanswered.pop(turn.use, None)
@@ -101,5 +101,5 @@ class Agenda:
 
     @property
     def unanswered(self) -> list[Use]:
-        """What to say again on a new connection."""
+        """The submissions to send again on a new connection."""
         return list(self._unanswered)

@@ -1,6 +1,6 @@
-"""What carries the collectives of a group of ranks whose gradients lie on GPUs: NCCL, or the hosts' memory. Pure.
+"""Chooses what runs the collectives of a group of ranks whose gradients lie on GPUs: NCCL, or the hosts' memory. Pure.
 
-Decided from what every member of the group has told of itself, so the answer is the same on all of them. NCCL wants a GPU for each rank.
+The choice follows from facts that every member has sent to the others, so it is the same on all of them. NCCL needs a separate GPU for each rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REMEDY: Final = "or set PSGC_COLLECTIVES=host on every rank"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one rank tells the others. host: its machine's id; gpu: the id of the GPU that its gradients lie on, unique in the world, "" for none; nccl: the
+    """What one rank tells the others. host: its machine's id; gpu: the globally unique id of the GPU that its gradients lie on, "" for none; nccl: the
     version of NCCL in its torch, "" for none; asked: its PSGC_COLLECTIVES."""
 
     host: str
@@ -31,19 +31,20 @@ class Facts:
 
     @classmethod
     def decode(cls, data: bytes) -> Facts:
-        """What ``encode`` has made."""
+        """The inverse of ``encode``."""
         return cls(**json.loads(data))
 
 
 class Backend(NamedTuple):
-    """on_device: whether the members' GPUs exchange memory themselves, by NCCL; reason: why, or why not, in words."""
+    """on_device: whether the members' GPUs exchange memory directly, through NCCL; reason: why, or why not, in words."""
 
     on_device: bool
     reason: str
 
 
 def backend_of(members: Mapping[int, Facts]) -> Backend:
-    """members: of one group, by rank. Raises ConfigError, on every member alike, where one asks for NCCL and the group cannot have it."""
+    """The backend of one group. members: each member's facts, by rank. Raises ConfigError, on every member, if one asks for NCCL and the group cannot
+    use it."""
     wanting = [rank for rank, facts in members.items() if facts.asked == "nccl"]
     obstacle = _obstacle(members)
     if obstacle is None:
@@ -58,7 +59,7 @@ def backend_of(members: Mapping[int, Facts]) -> Backend:
 
 
 def _obstacle(members: Mapping[int, Facts]) -> str | None:
-    """Why the group cannot use NCCL; None where it can."""
+    """Why the group cannot use NCCL; None if it can."""
     for rank, facts in sorted(members.items()):
         if facts.asked == "host":
             return f"rank {rank} has PSGC_COLLECTIVES=host"

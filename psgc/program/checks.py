@@ -1,4 +1,4 @@
-"""What collectives take: element types, arrays, cuts, members. Every backend refuses the same calls with the same words."""
+"""Checks of collectives' arguments: element types, arrays, cuts, members. All backends use them, so they refuse the same calls with the same message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES: Final[dict[str, Any]] = {
 
 
 def check_array(array: Array, dtype: str) -> None:
-    """Raise UsageError unless ``array`` is what a collective takes as ``dtype``."""
+    """Raise UsageError unless ``array`` is a flat, contiguous, writable NumPy array for elements of ``dtype``."""
     wanted = DTYPES.get(dtype)
     if wanted is None:
         raise UsageError(f"unknown element type {dtype!r}; choose one of {', '.join(DTYPES)}")
@@ -54,7 +54,7 @@ def check_members(members: Members, rank: int, size: int) -> None:
 
 
 def check_payloads(outgoing: Sequence[Bytes | None], incoming: Sequence[Bytes | None], members: int) -> None:
-    """Raise UsageError unless an exchange names something, or None, for each member."""
+    """Raise UsageError unless an exchange has one entry, bytes or None, for each member."""
     if len(outgoing) != members or len(incoming) != members:
         raise UsageError(
             f"an exchange among {members} members got {len(outgoing)} to send and {len(incoming)} to receive; give one a member"

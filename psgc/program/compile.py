@@ -1,11 +1,14 @@
-"""An option becomes a program for each rank. Pure.
+"""Compiles an option to a program for each rank. Pure.
 
-Walks the option's actions once for all ranks, since what a rank receives is what others have. A rank's *holding* is either floats of some
-ranges of the part, or payloads of some pieces; a first step of two (reduce_scatter, reduce, all_to_all, gather) narrows it, the second widens it again. So a
-rank that holds nothing sits out until a broadcast. Servers sum pieces of which each contributor holds another sum, and give every contributor the whole.
-Source of the grammar: ``psgc.plan.model.options``.
+The option's actions are compiled for all ranks together, because what one rank receives is what others hold. A rank's *holding* is either floats
+of some ranges of the part, or payloads of some pieces. The first step of a sum in two steps (reduce_scatter, reduce, all_to_all, gather) makes the
+holding smaller, the second step makes it whole again; a rank that holds nothing in between does nothing until a broadcast. For a push, the contributors
+to a piece hold the sums over different ranks; servers add these, and every contributor pulls the sum over all ranks.
+``psgc.plan.model.options`` has the grammar of options.
 
-Encoding is cut into pieces at every place at which payloads will be parted before they are decoded.
+A payload cannot be cut. So a range is encoded in several pieces if its payloads will go to different ranks before they are decoded. After a sum between
+nodes, ranks of several nodes hold the same sum. They cut it at the ends of each other's ranges as well. So they encode the same pieces, even if their
+nodes differ in size, and all ranks end with the same result.
 """
 
 from __future__ import annotations
@@ -18,16 +21,31 @@ from typing import Final
 
 from psgc.errors import UsageError
 from psgc.program.ranks import Range, Ranks, cuts, pieces_of
-from psgc.program.steps import LEVELS, Agree, Decode, Encode, Exchange, Level, Piece, Program, Raw, RawOp, Serve, Step, Transfer
+from psgc.program.steps import (
+    LEVELS,
+    Agree,
+    Decode,
+    Encode,
+    EncodedOp,
+    Exchange,
+    Level,
+    Piece,
+    Program,
+    Raw,
+    RawOp,
+    Serve,
+    Step,
+    Transfer,
+)
 
 _RAW: Final[tuple[RawOp, ...]] = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather")
-_ENCODED: Final = ("all_to_all", "gather", "all_gather", "broadcast")
+_ENCODED: Final[tuple[EncodedOp, ...]] = ("all_to_all", "gather", "all_gather", "broadcast")
 
 
 @dataclass(slots=True)
 class _Holding:
-    """What one rank has. summed: the ranks whose contributions are in it; ranges: of floats, ascending and disjoint; pieces: payloads by range, each
-    with the slot that wrote it."""
+    """What one rank holds. summed: the ranks whose contributions it is the sum of; ranges: its ranges of floats, ascending and disjoint; pieces: its
+    payloads by range, each with the slot of the encode that wrote it."""
 
     summed: frozenset[int]
     ranges: tuple[Range, ...]
@@ -36,8 +54,8 @@ class _Holding:
 
 @functools.lru_cache(maxsize=4096)
 def compile_option(option: tuple[str, ...], numel: int, ranks: Ranks, turn: int = 0) -> tuple[Program, ...]:
-    """The programs of all ranks, by rank. turn: which of the ranks is the root where one is, modulo their number, so that roots differ
-    between buckets. Raises UsageError for an action that no program has, or that would not give every rank the sum."""
+    """The programs of all ranks, by rank. turn: index of the root in collectives that have one, modulo the number of ranks, so that roots differ
+    between buckets. Raises UsageError for an unknown action, and for an option that would not give every rank the sum."""
     walk = _Walk(option, numel, ranks, turn)
     for action in range(len(option)):
         walk.take(action)
@@ -52,7 +70,7 @@ class _Walk:
         self.steps: list[list[Step]] = [[] for _ in ranks.everybody]
         self.holdings = [_Holding(frozenset([rank]), ((0, numel),)) for rank in ranks.everybody]
         self.slots = 0
-        # Whether a node's ranks each hold a shard between the two steps within the node: else one of them holds all.
+        # Whether each of a node's ranks holds a shard between the two steps within the node. Otherwise one of them holds everything.
         self.sharded = any(action.removesuffix(".c") in ("intra.reduce_scatter", "intra.all_to_all") for action in option)
 
     def take(self, action: int) -> None:
@@ -72,19 +90,22 @@ class _Walk:
             self._transfer(action, text)
 
     def _encode(self, action: int, device: str) -> None:
-        places = self._places(action)
-        leaders: dict[tuple[object, ...], int] = {}
+        parted = self._places(action)
+        ends: dict[frozenset[int], set[int]] = {}  # of the ranges that ranks hold of a sum
+        for holding in self.holdings:
+            ends.setdefault(holding.summed, set()).update(place for one in holding.ranges for place in one)
+        leaders: dict[tuple[Range, frozenset[int]], int] = {}
         for rank, holding in enumerate(self.holdings):
-            pieces = tuple(piece for one in holding.ranges for piece in pieces_of(places, one))
+            pieces = tuple(piece for one in holding.ranges for piece in pieces_of(parted | ends[holding.summed], one))
             if pieces:
-                leader = leaders.setdefault((pieces, holding.summed), rank)
-                self.steps[rank].append(Encode(action, self.slots, device, leader, pieces))
+                led = tuple(leaders.setdefault((piece, holding.summed), rank) for piece in pieces)
+                self.steps[rank].append(Encode(action, self.slots, device, led, pieces))
             holding.pieces = {piece: Piece(piece, 1, self.slots) for piece in pieces}
             holding.ranges = ()
         self.slots += 1
 
     def _places(self, action: int) -> set[int]:
-        """Where payloads that are encoded now will be parted before they are decoded."""
+        """Offsets at which what is encoded now must be cut, because the pieces will be sent to different ranks before they are decoded."""
         places: set[int] = set()
         for text in self.option[action + 1 :]:
             if text.startswith("decomp@"):
@@ -117,7 +138,8 @@ class _Walk:
         arrived: list[dict[Range, Piece]] = [{} for _ in self.ranks.everybody]
         for members, region in self._groups(level):
             if encoded:
-                self._exchange(level, op, members, region, collectives, arrived)
+                exchanged = next(one for one in _ENCODED if one == op)
+                self._exchange(level, exchanged, members, region, collectives, arrived, self._on_gpus(action))
             else:
                 self._raw(level, next(raw for raw in _RAW if raw == op), members, region, collectives)
         for rank, found in enumerate(collectives):
@@ -127,8 +149,8 @@ class _Walk:
                 self.steps[rank].append(Transfer(action, level, tuple(found)))
 
     def _serve(self, action: int, text: str) -> None:
-        """A push and the pull after it. Each server sums what it gets of a piece; so of each element the contributions of a piece are to have
-        every rank's once."""
+        """Compile a push and the pull after it. A server sums the contributions to each piece, so together they must contain every rank's gradient
+        exactly once."""
         encoded, flat = text.endswith(".c"), text.startswith("flat.")
         if self.option[action + 1 : action + 2] != (text.replace("push", "pull"),):
             raise UsageError(f"action {text!r} is to be followed by {text.replace('push', 'pull')}, which takes its result")
@@ -155,11 +177,11 @@ class _Walk:
                 raise UsageError(f"action {text!r} would not push each rank's contribution to elements {list(piece)} once")
 
     def _atoms(self) -> tuple[Range, ...]:
-        """What nodes sum, a group of one rank a node each."""
+        """The slices that are summed between the nodes, each by a group of one rank of every node."""
         return self.ranks.atoms(self.numel) if self.sharded else ((0, self.numel),)
 
     def _groups(self, level: Level) -> list[tuple[tuple[int, ...], Range]]:
-        """The groups that the level's collectives are over, each with its region of the part."""
+        """The groups of the level's collectives, each with its region of the part."""
         ranks, whole = self.ranks, (0, self.numel)
         if level == "flat":
             return [(ranks.everybody, whole)]
@@ -170,7 +192,7 @@ class _Walk:
         return [(tuple(members[self._root("intra", members)] for members in map(ranks.on_node, range(ranks.nodes))), whole)]
 
     def _root(self, level: Level, members: Sequence[int]) -> int:
-        """A member's place; of a node's ranks, that of one of its roots."""
+        """Index of the root among the members; within a node it is one of the node's reduction roots."""
         if level == "intra":
             roots = self.ranks.roots_of(self.ranks.node_of[members[0]])
             return roots[self.turn % len(roots)]
@@ -205,8 +227,8 @@ class _Walk:
             holding.ranges = _joined([*_without(holding.ranges, region), *([held] if held is not None else [])])
 
     def _by_switch(self, op: RawOp, members: tuple[int, ...], switch: int, root: int, collectives: list[list[Raw | Exchange]]) -> None:
-        """A node's collective in two: of the ranks behind each switch, and between the switches of the ranks at the same place behind theirs. Sums are
-        taken behind the switches first; what is handed out comes to them last."""
+        """Compile a node's collective in two stages: among the ranks behind each switch, and among the ranks at the same place behind different switches.
+        Sums run behind the switches first; gathers and broadcasts run there last."""
         whole = (0, self.numel)
         behind = [members[first : first + switch] for first in range(0, len(members), switch)]
         within = [_collective(op, group, whole, cuts(*whole, switch), root % switch) for group in behind]
@@ -222,12 +244,18 @@ class _Walk:
                 for rank in step.members:
                     collectives[rank].append(step)
 
+    def _on_gpus(self, action: int) -> bool:
+        """Whether payloads that the action moves are encoded on GPUs, or come from servers for such, and are decoded there."""
+        before = [text for text in self.option[:action] if text.startswith("comp@")]
+        after = [text for text in self.option[action:] if text.startswith("decomp@")]
+        return before[-1:] == ["comp@gpu"] and after[:1] == ["decomp@gpu"]
+
     def _exchange(
-        self, level: Level, op: str, members: tuple[int, ...], region: Range, collectives: list[list[Raw | Exchange]],
-        arrived: list[dict[Range, Piece]],
+        self, level: Level, op: EncodedOp, members: tuple[int, ...], region: Range, collectives: list[list[Raw | Exchange]],
+        arrived: list[dict[Range, Piece]], on_gpu: bool,
     ) -> None:  # fmt: skip
         slices, root = self._slices(level, members, region), self._root(level, members)
-        moves: list[list[tuple[Piece, ...]]] = []  # by sender, by receiver
+        moves: list[list[tuple[Piece, ...]]] = []  # what each sender (rows) sends to each receiver (columns)
         summed = [self.holdings[rank].summed for rank in members]
         for index, rank in enumerate(members):
             own = tuple(p for p in sorted(self.holdings[rank].pieces.values(), key=lambda p: p.range) if _inside(p.range, region))
@@ -246,8 +274,8 @@ class _Walk:
             receives = tuple(moves[sender][index] for sender in range(len(members)))
             if any(receives):
                 self.holdings[rank].summed = frozenset[int]().union(*(one for one, pieces in zip(summed, receives, strict=True) if pieces))
-            if any(receives) or any(moves[index]):
-                collectives[rank].append(Exchange(members, tuple(moves[index]), receives))
+            if any(any(to) for to in moves):  # a member with nothing to send or receive takes part, as groups on GPUs want it
+                collectives[rank].append(Exchange(op, members, tuple(moves[index]), receives, on_gpu))
             for pieces in receives:
                 for piece in pieces:
                     before = arrived[rank].get(piece.range)
@@ -256,13 +284,14 @@ class _Walk:
 
 
 def _collective(op: RawOp, members: tuple[int, ...], region: Range, places: tuple[int, ...], root: int) -> Raw:
-    """places: the cuts of one whose members have slices; root: a member's place, of one that has a root."""
+    """The record of a collective of floats. places: the cuts of the members' slices, for operations that have slices; root: the root's index among the
+    members, for operations that have a root."""
     sliced = op in ("reduce_scatter", "all_gather")
     return Raw(op, members, region, places if sliced else (), 0 if sliced else root)
 
 
 def op_of(action: str) -> str:
-    """What the action does at its level: push, all_gather, ...; "" of an encode or decode."""
+    """The action's operation: push, all_gather, ...; "" for an encode or decode."""
     return action.removesuffix(".c").partition(".")[2]
 
 
@@ -271,14 +300,14 @@ def _inside(one: Range, region: Range) -> bool:
 
 
 def _without(ranges: Sequence[Range], region: Range) -> list[Range]:
-    """What of the ranges lies outside the region."""
+    """The parts of the ranges that lie outside the region."""
     lo, hi = region
     sides = [(a, b) for first, last in ranges for a, b in ((first, min(last, lo)), (max(first, hi), last))]
     return [(a, b) for a, b in sides if a < b]
 
 
 def _joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
-    """In order, without empty ones; neighbours become one."""
+    """The ranges in ascending order, without empty ones; adjacent ones are joined."""
     joined: list[Range] = []
     for lo, hi in sorted(ranges):
         if lo == hi:

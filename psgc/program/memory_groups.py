@@ -1,6 +1,6 @@
 """Groups of threads in one process, over plain queues: the reference that other backends are tested against.
 
-Each collective is written as what it means: members send each other copies of their arrays. Nothing here is quick.
+Each collective is its plain definition: members send each other copies of their arrays. Nothing here is optimised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Members = tuple[int, ...]
 
 
 class MemoryWorld:
-    """What threads that play the ranks 0 to size - 1 of a job have in common."""
+    """The state shared by threads that play the ranks 0 to size - 1 of a job."""
 
     def __init__(self, size: int, timeout_s: float = 60.0) -> None:
         """timeout_s: how long a member waits for another before it raises GroupError."""
@@ -36,7 +36,7 @@ class MemoryWorld:
         return MemoryGroups(self, rank)
 
     def queue(self, members: Members, sender: int, receiver: int) -> queue.SimpleQueue[Any]:
-        """What one member has sent to another, in order."""
+        """The queue of what one member sends to another."""
         with self._lock:
             return self._queues.setdefault((members, sender, receiver), queue.SimpleQueue())
 
@@ -124,7 +124,7 @@ class MemoryGroup:
         return f"group of ranks {', '.join(map(str, self.members))}"
 
     def _arrays_of_all(self, what: str, array: Array) -> list[Array]:
-        """A copy of every member's array; members that do not do ``what`` get GroupError."""
+        """A copy of every member's array. Raises GroupError if members call different collectives (``what``)."""
         for index in range(len(self.members)):
             self._send(index, what, array.copy())
         return [self._receive(index, what) for index in range(len(self.members))]
@@ -143,5 +143,5 @@ class MemoryGroup:
 
 
 def _make_undefined(array: Array) -> None:
-    """Overwrite it, so that nobody comes to rely on contents that a collective does not promise."""
+    """Overwrite contents that a collective leaves undefined, so that no caller relies on them."""
     array.view(np.uint8)[:] = 0 if array.dtype == np.bool_ else 0xA5

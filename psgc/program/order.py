@@ -1,10 +1,10 @@
-"""One order over all transfers of a step, which every rank keeps to. Pure.
+"""One order of all transfers of a step, which every rank follows. Pure.
 
-Pushes and pulls have turns in it, too. No lane waits for them, but servers' windows let in contributions in this order (``psgc.layout.contributions``).
+If ranks began the collectives of a group in different orders, they would deadlock. So each lane of a rank begins its transfers in the order given here,
+whatever becomes ready first. The order is the same on all ranks, and contains the transfers of each part in the part's own order. So the first unfinished
+transfer can always proceed: everything that its ranks must finish before it comes earlier in the order.
 
-Ranks that began collectives of one group in different orders would wait for each other for ever. So each lane of a rank begins its transfers in the
-order given here, whatever arrives first; and since the order has the transfers of a part in the part's own order, and is the same on all ranks, the
-first transfer in it that is not over can always go on: all that its ranks have to do before is before it in the order.
+Pushes and pulls have turns, too. No lane waits for them, but servers' windows admit contributions in this order (``psgc.layout.contributions``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from psgc.program.steps import LANES
 
 
 class Turn(NamedTuple):
-    """One action of one part. chain: the part's number among all parts of the layout; action: its place in the option, or after it the control word."""
+    """One action of one part. chain: the part's number among all parts of the layout; action: index into the option; the index behind the last one means
+    the control word."""
 
     chain: int
     action: int
@@ -30,13 +31,13 @@ def is_issued(action: str) -> bool:
 
 
 def issued(option: tuple[str, ...]) -> tuple[int, ...]:
-    """The actions of an option that wait for a turn, the control word at the end."""
+    """Indices of the option's actions that wait for a turn, then that of the control word."""
     return (*(action for action, text in enumerate(option) if is_issued(text)), len(option))
 
 
 def pipelined(options: Sequence[tuple[str, ...]]) -> tuple[Turn, ...]:
-    """The order for parts that come one after the other, as backward has them: the n-th transfer of a part goes along with the (n+1)-th of
-    the part before, so that links of different levels work at the same time. options: by chain."""
+    """The order for parts that become ready one after the other, as in backward. The n-th transfer of a part comes next to the (n+1)-th of the part before
+    it, so that links of different levels work at the same time. options: by chain."""
     keyed = [
         ((chain + place, chain), Turn(chain, action)) for chain, option in enumerate(options) for place, action in enumerate(issued(option))
     ]
@@ -44,8 +45,8 @@ def pipelined(options: Sequence[tuple[str, ...]]) -> tuple[Turn, ...]:
 
 
 def ordered(options: Sequence[tuple[str, ...]], turns: Sequence[Sequence[int]]) -> tuple[Turn, ...]:
-    """The order in which every transfer has the turn that it was given. turns: by chain, of its issued actions. Raises UsageError for turns of other
-    options, or out of a part's order."""
+    """The order given by these turns. turns: for each chain, the turn of each of its ``issued`` actions. Raises UsageError for turns that do not fit the
+    options, or that contradict the order within a part."""
     keyed = []
     for chain, (option, own) in enumerate(zip(options, turns, strict=True)):
         if len(own) != len(issued(option)) or any(first >= second for first, second in pairwise(own)):
@@ -57,8 +58,8 @@ def ordered(options: Sequence[tuple[str, ...]], turns: Sequence[Sequence[int]]) 
 
 
 def order_of(parts: Sequence[tuple[tuple[str, ...], int, Sequence[int]]]) -> tuple[Turn, ...]:
-    """The order of a layout: the plan's where it has one, else that of a pipeline. parts: of each bucket that has an option, in the layout's order, the
-    option, how many parts there are, and the turns that the plan gives them, part after part."""
+    """The order of a layout: the plan's if it has one, else ``pipelined``. parts: for each bucket that has an option, in the layout's order, the option,
+    the number of parts, and the turns that the plan gives them, part after part."""
     options = [option for option, count, _ in parts for _ in range(count)]
     if not all(turns for _, _, turns in parts):
         return pipelined(options)

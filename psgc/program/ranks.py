@@ -1,12 +1,12 @@
-"""Which ranks a job has on each node, and how a part is cut among them. Pure.
+"""The ranks of a job's nodes, and how a part is cut among them. Pure.
 
 Nodes may have different numbers of ranks. A rank's *shard* of a part is its slice among the ranks of its node. Nodes of different sizes cut
-at different places; between two neighbouring cuts of any node lies an *atom*: a slice that lies inside one rank's shard on every node, so
-that one rank of each node owns it, and these ranks can sum it between the nodes.
+at different places. An *atom* is the slice between two neighbouring cuts of any nodes: on every node it lies inside one rank's shard, so one rank of
+each node owns it, and these ranks can sum it between the nodes.
 
-Two things may be said of a node. Its *roots* are the local ranks among which alone parts are cut, such as those whose GPUs are not behind the network
-interface's PCIe switch; the others' shards are empty. Or its ranks lie behind several *switches*, which have as many each, in the order of the local ranks: a
-node's sum is then taken behind each switch first, each rank a slice of it, and between the switches by those ranks that have the same slice.
+A node may have roots or switches. Only its *roots*, which are local ranks, own shards; the other ranks' shards are empty. Roots are, for example, the
+ranks whose GPUs are not behind the network interface's PCIe switch. *Switches* have equally many ranks each, in the order of the local ranks. A node's
+sum is then taken behind each switch first, where each rank sums a slice, and then between the switches, by the ranks with the same slice.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _ALIGNED_FROM: Final = 16  # shards of at least so many blocks are cut at whole 
 
 @dataclass(frozen=True)
 class Ranks:
-    """node_sizes: the ranks of each node; the job's ranks are numbered node after node. roots: local ranks of each node, ascending; nothing for all of them.
-    switches: the ranks behind one switch, of each node; 0, or all of them, where sums are taken at once. A node has roots or switches, not both."""
+    """The ranks of a job, numbered node after node. node_sizes: the number of ranks of each node; roots: the local ranks of each node that own shards,
+    ascending; () for all of them; switches: the number of ranks behind one switch, for each node; 0 or all of them for no stage between switches. A node
+    has roots or switches, not both."""
 
     node_sizes: tuple[int, ...]
     roots: tuple[tuple[int, ...], ...] = ()
@@ -58,7 +59,7 @@ class Ranks:
 
     @cached_property
     def node_of(self) -> tuple[int, ...]:
-        """By rank."""
+        """The node of each rank."""
         return tuple(node for node, size in enumerate(self.node_sizes) for _ in range(size))
 
     def on_node(self, node: int) -> tuple[int, ...]:
@@ -66,7 +67,7 @@ class Ranks:
 
     @property
     def text(self) -> str:
-        """What tells these ranks from others, on nodes of other sizes or of another inside."""
+        """A text that differs between nodes of different sizes, roots or switches."""
         inside = [str(one) for one in (self.roots, self.switches) if one]
         return " ".join((str(self.node_sizes), *inside))
 
@@ -75,13 +76,13 @@ class Ranks:
         return (self.roots[node] if self.roots else ()) or tuple(range(self.node_sizes[node]))
 
     def switch_of(self, node: int) -> int:
-        """How many of the node's ranks are behind one switch; 0 where its sums are taken at once."""
+        """The number of the node's ranks behind one switch; 0 if there is no stage between switches."""
         size = self.switches[node] if self.switches else 0
         return size if 1 < size < self.node_sizes[node] else 0
 
     def shards(self, node: int, numel: int) -> tuple[Range, ...]:
-        """What of a part of ``numel`` elements each of the node's ranks owns, by local rank: ascending, unless the node has switches; empty for one that is
-        no root."""
+        """The shard of each of the node's ranks of a part of ``numel`` elements, by local rank. They ascend unless the node has switches; a rank that is no
+        root has an empty one."""
         size, switch = self.node_sizes[node], self.switch_of(node)
         if switch:
             slices = cuts(0, numel, switch)
@@ -99,7 +100,7 @@ class Ranks:
         return tuple((lo, hi) for lo, hi in pairwise(places) if lo < hi)
 
     def owners(self, numel: int, atom: Range) -> tuple[int, ...]:
-        """The rank of each node whose shard the atom lies in."""
+        """For each node, the rank whose shard contains the atom."""
         found = []
         for node in range(self.nodes):
             own = next(i for i, (lo, hi) in enumerate(self.shards(node, numel)) if lo <= atom[0] and atom[1] <= hi)
@@ -108,7 +109,7 @@ class Ranks:
 
 
 def fault_of(size: int, roots: Sequence[int], switch: int) -> str:
-    """Why a node of so many ranks cannot have these roots or switches; "" if it can."""
+    """Why a node of ``size`` ranks cannot have these roots or switches; "" if it can."""
     if roots and switch and switch < size:
         return "it has roots and several switches; name one of the two"
     if list(roots) != sorted(set(roots)) or any(not 0 <= root < size for root in roots):
@@ -119,7 +120,7 @@ def fault_of(size: int, roots: Sequence[int], switch: int) -> str:
 
 
 def cuts(lo: int, hi: int, shares: int) -> tuple[int, ...]:
-    """Where [lo, hi) is cut into ``shares`` slices as equal as whole blocks allow, or, where slices have few blocks, as elements do."""
+    """The bounds of ``shares`` slices of [lo, hi), of equal numbers of blocks as far as possible, or of elements if slices have few blocks."""
     numel = hi - lo
     unit = BLOCK if numel >= shares * _ALIGNED_FROM * BLOCK else 1
     units = -(-numel // unit)
@@ -127,7 +128,7 @@ def cuts(lo: int, hi: int, shares: int) -> tuple[int, ...]:
 
 
 def pieces_of(places: Collection[int], within: Range) -> tuple[Range, ...]:
-    """[lo, hi) cut at those of ``places`` that lie inside it."""
+    """The range cut at those of ``places`` that lie inside it."""
     lo, hi = within
     inside = sorted({place for place in places if lo < place < hi})
     return tuple((a, b) for a, b in pairwise((lo, *inside, hi)) if a < b)

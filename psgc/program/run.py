@@ -1,7 +1,7 @@
-"""What a rank may start next: pure, told what is there and what is over, it answers with the steps that can begin.
+"""Decides which steps a rank may start next, from what has become ready and what is over. Pure.
 
-A *chain* is one part's program, step after step. Computation starts when the step before it is over. A transfer also waits for its turn: each lane works
-on one at a time, in the order that all ranks keep to (``order``), and begins that order again with each step of the layout.
+A *chain* is the program of one part. A computation starts when the step before it in the chain is over. A transfer also waits for its turn: each lane
+runs one transfer at a time, in the order that all ranks follow (``order``), which begins again with each step of the layout.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from psgc.program.steps import Lane, Program, Step, lane_of
 
 
 class Start(NamedTuple):
-    """A step that begins now. Answer with ``Runner.over`` of its chain."""
+    """A step to begin now. When it is over, call ``Runner.over`` with its chain."""
 
     chain: int
     step: Step
 
 
 class Runner:
-    """See the module's text. programs: this rank's, by chain. order: of all transfers, those of other ranks alone too."""
+    """See the module's text. programs: this rank's, by chain; order: the order of all transfers, also of those in which this rank takes no part."""
 
     def __init__(self, programs: Sequence[Program], order: Sequence[Turn]) -> None:
         self._programs = programs
@@ -40,18 +40,18 @@ class Runner:
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """Those that this rank has transfers on."""
+        """The lanes on which this rank has transfers."""
         return tuple(self._turns)
 
     def begin(self, chain: int) -> list[Start]:
-        """The part's next step of the layout begins: its gradient is there, or this rank skips it."""
+        """Begin the part's next step of the layout: its gradient is ready, or this rank skips it. Returns what can start."""
         if self._at[chain] is not None:
             raise LocalProtocolError(f"part {chain} is under way; its next step begins when this one is over")
         self._at[chain] = 0
         return self._startable(chain)
 
     def over(self, chain: int) -> tuple[list[Start], bool]:
-        """The chain's running step is over. Answers with what can start, and whether the chain is through."""
+        """Note that the chain's running step is over. Returns what can start, and whether the chain is finished."""
         at = self._at[chain]
         if at is None or not self._running[chain]:
             raise LocalProtocolError(f"part {chain} runs no step that could be over")
@@ -71,7 +71,7 @@ class Runner:
         return started, through
 
     def waiting(self) -> list[tuple[int, Step]]:
-        """Steps that wait for their turn, for messages."""
+        """The steps that wait for their turn, by chain, for error messages."""
         return [
             (c, self._programs[c].steps[at]) for c, at in enumerate(self._at) if at is not None and not self._running[c]
         ]  # fmt: skip

@@ -1,7 +1,8 @@
-"""What one rank does for one part, step by step: the records that compiling an option makes and that an executor runs. Pure.
+"""The steps that one rank runs for one part: the records that ``compile`` makes and an executor runs. Pure.
 
-A rank has one array of the whole part, and *payloads* of *pieces* of it (ranges of elements): lists, since a piece may wait to be summed. A
-transfer of floats works on the array in place; one of payloads takes some of this rank's, and adds what comes to its own.
+A rank has one array of the whole part, and *payloads* of *pieces* of it (ranges of elements). A piece may have several payloads, which are summed when
+they are decoded. A transfer of floats works on the array in place. A transfer of payloads sends some of the rank's payloads, and adds the received ones
+to its own.
 """
 
 from __future__ import annotations
@@ -15,25 +16,27 @@ from psgc.program.ranks import Range
 Level = Literal["flat", "intra", "inter"]
 LEVELS: Final[tuple[Level, ...]] = ("flat", "intra", "inter")
 RawOp = Literal["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"]
+EncodedOp = Literal["all_to_all", "gather", "all_gather", "broadcast"]
 
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encode each of these pieces of the array. slot: how many encodes the option has before this one; its residual is of this slot.
+    """Encode each of these pieces of the array. slot: the number of encodes before this one in the option; each slot has its own residual.
 
-    leader: the first of the ranks that encode the same pieces of the same sum, as the ranks of several nodes do that have all summed it. Their
-    payloads must be equal, so they draw the leader's random numbers; and what they keep counts once, as the leader's."""
+    leaders: for each piece, the first of the ranks that encode it from the same sum; ranks of several nodes do so after an inter-node sum. Their payloads
+    must be equal, so all of them draw the leader's random numbers. Their residuals are equal and count once, as the leader's."""
 
     action: int
     slot: int
     device: str
-    leader: int
+    leaders: tuple[int, ...]
     pieces: tuple[Range, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode the payloads of each piece, the sum of them into the array. slot: of the encode that wrote them; counts: payloads of each piece."""
+    """Decode the payloads of each piece, and write their sum to the array. slot: that of the encode that wrote them; counts: the number of payloads of
+    each piece."""
 
     action: int
     slot: int
@@ -44,8 +47,8 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """One collective of floats over some ranks. cuts: of ``region``, where the members' slices begin and the last ends, from the part's
-    begin; root: a member's place, of reduce and broadcast."""
+    """One collective of floats over some ranks. cuts: the bounds of the members' slices of ``region``, counted from the part's beginning; root: the root's
+    index among the members, for reduce and broadcast."""
 
     op: RawOp
     members: tuple[int, ...]
@@ -56,7 +59,7 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some payloads of one piece, which travel together. slot: of the encode that wrote them."""
+    """Some payloads of one piece, which travel together. slot: that of the encode that wrote them."""
 
     range: Range
     payloads: int
@@ -65,12 +68,20 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Payloads to and from each member. sends: by member, all payloads of these pieces, as they are in order, its own place too where the
-    payloads stay; receives: by member, what comes. What a rank had is gone afterwards, but for what it sent to itself."""
+    """Send payloads to, and receive payloads from, each member. sends: the pieces whose payloads go to each member, in order, with those that the rank
+    keeps in its own entry; receives: the pieces whose payloads come from each member. The rank loses all payloads that it had, except those that it
+    sent to itself. on_gpu: whether the option encodes these payloads on GPUs and decodes them there."""
 
+    op: EncodedOp
     members: tuple[int, ...]
     sends: tuple[tuple[Piece, ...], ...]
     receives: tuple[tuple[Piece, ...], ...]
+    on_gpu: bool = False
+
+    @property
+    def root(self) -> int:
+        """The member whose payloads a broadcast hands out."""
+        return next(member for member, pieces in enumerate(self.receives) if pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +95,8 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Contribute pieces to servers, and take their results: each piece is a key, of which a server sums what all contributors push. slot: of the
-    encode that wrote the pieces' payloads, and the results are payloads, too; None: floats go as they are, and come into the array."""
+    """Push pieces to servers, and pull the results. Each piece is a key, and a server sums its contributions. slot: that of the encode that wrote the
+    pieces' payloads, whose results are payloads, too; None: the pieces are floats, and the results are written to the array."""
 
     action: int
     slot: int | None
@@ -94,8 +105,8 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Agree:
-    """The last step: all ranks reduce a control word, whether somebody contributed, met a NaN or infinity, or did not apply the last step. Only
-    then is anything committed."""
+    """The last step: all ranks reduce a control word. It says whether any rank contributed, met a NaN or infinity, or did not apply the last step.
+    Residuals are committed only afterwards."""
 
     action: int
 
@@ -106,7 +117,7 @@ LANES: Final[tuple[Lane, ...]] = (*LEVELS, "control")
 
 
 def lane_of(step: Step) -> Lane | None:
-    """Whose turn the step waits for: that of its level's links, or of the control words; None for computation, and for servers, which take
+    """The lane whose turn the step waits for: that of its level's links, or that of the control words. None for computations, and for servers, which take
     contributions in any order."""
     if isinstance(step, Transfer):
         return step.level
@@ -115,8 +126,8 @@ def lane_of(step: Step) -> Lane | None:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A rank's steps for one part; an action in which the rank has nothing to do has none. encodes: of the option; has_servers: whether the option
-    has a push, by whichever ranks: servers then take the mean."""
+    """A rank's steps for one part. There is no step for an action in which the rank has nothing to do. encodes: the option's number of encodes;
+    has_servers: whether the option has a push, so that servers take the mean."""
 
     numel: int
     steps: tuple[Step, ...]
@@ -125,18 +136,18 @@ class Program:
 
     @property
     def transfers(self) -> Iterator[Transfer]:
-        """Those that this rank takes part in."""
+        """The transfers that this rank takes part in."""
         return (step for step in self.steps if isinstance(step, Transfer))
 
     @property
     def served(self) -> Iterator[Range]:
-        """The pieces that this rank contributes to servers."""
+        """The pieces that this rank pushes to servers."""
         return (piece for step in self.steps if isinstance(step, Serve) for piece in step.pieces)
 
 
 def same_pieces(programs: Sequence[Program]) -> dict[int, bool]:
-    """By slot from 1 on: whether each rank encodes there only pieces that it has encoded in the slot before, and so sums of payloads of these very pieces;
-    programs: of all ranks, for one part."""
+    """For each slot from 1 on, whether every rank encodes there only pieces that it has also encoded in the slot before, so that it encodes sums of
+    payloads of these very pieces. programs: those of all ranks, for one part."""
     found: dict[int, bool] = {}
     for program in programs:
         before: set[Range] = set()

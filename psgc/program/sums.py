@@ -1,4 +1,4 @@
-"""Sums of contributions in member order, for every element type of psgc: the plain definition that backends are held against."""
+"""Sums of contributions in member order, for every element type of psgc: the reference that backends are tested against."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def narrow_bf16(values: F32) -> Array:
 
 
 def sum_in_order(contributions: Sequence[Array], dtype: str, divisor: int = 1) -> Array:
-    """The sum over the divisor, left to right: 16-bit floats in float32, rounded once; other types in their own (integers wrap, bool is "or"), but
-    integers that are divided, by floor, in int64."""
+    """The sum divided by ``divisor``, added from left to right: 16-bit floats in float32, rounded once; other types in their own type (integers wrap,
+    bool is "or"), except that integers that are divided, by floor, are summed in int64."""
     if divisor != 1:
         return _mean_in_order(contributions, dtype, divisor)
     widen, narrow = _WIDER.get(dtype, (_same, _same))

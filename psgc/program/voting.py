@@ -1,103 +1,118 @@
-"""Which named step a rank issues next: by a vote among the ranks while their scripts submit in the same order, else by the scheduler's turns. Pure.
+"""Decides which named step a rank issues next: by a vote of the ranks while their scripts submit in the same order, else by the scheduler's turns. Pure.
 
-A turn (``agenda.py``) costs a message to the scheduler and its answer. Scripts mostly submit the same names in the same order on all ranks, and then a maximum
-over the ranks tells all of them so: each proposes the first steps that it has submitted and not issued, and what all proposals begin with is issued. A
-rank votes as soon as it has something to propose. If the proposals' first steps differ, nothing is issued by that vote, and all ranks go on with turns for a
-number of steps that doubles with each such vote. All of this follows from what has been issued, which is the same on all ranks, so all ranks
-vote, or take turns, at the same time.
+A turn (``agenda.py``) costs a message to the scheduler and its answer. But scripts mostly submit the same names in the same order on all ranks, which a
+maximum over the ranks can show. In a vote, each rank proposes the first steps that it has submitted but not issued, and the common prefix of all proposals
+is issued. A rank votes as soon as it has something to propose. If the proposals differ in their first steps, the vote issues nothing, and all ranks
+follow turns for a number of steps that doubles with each such vote. A vote also tells whether some rank contributes to a step, so that an
+uncompressed step needs no control word of its own. Whether ranks vote or follow turns depends only on what has been issued, which is the
+same on all ranks, so all of them do the same.
 
-No rank waits for ever: a step that every rank has submitted and none has issued gives every rank something to propose, so a vote ends; if
-it issues nothing, the step has a turn, because the scheduler is told of every submission. Turns of steps that votes have issued are passed over.
+No rank waits forever: if every rank has submitted a step that none has issued, every rank has something to propose, so the vote ends. If the vote issues
+nothing, the step has a turn, because the scheduler is told of every submission. Turns of steps that votes have issued are skipped.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-PROPOSED: Final = 16  # steps in a vote: 256 bytes, which take about as long as one
+PROPOSED: Final = 16  # steps in a vote: 320 bytes, which take about as long as one
 MOST_TURNS: Final = 1024  # between two votes
-NOTHING: Final = -1  # in place of a step that is not there
-LOW_BITS: Final = 24  # a key's part, which is always the first; and its bucket
+NOTHING: Final = -1  # fills up a proposal of fewer steps
+LOW_BITS: Final = 24  # bits of the bucket in a key, and of the part behind it, which is always the first
+
+
+class Issue(NamedTuple):
+    """A step that all ranks issue. contributed: whether some rank contributes to it; None: nobody has told, because it has a turn."""
+
+    key: int
+    contributed: bool | None
+
+
+class _Submitted(NamedTuple):
+    key: int
+    contributes: bool
 
 
 class Voting:
     """See the module's text. Keys are those of the first part of a bucket."""
 
     def __init__(self) -> None:
-        self._submitted: deque[int] = deque()  # and not issued, in this rank's order
-        self._turns: deque[int] = deque()  # the first one's step has not been issued
-        self._told: Counter[int] = Counter()  # turns by key, of those that have left ``_turns``
-        self._issued: Counter[int] = Counter()  # steps by key
-        self._agreed: deque[int] = deque()  # by the last vote
-        # Groups connect in the first step, which has a turn: a rank that is late then would be missed by those that connect.
+        self._submitted: deque[_Submitted] = deque()  # steps submitted but not issued, in this rank's order
+        self._turns: deque[int] = deque()  # turns received; the step of the first one has not been issued
+        self._told: Counter[int] = Counter()  # number of turns that have left ``_turns``, by key
+        self._issued: Counter[int] = Counter()  # number of issued steps, by key
+        self._agreed: deque[Issue] = deque()  # steps that the last vote agreed on, not yet issued
+        # Groups connect in the first step. It has a turn, so that no rank begins to connect before all ranks have submitted it.
         self._by_turns = 1  # steps to issue before the next vote
         self._penalty = 1
 
-    def submit(self, key: int) -> None:
-        """This rank has submitted the key's next step."""
-        self._submitted.append(key)
+    def submit(self, key: int, contributes: bool = True) -> None:
+        """Note that this rank has submitted the key's next step. contributes: it does not skip the step."""
+        self._submitted.append(_Submitted(key, contributes))
 
     def turn(self, key: int) -> None:
-        """The key's next step has its turn."""
+        """Note that the key's next step has received its turn."""
         self._turns.append(key)
         self._pass_over()
 
     def _pass_over(self) -> None:
-        """Forget turns of steps that have been issued."""
+        """Drop the turns of steps that have been issued."""
         while self._turns and self._told[self._turns[0]] < self._issued[self._turns[0]]:
             self._told[self._turns.popleft()] += 1
 
-    def next(self) -> int | None:
-        """The key whose next step is to be issued now; None: none, see ``votes``."""
-        key = self._next_agreed()
-        if key is not None:
-            self._issued[key] += 1
-            self._submitted.remove(key)
+    def next(self) -> Issue | None:
+        """The step that must be issued now; None if there is none (see ``votes``)."""
+        issue = self._next_agreed()
+        if issue is not None:
+            self._issued[issue.key] += 1
+            del self._submitted[next(place for place, one in enumerate(self._submitted) if one.key == issue.key)]
             self._pass_over()
-        return key
+        return issue
 
-    def _next_agreed(self) -> int | None:
+    def _next_agreed(self) -> Issue | None:
         if self._agreed:
             return self._agreed.popleft()
         if self._by_turns and self._turns:
             self._by_turns -= 1
-            return self._turns[0]
+            return Issue(self._turns[0], None)
         return None
 
     @property
     def votes(self) -> bool:
-        """Whether this rank is to take part in a vote now. Ask when ``next`` has returned None."""
+        """Whether this rank must take part in a vote now. Ask after ``next`` has returned None."""
         return not self._agreed and not self._by_turns and bool(self._submitted)
 
     @property
     def first(self) -> int:
         """The key that this rank proposes first."""
-        return self._submitted[0]
+        return self._submitted[0].key
 
     def has_turn(self, key: int) -> bool:
-        """Whether all ranks have submitted the key's next step, as far as this rank has been told."""
+        """Whether this rank has received a turn for the key's next step, so that all ranks have submitted it."""
         return self._told[key] + self._turns.count(key) > self._issued[key]
 
     def proposal(self) -> NDArray[np.int32]:
-        """The words whose maximum over the ranks is the vote's result: of each step layout and bucket, and both negated, whose maximum is the least."""
+        """This rank's proposal. The element-wise maximum of all ranks' proposals is the vote's result. It holds each step's layout and bucket, both
+        negated, so that the result contains their maxima and minima, and whether this rank contributes."""
         layouts = np.full(PROPOSED, NOTHING, np.int32)
         buckets = np.full(PROPOSED, NOTHING, np.int32)
-        for place, key in enumerate(islice(self._submitted, PROPOSED)):
+        contributes = np.zeros(PROPOSED, np.int32)
+        for place, (key, contributing) in enumerate(islice(self._submitted, PROPOSED)):
             layouts[place], buckets[place] = key >> 2 * LOW_BITS, key >> LOW_BITS & (1 << LOW_BITS) - 1
-        return np.concatenate([layouts, buckets, -layouts, -buckets])
+            contributes[place] = contributing
+        return np.concatenate([layouts, buckets, -layouts, -buckets, contributes])
 
     def voted(self, words: NDArray[np.int32]) -> None:
         """Take the result of a vote."""
-        layouts, buckets, least_layouts, least_buckets = (each.tolist() for each in np.split(words, 4))
-        for layout, bucket, least_layout, least_bucket in zip(layouts, buckets, least_layouts, least_buckets, strict=True):
+        for layout, bucket, least_layout, least_bucket, contributed in zip(*(each.tolist() for each in np.split(words, 5)), strict=True):
             if layout == NOTHING or layout != -least_layout or bucket != -least_bucket:
                 break
-            self._agreed.append(layout << 2 * LOW_BITS | bucket << LOW_BITS)
+            self._agreed.append(Issue(layout << 2 * LOW_BITS | bucket << LOW_BITS, bool(contributed)))
         if self._agreed:
             self._penalty = 1
         else:
@@ -105,4 +120,4 @@ class Voting:
             self._by_turns = self._penalty
 
 
-__all__ = ["Voting"]
+__all__ = ["Issue", "Voting"]

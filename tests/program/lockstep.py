@@ -5,7 +5,7 @@ Values are columns of any height, so that a test can follow each rank's contribu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,15 +26,18 @@ class _Rank:
     payloads: dict[Range, list[Values]] = field(default_factory=dict)
 
 
-def run(programs: Sequence[Program], values: Sequence[Values], garbage: float = -1000) -> list[Values]:
-    """What each rank's array holds at the end, given what each begins with."""
+Loss = Callable[[int, Range, int], float]
+
+
+def run(programs: Sequence[Program], values: Sequence[Values], garbage: float = -1000, loss: Loss = lambda *_: 0.0) -> list[Values]:
+    """What each rank's array holds at the end, given what each begins with. loss: what encoding adds to each element, by slot, piece and leader."""
     ranks = [_Rank(np.array(own)) for own in values]
     for action in sorted({step.action for program in programs for step in program.steps}):
         steps = {r: step for r, program in enumerate(programs) for step in program.steps if step.action == action}
         transfers = {r: step for r, step in steps.items() if isinstance(step, Transfer)}
         for r, step in steps.items():
             if isinstance(step, Encode):
-                _encode(ranks[r], step, garbage)
+                _encode(ranks[r], step, garbage, loss)
             elif isinstance(step, Decode):
                 _decode(ranks[r], step)
         if transfers:
@@ -43,9 +46,11 @@ def run(programs: Sequence[Program], values: Sequence[Values], garbage: float = 
     return [rank.array for rank in ranks]
 
 
-def _encode(rank: _Rank, step: Encode, garbage: float) -> None:
+def _encode(rank: _Rank, step: Encode, garbage: float, loss: Loss) -> None:
     assert not rank.payloads
-    rank.payloads = {(lo, hi): [rank.array[lo:hi].copy()] for lo, hi in step.pieces}
+    rank.payloads = {
+        piece: [rank.array[slice(*piece)] + loss(step.slot, piece, leader)] for piece, leader in zip(step.pieces, step.leaders, strict=True)
+    }
     rank.array[:] = garbage
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from psgc.program.agenda import Agenda, Turn, Turns, Use
-from psgc.program.voting import Voting
+from psgc.program.voting import Issue, Voting
 
 SEEDS = int(os.environ.get("PSGC_TEST_SEEDS", "1000"))
 
@@ -23,14 +23,16 @@ VOTE = "vote"
 class _Rank:
     """A script that submits steps in its own order, and a thread that issues those that have their turn, one at a time."""
 
-    def __init__(self, script: list[int]) -> None:
-        self.script = deque(script)
+    def __init__(self, script: list[int], skips: set[tuple[int, int]]) -> None:
+        """skips: keys and their steps to which it contributes nothing."""
+        self.script, self.skips = deque(script), skips
         self.agenda = Agenda()
         self.up: deque[tuple[Use, int]] = deque()  # messages to the scheduler
         self.down: deque[Turn] = deque()
         self.voting = Voting()
-        self.under_way: int | None = None
+        self.under_way: Issue | None = None
         self.issued: list[int] = []
+        self.told: list[bool | None] = []  # of each, whether some rank contributes
 
     @property
     def at(self) -> object:
@@ -57,7 +59,8 @@ class _Job:
             elif seed % 3 == 1 and len(script) > 1:
                 place = self.random.randrange(len(script) - 1)
                 script[place : place + 2] = reversed(script[place : place + 2])
-        self.ranks = [_Rank(script) for script in scripts]
+        uses = [(key, step) for key in set(steps) for step in range(1, 1 + steps.count(key))]
+        self.ranks = [_Rank(script, {use for use in uses if self.random.random() < 0.5}) for script in scripts]
         self.turns, self.total, self.votes = Turns(size), len(steps), 0
 
     def run(self) -> None:
@@ -81,11 +84,12 @@ class _Job:
     def _submit(self, rank: _Rank) -> None:
         key = rank.script.popleft()
         if not self.obeys:
-            rank.voting._agreed.append(key)
+            rank.voting._agreed.append(Issue(key, None))
             rank.voting.submit(key)
             return
-        rank.voting.submit(key)
-        rank.up.append((rank.agenda.submit(key), rank.agenda.taken))
+        use = rank.agenda.submit(key)
+        rank.voting.submit(key, use not in rank.skips)
+        rank.up.append((use, rank.agenda.taken))
 
     def _hear(self, number: int) -> None:
         use, taken = self.ranks[number].up.popleft()
@@ -110,7 +114,8 @@ class _Job:
     def _collective(self) -> None:
         for rank in self.ranks:
             assert rank.under_way is not None
-            rank.issued.append(rank.under_way)
+            rank.issued.append(rank.under_way.key)
+            rank.told.append(rank.under_way.contributed)
             rank.under_way = None
 
     def _break(self, rank: _Rank) -> None:
@@ -127,7 +132,11 @@ def test_ranks_that_submit_in_any_order_issue_in_one_order_and_none_waits_for_ev
     for seed in range(SEEDS):
         job = _Job(seed)
         job.run()
-        assert all(rank.issued == job.ranks[0].issued for rank in job.ranks)
+        assert all(rank.issued == job.ranks[0].issued and rank.told == job.ranks[0].told for rank in job.ranks)
+        steps: Counter[int] = Counter()
+        for key, told in zip(job.ranks[0].issued, job.ranks[0].told, strict=True):
+            steps[key] += 1
+            assert told in (None, any((key, steps[key]) not in rank.skips for rank in job.ranks))
 
 
 def test_ranks_that_issue_as_they_submit_are_caught_by_the_simulation() -> None:
@@ -157,13 +166,13 @@ def test_ranks_that_submit_in_one_order_wait_for_one_turn_and_then_for_none() ->
             assert number or not rank.votes, "groups connect in the first step"
     for rank in ranks:
         rank.turn(keys[0])
-        assert rank.next() == keys[0]
+        assert rank.next() == Issue(keys[0], None)
     issued = []
     while len(issued) < len(keys):
         voted(ranks)
-        while (key := ranks[0].next()) is not None:
-            assert ranks[1].next() == key
-            issued.append(key)
+        while (issue := ranks[0].next()) is not None:
+            assert ranks[1].next() == issue == Issue(issue.key, True)
+            issued.append(issue.key)
     assert issued == keys
     for rank in ranks:
         for key in keys:  # late, which is what turns of votes' steps are

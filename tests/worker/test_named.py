@@ -13,7 +13,7 @@ from psgc.layout import Declaration, Layout, TensorSpec, build_layout
 from psgc.layout.records import LayoutKind
 from psgc.program.agenda import Agenda, Turns
 from psgc.program.checks import DTYPES
-from psgc.program.memory_groups import MemoryGroups, MemoryWorld
+from psgc.program.memory_groups import MemoryGroup, MemoryGroups, MemoryWorld
 from psgc.program.ranks import Ranks
 from psgc.worker.executor.named import NamedExecutor
 from psgc.worker.submission import Submission
@@ -141,6 +141,30 @@ def test_what_codecs_leave_out_is_kept_between_the_steps_of_a_name(job: Job) -> 
     kept = sum(m.residual.astype(np.float64) for e in job.executors for m in e.works()[0].remembered().values() if m.residual is not None)
     np.testing.assert_allclose(out + kept, put, atol=2e-3)
     assert all(executor.moved_bytes for executor in job.executors)
+
+
+def test_an_uncompressed_step_takes_one_maximum_the_votes_which_tells_who_contributes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step has a turn. A step that all ranks skip leaves what was there, one that some rank contributes to is a mean with zeros."""
+    maxima = list[int]()  # calls of all ranks
+    counted = MemoryGroup.maximum
+
+    def maximum(self: MemoryGroup, array: np.ndarray) -> None:
+        maxima.append(len(array))
+        counted(self, array)
+
+    monkeypatch.setattr(MemoryGroup, "maximum", maximum)
+    for codec, each in (("none", 1), ("int8", 2)):
+        layout = job.layout(each, [30_000], codec, "float32", True)
+        for step, skipping in enumerate(([], [], job.ranks.everybody, [0], job.ranks.everybody, [])):
+            maxima.clear()
+            buffers = [Buffer(np.full(30_000, job.ranks.size, np.float32)) for _ in job.ranks.everybody]
+            tickets = [job.submit(rank, layout, 0, buffer, rank in skipping) for rank, buffer in enumerate(buffers)]
+            for board, ticket in zip(job.boards, tickets, strict=True):
+                board.wait([ticket])
+            contributing = job.ranks.size - len(skipping)
+            assert all(buffer.skipped == (contributing == 0) for buffer in buffers)
+            assert all(np.allclose(buffer.array, contributing, atol=0.1) for buffer in buffers) or not contributing
+            assert len(maxima) == each * job.ranks.size or (codec, step) == ("none", 0)
 
 
 def test_a_nan_ends_the_job_where_that_is_asked_for_and_the_name_is_told() -> None:

@@ -54,6 +54,7 @@ class NamedExecutor:
         self._voting = Voting()
         self._closing = False
         self._line: _Line  # that the thread works on
+        self._contributed: bool | None  # to its step: see ``Issue``
         self._what = ""  # the step that the thread works on, or proposes
         self._awaited: tuple[str, Reminder] | None = None  # the step under way
         self._proposed: int | None = None  # the key that this rank proposes first in the vote under way
@@ -67,7 +68,7 @@ class NamedExecutor:
         with self._lock:
             line = self._lines.setdefault(key, _Line(layout, layout.buckets[bucket]))
             line.waiting.append(submission)
-            self._voting.submit(key)
+            self._voting.submit(key, not submission.skip)
             self._lock.notify()
         self._ask(key)
 
@@ -113,7 +114,7 @@ class NamedExecutor:
         while self._await():
             try:
                 if self._proposed is None:
-                    self._step(self._line)
+                    self._step(self._line, self._contributed)
                 else:
                     self._vote()
             except Exception as error:
@@ -127,9 +128,9 @@ class NamedExecutor:
             self._awaited = self._proposed = None
             while not self._closing:
                 if not self._failed():
-                    key = self._voting.next()
-                    if key is not None:
-                        self._line = self._lines[key]
+                    issue = self._voting.next()
+                    if issue is not None:
+                        self._line, self._contributed = self._lines[issue.key], issue.contributed
                         self._what = self._named(self._line)
                         self._awaited = (self._what, Reminder(time.monotonic()))
                         return True
@@ -152,7 +153,7 @@ class NamedExecutor:
         with self._lock:
             self._voting.voted(words)
 
-    def _step(self, line: _Line) -> None:
+    def _step(self, line: _Line, contributed: bool | None) -> None:
         with self._lock:
             submission = line.waiting.popleft()
         if line.work is None:
@@ -172,13 +173,20 @@ class NamedExecutor:
                 elif isinstance(step, Transfer):
                     for number, collective in enumerate(step.collectives):
                         part.transfer(collective, self._groups, step.action, number)
-        words = np.concatenate([part.control.word() for part in work.parts])  # of all parts at once
-        self._groups.group(self._ranks.everybody).maximum(words)
-        for number, (part, word) in enumerate(zip(work.parts, np.split(words, len(work.parts)), strict=True)):
-            part.agreed(Control.of(word))
+        for number, (part, control) in enumerate(zip(work.parts, self._controls(work, self._groups, contributed), strict=True)):
+            part.agreed(control)
             work.end(number)
         work.store()
         submission.ticket.finish()
+
+    def _controls(self, work: GroupBucket, groups: Groups, contributed: bool | None) -> list[Control]:
+        """What the ranks agree on at the end of a step, of each part. Only encoding meets NaNs and keeps something, so where nothing is encoded a vote has told
+        all of it."""
+        if contributed is not None and not any(part.program.encodes for part in work.parts):
+            return [Control(contributed, False, False) for _ in work.parts]
+        words = np.concatenate([part.control.word() for part in work.parts])  # of all parts at once
+        groups.group(self._ranks.everybody).maximum(words)
+        return [Control.of(word) for word in np.split(words, len(work.parts))]
 
     def _broken(self, error: Exception, what: str) -> None:
         if self._failed():

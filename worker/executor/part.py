@@ -6,6 +6,7 @@ layout and worked on in place. At most one step of a part runs at a time.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +23,14 @@ from psgc.codecs.scheme import slices
 from psgc.errors import DeviceError
 from psgc.program.groups import DeviceGroup, Group, Groups
 from psgc.program.ranks import Range
-from psgc.program.steps import Decode, Encode, Exchange, Piece, Program, Raw, Serve, Step
+from psgc.program.steps import Decode, Encode, Exchange, Piece, Program, Raw, Serve, Step, Transfer
 from psgc.transport.memory.segment import Place
 from psgc.wire.frames import Flag
-from psgc.worker.device import DeviceBucket
+from psgc.worker.device import DeviceBucket, DevicePayload, bytes_of
 from psgc.worker.executor.feedback import Feedback
 
 Bytes = NDArray[np.uint8]
+Payload = Bytes | DevicePayload
 _LENGTH: Final = np.dtype(np.int32)
 
 
@@ -74,24 +76,29 @@ class PartWork:
         self.control = Control(False, False, False)
         self.moved_bytes = 0  # payloads and slices that this rank has sent and received
         self._array: NDArray[Any] = np.empty(0)
-        self._payloads: dict[Range, list[Bytes]] = {}
-        self._own: dict[Range, Bytes] = {}  # what slot 0 has written, until the next step is encoded
+        self._payloads: dict[Range, list[Payload]] = {}
+        self._own: dict[Range, Payload] = {}  # what slot 0 has written, until the next step is encoded
         self._buffers: dict[tuple[int, int, int], Bytes] = {}
         self._feedback: dict[tuple[int, Range], Feedback] = {}
-        self._leads: set[int] = set()  # slots of which this rank answers for the residual
+        self._leads: set[tuple[int, Range]] = set()  # slots and pieces of which this rank answers for the residual
         self._device: DeviceBucket | None = None  # where the program works on the part's floats, too
         self._there = False  # whether that has them now, and the array does not
         self._lies: DeviceBucket | None = None  # where this rank's gradient lay when it last said so to the others
         self.groups_on_gpus = (
             False  # whether each rank's gradient lay on a GPU in the last step: the floats of this step go from GPU to GPU, where they can
         )
+        self._through_hosts: set[int] = set()  # actions whose payloads are encoded and decoded on GPUs that are not connected
+        self._told = threading.Condition()
+        self._untold = 0  # encodes on the device of which the host does not know yet whether they met a NaN or infinity
+        self._fault: DeviceError | None = None  # in finding that out
         self._owns_array = False
         self._gpu_slots = {step.slot for step in program.steps if isinstance(step, Encode) and step.device == "gpu"}
         self._divisor, self._divides = divisor, _only_sum(program)
         for step in program.steps:
             if isinstance(step, Encode) and self._codec(step.slot).feedback:
-                if step.leader == stream.rank:
-                    self._leads.add(step.slot)
+                self._leads |= {
+                    (step.slot, piece) for piece, leader in zip(step.pieces, step.leaders, strict=True) if leader == stream.rank
+                }
                 self._feedback |= {(step.slot, piece): Feedback(piece[1] - piece[0]) for piece in step.pieces}
 
     def _codec(self, slot: int) -> Codec:
@@ -147,7 +154,7 @@ class PartWork:
                 if feedback.on is not None:
                     feedback.on.add_payload(0, self._own[piece], feedback.value, feedback.numel)
                 else:
-                    _add_back(codec, self._own[piece], feedback.value)
+                    _add_back(codec, bytes_of(self._own[piece]), feedback.value)
                 feedback.encoded()
 
     def on_gpu(self, step: Step) -> bool:
@@ -166,11 +173,55 @@ class PartWork:
             self._there = True
 
     def encode_there(self, step: Encode, then: Callable[[DeviceError | None], None]) -> None:
-        """``encode`` on the device; ``then`` is called, in another thread, once all payloads are in host memory, or one could not be made."""
-        device, codec = self._device, self._codec(step.slot)
-        assert device is not None
+        """``encode`` on the device. ``then`` is called once the step is over: where payloads stay on the device, when all is enqueued; else, in another thread,
+        once all payloads are in host memory, or one could not be made."""
+        assert self._device is not None
         self._to_device()
         self._payloads = {}
+        if self._stays(step):
+            self._finish_there(self._device, step)
+            then(None)
+        else:
+            self._finish(self._device, step, then)
+
+    def _stays(self, step: Encode) -> bool:
+        """Whether the encode's payloads need not come to the host."""
+        if step.slot == 0 and self._served:
+            return False
+        steps = self.program.steps
+        for later in steps[steps.index(step) + 1 :]:
+            exchanges = [one for one in later.collectives if len(one.members) > 1] if isinstance(later, Transfer) else []
+            if isinstance(later, Transfer) and exchanges:
+                on_gpu = all(isinstance(one, Exchange) and one.on_gpu for one in exchanges)
+                return on_gpu and self.groups_on_gpus and later.action not in self._through_hosts
+            if not isinstance(later, Transfer):
+                return isinstance(later, Decode) and later.device == "gpu"
+        return False
+
+    def _finish_there(self, device: DeviceBucket, step: Encode) -> None:
+        made = []
+        for piece, leader in zip(step.pieces, step.leaders, strict=True):
+            old, new, rescale, stream = self._inputs(step, piece, leader)
+            lo, hi = self.first + piece[0], self.first + piece[1]
+            payload = device.finish_there(self._encoder(step.slot), lo, hi, old, new, rescale, stream, step.slot)
+            made.append(payload)
+            self._keep(step, piece, payload, False, False)
+        with self._told:
+            self._untold += 1
+        device.tell(made, self._tell)
+
+    def _tell(self, nonfinite: bool | DeviceError) -> None:
+        """In another thread: what the device says of an encode."""
+        with self._told:
+            if isinstance(nonfinite, DeviceError):
+                self._fault = nonfinite
+            elif nonfinite:
+                self.control.nonfinite = True
+            self._untold -= 1
+            self._told.notify_all()
+
+    def _finish(self, device: DeviceBucket, step: Encode, then: Callable[[DeviceError | None], None]) -> None:
+        codec = self._codec(step.slot)
         lock, left, faults = threading.Lock(), [len(step.pieces)], list[DeviceError]()
 
         def encoded(piece: Range, out: Bytes, served: bool, found: Encoded | DeviceError) -> None:
@@ -184,35 +235,31 @@ class PartWork:
                     return
             then(faults[0] if faults else None)
 
-        for number, piece in enumerate(step.pieces):
+        for number, (piece, leader) in enumerate(zip(step.pieces, step.leaders, strict=True)):
             lo, hi = piece
             served = step.slot == 0 and piece in self._served
             out = self._slot(piece) if served else self._buffer(step.action, number, 0, codec.payload_bound(hi - lo))
-            feedback = self._feedback.get((step.slot, piece))
-            if feedback is not None:
-                feedback.encoded()
-            stream = replace(self.stream, rank=4 * step.leader + step.slot, first=self.first + lo)
-            old, new, rescale = (None, None, 1.0) if feedback is None else (feedback.value, feedback.new, feedback.rescale)
-            device.finish(
-                self._encoder(step.slot),
-                self.first + lo,
-                self.first + hi,
-                old,
-                new,
-                rescale,
-                stream,
-                out,
-                partial(encoded, piece, out, served),
-            )
+            old, new, rescale, stream = self._inputs(step, piece, leader)
+            done = partial(encoded, piece, out, served)
+            device.finish(self._encoder(step.slot), self.first + lo, self.first + hi, old, new, rescale, stream, out, done)
+
+    def _inputs(self, step: Encode, piece: Range, leader: int) -> tuple[Any, Any, float, Stream]:
+        """The residual that a piece is encoded with, the place of the new one, the residual's factor, and the random stream, which is the leader's."""
+        feedback = self._feedback.get((step.slot, piece))
+        stream = replace(self.stream, rank=4 * leader + step.slot, first=self.first + piece[0])
+        if feedback is None:
+            return None, None, 1.0, stream
+        feedback.encoded()
+        return feedback.value, feedback.new, feedback.rescale, stream
 
     def decode_there(self, step: Decode) -> None:
         """``decode`` on the device."""
         assert self._device is not None
         for (lo, hi), payloads in self._payloads.items():
-            self._device.fold(step.slot, self.first + lo, self.first + hi, payloads)
+            self._device.fold(self._encoder(step.slot), self.first + lo, self.first + hi, payloads)
         self._payloads, self._there = {}, True
 
-    def _keep(self, step: Encode, piece: Range, payload: Bytes, nonfinite: bool, served: bool) -> None:
+    def _keep(self, step: Encode, piece: Range, payload: Payload, nonfinite: bool, served: bool) -> None:
         if nonfinite and served:  # the server tells all ranks that contribute to the key
             self._poisoned.add(piece)
         elif nonfinite:
@@ -225,28 +272,24 @@ class PartWork:
         codec = self._codec(step.slot)
         self._to_host()
         self._payloads = {}
-        for number, piece in enumerate(step.pieces):
+        for number, (piece, leader) in enumerate(zip(step.pieces, step.leaders, strict=True)):
             lo, hi = piece
             numel = hi - lo
             served = step.slot == 0 and piece in self._served
             out = self._slot(piece) if served else self._buffer(step.action, number, 0, codec.payload_bound(numel))
-            feedback = self._feedback.get((step.slot, piece))
-            if feedback is not None:
-                feedback.encoded()
-            stream = replace(self.stream, rank=4 * step.leader + step.slot, first=self.first + lo)
+            value, left, rescale, stream = self._inputs(step, piece, leader)
             payload_bytes, nonfinite = 0, False
             for a, b in slices(codec, numel):
-                old = None if feedback is None else feedback.value[a:b]
-                new = None if feedback is None else feedback.new[a:b]
-                rescale = 1.0 if feedback is None else feedback.rescale
+                old = None if value is None else value[a:b]
+                new = None if left is None else left[a:b]
                 encoded = codec.finish(self._array[lo + a : lo + b], numel, a, b, 1, old, new, rescale, stream, out)
                 payload_bytes, nonfinite = encoded.payload_bytes, nonfinite or encoded.nonfinite
             self._keep(step, piece, out[:payload_bytes], nonfinite, served)
 
     def decode(self, step: Decode) -> None:
         codec = self._codec(step.slot)
-        for (lo, hi), payloads in self._payloads.items():
-            numel = hi - lo
+        for (lo, hi), held in self._payloads.items():
+            numel, payloads = hi - lo, [bytes_of(payload) for payload in held]
             for payload in payloads:
                 codec.validate(payload, numel)
             for a, b in slices(codec, numel):
@@ -264,7 +307,7 @@ class PartWork:
             encoded = self.pair.push.encode(self._array[lo:hi], None, 1.0, stream, self._slot(piece))
             return encoded.payload_bytes, encoded.nonfinite
         (payload,) = self._payloads.pop(piece)
-        return len(payload), piece in self._poisoned
+        return len(bytes_of(payload)), piece in self._poisoned
 
     def take(self, step: Serve, piece: Range, flags: int, payload: Bytes | None) -> None:
         """A server's result of a piece. This rank's payload is part of it, so what it left out counts as kept from now on. Raises PayloadError."""
@@ -297,11 +340,16 @@ class PartWork:
 
     def transfer(self, collective: Raw | Exchange, groups: Groups, action: int, number: int) -> None:
         """One collective of a transfer, the ``number``-th of its action."""
+        asks = self.groups_on_gpus and len(collective.members) > 1 and (isinstance(collective, Raw) or collective.on_gpu)
+        on_gpus = groups.on_device(collective.members, self._lies) if asks else None
         if isinstance(collective, Exchange):
-            self._exchange(collective, groups.group(collective.members), action, number)
-            return
-        on_gpus = groups.on_device(collective.members, self._lies) if self.groups_on_gpus and len(collective.members) > 1 else None
-        if on_gpus is not None:
+            if asks and on_gpus is None:
+                self._through_hosts.add(action)
+            if on_gpus is not None:
+                self._exchange_on_gpus(collective, on_gpus, action, number)
+            else:
+                self._exchange(collective, groups.group(collective.members), action, number)
+        elif on_gpus is not None:
             self._raw_on_gpus(collective, on_gpus)
         else:
             self._raw(collective, groups.group(collective.members))
@@ -339,46 +387,64 @@ class PartWork:
     def _array_dtype(self) -> str:
         return "float32" if self._array.dtype == np.float32 else self.dtype
 
+    def _exchange_on_gpus(self, exchange: Exchange, group: DeviceGroup, action: int, number: int) -> None:
+        assert self._device is not None
+        own, codecs = exchange.members.index(self.stream.rank), self._codecs_of(exchange)
+        outgoing = [list(zip(self._sent(pieces), _bounds(pieces, codecs), strict=True)) for pieces in exchange.sends]
+        coming = [[] if member == own else _bounds(pieces, codecs) for member, pieces in enumerate(exchange.receives)]
+        root = exchange.root if exchange.op == "broadcast" else 0
+        came = group.exchange(self._device, (self.first, action, number), exchange.op, outgoing, coming, root)
+        self.moved_bytes += sum(bound for member, each in enumerate(outgoing) if member != own for _, bound in each)
+        self.moved_bytes += sum(bound for bounds in coming for bound in bounds)
+        self._came(exchange, own, came)
+
+    def _sent(self, pieces: Sequence[Piece]) -> list[Payload]:
+        """The payloads of these pieces, in order."""
+        return [payload for piece in pieces for payload in self._payloads[piece.range]]
+
+    def _came(self, exchange: Exchange, own: int, came: Sequence[Sequence[Payload]]) -> None:
+        """Go on with what has come from each member; what this rank has sent to itself has stayed."""
+        arrived: dict[Range, list[Payload]] = {}
+        for member, pieces in enumerate(exchange.receives):
+            left = iter(self._sent(pieces) if member == own else came[member])
+            for piece in pieces:
+                arrived.setdefault(piece.range, []).extend(itertools.islice(left, piece.payloads))
+        for piece in (piece for pieces in exchange.sends for piece in pieces):  # pieces of the transfer's other collectives stay
+            self._payloads.pop(piece.range, None)
+        self._payloads |= arrived
+
     def _exchange(self, exchange: Exchange, group: Group, action: int, number: int) -> None:
         """Payloads of known length travel one behind the other in one message; where lengths vary they are exchanged first."""
+        for piece in (piece for pieces in exchange.sends for piece in pieces):
+            self._payloads[piece.range] = [bytes_of(payload) for payload in self._payloads[piece.range]]
         own = group.index
         lengths = self._lengths(exchange, group)
         outgoing: list[Bytes | None] = []
         incoming: list[Bytes | None] = []
         for member, (sends, expected) in enumerate(zip(exchange.sends, lengths, strict=True)):
-            payloads = [payload for piece in sends for payload in self._payloads[piece.range]]
+            payloads = [bytes_of(payload) for payload in self._sent(sends)]
             away = member != own
             outgoing.append(_together(payloads) if payloads and away else None)
             total = sum(expected)
             incoming.append(self._buffer(action, number, 1 + member, total) if total and away else None)
         group.exchange(outgoing, incoming)
         self.moved_bytes += sum(len(payload) for payload in (*outgoing, *incoming) if payload is not None)
-        arrived: dict[Range, list[Bytes]] = {}
-        for member, pieces in enumerate(exchange.receives):
-            offset, at = 0, 0
-            for piece in pieces:
-                got = arrived.setdefault(piece.range, [])
-                if member == own:
-                    got += self._payloads[piece.range]
-                    continue
-                buffer = incoming[member]
-                for length in lengths[member][at : at + piece.payloads]:
-                    got.append(buffer[offset : offset + length] if buffer is not None else np.empty(0, np.uint8))
-                    offset += length
-                at += piece.payloads
-        for piece in (piece for pieces in exchange.sends for piece in pieces):  # pieces of the transfer's other collectives stay
-            self._payloads.pop(piece.range, None)
-        self._payloads |= arrived
+        came: list[list[Payload]] = []
+        for buffer, expected in zip(incoming, lengths, strict=True):
+            ends = list(itertools.accumulate(expected))
+            whole = np.empty(0, np.uint8) if buffer is None else np.asarray(buffer)
+            came.append([whole[end - length : end] for end, length in zip(ends, expected, strict=True)])
+        self._came(exchange, own, came)
 
     def _lengths(self, exchange: Exchange, group: Group) -> list[list[int]]:
         """Of the payloads that come from each member."""
-        codecs = {piece.slot: self._codec(piece.slot) for pieces in (*exchange.sends, *exchange.receives) for piece in pieces}
+        codecs = self._codecs_of(exchange)
         if all(codec.fixed_size for codec in codecs.values()):
             return [_bounds(pieces, codecs) for pieces in exchange.receives]
         sent: list[Bytes | None] = []
         coming: list[Bytes | None] = []
         for member, (sends, receives) in enumerate(zip(exchange.sends, exchange.receives, strict=True)):
-            lengths = [len(payload) for piece in sends for payload in self._payloads[piece.range]]
+            lengths = [len(bytes_of(payload)) for payload in self._sent(sends)]
             away = member != group.index
             sent.append(np.array(lengths, _LENGTH).view(np.uint8) if lengths and away else None)
             count = sum(piece.payloads for piece in receives)
@@ -391,8 +457,16 @@ class PartWork:
                     raise ValueError(f"a payload of {length} bytes was announced, at most {bound} are possible")
         return told
 
+    def _codecs_of(self, exchange: Exchange) -> dict[int, Codec]:
+        """By slot, of what the exchange moves."""
+        return {piece.slot: self._codec(piece.slot) for pieces in (*exchange.sends, *exchange.receives) for piece in pieces}
+
     def agree(self, group: Group) -> None:
-        """The last step: all ranks learn what any of them has met."""
+        """The last step: all ranks learn what any of them has met. Raises DeviceError where this rank's device cannot say what it has met."""
+        with self._told:
+            self._told.wait_for(lambda: not self._untold)
+            if self._fault is not None:
+                raise self._fault
         word = self.control.word()
         group.maximum(word)
         self.agreed(Control.of(word))
@@ -451,7 +525,7 @@ class PartWork:
         total = np.zeros(self.program.numel, np.float32)
         dropped = dropped or self.unapplied
         for (slot, (lo, hi)), feedback in self._feedback.items():
-            if slot not in self._leads:
+            if (slot, (lo, hi)) not in self._leads:
                 continue
             if not dropped or not feedback.committed or (slot == 0 and self.servers_add_back):
                 total[lo:hi] += feedback.load()
@@ -459,7 +533,7 @@ class PartWork:
                 total[lo:hi] += feedback.without_last()
             else:
                 values = feedback.copy()
-                _add_back(self._codec(0), self._own[lo, hi], values)
+                _add_back(self._codec(0), bytes_of(self._own[lo, hi]), values)
                 total[lo:hi] += values * np.float32(feedback.rescale)
         return total
 
@@ -474,7 +548,7 @@ class PartWork:
                 found.append(feedback.before_last)
             else:
                 values = feedback.copy()
-                _add_back(self._codec(0), self._own[piece], values)
+                _add_back(self._codec(0), bytes_of(self._own[piece]), values)
                 found.append((values, feedback.rescale))
         return found
 

@@ -11,6 +11,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -20,11 +22,14 @@ from psgc.codecs.none import NoneCodec
 from psgc.errors import GroupError, PsgcError, UsageError
 from psgc.program.groups import Array
 from psgc.torch.collectives.gloo import reason
-from psgc.torch.device.collectives import DeviceCollectives
-from psgc.torch.device.elements import DeviceElements
+from psgc.torch.device.collectives import DeviceCollectives, packed_bytes
+from psgc.torch.device.elements import DeviceElements, HeldPayload
 from psgc.torch.device.engine import Engine
+from psgc.torch.device.launches import aligned
 from psgc.torch.device.runtime import Event
+from psgc.torch.device.sent import STATUS_BYTES, Sent
 from psgc.worker.collectives.breaking import fail
+from psgc.worker.device import bytes_of
 from psgc.worker.session import Session
 
 FIRST_SLEEP_S, MOST_SLEEP_S = 20e-6, 1e-3
@@ -52,14 +57,55 @@ class DeviceGroup:
             self.raw_array(held, _name(device.slice(lo, hi).dtype), op, cuts, root, divisor)
             device.from_host(lo, hi, held)
             return
-        self._run(op, device.slice(lo, hi), cuts, root, divisor)
+        self._reduce(op, device.slice(lo, hi), cuts, root, divisor)
 
     def raw_array(self, array: Array, dtype: str, op: str, cuts: Sequence[int] = (), root: int = 0, divisor: int = 1) -> None:
         there = self._engine.empty(array.size, getattr(torch, dtype))
         bits = array.nbytes // max(1, array.size) * 8
         self._engine.put(array.view(f"int{bits}"), there.view(getattr(torch, f"int{bits}")))
-        self._run(op, there, cuts, root, divisor)
+        self._reduce(op, there, cuts, root, divisor)
         array[:] = self._engine.fetch(there)
+
+    def exchange(
+        self, device: object, place: tuple[int, ...], op: str, outgoing: Sequence[Sequence[tuple[Any, int]]], coming: Sequence[Sequence[int]],
+        root: int = 0,
+    ) -> list[list[Any]]:  # fmt: skip
+        assert isinstance(device, DeviceElements)
+        if device.engine is not self._engine:  # a group connects one GPU of each member
+            away = [[(bytes_of(payload), bound) for payload, bound in each] for each in outgoing]
+            there = self.exchange(DeviceElements(self._engine, None, None, _no_elements), place, op, away, coming, root)
+            return [[payload.to_host() for payload in each] for each in there]
+        leaving = self._held(device, place, outgoing)
+        sizes = [[aligned(STATUS_BYTES + bound) for bound in bounds] for bounds in coming]
+        totals, own, collectives = [sum(each) for each in sizes], leaving[self.index], self._collectives
+        if op == "all_gather":
+            largest = max(packed_bytes(own), *totals)
+            incoming, starts = device.room(place, len(totals) * largest), [member * largest for member in range(len(totals))]
+            work = partial(collectives.share, own, incoming)
+        elif op == "broadcast":
+            incoming, starts = device.room(place, totals[root]), [0] * len(totals)
+            work = partial(collectives.hand_out, own, incoming, root)
+        else:
+            incoming, starts = device.room(place, sum(totals)), [0, *accumulate(totals)]
+            others = [[] if member == self.index else each for member, each in enumerate(leaving)]
+            work = partial(collectives.exchange, others, incoming, totals)
+        self._run(f"{op} of payloads", work)
+        found: list[list[Any]] = []
+        for start, bounds, each in zip(starts, coming, sizes, strict=False):
+            places = [start + before for before in accumulate([0, *each])]
+            memory = [incoming[at : at + STATUS_BYTES + bound] for at, bound in zip(places, bounds, strict=False)]
+            found.append([HeldPayload(self._engine, Sent(one)) for one in memory])
+        return found
+
+    def _held(
+        self, device: DeviceElements, place: tuple[int, ...], outgoing: Sequence[Sequence[tuple[Any, int]]]
+    ) -> list[list[torch.Tensor]]:
+        """The payloads on this rank's GPU; each is brought there once, whichever members it is for."""
+        brought: dict[int, torch.Tensor] = {}
+        for payload, bound in (one for each in outgoing for one in each):
+            if id(payload) not in brought:
+                brought[id(payload)] = device.held(payload, bound, (*place, len(brought)))
+        return [[brought[id(payload)] for payload, _ in each] for each in outgoing]
 
     def abort(self) -> None:
         """End what is under way on this group, from any thread: it raises, and so does whatever comes later."""
@@ -74,9 +120,11 @@ class DeviceGroup:
             with contextlib.suppress(RuntimeError):
                 self._process_group.shutdown()
 
-    def _run(self, op: str, flat: torch.Tensor, cuts: Sequence[int], root: int, divisor: int) -> None:
+    def _reduce(self, op: str, flat: torch.Tensor, cuts: Sequence[int], root: int, divisor: int) -> None:
+        self._run(f"{op} of {flat.numel()} {_name(flat.dtype)}", self._work(op, flat, cuts, root, divisor))
+
+    def _run(self, what: str, work: Callable[[], None]) -> None:
         """Issue one collective and wait until it is over. Raises the error that ended the job, else GroupError."""
-        what = f"{op} of {flat.numel()} {_name(flat.dtype)}"
         if not self._issuing.acquire(blocking=False):
             raise UsageError(
                 f"{self}: {what} while another thread's collective is under way; one thread at a time issues a group's collectives"
@@ -86,7 +134,7 @@ class DeviceGroup:
             if self._ended:
                 raise UsageError(f"{self} is closed, but {what} was asked of it")
             self._collectives.stream.wait(self._engine.compute.record())
-            self._work(op, flat, cuts, root, divisor)()
+            work()
             done = self._collectives.stream.record()
             self._wait(done)
             self._engine.compute.wait(done)
@@ -123,6 +171,10 @@ class DeviceGroup:
             if now > until:
                 raise RuntimeError(f"some member has not come to it within {self._session.config.step_timeout_s:g} s")
         done.synchronize()
+
+
+def _no_elements() -> torch.Tensor:
+    raise AssertionError("a place for payloads has no elements")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -51,6 +51,12 @@ def job_groups(session: Session, name: str = "") -> JobGroups:
     return groups
 
 
+def facts_of(session: Session, engine: Engine | None) -> Facts:
+    """What this rank tells the others of where its gradients lie. engine: of their device, None for the CPU."""
+    gpu, nccl = ("", "") if engine is None else (engine.runtime.gpu, engine.runtime.nccl)
+    return Facts(host_id(), gpu, nccl, session.config.collectives)
+
+
 class JobGroups:
     """See psgc.program.groups.Groups."""
 
@@ -96,8 +102,7 @@ class JobGroups:
             return self._on_device[members]
 
     def _made_on(self, members: tuple[int, ...], engine: Engine) -> DeviceGroup | None:
-        session, runtime = self._session, engine.runtime
-        facts = Facts(host_id(), runtime.gpu, runtime.nccl, session.config.collectives)
+        session, facts = self._session, facts_of(self._session, engine)
         name = hashlib.sha256(f"{self._name} {members} gpu".encode()).hexdigest()[:16]
         session.publish(f"gpu {name}: {session.rank}", facts.encode())
         told = {member: Facts.decode(bytes(session.lookup(f"gpu {name}: {member}"))) for member in members}

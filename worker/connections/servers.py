@@ -1,0 +1,183 @@
+"""A worker's connections to all of its job's servers: served in turn, kept up, and named when they are lost or cannot be reached.
+
+Runs in the network thread. Knows connections and how long each has been down; what messages mean is the client's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final, Protocol
+
+from psgc.config import Config
+from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.observe.worker_trace import WorkerTrace
+from psgc.transport.link import Link
+from psgc.transport.link_set import LinkSet
+from psgc.transport.memory.segment import Place
+from psgc.transport.pacing import PacedLink
+from psgc.wire.frames import Header, Kind
+from psgc.wire.messages import Topology
+from psgc.worker.client import Action, Client
+from psgc.worker.connections.links import ServerLink, connect_server
+from psgc.worker.connections.reach import Reach
+
+logger = logging.getLogger(__name__)
+TURN_S: Final = 0.02  # time for messages of all connections in one turn of the network thread
+LOST_S: Final = 0.5
+
+
+class Owner(Protocol):
+    """What connections ask of the network thread, and tell it. error: why the job has failed."""
+
+    error: PsgcError | None
+
+    @property
+    def closing(self) -> bool:
+        """Whether this worker is leaving the job."""
+
+    def apply(self, actions: list[Action]) -> None: ...
+    def reached(self) -> None:
+        """Every server has answered at least once."""
+
+    def say(self, topic: str, text: str) -> None:
+        """Warn here, and have the scheduler tell the other members."""
+
+    def end_job(self, text: str) -> None: ...
+
+
+class ServerConnections:
+    """See the module's text. Without servers until ``connect``."""
+
+    def __init__(self, config: Config, trace: WorkerTrace | None, owner: Owner) -> None:
+        self._config, self._trace, self._owner = config, trace, owner
+        self.links: list[ServerLink] = []
+        self._set = LinkSet(PacedLink.of(config.link_mbit, config.link_fd) if config.link_mbit else None)
+        self._client: Client
+        self._reach: Reach | None = None  # once the servers are known
+        self._lost: dict[int, float] = {}  # server -> when its connection went down; removed once that has been logged
+
+    def connect(self, topology: Topology, client: Client, began: float) -> None:
+        """Begin to connect to the servers. began: when this worker began to join the job."""
+        config, self._client = self._config, client
+        key = bytes.fromhex(topology.key)
+        for server in topology.servers:
+            self.links.append(connect_server(server, self._set, config, rank=topology.rank, epoch=topology.epoch, key=key))
+        self._reach = Reach(
+            topology.rank, [link.address for link in self.links], began, time.monotonic(), config.silence_s,
+            config.register_timeout_s, config.step_timeout_s,
+        )  # fmt: skip
+        for link in self.links:
+            self._look_at(link)
+
+    def fileno(self) -> int:
+        """Readable when a connection is ready."""
+        return self._set.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to serve that ``fileno`` does not tell of."""
+        return self._set.pending
+
+    def serve(self) -> None:
+        """Receive from the connections that are ready, for at most ``TURN_S``, so that the scheduler, ticks and other threads' calls never wait for them."""
+        ready: list[Link] = self._set.ready()
+        until = time.monotonic() + TURN_S
+        for number, connection in enumerate(ready):
+            self._serve_one(connection.owner)
+            if time.monotonic() >= until:
+                self._set.defer(ready[number + 1 :])
+                return
+
+    def flush(self) -> None:
+        """Have the kernel take queued payloads, and refill the queues that they leave."""
+        while touched := self._set.flush():
+            for connection in touched:
+                link = connection.owner
+                if connection.closed:
+                    self._look_at(link)
+                elif link.up and self._owner.error is None:
+                    self._owner.apply(self._client.departed(link.server, link.unsent, time.monotonic()))
+
+    def tick(self, now: float) -> None:
+        """Make connections again that are down, and name what is lost or out of reach."""
+        for link in self.links:
+            if not link.up:
+                self._look_at(link)
+        self._name_unreached(now)
+        for server in [server for server, since in self._lost.items() if now - since > LOST_S]:
+            self._name_lost(server)
+
+    def send(self, server: int, header: Header, body: bytes = b"", place: Place | None = None) -> None:
+        """See ``ServerLink.send``."""
+        if self._trace is not None:
+            self._trace.sending(server, header)
+        self.links[server].send(header, body, place)
+
+    def send_to_all(self, kind: Kind) -> None:
+        """A header alone, to every server."""
+        for server in range(len(self.links)):
+            self.greet(server, kind)
+
+    def greet(self, server: int, kind: Kind) -> None:
+        """A header that says who this worker is."""
+        self.links[server].send(Header(kind, job=self._config.job, epoch=self._client.epoch, sender=self._client.rank))
+
+    @property
+    def wire_bytes(self) -> int:
+        """Headers and payloads, in both directions."""
+        return sum(link.wire_bytes for link in self.links)
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close(linger_s=0.5)
+        self._set.close()
+
+    def _serve_one(self, link: ServerLink) -> None:
+        client, server = self._client, link.server
+        try:
+            for header, payload in link.receive():
+                if self._trace is not None:
+                    self._trace.heard(server, header)
+                if self._owner.error is None:
+                    self._owner.apply(client.receive(server, header, payload, time.monotonic()))
+        except RemoteProtocolError as error:
+            self._owner.end_job(f"rank {client.rank}: server {server}: {error}")
+        if self._trace is not None and link.receiving:
+            self._trace.receiving(server)
+        self._look_at(link)
+
+    def _look_at(self, link: ServerLink) -> None:
+        """Handle a connection's events; one that is down is made again."""
+        client, reach = self._client, self._reach
+        assert reach is not None
+        for event in link.events():
+            if event == "up":
+                reach.up(link.server)
+                if reach.all_answered:
+                    self._owner.reached()
+                self._name_lost(link.server)
+                self._owner.apply(client.connected(link.server, time.monotonic(), queues=link.queues))
+            else:
+                self._lost.setdefault(link.server, time.monotonic())
+                reach.down(link.server, time.monotonic())
+                client.disconnected(link.server)
+
+    def _name_unreached(self, now: float) -> None:
+        """Say which servers cannot be reached, and why: here, and by the scheduler to everyone; give up in the end."""
+        reach = self._reach
+        if reach is None or self._owner.error is not None or self._owner.closing:
+            return
+        for server in reach.unsteady:
+            reach.progress(server, self._client.moved(server, now))
+        texts, fault = reach.tick(now, lambda server: self.links[server].remedy)
+        for server, text in texts:
+            self._owner.say(f"server {server}", text)
+        if fault is not None:
+            self._owner.end_job(fault)
+
+    def _name_lost(self, server: int) -> None:
+        """Log lost connections, but only after ``LOST_S``: a server that ends closes its connections a moment before the scheduler tells of the job's
+        end."""
+        if self._lost.pop(server, None) is not None and not self._owner.closing and self._owner.error is None:
+            logger.warning("connection to server %d lost; it is re-made, and what was in flight is sent again", server)
