@@ -7,7 +7,8 @@ Trains the demo's GPT by each codec and by ``auto``, in turns, on hosts of ``--p
 workers alone; with ``--ddp`` under DistributedDataParallel and psgc's hook. An iteration is the median of a job's last
 ``--steps``; ``auto`` has first had ``--settle`` iterations to choose in. The codecs are those that are sound under the script's optimizer, which are those that
 ``auto`` may choose from. ``--gbps 0`` is no limit. With ``--change`` a job begins at the largest rate that was given and goes on at the least one: how many
-iterations later has it planned again? With ``--measuring`` it says what recording takes of one gradient, and runs nothing else.
+iterations later has it planned again? With ``--measuring`` it says what measuring takes of one gradient and of a step of that training, by a clock around all
+that ``auto`` does between and beside the steps of a job on this machine (which needs no root), and runs nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import runpy
 import statistics
 import subprocess
 import sys
@@ -153,7 +155,79 @@ def measuring_ns() -> float:
     return min(times) / len(names)
 
 
+class Measured(NamedTuple):
+    """Of rank 0: what auto took of all steps, and apart from that what planning took; how many plans there were; steps; and how long they lasted."""
+
+    measuring_ms: float
+    planning_ms: float
+    plans: int
+    steps: int
+    lasted_ms: float
+
+    @property
+    def share(self) -> float:
+        return self.measuring_ms / self.lasted_ms
+
+    def __str__(self) -> str:
+        return (
+            f"measuring took {1e3 * self.measuring_ms / self.steps:,.0f} us of a step of {self.lasted_ms / self.steps:,.1f} ms, {100 * self.share:.2f} % "
+            f"({self.steps} steps); {self.plans} plan(s) took {self.planning_ms:,.0f} ms"
+        )
+
+
+def measured(script: Sequence[str], workers: int, servers: int) -> Measured:
+    """A job of this machine that runs the script under auto."""
+    with tempfile.TemporaryDirectory(prefix="psgc-auto-") as name:
+        out = Path(name) / "measured.json"
+        job = [sys.executable, "-m", "psgc.launch", "run", "--workers", str(workers), "--servers", str(servers), "--plan", AUTO]
+        command = [*job, "--", sys.executable, __file__, "--clocked", str(out), *script]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode or not out.exists():
+            raise AutoError((done.stdout.strip().splitlines() or [f"status {done.returncode}"])[-1])
+        return Measured(*json.loads(out.read_text()))
+
+
+def clocked(out: str, script: str, *arguments: str) -> None:
+    """A worker of such a job: runs the script with a clock around all that auto does, and on rank 0 writes what it says."""
+    import psgc.torch as psgc
+    from psgc.torch.gradients.auto import AutoPlan
+
+    taken = dict.fromkeys(("ready", "leaving", "delivered", "stepped", "begins", "_plan"), 0)
+    calls, began, ended = dict.fromkeys(taken, 0), 0, 0
+
+    def around(name: str) -> None:
+        inner = getattr(AutoPlan, name)
+
+        def timed(self: Any, *given: Any) -> Any:
+            nonlocal began, ended
+            start = time.perf_counter_ns()
+            try:
+                return inner(self, *given)
+            finally:
+                ended = time.perf_counter_ns()
+                taken[name] += ended - start
+                calls[name] += 1
+                began = began or start
+
+        setattr(AutoPlan, name, timed)
+
+    for name in taken:
+        around(name)
+    psgc.init()
+    rank = psgc.rank()
+    sys.argv[:] = [script, *arguments]
+    sys.path[0] = str(Path(script).parent)
+    runpy.run_path(script, run_name="__main__")
+    if rank == 0:
+        planning = taken.pop("_plan")
+        found = Measured((sum(taken.values()) - planning) / 1e6, planning / 1e6, calls["_plan"], calls["delivered"], (ended - began) / 1e6)
+        Path(out).write_text(json.dumps(found))
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--clocked"]:
+        clocked(*sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gbps", type=float, action="append", help="of every link; 0: no limit; default: 0.1, 1 and 0")
     parser.add_argument("--codecs", default="none,bf16,int8,int4", help="the fixed ones")
@@ -166,7 +240,7 @@ def main() -> None:
     parser.add_argument("--settle", type=int, default=70, help="iterations that auto has before them")
     parser.add_argument("--warm-up", type=int, default=5, help="iterations that a fixed codec has before them")
     parser.add_argument("--change", action="store_true", help="only the link that becomes slower")
-    parser.add_argument("--measuring", action="store_true", help="only what measuring costs")
+    parser.add_argument("--measuring", action="store_true", help="only what measuring costs, in a job on this machine")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     parser.add_argument("--inner", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -177,7 +251,11 @@ def main() -> None:
         except TestbedError as error:
             sys.exit(f"auto: {error}")
     if given.measuring:
-        print(f"{measuring_ns():.0f} ns a gradient")
+        try:
+            found = measured([str(SCRIPT), "--steps", str(given.settle + given.steps)], given.workers, given.servers)
+        except AutoError as error:
+            sys.exit(f"auto: {error}")
+        print(f"{measuring_ns():.0f} ns a gradient, in the steps that are noted; {found}")
         return
     rates = given.gbps or [0.1, 1.0, 0.0]
     os.environ.setdefault("OMP_NUM_THREADS", "1")

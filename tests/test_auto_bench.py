@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tests.benchmark_scripts import load
 
 bench = load("auto")
@@ -20,3 +24,14 @@ def test_what_a_job_ended_with_is_the_last_that_it_says() -> None:
 
 def test_what_measuring_costs_is_measured() -> None:
     assert bench.measuring_ns() > 0
+    text = str(bench.Measured(measuring_ms=9.0, planning_ms=500.0, plans=1, steps=90, lasted_ms=9000.0))
+    assert text == "measuring took 100 us of a step of 100.0 ms, 0.10 % (90 steps); 1 plan(s) took 500 ms"
+
+
+@pytest.mark.timeout(300)
+def test_a_job_is_clocked_by_what_auto_takes_of_its_steps() -> None:
+    script = str(Path(__file__).parent.parent / "examples" / "train_gpt.py")
+    found = bench.measured([script, "--steps", "12", "--width", "32", "--layers", "1", "--context", "16"], workers=2, servers=1)
+    assert (found.steps, found.plans) == (12, 1)
+    assert 0 < found.measuring_ms < found.lasted_ms
+    assert found.planning_ms > 0

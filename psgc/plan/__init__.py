@@ -1,5 +1,5 @@
-"""Plans: which buckets, which codec, over which groups and servers, and whether compression pays at all. All of it pure.
+"""Plans: how tensors are fused into buckets, which codec and which groups or servers each bucket uses, and whether compression pays. All of it is pure.
 
-``inputs`` are jobs and clusters, ``model`` says what options there are and what they cost, ``methods`` choose, ``report`` tells, ``whatif`` asks.
-Each folder imports from those before it only.
+``inputs`` reads jobs and clusters, ``model`` lists the options and their costs, ``methods`` choose a plan, ``report`` presents it, ``whatif``
+compares settings. Each folder imports only from the folders before it.
 """

@@ -1,4 +1,4 @@
-"""Commands as a user types them, run in this process: a process of its own costs seconds of imports."""
+"""Runs commands as a user types them, in this process, because a separate process would take seconds to import."""
 
 from __future__ import annotations
 

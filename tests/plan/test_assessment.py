@@ -234,8 +234,11 @@ def test_a_plan_of_collectives_with_codecs_on_cpus_runs() -> None:
     assert document(found)["runnable"] is True
     assert about_running(found) == (
         "this version runs the plan: psgc run --plan; it moves the data of collectives through hosts' memory, which makes them slower than "
-        "predicted where gradients lie on GPUs"
+        "predicted where gradients lie on GPUs; with PSGC_COLLECTIVES=auto they go from GPU to GPU where each rank has one"
     )
+    for collectives, said in (("host", "as predicted"), ("nccl", "set PSGC_COLLECTIVES=nccl")):
+        by = replace(found.job.problem, cluster=replace(found.job.problem.cluster, collectives=collectives))
+        assert said in about_running(replace(found, job=found.job._replace(problem=by)))
     on_hosts = replace(found.job.problem, profile=replace(found.job.problem.profile, device="cpu"))
     assert about_running(replace(found, job=found.job._replace(problem=on_hosts))) == "this version runs the plan: psgc run --plan"
 

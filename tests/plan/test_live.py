@@ -9,10 +9,11 @@ import pytest
 
 from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
-from psgc.plan.live.outlook import CODECS, MOST_GBPS, PLAN, Machines, fitted_gbps, losses, outlook, sound_codecs
-from psgc.plan.live.steering import MOST_SWITCHES, PATIENCE, Steering
+from psgc.plan.live.outlook import CODECS, MOST_GBPS, PLAN, Machines, fitted_gbps, loss_of_name, outlook, sound_codecs
+from psgc.plan.live.steering import CALM, MOST_RECHECK, MOST_SWITCHES, QUICKER_WINDOWS, REFILL, ROUND, TRIAL_STEPS, WINDOW, Steering
 from psgc.plan.model.options import over_groups
 from psgc.plan.model.plan import PlannedBucket
+from psgc.plan.model.problem import Problem, codec_costs, simulate
 from psgc.plan.model.quality import is_sound
 from psgc.plan.planfile.reading import read_plan
 from psgc.plan.planfile.runtime import ENCODED, PLAIN, check_runs
@@ -36,6 +37,10 @@ def profile(ns_per_element: float = 1.0) -> Profile:
 def buckets(codec: str) -> tuple[PlannedBucket, ...]:
     option = PLAIN if codec == "none" else ENCODED
     return tuple(PlannedBucket((name,), NUMEL, 1, -number, codec, option) for number, name in enumerate(NAMES))
+
+
+def losses(names: list[str]) -> list[int]:
+    return [loss_of_name(name, None) for name in names]
 
 
 def steer(steering: Steering, step_ms: float, candidates: list[str] | None = None) -> str:
@@ -100,14 +105,132 @@ def test_noise_makes_it_neither_plan_nor_switch_and_plans_that_change_nothing_be
     assert steering.switches == 0
 
 
-def test_a_job_that_goes_to_and_fro_is_left_alone_in_the_end() -> None:
+class Job:
+    """A job whose link is fast and slow in turns, and what steering makes of it. Step times are predicted as they are."""
+
+    TIMES = ({"none": 100.0, "int8": 115.0}, {"none": 300.0, "int8": 130.0})  # milliseconds, on the fast link and on the slow one
+
+    def __init__(self) -> None:
+        self.steering, self.choice, self.names = Steering(), "none", ["none"]
+        self.rechecks = 0
+
+    def window(self, slow: bool) -> None:
+        ms = self.TIMES[slow][self.choice]
+        verdict = self.steering.window(ms)
+        if verdict == "plan":
+            self.rechecks += self.steering.rechecks
+            loses = loss_of_name(self.choice, None)
+            paying = [name for name, other in self.TIMES[slow].items() if other <= (1.0 if loss_of_name(name, None) < loses else 0.95) * ms]
+            paying += ["none"] if self.steering.tries_plain and "none" not in paying else []
+            self.names = [self.choice, *(name for name in paying if name != self.choice)]
+            verdict = self.steering.planned(losses(self.names), cost_ms=20.0)
+        if verdict == "switch":
+            self.choice = self.names[self.steering.kept]
+
+    def share_right(self, windows: int, period: int) -> float:
+        """The share of windows in which the job had what is quickest."""
+        right = 0
+        for number in range(windows):
+            slow = number // period % 2 == 1
+            self.window(slow)
+            right += self.choice == min(self.TIMES[slow], key=lambda name: self.TIMES[slow][name])
+        return right / windows
+
+
+def test_a_job_of_days_follows_its_link_at_the_100th_change_as_at_the_first() -> None:
+    """A link that changes every 3,000 steps: more changes than a job may save up switches for."""
+    job = Job()
+    assert job.share_right(100 * 600, 600) > 0.98
+    assert job.steering.switches > 3 * MOST_SWITCHES
+    assert job.steering.allowance >= MOST_SWITCHES - ROUND
+
+
+def test_a_link_that_flaps_is_not_followed_but_one_that_then_stays_is() -> None:
+    job = Job()
+    job.share_right(6000, 30)
+    assert job.steering.switches < 6000 / REFILL
+    before = job.steering.switches
+    job.share_right(600, 30)
+    assert job.steering.switches - before <= ROUND, "it waits for longer, the more often it changes"
+    for slow in (True, False, True):
+        for _ in range(20 * CALM):
+            job.window(slow)
+        assert job.choice == ("int8" if slow else "none")
+
+
+def test_switches_are_used_up_and_come_back() -> None:
+    """After every round of trials the job changes for good, and the new candidate is quicker: nothing else would end the switching."""
+    steering, level, was_over, counts = Steering(), 100.0, False, []
+    for _ in range(400 * REFILL):
+        level = 1000.0 - level if steering.over and not was_over else level
+        was_over = steering.over
+        if steering.window(level * (0.8 if steering.kept else 1.0)) == "plan":
+            steering.planned(losses(["none", "bf16", "int8", "int4"]))
+        counts.append(steering.switches)
+        assert steering.allowance >= 0, "a round of trials is not begun that could not be ended"
+    assert counts[-1] <= MOST_SWITCHES + 400
+    assert counts[-1] > counts[len(counts) // 2] > MOST_SWITCHES, "they come back"
+
+
+def test_a_link_that_becomes_a_little_faster_brings_the_uncompressed_job_back() -> None:
+    """The step gets 12 % shorter, which is no departure: uncompressed it would be 23 % shorter."""
+    job = Job()
+    for _ in range(50):
+        job.window(slow=True)
+    assert job.choice == "int8"
+    for _ in range(QUICKER_WINDOWS + 3):
+        job.window(slow=False)
+    assert (job.choice, job.rechecks) == ("none", 1)
+
+
+def test_a_steady_job_tries_ever_more_seldom_to_do_without_compression_and_an_uncompressed_one_never() -> None:
+    job = Job()
+    for _ in range(20 * MOST_RECHECK):
+        job.window(slow=True)
+    assert job.choice == "int8"
+    assert 8 <= job.rechecks <= 30
+    assert job.steering.switches == 1 + 2 * job.rechecks
+    job = Job()
+    for _ in range(2000):
+        job.window(slow=False)
+    assert job.rechecks == job.steering.switches == 0
+
+
+@pytest.mark.parametrize(("plain_ms", "cost_ms"), [(4.0, 1000.0), (100.0, 0.0)])
+def test_what_rechecks_cost_is_a_small_share_of_the_jobs_time(plain_ms: float, cost_ms: float) -> None:
+    """Steps of 2 ms, and a rank 0 that takes a second to predict, or an uncompressed step of 50 times the length."""
+    steering, spent_ms, passed_ms, kept = Steering(), 0.0, 0.0, "none"
+    names = ["none"]
+    for _ in range(100_000):
+        step_ms = 2.0 if kept == "int8" else plain_ms
+        passed_ms += step_ms * WINDOW
+        spent_ms += (step_ms - 2.0) * TRIAL_STEPS if steering.rechecks else 0.0
+        verdict = steering.window(step_ms)
+        if verdict == "plan":
+            spent_ms += cost_ms * steering.rechecks
+            names = [kept, "none" if steering.rechecks else "int8"]
+            verdict = steering.planned(losses(names), cost_ms=cost_ms)
+        kept = names[steering.kept] if verdict == "switch" else kept
+    assert kept == "int8"
+    assert 0 < spent_ms < 0.011 * passed_ms
+
+
+def test_readiness_is_noted_only_in_windows_that_a_plan_may_be_made_of() -> None:
+    """While it measures, after a departure, and when a recheck is due: in a steady job in hardly any."""
     steering = Steering()
-    ms = 100.0
-    for _ in range(50 * MOST_SWITCHES):
-        ms = 1000.0 - ms if steering.over else ms
-        if steering.window(ms) == "plan":
-            steering.planned(losses(["none", "int8"]))
-    assert steering.switches <= MOST_SWITCHES + PATIENCE
+    assert steering.noting
+    steer(steering, 100.0, ["none", "int8"])
+    steer(steering, 50.0)
+    noted = 0
+    for _ in range(5000):
+        noting = steering.noting
+        noted += noting
+        if steering.window(50.0) == "plan":
+            assert noting, "it plans by what it has noted"
+            steering.planned([2])
+    assert 0 < noted < 50
+    steering.window(100.0)
+    assert steering.noting
 
 
 def test_every_rank_that_is_fed_the_same_does_the_same() -> None:
@@ -131,6 +254,20 @@ def test_a_slow_links_rate_is_found_from_one_step_and_a_codec_is_worth_a_trial_t
     assert found.predicted_ms["int8"] == pytest.approx(wire_ms / 4, rel=0.15)
     again = fitted_gbps(profile(), MACHINES, 1e3 * found.predicted_ms["int8"] - 10_000, buckets("int8"))
     assert again == pytest.approx(found.gbps, rel=0.01), "from any codec's steps the same rate is found"
+
+
+def test_a_job_that_compresses_is_tried_uncompressed_where_that_is_asked_for_or_would_take_no_longer() -> None:
+    """What a short step has beside the link looks like a slow link, over which nothing else would be predicted to be quicker."""
+    layouts = {codec: buckets(codec) for codec in CODECS}
+    for asked in (False, True):
+        found = outlook(profile(), MACHINES, 120.0, buckets("int4"), layouts, "int4", plans=False, tries_plain=asked)
+        assert found.predicted_ms["none"] > 300.0
+        assert ("none" in found.tried) == asked
+    slow = replace(profile(30.0), codecs={**profile(30.0).codecs, "none": curve(0.1)})  # but uncompressed
+    at_best = outlook(slow, MACHINES, 24.0, buckets("int4"), layouts, "int4", plans=False).predicted_ms["none"]
+    found = outlook(slow, MACHINES, 1.02 * at_best, buckets("int4"), layouts, "int4", plans=False)
+    assert found.gbps == MOST_GBPS
+    assert "none" in found.tried
 
 
 def test_where_links_do_not_matter_nothing_is_tried() -> None:
@@ -178,6 +315,24 @@ def test_of_gradients_on_gpus_plans_encode_there_and_move_payloads_through_the_h
         actions = {action for bucket in found.plan.buckets for action in bucket.option}
         assert "comp@gpu" in actions and (servers > 0) == any("push" in action for action in actions)
         assert machines.cluster(1.0).collectives == ("host" if groups else "")
+
+
+def test_where_gpus_are_connected_plans_have_payloads_go_from_one_to_the_other() -> None:
+    """The link to the host is slow: through its memory a gradient would have to pass it."""
+    known = {codec: {**curve(1.0), "gpu": curve(0.05)["cpu"]} for codec in CODECS}
+    given = replace(profile(), device="cuda", codecs=known)
+    machines = Machines(nodes=2, workers_per_node=2, servers=0, cores=2, gpus=True, host=Link(1.0, 10.0), connected=True)
+    cluster = machines.cluster(0.5)
+    assert (cluster.collectives, cluster.intra.gbps) == ("nccl", 1.0)
+    by_nccl = outlook(given, machines, 20_000.0, buckets("none"), {"bf16": buckets("bf16")}, "none", plans=True)
+    assert by_nccl.plan is not None and not any("@cpu" in action for bucket in by_nccl.plan.buckets for action in bucket.option)
+    check_runs(by_nccl.plan, "auto")
+
+    def step_us(of: Machines) -> float:
+        return simulate(Problem(given, of.cluster(50.0), codec_costs("bf16", given, 4), of.constraints), plan.buckets).step_us
+
+    plan = by_nccl.plan
+    assert step_us(machines) < step_us(replace(machines, connected=False)), "nothing is copied to the host"
 
 
 def test_sums_within_a_node_take_the_rate_that_its_memory_has() -> None:

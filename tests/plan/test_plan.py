@@ -251,8 +251,8 @@ def test_300_tensors_take_less_than_a_mebibyte() -> None:
 
 def test_whether_this_version_runs_a_plan_is_asked_of_this_version_not_of_the_file() -> None:
     option = ("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu")
-    on_gpu = replace(PLAN, buckets=(replace(BUCKETS[0], codec="shared", option=option),), issue_order=None)
-    assert "action 'comp@gpu', but codec shared has no GPU side" in str(why_not_run(on_gpu, "p"))
+    on_gpu = replace(PLAN, buckets=(replace(BUCKETS[0], codec="onebit:residual=int8", option=option),), issue_order=None)
+    assert "action 'comp@gpu', but codec onebit:residual=int8 has no GPU side" in str(why_not_run(on_gpu, "p"))
     assert why_not_run(read_plan({**on_gpu.to_json(), "runnable": True}, "p"), "p") is not None
     assert why_not_run(PLAN, "p") is None
 

@@ -153,8 +153,15 @@ def test_gpus_encode_with_codecs_that_have_a_gpu_side(monkeypatch: pytest.Monkey
     option = ("intra.reduce_scatter", "comp@gpu", "inter.push.c", "inter.pull.c", "decomp@cpu", "intra.all_gather")
     check_runs(changed(option=option, codec="bf16"), "p")
     check_runs(changed(option=ON_GPUS[0], codec="bf16"), "p")
-    with pytest.raises(UsageError, match=r"p: buckets\[0\] \(of 'b'\): action 'comp@gpu', but codec powersgd:rank=2 has no GPU side"):
-        check_runs(changed(option=ON_GPUS[0], codec="powersgd:rank=2", parts=1), "p")
+    for codec in ("powersgd:rank=2", "shared", "topk:k=0.01,momentum=dgc", "onebit/relay"):
+        check_runs(changed(option=ON_GPUS[0], codec=codec, parts=1), "p")
+        with pytest.raises(
+            UsageError,
+            match=r"p: buckets\[0\] \(of 'b'\): codec .* keeps a state where it encodes, so it decodes there, too, not by comp@gpu",
+        ):
+            check_runs(changed(option=ON_GPUS[1], codec=codec, parts=1), "p")
+    with pytest.raises(UsageError, match=r"p: buckets\[0\] \(of 'b'\): action 'comp@gpu', but codec onebit:residual=int8 has no GPU side"):
+        check_runs(changed(option=ON_GPUS[0], codec="onebit:residual=int8", parts=1), "p")
     monkeypatch.setattr(runtime, "backends", lambda codec: ("cpu", "cuda") if codec.name == "int8" else ("cpu",))
     for broken in (option, ON_GPUS[0]):
         with pytest.raises(UsageError, match=r"action 'comp@gpu', but codec bf16 has no GPU side"):

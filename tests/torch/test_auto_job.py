@@ -72,3 +72,20 @@ def test_with_servers_nodes_of_several_ranks_may_sum_within_themselves_first(mak
     assert choices.split()[-1] == "plan"
     options = {bucket.option for bucket in load_plan(str(used)).buckets}
     assert all(any(action.startswith("intra.") for action in option) for option in options), options
+
+
+@pytest.mark.timeout(300)
+def test_a_job_on_a_slow_link_compresses_and_tries_to_do_without_when_the_link_has_become_fast(make_job: Callable[..., Any]) -> None:
+    """Over a link of 60 Mbit/s, which the workers simulate, and then over one of 100 times the rate. What is kept then is the machine's matter."""
+    job = make_job(env={"PSGC_TRANSPORT": "tcp", "PSGC_LOG_LEVEL": "info"})
+    job.scheduler()
+    job.server(0)
+    workers = [job.worker(node, job=str(Path(__file__).parent / "job_auto_link.py"), PSGC_LINK_MBIT="60") for node in range(2)]
+    assert set(job.end().values()) == {0}, job.text()
+    said = [
+        re.findall(r"^slow: (\S+) after \d+; fast: tried (.*) after \d+; weights (\w+)$", worker.text, re.MULTILINE) for worker in workers
+    ]
+    assert said[0] == said[1], "every rank makes the same choices, and has the same weights"
+    ((found, tried, _),) = said[0]
+    assert found != "none"
+    assert "none" in tried.split()[1:], workers[0].text

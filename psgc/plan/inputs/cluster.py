@@ -7,10 +7,10 @@
     cores = 32                 # of each machine, if codec times are of one thread; see below
     codec_threads = 4          # of each GPU's worker (PSGC_CPU_THREADS); as a job starts them on these cores if left out
     server_threads = 4         # of each server (PSGC_SERVER_THREADS); likewise
-    reduce_roots = [2, 3]      # local ranks of each node that alone own shards of its sums (BYTEPS_REDUCE_ROOTS); all of them if left out
-    pcie_switch_size = 4       # GPUs behind each PCIe switch, whose sums are taken first (BYTEPS_PCIE_SWITCH_SIZE); at once if left out
-    collectives = "nccl"       # of gradients on GPUs: what jobs there run them by, nccl, or host: through the hosts' memory; unsaid if left out
-    gpudirect = true           # whether collectives between nodes need not pass the host's memory; says something only with [host]
+    reduce_roots = [2, 3]      # the only local ranks that own shards of a node's sums (BYTEPS_REDUCE_ROOTS); all ranks if left out
+    pcie_switch_size = 4       # GPUs behind each PCIe switch, which sum first (BYTEPS_PCIE_SWITCH_SIZE); no such stage if left out
+    collectives = "nccl"       # how jobs run collectives of gradients on GPUs: "nccl", or "host", through the hosts' memory; unknown if left out
+    gpudirect = true           # whether collectives between nodes bypass the host's memory; matters only with [host]
     [intra]                    # between the GPUs of a node: each GPU's, one way
     gbps = 1200
     latency_us = 8
@@ -25,14 +25,15 @@
     gbps = 100                 # PCIe 3.0 x16: 12.5 GB/s achieved
     latency_us = 10
 
-A worker encodes and decodes as many parts at once as it has threads, a server sums as many. Codec times are then of one thread, as ``psgc
-profile`` measures them. Without ``cores`` and ``codec_threads`` a node has one part at a time encoded or decoded, for one rank after the other: for
-codec times of a node's whole CPU.
+A worker encodes and decodes as many parts at once as it has threads, and a server sums as many as it has. Codec times are then for one thread, as
+``psgc profile`` measures them. Without ``cores`` and ``codec_threads``, codec times are for a node's whole CPU, which encodes or decodes one part
+at a time, for one rank after the other.
 
-With ``[host]`` gradients are on the GPUs, and what the CPU encodes or servers are sent is copied first. Without it, as for jobs that
-train on CPUs and for the ready-made clusters of published results, copies cost nothing.
+With ``[host]``, gradients are on GPUs, and what the CPU encodes or servers receive is copied first. Without it, copies cost nothing; so it is for
+jobs that train on CPUs, and for the ready-made clusters of published results.
 
-With ``collectives = "host"`` what ranks exchange among themselves is copied to the hosts' memory first, and ``[intra]`` is what a node's ranks reach there.
+With ``collectives = "host"``, what ranks exchange with each other is copied to the hosts' memory first, and ``[intra]`` is the rate that a node's
+ranks reach there.
 
 Owns the file's format and its errors. Gbit/s are 1e9 bit/s; a latency is the fixed time of one message, from send to receipt.
 """
@@ -92,24 +93,24 @@ class Cluster:
 
     @property
     def inside(self) -> dict[str, str]:
-        """What it says of its nodes' inside, by the names of the environment."""
+        """The cluster's settings of its nodes' inside, as environment variables."""
         found = {"BYTEPS_REDUCE_ROOTS": ",".join(map(str, self.reduce_roots)), "BYTEPS_PCIE_SWITCH_SIZE": str(self.pcie_switch_size or "")}
         return {name: text for name, text in found.items() if text}
 
     @property
     def has_threads(self) -> bool:
-        """Whether codec times are of one thread of a worker, not of a node's whole CPU."""
+        """Whether codec times are for one thread of a worker, not for a node's whole CPU."""
         return bool(self.cores or self.codec_threads)
 
     @property
     def threads_of_a_worker(self) -> int:
-        """How many parts a worker encodes or decodes at once."""
+        """The number of parts that a worker encodes or decodes at once."""
         most = max(1, self.cores // self.gpus_per_node) if self.cores else MOST_THREADS
         return min(most, self.codec_threads or (threads_of(self.cores, self.gpus_per_node) if self.cores else 1))
 
     @property
     def threads_of_a_server(self) -> int:
-        """How many parts a server sums at once."""
+        """The number of parts that a server sums at once."""
         return min(self.cores or MOST_THREADS, self.server_threads or (threads_of(self.cores) if self.cores else 1))
 
     @property
@@ -121,7 +122,7 @@ class Cluster:
         return self.inter if self.servers_on_nodes else self.server or self.inter
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that ``read_cluster`` reads; what has its default is left out, but for the number of servers."""
+        """The fields that ``read_cluster`` reads. Fields with their default are left out, except the number of servers."""
         return {
             one.name: _link_json(value) if isinstance(value, Link) else list(value) if isinstance(value, tuple) else value
             for one in fields(self)
@@ -129,7 +130,7 @@ class Cluster:
         }
 
     def to_toml(self, comments: Mapping[str, str] | None = None) -> str:
-        """The file that ``load_cluster`` reads. comments: beside a field, or a link as a whole, by its name."""
+        """The text of a file that ``load_cluster`` reads. comments: comments by the name of the field or the link that they stand beside."""
         links = {"intra": self.intra, "inter": self.inter, "server": self.server, "host": self.host}
         head = (
             f"name = {_quoted(self.name)}\nnodes = {self.nodes}\ngpus_per_node = {self.gpus_per_node}\nservers = {self.servers}\n"

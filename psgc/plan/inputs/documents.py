@@ -17,12 +17,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# More than any job has, of microseconds (11 days), Gbit/s or machines; beyond, sums lose the small terms beside the large ones.
+# More microseconds (11 days), Gbit/s or machines than any job has. With larger numbers, sums would lose their small terms to rounding.
 MOST: Final = 1e12
 
 
 def read_document(path: Path, whose: str, *, toml: bool = False) -> Any:
-    """What the file holds. Raises UsageError, in one line that begins with ``whose``."""
+    """The file's contents. Raises UsageError, in one line that begins with ``whose``."""
     try:
         text = path.read_text()
         return tomllib.loads(text) if toml else json.loads(text)
@@ -30,12 +30,12 @@ def read_document(path: Path, whose: str, *, toml: bool = False) -> Any:
         raise UsageError(f"{whose}: {error.strerror}") from None
     except RecursionError:
         raise UsageError(f"{whose}: nested too deeply to be read") from None
-    except ValueError as error:  # of both languages, and of text that is not UTF-8
+    except ValueError as error:  # malformed JSON or TOML, or text that is not UTF-8
         raise UsageError(f"{whose}: not valid {'TOML' if toml else 'JSON'}: {error}") from None
 
 
 def is_number(value: Any, *, above: bool = False) -> bool:
-    """Whether it is a number from 0, or above it, to MOST."""
+    """Whether it is a number from 0 to MOST; above: 0 itself does not count."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST and (value > 0 or not above)
 
 

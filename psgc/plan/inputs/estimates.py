@@ -1,7 +1,7 @@
-"""Estimated codec times on GPUs where codecs were not measured: the bytes that a codec reads and writes, over the memory's bandwidth.
+"""Estimated codec times on GPUs without measured ones: the bytes that a codec reads and writes, divided by the memory's bandwidth.
 
-The model: a fused kernel is bound by memory, reaches 70 % of its bandwidth, and its launch and synchronisation cost 10 us. Every use is
-labelled as an estimate, and measured times of a profile take precedence. Owns the bytes, and the bandwidths of GPUs' memory and links.
+The model: a fused kernel is bound by memory and reaches 70 % of its bandwidth; launch and synchronisation cost 10 us. Every use is
+labelled as an estimate, and a profile's measured times take precedence. Owns the bytes, and the bandwidths of GPUs' memory and links.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ from psgc.pool import MAX_THREADS
 MEMORY_GBPS: Final = {"v100": 900.0, "t4": 300.0, "a10g": 600.0, "a100": 2039.0, "h100": 3350.0, "h200": 4800.0}
 EFFICIENCY: Final = 0.7
 LAUNCH_US: Final = 10.0
-# Gbit/s between a node's GPUs, one way: NVLink of SXM boards, PCIe of the others and of what is not known
+# Gbit/s between a node's GPUs, one way: NVLink of SXM boards, PCIe of others and of unknown GPUs
 INTRA_GBPS: Final = {"v100": 1200.0, "a100": 2400.0, "h100": 3600.0, "h200": 3600.0}
 PCIE_GBPS: Final = 100.0
 # Gbit/s between a GPU and its host, one way: what PCIe x16 of the board's generation achieves (3.0; 4.0; 5.0)
 HOST_GBPS: Final = {"v100": 100.0, "t4": 100.0, "a10g": 200.0, "a100": 200.0, "h100": 400.0, "h200": 400.0}
 HOST_LATENCY_US: Final = 10.0
 INTRA_LATENCY_US: Final = 8.0
-# bytes of payload an element that a codec writes, and whether it keeps a residual
+# the payload bytes per element that a codec writes, and whether it keeps a residual
 _PAYLOADS: Final = {
     "bf16": (2.0, False), "fp16": (2.0, False), "int8": (1.016, True), "fp8": (1.016, True), "int4": (0.531, True), "tbq": (0.266, True),
     "onebit": (0.126, True), "topk": (0.053, True), "randomk": (0.04, True),
 }  # fmt: skip
-# Nanoseconds an element on one core, to encode, to decode, and for a server to finish the sum: docs/codecs.md, 4 MB of fp32 on AMD EPYC.
+# Nanoseconds per element on one core to encode, to decode, and for a server to finish the sum: docs/codecs.md, 4 MB of fp32 on AMD EPYC.
 _CPU_NS: Final = {
     "none": (0.172, 0.237, 0.987), "bf16": (0.203, 0.156, 0.684), "fp16": (0.147, 0.167, 0.589), "int8": (0.483, 0.598, 1.19),
     "onebit": (0.314, 0.556, 0.729), "topk": (0.864, 0.462, 1.23), "int4": (1.13, 1.15, 2.2), "fp8": (0.948, 0.855, 1.86),
     "randomk": (0.376, 0.589, 0.101), "tbq": (1.03, 0.849, 1.98), "powersgd": (2.1, 6.05, 0.0751),
 }  # fmt: skip
-CPU_CALL_US: Final = 10.0  # of a kernel's call
-_SELECTION_PASSES: Final = {"topk": 4}  # over gradient and residual, to find the k-th largest magnitude a byte at a time
+CPU_CALL_US: Final = 10.0  # fixed time of a kernel's call
+_SELECTION_PASSES: Final = {"topk": 4}  # passes over gradient and residual that find the k-th largest magnitude, one byte of it in each
 
 
 def cluster_of(
     gpu: str, nodes: int, gpus_per_node: int, gbps: float, latency_us: float, servers: int = 0, intra_gbps: float | None = None,
     cores: int | None = None, host_gbps: float | None = None,
 ) -> Cluster:  # fmt: skip
-    """A cluster with that link between nodes, and the usual links between such GPUs within one, and between them and their host. gpu: if it is none
-    that is known, copies to the host cost nothing unless ``host_gbps`` is given. cores: of a node, as many as its workers start threads for
-    if left out. Raises UsageError naming the field."""
+    """A cluster with this link between nodes, and with the usual links within a node and to the host for GPUs of this kind. Raises UsageError, which
+    names the field.
+
+    gpu:   for an unknown GPU, copies to the host cost nothing unless ``host_gbps`` is given.
+    cores: cores of a node; if left out, as many as its workers start threads for."""
     within = INTRA_GBPS.get(gpu.lower(), PCIE_GBPS) if intra_gbps is None else intra_gbps
     host = HOST_GBPS.get(gpu.lower()) if host_gbps is None else host_gbps
     document = {
@@ -60,8 +62,8 @@ def cluster_of(
 
 
 def with_estimates(profile: Profile, memory_gbps: float | None, names: Iterable[str]) -> tuple[Profile, frozenset[str]]:
-    """The profile with estimated times for codecs without measured ones, on a GPU with that memory bandwidth; and the names of these codecs.
-    Nothing is estimated for an unknown codec, or on an unknown GPU."""
+    """The profile, with estimated times on a GPU with this memory bandwidth added for codecs without measured ones; and the names of these codecs.
+    Nothing is estimated for an unknown codec, or if the bandwidth is None."""
     if memory_gbps is None:
         return profile, frozenset()
     missing = {name for name in names if not {name, _bare(name)} & profile.codecs.keys() and _bare(name) in _PAYLOADS}
@@ -70,8 +72,8 @@ def with_estimates(profile: Profile, memory_gbps: float | None, names: Iterable[
 
 
 def with_gpu_estimates(profile: Profile, gpu: str, names: Iterable[str]) -> tuple[Profile, frozenset[str], list[str]]:
-    """The profile with estimated times on GPUs for those of the codecs that it has none of there, where a word of ``gpu`` names one whose memory is
-    known; which codecs those are; and a note that says so."""
+    """The profile, with estimated GPU times added for codecs without any, if a word of ``gpu`` names a known GPU; the names of these codecs; and
+    notes that say so."""
     named = next((word for word in re.findall(r"[a-z0-9]+", gpu.lower()) if word in MEMORY_GBPS), "")
     wanted = dict.fromkeys(map(_bare, names)) if named else {}
     missing = [name for name in wanted if name in _PAYLOADS and "gpu" not in profile.codecs.get(name, {})]
@@ -80,8 +82,8 @@ def with_gpu_estimates(profile: Profile, gpu: str, names: Iterable[str]) -> tupl
 
 
 def with_cpu_estimates(profile: Profile, names: Iterable[str]) -> tuple[Profile, frozenset[str]]:
-    """The profile with estimated times on a host's CPU for codecs that it has none of there, and which those are: what one core of an AMD EPYC
-    took. A codec of which nothing is known stays as it was."""
+    """The profile, with estimated CPU times added for codecs without any, and the names of these codecs. The times are those of one core of an
+    AMD EPYC. Nothing is estimated for an unknown codec."""
     known = profile.codecs
     missing = {
         _bare(name) for name in names if _bare(name) in _CPU_NS and "cpu" not in (known.get(name) or known.get(_bare(name), {}))
@@ -114,7 +116,7 @@ def estimates_notes(names: Collection[str], memory_gbps: float | None) -> list[s
 
 
 def cpu_estimates_note(names: Collection[str]) -> list[str]:
-    """The same for times on CPUs."""
+    """A note that names the codecs with estimated CPU times; no note if there are none."""
     if not names:
         return []
     return [
@@ -123,7 +125,7 @@ def cpu_estimates_note(names: Collection[str]) -> list[str]:
 
 
 def estimate(name: str, memory_gbps: float) -> CostCurve:
-    """The curves of encoding (the update of the residual included), and of decoding a payload and adding it."""
+    """The estimated times of encoding, with the update of the residual, and of decoding a payload and adding it."""
     payload, feedback = _PAYLOADS[name]
     selection = _SELECTION_PASSES.get(name, 0)
     # The gradient is read and the payload written. With feedback the residual is read too, and a second pass, when the result has come,

@@ -19,7 +19,7 @@ _GZIP: Final = b"\x1f\x8b"
 
 
 def read(path: Path) -> tuple[Trace, str]:
-    """The trace in ``path`` (JSON or gzipped JSON), and its GPU's name if it has one. Raises UsageError, in one line, for any other file."""
+    """The trace in ``path`` (JSON or gzipped JSON), and the name of its GPU, if any. Raises UsageError, in one line, for any other file."""
     try:
         data = path.read_bytes()
         document = json.loads(gzip.decompress(data) if data[:2] == _GZIP else data)
@@ -40,7 +40,7 @@ def _gpu(document: Any) -> str:
 
 
 def trace_of(events: Sequence[Mapping[str, Any]]) -> Trace:
-    """Of complete events ("ph": "X"), in microseconds."""
+    """The trace of these complete events ("ph": "X"), whose times are in microseconds."""
     trace, work = Trace(), {}
     for event in events:
         if event.get("cat") in _DEVICE_WORK and (correlation := _args(event).get("correlation")):

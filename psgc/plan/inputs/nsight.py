@@ -23,7 +23,7 @@ _NVTX: Final = """
     SELECT events.start, events.end, events.globalTid, COALESCE(events.text, strings.value)
     FROM NVTX_EVENTS AS events LEFT JOIN StringIds AS strings ON events.textId = strings.id
     WHERE events.eventType = ? AND events.end IS NOT NULL"""
-# A process's calls and its kernels have a correlation in common; the process is in the upper bits of globalTid and globalPid.
+# A call and its kernel have the same process, in the upper bits of globalTid and globalPid, and the same correlation id.
 _KERNELS: Final = """
     SELECT calls.globalTid, calls.start, kernels.start, kernels.end
     FROM CUPTI_ACTIVITY_KIND_KERNEL AS kernels
@@ -34,7 +34,7 @@ _KERNELS: Final = """
 
 
 def read(path: Path) -> tuple[Trace, str]:
-    """The trace in ``path``, and its GPU's name if it has one. Raises UsageError, in one line, for any other file."""
+    """The trace in ``path``, and the name of its GPU, if any. Raises UsageError, in one line, for any other file."""
     trace, gpu = Trace(), ""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
@@ -46,7 +46,7 @@ def read(path: Path) -> tuple[Trace, str]:
                 gpu = next((str(name) for (name,) in database.execute("SELECT name FROM TARGET_INFO_GPU ORDER BY id")), "")
             for start, end, thread, text in _rows(database, _NVTX, _RANGE):
                 _range(trace, Span(start / 1e3, end / 1e3, thread), str(text))
-            if {"CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"} <= tables:  # made when there is something to put in
+            if {"CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"} <= tables:  # nsys omits empty tables
                 trace.launches += [Launch(thread, at / 1e3, start / 1e3, end / 1e3) for thread, at, start, end in _rows(database, _KERNELS)]
     except sqlite3.Error as error:
         raise UsageError(f"{path}: not an SQLite export of Nsight Systems: {error}") from None

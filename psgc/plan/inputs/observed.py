@@ -1,4 +1,4 @@
-"""From observed iterations to a profile: medians without outliers, and their spread.
+"""Computes a profile from observed iterations: medians without outliers, and their spread.
 
 Pure: times are plain numbers. ``psgc.torch.gradients.profiler`` measures them, with hooks and clocks.
 """
@@ -14,17 +14,17 @@ from psgc.errors import UsageError
 from psgc.plan.inputs.profile import Profile, Spread, TensorProfile
 
 LEAST_ITERATIONS: Final = 3  # a median and quartiles of fewer say nothing
-FENCE: Final = 1.5  # interquartile ranges beyond the quartiles (Tukey 1977): what lies further out is left out
+FENCE: Final = 1.5  # iterations further than this many interquartile ranges beyond the quartiles are outliers (Tukey 1977)
 UNSTEADY: Final = 0.1  # an interquartile range of more than this share of the median is worth a warning
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration of training without communication beside it.
+    """One iteration of training, measured without concurrent communication.
 
-    ready_us:   by tensor, from the first gradient's readiness on; tensors that backward did not reach are missing.
+    ready_us:   by tensor, counted from the first gradient's readiness; tensors that backward did not reach are missing.
     tail_us:    from the last gradient until the trainer asked for the synchronized ones.
-    forward_us: everything else: from the end of synchronization to the next iteration's first gradient, optimizer's step included.
+    forward_us: everything else: from the end of synchronization to the next iteration's first gradient, with the optimizer's step.
     """
 
     ready_us: Mapping[str, float]
@@ -40,7 +40,7 @@ class Iteration:
         return self.backward_us + self.tail_us + self.forward_us
 
     def stretched(self, compute_us: float) -> Iteration:
-        """The same, with all times longer in proportion, so that its computation takes ``compute_us``."""
+        """The iteration with all times scaled so that its computation takes ``compute_us``."""
         factor = compute_us / self.compute_us if self.compute_us else 1.0
         ready_us = {name: ready * factor for name, ready in self.ready_us.items()}
         return Iteration(ready_us, self.tail_us * factor, self.forward_us * factor)
@@ -58,8 +58,8 @@ def profile_of(
     iterations: Sequence[Iteration], numel: Mapping[str, int], *, model: str = "", hardware: str = "", date: str = "",
     shapes: Mapping[str, tuple[int, ...]] | None = None, of_ranks: int = 1,
 ) -> Profile:  # fmt: skip
-    """The profile of these iterations; numel: elements of every tensor; shapes: of those that are known; of_ranks: the slowest of how many
-    each iteration is of.
+    """The profile of these iterations. numel: elements of every tensor; shapes: the known shapes; of_ranks: each iteration is that of the slowest
+    of this many ranks.
 
     An iteration whose computation time lies more than FENCE interquartile ranges beyond the quartiles is an outlier and is left out. A tensor's
     ready time is the median over the other iterations; for a tensor that backward never reached, the end of backward.
@@ -70,7 +70,7 @@ def profile_of(
     kept = _without_outliers(iterations)
     ready = {name: _ready_us(name, kept) for name in numel}
     first = min(ready.values())
-    ordered = sorted(ready, key=lambda name: ready[name])  # stable: equal ones stay as they were declared
+    ordered = sorted(ready, key=lambda name: ready[name])  # stable: tensors of equal readiness stay in the order of declaration
     return Profile(
         model=model, hardware=hardware, date=date,
         source=f"measured: medians of {_counted(len(kept), len(iterations))}" + f", each of the slowest of {of_ranks} ranks" * (of_ranks > 1),

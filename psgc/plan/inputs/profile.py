@@ -2,15 +2,15 @@
 
     {"version": 1, "model", "hardware", "device": "cpu", "date", "source", "unit": "us",     device: where gradients lie, cpu or cuda
      "tensors": [{"name", "numel", "ready_us", "shape"}],    in the order in which gradients become ready; shape may be left out
-     "forward_us": null,                                     all of an iteration before the first gradient and after synchronization
+     "forward_us": null,                                     the rest of an iteration: before the first gradient and after synchronization
      "codecs": {"int8": {"cpu": {"numel": [..], "encode_us": [..], "decode_us": [..]}, "gpu": {...}, "server": {...}}},
      "spread": {"backward_us": {"median", "iqr"}},           of measured totals: median and interquartile range
-     "overheads": {"part_us", "next_part_us"},               fixed time of a part, besides its bytes
+     "overheads": {"part_us", "next_part_us"},               fixed times of a part, which do not depend on its bytes
      "links": {"loopback": {"gbps", "latency_us"}}}
 
-or a table of tensors alone, CSV with the columns name, numel and ready_us. Owns both formats and their errors, and cost curves. Times are
-microseconds from the readiness of the first gradient on. ``server`` is one of a codec's devices: decode_us is a server's time to add one
-payload, encode_us its time to finish the sum; so W payloads cost W of the former and one of the latter. ``none`` has times, too: copies into
+or a CSV table of tensors only, with the columns name, numel and ready_us. Owns both formats and their errors, and cost curves. Times are in
+microseconds, counted from the readiness of the first gradient. ``server`` is one of a codec's devices: decode_us is a server's time to add one
+payload, encode_us its time to finish the sum, so W payloads take W times decode_us plus one encode_us. ``none`` has times, too: copies into
 slots and out of them, and the sum. All fields after "forward_us", and "device", may be left out.
 """
 
@@ -33,9 +33,9 @@ from psgc.plan.inputs.documents import is_number, read_document, shown
 
 F64 = NDArray[np.float64]
 VERSION: Final = 1
-MOST_NUMEL: Final = 1 << 34  # of a tensor: 64 GiB of fp32, which methods that cut at 4 MiB make 16384 parts of
-LEAST_TFLOPS, MOST_TFLOPS = 1e-6, 1e6  # a GPU has more and fewer
-# TFLOP/s in training, by our estimate: two thirds of the fp32 peak of V100 and T4, 40 % of the others' bf16 peak. A number says it better.
+MOST_NUMEL: Final = 1 << 34  # of a tensor: 64 GiB of fp32, or 16384 parts for methods that cut at 4 MiB
+LEAST_TFLOPS, MOST_TFLOPS = 1e-6, 1e6  # every GPU lies between these
+# Our estimates of TFLOP/s in training: two thirds of the fp32 peak of V100 and T4, 40 % of the others' bf16 peak. Users who know better give a number.
 ACHIEVED_TFLOPS: Final = {"v100": 11.0, "t4": 6.0, "a10g": 30.0, "a100": 140.0, "h100": 400.0, "h200": 400.0}
 
 
@@ -69,7 +69,7 @@ class CostCurve:
         return float(self.decode_all(np.array([numel]))[0])
 
     def least(self, verb: str) -> float:
-        """Lower bound on the microseconds an element of ``encode`` or ``decode``, at any size. Between two sizes the minimum is at one of them."""
+        """Lower bound on the microseconds per element of ``encode`` or ``decode``, at any size. Between two sizes, the minimum is at one of them."""
         sizes, times = np.array(self.numel), np.array(self.encode_us if verb == "encode" else self.decode_us)
         last = times[0] / sizes[0] if len(sizes) == 1 else (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
         return float(min((times / sizes).min(), max(last, 0.0)))
@@ -93,7 +93,7 @@ Curves = Mapping[str, Mapping[str, CostCurve]]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of a measured total, in microseconds: median and interquartile range."""
+    """Median and interquartile range of a measured total, in microseconds."""
 
     median: float
     iqr: float
@@ -101,7 +101,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """See the module's text. tensors: in the order of readiness; codecs: by name, then by device; spread, overheads, links: by name."""
+    """A profile; see the module's text. tensors: in the order of readiness; codecs: by name, then by device; spread, overheads, links: by name."""
 
     model: str
     tensors: tuple[TensorProfile, ...]
@@ -113,7 +113,7 @@ class Profile:
     spread: Mapping[str, Spread] = field(default_factory=dict)
     overheads: Mapping[str, float] = field(default_factory=dict)
     links: Mapping[str, Link] = field(default_factory=dict)
-    device: str = ""  # where gradients lie: cpu, cuda, or "" where nobody has said
+    device: str = ""  # where gradients lie: cpu, cuda, or "" if not known
 
     @property
     def numel(self) -> int:
@@ -121,7 +121,7 @@ class Profile:
 
     @property
     def backward_us(self) -> float:
-        """From the first gradient's readiness to the last's."""
+        """Microseconds from the first gradient's readiness to the last's."""
         return self.tensors[-1].ready_us
 
     def curve(self, codec: str, device: str) -> CostCurve | None:
@@ -156,12 +156,12 @@ def _level_then_linear(encode_us: float, decode_us: float, numel: float = 2.0**2
 
 
 def _at_gbps(encode: float, decode: float, launch_us: float) -> CostCurve:
-    """A curve of a fixed time and a rate in 1e9 bits of float32 a second."""
+    """A curve of a fixed launch time plus a rate, in 1e9 bits of float32 per second."""
     sizes = (1.0, 2.0**26)
     return _curve([(n, launch_us + 32e-3 * n / encode, launch_us + 32e-3 * n / decode) for n in sizes])
 
 
-# Codec times on V100 and its host, as the public artefact of Wang et al. 2023 has them: GPU at 2**20 elements, CPU (dual Xeon 8260) in
+# Codec times on a V100 and its host, from the public artefact of Wang et al. 2023: GPU times at 2**20 elements, CPU rates (dual Xeon 8260) in
 # Gbit/s of float32 at 2**25. They are that artefact's constants, not measurements of psgc.
 V100_CODECS: Final[Curves] = {
     "randomk": {"gpu": _level_then_linear(54, 34), "cpu": _at_gbps(30, 58, 10)},

@@ -1,4 +1,4 @@
-"""From a trace of an ordinary training to a profile: when gradients were ready, and how long collectives took.
+"""Computes a profile from a trace of a training run: when gradients were ready, and how long collectives took.
 
 Pure: a trace is a list of events with times. Owns their interpretation: where an iteration ends, which backward pass is the last before the
 optimizer, and when a GPU has finished a gradient. ``kineto`` (torch.profiler) and ``nsight`` (Nsight Systems) read the files.
@@ -26,7 +26,7 @@ OPTIMIZER: Final = "Optimizer.step"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a thread did, in microseconds of the trace's clock."""
+    """An event on a thread, in microseconds of the trace's clock."""
 
     start: float
     end: float
@@ -52,7 +52,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An all-reduce of ``nbytes`` among ``ranks``, as it ran."""
+    """An all-reduce of ``nbytes`` among ``ranks``, and when it ran."""
 
     start: float
     end: float
@@ -62,8 +62,8 @@ class Collective:
 
 @dataclass(slots=True)
 class Trace:
-    """One process's events, in any order. operators: start times, of which those outside backward and optimizer belong to forward;
-    launches: without collectives."""
+    """One process's events, in any order. operators: start times; those outside backward and optimizer belong to forward; launches: without
+    collectives."""
 
     gradients: list[Accumulated] = field(default_factory=list)
     backward: list[Span] = field(default_factory=list)
@@ -109,8 +109,8 @@ def profile_of_trace(trace: Trace, source: str, *, hardware: str = "") -> Profil
 
 
 def link_of(collectives: Sequence[Collective]) -> Link | None:
-    """The link on which a ring all-reduce of these ranks takes these times: the bandwidth from the large ones (at least a quarter of the largest);
-    the latency from the smallest ones: their remaining time, divided by a ring's 2 (n - 1) messages. None without collectives."""
+    """The link on which ring all-reduces take these times. The bandwidth comes from the large collectives (at least a quarter of the largest), the
+    latency from the rest of the smallest ones' time, divided by a ring's 2 (n - 1) messages. None without collectives."""
     moved = [c for c in collectives if c.ranks > 1 and c.nbytes and c.end > c.start]
     if not moved:
         return None
@@ -155,7 +155,7 @@ def _last_pass(gradients: Sequence[Accumulated], forward: Sequence[float]) -> li
 
 
 def _named(gradients: Sequence[Accumulated]) -> list[tuple[str, Accumulated]]:
-    """Each by its shape, and by how many of that shape were ready before it."""
+    """The gradients with names made of their shape and of how many of that shape were ready before."""
     counts: dict[tuple[int, ...], int] = {}
     named = []
     for gradient in gradients:
@@ -165,7 +165,7 @@ def _named(gradients: Sequence[Accumulated]) -> list[tuple[str, Accumulated]]:
 
 
 class _Clock:
-    """When a thread's work was finished: on a CPU at once; on a GPU at the end of the last kernel that the thread had queued by then."""
+    """Tells when a thread's work was finished: on a CPU immediately, on a GPU at the end of the last kernel that the thread had queued by then."""
 
     def __init__(self, trace: Trace) -> None:
         self._launches: dict[int, list[Launch]] = {}
@@ -179,7 +179,7 @@ class _Clock:
         return self._launches[gradient.thread][number - 1].end if number else gradient.end
 
     def begun(self, step: Span) -> float:
-        """When the optimizer's first work began, waiting included."""
+        """When the optimizer's first work began on the device."""
         at = self._at.get(step.thread, [])
         number = bisect.bisect_left(at, step.start)
         return self._launches[step.thread][number].start if number < len(at) and at[number] <= step.end else step.start

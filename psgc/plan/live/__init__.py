@@ -1,1 +1,1 @@
-"""``auto``: what a running job's gradients should travel by, from what it measures of itself. Pure."""
+"""``auto``: chooses codec or plan of a running job from the job's own measurements. Pure."""

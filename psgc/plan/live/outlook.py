@@ -1,8 +1,9 @@
-"""What a running job may expect of other codecs and plans: predicted from what was measured of it. Pure.
+"""Predicts the steps of other codecs and plans from measurements of a running job. Pure.
 
-Links are not probed: the rate is taken at which the planner's model gives the step that was measured, so that what the model leaves out counts as the
-links' slowness. Where nodes have several ranks, sums within nodes run in hosts' memory, at the rate that copies and sums there have, and at no less than the
-links'. Gradients on GPUs are copied to the host, or encoded there; what ranks exchange among themselves passes the hosts' memory.
+Links are not probed. Their rate is fitted instead: it is the rate at which the planner's model gives the measured step, so what the model leaves out
+counts as slowness of the links. If nodes have several ranks, sums within nodes run in hosts' memory, at the rate of copies and sums there, and at no
+less than the links' rate. Gradients on GPUs are encoded there, or copied to the host; what ranks exchange with each other passes the hosts'
+memory, or goes from GPU to GPU.
 Codecs' costs are those measured on rank 0.
 """
 
@@ -23,27 +24,33 @@ from psgc.plan.model.problem import Problem, codec_costs, simulate
 from psgc.plan.model.quality import is_sound
 from psgc.plan.planfile.completing import placed, whole_plan
 
-# By how much they lose, least first. Which of them are sound under the job's optimizer is ``quality``'s to say.
+# In order of their loss, the least first. ``quality`` says which of them are sound under the job's optimizer.
 CODECS: Final = (UNCOMPRESSED, "bf16", "int8", "int4", "onebit", "topk")
-PLAN: Final = "plan"  # among the candidates: buckets and options that the planner chose
-PRESENT_PLAN: Final = "the present plan"  # what the job has, where that is one
-LEAST_GAIN: Final = 0.05  # of a step; below it nothing is tried
-NEAR: Final = 1.0  # predictions up to twice as long as the best are tried, too: what the model leaves out is most of a short step
+PLAN: Final = "plan"  # the candidate whose buckets and options the planner chose
+PRESENT_PLAN: Final = "the present plan"  # the candidate that the job has now, if that is a plan
+LEAST_GAIN: Final = 0.05  # share of the step that a prediction must save for anything to be tried
+NEAR: Final = 1.0  # predictions up to twice as long as the best are tried, too, because the model leaves out most of a short step
 MOST_TRIED: Final = 3
-LEAST_GBPS, MOST_GBPS, HALVINGS = 1e-4, 400.0, 24  # where the links' rate is looked for
+LEAST_GBPS, MOST_GBPS, HALVINGS = 1e-4, 400.0, 24  # the range in which the links' rate is sought, and the steps of bisection
 LATENCY_US: Final = 50.0
 MEMORY_GBPS: Final = (
-    20.0  # between ranks of one node, where nobody has measured it: what reduce_scatter of 25 MB reaches on a machine of two cores
+    20.0  # between ranks of one node, if it has not been measured: the rate of a reduce_scatter of 25 MB on a machine with two cores
 )
-MOST_ENCODES: Final = 2  # of a planned bucket: as often as a payload is encoded over servers, by a worker and by a server
-OVERHEADS: Final = {"part_us": 200.0, "next_part_us": 60.0}  # of a part beyond its bytes, about as psgc profile --links measures them
+MOST_ENCODES: Final = 2  # encodings of a planned bucket; over servers there are two, by a worker and by a server
+OVERHEADS: Final = {"part_us": 200.0, "next_part_us": 60.0}  # fixed times of a part, about as psgc profile --links measures them
 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The job's processes, as far as its workers know them. workers_per_node: of the largest node; cores: of a node. groups: whether workers may
-    aggregate among themselves; even: whether all nodes have as many. within_gbps: at which ranks of one node sum in its memory; gpus: whether gradients lie on
-    GPUs, and host: the link between a GPU and its host's memory, None where it is not known."""
+    """The job's machines and processes, as far as its workers know them.
+
+    workers_per_node: of the largest node; even: whether all nodes have the same number.
+    cores:            cores of a node.
+    groups:           whether workers may aggregate without servers.
+    within_gbps:      rate at which ranks of one node sum in its memory.
+    gpus:             whether gradients lie on GPUs.
+    host:             the link between a GPU and its host's memory; None if not known.
+    connected:        whether collectives go from GPU to GPU. GPUs of one node are then assumed to reach each other at no less than the host link's rate."""
 
     nodes: int
     workers_per_node: int
@@ -55,24 +62,28 @@ class Machines:
     within_gbps: float = MEMORY_GBPS
     gpus: bool = False
     host: Link | None = None
+    connected: bool = False
 
     def cluster(self, gbps: float) -> Cluster:
         link = Link(gbps, LATENCY_US)
-        within = Link(max(gbps, self.within_gbps), LATENCY_US) if self.nodes > 1 else link
+        inside_gbps = self.host.gbps if self.connected and self.host is not None else self.within_gbps
+        within = Link(max(gbps, inside_gbps), LATENCY_US) if self.nodes > 1 else link
+        collectives = ("nccl" if self.connected else "host") if self.gpus and self.groups else ""
         return Cluster(
             "this job", self.nodes, self.workers_per_node, within, link, self.servers, cores=self.cores, codec_threads=self.codec_threads,
-            server_threads=self.cores, host=self.host, collectives="host" if self.gpus and self.groups else "",
+            server_threads=self.cores, host=self.host, collectives=collectives,
         )  # fmt: skip
 
     @property
     def constraints(self) -> Constraints:
-        """What jobs run, and this one may: with servers, or without."""
+        """Constraints that allow only options that this job can run."""
         return Constraints(("gpu", "cpu") if self.gpus else ("cpu",), MOST_ENCODES, servers=self.servers > 0, runtime=True)
 
 
 class Outlook(NamedTuple):
-    """gbps: of the links, as fitted. predicted_ms: of a whole step, by candidate. tried: the candidates worth a trial, most promising first. plan: what
-    PLAN is, where it is among them."""
+    """gbps: the fitted rate of the links; predicted_ms: the whole step, by candidate; tried: the candidates worth a trial, the most promising first: those that
+    would save LEAST_GAIN of the step, and those that lose less than the present buckets and would take no longer; plan: the plan of the candidate PLAN, if
+    it is among them."""
 
     gbps: float
     predicted_ms: Mapping[str, float]
@@ -85,17 +96,23 @@ class Outlook(NamedTuple):
 
 
 def sound_codecs(*, adam: bool) -> list[str]:
-    """The codecs that may be tried unasked under such an optimizer."""
+    """The codecs that may be tried by default, because they are sound under the optimizer."""
     return [codec for codec in CODECS if codec == UNCOMPRESSED or is_sound(codec, adam=adam)]
 
 
 def outlook(
     profile: Profile, machines: Machines, step_ms: float, present: Sequence[PlannedBucket], layouts: Mapping[str, Sequence[PlannedBucket]],
-    present_codec: str, plans: bool,
+    present_codec: str, plans: bool, tries_plain: bool = False,
 ) -> Outlook:  # fmt: skip
-    """profile: ready times, where gradients lie, and times of the codecs. step_ms: as measured, of a whole step; present: the buckets it was
-    measured with; layouts: those that the job would have by each codec; present_codec: what the job has now, "" for a plan.
-    plans: whether the planner's own buckets are considered, too. Raises UsageError where the profile has no times for a codec."""
+    """Predict the steps of all candidates. Raises UsageError if the profile has no times for a codec.
+
+    profile:       ready times, where gradients lie, and times of the codecs.
+    step_ms:       the measured time of a whole step; present: the buckets it was measured with.
+    layouts:       the buckets that the job would have with each codec.
+    present_codec: the job's present codec; "" for a plan.
+    plans:         whether plans with the planner's own buckets are candidates, too.
+    tries_plain:   whether the job is tried uncompressed, whatever is predicted.
+    """
     device = profile.device if machines.groups or machines.gpus else ""  # without groups no collectives in hosts' memory either
     profile = replace(profile, overheads=OVERHEADS, device=device)
     forward_us = profile.forward_us or 0.0
@@ -112,13 +129,17 @@ def outlook(
         planned_ms = (forward_us + step_us) / 1e3
         if planned_ms <= (1 - LEAST_GAIN) * min(predicted.values()):
             predicted[PLAN] = planned_ms
-    paying = sorted((ms, name) for name, ms in predicted.items() if ms <= (1 - LEAST_GAIN) * step_ms)
+    loses = loss_of(present)
+    limits = {name: step_ms if loss_of_name(name, chosen) < loses else (1 - LEAST_GAIN) * step_ms for name in predicted}
+    paying = sorted((ms, name) for name, ms in predicted.items() if ms <= limits[name])
     tried = tuple(name for ms, name in paying[:MOST_TRIED] if ms <= (1 + NEAR) * paying[0][0])
+    if tries_plain and UNCOMPRESSED in predicted and UNCOMPRESSED not in tried:
+        tried = (*tried[: MOST_TRIED - 1], UNCOMPRESSED)
     return Outlook(gbps, predicted, tried, chosen if PLAN in tried else None)
 
 
 def fitted_gbps(profile: Profile, machines: Machines, step_us: float, present: Sequence[PlannedBucket]) -> float:
-    """The rate of all links at which these buckets take ``step_us`` from the first gradient on; the largest that is looked for where links do not matter."""
+    """The rate of all links at which these buckets take ``step_us`` from the first gradient on; MOST_GBPS if links do not matter."""
     low, high = math.log(LEAST_GBPS), math.log(MOST_GBPS)
     if _step_us(profile, machines, MOST_GBPS, present) >= step_us:
         return MOST_GBPS
@@ -141,17 +162,26 @@ def _problem(profile: Profile, machines: Machines, gbps: float, codec: str) -> P
 
 
 def _planned(profile: Profile, machines: Machines, gbps: float, codec: str) -> tuple[Plan | None, float]:
-    """The planner's own plan by this codec, and its step; None where it knows no option that such a job runs."""
+    """The planner's own plan with this codec, and its step; None if no option of the planner can be run by the job."""
     problem = _problem(profile, machines, gbps, codec if codec in CODECS else UNCOMPRESSED)
     try:
         found = search(problem)
     except UsageError:
         return None, math.inf
-    if not machines.even:  # a plan for a whole cluster is of nodes that are alike
+    if not machines.even:  # only a plan for a cluster of equal nodes can be completed
         return Plan(profile.model, "auto", placed(problem, found.buckets)), found.step_us
     return whole_plan(problem, found.buckets, simulate(problem, found.buckets), {}), found.step_us
 
 
-def losses(names: Sequence[str]) -> list[int]:
-    """How much each candidate loses, as a number that is larger for more. A plan, of whose codecs nothing is known here, loses as much as any."""
-    return [CODECS.index(name) if name in CODECS else len(CODECS) for name in names]
+def loss_of(buckets: Sequence[PlannedBucket]) -> int:
+    """A number that grows with the loss of gradients that travel in these buckets: that of their coarsest codec. 0: no loss."""
+    return max((_loss(bucket.codec) for bucket in buckets), default=0)
+
+
+def loss_of_name(name: str, plan: Plan | None) -> int:
+    """The same for a candidate. plan: the plan of the candidate PLAN."""
+    return _loss(name) if name != PLAN or plan is None else loss_of(plan.buckets)
+
+
+def _loss(codec: str) -> int:
+    return CODECS.index(codec) if codec in CODECS else len(CODECS)

@@ -1,48 +1,79 @@
-"""When a running job plans, what it then tries, and what it keeps. Pure, and the same on every rank.
+"""Decides when a running job plans, which candidates it tries, and which one it keeps. Pure, and the same on every rank.
 
-Every rank has one Steering and feeds it the same numbers, the job's step time in one window of steps after the other; so all ranks switch at the same
-step. The course of it:
+Every rank has one Steering and feeds it the same numbers: the job's step time in each window of steps. So all ranks switch at the same step. There
+are three phases:
 
-    measuring   the first window, by what the job began with; then a plan is made, whose candidates are tried
-    trying      one candidate after the other, a window each, and those near the quickest once more, because a machine's speed changes from minute to
-                minute; the quickest is kept, of those about as quick the one that loses least
-    watching    until windows in a row depart from the step time that was kept; then a plan is made again
+    measuring   The first window runs with what the job began with. Then a plan is made, which gives candidates.
+    trying      Each candidate runs for a window. Those near the quickest run once more, because a machine's speed changes from minute to minute. The
+                quickest is kept; of those about as quick, the one with the least loss.
+    watching    If several windows in a row depart from the kept candidate's step time, a plan is made again. If the kept candidate loses something, the
+                job is tried uncompressed, too: when the step has become somewhat quicker, and from time to time, because a link may have become faster.
 
-So what is kept was measured to be quicker, not only predicted. A plan that changes nothing makes the next one wait longer, so that noise does not make
-the job switch to and fro.
+So the candidate that is kept was measured to be quicker, not only predicted. Three rules keep a job from switching back and forth. After a plan that
+changes nothing, or that comes soon after another one, more windows must depart before the next plan, until the job has been steady for a while. A
+plan's trials need an allowance of switches, which grows with the windows that pass. And trials without compression in a steady job take a small share
+of its time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, Literal
 
-TIE: Final = 0.03  # step times this near to the quickest are as good: medians of a few steps vary by that
-CLOSE: Final = 0.2  # candidates this near to the quickest are measured twice
-DRIFT: Final = 0.25  # of the step time that was kept: beyond, the job or a link has changed
-PATIENCE: Final = 2  # windows in a row
+WINDOW: Final = 5  # steps; their median is one figure
+TIE: Final = 0.03  # step times within this share of the quickest are ties, because medians of a few steps vary by that
+CLOSE: Final = 0.2  # candidates within this share of the quickest are measured twice
+DRIFT: Final = 0.25  # a window departs if its step time differs from the kept one by more than this share
+QUICKER: Final = 0.08  # a window counts as quicker if its step time is below the kept one by more than this share
+QUICKER_WINDOWS: Final = 10  # quicker windows in a row after which the job is tried uncompressed
+PATIENCE: Final = 2  # windows in a row that must depart before a new plan, at first
 MOST_PATIENCE: Final = 64
-MOST_SWITCHES: Final = 32  # each keeps the slots of the layout before it; then the job stays as it is
+CALM: Final = 200  # windows: a plan within so many of the one before comes soon; after so many without a departure patience is halved
+MOST_SWITCHES: Final = 32  # that a job may save up
+REFILL: Final = 50  # windows that bring one more
+ROUND: Final = 8  # the most switches of one plan's trials: three candidates and the present one, twice, and to the one that is kept
+LEAST_RECHECK: Final = 100  # windows until a steady job is tried uncompressed; the number doubles each time that this is not quicker
+MOST_RECHECK: Final = 3200
+RECHECK_SHARE: Final = 0.01  # of the job's time: such a trial, and rank 0's predictions for it, wait until they take no more
+TRIAL_STEPS: Final = 9  # of such a trial, and until the job has settled after it
 
 Verdict = Literal["go on", "plan", "switch"]
 
 
 class Steering:
-    """kept: the candidate that the job has now, 0 for what it had when the last plan was made. reference_ms: its step time."""
+    """kept:     the job's present candidate, 0 for the one that it had when the last plan was made. reference_ms: its step time.
+    rechecks:    whether the plan that is being made is not for a departure, but to try the job uncompressed.
+    tries_plain: whether the job is tried uncompressed whatever is predicted. The link takes too small a part of a short, compressed step for a prediction.
+    held_back:   whether windows depart, but the allowance of switches is used up.
+    """
 
     def __init__(self) -> None:
         self.kept = 0
-        self.measured_ms: list[float] = []  # by candidate, of those tried so far; of two windows the shorter step: other work only adds
-        self._again: list[int] | None = None  # candidates to be measured once more; None: it is not known yet which
+        self.measured_ms: list[float] = []  # of the candidates tried so far; the minimum of two windows, because other work only adds time
+        self._again: list[int] | None = None  # candidates to be measured once more; None: not known yet
         self.reference_ms = 0.0
         self.patience = PATIENCE
         self.switches = 0
+        self.allowance = MOST_SWITCHES
+        self.rechecks = self.tries_plain = self.held_back = False
         self._losses: Sequence[int] = (0,)
         self._phase: Literal["measuring", "planning", "trying", "watching"] = "measuring"
-        self._departed = 0  # windows in a row
+        self._departed = self._quicker = 0  # windows in a row
+        self._windows = 0
+        self._planned_at = -CALM  # the window of the last plan that a departure made
+        self._calm = 0  # windows in a row without a departure
+        self._recheck = LEAST_RECHECK
+        self._recheck_at = 0  # the window
+        self._plain_ms = 0.0  # a step without losses, as last measured
+        self._cost_ms = 0.0  # of the last plan, if it was one that rechecks
 
     def window(self, step_ms: float) -> Verdict:
-        """The job's step time in one more window. "plan": ``planned`` is to be called; "switch": to candidate ``kept``."""
+        """Take the job's step time in one more window. Returns "plan" if ``planned`` or ``postponed`` must be called next, "switch" if the job must
+        switch to candidate ``kept``."""
+        self._windows += 1
+        if self._windows % REFILL == 0:
+            self.allowance = min(self.allowance + 1, MOST_SWITCHES)
         if self._phase == "measuring":
             return self._plan(step_ms)
         if self._phase == "trying":
@@ -51,25 +82,59 @@ class Steering:
             else:
                 self.measured_ms[self.kept] = min(step_ms, self.measured_ms[self.kept])
             return self._next()
-        departs = abs(step_ms - self.reference_ms) > DRIFT * self.reference_ms
-        self._departed = self._departed + 1 if departs else 0
-        if self._departed < self.patience or self.switches >= MOST_SWITCHES:
-            return "go on"
-        return self._plan(step_ms)
+        return self._watch(step_ms)
 
-    def planned(self, losses: Sequence[int]) -> Verdict:
-        """The plan's candidates, and what the job has now before them, each with how much it loses: a number that is larger for more."""
+    def planned(self, losses: Sequence[int], cost_ms: float = 0.0) -> Verdict:
+        """Take a new plan's candidates, the job's present one first. losses: a number for each that grows with its loss; 0: none. cost_ms: the time in
+        which rank 0 made the plan; the same number on every rank."""
         self._losses, self.kept = losses, 0
         self._phase = "trying"
+        self._cost_ms = cost_ms if self.rechecks else 0.0
         return self._next()
+
+    def postponed(self) -> None:
+        """The plan is not made now; the next window asks for one again."""
+        self._phase = "measuring"
 
     @property
     def over(self) -> bool:
         """Whether the last plan's candidates have all been tried."""
         return self._phase == "watching"
 
-    def _plan(self, step_ms: float) -> Verdict:
+    @property
+    def trying(self) -> bool:
+        """Whether they are being tried."""
+        return self._phase == "trying"
+
+    @property
+    def noting(self) -> bool:
+        """Whether a plan may be made from the present window, so that the times at which its gradients become ready must be noted."""
+        return self._phase == "measuring" or (self._phase == "watching" and (self._departed > 0 or self._recheck_is_due(1)))
+
+    def _watch(self, step_ms: float) -> Verdict:
+        departs = abs(step_ms - self.reference_ms) > DRIFT * self.reference_ms
+        self._departed = self._departed + 1 if departs else 0
+        self._calm = 0 if departs else self._calm + 1
+        self._quicker = self._quicker + 1 if step_ms < (1 - QUICKER) * self.reference_ms else 0
+        if self._calm and self._calm % CALM == 0:
+            self.patience = max(PATIENCE, self.patience // 2)
+        due = self._departed >= self.patience
+        self.held_back = due and self.allowance < ROUND
+        if due and not self.held_back:
+            return self._plan(step_ms)
+        if not departs and self._recheck_is_due(0) and self.allowance >= ROUND:
+            return self._plan(step_ms, rechecks=True)
+        return "go on"
+
+    def _recheck_is_due(self, later: int) -> bool:
+        """Whether it may be time, so many windows from now, to try the job uncompressed."""
+        passed = self._windows + later >= self._recheck_at or self._quicker + later >= QUICKER_WINDOWS
+        return passed and self._losses[self.kept] > 0
+
+    def _plan(self, step_ms: float, rechecks: bool = False) -> Verdict:
         self._phase, self.measured_ms, self._departed, self._again = "planning", [step_ms], 0, None
+        self._quicker, self._calm = 0, self._calm if rechecks else 0
+        self.rechecks, self.tries_plain = rechecks, rechecks or step_ms < self.reference_ms
         return "plan"
 
     def _next(self) -> Verdict:
@@ -79,17 +144,32 @@ class Steering:
         elif again := self._close():
             self.kept = again.pop()
         else:
-            self._phase = "watching"
             self.kept = self._best()
-            self.reference_ms = self.measured_ms[self.kept]
-            self.patience = PATIENCE if self.kept else min(2 * self.patience, MOST_PATIENCE)
+            self._keep()
         if self.kept == before:
             return "go on"
         self.switches += 1
+        self.allowance -= 1
         return "switch"
 
+    def _keep(self) -> None:
+        """The trials are over: determine how soon the next plan may come."""
+        self._phase = "watching"
+        kept_ms = self.measured_ms[self.kept]
+        stays = self.rechecks and not self.kept  # then the reference must not follow a step that grows slowly
+        self.reference_ms = min(kept_ms, self.reference_ms) if stays else kept_ms
+        if not self.rechecks:
+            soon = self._windows - self._planned_at < CALM
+            self.patience = PATIENCE if self.kept and not soon else min(2 * self.patience, MOST_PATIENCE)
+            self._planned_at = self._windows
+        self._recheck = min(2 * self._recheck, MOST_RECHECK) if stays else LEAST_RECHECK
+        self._plain_ms = min((ms for ms, loss in zip(self.measured_ms, self._losses, strict=True) if not loss), default=self._plain_ms)
+        spent_ms = self._cost_ms + TRIAL_STEPS * self._plain_ms
+        affordable = spent_ms / (RECHECK_SHARE * WINDOW * self.reference_ms) if self.reference_ms else 0.0
+        self._recheck_at = self._windows + max(self._recheck, math.ceil(affordable))
+
     def _close(self) -> list[int]:
-        """The candidates that are still to be measured once more, the last of them next: first the one that the job has now."""
+        """The candidates that are still to be measured once more. They are taken from the end, the job's present one first."""
         if self._again is None:
             limit = (1 + CLOSE) * min(self.measured_ms)
             near = [number for number, step_ms in enumerate(self.measured_ms) if step_ms <= limit]

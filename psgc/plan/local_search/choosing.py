@@ -1,8 +1,8 @@
-"""The options of given buckets: what is worth trying, priced, and chosen by descents. Keeps the best plan that it has seen.
+"""Chooses options for given buckets, by coordinate descent, and keeps the best plan that it has seen.
 
-Three descents are at hand: ``choose`` takes the options that are cheapest at some mixture of prices (``space``) as candidates and may change
-all buckets from one on together (``descent``); ``fully`` changes one bucket at a time, among all options (``full_descent``); ``among`` only
-takes options that the start has. Owns candidates and what one descent may cost; knows nothing of which bucketings are tried.
+There are three kinds of descent. ``choose`` takes the options that are cheapest at some mixture of prices (``space``) as candidates, and may
+change all buckets from one on together (``descent``). ``fully`` changes one bucket at a time, to any option (``full_descent``). ``among`` takes only
+options that the start has. Owns the candidates and each descent's budget. Does not know which bucketings are tried.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from psgc.plan.model.problem import Problem
 from psgc.plan.model.timeline import Ints
 
 PRICE_MIXTURES: Final = 48  # for each size
-SMALL_JOB_MAX_TENSORS: Final = 12  # of so many every bucket is changed one by one
+SMALL_JOB_MAX_TENSORS: Final = 12  # up to so many, the budget is enough to change every bucket
 MAX_SIMULATIONS: Final = 400  # of one descent among candidates
-SIMULATION_BUDGET: Final = 3_000  # of one descent: simulated chains (``simulation_work``)
-SIMPLIFY_BUDGET: Final = 8_000  # likewise
+SIMULATION_BUDGET: Final = 3_000  # simulated chains of one descent (``simulation_work``)
+SIMPLIFY_BUDGET: Final = 8_000  # simulated chains of ``simplify``
 SIZE_STEP_BITS: Final = 2  # candidates are shared by sizes within a factor of four
 SMALLEST_SIZE_BITS: Final = 10  # and by all sizes up to this power of two
-CONVERGED_RTOL: Final = 2e-3  # of the step, what is not worth a search
-ORDER_MIN_GAIN: Final = 1e-4  # of the step; for less buckets go on in the order that they had
+CONVERGED_RTOL: Final = 2e-3  # the search ends when the step is this close to the lower bound
+ORDER_MIN_GAIN: Final = 1e-4  # share of the step that another order of buckets must save
 BOTH, ONE_BY_ONE = True, False  # phases of a descent
 
 
@@ -40,8 +40,8 @@ NO_PATHS: Final = Paths(*[np.zeros(0, np.int64)] * 4)
 
 
 class Chosen(NamedTuple):
-    """A bucketing with an option for each bucket, by its number (``space``). objective: the step, and a little of the mean completion; turn: of each
-    bucket, the least goes first of those that could go at once; None: in order of readiness."""
+    """A bucketing and the number (``space``) of each bucket's option. objective: the step plus a small share of the mean completion; turn: each
+    bucket's turn. If several buckets could go at the same moment, the one with the least turn does. None: in order of readiness."""
 
     step_us: float
     objective: float
@@ -52,15 +52,15 @@ class Chosen(NamedTuple):
 
 @functools.cache
 def mixtures(resources: int) -> F64:
-    """Prices of the resources, a column each: each resource alone, all alike, and mixtures over orders of magnitude."""
+    """Mixtures of prices, one in each column: each resource alone, all resources equal, and random mixtures over orders of magnitude."""
     spread = np.random.default_rng(1).dirichlet(np.full(resources, 0.35), PRICE_MIXTURES - resources - 1)
-    alone = np.eye(resources) + 1e-3  # of options that do not use a resource, the one that uses least of the others
+    alone = np.eye(resources) + 1e-3  # of the options that do not use the resource, prefer the one that uses the others least
     return np.concatenate([alone, np.ones((1, resources)), spread]).T.copy()
 
 
 class Candidates(NamedTuple):
-    """The options worth trying for parts of a kind. cheapest: at each mixture of prices; options: those and the next ones, without
-    duplicates; known: of all options, whether each is among them."""
+    """The options worth trying for parts of one kind. cheapest: the cheapest at each mixture of prices; options: these and the next cheapest,
+    without duplicates; known: for each option of the graph, whether it is in ``options``."""
 
     cheapest: Ints
     options: Ints
@@ -69,7 +69,7 @@ class Candidates(NamedTuple):
 
 @dataclass
 class Search:
-    """One problem's search. Keeps the best plan that it has seen. candidates_of: by codec's number and size, as a power of two."""
+    """One problem's search. Keeps the best plan that it has seen. candidates_of: by the codec's index and log2 of the size."""
 
     problem: Problem
     space: Space
@@ -79,8 +79,8 @@ class Search:
 
     @property
     def ranks(self) -> int:
-        """How many candidates a mixture of prices gives. The best option of one of a few buckets may be cheapest at no prices, above all
-        where few resources can be traded for one another."""
+        """The number of candidates for each mixture of prices. The cheapest one alone is not enough: with few buckets, a bucket's best option may
+        not be the cheapest at any prices, above all if there are few resources to trade for one another."""
         flat = min(self.problem.cluster.nodes, self.problem.cluster.gpus_per_node) == 1
         return 4 if flat else 2
 
@@ -108,7 +108,7 @@ class Search:
         return [self.candidates_of[key] for key in keys]
 
     def choose(self, buckets: Bucketing, start: Ints | None = None) -> Chosen:
-        """The best options for these buckets that descent finds from ``start``, or else from the cheapest at each mixture of prices."""
+        """The best options for these buckets that descent finds from ``start``, by default from the cheapest at each mixture of prices."""
         buckets = self.cut(buckets)
         kinds = kinds_of(buckets)
         found = self.candidates(kinds)
@@ -118,9 +118,12 @@ class Search:
         return self.descend(buckets, options, kinds, fits, starts, min(SIMULATION_BUDGET, MAX_SIMULATIONS * int(buckets.parts.sum())))
 
     def fully(self, start: Chosen, order: Ints, most: int, budget: float, among: Ints | None = None) -> tuple[Chosen, int]:
-        """The best options for these buckets that descent over all options finds from ``start``, and how many chains it simulated. order: of
-        the buckets that change; most: how many options of a bucket are simulated before the next bucket's turn; budget: of chains; among:
-        the options, ``start``'s among them, in place of all."""
+        """The best options for ``start``'s buckets that descent over all options finds, and the number of chains that it simulated.
+
+        order:  the buckets that may change, in this order.
+        most:   number of options that are simulated for a bucket before the next bucket's turn.
+        budget: number of chains to simulate.
+        among:  choose from these options only, which include ``start``'s."""
         space, buckets = self.space, self.cut(start.bucketing)
         kinds, parts = kinds_of(buckets), parts_of(buckets)
         rows, choice, paths = space.graph.rows, start.options.astype(np.int64), space.graph.paths
@@ -134,12 +137,12 @@ class Search:
         return self.keep(Chosen(step, objective, buckets, choice if among is None else among[choice], start.turn)), spent
 
     def _ranks(self, made: Chosen) -> Ints:
-        """Of each chain."""
+        """Each chain's rank."""
         parts = made.bucketing.parts
         return np.arange(int(parts.sum())) if made.turn is None else ranks_of(made.turn, parts)
 
     def critical(self, made: Chosen) -> NDArray[np.bool_]:
-        """Of each bucket, whether the step waits for it."""
+        """Whether each bucket is on a critical path."""
         space, kinds, (ready_us, first, _) = self.space, kinds_of(made.bucketing), parts_of(made.bucketing)
         found, times = np.empty(len(made.options), bool), space.times(kinds.sizes, kinds.codec)
         find_critical(
@@ -149,29 +152,29 @@ class Search:
         return found
 
     def keep(self, made: Chosen) -> Chosen:
-        """Take it for the best if it is."""
+        """Note a plan, and keep it as the best if it is."""
         self.seen.append(made)
         if self.best is None or made.objective < self.best.objective:
             self.best = made
         return made
 
     def among(self, buckets: Bucketing, start: Ints, budget: int = SIMULATION_BUDGET // 4, worth: float = np.inf) -> Chosen:
-        """The best options for these buckets that descent finds from ``start`` among those in it; ``start`` itself if ``budget`` is 0. worth: an
-        objective that ``start`` has to be below, or the answer's are infinite."""
+        """The best options for these buckets that descent finds from ``start``, using only options that ``start`` has; ``start`` itself if ``budget``
+        is 0. worth: if ``start``'s objective is not below this, nothing is searched, and the result's times are infinite."""
         buckets = self.cut(buckets)
         options, kinds = self.space.unique(start), kinds_of(buckets)
         return self.descend(buckets, options, kinds, self.space.fits(options)[kinds.codec], start[None], budget, worth=worth)
 
     def cut(self, buckets: Bucketing) -> Bucketing:
-        """With parts that a job can have, if the plan is to be run."""
+        """The buckets with parts that a job can have, if the plan is to be run."""
         return buckets.at_blocks() if self.problem.constraints.to_be_run else buckets
 
     def descend(
         self, buckets: Bucketing, options: Ints, kinds: Kinds, fits: NDArray[np.bool_], starts: Ints, budget: int,
         order: Ints | None = None, phases: bool = BOTH, worth: float = np.inf,
     ) -> Chosen:  # fmt: skip
-        """Coordinate descent. fits: as ``descent`` takes it; starts: rows of options; budget: simulations, times their chains; order: of
-        the buckets that are changed one by one."""
+        """Coordinate descent. fits: see ``descent``; starts: rows of options; budget: simulations times their chains; order: the buckets that are
+        changed one by one; phases, worth: ``tails`` and ``worth`` of ``descent``."""
         parts, table = parts_of(buckets), self.table(options, kinds)
         order = self.order(buckets) if order is None else order
         choice = np.zeros(len(buckets.parts), np.int64)
@@ -183,13 +186,13 @@ class Search:
         return self.keep(Chosen(step, objective, buckets, options[choice]))
 
     def order(self, buckets: Bucketing) -> Ints:
-        """In which buckets are changed one by one: the largest first where the budget is too small for all, else the last ready first."""
+        """The order in which buckets are changed one by one: the largest first if the budget is too small for all, else the last ready first."""
         if len(buckets.of) > SMALL_JOB_MAX_TENSORS:
             return np.argsort(-buckets.numel, kind="stable")
         return np.arange(len(buckets.parts))[::-1].copy()
 
     def table(self, options: Ints, kinds: Kinds) -> OptionTable:
-        """The options' tasks for parts of each kind; -1 as the beginning of those that parts of this kind cannot have."""
+        """The options' tasks for parts of each kind; ``first`` is -1 for options that parts of the kind cannot have."""
         made = self.space.table(options, kinds.sizes, kinds.codec)
         made.first[~self.space.fits(options)[kinds.codec]] = -1
         return made
@@ -208,7 +211,7 @@ class Search:
         self.best = Chosen(step, self.best.objective, buckets, options[choice])
 
     def reorder(self, budget: float) -> None:
-        """Let buckets of the best plan go in another order if that shortens the step noticeably. budget: of simulated chains."""
+        """Change the order in which the best plan's buckets go, if that shortens the step noticeably. budget: number of chains to simulate."""
         assert self.best is not None
         buckets, options = self.best.bucketing, self.space.unique(self.best.options)
         kinds, (ready_us, chain, _) = kinds_of(buckets), parts_of(buckets)
@@ -222,7 +225,7 @@ class Search:
 
     @functools.cached_property
     def least_us(self) -> float:
-        """A lower bound on the step: backward, and then the quickest option for the smallest part of what is ready last."""
+        """Lower bound on the step: backward, then the quickest option for the smallest part of the last tensor."""
         tensors = self.problem.tensors
         last = np.flatnonzero(tensors.ready_us == tensors.ready_us[-1])
         times = self.space.times(tensors.numel[last] / MAX_PARTS, tensors.codec[last])
@@ -236,7 +239,7 @@ class Search:
         return self.best is not None and self.best.step_us <= self.least_us * (1 + CONVERGED_RTOL)
 
     def go_on(self, buckets: Bucketing) -> Chosen:
-        """The best choice for these buckets, from the options of the best plan so far for the same tensors."""
+        """The best options for these buckets, found from those that the best plan so far has for the same tensors."""
         if self.best is None:
             return self.choose(buckets)
         return self.choose(buckets, self.best.options[self.best.bucketing.of[buckets.last]])

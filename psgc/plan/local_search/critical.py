@@ -1,9 +1,9 @@
-"""Which buckets a step waits for: those with a task on a critical path of the simulated step.
+"""The critical buckets: those with a task on a critical path of the simulated step.
 
-A task is critical if the step ends with it, or if a critical task began the moment it ended, in the same chain or on a resource of both. A critical
-task that waited for no other task waited for backward, which all tasks on the GPU before it delayed. While no task of a bucket is critical,
-another option for that bucket shortens the step only by another order of tasks, which is rare: descents leave such buckets alone. Owns the
-paths, found backwards through the run's events.
+A task is critical if the step ends with it, or if a critical task of the same chain, or on a resource that both hold, began the moment it ended. A
+critical task that waited for no other task waited for backward, which all earlier tasks on the GPU have delayed; so these are critical, too. Another
+option for a bucket that is not critical can shorten the step only by changing the order of tasks, which is rare, so descents skip such buckets.
+Owns the critical paths, which are found backwards through the run's events.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from psgc.plan.model.timeline import EVENTS, STEP, TOLERANCE
 
 @helper
 def _last_on(run: Any, slot: Any, last: Any, start: Any, slack: Any) -> Any:
-    """Of the events that were last on a resource's threads, whose places are ``slot`` and the one behind them, the one that ended at ``start``; -1
-    if none did."""
+    """The event that ended at ``start``, of those that were last on a resource's threads; -1 if none did. slot: the range of the threads in
+    ``last``."""
     for place in range(slot[0], slot[1]):
         event = last[place]
         if event >= 0 and abs(run.event_us[event] + run.us[run.event_task[event]] - start) <= slack:
@@ -30,7 +30,7 @@ def _last_on(run: Any, slot: Any, last: Any, start: Any, slack: Any) -> Any:
 
 @helper
 def _put_on(run: Any, slot: Any, last: Any, event: Any) -> None:
-    """Note that an event is the last on the thread of a resource that was done first."""
+    """Note an event as the last on the thread that was free first."""
     own, least = slot[0], np.inf
     for place in range(slot[0], slot[1]):
         end = run.event_us[last[place]] + run.us[run.event_task[last[place]]] if last[place] >= 0 else -1.0
@@ -41,7 +41,7 @@ def _put_on(run: Any, slot: Any, last: Any, event: Any) -> None:
 
 @helper
 def _holds(held: Any, resource: Any) -> Any:
-    """Whether a task on ``held`` holds this one of RESOURCES."""
+    """Whether a task on ``held`` holds this resource."""
     if held >= 0 or held == IN_FLIGHT:
         return held == resource
     return resource in (SEND, RECEIVE) or (resource == INTRA and held == ALL_LINKS)
@@ -49,7 +49,7 @@ def _holds(held: Any, resource: Any) -> Any:
 
 @helper
 def _waited_for(run: Any, slack: Any) -> Any:
-    """Of each event, those that ended when it began, in its chain (column 0) and on each resource (column 1 + its number); -1 for none."""
+    """For each event, the events that ended when it began: in its chain (column 0), and on each resource r (column 1 + r); -1 for none."""
     events, resources = int(run.state[EVENTS]), run.threads.size
     before = np.full((events, resources + 1), -1)
     slots = np.zeros(resources + 1, np.int64)
@@ -68,11 +68,11 @@ def _waited_for(run: Any, slack: Any) -> Any:
 
 @helper
 def critical_events(run: Any) -> Any:
-    """Of each event of a run that is over, those that ended when it began (``_waited_for``), and whether it is critical."""
+    """For each event of a finished run, the events that ended when it began (``_waited_for``), and whether it is critical."""
     events, step = int(run.state[EVENTS]), run.state[STEP]
     slack = TOLERANCE * step
     before, is_critical = _waited_for(run, slack), np.zeros(events, np.bool_)
-    delayed_us = -1.0  # up to when backward is critical
+    delayed_us = -1.0  # tasks on the GPU that began before this are critical, because they delayed backward
     for event in range(events - 1, -1, -1):
         task, start = run.event_task[event], run.event_us[event]
         is_last, delays = start + run.us[task] >= step - slack, run.resource[task] == GPU and start < delayed_us
@@ -90,7 +90,7 @@ def critical_events(run: Any) -> Any:
 
 @helper
 def buckets_of(run: Any, chain: Any) -> Any:
-    """Each chain's bucket. chain: where each bucket's chains begin, and their number."""
+    """Each chain's bucket. chain: index of each bucket's first chain, then the number of chains."""
     bucket_of = np.empty(run.ready_us.size, np.int64)
     for bucket in range(chain.size - 1):
         bucket_of[chain[bucket] : chain[bucket + 1]] = bucket
@@ -99,7 +99,7 @@ def buckets_of(run: Any, chain: Any) -> Any:
 
 @helper
 def note_critical(run: Any, chain: Any, critical: Any) -> None:
-    """critical: of each bucket, whether one of its tasks is critical in a run that is over; chain: as ``buckets_of`` takes it."""
+    """Set ``critical`` to whether each bucket has a critical task in a finished run. chain: see ``buckets_of``."""
     bucket_of = buckets_of(run, chain)
     is_critical = critical_events(run)[1]
     critical[:] = False

@@ -1,10 +1,10 @@
-"""Coordinate descent over the buckets' options on the timeline: all buckets from one on together, then one by one, until nothing helps.
+"""Coordinate descent over the buckets' options on the timeline: first all buckets from one on together, then one by one, until nothing helps.
 ``simplify`` then removes encodings that do not shorten the step.
 
-Owns the search's inner loops, compiled. Buckets may differ in the options that they can have: a change of all buckets from one on leaves
-those as they are that cannot have the option. A change to a bucket does not affect what happens before the bucket is computed, so each
-trial resumes the simulation from a snapshot there, not from the beginning. The objective is the step, plus a small share of the mean
-completion: of plans with equal steps the one that completes its buckets earlier leaves more room for the next change.
+Owns the search's inner loops, compiled. A change of all buckets from one on skips buckets that cannot have the option. A change to a bucket
+does not affect what happens before the bucket is computed, so each trial resumes the simulation from a snapshot there, not from the beginning.
+The objective is the step plus a small share of the mean completion: of two plans with equal steps, the one whose buckets complete earlier
+leaves more room for the next change.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _I64: Final = types.Array(types.int64, 1, "C")
 _BOOL_2D: Final = types.Array(types.boolean, 2, "C")
 _I64_2D: Final = types.Array(types.int64, 2, "C")
 _RESULT: Any = types.Tuple((types.float64, types.float64, I64))  # type: ignore[no-untyped-call]
-MEAN_WEIGHT: Final = 1e-3  # of a microsecond of the mean completion, beside one of the step
-IMPROVEMENT: Final = 1 - 1e-12  # of the objective, beyond rounding
+MEAN_WEIGHT: Final = 1e-3  # weight of the mean completion in the objective; the step has weight 1
+IMPROVEMENT: Final = 1 - 1e-12  # an objective must be lower by this factor, so that rounding does not count
 
 
 class Choices(NamedTuple):
-    """What buckets can be given. chain: where each bucket's chains begin, and their number; kind: of each bucket, its row of ``first``;
-    first: where each option's tasks begin, -1 where buckets of this kind cannot have it; length: how many tasks each option has; load_us:
-    how long each bucket holds each resource under each option [bucket, option, resource]."""
+    """The options that buckets can be given. chain: index of each bucket's first chain, then the number of chains; kind: each bucket's row of
+    ``first``; first: index of each option's first task, -1 if buckets of this kind cannot have it; length: each option's number of tasks;
+    load_us: how long each bucket holds each resource under each option [bucket, option, resource]."""
 
     chain: Any
     kind: Any
@@ -74,7 +74,7 @@ def _is_possible(choices: Any, bucket: Any, option: Any) -> Any:
 
 @helper
 def _is_hopeless(run: Any, choices: Any, bucket: Any, end: Any, option: Any, choice: Any, best: Any, total: Any) -> Any:
-    """Whether the step is over ``best`` if the buckets up to ``end`` take the option, by the work of single resources. total: scratch."""
+    """Whether some resource's work alone exceeds ``best`` if the buckets up to ``end`` take the option. total: scratch."""
     total[:] = 0.0
     for one in range(choice.size - 1, -1, -1):
         taken = option if bucket <= one < end and _is_possible(choices, one, option) else choice[one]
@@ -88,7 +88,7 @@ def _is_hopeless(run: Any, choices: Any, bucket: Any, end: Any, option: Any, cho
 
 @helper
 def _is_over(busy: Any, choices: Any, bucket: Any, option: Any, best: Any) -> Any:
-    """Whether a resource cannot be done by ``best`` if the bucket takes the option, which it can have."""
+    """Whether some resource cannot be done by ``best`` if the bucket takes the option, which it can have."""
     latest = 0.0
     for resource in range(busy.size):
         latest = max(latest, busy[resource] + choices.load_us[bucket, option, resource])
@@ -97,8 +97,8 @@ def _is_over(busy: Any, choices: Any, bucket: Any, option: Any, best: Any) -> An
 
 @helper
 def _busy(run: Any, choices: Any, snapshots: Any, row: Any, bucket: Any, choice: Any, busy: Any) -> None:
-    """busy: when each resource is done at the earliest with all that is left at a snapshot, without this bucket, none of whose tasks, nor of
-    those of later buckets, has been started there."""
+    """Set ``busy`` to the earliest time at which each resource can be done with all work except this bucket's. The snapshot is from before this
+    bucket's and all later buckets' tasks."""
     restore(run, snapshots, row)
     busy[:] = run.state[: busy.size]
     first = choices.chain[bucket]
@@ -113,7 +113,7 @@ def _busy(run: Any, choices: Any, snapshots: Any, row: Any, bucket: Any, choice:
 
 @helper
 def _resume_from(run: Any, snapshots: Any, row: Any, chain: Any, limit: Any) -> Any:
-    """The step from a snapshot on, with the tasks that chains from ``chain`` on have now."""
+    """The step, resumed from a snapshot with the present tasks of the chains from ``chain`` on."""
     restore(run, snapshots, row)
     run.next_task[chain:] = run.begins[chain:]
     return resume(run, run.ready_us.size, limit)
@@ -126,7 +126,7 @@ def _objective(run: Any, step: Any, limit: Any) -> Any:
 
 @helper
 def _best_start(run: Any, choices: Any, starts: Any, choice: Any, worth: Any, total: Any) -> Any:
-    """``choice`` is the best of the rows of ``starts``. Returns the step, the objective and the number of simulations; infinities if no row's
+    """Set ``choice`` to the best row of ``starts``. Returns the step, the objective and the number of simulations; infinities if no row's
     objective is below ``worth``. total: scratch."""
     limit, best, best_step, trials = worth, np.inf, np.inf, 0
     for row in range(starts.shape[0]):
@@ -146,7 +146,7 @@ def _best_start(run: Any, choices: Any, starts: Any, choice: Any, worth: Any, to
 
 @helper
 def _note(run: Any, choices: Any, snapshots: Any, until: Any, critical: Any) -> None:
-    """Simulate the present choice: a snapshot where each bucket is about to be computed, and which buckets are critical."""
+    """Simulate the present choice. Saves a snapshot from just before each bucket is computed, and notes which buckets are critical."""
     begin(run)
     for one in range(until.size):
         resume(run, until[one], np.inf)
@@ -157,7 +157,7 @@ def _note(run: Any, choices: Any, snapshots: Any, until: Any, critical: Any) -> 
 
 @helper
 def _give_those(run: Any, choices: Any, bucket: Any, end: Any, option: Any) -> None:
-    """Give the buckets from one to before ``end`` an option, those that can have it."""
+    """Give an option to those of the buckets from ``bucket`` to before ``end`` that can have it."""
     for one in range(bucket, end):
         if _is_possible(choices, one, option):
             _give(run, choices, one, option)
@@ -167,8 +167,8 @@ def _give_those(run: Any, choices: Any, bucket: Any, end: Any, option: Any) -> N
 def _best_option(
     run: Any, choices: Any, snapshots: Any, fits: Any, bucket: Any, end: Any, choice: Any, best: Any, total: Any, busy: Any
 ) -> Any:
-    """The option with which the objective is least, if all buckets from one to before ``end`` take it that can have it; -1 if it does not get below
-    ``best``. Returns it, the step, the objective and the number of simulations. total, busy: scratch."""
+    """Find the best option for the buckets from ``bucket`` to before ``end``, given to all of them that can have it. Returns the option, the
+    step, the objective and the number of simulations; the option is -1 if no objective is below ``best``. total, busy: scratch."""
     alone = end == bucket + 1
     if alone:
         _busy(run, choices, snapshots, bucket, bucket, choice, busy)
@@ -202,14 +202,22 @@ def descend(
     ready: Any, chain: Any, until: Any, kind: Any, fits: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any,
     starts: Any, order: Any, choice: Any, budget: Any, tails: Any, worth: Any,
 ) -> Any:  # fmt: skip
-    """Find each bucket's option, ``choice``, from the best of ``starts`` (rows). Returns the step, the objective, and how many simulations
-    were run, about ``budget`` at most. order: the buckets that are changed one by one; tails: whether all from one on are changed together,
-    too; worth: an objective that a start has to be below, or infinities are returned.
+    """Improve each bucket's option, beginning with the best row of ``starts``. Returns the step, the objective, and the number of simulations, about
+    ``budget`` at most.
 
-    ready: of each chain; chain: where each bucket's chains begin, and their number; until: of each bucket, the first chain that is ready when
-    it is; kind: of each bucket, its row of ``fits``, which has what options (columns) are worth trying, and of ``first``, which has where their
-    tasks begin in ``resource``, ``us`` and ``rest``, -1 where buckets of this kind cannot have the option; threads: of each resource;
-    moments: when each tensor is ready.
+    ready:   when each chain is ready; moments: when each tensor is.
+    chain:   index of each bucket's first chain, then the number of chains.
+    until:   for each bucket, the first chain that is ready at the same moment.
+    kind:    each bucket's row of ``fits`` and ``first``.
+    fits:    whether each option (columns) is worth trying for a kind of bucket (rows).
+    first:   index in ``resource``, ``us`` and ``rest`` of an option's first task; -1 if buckets of this kind cannot have the option.
+    length:  each option's number of tasks.
+    threads: number of threads of each resource.
+    starts:  options of each bucket, one row for each start.
+    order:   the buckets that are changed one by one, in this order.
+    choice:  set to each bucket's option.
+    tails:   whether all buckets from one on are also changed together.
+    worth:   if no start's objective is below this, nothing is searched, and infinities are returned.
     """
     buckets = kind.size
     run = new_run(ready, resource, us, rest, threads, moments, np.arange(ready.size), length.max())
@@ -249,8 +257,8 @@ def simplify(
     ready: Any, chain: Any, until: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any,
     simple: Any, choice: Any, budget: Any,
 ) -> Any:  # fmt: skip
-    """Give buckets one of the first ``simple`` options in place of their ``choice``, wherever the step gets no longer by it, in ``budget``
-    simulations. Returns the step."""
+    """Replace a bucket's option by one of the first ``simple`` options if the step gets no longer, within ``budget`` simulations. Returns the
+    step."""
     run = new_run(ready, resource, us, rest, threads, moments, np.arange(ready.size), length.max())
     choices = _choices(run, chain, kind, first, length)
     snapshots, total = new_snapshots(1, run), np.empty(choices.load_us.shape[2])

@@ -1,9 +1,9 @@
-"""Coordinate descent over all options: of each bucket's thousands in turn, the most promising are simulated, until nothing helps.
+"""Coordinate descent over all options: for one bucket after the other, the most promising of thousands of options are simulated, until nothing helps.
 
-Owns which options are promising. While a bucket changes, everybody else's work on each resource is known from the run so far, so every option
-has a lower bound on the step: the busiest resource with the option's work added, and the option's own chain from the bucket's readiness on. An
-option whose bound is over the best step is left out, which loses nothing. Of the others those with the least bounds are simulated; equal ones
-go by their chains. So the candidates follow the present choice, where ``descent`` takes those that are given to it.
+Owns which options are promising. While one bucket changes, the other buckets' work on each resource is known from the last run. So each
+option has a lower bound on the step: the work of the busiest resource with the option's work added, and the option's own chain from the bucket's
+readiness on. An option whose bound exceeds the best step cannot be better and is left out. Of the others, those with the least bounds are
+simulated, ties by the length of their chains. So the candidates depend on the present choice, whereas ``descent`` is given its candidates.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _IN_I64_2D: Final = types.Array(types.int64, 2, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _BOOL_2D: Final = types.Array(types.boolean, 2, "C")
 _RESULT: Any = types.Tuple((types.float64, types.float64, I64))  # type: ignore[no-untyped-call]
-CHAIN: Final = -1  # row of the options' costs, behind those of the resources: its tasks, one after the other
-CROWD: Final = 64  # of so many chains a simulation takes twice as long for each as of few, because more wait at once
-MOVED_MAX_BUCKETS: Final = 2  # that a move changes: these choose again, critical or not
-CHAIN_WEIGHT: Final = 0.02  # of a microsecond of an option's chain, beside one of its bound
+CHAIN: Final = -1  # index of the last row of the options' costs: the time of an option's tasks one after the other
+CROWD: Final = 64  # with so many chains, a simulation takes twice as long per chain as with few, because more of them wait at once
+MOVED_MAX_BUCKETS: Final = 2  # a move changes at most so many buckets; these choose again even if they are not critical
+CHAIN_WEIGHT: Final = 0.02  # weight of an option's chain in its score; its bound has weight 1
 
 
 def simulation_work(chains: int) -> float:
-    """What a simulation costs, in chains that wait for nobody: where there are many, many wait at once."""
+    """The cost of a simulation, in chains of a small simulation. The cost per chain grows with the number of chains, because more wait at once."""
     return chains * (1 + chains / CROWD)
 
 
@@ -42,8 +42,9 @@ _work = helper(simulation_work)
 
 
 class Options(NamedTuple):
-    """The options to choose from. rows: each one's atoms, then -1; tasks: of each atom, as numbers, then -1, a last row of none; held: the resource of each
-    task; us: of each task (rows) by kind of part (columns); may_take: whether parts of a kind (rows) can have an atom (columns)."""
+    """The options to choose from. rows: each option's atoms, padded with -1; tasks: each atom's tasks, padded with -1, and a last row for no atom;
+    held: each task's resource; us: microseconds of each task (rows) by kind of part (columns); may_take: whether parts of a kind (rows) can have an
+    atom (columns)."""
 
     rows: Any
     tasks: Any
@@ -53,8 +54,8 @@ class Options(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """All options as paths through the graph (``space.Graph``), where these are chosen from; else empty arrays. path: where each node's paths to the
-    end begin, in order of the nodes."""
+    """All options as paths through the graph (``space.Graph``); empty arrays if only some options are chosen from. path: for each node, the number of
+    paths to the end from the nodes before it."""
 
     first: Any
     atom: Any
@@ -64,7 +65,8 @@ class Paths(NamedTuple):
 
 @helper
 def _costs_of_atoms(options: Any, threads: Any, kind: Any, each: Any) -> None:
-    """each: every atom's (columns) work on each resource, and its chain (rows), for a part of a kind; infinite where it cannot have the atom."""
+    """Set ``each`` to every atom's (columns) work on each resource and its chain (rows), for a part of this kind; infinite if it cannot have the
+    atom."""
     one = np.empty(each.shape[0])
     for atom in range(each.shape[1]):
         one[:] = 0.0
@@ -80,7 +82,8 @@ def _costs_of_atoms(options: Any, threads: Any, kind: Any, each: Any) -> None:
 
 @helper
 def _costs(options: Any, paths: Any, threads: Any, kind: Any, costs: Any) -> None:
-    """Each option's (columns) work on each resource, and its chain (rows), for a part of a kind; infinite where it cannot have the option."""
+    """Set ``costs`` to every option's (columns) work on each resource and its chain (rows), for a part of this kind; infinite if it cannot have
+    the option."""
     each = np.empty((costs.shape[0], options.tasks.shape[0] - 1))
     _costs_of_atoms(options, threads, kind, each)
     if paths.path.size == 0:
@@ -109,7 +112,7 @@ def _costs(options: Any, paths: Any, threads: Any, kind: Any, costs: Any) -> Non
 
 @helper
 def _give(run: Any, options: Any, option: Any, kind: Any, begins: Any) -> Any:
-    """Write an option's tasks for a part of a kind into the run, from ``begins`` on; returns where they end."""
+    """Write an option's tasks for a part of this kind into the run, from index ``begins`` on. Returns the index behind them."""
     end = begins
     for atom in options.rows[option]:
         if atom < 0:
@@ -143,12 +146,13 @@ def _add(run: Any, chain: Any, bucket: Any, load: Any) -> None:
 
 @helper
 def _promising(costs: Any, busy: Any, from_us: Any, parts: Any, own: Any, best: Any, found: Any, bound: Any, score: Any, least: Any) -> Any:
-    """found: the options of the least scores, ascending, at most as many as it holds; bound: of each. Returns how many there are. busy: when each
-    resource is done without the bucket; from_us: before which it cannot begin; own: the option that it has; least: scratch."""
+    """Find the options with the least scores. found: set to these options, ascending, at most as many as it holds; bound: set to each one's lower
+    bound. Returns their number. busy: when each resource is done with the other buckets; from_us: the earliest time at which the bucket can begin;
+    own: the option that it has; score, least: scratch."""
     count, most = 0, found.size
     for option in range(least.size):
         least[option] = from_us + costs[CHAIN, option]
-    for resource in range(busy.size):  # without branches, so that the compiler does several options at once
+    for resource in range(busy.size):  # without branches, so that the compiler vectorizes it
         for option in range(least.size):
             value = busy[resource] + parts * costs[resource, option]
             least[option] = value if value > least[option] else least[option]
@@ -169,7 +173,7 @@ def _promising(costs: Any, busy: Any, from_us: Any, parts: Any, own: Any, best: 
 
 @helper
 def _note(run: Any, snapshots: Any, until: Any, first: Any, after: Any) -> None:
-    """Note the run where each bucket of ``first`` to before ``after`` is about to be computed."""
+    """Save a snapshot from just before each of the buckets ``first`` to before ``after`` is computed."""
     for bucket in range(first, after):
         resume(run, until[bucket], np.inf)
         save(run, snapshots, bucket)
@@ -177,8 +181,8 @@ def _note(run: Any, snapshots: Any, until: Any, first: Any, after: Any) -> None:
 
 @helper
 def _without(run: Any, low: Any, later: Any, busy: Any) -> Any:
-    """busy: when each resource is done at the earliest with all that is left, without the bucket whose chains begin at ``low``, about to be
-    computed; later: each later bucket's work. Returns the moment before which the bucket cannot begin."""
+    """Set ``busy`` to the earliest time at which each resource can be done with all work except that of the bucket whose chains begin at ``low``,
+    which is computed next. later: the work of each later bucket. Returns the earliest time at which the bucket can begin."""
     busy[:] = run.state[: busy.size]
     busy[GPU] = run.ready_us[-1] + run.state[DELAY]
     for chain in range(low):
@@ -192,7 +196,7 @@ def _without(run: Any, low: Any, later: Any, busy: Any) -> Any:
 
 @helper
 def _simulate_for_critical(run: Any, snapshots: Any, row: Any, chain: Any, critical: Any) -> None:
-    """critical: which buckets are critical in the run that goes on from a snapshot."""
+    """Resume from a snapshot to the end, and set ``critical`` to which buckets are critical."""
     restore(run, snapshots, row)
     resume(run, run.ready_us.size, np.inf)
     note_critical(run, chain, critical)
@@ -202,8 +206,8 @@ def _simulate_for_critical(run: Any, snapshots: Any, row: Any, chain: Any, criti
 def _best_of(
     run: Any, options: Any, snapshots: Any, bucket: Any, own: Any, low: Any, high: Any, begins: Any, found: Any, bound: Any, best: Any
 ) -> Any:
-    """Simulate a bucket with each option of ``found``. Returns the one of the least objective, -1 if none is below ``best``, the step, the objective
-    and what was spent."""
+    """Simulate a bucket with each option of ``found``. Returns the option with the least objective, -1 if none is below ``best``; the step; the
+    objective; and the work spent."""
     chosen, best_step, spent = -1, np.inf, 0.0
     for one in range(found.size):
         if bound[one] * ROUNDING > best:
@@ -228,10 +232,16 @@ def descend_fully(
     ready: Any, chain: Any, until: Any, kind: Any, first: Any, atom: Any, behind: Any, path: Any, rows: Any, tasks: Any, held: Any, us: Any,
     may_take: Any, threads: Any, moments: Any, rank: Any, order: Any, choice: Any, most: Any, budget: Any, enough: Any,
 ) -> Any:  # fmt: skip
-    """Improve each bucket's option, ``choice``. Returns the step, the objective, and how many chains were simulated, about ``budget`` at most.
-    ready, chain, until, kind: as ``descent`` takes them; first to path: ``Paths``; rows to may_take: ``Options``; threads: of each resource;
-    moments: when each tensor is ready; rank: of each chain; order: the buckets that change, one by one; most: of a bucket's options, how many
-    are simulated; enough: the step below which nothing is left to gain."""
+    """Improve each bucket's option. Returns the step, the objective, and the number of simulated chains, about ``budget`` at most.
+
+    ready, chain, until, kind, threads, moments: see ``descent.descend``.
+    first to path:    ``Paths``.
+    rows to may_take: ``Options``.
+    rank:   each chain's rank.
+    order:  the buckets that may change, in this order.
+    choice: each bucket's option, changed in place.
+    most:   number of options that are simulated for a bucket in its turn.
+    enough: a step at which the search ends, because it is as good as the lower bound."""
     buckets, options, paths = kind.size, Options(rows, tasks, held, us, may_take), Paths(first, atom, behind, path)
     room = rows.shape[1] * tasks.shape[1]
     run = new_run(
@@ -266,7 +276,7 @@ def descend_fully(
         if not known[own]:
             _costs(options, paths, threads, own, costs[own])
             known[own] = True
-        if valid < bucket:  # what was noted for later buckets is of another choice
+        if valid < bucket:  # snapshots behind this one are of an earlier choice
             restore(run, snapshots, valid)
             _note(run, snapshots, until, valid + 1, bucket + 1)
             valid = bucket
@@ -294,7 +304,7 @@ def find_critical(
     ready: Any, chain: Any, kind: Any, rows: Any, tasks: Any, held: Any, us: Any, may_take: Any, threads: Any, moments: Any, rank: Any,
     choice: Any, critical: Any
 ) -> None:  # fmt: skip
-    """critical: of each bucket, whether one of its tasks is on a critical path (``critical``). The rest: as ``descend_fully`` takes it."""
+    """Set ``critical`` to whether each bucket has a task on a critical path. The other arguments: see ``descend_fully``."""
     buckets, options = kind.size, Options(rows, tasks, held, us, may_take)
     room = rows.shape[1] * tasks.shape[1]
     run = new_run(

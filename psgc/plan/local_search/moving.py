@@ -1,7 +1,7 @@
-"""Moves of a plan's buckets: cut into more or fewer parts, merged and split, each with options chosen again, until nothing helps.
+"""Moves of a plan's buckets: they are cut into more or fewer parts, merged and split, and their options chosen again, until nothing helps.
 
-A move changes a bucket or two, and only these get other options, of a palette: the candidates of all sizes and what good plans have. When
-moves have helped, every bucket chooses again from all options. Owns the moves, their order and their budget.
+A move changes one or two buckets. Only these get new options, from a palette: the candidates for all sizes, and the options of good plans. After
+moves that helped, every bucket chooses again from all options. Owns the moves, their order and their budget.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, merged, split
 from psgc.plan.model.problem import Problem
 from psgc.plan.model.timeline import Ints
 
-MOST_OPTIONS: Final = 6  # that are simulated for a bucket in its turn
-MOVE_OPTIONS: Final = 12  # for one that has moved
-MOVE_OVERHEAD: Final = 200  # what a move costs besides, in simulated chains
-ORDER_ROUNDS: Final = 4  # at most
-ORDER_WORTH: Final = 1e-3  # of the step: for less options are not chosen again
-WORTH_POLISHING: Final = 1.2  # times the best objective
+MOST_OPTIONS: Final = 6  # options that are simulated for a bucket in its turn
+MOVE_OPTIONS: Final = 12  # the same, for a bucket that a move changed
+MOVE_OVERHEAD: Final = 200  # cost of a move besides simulations, in simulated chains
+ORDER_ROUNDS: Final = 4  # of ``reorder``, at most
+ORDER_WORTH: Final = 1e-3  # share of the step that another order must save for options to be chosen again
+WORTH_POLISHING: Final = 1.2  # plans with an objective of up to this many times the best one's are polished
 
 
 def polish(made: Search, count: int, budget: float) -> tuple[list[Chosen], float]:
-    """Choose again, from all options, in the best ``count`` plans seen, and for the best one's buckets from no compression, too. Returns the
-    plans, the best first, and what is left of the budget."""
+    """Choose options again, from all options, for the best ``count`` plans seen; for the best plan's buckets also with no compression as the
+    start. Returns the plans, the best first, and the rest of the budget."""
     seen, made.seen = sorted(made.seen, key=lambda one: one.objective), []
     found: list[Chosen] = []
     known: set[tuple[int, int, float]] = set()
@@ -49,13 +49,13 @@ def polish(made: Search, count: int, budget: float) -> tuple[list[Chosen], float
 
 
 def palette(made: Search, plans: list[Chosen]) -> Ints:
-    """The options of the plans, and all candidates."""
+    """The options of these plans, and all candidates, without duplicates."""
     return made.space.unique(np.concatenate([*(one.options for one in plans), *(one.options for one in made.candidates_of.values())]))
 
 
 def improve(made: Search, here: Chosen, budget: float, known: Ints) -> float:
-    """Move buckets of a plan for which the step waits, largest first, and choose its options again, until nothing helps or the budget is spent.
-    known: the palette. Returns what is left of the budget."""
+    """Move a plan's critical buckets, the largest first, and choose its options again, until nothing helps or the budget is spent. known: the
+    palette. Returns the rest of the budget."""
     while not made.is_done and budget > 0:
         before, critical = here, made.critical(here)
         for bucket in by_size(here.bucketing).tolist():
@@ -83,8 +83,8 @@ def improve(made: Search, here: Chosen, budget: float, known: Ints) -> float:
 
 
 def reorder(made: Search, budget: float) -> None:
-    """Let the best plan's buckets go in another order where that shortens the step, and, as long as it does so by much, choose options again for that
-    order. budget: of each search for an order, and of each choice of options."""
+    """Change the order in which the best plan's buckets go if that shortens the step; while it does so by much, choose options again for the new
+    order. budget: for each search for an order, and for each choice of options, in simulated chains."""
     for _ in range(ORDER_ROUNDS):
         assert made.best is not None
         before = made.best.step_us
@@ -97,13 +97,13 @@ def reorder(made: Search, budget: float) -> None:
 
 
 def by_size(made: Bucketing) -> Ints:
-    """Buckets' numbers, the largest first."""
+    """The buckets' numbers, the largest bucket first."""
     return np.argsort(-made.numel, kind="stable")
 
 
 def neighbours(problem: Problem, made: Bucketing, bucket: int) -> Iterator[tuple[Bucketing, Ints]]:
-    """Bucketings that differ in one bucket, with the numbers of the buckets that changed: in twice and half as many parts, merged with the
-    next, and split in halves."""
+    """The bucketings that one move of a bucket gives, each with the numbers of the buckets that it changed: with twice and half as many
+    parts, merged with the next one, and split in halves."""
     own = np.array([bucket])
     for count in (made.parts[bucket] * 2, made.parts[bucket] // 2):
         if 0 < count <= MAX_PARTS:

@@ -1,9 +1,9 @@
-"""Who goes first: an order of the buckets in which the step is shorter, with their options as they are.
+"""A better order of the buckets, with their options unchanged.
 
-The timeline serves of tasks that could start at once the one whose bucket has the least turn. At first turns are in the order of readiness. A critical
-task (``critical``) that waited while a resource did other buckets' tasks, and could have gone before one of them, is a place where another order may
-help: its bucket moves before that one, or that one behind it. Of these moves the first that lowers the objective is taken, again and again, until
-none does or the simulated chains are spent. The step never gets longer. Owns these moves.
+If several tasks could start at the same moment, the timeline starts the one whose bucket has the least turn. At first, turns are in the order of
+readiness. Another order may help if a critical task (``critical``) waited while a resource did another bucket's task that it could have
+preceded: then its bucket moves before that one, or that one behind it. The first such move that lowers the objective is taken, again and again,
+until none does or the budget is spent. The step never gets longer. Owns these moves.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _F64: Final = types.Array(types.float64, 1, "C")
 _I64: Final = types.Array(types.int64, 1, "C")
 _I64_2D: Final = types.Array(types.int64, 2, "C")
 _RESULT: Any = types.Tuple((types.float64, types.float64, I64))  # type: ignore[no-untyped-call]
-MAX_PAIRS: Final = 64  # of one run whose order is looked at
-ALL_PAIRS_MAX_BUCKETS: Final = 8  # of so many all pairs are tried, critical ones first
+MAX_PAIRS: Final = 64  # pairs of buckets that are tried for one run
+ALL_PAIRS_MAX_BUCKETS: Final = 8  # up to so many, all pairs are tried, the critical ones first
 _work = helper(simulation_work)
 
 
 def ranks_of(turn: Ints, parts: Ints) -> Ints:
-    """Of each chain, those of a bucket by its turn and then as they stand. parts: how many chains each bucket has."""
+    """Each chain's rank: by its bucket's turn, then by its index. parts: the number of each bucket's chains."""
     count = int(parts.sum())
     ranks: Ints = np.repeat(turn * count, parts) + np.arange(count)
     return ranks
@@ -37,7 +37,7 @@ def ranks_of(turn: Ints, parts: Ints) -> Ints:
 
 @helper
 def _set_ranks(run: Any, chain: Any, turn: Any) -> None:
-    """Chains go by their bucket's turn, those of one bucket as they stand."""
+    """Set each chain's rank: by its bucket's turn, then by its index."""
     for bucket in range(turn.size):
         for one in range(chain[bucket], chain[bucket + 1]):
             run.rank[one] = turn[bucket] * run.ready_us.size + one
@@ -45,7 +45,7 @@ def _set_ranks(run: Any, chain: Any, turn: Any) -> None:
 
 @helper
 def _moved(turn: Any, bucket: Any, before: Any, moved: Any) -> None:
-    """moved: the turns, after a bucket that goes later has moved just before another one."""
+    """Set ``moved`` to the turns after ``bucket`` has moved forward to just before another bucket."""
     for one in range(turn.size):
         moved[one] = turn[one] + (1 if turn[before] <= turn[one] < turn[bucket] else 0)
     moved[bucket] = turn[before]
@@ -53,7 +53,7 @@ def _moved(turn: Any, bucket: Any, before: Any, moved: Any) -> None:
 
 @helper
 def _delayed(turn: Any, bucket: Any, behind: Any, moved: Any) -> None:
-    """moved: the turns, after a bucket that goes earlier has moved just behind another one."""
+    """Set ``moved`` to the turns after ``bucket`` has moved back to just behind another bucket."""
     for one in range(turn.size):
         moved[one] = turn[one] - (1 if turn[bucket] < turn[one] <= turn[behind] else 0)
     moved[bucket] = turn[behind]
@@ -61,11 +61,11 @@ def _delayed(turn: Any, bucket: Any, behind: Any, moved: Any) -> None:
 
 @helper
 def _contested(run: Any, chain: Any, pairs: Any, known: Any) -> Any:
-    """pairs: rows of a bucket that waited on a critical path, and one whose task went before it though both could have gone; those that come last in
-    the step first. Returns how many there are, at most as many as there are rows. known: scratch."""
+    """Find pairs of buckets whose order may matter. pairs: set to rows of a bucket that waited on a critical path, and a bucket whose task went first
+    although both could have gone; pairs that are latest in the step come first. Returns their number, at most the number of rows. known: scratch."""
     bucket_of, slack = buckets_of(run, chain), TOLERANCE * run.state[STEP]
     before, is_critical = critical_events(run)
-    possible, end_us = np.empty(is_critical.size), run.computed_us.copy()  # of each event, and of each chain's last one
+    possible, end_us = np.empty(is_critical.size), run.computed_us.copy()  # by event: earliest start; by chain: last end
     for event in range(is_critical.size):
         own = run.event_chain[event]
         possible[event], end_us[own] = end_us[own], run.event_us[event] + run.us[run.event_task[event]]
@@ -96,8 +96,8 @@ def order(
     ready: Any, chain: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any, choice: Any, turn: Any,
     budget: Any,
 ) -> Any:  # fmt: skip
-    """Improve ``turn``, each bucket's. Returns the step, the objective, and how many chains were simulated, about ``budget`` at most. choice: each
-    bucket's option; the rest: as ``descent.descend`` takes it."""
+    """Improve ``turn``, each bucket's turn, in place. Returns the step, the objective, and the number of simulated chains, about ``budget`` at most.
+    choice: each bucket's option; the other arguments: see ``descent.descend``."""
     buckets = kind.size
     run = new_run(ready, resource, us, rest, threads, moments, np.empty(ready.size, np.int64), length.max())
     for bucket in range(buckets):

@@ -1,9 +1,9 @@
-"""Which neighbours to fuse, for one resource that works bucket after bucket: exactly, by dynamic programming.
+"""The optimal fusion of neighbouring tensors for one resource that works bucket after bucket, by dynamic programming.
 
-A bucket of n elements holds the resource for ``latency + rate * n``, from when its last tensor is ready, and some lead, on. Of all fusions of
-neighbours the one is found with which the resource is done first; of those about as good, one of few buckets, since each has latencies
-elsewhere, too. The search begins at such fusions for the resource that limits its plan. Merging gradients so is MG-WFBP's (Shi et al. 2019); here
-the optimum is computed, not greedily.
+A bucket of n elements holds the resource for ``latency + rate * n``, beginning some lead time after its last tensor is ready. The result is the fusion
+of neighbours with which the resource is done first; of those about as good, one with few buckets, since each bucket has latencies elsewhere, too.
+The search starts from such fusions for the resource that limits its plan. MG-WFBP (Shi et al. 2019) merges gradients greedily with this model; here
+the result is optimal.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from psgc.plan.model.timeline import Ints
 
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _OUT_I64: Final = types.Array(types.int64, 1, "C")
-SLACK: Final = 2e-3  # of the time to the end, what fewer buckets may cost
+SLACK: Final = 2e-3  # share of the total time that a fusion with fewer buckets may cost
 
 
 @kernel(I64(_IN_F64, _IN_F64, types.float64, types.float64, types.float64, types.float64, _OUT_I64))
 def _fuse(numel: Any, ready: Any, latency: Any, rate: Any, lead: Any, slack: Any, of: Any) -> Any:
-    """of: each tensor's bucket. Returns how many there are."""
+    """Set ``of`` to each tensor's bucket. Returns the number of buckets."""
     count = numel.size
     total = np.zeros(count + 1)
     for tensor in range(count):
         total[tensor + 1] = total[tensor] + numel[tensor]
-    done = np.full(count + 1, np.inf)  # at the earliest, with all before each tensor
+    done = np.full(count + 1, np.inf)  # the earliest time at which all tensors before each one are done
     done[0] = 0.0
     for end in range(1, count + 1):
         for begin in range(end - 1, -1, -1):
             us = latency + rate * (total[end] - total[begin])
             if ready[end - 1] + lead + us >= done[end]:
-                break  # longer buckets take longer still
+                break  # a longer bucket takes even longer
             done[end] = min(done[end], max(done[begin], ready[end - 1] + lead) + us)
-    latest = np.full(count + 1, -np.inf)  # by when it has to be done with all before each tensor
+    latest = np.full(count + 1, -np.inf)  # the latest time at which all tensors before each one may be done
     latest[count] = done[count] * (1 + slack)
     for begin in range(count - 1, -1, -1):
         for end in range(begin + 1, count + 1):
@@ -61,7 +61,7 @@ def _fuse(numel: Any, ready: Any, latency: Any, rate: Any, lead: Any, slack: Any
 
 
 def fused_for(numel: F64, ready_us: F64, latency_us: float, us_per_element: float, lead_us: float) -> Ints:
-    """Each tensor's bucket. numel, ready_us: of tensors in order of readiness; the rest: see the module's text."""
+    """Each tensor's bucket. numel, ready_us: sizes and readiness of the tensors, in order of readiness; the other arguments: see the module's text."""
     of = np.empty(len(numel), np.int64)
     _fuse(numel, ready_us, latency_us, us_per_element, lead_us, SLACK, of)
     return of

@@ -1,8 +1,8 @@
-"""A problem's options as a graph: what each costs at any size, and which is the cheapest of all at given prices.
+"""A problem's options as a graph: the cost of each option at any size, and the cheapest option at given prices.
 
-An option is a path through a graph whose edges are atoms. Options with equal remainders share them, so thousands of options make a graph of
-a few hundred edges. A price is the cost of a microsecond on a resource. The cheapest of all options at given prices is the shortest path,
-found by one pass over the edges, so no option is left out. Owns the graph and that pass; ``search`` and ``bound`` choose the prices.
+An option is a path through a graph whose edges are atoms. Options that end in the same atoms share them, so thousands of options make a graph of
+a few hundred edges. A price is the cost of one microsecond on a resource. The cheapest option at given prices is a shortest path, which
+one pass over the edges finds, so every option is considered. Owns the graph and that pass; ``choosing`` and ``bound`` choose the prices.
 """
 
 from __future__ import annotations
@@ -39,12 +39,16 @@ _OUT_I64_3D: Final = types.Array(types.int64, 3, "C")
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Every option as a path from the last node to node 0. Node i has the edges first[i] to first[i + 1]. Each edge has its atom; the node
-    behind it, whose number is less than i; and the number of paths through the node's edges before it. Along a path these add up to the
-    option's number.
+    """Every option as a path from the last node to node 0.
 
-    options: by number; number: of each; rows: each one's atoms, filled up with -1; plain: the numbers of those that encode nothing; devices:
-    which of DEVICES (columns) an atom (rows) is on."""
+    options: the options, by number; number: the inverse.
+    rows:    each option's atoms, padded with -1.
+    plain:   the numbers of the options that encode nothing.
+    devices: whether an atom (row) runs on each of DEVICES (columns).
+    first:   node i has the edges first[i] to before first[i + 1].
+    atom:    each edge's atom.
+    behind:  the node that each edge leads to; its number is less than that of the edge's own node.
+    before:  the number of paths through the earlier edges of the same node. Along a path these add up to the option's number."""
 
     options: tuple[Option, ...]
     number: Mapping[Option, int]
@@ -59,12 +63,12 @@ class Graph:
 
     @functools.cached_property
     def paths(self) -> Paths:
-        """For ``full_descent``. In the order of the edges, the last node's paths are the options by their numbers."""
+        """The graph as ``full_descent`` takes it. In the order of the edges, the last node's paths are the options by their numbers."""
         return Paths(self.first, self.atom, self.behind, np.concatenate([[0], np.cumsum(_paths(self.first, self.behind))]))
 
 
 def _paths(first: Ints, behind: Ints) -> Ints:
-    """Of each node, the number of paths to the end."""
+    """The number of paths from each node to the end."""
     paths = np.ones(len(first) - 1, np.int64)
     for node in range(1, len(paths)):
         paths[node] = paths[behind[first[node] : first[node + 1]]].sum()
@@ -73,7 +77,7 @@ def _paths(first: Ints, behind: Ints) -> Ints:
 
 @functools.cache
 def graph(constraints: Constraints, copies: int = NO_COPIES) -> Graph:
-    """The graph of the options that the constraints allow: the trie of their atoms, with equal subtrees merged. copies: as ``walk`` takes it."""
+    """The graph of the options that the constraints allow: a trie of their atoms with equal subtrees merged. copies: see ``walk``."""
     found = options.constrained(constraints)
     numbers: dict[Atom, int] = {}
     root: dict[int, Any] = {}
@@ -103,7 +107,7 @@ def graph(constraints: Constraints, copies: int = NO_COPIES) -> Graph:
 
 
 def _before(first: Ints, behind: Ints) -> Ints:
-    """Of each edge, the number of paths through the same node's edges before it."""
+    """For each edge, the number of paths through the earlier edges of the same node."""
     paths, before = np.ones(len(first) - 1, np.int64), np.zeros(len(behind), np.int64)
     for node in range(1, len(paths)):
         edges = slice(first[node], first[node + 1])
@@ -113,7 +117,7 @@ def _before(first: Ints, behind: Ints) -> Ints:
 
 
 def _by_number(first: Ints, atom: Ints, behind: Ints, option_of: Mapping[tuple[int, ...], Option]) -> tuple[Option, ...]:
-    """The options in the order of the edges that they take, which is that of their numbers."""
+    """The options in the order of their edges, which is the order of their numbers."""
 
     def paths(node: int) -> Iterator[tuple[int, ...]]:
         if not node:
@@ -127,8 +131,8 @@ def _by_number(first: Ints, atom: Ints, behind: Ints, option_of: Mapping[tuple[i
 
 @helper
 def _keep_less(value: Any, chosen: Any, through: Any, step: Any) -> None:
-    """Of each column's two, keep the less in ``value`` and leave the other in ``through``, infinity if they are alike. Without branches: it
-    is most of a search's pricing, and so the compiler does several columns at once."""
+    """In each column, put the smaller of two costs in ``value`` and the other in ``through``, or infinity if both are equal. Most of a search's pricing
+    is here; without branches the compiler vectorizes it."""
     for column in range(value.size):
         old, new, old_step, new_step = value[column], through[column], chosen[column], step[column]
         less, alike = new < old * (1 - 1e-9), new <= old * (1 + 1e-9)
@@ -140,8 +144,8 @@ def _keep_less(value: Any, chosen: Any, through: Any, step: Any) -> None:
 
 @kernel(types.void(_IN_I64, _IN_I64, _IN_I64, _IN_F64_2D, _OUT_F64_3D, _OUT_I64_3D))
 def _shortest(first: Any, atom: Any, behind: Any, cost: Any, value: Any, chosen: Any) -> None:
-    """value, chosen: by rank, node and column, the costs of the cheapest paths from a node, each more than the one before, and their first steps:
-    edge * ranks + rank at the node behind it."""
+    """Find the cheapest paths from every node. value: set to their costs, by rank, node and column, strictly ascending in rank; chosen: set to
+    each path's first step, as edge * ranks + rank at the next node."""
     ranks, columns = value.shape[0], cost.shape[1]
     through, step = np.empty(columns), np.empty(columns, np.int64)
     value[:] = np.inf
@@ -171,8 +175,8 @@ def _unique(numbers: Any, below: Any, found: Any) -> Any:
 def _table(
     rows: Any, of_atom: Any, numbers: Any, held: Any, times: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any
 ) -> None:
-    """Fill a ``OptionTable``. rows: every option's atoms; of_atom: every atom's tasks; held: each task's resource; times: of tasks (rows), by kind
-    (columns)."""
+    """Fill an ``OptionTable``. rows: each option's atoms; of_atom: each atom's tasks; held: each task's resource; times: microseconds of tasks (rows)
+    for kinds of parts (columns)."""
     end = 0
     for kind in range(times.shape[1]):
         for place in range(numbers.size):
@@ -196,7 +200,7 @@ def _table(
     )
 )  # fmt: skip
 def _numbers(before: Any, behind: Any, value: Any, chosen: Any, numbers: Any) -> None:
-    """numbers: by column and rank, the number of the option that was chosen, -1 where there is none."""
+    """Set ``numbers`` to the number of the chosen option, by column and rank; -1 for none."""
     ranks, last, columns = chosen.shape
     for rank in range(ranks):
         for column in range(columns):
@@ -209,17 +213,17 @@ def _numbers(before: Any, behind: Any, value: Any, chosen: Any, numbers: Any) ->
 
 
 def holds(resources: Ints, rows: int) -> NDArray[np.bool_]:
-    """Which of the first so many resources (rows) tasks of these resources (columns) hold."""
+    """Whether a task on each of these resources (columns) holds each of the first ``rows`` of RESOURCES (rows)."""
     held = [[one in resources_of(resource) for resource in resources.tolist()] for one in range(rows)]
     return np.array(held, bool).reshape(rows, len(resources))
 
 
-Priced = tuple[Task, ...]  # one task as each codec has it; they differ in what an element costs
+Priced = tuple[Task, ...]  # one task, priced for each codec; only the cost per element differs
 
 
 class OptionTable(NamedTuple):
-    """The tasks of some options for parts of several kinds, one after the other. first: where an option's tasks begin in ``resource`` and
-    ``us`` [kind, option]; length: how many tasks each option has; rest: what a task and those behind it in its option take together."""
+    """The tasks of some options for parts of several kinds, one after the other. first: index in ``resource`` and ``us`` of an option's first
+    task [kind, option]; length: each option's number of tasks; rest: microseconds of a task and those after it in its option, together."""
 
     first: Ints
     length: Ints
@@ -229,21 +233,25 @@ class OptionTable(NamedTuple):
 
 
 class Space:
-    """A problem's options, priced. Options are given by their numbers in the graph. may_take: by codec, the atoms that buckets of it can have;
-    held: how many of RESOURCES, from the first on, occur in this job; threads: of each, how many tasks it does at once; moments_us: when each
-    tensor is ready. Raises UsageError for constraints that leave no option."""
+    """A problem's options and their costs. Options are identified by their numbers in the graph. Raises UsageError for constraints that leave no
+    option.
+
+    may_take:   by codec, the atoms that a bucket of this codec can have.
+    held:       the first ``held`` of RESOURCES occur in this job.
+    threads:    number of tasks that each resource does at once.
+    moments_us: when each tensor is ready."""
 
     def __init__(self, problem: Problem) -> None:
         self.codecs = problem.codecs
         self.threads, self.moments_us = problem.threads, problem.tensors.ready_us
-        _ = problem.options  # raises where none is allowed
+        _ = problem.options  # raises UsageError if no option is allowed
         self.graph = graph(problem.allowed, copies_of(problem.cluster))
         self.distinct: list[Priced] = []
         numbered = self._number(problem)
         most = max(1, *map(len, numbered))
         self.of_atom = np.array(
             [[*numbers, *[-1] * (most - len(numbers))] for numbers in (*numbered, [])], np.int64
-        )  # the last: of no atom
+        )  # the last row is for -1, no atom
         self._count_of_atom = (self.of_atom >= 0).sum(axis=1)
         self.resources = np.array([task[0].resource for task in self.distinct], np.int64)
         self.held = max([ALWAYS, *(self.resources + 1).tolist()])
@@ -255,14 +263,14 @@ class Space:
         self._all_fit = bool(self.may_take.all())
         counts = np.zeros((len(numbered) + 1, len(self.distinct) + 1))
         np.add.at(counts, (np.arange(len(counts))[:, None], self.of_atom), 1)
-        # how often each atom has each task on each resource, and in flight
+        # how often each atom holds each resource, or is in flight, with each task
         spent, in_flight = holds(self.resources, self.held), self.resources == IN_FLIGHT
         if in_flight.any():
             spent = np.concatenate([spent, in_flight[None]])
         self.uses = counts[:-1, :-1] * spent[:, None, :]
 
     def _number(self, problem: Problem) -> list[list[int]]:
-        """Of each atom, its tasks as numbers of ``distinct``: equal work is the same whatever its action is called."""
+        """Each atom's tasks, as indices into ``distinct``. Tasks that differ only in their action's name are the same."""
         place: dict[Any, int] = {}
         found = []
         for atom in self.graph.atoms:
@@ -276,7 +284,7 @@ class Space:
         return found
 
     def _may_take(self, problem: Problem) -> NDArray[np.bool_]:
-        """By codec, the atoms on devices that are left to it, of which it has times for every task."""
+        """By codec, the atoms that run on devices allowed to it and for all of whose tasks it has times."""
         takes = np.array([[device in problem.devices(codec) for device in DEVICES] for codec in self.codecs])
         has = self._curve >= 0
         has[[not task[0].curve for task in self.distinct]] = True
@@ -296,7 +304,7 @@ class Space:
         return place.take(numbers)  # row after row, whatever the order of ``numbers``
 
     def rows(self, numbers: Ints) -> Ints:
-        """The options' tasks, a row each, as numbers of ``distinct``, with -1 between and after them."""
+        """The options' tasks, one row for each option, as indices into ``distinct``, with -1 between and after them."""
         return self.of_atom[self.graph.rows[numbers]].reshape(len(numbers), self.graph.rows.shape[1] * self.of_atom.shape[1])
 
     def table(self, numbers: Ints, sizes: F64, codec: Ints) -> OptionTable:
@@ -308,14 +316,14 @@ class Space:
         return table
 
     def times(self, numel: F64, codec: Ints) -> F64:
-        """Microseconds of each distinct task (rows) for parts of these numbers of elements and codecs (columns). Tasks that a codec cannot
-        have take none; whoever chooses asks ``may_take``."""
+        """Microseconds of each distinct task (rows) for parts of these sizes and codecs (columns). 0 for tasks for which a codec has no times;
+        ``may_take`` says which options it can have."""
         times = np.empty((len(self.distinct), len(numel)))
         task_times(self.fixed_us, self._slope, self._curve, self._share, *self._curves, numel, codec, times)
         return times
 
     def least_times(self, numel: F64, codec: Ints) -> F64:
-        """As ``times``, but of the quickest part with at least so many elements: a measured curve may fall."""
+        """Like ``times``, but the minimum over all parts of at least this size, because a measured curve may fall."""
         times = np.empty((len(self.distinct), len(numel)))
         first, sizes, us = self._curves
         least = us.copy()
@@ -325,7 +333,7 @@ class Space:
         return times
 
     def least_us_per_element(self) -> F64:
-        """What an element costs at least in each distinct task (rows), in buckets however large, by codec (columns)."""
+        """Lower bound on the microseconds per element of each distinct task (rows), by codec (columns), whatever the bucket's size."""
         rows = [
             [codec.least_us_per_element(each) if codec.has(each) else 0.0 for codec, each in zip(self.codecs, task, strict=True)]
             for task in self.distinct
@@ -341,13 +349,13 @@ class Space:
         return fits
 
     def loads(self, times: F64) -> F64:
-        """Microseconds of each atom on each resource, and, where some are, in flight: [resource, atom, column of ``times``]."""
+        """Microseconds for which each atom holds each resource, and in flight if some tasks are: [resource, atom, column of ``times``]."""
         found: F64 = self.uses @ times
         return found
 
     def shortest(self, costs: F64, ranks: int = 1) -> tuple[F64, Ints]:
-        """The cheapest of all options for each column of atoms' costs, and the next ones that cost more, up to ``ranks`` of them: their costs
-        (ranks, columns; inf where there is none), and their numbers (columns, ranks; -1 where there is none)."""
+        """The ``ranks`` cheapest options, of different costs, for each column of atoms' costs. Returns their costs [ranks, columns], inf for none,
+        and their numbers [columns, ranks], -1 for none."""
         columns, nodes = costs.shape[1], self.graph.first.size - 1
         value, chosen = np.empty((ranks, nodes, columns)), np.zeros((ranks, nodes, columns), np.int64)
         _shortest(self.graph.first, self.graph.atom, self.graph.behind, np.ascontiguousarray(costs), value, chosen)
@@ -357,7 +365,7 @@ class Space:
 
 
 def _curves(tasks: Sequence[Priced], codecs: Sequence[CodecCosts]) -> tuple[Ints, Curves]:
-    """The number of each task's curve (rows) by codec (columns), -1 for none, and the curves."""
+    """The index of each task's curve (rows) by codec (columns), -1 for none; and the curves."""
     numbers: dict[tuple[str, int], int] = {}
     found = np.full((len(tasks), len(codecs)), -1, np.int64)
     points: list[Points] = []

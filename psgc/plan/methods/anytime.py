@@ -1,11 +1,11 @@
-"""The search for as long as the user gives it: until the step is close to the lower bound, or time is up.
+"""The search with a time limit from the user: it ends when the step is close to the lower bound, or when time is up.
 
-Starts from the default plan (``search``) and from the complete plans of other systems, Espresso run to its end. Then, in turns, three moves: the
-bound's programme for the best plan's buckets gives each bucket's options of low reduced cost as candidates, and the integer solution as a start;
-the buckets are cut, merged and split until that does not help; and a perturbed copy of the best plan, or another fusion, is improved by
-itself and taken if it is better.
+It starts from the default plan (``search``) and from the complete plans of other systems, Espresso's included. Then it repeats three phases. First,
+the bound's linear programme for the best plan's buckets gives each bucket's options of low reduced cost as candidates, and the integer solution
+as a start. Second, buckets are cut, merged and split until that does not help. Third, a perturbed copy of the best plan, or another fusion, is
+improved on its own, and taken if it is better.
 
-Owns the order of these moves. The result is never longer than the default plan's or than any rival's complete plan.
+Owns the order of these phases. The resulting step is never longer than the default plan's or any other system's.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem
 from psgc.plan.model.timeline import Ints
 
-ESPRESSO_SHARE: Final = 0.25  # of the time, for each run of Espresso's algorithms
-PROGRAMME_S: Final = 0.5  # for one programme of the bound
-MAX_COLUMNS: Final = 40  # of a bucket: the options of the lowest reduced cost
-MOST_OPTIONS: Final = 64  # of a bucket that are simulated in its turn
+ESPRESSO_SHARE: Final = 0.25  # share of the time for each run of Espresso's algorithms
+PROGRAMME_S: Final = 0.5  # seconds for one linear programme of the bound
+MAX_COLUMNS: Final = 40  # options per bucket, those of the lowest reduced cost
+MOST_OPTIONS: Final = 64  # options that are simulated for a bucket in its turn
 FULL_BUDGET: Final = 200_000  # simulated chains of one descent over all options
-MOVES_BUDGET: Final = 60_000  # of moves before the clock is looked at
-SIMULATIONS: Final = 40_000  # times their chains, of one descent
-ORDER_BUDGET: Final = 20_000  # simulated chains of a better order, and of the options for it (``reorder``)
-MAX_KICKS: Final = 4  # moves of a perturbation
-GAP: Final = 1e-3  # over the lower bound, at which the search ends
+MOVES_BUDGET: Final = 60_000  # simulated chains of moves between two looks at the clock
+SIMULATIONS: Final = 40_000  # simulations times their chains, of one descent
+ORDER_BUDGET: Final = 20_000  # simulated chains to find a better order, and to choose options for it (``reorder``)
+MAX_KICKS: Final = 4  # moves of one perturbation
+GAP: Final = 1e-3  # the search ends when the step is within this share of the lower bound
 
 
 def search_for(problem: Problem, seconds: float) -> Found:
-    """The best plan found within about so many seconds."""
+    """The best plan found within about ``seconds``."""
     begun = time.perf_counter()
     made = Anytime(problem, begun + seconds).run()
     assert made.best is not None
@@ -52,7 +52,7 @@ def search_for(problem: Problem, seconds: float) -> Found:
 
 
 class Anytime:
-    """One search. until: the deadline on the clock; bound_us: of every plan."""
+    """One search. until: the deadline, by ``time.perf_counter``; bound_us: lower bound on every plan's step."""
 
     def __init__(self, problem: Problem, until: float) -> None:
         self.problem, self.until = problem, until
@@ -71,7 +71,7 @@ class Anytime:
         return time.perf_counter() > self.until or self.best.step_us <= self.bound_us * (1 + GAP)
 
     def run(self) -> Search:
-        """Search, and remove the encodings that do not shorten the step."""
+        """Search, then remove encodings that do not shorten the step."""
         for buckets, options in self._seeds():
             if self.is_over:
                 break
@@ -93,7 +93,7 @@ class Anytime:
         return self.made
 
     def _seeds(self) -> Iterator[tuple[Bucketing, Ints]]:
-        """The default plan, and other systems' complete plans, with their buckets and with ours."""
+        """Plans to start from: the default plan, and other systems' complete plans, with their own buckets and with ours."""
         yield self.best.bucketing, self.best.options
         tensors, number = self.problem.tensors, self.made.space.graph.number
         for choices in () if self.problem.constraints.runtime else tensors_choices(self.problem):
@@ -110,7 +110,7 @@ class Anytime:
                 yield made, np.array([number[option] for option in last])
 
     def _espresso(self, buckets: tuple[PlannedBucket, ...] | None) -> tuple[PlannedBucket, ...] | None:
-        """Espresso's plan; None where the constraints rule it out, or it takes too long."""
+        """Espresso's plan; None if the constraints rule it out, or if it takes too long."""
         patience = ESPRESSO_SHARE * (self.until - self.begun)
         try:
             return espresso(self.problem, buckets, space=self.made.space, patience_s=patience).buckets
@@ -118,7 +118,7 @@ class Anytime:
             return None
 
     def _polish(self, search: Search, start: Chosen | None) -> None:
-        """Descend from ``start`` over all options, and move until nothing helps. ``search`` keeps the best."""
+        """Descend from ``start`` over all options, then move buckets until nothing helps. ``search`` keeps the best plan."""
         if start is None or self.is_over:
             return
         here = search.choose(start.bucketing, start.options)
@@ -128,7 +128,7 @@ class Anytime:
             improve(search, here, MOVES_BUDGET, palette(search, [here]))
 
     def _columns(self) -> None:
-        """Descend over the options of low reduced cost in the bound's programme for the best plan's buckets."""
+        """Descend over the options that have a low reduced cost in the bound's linear programme for the best plan's buckets."""
         buckets = self.made.cut(self.best.bucketing)
         solved = solve_given(self.problem, self.made.space, buckets, self.best.step_us, min(self.until, time.perf_counter() + PROGRAMME_S))
         kinds = kinds_of(buckets)
@@ -144,7 +144,7 @@ class Anytime:
                 self.made.descend(buckets, options, kinds, fits, start[None], SIMULATIONS, None, BOTH)
 
     def _perturbed(self) -> Search:
-        """A search of its own whose best plan is the best one after a few random moves, or of another fusion."""
+        """A separate search that starts from the best plan after a few random moves, or from another fusion."""
         here = replace(self.made, best=None, seen=[])
         tensors, made, options = self.problem.tensors, self.best.bucketing, self.best.options
         if self.rng.random() < 0.3:

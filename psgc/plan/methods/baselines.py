@@ -1,7 +1,7 @@
-"""The plans of other systems, by their papers, under our costs and our timeline.
+"""The plans of other systems, as their papers describe them, under our costs and our timeline.
 
-Each method plans tensor by tensor, as these systems do. Given buckets, it keeps
-their fusion and their cuts, and chooses options alone. Owns the systems' fixed options and rules.
+Each method plans tensor by tensor, as these systems do. If buckets are given, it keeps their fusion and their parts, and chooses only their
+options. Owns the systems' fixed options and rules.
 
     fp32             Jiang et al., OSDI 2020 (BytePS)
     byteps-compress  BytePS with gradient compression on the CPU
@@ -34,7 +34,7 @@ LEAST_COMPRESSED_NUMEL: Final = 1 << 14  # BytePS leaves tensors of less than 64
 HIERARCHICAL: Final[Option] = ("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather")
 OVER_SERVERS: Final[Option] = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
 CPU_OVER_SERVERS: Final[Option] = ("intra.reduce", "comp@cpu", "inter.push.c", "inter.pull.c", "decomp@cpu", "intra.broadcast")
-# each node serves its share of every tensor: payloads go to who sums them, and the sum's go to all
+# each node serves its share of every tensor: payloads go to the node that sums them, and the sum's payloads go to all nodes
 CPU_OVER_NODES: Final[Option] = (
     "intra.reduce", "comp@cpu", "inter.all_to_all.c", "decomp@cpu", "comp@cpu", "inter.all_gather.c", "decomp@cpu", "intra.broadcast",
 )  # fmt: skip
@@ -46,7 +46,7 @@ GATHERED: Final[Option] = ("intra.reduce_scatter", "comp@gpu", "inter.all_gather
 
 
 class Choice(NamedTuple):
-    """What a system does with one tensor. parts: into how many it cuts it."""
+    """What a system does with one tensor. parts: the number of parts that it cuts the tensor into."""
 
     option: Option
     parts: int = 1
@@ -56,7 +56,7 @@ Choose = Callable[[PlannedBucket], Choice]
 
 
 def tensor_by_tensor(problem: Problem) -> tuple[PlannedBucket, ...]:
-    """Each tensor a bucket of its own, uncompressed; what is ready first goes first."""
+    """Every tensor in a bucket of its own, uncompressed; the tensor that is ready first goes first."""
     return tuple(
         PlannedBucket((tensor.name,), tensor.numel, 1, -index, UNCOMPRESSED, HIERARCHICAL)
         for index, tensor in enumerate(problem.profile.tensors)
@@ -64,14 +64,14 @@ def tensor_by_tensor(problem: Problem) -> tuple[PlannedBucket, ...]:
 
 
 def with_option(bucket: PlannedBucket, option: Option, problem: Problem, parts: int | None = None) -> PlannedBucket:
-    """The bucket with another option; cut as it is, or into ``parts``."""
+    """The bucket with another option, and with ``parts`` parts if given."""
     codec = UNCOMPRESSED if is_uncompressed(option) else problem.codec_of(bucket).name
     return replace(bucket, option=option, codec=codec, parts=bucket.parts if parts is None else parts)
 
 
 def fp32(problem: Problem, buckets: Buckets | None = None) -> Found:
-    """BytePS without compression: each tensor cut at 4 MB, summed within nodes and then between them; by servers where there are some and
-    the constraints have them. Other constraints do not hold for it: it is what others are compared with."""
+    """BytePS without compression: each tensor is cut at 4 MB and summed within nodes, then between them, by servers if the cluster has some and the
+    constraints allow them. It ignores the other constraints, because all plans are compared with it."""
     return _found(_fp32, problem, buckets, 1)
 
 
@@ -81,11 +81,12 @@ def _fp32(problem: Problem) -> Choose:
 
 
 def byteps_compress(problem: Problem, buckets: Buckets | None = None) -> Found:
-    """BytePS, compressing on the CPU what has at least 64 KiB, its default. A node's root reduces, compresses each partition and pushes it;
+    """BytePS with compression on the CPU of tensors of at least 64 KiB, its default. A node's root reduces, compresses each partition and pushes it;
     servers decode, sum and encode; the root decodes and broadcasts.
 
-    Without servers of their own, each node serves its share of every partition, as BytePS' co-located servers do: an all-to-all of payloads
-    to who sums them, decoded and encoded on the same CPU, and an all-gather of the sums'. Raises UsageError as ``_require`` does."""
+    Without separate servers, each node serves its share of every partition, like BytePS's co-located servers: an all-to-all sends payloads to the
+    node that sums them, which decodes and encodes on the same CPU, and an all-gather sends the sums' payloads. Raises UsageError as ``_require``
+    does."""
     return _found(_byteps_compress, problem, buckets, 2)
 
 
@@ -102,7 +103,7 @@ def _byteps_compress(problem: Problem) -> Choose:
 
 def hitopkcomm(problem: Problem, buckets: Buckets | None = None, *, least_numel: int = 1) -> Found:
     """HiTopKComm (section 3.2 of its paper): a node's GPUs reduce-scatter, each compresses its shard, nodes all-gather the payloads, and the
-    decoded shards are gathered within the node. It compresses everything; ``least_numel`` is for a threshold.
+    decoded shards are all-gathered within the node. It compresses everything; ``least_numel`` sets a threshold.
 
     Raises UsageError as ``_require`` does."""
     return _found(functools.partial(_hitopkcomm, least_numel=least_numel), problem, buckets, 2)
@@ -118,12 +119,12 @@ def _hitopkcomm(problem: Problem, *, least_numel: int = 1) -> Choose:
 
 
 def hipress(problem: Problem, buckets: Buckets | None = None, *, fused: bool = False) -> Found:
-    """HiPress (section 3.3 of its paper): SeCoPa compresses a tensor, and cuts it into K partitions, where its formulas say so; see
-    ``secopa``. They do not look at what overlaps. What it leaves uncompressed takes the ordinary path, in one part.
+    """HiPress (section 3.3 of its paper): the formulas of SeCoPa, its planner, decide whether a tensor is compressed and cut into K partitions; see
+    ``secopa``. They ignore overlap. An uncompressed tensor takes the ordinary path, in one part.
 
-    Partitions are encoded, sent to who sums them, decoded, summed, encoded, sent to all and decoded, each by itself, be it by servers on the
-    nodes or on a ring; here that is an all-to-all and an all-gather, which move as many bytes as K = N partitions, or the ring, do. ``fused``:
-    all K at once in one chain, with one launch, which is more than SeCoPa's formulas claim. Raises UsageError as ``_require`` does."""
+    HiPress encodes each partition, sends it to the node that sums it, decodes, sums, encodes, sends the sum to all and decodes, through servers
+    on the nodes or along a ring. Here that is an all-to-all and an all-gather, which move as many bytes as K = N partitions or the ring. fused: all
+    K partitions in one chain, with one launch, which is better than SeCoPa's formulas claim. Raises UsageError as ``_require`` does."""
     return _found(functools.partial(_hipress, fused=fused), problem, buckets, 2)
 
 
@@ -144,7 +145,7 @@ def _hipress(problem: Problem, *, fused: bool = False) -> Choose:
 
 
 def tensors_choices(problem: Problem) -> Iterator[list[Choice]]:
-    """What each of these systems does with each tensor, without those that the constraints rule out."""
+    """For each of these systems that the constraints allow, what it does with each tensor."""
     buckets = tensor_by_tensor(problem)
     for system in (_fp32, _byteps_compress, _hitopkcomm, _hipress):
         try:
@@ -163,14 +164,15 @@ class Predicted(NamedTuple):
 
 
 def secopa(problem: Problem, numel: int, codec: CodecCosts) -> Predicted:
-    """The least of HiPress' formulas for a tensor and its codec over K = 1..N partitions, as the public artefact has them; x is a partition, r the ratio:
+    """The minimum of HiPress's formulas, from its public artefact, for a tensor and its codec over K = 1..N partitions. x is a partition, r the ratio:
 
                 uncompressed        compressed
         PS      G(x) + B(x)         G(rx) + B(rx) + min(K + 1, N) Enc(x) + min(N - 1 + K, 2 (N - 1)) Dec(x)
         ring    2 (N - 1) S(x)      2 (N - 1) S(rx) + N Enc(x) + N Dec(x)
 
-    N nodes; what they sum is a GPU's shard, 1/k of the tensor, and the k GPUs share the node's link. S(x) is a message, G and B what one
-    node takes from, and gives to, all others. Merging is free there. Decoding goes by elements, not by bytes of payload as in the artefact."""
+    N is the number of nodes. They sum a GPU's shard, 1/k of the tensor, and the k GPUs share the node's link. S(x) is the time of a message, G and
+    B are those of one node's gather from and broadcast to all others. Merging is free. Unlike in the artefact, the time to decode depends on the
+    elements, not on the payload's bytes."""
     nodes, gpus, link = problem.cluster.nodes, problem.cluster.gpus_per_node, problem.cluster.inter
     gpu, payload = codec.device("gpu"), codec.bytes_per_element
 
@@ -187,7 +189,7 @@ def secopa(problem: Problem, numel: int, codec: CodecCosts) -> Predicted:
     by_servers += np.minimum(partitions + 1, nodes) * encode + np.minimum(nodes - 1 + partitions, 2 * (nodes - 1)) * decode
     by_ring += nodes * (encode + decode)
     times = np.array([np.minimum(*travel(4 * elements)), np.minimum(by_servers, by_ring)]).T
-    best = int(times.argmin())  # the fewest partitions of equal ones, uncompressed before compressed
+    best = int(times.argmin())  # ties go to fewer partitions, then to uncompressed
     return Predicted(best % 2 == 1, best // 2 + 1, float(times.flat[best]))
 
 
@@ -204,7 +206,7 @@ def _can_take(bucket: PlannedBucket, option: Option, problem: Problem) -> bool:
 
 
 def _require(method: str, option: Option, problem: Problem) -> None:
-    """Raise UsageError unless a method may take the one option that it has for some tensor."""
+    """Raise UsageError unless the constraints allow the method's only option for some tensor."""
     only = f"method {method}: it compresses by {' '.join(option)} alone"
     if not problem.used:
         raise RuledOut(f"{only}, and encoding is ruled out; choose another method", WITHOUT_ENCODING)
@@ -216,7 +218,7 @@ def _require(method: str, option: Option, problem: Problem) -> None:
 
 
 def _found(system: Callable[[Problem], Choose], problem: Problem, buckets: Buckets | None, options: int) -> Found:
-    """Tensors with the system's choices for them, or the given buckets with the options alone."""
+    """Every tensor with the system's choice for it, or the given buckets with the system's options only."""
     begun = time.perf_counter()
     choose = system(problem)
     if buckets is None:

@@ -1,27 +1,26 @@
 """Lower bounds on the step, certified over every allowed option.
 
-**Given the bucketing.** However the buckets' options are chosen and whatever order tasks take, of a step T hold, for every resource r and
-every bucket j in order of readiness:
+**For a given bucketing.** Whatever options the buckets have, and whatever the order of tasks, a step T satisfies for every resource r and every
+bucket j in order of readiness:
 
     r works           T >= ready_j + head + sum over b >= j of load_r(b) + tail      all of r's work for buckets that are ready from j on
     the GPU           T >= backward + sum over all b of load_gpu(b) + tail           backward is work of the GPU, too
     one bucket        T >= ready_b + before_r(b) + K load_r(b) + after_r(b)          K parts take turns on r
 
-load, before and after are what the bucket's option spends on r (of r's threads, if it has several, each a share), before its first use of r and
-after its last; head and tail are the
-least of before and after over the options that are not ruled out, where every bucket must use r for some j. All are linear in which option each
-bucket takes. So the least T, with options mixed at will, is a linear programme over 4341 options a bucket: it is solved over few columns,
-and the dual prices say which other options would help (column generation). By weak duality any prices give a valid bound over
-all options, whatever the solver's tolerance. An option whose price alone lifts the bound over a step that is known to be possible is ruled
-out, which raises heads and tails; at last options are made whole again (a mixed-integer programme of those that are left). Work is counted, not
-timed: coefficients, and nodes of the search tree.
+load, before and after are the times that the bucket's option spends on r (divided by r's number of threads), before its first use of r, and
+after its last. head and tail are the minima of before and after over the options that are not ruled out; they count only if every such option uses
+r. All terms are linear in the choice of options. So the least T over mixtures of options is a linear programme with 4341 options per bucket. It is
+solved over few columns, and the dual prices say which other options would help (column generation). By weak duality, any prices give a valid
+bound over all options, whatever the solver's tolerance. An option whose reduced cost lifts the bound over the step of a known plan is ruled out,
+which raises heads and tails. At the end, a mixed-integer programme of the remaining options demands one whole option per bucket. Work is counted in
+coefficients and in nodes of the search tree, not in time.
 
-**Over all bucketings.** Each tensor pays for its elements the least rate of any bucket size. A resource that every option uses can begin no
-earlier after a tensor is ready, and be done no later before the step is, than the least part takes before and after it. Runs of tensors are
-ready when their first is. Mixtures of options then cover every fusion and every cut. The last tensor's bucket begins after backward, and
-takes what its quickest option takes in any number of parts, with no more elements than that tensor.
+**Over all bucketings.** Each tensor pays for its elements the least rate of any bucket size. If every option uses a resource, its work for a tensor
+begins after the tensor is ready by at least the time that the smallest part takes before it, and ends before the step does by the time after it. A
+run of tensors counts as ready when its first tensor is. Mixtures of options then cover every fusion and every number of parts. The last tensor's
+bucket begins after backward, and takes at least as long as its quickest option, in any number of parts, with only that tensor's elements.
 
-Owns the argument and its programmes; knows nothing of how plans are found.
+Owns the argument and its programmes. Does not know how plans are found.
 """
 
 from __future__ import annotations
@@ -45,21 +44,21 @@ from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem
 
 MAX_PRUNING_ROUNDS: Final = 3
-TENSOR_GROUPS: Final = 40  # of tensors, in the bound over all bucketings
-MOST_PARTS: Final = 16  # of the last tensor's bucket, one by one; more are bounded together
-RELAXED_WORK: Final = 6e7  # for programmes with options mixed, and as much over all bucketings
-WHOLE_WORK: Final = 2.5e6  # for making options whole: coefficients, and NODE_WORK, times nodes of the search tree
+TENSOR_GROUPS: Final = 40  # the bound over all bucketings groups the tensors into at most so many runs
+MOST_PARTS: Final = 16  # numbers of parts of the last tensor's bucket that are tried one by one; more parts are bounded together
+RELAXED_WORK: Final = 6e7  # for the linear programmes of a bucketing, and again for those over all bucketings
+WHOLE_WORK: Final = 2.5e6  # for the mixed-integer programme: (coefficients + NODE_WORK) times nodes of the search tree
 NODE_WORK: Final = 1e5
-LP_WORK: Final = 100  # a programme's solution, for each of its coefficients
-MOST_COEFFICIENTS: Final = 300_000  # of a programme whose options are made whole
+LP_WORK: Final = 100  # work to solve a linear programme, per coefficient
+MOST_COEFFICIENTS: Final = 300_000  # of a mixed-integer programme; larger ones are not solved
 GAP_RTOL: Final = 1e-4
 _SLACK: Final = 1e-6
 
 
 @dataclass(slots=True)
 class Work:
-    """What finding a bound may still cost: coefficients priced, and those of programmes times LP_WORK. Counted rather than timed, so that the
-    same plan has the same bound on a busy machine. until: the moment on the clock at which a search ends, whose programmes are not reported."""
+    """The work left for finding a bound: the coefficients priced, and those of programmes times LP_WORK. Work is counted and not timed, so that the
+    same plan has the same bound on a busy machine. until: a deadline by ``time.perf_counter``, for searches that do not report the bound."""
 
     left: float
     until: float = np.inf
@@ -74,7 +73,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """In this model, microseconds. given_us: of every plan with these buckets; any_us: of every plan; bound_ms: how long finding them took."""
+    """Lower bounds on the step, in microseconds. given_us: for every plan with these buckets; any_us: for every plan; bound_ms: milliseconds that
+    it took to find them."""
 
     given_us: float
     any_us: float
@@ -91,7 +91,7 @@ def lower_bounds(problem: Problem, buckets: Sequence[PlannedBucket], step_us: fl
 
 
 def bucketing_of(problem: Problem, buckets: Sequence[PlannedBucket]) -> Bucketing:
-    """Sizes, cuts and readiness of planned buckets, in order of readiness."""
+    """The bucketing of planned buckets, in order of readiness."""
     of = {name: number for number, bucket in enumerate(buckets) for name in bucket.tensors}
     last = {of[tensor.name]: index for index, tensor in enumerate(problem.profile.tensors)}
     order = sorted(last, key=last.__getitem__)
@@ -101,25 +101,25 @@ def bucketing_of(problem: Problem, buckets: Sequence[PlannedBucket]) -> Bucketin
 
 
 def _sequences(space: Space) -> NDArray[np.int64]:
-    """Every option as a row of numbers of distinct tasks. Behind them stands a task that takes no time."""
+    """Every option as a row of indices of distinct tasks, padded with the index of an extra task that takes no time."""
     rows = space.rows(np.arange(len(space.graph.options)))
     return np.where(rows < 0, len(space.distinct), rows)
 
 
 def _uses(space: Space, sequences: NDArray[np.int64]) -> Iterator[NDArray[np.bool_]]:
-    """Of each resource, which tasks of the sequences it does."""
+    """For each resource, whether it does each task of the sequences."""
     for used in holds(np.append(space.resources, len(RESOURCES)), space.held):
         yield used[sequences]
 
 
 def _allowed(space: Space) -> NDArray[np.bool_]:
-    """Which options (rows) buckets of each codec (columns) can have."""
+    """Whether buckets of each codec (columns) can have each option (rows)."""
     return space.fits(np.arange(len(space.graph.options))).T
 
 
 class Features(NamedTuple):
-    """Of each option and bucket, microseconds: load, before and after by resource, each of a whole bucket, one part and one part; inf where
-    the resource is not used. chain: all tasks of one part."""
+    """Microseconds by resource, option and bucket. load: work of the whole bucket on the resource; before, after: time of one part before its first
+    and after its last use of the resource, inf if it is not used; chain: all tasks of one part, without the axis of resources."""
 
     load: F64
     before: F64
@@ -128,12 +128,12 @@ class Features(NamedTuple):
 
 
 def features(space: Space, buckets: Bucketing) -> Features:
-    """Arrays of resources (but for ``chain``), options and buckets."""
+    """The features of every option for these buckets."""
     return _features(space, space.times(buckets.numel / buckets.parts, buckets.codec), buckets.parts)
 
 
 def _features(space: Space, times: F64, parts: NDArray[np.int64]) -> Features:
-    """times: of distinct tasks and buckets' parts; parts: of each bucket."""
+    """The features, from the microseconds of distinct tasks (rows) for each bucket's parts (columns). parts: each bucket's number of parts."""
     times = np.concatenate([times, np.zeros((1, times.shape[1]))])
     sequences = _sequences(space)
     spent = times[sequences]
@@ -152,21 +152,21 @@ def _features(space: Space, times: F64, parts: NDArray[np.int64]) -> Features:
 
 
 class Row(NamedTuple):
-    """T >= constant + sum over buckets of weights[feature, bucket] times what the bucket's option spends."""
+    """An inequality: T >= constant + the sum over features and buckets of weights[feature, bucket] times the feature of the bucket's option."""
 
     constant: float
     weights: F64
 
 
 class Programme(NamedTuple):
-    """Rows together: constants by row; weights by row, feature and bucket; spent by feature, option and bucket."""
+    """All inequalities. constants: by row; weights: by row, feature and bucket; spent: microseconds by feature, option and bucket."""
 
     constants: F64
     weights: F64
     spent: F64
 
     def columns(self, option: NDArray[np.int64], bucket: NDArray[np.int64]) -> F64:
-        """Coefficients of these options for these buckets: rows and columns, the last that of -T."""
+        """The coefficients (rows) of these pairs of option and bucket (columns); the last column is that of -T."""
         made = np.einsum("kfc,fc->kc", self.weights[:, :, bucket], self.spent[:, option, bucket])
         return np.concatenate([made, np.full((len(made), 1), -1.0)], axis=1)
 
@@ -177,7 +177,7 @@ class Programme(NamedTuple):
 
 
 def programme(found: Features, buckets: Bucketing, backward_us: float, allowed: NDArray[np.bool_]) -> Programme:
-    """The inequalities of the module's text, with heads and tails over the allowed options."""
+    """The inequalities of the module's text, with heads and tails taken over the allowed options."""
     routes = np.where(np.isfinite(found.before), found.load + found.before + found.after, 0.0)
     spent = np.concatenate([found.load, routes, found.chain[None]])
     rows = [*_of_resources(found, buckets, allowed, spent.shape[0]), *_of_buckets(found, buckets, spent.shape[0])]
@@ -189,7 +189,7 @@ def programme(found: Features, buckets: Bucketing, backward_us: float, allowed: 
 
 
 def _of_resources(found: Features, buckets: Bucketing, allowed: NDArray[np.bool_], features: int) -> Iterator[Row]:
-    """All of a resource's work for the buckets that are ready from one on."""
+    """The first two inequalities: all work of a resource for the buckets from one on."""
     before, after = (np.where(allowed, times, np.inf).min(axis=1) for times in (found.before, found.after))  # by resource and bucket
     always = np.all(np.isfinite(found.before) | ~allowed, axis=1)
     for one in range(1, len(found.load)):
@@ -207,7 +207,7 @@ def _of_resources(found: Features, buckets: Bucketing, allowed: NDArray[np.bool_
 
 
 def _of_buckets(found: Features, buckets: Bucketing, features: int) -> Iterator[Row]:
-    """One bucket's chain, and its use of each resource that its parts take turns on."""
+    """The third inequality: one bucket's chain, and the resources on which its parts take turns."""
     for b, parts in enumerate(buckets.parts):
         for feature in range(len(found.load), features - 1) if parts > 1 else ():
             if found.load[feature - len(found.load)].any():
@@ -220,8 +220,8 @@ def _of_buckets(found: Features, buckets: Bucketing, features: int) -> Iterator[
 
 
 class Solved(NamedTuple):
-    """The programme of given buckets. bound_us: valid over every choice of options; reduced: by how much it rises at least if a bucket
-    (columns) takes an option (rows), infinite where it is ruled out; options: the integer solution's, None if none was found."""
+    """The solution for given buckets. bound_us: valid for every choice of options; reduced: reduced costs, by which the bound rises at least if a
+    bucket (columns) takes an option (rows), infinite if that is ruled out; options: those of the integer solution, None if none was found."""
 
     bound_us: float
     reduced: F64
@@ -229,12 +229,12 @@ class Solved(NamedTuple):
 
 
 def given_buckets(problem: Problem, space: Space, buckets: Bucketing, step_us: float) -> float:
-    """The bound over every choice of options for these buckets; about ``step_us`` where none is better."""
+    """The bound over every choice of options for these buckets; about ``step_us`` if no choice is better."""
     return solve_given(problem, space, buckets, step_us).bound_us
 
 
 def solve_given(problem: Problem, space: Space, buckets: Bucketing, step_us: float, until: float = np.inf) -> Solved:
-    """The programme solved for these buckets, of which a choice with ``step_us`` is known. until: as ``Work`` has it."""
+    """Solve the programme for these buckets. step_us: the step of a known choice of options; until: see ``Work``."""
     work = Work(RELAXED_WORK, until)
     found = features(space, buckets)
     allowed = _allowed(space)[:, buckets.codec]
@@ -256,14 +256,14 @@ def solve_given(problem: Problem, space: Space, buckets: Bucketing, step_us: flo
 
 
 class Relaxed(NamedTuple):
-    """bound: valid over all options; reduced: by how much it rises if a bucket takes an option."""
+    """bound: valid for all options; reduced: by how much it rises at least if a bucket takes an option."""
 
     bound: float
     reduced: F64
 
 
 def _relaxed(made: Programme, allowed: NDArray[np.bool_], work: Work) -> Relaxed:
-    """The least T with options mixed, or the best bound proved with this work."""
+    """The least T over mixtures of options, or the best bound that the work was enough to prove."""
     buckets = np.arange(allowed.shape[1])
     weights = np.full(len(made.constants), 1 / len(made.constants))
     used = np.zeros(allowed.shape, bool)
@@ -293,10 +293,10 @@ def _relaxed(made: Programme, allowed: NDArray[np.bool_], work: Work) -> Relaxed
 
 
 def _whole(made: Programme, allowed: NDArray[np.bool_], step_us: float, until: float) -> tuple[float, NDArray[np.int64] | None]:
-    """The bound with one whole option for each bucket, as far as it is proved within the search tree's nodes, and the best solution's options.
+    """The bound with one whole option per bucket, as far as it is proved within the limit on the search tree's nodes, and the best solution's options.
 
-    The programme admits the plan that takes ``step_us``, so it has a solution. Should the solver report that it has none, the solver is
-    wrong, and nothing that it found counts."""
+    The plan that takes ``step_us`` is a solution of the programme. If the solver reports that there is none, the solver is wrong, and its results are
+    discarded."""
     option, bucket = _undominated(made, allowed)
     if len(option) * len(made.constants) > MOST_COEFFICIENTS:
         return 0.0, None
@@ -324,7 +324,7 @@ def _whole(made: Programme, allowed: NDArray[np.bool_], step_us: float, until: f
 
 
 def _undominated(made: Programme, allowed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each bucket, the allowed options that no other one dominates in the features that rows use."""
+    """For each bucket, the allowed options that no other option dominates in the features that the inequalities use."""
     asked: NDArray[np.bool_] = np.any(made.weights != 0, axis=0)  # by feature and bucket
     options, buckets = [], []
     for b in range(allowed.shape[1]):
@@ -340,7 +340,7 @@ def _undominated(made: Programme, allowed: NDArray[np.bool_]) -> tuple[NDArray[n
 
 @kernel(types.void(types.Array(types.float64, 2, "C", readonly=True), types.Array(types.boolean, 1, "C")))
 def _dominated(costs: Any, dominated: Any) -> None:
-    """Whether each row is dominated by one before it that is not dominated. Rows are sorted by their sums."""
+    """Set ``dominated`` to whether an earlier row, itself not dominated, dominates each row. Rows are sorted by their sums."""
     options, asked = costs.shape
     for option in range(options):
         dominated[option] = False
@@ -355,11 +355,11 @@ def _dominated(costs: Any, dominated: Any) -> None:
 
 
 def over_all_bucketings(problem: Problem, space: Space) -> float:
-    """The bound over every fusion, cut and choice of options."""
+    """The bound over every fusion, number of parts and choice of options."""
     tensors = problem.tensors
     sizes = tensors.numel
     group = np.minimum((np.cumsum(sizes) - sizes) * TENSOR_GROUPS // sizes.sum(), TENSOR_GROUPS - 1).astype(np.int64)
-    # of each group and codec one column, as ready as the group's first tensor
+    # one column for each group and codec, ready when the group's first tensor is
     columns, of = np.unique(group * len(space.codecs) + tensors.codec, return_inverse=True)
     numel, codec = np.bincount(of, sizes), columns % len(space.codecs)
     begins = np.nonzero(np.diff(group, prepend=-1))[0]
@@ -390,8 +390,8 @@ def over_all_bucketings(problem: Problem, space: Space) -> float:
 
 
 def _last_bucket(problem: Problem, space: Space, rates: F64, least: Features, allowed: NDArray[np.bool_]) -> float:
-    """What the bucket of the last tensor takes at least, alone, after backward, in any number of parts. rates: microseconds an element of each
-    resource, option and codec; least: of parts of any size."""
+    """Lower bound on the time of the last tensor's bucket, alone, after backward, in any number of parts. rates: microseconds per element by
+    resource, option and codec; least: the features of the quickest part of any size."""
     numel, codec = problem.tensors.numel[-1], int(problem.tensors.codec[-1])
     parts = np.arange(1, MOST_PARTS + 1)
     found = _features(space, space.least_times(numel / parts, np.full(MOST_PARTS, codec)), parts)

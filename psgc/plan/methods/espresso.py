@@ -1,15 +1,14 @@
-"""Espresso's selection (Wang et al., EuroSys 2023, section 4.4), as the paper has it: Algorithm 1 for GPUs, then Algorithm 2 for the CPU.
+"""Espresso's selection (Wang et al., EuroSys 2023, section 4.4), as in the paper: Algorithm 1 for GPUs, then Algorithm 2 for the CPU.
 
-Owns the two algorithms and what the paper leaves open; the timeline F is ours. Here the paper's tensors are buckets: each tensor one, unless
-buckets are given.
+Owns the two algorithms and the choices that the paper leaves open; the timeline F is ours. The paper's tensors are buckets here: one for each
+tensor, unless buckets are given.
 
-- Everything starts as reduce-scatter, all-reduce and all-gather, or as the first uncompressed option that the constraints leave.
-- A bubble is a time in which no link, neither within nodes nor between them, carries anything and nothing has been sent in part, and
-  after which something is sent. (If a bucket that waits for its decode between two sends were part of a bubble, Algorithm 1 would stop at the
-  first large tensor that it compresses.)
-- The counterpart of an option on the CPU has every encode and decode on the CPU.
-- Algorithm 2's product of offload counts may be too large to enumerate (the paper says nothing of it): beyond ``MAX_ENUMERATED`` each
-  group's count is enumerated with the others held, group after group, until none changes.
+- Every bucket starts with reduce-scatter, all-reduce and all-gather, or with the first uncompressed option that the constraints allow.
+- A bubble is a time before a send in which no link carries anything, neither within nodes nor between them, and no bucket is sent in part. (If
+  a bubble could contain the decode of a bucket between two sends, Algorithm 1 would stop at the first large tensor that it compresses.)
+- The CPU counterpart of an option has every encode and decode on the CPU.
+- Algorithm 2 enumerates a product of offload counts, which may be too large; the paper does not say what to do then. Beyond ``MAX_ENUMERATED``, each
+  group's count is enumerated with the others fixed, group after group, until none changes.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ Ints = NDArray[np.int64]
 def espresso(
     problem: Problem, buckets: Sequence[PlannedBucket] | None = None, *, space: Space | None = None, patience_s: float = np.inf
 ) -> Found:  # fmt: skip
-    """Espresso's plan. Options over servers are not in its tree. With ``buckets`` it chooses their options alone. space: the problem's, if
-    there is one already. Raises UsageError if the constraints leave no option, or after ``patience_s``."""
+    """Espresso's plan. Its tree has no options over servers. buckets: choose only the options of these; space: the problem's, if it already
+    exists. Raises UsageError if the constraints leave no option, or after ``patience_s`` seconds."""
     begun = time.perf_counter()
     given = tensor_by_tensor(problem) if buckets is None else tuple(buckets)
     job = _job(problem, given, space, begun + patience_s)
@@ -58,7 +57,8 @@ def espresso(
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A bucket among the chains: which of those given, its turn, its parts' kind, and their chains, from ``low`` to before ``high``."""
+    """A bucket among the chains. index: in the given buckets; turn: in order of readiness; kind: of its parts; low, high: the range of its
+    chains."""
 
     index: int
     turn: int
@@ -69,8 +69,8 @@ class Unit:
 
 
 class Candidates(NamedTuple):
-    """numbers: of the options, in the space; on_gpu: indices of Algorithm 1's; on_cpu: index of each option's counterpart, or its own;
-    encode: whether each option encodes."""
+    """The options to choose from. numbers: their numbers in the space; on_gpu: indices of the options of Algorithm 1; on_cpu: index of each option's
+    CPU counterpart, or its own; encode: whether each option encodes."""
 
     numbers: Ints
     on_gpu: Ints
@@ -80,7 +80,8 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """options: by the trials' numbers; units: in order of readiness; low: where the chains of each begin; candidates: by codec; until_s: the deadline."""
+    """options: by their numbers in ``trials``; units: in order of readiness; low: index of each unit's first chain; candidates: by codec; until_s: the
+    deadline."""
 
     options: tuple[Option, ...]
     trials: Trials
@@ -98,7 +99,7 @@ class Job:
         return int(self.trials.option[unit.low])
 
     def on_cpu(self, unit: Unit, option: int) -> int:
-        """The counterpart of an option of the unit's."""
+        """The CPU counterpart of a unit's option."""
         return int(self.candidates[unit.kind[1]].on_cpu[option])
 
     def take(self, unit: Unit, option: int) -> None:
@@ -139,14 +140,14 @@ def _job(problem: Problem, buckets: Sequence[PlannedBucket], space: Space | None
 
 
 def _left(found: Candidates, takes: NDArray[np.bool_]) -> Candidates:
-    """The candidates of a codec that can have some of the options."""
+    """The candidates of a codec. takes: whether it can have each option."""
     on_cpu = np.where(takes[found.on_cpu], found.on_cpu, np.arange(len(takes)))
     return found._replace(on_gpu=found.on_gpu[takes[found.on_gpu]], on_cpu=on_cpu)
 
 
 @functools.cache
 def _options(allowed_by: Constraints, copies: int) -> tuple[tuple[Option, ...], Candidates]:
-    """The options on GPUs alone, uncompressed ones with them, and then their counterparts on the CPU; and which are which."""
+    """The options that encode only on GPUs or not at all, followed by their CPU counterparts; and the indices of each kind."""
     tree = [option for option in constrained(allowed_by) if not any(".push" in action for action in option)]
     if not tree:
         raise RuledOut(
@@ -166,8 +167,8 @@ def _options(allowed_by: Constraints, copies: int) -> tuple[tuple[Option, ...], 
 
 
 def choose_on_gpu(job: Job) -> None:
-    """Algorithm 1: largest first, and of one size what is ready last first, each takes the option with the shortest step; what was sent
-    uncompressed before a bubble is left alone from then on."""
+    """Algorithm 1: each bucket takes the option with the shortest step, the largest bucket first, and of equal ones the one that is ready last. A
+    bucket that is sent uncompressed before a bubble is not considered any more."""
     step = job.trials.step()
     left = _remove(job, sorted(job.units, key=lambda unit: (-unit.numel, -unit.low)))
     while left:
@@ -181,15 +182,15 @@ def choose_on_gpu(job: Job) -> None:
 
 
 def _remove(job: Job, units: Iterable[Unit]) -> list[Unit]:
-    """Remove(): without those that are uncompressed and sent before a bubble."""
+    """The paper's Remove(): the units without those that are uncompressed and sent before a bubble."""
     bubble, sent = job.trials.last_bubble()
     after = np.maximum.reduceat(sent, job.low) > bubble
     return [unit for unit in units if after[unit.turn] or job.is_compressed(unit)]
 
 
 def offload(job: Job) -> None:
-    """Algorithm 2: of what Algorithm 1 compressed, groups of one size, codec and option; of each so many go to the CPU, those ready first, as make
-    the shortest step together."""
+    """Algorithm 2: the compressed buckets form groups of equal size, codec and option. Of each group, the buckets that are ready first move to the CPU;
+    how many of each group is chosen for the shortest step."""
     groups: dict[tuple[tuple[float, int], int], list[Unit]] = {}
     for unit in job.units:
         if job.on_cpu(unit, job.option(unit)) != job.option(unit):
@@ -201,7 +202,7 @@ def offload(job: Job) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Offloading:
-    """groups: each of one kind and option, by readiness; option: each group's on the GPU."""
+    """groups: units of one kind and option, in order of readiness; option: each group's option on the GPU."""
 
     job: Job
     groups: Sequence[Sequence[Unit]]

@@ -1,6 +1,6 @@
-"""What a step takes if one bucket takes another option: the timeline again, from where that bucket is ready, given up once it cannot be better.
+"""The step if one bucket takes another option: the simulation is resumed from where that bucket is ready, and ended once it cannot be better.
 
-Owns how many options are tried one after the other. The timeline's rule is ``timeline``'s. Knows nothing of which options are worth a trial.
+Owns the compiled trials of many options. The timeline's rule is in ``timeline``. Does not know which options are worth a trial.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _numba: Any = types  # untyped
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Chains in order of readiness, each with a kind and an option of the table by number. ``option`` is changed by who tries. threads: of each
-    resource, how many tasks it does at once; moments_us: when each tensor is ready; rank: as ``Chains`` has it."""
+    """Chains in order of readiness, and the index in the table of each one's kind and option. The caller changes ``option``. threads: number of tasks
+    that each resource does at once; moments_us: when each tensor is ready; rank: see ``Chains``."""
 
     table: OptionTable
     ready_us: F64
@@ -38,18 +38,18 @@ class Trials:
     rank: Ints
 
     def best(self, low: int, high: int, candidates: Ints, step_us: float) -> tuple[int, float]:
-        """The candidate with which chains [low, high), a bucket's parts, make the shortest step, and that; the first of equal ones. (-1,
+        """The candidate that gives the shortest step if chains [low, high), a bucket's parts, take it, and this step; the first of equal ones. (-1,
         ``step_us``) if none is shorter than ``step_us``."""
         best, step = _best(*self._job(), low, high, candidates, step_us)
         return int(best), float(step)
 
     def step(self, below_us: float = np.inf) -> float:
-        """The step as it stands; infinity if it is not below ``below_us``."""
+        """The step with the present options; infinity if it is not below ``below_us``."""
         return float(_step(*self._job(), below_us))
 
     def last_bubble(self) -> tuple[float, F64]:
-        """When the last bubble began: nothing was being sent, in whole or in part, before something was again. And when each chain was last
-        sent. Both in us, 0 for never."""
+        """When the last bubble began, in which nothing was being sent, in whole or in part; and when each chain was last sent. Both in us, 0 for
+        never."""
         sent = np.zeros(len(self.ready_us))
         return float(_last_bubble(*self._job(), sent)), sent
 
@@ -84,7 +84,7 @@ def _sends(resource: Any) -> Any:
 
 @helper
 def _add(load: Any, threads: Any, begins: Any, last: Any, times: Any, resource: Any, us: Any) -> None:
-    """Add to each resource's work that of some tasks, so many times."""
+    """Add the time of some tasks, ``times`` over, to the load of each resource."""
     for task in range(begins, last):
         add_load(load, threads, resource[task], times * us[task])
 
@@ -118,7 +118,7 @@ def _best(
     candidates: Any, best: Any,
 ) -> Any:  # fmt: skip
     run = _new_run(ready, kind, option, first, length, resource, us, rest, threads, moments, rank)
-    for chain in range(low - 1, -1, -1):  # others that are alike now will not be
+    for chain in range(low - 1, -1, -1):  # chains before it are no longer like the changing ones
         run.alike[chain] = min(run.alike[chain], low)
     run.alike[low:high] = high
     until = low
@@ -127,7 +127,7 @@ def _best(
     resume(run, until, np.inf)
     snapshots = new_snapshots(1, run)
     save(run, snapshots, 0)
-    # when each resource could be done at the earliest with all that is left, but for the bucket that changes
+    # the earliest time at which each resource can be done with all work except the changing bucket's
     busy = np.empty(len(RESOURCES))
     busy[:] = run.state[: busy.size]
     busy[GPU] = ready[-1] + run.state[DELAY]
@@ -154,8 +154,8 @@ def _best(
 def _last_bubble(
     ready: Any, kind: Any, option: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any, rank: Any, sent: Any
 ) -> Any:  # fmt: skip
-    """Simulate it all, each chain with tasks of its own, and go through what is sent, by when it starts. ``sent`` is when each chain was last
-    sent."""
+    """Simulate the whole step, and go through the transfers in the order of their starts. Returns when the last bubble began, and sets ``sent`` to
+    when each chain was last sent."""
     shared = _new_run(ready, kind, option, first, length, resource, us, rest, threads, moments, rank)
     count = (shared.ends - shared.begins).sum()
     owner, own_resource, own_us = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count)

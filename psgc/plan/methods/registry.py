@@ -1,4 +1,4 @@
-"""Planning methods by name, one row each. All are judged by the same costs and the same timeline."""
+"""The planning methods by name, one row each. The same costs and the same timeline judge all of them."""
 
 from __future__ import annotations
 

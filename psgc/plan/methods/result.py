@@ -11,8 +11,8 @@ from psgc.plan.model.plan import PlannedBucket
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a method chose. step_us: by the timeline; select_us: the time of the search, cost tables included;
-    options_considered: the number of options a bucket could have."""
+    """A method's plan. step_us: the simulated step; select_us: the time that planning took, with the cost tables; options_considered: the number
+    of options that a bucket could have."""
 
     buckets: tuple[PlannedBucket, ...]
     step_us: float
@@ -25,7 +25,7 @@ WITHOUT_ENCODING: Final = ", since encoding is ruled out"
 
 
 class RuledOut(UsageError):
-    """The constraints rule out what a method needs. by: one of the two reasons above."""
+    """The constraints rule out the options of a method. by: one of the two reasons above."""
 
     def __init__(self, text: str, by: str) -> None:
         super().__init__(text)

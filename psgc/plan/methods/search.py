@@ -1,10 +1,10 @@
-"""psgc's own method: fusion, cuts and every bucket's option, chosen together.
+"""psgc's own method: it chooses fusion, parts and every bucket's option together.
 
-A few bucketings get options by descents on the timeline (``seeding``, ``choosing``). The best of these plans choose again from all options;
-then their buckets are moved, each move with options chosen again, until nothing helps or the budget is spent (``moving``). ``anytime`` goes on
-from there for as long as the user gives it; ``bound`` says how far from the best a plan may be.
+Descents on the timeline choose options for a few bucketings (``seeding``, ``choosing``). For the best of these plans, options are chosen again from
+all options. Then their buckets are moved, and options chosen again for each move, until nothing helps or the budget is spent (``moving``). If the
+user gives more time, ``anytime`` continues from there; ``bound`` says how far a plan may be from the best one.
 
-The budget is counted in simulated chains, not in time, so that the same job has the same plan on any machine. The constants were chosen on random
+The budget counts simulated chains, not time, so that the same job gets the same plan on any machine. The constants were chosen on random
 jobs of ``benchmarks/planning_rivals.py`` with 1 to 200 tensors and seeds 200,000 to 200,599, and on the six published traces; the figures in
 docs/plans.md are of other seeds.
 """
@@ -24,14 +24,14 @@ from psgc.plan.methods.seeding import seed
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem
 
-POLISHED: Final = 3  # plans that choose again from all options
+POLISHED: Final = 3  # plans whose options are chosen again from all options
 IMPROVED: Final = 3  # plans whose buckets are moved
 BUDGET: Final = 10_000  # simulated chains (``full_descent.simulation_work``) after the first plans
-ORDER_BUDGET: Final = 2_000  # likewise, of trials of another order at the end
+ORDER_BUDGET: Final = 2_000  # simulated chains for another order at the end
 
 
 def search(problem: Problem) -> Found:
-    """The plan that psgc would run, of all options that the constraints allow."""
+    """The best plan that the search finds, over all options that the constraints allow."""
     begun = time.perf_counter()
     made = searched(problem)
     assert made.best is not None
@@ -40,7 +40,7 @@ def search(problem: Problem) -> Found:
 
 
 def searched(problem: Problem) -> Search:
-    """The search, done."""
+    """The finished search."""
     made = Search(problem, Space(problem))
     seed(made)
     plans, budget = polish(made, POLISHED, BUDGET)

@@ -1,6 +1,6 @@
-"""The bucketings that a search begins with: models in more and fewer parts, fusions for the link that limits, other systems' buckets.
+"""The bucketings that a search begins with: the model cut into more and fewer parts, fusions for the limiting link, and other systems' buckets.
 
-Each gets its options by a descent that begins at the options of the best plan so far. Owns the families that are tried and in which order.
+The options of each bucketing come from a descent that starts at those of the best plan so far. Owns the families of bucketings and their order.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from psgc.plan.methods.baselines import tensors_choices
 from psgc.plan.model.bucketing import bucketing, each_alone, every_fusion, fused, renumbered
 from psgc.plan.model.costs import GPU, RESOURCES, resources_of
 
-EXHAUSTIVE_MAX_TENSORS: Final = 4  # every fusion of so many is tried
-RIVALS_MAX_TENSORS: Final = 24  # for so many all other systems' choices cost about a millisecond
-GREEDY_OPTIONS: Final = 16  # of a tensor that are simulated in its turn
+EXHAUSTIVE_MAX_TENSORS: Final = 4  # up to so many, every fusion is tried
+RIVALS_MAX_TENSORS: Final = 24  # up to so many, all other systems' choices cost about a millisecond
+GREEDY_OPTIONS: Final = 16  # options that are simulated for a tensor in its turn
 GREEDY_BUDGET: Final = 6_000  # simulated chains
-QUICK_RIVALS: Final = 3  # those before HiPress, whose formulas take longest
-UNFUSED_MAX_TENSORS: Final = 512  # so many are also tried without fusion
-PIPELINED_OPTIONS: Final = 2  # for which fusions are computed
-TAPER: Final = 0.25  # of the elements still to come, the share that a bucket may hold
-MANY_TENSORS: Final = 64  # for more, a number of parts between two that were tried is tried, too
-MAX_TOTAL_PARTS: Final = 48  # nothing finer is tried
-REFINE_MIN_GAIN: Final = 1e-2  # for which twice as many parts, or half as many, are tried
-COARSEST_PARTS: Final = 8  # of a model, at first
+QUICK_RIVALS: Final = 3  # the systems before HiPress, whose formulas take longest
+UNFUSED_MAX_TENSORS: Final = 512  # up to so many, no fusion is tried, too
+PIPELINED_OPTIONS: Final = 2  # number of options for which fusions are computed
+TAPER: Final = 0.25  # a bucket may hold at most this share of the elements still to come
+MANY_TENSORS: Final = 64  # with more, a number of parts between two tried ones is tried, too
+MAX_TOTAL_PARTS: Final = 48  # the finest cut of a model that is tried
+REFINE_MIN_GAIN: Final = 1e-2  # share of the step that a change of the number of parts must save for the next one to be tried
+COARSEST_PARTS: Final = 8  # the first cut of a model that is tried
 
 
 def seed(made: Search) -> None:
-    """Try them all, unless the best plan is as good as the lower bound."""
+    """Try all families, until the best plan is as good as the lower bound."""
     problem = made.problem
     count, plain = len(problem.tensors.numel), len(made.space.graph.plain)
     refine(made)
@@ -56,13 +56,13 @@ def seed(made: Search) -> None:
 
 
 def of_parts(made: Search, count: float) -> Chosen:
-    """The best choice with the model in about so many parts, from that of the best bucketing so far."""
+    """The best options for the model in about ``count`` parts, found from those of the best plan so far."""
     return made.go_on(fused(made.problem.tensors, made.problem.profile.numel / count, TAPER))
 
 
 def refine(made: Search) -> None:
-    """Try the model in ever more parts, as long as that shortens the step enough; then, where few parts are best of many tensors, in a
-    number between the last two, and its buckets uncut."""
+    """Try the model in more and more parts while that shortens the step enough. Then, if few parts are best for many tensors, try a number
+    between the last two, and the buckets uncut."""
     count, before = float(COARSEST_PARTS), np.inf
     most = MAX_TOTAL_PARTS if len(made.problem.profile.tensors) > SMALL_JOB_MAX_TENSORS else MAX_TOTAL_PARTS // 3
     while (found := of_parts(made, count)).step_us < before * (1 - REFINE_MIN_GAIN):
@@ -81,8 +81,8 @@ def refine(made: Search) -> None:
 
 
 def pipelined(made: Search) -> None:
-    """Try the fusions that are best for what limits, were every bucket to take the option that most elements of its codec have now, or the
-    next one."""
+    """Try the optimal fusions for the limiting resource, as if every bucket took the option that most elements of its codec have now, or the
+    second most frequent one."""
     assert made.best is not None
     tensors, here = made.problem.tensors, made.best
     for rank in range(PIPELINED_OPTIONS):
@@ -99,8 +99,8 @@ def pipelined(made: Search) -> None:
 
 
 def held(made: Search, option: int, numel: float, codec: int) -> tuple[float, float, float]:
-    """Of the link or processor, but the GPU, that this option would hold longest: latency, microseconds an element, and what comes before its
-    first use. A line through a small bucket and a large one."""
+    """The resource other than the GPU that this option would hold longest: its latency, its microseconds per element, and the time before its
+    first use. They are those of a line through a small and a large bucket."""
     sizes = np.array([numel / 64, numel / 4])
     table = made.space.table(np.array([option]), sizes, np.repeat(codec, 2))
     load, lead = np.zeros((2, len(RESOURCES))), np.full(len(RESOURCES), np.nan)
@@ -118,8 +118,8 @@ def held(made: Search, option: int, numel: float, codec: int) -> tuple[float, fl
 
 
 def rivals(made: Search, most: int | None = None) -> None:
-    """Simulate the choices of other systems but Espresso, without those whose options the constraints rule out, and keep those that are worth
-    more. most: of so many, BytePS first."""
+    """Simulate the choices of other systems, except Espresso and those that the constraints rule out, and improve the promising ones. most: only
+    the first so many systems, beginning with BytePS."""
     assert made.best is not None
     tensors, number = made.problem.tensors, made.space.graph.number
     for choices in islice(tensors_choices(made.problem), most):

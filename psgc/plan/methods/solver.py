@@ -1,6 +1,6 @@
-"""scipy's HiGHS for linear and mixed-integer programmes, with nothing on standard output.
+"""scipy's HiGHS solver for linear and mixed-integer programmes, kept from writing to standard output.
 
-Owns the import of the solver and its silence. Knows no programme.
+Owns the solver's import and the suppression of its output. Does not know which programmes are solved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from psgc.errors import ConfigError
 
 @functools.cache
 def solver() -> Any:
-    """scipy.optimize, which is not typed throughout. Raises ConfigError where it is missing."""
+    """scipy.optimize, which is not fully typed. Raises ConfigError if it is missing."""
     try:
         return importlib.import_module("scipy.optimize")
     except ImportError:
@@ -27,7 +27,7 @@ def solver() -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """HiGHS writes some of its debugging past Python, to the process' standard output, which may be a JSON document's."""
+    """Discard what HiGHS writes to the process's standard output: debugging lines, which bypass Python and would spoil a JSON document there."""
     sys.stdout.flush()
     kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:

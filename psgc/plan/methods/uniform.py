@@ -1,6 +1,6 @@
-"""Plans that compress every bucket with one option: gradients fused to one size, one device that encodes.
+"""Plans that compress every bucket with one option: buckets of one size, encoded on one device.
 
-They tell the cost of a codec that a planner would not choose. Owns the fusion and the short list of options to simulate.
+They show the cost of a codec that the planner would not choose. Owns the fusion and the short list of options to simulate.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from psgc.plan.model.options import Option, encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import Problem, simulate
 
-MAX_CUTS: Final = 64  # with more, latencies dominate bytes
-MIN_BUCKET_NUMEL: Final = 1 << 16  # smaller buckets cost latency alone on every link
-MAX_SIMULATED: Final = 24  # options and cuts; on the ready-made clusters none beyond is better by more than 1.2 %
+MAX_CUTS: Final = 64  # with more buckets, latencies cost more than bytes
+MIN_BUCKET_NUMEL: Final = 1 << 16  # smaller buckets cost little but latency on any link
+MAX_SIMULATED: Final = 24  # pairs of option and bucket size; on the ready-made clusters no further one is better by more than 1.2 %
 
 
 def compressed(problem: Problem) -> tuple[Option, ...]:
@@ -42,10 +42,10 @@ def _one_device(option: Option) -> bool:
 
 
 def best_uniform(problem: Problem, options: Sequence[Option]) -> Found:
-    """The best such plan over these options, over buckets of all the gradient down to a 64th."""
+    """The best uniform plan over these options, and over buckets from the whole gradient down to a 64th of it."""
     begun = time.perf_counter()
     numel = problem.profile.numel
-    # with one GPU a node many options are the same tasks
+    # with one GPU per node, many options have the same tasks
     chains = {
         tuple(task[1:] for task in chain): (option, chain)
         for option in options
@@ -73,7 +73,7 @@ def _cuts(numel: int) -> Iterable[int]:
 
 
 def _estimate_us(problem: Problem, chain: Sequence[Task], numel: float, cuts: int) -> float:
-    """The busiest resource's time, and one bucket's tasks alone."""
+    """Estimate of the step: the time of the busiest resource, plus that of one bucket's tasks alone."""
     busy, alone = [0.0] * len(RESOURCES), 0.0
     busy[GPU] = problem.profile.backward_us
     for task in chain:
@@ -85,7 +85,7 @@ def _estimate_us(problem: Problem, chain: Sequence[Task], numel: float, cuts: in
 
 
 def fused(problem: Problem, size: float, option: Option) -> tuple[PlannedBucket, ...]:
-    """Tensors in order of readiness, a bucket closed when it has ``size`` elements; cut where one tensor makes it larger."""
+    """Tensors fused in order of readiness until a bucket has ``size`` elements; a bucket that one tensor makes larger is cut."""
     codec = problem.codec.name if encodes(option) else UNCOMPRESSED
     buckets: list[PlannedBucket] = []
     for names, numel in _groups(problem.profile, size):
@@ -107,7 +107,7 @@ def _groups(profile: Profile, size: float) -> Iterable[tuple[tuple[str, ...], in
 
 
 def codec_us(problem: Problem, buckets: Sequence[PlannedBucket]) -> float:
-    """What a rank and its server spend encoding and decoding for these buckets."""
+    """Microseconds that a rank and its server spend encoding and decoding these buckets."""
     total = 0.0
     for bucket in buckets:
         for task in tasks(bucket.option, problem.cluster, problem.codec, problem.direct):

@@ -1,1 +1,1 @@
-"""What a plan is and what it costs: options, costs, the timeline of a step, problems and plans. Knows no method of choosing."""
+"""The model of plans and their costs: options, costs, the timeline of a step, problems and plans. Does not choose plans."""

@@ -1,8 +1,8 @@
-"""How tensors are fused and cut into buckets: runs of tensors of one codec in order of readiness, each cut into equal parts.
+"""How tensors are fused into buckets: runs of tensors of one codec in order of readiness, each cut into equal parts.
 
-Owns the families of bucketings that the search tries. A part is to be large enough to bear the latencies of its messages, and small enough
-that links, codecs and backward work at once; towards the end of backward buckets get smaller, for nothing hides the last one's way. Where
-tensors have several codecs a run leaves out those of others: they are in buckets of their own.
+Owns the families of bucketings that the search tries. A part should be large enough that the latencies of its messages matter little, and
+small enough that links, codecs and backward work at the same time. Buckets get smaller towards the end of backward, because nothing hides the
+last one's communication. If tensors have different codecs, a run skips the tensors of other codecs, which are in buckets of their own.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _OUT_I64: Final = types.Array(types.int64, 1, "C")
 MAX_PARTS: Final = 64
-MIN_BUCKET_SHARE: Final = 256  # the smallest bucket, of a part
+MIN_BUCKET_SHARE: Final = 256  # tapering stops at a part's size divided by this
 
 
 class Tensors(NamedTuple):
-    """In order of readiness: how many elements each has, when backward has computed it, and the number of its codec."""
+    """Tensors in order of readiness: the elements of each, when backward has computed it, and the index of its codec."""
 
     numel: F64
     ready_us: F64
@@ -38,8 +38,8 @@ class Tensors(NamedTuple):
 
 @dataclass(frozen=True)
 class Bucketing:
-    """Buckets in order of readiness. of: each tensor's; parts: into how many each is cut, of an element at least; codec: the number of
-    each one's."""
+    """Buckets in order of readiness. of: each tensor's bucket; parts: number of each bucket's parts, which have at least one element; codec:
+    index of each bucket's codec."""
 
     of: Ints
     parts: Ints
@@ -49,26 +49,27 @@ class Bucketing:
 
     @cached_property
     def last(self) -> Ints:
-        """Each bucket's last tensor, with which it is ready."""
+        """Each bucket's last tensor; the bucket is ready when that tensor is."""
         return _last(self.of, len(self.parts))
 
     def cut(self, parts: Ints | F64) -> Bucketing:
-        """The same buckets in so many parts each, or as many as a bucket has elements."""
+        """The same buckets cut into these numbers of parts, at most as many as a bucket has elements."""
         return replace(self, parts=np.minimum(parts, self.numel).astype(np.int64))
 
     def at_blocks(self) -> Bucketing:
-        """Cut as a job can: parts end at multiples of BLOCK elements, so a bucket has at most as many as blocks, and none over MAX_PART."""
+        """The same buckets with parts that a job can have. Jobs cut at multiples of BLOCK elements, so a bucket has at most as many parts as
+        blocks; and no part is longer than MAX_PART."""
         return self.cut(np.clip(self.parts, np.ceil(self.numel / MAX_PART), np.ceil(self.numel / BLOCK)))
 
 
 def _last(of: Ints, buckets: int) -> Ints:
     last = np.zeros(buckets, np.int64)
-    last[of] = np.arange(len(of))  # of several the last one stays
+    last[of] = np.arange(len(of))  # NumPy keeps the last of several values for an index
     return last
 
 
 class Kinds(NamedTuple):
-    """The kinds of parts that there are, by size. sizes: of each, in elements; codec: of each, its number; of: each bucket's kind."""
+    """The distinct kinds of parts, ascending in size. sizes: elements of each kind; codec: index of each kind's codec; of: each bucket's kind."""
 
     sizes: F64
     codec: Ints
@@ -77,7 +78,7 @@ class Kinds(NamedTuple):
 
 @kernel(I64(_IN_F64, _IN_I64, _OUT_I64, _OUT_I64))
 def _kinds(size: Any, codec: Any, first: Any, of: Any) -> Any:
-    """first: of each kind, the first bucket. Returns how many there are."""
+    """Find the kinds. first: set to each kind's first bucket; of: set to each bucket's kind. Returns the number of kinds."""
     kinds = 0
     for bucket in range(size.size):
         place, end = 0, kinds
@@ -100,14 +101,14 @@ def _kinds(size: Any, codec: Any, first: Any, of: Any) -> Any:
 
 
 def kinds_of(made: Bucketing) -> Kinds:
-    """Each size with each codec once. Compiled, as is all that the search does between its timelines."""
+    """The distinct pairs of part size and codec. Compiled, like everything that the search does between simulations."""
     size, first, of = made.numel / made.parts, np.empty(len(made.parts), np.int64), np.empty(len(made.parts), np.int64)
     first = first[: _kinds(size, made.codec, first, of)]
     return Kinds(size[first], made.codec[first], of)
 
 
 def bucketing(tensors: Tensors, of: Sequence[int] | Ints, parts: Sequence[int] | Ints | F64) -> Bucketing:
-    """The bucketing in which each tensor is ``of`` this bucket; buckets are numbered by their last tensors."""
+    """The bucketing in which tensor i is in bucket ``of[i]``. Buckets are numbered in the order of their last tensors."""
     numbers = np.asarray(of, np.int64)
     last = _last(numbers, len(parts))
     numel: F64 = np.bincount(numbers, tensors.numel).astype(np.float64)
@@ -116,7 +117,7 @@ def bucketing(tensors: Tensors, of: Sequence[int] | Ints, parts: Sequence[int] |
 
 
 def fused(tensors: Tensors, part: float, taper: float) -> Bucketing:
-    """Fuse until a bucket has ``part`` elements, but not more than ``taper`` times what is still to come after it; cut what has more."""
+    """Fuse tensors until a bucket has ``part`` elements, or ``taper`` times the elements that come after it. Larger buckets are cut."""
     of = np.empty(len(tensors.numel), np.int64)
     buckets = _fuse(tensors.numel, tensors.codec, part, taper, of)
     sizes = np.bincount(of, tensors.numel, buckets)
@@ -124,8 +125,8 @@ def fused(tensors: Tensors, part: float, taper: float) -> Bucketing:
 
 
 class Parts(NamedTuple):
-    """All buckets' parts. ready_us: when each is ready; first: where each bucket's begin, and their number; together: the first part that is
-    ready when each bucket is."""
+    """The parts of all buckets. ready_us: when each part is ready; first: index of each bucket's first part, then the number of parts;
+    together: for each bucket, the first part that is ready at the same moment."""
 
     ready_us: F64
     first: Ints
@@ -143,7 +144,7 @@ def _parts(ready: Any, parts: Any, part_ready: Any, first: Any, together: Any) -
 
 
 def parts_of(made: Bucketing) -> Parts:
-    """In order of readiness."""
+    """The bucketing's parts, in order of readiness."""
     count = len(made.parts)
     found = Parts(np.empty(int(made.parts.sum())), np.empty(count + 1, np.int64), np.empty(count, np.int64))
     _parts(made.ready_us, made.parts, *found)
@@ -152,7 +153,7 @@ def parts_of(made: Bucketing) -> Parts:
 
 @kernel(I64(_IN_F64, _IN_I64, types.float64, types.float64, _OUT_I64))
 def _fuse(numel: Any, codec: Any, part: Any, taper: Any, of: Any) -> Any:
-    """of: each tensor's bucket, in the order in which they are closed; returns how many there are."""
+    """Fuse as ``fused`` says. of: set to each tensor's bucket, numbered in the order in which buckets are closed. Returns their number."""
     codecs, left, buckets = codec.max() + 1, numel.sum(), 0
     size, last, begins = np.zeros(codecs), np.zeros(codecs, np.int64), np.full(codecs, -1)
     for tensor in range(numel.size):
@@ -172,13 +173,13 @@ def _fuse(numel: Any, codec: Any, part: Any, taper: Any, of: Any) -> Any:
 
 
 def each_alone(tensors: Tensors, part: float = np.inf) -> Bucketing:
-    """Every tensor by itself, cut at about ``part`` elements."""
+    """Every tensor in a bucket of its own, cut at about ``part`` elements."""
     parts = np.clip(np.round(tensors.numel / part), 1, MAX_PARTS)
     return bucketing(tensors, np.arange(len(tensors.numel)), parts)
 
 
 def renumbered(tensors: Tensors, of: Ints, parts: Sequence[int]) -> tuple[Bucketing, Ints]:
-    """The bucketing in which each tensor is ``of`` this group, and each group's number in it."""
+    """The bucketing in which tensor i is in group ``of[i]``, and the bucket number of each group."""
     order = np.argsort(_last(of, len(parts)), kind="stable")
     number = np.empty(len(parts), np.int64)
     number[order] = np.arange(len(parts))
@@ -186,8 +187,8 @@ def renumbered(tensors: Tensors, of: Ints, parts: Sequence[int]) -> tuple[Bucket
 
 
 def merged(tensors: Tensors, made: Bucketing, bucket: int) -> tuple[Bucketing, Ints] | None:
-    """The bucketing with a bucket and the next one of its codec as one, in as many parts as the larger has, and that one's number. None if
-    it is the last."""
+    """The bucketing in which a bucket is merged with the next one of its codec, and the merged bucket's number. It has as many parts as the one
+    of both that has more. None if the bucket is the last of its codec."""
     later = np.flatnonzero(made.codec[bucket + 1 :] == made.codec[bucket])
     if not len(later):
         return None
@@ -201,8 +202,8 @@ def merged(tensors: Tensors, made: Bucketing, bucket: int) -> tuple[Bucketing, I
 
 
 def split(tensors: Tensors, made: Bucketing, bucket: int, at: int | None = None) -> tuple[Bucketing, Ints] | None:
-    """The bucketing with a bucket as two, each in half as many parts, and their numbers. at: how many tensors the first gets; as many as
-    make about half of the elements if left out. None if the bucket is one tensor."""
+    """The bucketing in which a bucket is split in two, each with half as many parts, and the two numbers. at: how many tensors the first one
+    gets; by default about half of the elements. None if the bucket is a single tensor."""
     members = np.flatnonzero(made.of == bucket)
     if len(members) < 2:
         return None
@@ -218,11 +219,11 @@ def split(tensors: Tensors, made: Bucketing, bucket: int, at: int | None = None)
 
 
 def every_fusion(tensors: Tensors, parts: Iterable[int]) -> Iterator[Bucketing]:
-    """All ways of making runs of few tensors, with each of these cuts alike for all."""
+    """Every bucketing of few tensors into runs, with each of these numbers of parts, the same for all buckets."""
     runs = [np.nonzero(tensors.codec == codec)[0].tolist() for codec in dict.fromkeys(tensors.codec.tolist())]
     pairs = [pair for run in runs for pair in pairwise(run)]
     for mask in range(1 << len(pairs)):
-        begins = list(range(len(tensors.numel)))  # of each tensor's run
+        begins = list(range(len(tensors.numel)))  # the first tensor of each tensor's run
         for number, (one, next_one) in enumerate(pairs):
             if not mask >> number & 1:
                 begins[next_one] = begins[one]

@@ -1,17 +1,17 @@
-"""What a user rules out of a plan, from a file: TOML, or JSON where the name ends in .json.
+"""A user's constraints on plans, read from a file: TOML, or JSON if the name ends in .json.
 
     most_encodes = 1            # how often a bucket may be encoded: each encoding costs accuracy
     devices = ["gpu"]           # where encoding and decoding may happen; [] plans without compression
-    flat = true                 # options that know no nodes
+    flat = true                 # options without an intra-node stage
     hierarchical = true         # options that sum within nodes first
-    servers = true              # options over servers, where the cluster has some
-    runtime = false             # nothing but what psgc run --plan carries
-    [codecs]                    # what alone encodes tensors of these names, in place of --codec; the first that matches counts
+    servers = true              # options over servers, if the cluster has some
+    runtime = false             # true: only what psgc run --plan can run
+    [codecs]                    # by patterns of tensor names: their only codec, in place of --codec; the first match counts
     "*.bias" = "none"
     "encoder.*.weight" = "onebit"
 
 All fields may be left out. Buckets hold tensors of one codec.
-Owns the file's shape and its errors; what each field means for an option is ``options.Constraints``'.
+Owns the file's format and its errors; ``options.Constraints`` says what each field means for an option.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from psgc.plan.model.options import DEVICES, Constraints
 
 SWITCHES: Final = ("flat", "hierarchical", "servers")
 FIELDS: Final = ("most_encodes", "devices", *SWITCHES, "runtime", "codecs")
-# All options are open, those over servers, too.
+# No constraints: all options, including those over servers.
 ALL: Final = Constraints(servers=True)
 
 

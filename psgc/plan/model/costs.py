@@ -1,9 +1,9 @@
-"""What an option costs: its actions as tasks on resources, each a line in the bucket's size, or a codec's curve.
+"""What an option costs: its actions as tasks on resources. A task's time is linear in the bucket's size, or given by a codec's curve.
 
-Owns what each action moves, counts and computes; knows nothing of time's order (``timeline``) or of choosing (``search``). A bucket of n
-float32 elements is followed through the option (``walk``): over which groups it is split into shards, from which groups' ranks payloads have
-come together, whether it is encoded, and whether a node's root alone works on it. None of that depends on sizes or links: it is found once an
-option, and priced for a cluster. With p ranks in a group, m bytes held by each, alpha the latency of a message and beta the microseconds a byte:
+Owns what each action sends and computes. Does not know when tasks run (``timeline``) or which options are chosen (``search``). ``walk`` follows
+a bucket of n float32 elements through the option, and notes after each action over which groups it is split into shards, which groups' payloads
+lie side by side, whether it is encoded, and whether only a node's root works on it. None of that depends on sizes or links, so it is found once
+per option, and then priced for a cluster. With p ranks in a group, each of which holds m bytes:
 
 | routine                      | bytes through a rank's link, one way | messages in a row |
 |------------------------------|--------------------------------------|-------------------|
@@ -11,38 +11,40 @@ option, and priced for a cluster. With p ranks in a group, m bytes held by each,
 | reduce_scatter               | m (p - 1) / p                        | p - 1             |
 | all_gather of shards         | m (p - 1)                            | p - 1             |
 | reduce, broadcast (pipelined chain)  | m                            | p - 1             |
-| all_gather.c of whole payloads       | m (p - 1): p pieces come     | p - 1             |
+| all_gather.c of whole payloads       | m (p - 1): p pieces arrive   | p - 1             |
 | all_to_all.c                 | m (p - 1) / p                        | p - 1             |
-| gather.c                     | m (p - 1): p pieces come to the root | p - 1             |
-| push, pull                   | m, or the servers' share of all ranks' if that is more | 1   |
+| gather.c                     | m (p - 1): p pieces reach the root   | p - 1             |
+| push, pull                   | m, or the servers' share of all ranks' bytes if that is more | 1 |
 
-Between nodes the link is the node's: what its active ranks send together goes through it. A flat group's ring passes each node's link
-once in each direction, so it carries what one rank's link would. Of a flat all-to-all each of a node's ranks, and of a flat gather the root, sends
-or receives through it what does not stay within the node. So does each rank of a flat reduce_scatter and all_gather that is *direct*: jobs whose gradients lie
-in hosts' memory send each slice straight to the rank that sums it, so that sums are in the order of ranks. A node of k of the p ranks then sends k (p - k) / p
-of a gradient's bytes, where a ring sends (p - 1) / p. Over nodes of several ranks a flat routine uses the links within nodes as well, and
-the slower of both paces it: a ring passes each rank's link; of an all-to-all and a gather what stays within the node passes it.
-Collectives run one after the other, as in a stream of NCCL's: the latencies of one's messages hold the link, too. Of a push and a pull the
-latency delays what follows in the chain; the link is free meanwhile.
-A part lies on one server: that server's link carries everybody's bytes of it. Parts go to the servers in turn, so a link to servers is held for the
-part's share of all their links, and the rest delays the part alone; a shard is a part of its own. So with the server's pass. Servers on the
-workers' nodes use their NICs: a push and a pull then hold both directions, for what a node's ranks and its servers exchange with other nodes.
-Where a node has reduction roots, its sums are cut among these alone: each has more of them to send, encode and decode, and other ranks send all and
-talk to nobody else. Where its GPUs are behind several PCIe switches, sums of floats within the node are taken behind each first, over ``[intra]``, and
-then between the switches, each rank its slice, through the host's memory (``[host]``, or ``[intra]`` where that is not given).
-Decoding costs each piece: an all-gather's p payloads are p times as many elements as one's. A node's CPU works for all its active ranks, one
-after the other; where the cluster says how many threads workers have, each has its own, and as many parts are encoded and decoded at once.
-Likewise a server sums as many parts at once as it has threads.
-Where the cluster has a link between a GPU and its host, gradients are on the GPU, and copies pass that link, a lane each way: to the host before
-the CPU encodes or decodes and before a push, and back before the GPU encodes or decodes, before a collective within a node, and at the
-end. Collectives between nodes go from where the bytes are, or, without GPUDirect, from the GPU through the host: what a rank sends and what it
-receives is copied. Where jobs run collectives through hosts' memory (``collectives = "host"`` in the cluster's file)
-each rank's bytes are copied there before the first of them, and stay until the GPU decodes them, or the end.
-A server adds every payload that comes to it and finishes the sum once, its share of the bucket; where the profile has times of ``none``,
-workers also copy what is not encoded into slots and out of them.
-One thread at each end handles messages. Of the profile's ``next_part_us``, for which a part keeps both threads busy, and ``part_us``, which a
-lone part takes there and back besides its bytes and codecs, a push and a pull have half each. A server's thread does that for every rank.
-Sources: Thakur et al. 2005 for collectives; Wang et al. 2023 (Espresso), table 3, for what follows what.
+Links between nodes. Each node has one, which carries what all its active ranks send. The ring of a flat group passes each node's link once
+in each direction, so the link carries what one rank's link would. In a flat all-to-all every rank of a node, and in a flat gather the root, sends
+or receives through it all that does not stay within the node. The same holds for a *direct* flat reduce_scatter or all_gather: jobs whose gradients
+lie in hosts' memory send each slice straight to the rank that sums it, so that sums are in the order of ranks. A node of k of the p ranks then sends
+k (p - k) / p of a gradient's bytes, where a ring sends (p - 1) / p.
+Links within nodes. If nodes have several ranks, a flat routine uses these links as well, and the slower of both kinds sets its pace. A ring
+passes each rank's link; an all-to-all and a gather pass it with what stays within the node.
+Latency. Collectives run one after the other, as in an NCCL stream, so the latencies of their messages hold the link, too. The latency of a
+push or a pull delays what follows in its chain, while the link is free.
+Servers. A part lies on one server, whose link carries all ranks' bytes of it. Parts go to the servers in turn. So a part holds the link to servers
+for its share of all servers' links, and the rest of its time delays only the part itself; a shard counts as a part. The server's pass
+is counted in the same way. Servers on the workers' nodes share their NICs: a push and a pull then hold both directions, for what a node's ranks
+and servers exchange with other nodes. A server adds every payload of a part and finishes the sum once. If the profile has times of ``none``, workers
+also copy what is not encoded into slots and out of them.
+Roots and switches. If a node has reduction roots, only these own shards of its sums, so each has more to send, encode and decode; other ranks send
+their whole gradient to the roots and exchange nothing else. If its GPUs are behind several PCIe switches, floats are summed behind each switch first,
+over ``[intra]``, and then between the switches, slice by slice, through the host's memory (``[host]``, or ``[intra]`` if that is not given).
+Codecs. Decoding costs time for each piece: the p payloads of an all-gather have p times as many elements as one. A node's CPU works for its active
+ranks one after the other. If the cluster says how many threads workers have, each worker encodes and decodes that many parts at once. A server
+sums as many parts at once as it has threads.
+Copies. If the cluster has a link between a GPU and its host, gradients are on the GPU, and copies pass that link, which has a lane for each
+direction: to the host before the CPU encodes or decodes and before a push; to the GPU before it encodes or decodes, before a collective within a node,
+and at the end. Collectives between nodes start from where the bytes are; without GPUDirect, what a GPU sends and receives is copied through the host.
+If jobs run collectives through hosts' memory (``collectives = "host"`` in the cluster's file), each rank's bytes are copied there before the first
+collective, and stay until the GPU decodes them, or until the end.
+Messages. One thread at each end handles them. ``next_part_us`` of the profile is the time for which a part keeps both threads busy, and
+``part_us`` the time that a lone part takes there and back besides its bytes and codecs. A push has one half of each, a pull the other. A server's
+thread does this for every rank.
+Sources: Thakur et al. 2005 for collectives; Wang et al. 2023 (Espresso), table 3, for which action may follow which.
 """
 
 from __future__ import annotations
@@ -61,33 +63,33 @@ from psgc.plan.model.options import Option
 
 GPU, CPU, INTRA, SEND, RECEIVE, SERVER, MESSAGES, TO_HOST, TO_GPU = range(9)
 RESOURCES: Final = ("gpu", "cpu", "intra", "inter-send", "inter-receive", "server", "messages", "to-host", "to-gpu")
-LINKS: Final = frozenset(RESOURCES[link] for link in (INTRA, SEND, RECEIVE))  # the names of those between GPUs
-ALWAYS: Final = 6  # of RESOURCES, the first so many occur in any job; the others only where the profile or the cluster has times for them
+LINKS: Final = frozenset(RESOURCES[link] for link in (INTRA, SEND, RECEIVE))  # the names of the links between GPUs
+ALWAYS: Final = 6  # the first 6 of RESOURCES occur in any job, the others only if the profile or the cluster has times for them
 BOTH_WAYS: Final = -1  # a collective between nodes: holds SEND and RECEIVE together
-ALL_LINKS: Final = -2  # one over all ranks, several of them on a node: holds INTRA, too, and the slower of both paces it
-IN_FLIGHT: Final = -3  # a message's latency, and what a server's own link and pass add to a lone part: holds nothing
+ALL_LINKS: Final = -2  # a collective over all ranks, several of them on a node: also holds INTRA; the slower link sets the pace
+IN_FLIGHT: Final = -3  # a message's latency, and what a server's own link and pass add to a lone part: holds no resource
 _HELD: Final = {BOTH_WAYS: (SEND, RECEIVE), ALL_LINKS: (INTRA, SEND, RECEIVE), IN_FLIGHT: ()}
 NO_COPIES, COPIES, ALL_ON_HOSTS = range(3)
-RAW: Final = "raw:"  # before a curve's name: of what is not encoded
+RAW: Final = "raw:"  # prefix of a curve's name: the times of ``none``
 FLOAT_BYTES: Final = 4.0
-_STRAIGHT: Final = ("all_to_all", "gather")  # operations whose messages go to the rank that they are for
+_STRAIGHT: Final = ("all_to_all", "gather")  # operations whose messages go straight to their destination, not around a ring
 _STRAIGHT_IF_DIRECT: Final = (*_STRAIGHT, "reduce_scatter", "all_gather")
 
 
 def resources_of(resource: int) -> tuple[int, ...]:
-    """Those that a task holds at once."""
+    """The resources that a task on ``resource`` holds at the same time."""
     return _HELD.get(resource, (resource,))
 
 
 def threads(cluster: Cluster) -> tuple[int, ...]:
-    """How many tasks each of RESOURCES does at once."""
+    """The number of tasks that each of RESOURCES does at once."""
     at_once = {CPU: cluster.threads_of_a_worker, SERVER: cluster.threads_of_a_server}
     return tuple(at_once.get(resource, 1) for resource in range(len(RESOURCES)))
 
 
 class Held(NamedTuple):
-    """What a rank holds on its way. shards: the groups that each element is split over, innermost last; pieces: the groups whose ranks'
-    payloads lie side by side; root_only: a node's other ranks are out of it; on_host: it lies in the host's memory, not in the GPU's."""
+    """What a rank holds between two actions. shards: the groups over which elements are split, innermost last; pieces: the groups whose ranks'
+    payloads lie side by side; root_only: only one rank of each node holds anything; on_host: the bytes lie in the host's memory, not the GPU's."""
 
     shards: tuple[str, ...] = ()
     pieces: tuple[str, ...] = ()
@@ -97,7 +99,7 @@ class Held(NamedTuple):
 
 
 class Atom(NamedTuple):
-    """An action and what it finds. last: whether the option ends with it."""
+    """An action, and what a rank holds before it. last: whether the option ends with it."""
 
     action: str
     held: Held
@@ -105,9 +107,10 @@ class Atom(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One action on one resource: ``fixed_us + per_element_us * n``, or a codec's curve at ``share * times`` of n elements.
+    """One action on one resource. It takes ``fixed_us + per_element_us * n`` for n elements, or what a codec's curve says for
+    ``share * times * n`` elements.
 
-    curve: "" for none, else "gpu.encode", "cpu.decode", "server.decode", ..., with RAW before it where nothing is encoded."""
+    curve: "" for none, else "gpu.encode", "cpu.decode", "server.decode", ..., with the prefix RAW if nothing is encoded."""
 
     action: str
     resource: int
@@ -120,9 +123,13 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CodecCosts:
-    """What a plan needs of a codec: bytes an element in payloads, in those that servers answer with, and its curves by device (``server``:
-    what a server takes to add one payload, and to finish the sum; ``cpu``'s if it is missing). raw: the curves of what is not encoded.
-    part_us, next_part_us: the profile's, of any part that goes to a server; see the module's text."""
+    """What a plan needs to know of a codec.
+
+    bytes_per_element:      of payloads that workers send.
+    pull_bytes_per_element: of payloads that servers answer with; None: the same.
+    curves:                 times by device. ``server`` decodes to add one payload, and encodes to finish the sum; without it ``cpu`` counts.
+    raw:                    the curves of ``none``, by device.
+    part_us, next_part_us:  the profile's overheads of any part that goes to a server; see the module's text."""
 
     name: str
     bytes_per_element: float
@@ -143,16 +150,16 @@ class CodecCosts:
 
     @property
     def served(self) -> bool:
-        """Whether there are times of a server's."""
+        """Whether the codec has times on servers."""
         return "server" in self.curves or "cpu" in self.curves
 
     def has(self, task: Task) -> bool:
-        """Whether there are times for it."""
+        """Whether the codec has times for the task."""
         device = task.curve.partition(".")[0]
         return not task.curve or device.startswith(RAW) or (self.served if device == "server" else device in self.curves)
 
     def task_us(self, task: Task, numel: float) -> float:
-        """Microseconds of one task for ``numel`` elements of a bucket."""
+        """Microseconds of one task for a bucket of ``numel`` elements."""
         return float(self.all_us(task, np.array([numel]))[0])
 
     def all_us(self, task: Task, numel: F64) -> F64:
@@ -164,14 +171,14 @@ class CodecCosts:
         return curve.encode_all(elements) if verb == "encode" else curve.decode_all(elements)
 
     def least_us_per_element(self, task: Task) -> float:
-        """What an element costs at least, in buckets however large."""
+        """Lower bound on the microseconds per element, whatever the bucket's size."""
         if not task.curve:
             return task.per_element_us
         curve, verb = self._curve(task.curve)
         return task.share * task.times * curve.least(verb)
 
     def points(self, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """A curve's numbers of elements and microseconds."""
+        """The sizes in elements and the microseconds of a curve's points."""
         curve, verb = self._curve(name)
         return curve.numel, curve.encode_us if verb == "encode" else curve.decode_us
 
@@ -185,8 +192,8 @@ class CodecCosts:
 
 @functools.cache
 def walk(option: Option, copies: int = NO_COPIES) -> tuple[tuple[Atom, ...], Held]:
-    """The option's atoms, and what a rank holds after them. copies: as ``copies_of`` says, whether to tell the GPU's memory from the host's, and the last atom
-    from others."""
+    """The option's atoms, and what a rank holds after them. copies: the cluster's ``copies_of``; with NO_COPIES neither ``on_host`` nor ``last`` is
+    set."""
     held, atoms = Held(), []
     for number, action in enumerate(option):
         atoms.append(Atom(action, held, copies != NO_COPIES and number == len(option) - 1))
@@ -195,12 +202,12 @@ def walk(option: Option, copies: int = NO_COPIES) -> tuple[tuple[Atom, ...], Hel
 
 
 def copies_of(cluster: Cluster) -> int:
-    """Whether copies between GPUs and hosts count, and whether all that ranks exchange is in the hosts' memory."""
+    """Which copies between GPUs and hosts cost time: none, those that an option needs, or those of collectives through hosts' memory, too."""
     return NO_COPIES if cluster.host is None else ALL_ON_HOSTS if cluster.collectives == "host" else COPIES
 
 
 def _on_host(action: str, held: Held, exchanged: bool = False) -> bool:
-    """Whether what a rank holds after the action is in the host's memory. exchanged: all that it exchanges is."""
+    """Whether the result of an action lies in the host's memory. exchanged: whether all collectives run through the host's memory."""
     if "@" in action:
         return action.endswith("@cpu")
     level, operation = action.split(".")[:2]
@@ -225,12 +232,12 @@ def _after(action: str, held: Held) -> Held:
 
 
 def tasks(option: Option, cluster: Cluster, codec: CodecCosts, direct: bool = False) -> tuple[Task, ...]:
-    """The option's tasks, in order. direct: whether flat reduce-scatters and all-gathers are; see the module's text."""
+    """The option's tasks, in order. direct: whether flat reduce-scatters and all-gathers run without a ring; see the module's text."""
     return tuple(task for atom in walk(option, copies_of(cluster))[0] for task in price(atom, cluster, codec, direct))
 
 
 def price(atom: Atom, cluster: Cluster, codec: CodecCosts, direct: bool = False) -> list[Task]:
-    """An atom's tasks: none where its group is of one rank, several where servers are asked, and its copies between GPU and host."""
+    """An atom's tasks, with its copies between GPU and host. A group of one rank has no task, a push or a pull may have several."""
     action, held, last = atom
     share, pieces = _parts(held, cluster)
     made = _work(action, held, share, pieces, cluster, codec, direct)
@@ -250,12 +257,12 @@ def price(atom: Atom, cluster: Cluster, codec: CodecCosts, direct: bool = False)
 
 
 def _copy(action: str, resource: int, size: float, link: Link) -> list[Task]:
-    """Of so many bytes an element."""
+    """A copy of ``size`` bytes per element; no task if ``size`` is 0."""
     return [Task(action, resource, link.latency_us, size * link.us_per_byte)] if size else []
 
 
 def _parts(held: Held, cluster: Cluster) -> tuple[float, float]:
-    """Which share of the elements a rank has, and of how many ranks."""
+    """The share of a bucket's elements that a rank holds, and how many ranks' payloads of them."""
     share, pieces = 1.0, 1.0
     for level in held.shards:
         share /= _owners(cluster) if level == "intra" else _ranks(level, cluster)
@@ -265,7 +272,7 @@ def _parts(held: Held, cluster: Cluster) -> tuple[float, float]:
 
 
 def _work(action: str, held: Held, share: float, pieces: float, cluster: Cluster, codec: CodecCosts, direct: bool) -> list[Task]:
-    """An atom's tasks but for copies between GPU and host."""
+    """An atom's tasks, without the copies between GPU and host."""
     if "@" in action:
         return [_codec_task(action, share, pieces, _turns(_active(held, cluster), cluster))]
     level, operation = action.split(".")[:2]
@@ -279,7 +286,7 @@ def _work(action: str, held: Held, share: float, pieces: float, cluster: Cluster
     if level == "intra" and not held.encoded and _switches(cluster) > 1 and operation != "all_reduce":
         return _by_switch(action, operation, size, cluster)
     if level == "intra" and operation in ("reduce_scatter", "all_to_all") and _owners(cluster) < ranks:
-        volume = max(1.0, (ranks - 1) / _owners(cluster))  # others send a root all of its shard, and have none themselves
+        volume = max(1.0, (ranks - 1) / _owners(cluster))  # ranks that are no root send each root its whole shard, and own none
     if level == "intra" or (level == "flat" and cluster.nodes == 1):
         return [Task(action, INTRA, messages * cluster.intra.latency_us, volume * size * cluster.intra.us_per_byte)]
     straight = operation in (_STRAIGHT_IF_DIRECT if direct else _STRAIGHT)
@@ -292,12 +299,12 @@ def _work(action: str, held: Held, share: float, pieces: float, cluster: Cluster
 
 
 def _by_switch(action: str, operation: str, size: float, cluster: Cluster) -> list[Task]:
-    """A node's collective of floats in two: behind each switch, and between the switches, through the host's memory."""
+    """A node's collective of floats in two stages: behind each switch, and between the switches through the host's memory."""
     across, between = _switches(cluster), cluster.host or cluster.intra
     behind = cluster.pcie_switch_size
     volume, messages = _volume(operation, behind)
     volume_across, messages_across = _volume(operation, across)
-    whole = operation in ("reduce", "broadcast")  # of which one rank behind each switch goes on with all; of others each with its slice
+    whole = operation in ("reduce", "broadcast")  # one rank behind each switch goes on with the sum; else each with a slice
     within_size, across_size = (size, size) if whole else (size, size / behind) if operation == "reduce_scatter" else (size * across, size)
     return [
         Task(action, INTRA, messages * cluster.intra.latency_us, volume * within_size * cluster.intra.us_per_byte),
@@ -306,22 +313,22 @@ def _by_switch(action: str, operation: str, size: float, cluster: Cluster) -> li
 
 
 def _switches(cluster: Cluster) -> int:
-    """Of a node, behind which sums are taken first."""
+    """The number of a node's switches behind which sums are taken first; 1: no such stage."""
     return cluster.gpus_per_node // cluster.pcie_switch_size if 1 < cluster.pcie_switch_size < cluster.gpus_per_node else 1
 
 
 def _owners(cluster: Cluster) -> int:
-    """How many of a node's ranks own shards of its sums."""
+    """The number of a node's ranks that own shards of its sums."""
     return len(cluster.reduce_roots) or cluster.gpus_per_node
 
 
 def _active(held: Held, cluster: Cluster) -> int:
-    """How many of a node's ranks hold something."""
+    """The number of a node's ranks that hold anything."""
     return 1 if held.root_only else _owners(cluster) if "intra" in held.shards else cluster.gpus_per_node
 
 
 def _message(action: str, resource: int, us_per_element: float, latency_us: float, late_us_per_element: float) -> list[Task]:
-    """A push or a pull: a task on a link, and what of its time the link is not held for."""
+    """A push or a pull: a task that holds a link, and one for the time in which it is late but holds no link."""
     travel = Task(action, resource, 0.0, us_per_element)
     late = Task(action, IN_FLIGHT, latency_us, late_us_per_element)
     return [travel, late] if latency_us or late_us_per_element else [travel]
@@ -334,14 +341,14 @@ def _ranks(level: str, cluster: Cluster) -> int:
 
 
 def _turns(active: int, cluster: Cluster) -> float:
-    """How many times as long as its own part a rank waits for a CPU on which so many ranks encode."""
+    """The factor by which ``active`` ranks that encode on one node's CPU slow each other down."""
     if not cluster.has_threads:
         return float(active)
     return max(1.0, active / cluster.cores) if cluster.cores else 1.0
 
 
 def _codec_task(action: str, share: float, pieces: float, turns: float) -> Task:
-    """Each rank has a GPU of its own, but the CPU is its node's."""
+    """The task that encodes or decodes. Each rank has its own GPU, but a node's ranks share its CPU."""
     verb, _, device = action.partition("@")
     resource, ranks = (GPU, 1.0) if device == "gpu" else (CPU, turns)
     if verb == "comp":
@@ -350,7 +357,7 @@ def _codec_task(action: str, share: float, pieces: float, turns: float) -> Task:
 
 
 def _ranks_on_the_link(level: str, operation: str, cluster: Cluster, held: Held, straight: bool) -> float:
-    """How many ranks' worth of bytes a node's link carries. straight: each goes to the rank that it is for, not around a ring."""
+    """The bytes on a node's link, in units of one rank's. straight: messages go straight to their destination, not around a ring."""
     k = cluster.gpus_per_node
     if level == "inter":
         return float(_active(held, cluster))
@@ -364,14 +371,14 @@ def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec:
     """A push and the server's pass after it, or a pull; see the module's text."""
     senders = _active(held, cluster)
     servers = max(cluster.servers, 1)
-    spread = min(servers, senders) if share < 1 else 1  # on how many servers the shards of one part lie
+    spread = min(servers, senders) if share < 1 else 1  # number of servers that hold shards of one part
     everybody = senders * cluster.nodes
     worker = cluster.inter.us_per_byte * senders
     server = cluster.server_link.us_per_byte * everybody / servers
     alone = cluster.server_link.us_per_byte * everybody / spread
     if cluster.servers_on_nodes:  # a node's NIC carries both ends; what a node's ranks send to its own servers stays there
         away = (cluster.nodes - 1) / cluster.nodes
-        on_a_node = -(-servers // cluster.nodes)  # of the node with the most
+        on_a_node = -(-servers // cluster.nodes)  # servers on the node that has most
         worker, server, alone = worker * away, cluster.inter.us_per_byte * everybody * on_a_node / servers * away, alone * away
     latency = max(cluster.inter.latency_us, cluster.server_link.latency_us)
     push = ".push" in action
@@ -403,19 +410,19 @@ def _with_server(action: str, cluster: Cluster, held: Held, share: float, codec:
 
 
 def _handled(codec: CodecCosts, messages: float, of_a_part: float) -> tuple[float, float]:
-    """For how long one part's push, or its pull, keeps the threads of messages busy, and by how much it is late besides. messages: how many
-    messages of a part a server handles on average; of_a_part: how many the server that has the part does."""
+    """Microseconds for which one part's push or pull keeps the message threads busy, and by which it is late beyond that. messages: how many
+    messages of a part a server handles on average; of_a_part: how many the server that holds the part handles."""
     each = codec.next_part_us / 2
     busy = each * max(1.0, messages)
     return busy, max(0.0, codec.part_us / 2 - each) + each * max(1.0, of_a_part) - busy
 
 
 def _volume(operation: str, p: int) -> tuple[float, float]:
-    """Bytes through the link over what a rank holds, and messages in a row."""
+    """The bytes through a rank's link divided by the bytes that it holds, and the number of consecutive messages."""
     if operation == "all_reduce":
         return 2 * (p - 1) / p, 2.0 * (p - 1)
     if operation in ("reduce_scatter", "all_to_all"):
         return (p - 1) / p, p - 1.0
     if operation in ("reduce", "broadcast"):
         return 1.0, p - 1.0
-    return p - 1.0, p - 1.0  # all_gather and gather: of shards, or of whole payloads, what a rank holds, from all others
+    return p - 1.0, p - 1.0  # all_gather and gather, of shards or of whole payloads: what a rank holds, from each of the others

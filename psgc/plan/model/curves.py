@@ -1,6 +1,6 @@
-"""Cost curves as kernels read them: all points of several curves, one after the other.
+"""Cost curves in the form that kernels read: the points of several curves, one after the other.
 
-Owns the same reading of a curve as ``profile.CostCurve``, which is its definition, for many tasks at once.
+Owns the kernel that interpolates many curves at once. ``profile.CostCurve`` is the reference.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def curves_of(points: Iterable[Points]) -> Curves:
 
 @helper
 def _at(first: Any, last: Any, numel: Any, us: Any, elements: Any) -> Any:
-    """One curve at a number of elements: straight between points; before the first as there, behind the last as between the last two."""
+    """The value of one curve: linear between points, constant before the first, and beyond the last with the slope of the last two."""
     if last - first == 1:
         return us[first] * max(1.0, elements / numel[first])
     if elements <= numel[first]:
@@ -58,8 +58,10 @@ def _at(first: Any, last: Any, numel: Any, us: Any, elements: Any) -> Any:
 def task_times(
     fixed: Any, slope: Any, curve: Any, share: Any, first: Any, numel: Any, us: Any, sizes: Any, codec: Any, out: Any
 ) -> None:  # fmt: skip
-    """out: microseconds of tasks (rows) for parts of these sizes and codecs (columns). fixed: of each task; slope: an element's, by codec;
-    curve: the number of its curve by codec, -1 for none; share: of the part's elements, how many it is for; then ``Curves``."""
+    """Set ``out`` to the microseconds of tasks (rows) for parts of these sizes and codecs (columns).
+
+    fixed: fixed microseconds of each task; slope: microseconds per element, by task and codec; curve: index of the task's curve by codec, -1
+    for none; share: the share of the part's elements that the task works on; first, numel, us: ``Curves``."""
     for task in range(fixed.size):
         for column in range(sizes.size):
             took = fixed[task] + slope[task, codec[column]] * sizes[column]

@@ -1,8 +1,8 @@
-"""The next iteration's forward after a simulated step: when every gradient is synchronized, or layer by layer as soon as each one is.
+"""The next iteration's forward after a simulated step: begun when every gradient is synchronized, or layer by layer.
 
-Owns what a runtime without a barrier between iterations could gain at most (Peng et al., SOSP 2019, ByteScheduler): layers compute in the
-reverse order of their gradients' readiness, each when its own bucket and the layer before it are done. A layer's forward takes its share of
-backward, as far as readiness shows it. What is still decoded on the GPU then does not delay forward here.
+Owns the most that a runtime without a barrier between iterations could gain (Peng et al., SOSP 2019, ByteScheduler). Layers compute in the
+reverse order of their gradients' readiness, each when its own bucket and the layer before it are done. A layer's forward takes the same share
+of forward as its gradient takes of backward. Buckets that are still decoded on the GPU meanwhile do not delay forward in this model.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from psgc.plan.model.problem import Problem, Simulated
 
 
 class Iteration(NamedTuple):
-    """Microseconds from the first gradient's readiness to the end of the next forward. barrier_us: if it begins when all is synchronized, as
-    ``psgc.torch`` does; overlapped_us: if each layer begins when its own gradients are."""
+    """Microseconds from the first gradient's readiness to the end of the next forward. barrier_us: if forward begins when all gradients are
+    synchronized, as under ``psgc.torch``; overlapped_us: if each layer begins when its own gradients are."""
 
     barrier_us: float
     overlapped_us: float
 
 
 def with_forward(problem: Problem, buckets: Sequence[PlannedBucket], simulated: Simulated) -> Iteration:
-    """The iteration of a simulated plan. Raises UsageError for profiles without ``forward_us``."""
+    """The iteration of a simulated plan. Raises UsageError if the profile has no ``forward_us``."""
     profile = problem.profile
     if profile.forward_us is None:
         raise UsageError(f"profile {profile.model}: it has no forward_us; measure one with psgc profile, or leave out --forward")

@@ -1,6 +1,6 @@
-"""A planning job from what a user names: profile, cluster, codec and constraints become one problem, and notes on what was assumed.
+"""A planning job from the user's arguments: profile, cluster, codec and constraints become one problem, with notes on what was assumed.
 
-Owns what holds where the user says nothing: which GPU, which codec, and which codec times. Files' shapes are their own modules' business.
+Owns the defaults: which GPU, which codec, and which codec times. The modules of ``inputs`` know the files' formats.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import PUBLISHED_BYTES, Problem, codec_costs, is_of_a_node
 from psgc.plan.model.quality import is_sound
 
-# What a well-known model's times are computed for where no GPU is named.
+# The GPU that a well-known model's times are computed for if the user names none.
 DEFAULT_GPU: Final = "v100"
-# The codec of a plan for which none is chosen is the first of these that is sound under the optimizer and that there are times for: those
-# with the smallest error first, then those that need error feedback, and codecs that only the published times of V100 know last.
+# If the user chooses no codec, a plan takes the first of these that is sound under the optimizer and has times: codecs with the smallest error
+# first, then those that need error feedback, and last those that exist only as published times of the V100.
 PREFERRED: Final = ("int8", "bf16", "fp16", "int4", "onebit", "topk", "randomk", "efsignsgd", "dgc")
 
 
 class Job(NamedTuple):
-    """A problem, and what was assumed in posing it, a line each. estimated: those of its codecs whose times are estimates."""
+    """A problem, and notes on what was assumed, one line each. estimated: the codecs whose times are estimates."""
 
     problem: Problem
     notes: tuple[str, ...]
@@ -41,14 +41,16 @@ def load_job(
     profile_text: str, cluster: str | Cluster, codec: str | None = None, constraints: Constraints = ALL, *,
     gpu: str | None = None, beside: Iterable[str] = (), adam: bool = False, measured: Callable[[Profile, str], tuple[Profile, str]] | None = None,
 ) -> Job:  # fmt: skip
-    """The job of these files or names. gpu: what a well-known model's times are computed for, and codec times that the profile has not are
-    estimated for; beside: other codecs, of a plan's buckets; adam: where no codec is chosen, take none that costs quality under an Adam-like
-    optimizer; measured: adds a GPU's codec times to a profile without them, and says from where. Raises UsageError or CodecError saying what is
-    wrong with which."""
+    """The job that these files or names describe. Raises UsageError or CodecError, which name the argument and what is wrong with it.
+
+    gpu: the GPU for which a well-known model's times are computed, and for which missing codec times are estimated.
+    beside: further codecs, those of a given plan's buckets.
+    adam: choose no codec by default that costs quality under an Adam-like optimizer.
+    measured: adds codec times measured on a GPU to a profile without them, and says where they come from."""
     profile = load_profile(profile_text, gpu or DEFAULT_GPU)
     cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
     notes = [] if Path(profile_text).is_file() else [_computed_note(profile, gpu)]
-    if _all_match(profile, constraints) and codec is None:  # no tensor takes this one, and none need be chosen
+    if _all_match(profile, constraints) and codec is None:  # every tensor has its own codec, so the default is never used
         codec = next((name for _, name in constraints.codecs if name != UNCOMPRESSED), UNCOMPRESSED)
     constraints = replace(constraints, on_gpus=constraints.runtime and profile.device == "cuda" and "gpu" in constraints.devices)
     named = {*(name for _, name in constraints.codecs), *beside}
@@ -57,7 +59,7 @@ def load_job(
     wanted = named | _candidates(codec, profile, adam=adam)
     by_memory: frozenset[str] = frozenset()
     if constraints.on_gpus:
-        board = gpu or profile.hardware.partition(",")[0]  # the host's name follows
+        board = gpu or profile.hardware.partition(",")[0]  # behind the comma is the host's name
         own = [name for name in wanted or profile.codecs if "gpu" in profile.codecs.get(name, {})]
         notes += [f"codec times of {', '.join(sorted(own))} on the GPU are the profile's"] if own else []
         profile, source = (profile, "") if measured is None else measured(profile, board)
@@ -69,7 +71,7 @@ def load_job(
     if not profile.codecs:
         profile = replace(profile, codecs=V100_CODECS)
         notes.append("codec times are the published ones of V100 and its host, since the profile has none")
-        if on_gpu and not (gpu or profile.hardware):  # assumed to be a V100, for codecs without published times as well
+        if on_gpu and not (gpu or profile.hardware):  # assume a V100 also for codecs without published times
             memory = known_memory_gbps(DEFAULT_GPU)
             profile, estimated = with_estimates(profile, memory, wanted)
     if codec is None:
@@ -98,7 +100,7 @@ def _computed_note(profile: Profile, gpu: str | None) -> str:
 
 
 def _all_match(profile: Profile, constraints: Constraints) -> bool:
-    """Whether every tensor has a codec of its own. Raises UsageError for a pattern that is the name of none."""
+    """Whether the constraints give every tensor a codec. Raises UsageError for a pattern that matches no tensor."""
     names, matched = {tensor.name for tensor in profile.tensors}, set[str]()
     for pattern, _ in constraints.codecs:
         found = {name for name in names if fnmatchcase(name, pattern)}
@@ -110,7 +112,8 @@ def _all_match(profile: Profile, constraints: Constraints) -> bool:
 
 
 def _candidates(codec: str | None, profile: Profile, *, adam: bool) -> frozenset[str]:
-    """What a job may be planned with: the codec; where none was chosen one that the profile has times for, or, if it has none, any."""
+    """The codecs whose times are needed beyond the profile's: the chosen one; or none, if no codec is chosen and the profile has times of a
+    suitable one; or else all suitable ones."""
     if codec is not None:
         return frozenset({codec})
     suitable = _suitable(adam=adam)
@@ -118,7 +121,7 @@ def _candidates(codec: str | None, profile: Profile, *, adam: bool) -> frozenset
 
 
 def _suitable(*, adam: bool) -> list[str]:
-    """Of the preferred codecs those that may be taken unasked."""
+    """The preferred codecs that may be the default."""
     return [name for name in PREFERRED if not adam or is_sound(name, adam=True)]
 
 
@@ -134,7 +137,7 @@ def _default_note(codec: str, profile: Profile, *, adam: bool) -> str:
 
 
 def _costs(codec: str, profile: Profile, cluster: Cluster, constraints: Constraints) -> CodecCosts:
-    """The codec's. Raises UsageError where no plan could encode with it."""
+    """The codec's costs. Raises UsageError if no plan could encode with it."""
     costs = codec_costs(codec, profile, cluster.gpus)
     if codec == UNCOMPRESSED:
         return costs
@@ -147,7 +150,7 @@ def _costs(codec: str, profile: Profile, cluster: Cluster, constraints: Constrai
 
 
 def _check_runs(codec: str) -> None:
-    """Raise UsageError for a codec that the bucketings of a plan cannot be run with."""
+    """Raise UsageError for a codec that no job can use with a plan's buckets."""
     if codec in PUBLISHED_BYTES:
         raise UsageError(f"codec {codec}: known by its published times alone, so no job can use it; choose one of psgc codecs")
     from psgc.codecs.registry import parse_scheme
@@ -157,8 +160,8 @@ def _check_runs(codec: str) -> None:
 
 
 def default_codec(profile: Profile, devices: Sequence[str], *, adam: bool = False) -> str:
-    """The codec to plan with if none is chosen; ``none`` where all that have times cost quality under an Adam-like optimizer. Raises UsageError
-    if the profile has times of none on these devices."""
+    """The codec to plan with if the user chooses none; ``none`` if every codec with times costs quality under an Adam-like optimizer. Raises
+    UsageError if the profile has no codec's times on these devices."""
     timed = [name for name in PREFERRED if any(device in profile.codecs.get(name, {}) for device in devices)]
     if not timed:
         raise UsageError(
@@ -168,7 +171,7 @@ def default_codec(profile: Profile, devices: Sequence[str], *, adam: bool = Fals
 
 
 def codec_of(buckets: Iterable[PlannedBucket]) -> str:
-    """The codec of the first of a plan's buckets that is encoded, ``none`` if none is: a simulation's, beside the others' own."""
+    """The codec of the first encoded bucket, ``none`` if no bucket is encoded. A simulation takes it as the problem's codec."""
     return next((bucket.codec for bucket in buckets if encodes(bucket.option)), UNCOMPRESSED)
 
 

@@ -1,7 +1,6 @@
-"""Who works when in a simulated step: backward, and what every resource does for which part.
+"""The spans of a simulated step: when backward computes, and when each resource works for which part.
 
-Owns spans of time by lane and what follows from them: how long each lane works, and how much of communication backward hides. Knows nothing
-of pictures.
+Owns spans of time by lane, and two sums over them: how long each lane works, and how much of the communication backward hides. Does not draw.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ LANES: Final = (BACKWARD, *RESOURCES)
 
 
 class Span(NamedTuple):
-    """One piece of work on one lane. bucket: its place in the plan; part and bucket: -1 of backward of what needs no communication; thread:
-    which of the lane's it holds; threads: how many the lane has."""
+    """One piece of work on one lane. bucket: its index in the plan; bucket and part are -1 for backward of tensors that need no
+    communication; thread: index of the lane's thread that does it; threads: how many threads the lane has."""
 
     lane: str
     bucket: int
@@ -38,8 +37,8 @@ class Span(NamedTuple):
 
 
 def spans(simulated: Simulated) -> list[Span]:
-    """Backward's pieces, then every task as often as it holds a lane, in the chains' order; pieces that take no time are left out. What is in
-    flight holds no lane."""
+    """Backward's spans, then those of the tasks in the order of the chains: one span for each lane that a task holds. Spans of zero length
+    and messages in flight, which hold no lane, are left out."""
     chains, timeline, rows = simulated.chains, simulated.timeline, simulated.rows
     found = _backward(simulated)
     columns = (chains.resource.tolist(), timeline.start_us.tolist(), chains.us.tolist())
@@ -49,7 +48,7 @@ def spans(simulated: Simulated) -> list[Span]:
 
 
 def _backward(simulated: Simulated) -> list[Span]:
-    """Backward between the tasks on the GPU, each piece for the bucket that it computes next."""
+    """Backward, split where other tasks hold the GPU; each span belongs to the bucket that is computed next."""
     chains, start_us = simulated.chains, simulated.timeline.start_us
     on_gpu = sorted((start_us[task], chains.us[task]) for task in np.flatnonzero((chains.resource == GPU) & (chains.us > 0)))
     found, now, place = [], 0.0, 0
@@ -68,7 +67,7 @@ def _backward(simulated: Simulated) -> list[Span]:
 
 
 def _on_threads(found: list[Span], threads: Mapping[str, int]) -> list[Span]:
-    """The spans, each on the thread of its lane that was free first."""
+    """The spans, each assigned to the thread of its lane that was free first."""
     free = {lane: [0.0] * count for lane, count in threads.items() if count > 1}
     order = sorted((span.start_us, number) for number, span in enumerate(found) if span.lane in free)
     for _, number in order:
@@ -81,7 +80,7 @@ def _on_threads(found: list[Span], threads: Mapping[str, int]) -> list[Span]:
 
 
 def busy_us(found: Iterable[Span]) -> dict[str, float]:
-    """How long each lane works, by name, each of its threads on average; ``gpu`` without backward."""
+    """Microseconds that each lane works, by name, averaged over its threads; ``gpu`` without backward."""
     total = dict.fromkeys(LANES, 0.0)
     for span in found:
         total[span.lane] += span.us / span.threads
@@ -90,7 +89,7 @@ def busy_us(found: Iterable[Span]) -> dict[str, float]:
 
 def overlap(found: Sequence[Span]) -> float:
     """The share of communication that backward hides: of the time in which at least one link works (``intra``, ``inter-send``,
-    ``inter-receive``), that in which backward computes. 1 where no link works at all."""
+    ``inter-receive``), the share in which backward computes too. 1 if no link works at all."""
     links = union((span.start_us, span.end_us) for span in found if span.lane in LINKS)
     backward = union((span.start_us, span.end_us) for span in found if span.lane == BACKWARD)
     total = length(links)

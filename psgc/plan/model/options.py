@@ -1,4 +1,4 @@
-"""The ways one bucket can take: every option of the decision tree, as lists of actions, and those over servers.
+"""The options of a bucket, as lists of actions: those of Espresso's decision tree, and those over servers.
 
 An option says whether, where and how often a bucket is encoded, which collectives carry it, and at which level. The tree is that of
 Espresso (Wang et al., EuroSys 2023, section 4.2, figure 8 and table 3), written as a grammar, C an encode and D a decode, each on GPU or CPU:
@@ -16,7 +16,7 @@ Espresso (Wang et al., EuroSys 2023, section 4.2, figure 8 and table 3), written
     hierarchical                                      Comm1 T3 | Comm1 C T4 | C Comm1c T4 | C Comm1c D T3 | C Comm1c D C T4
 
 Owns the grammar and the actions' names: ``comp@gpu``, ``decomp@cpu``, ``LEVEL.OP`` for floats and ``LEVEL.OP.c`` for payloads, LEVEL one
-of flat, intra (within a node) and inter (between nodes). What actions cost, and do, is others' business.
+of flat, intra (within a node) and inter (between nodes). ``costs`` says what actions cost, and ``psgc.program`` what they do.
 """
 
 from __future__ import annotations
@@ -29,20 +29,24 @@ from typing import Final
 
 Option = tuple[str, ...]
 DEVICES: Final = ("gpu", "cpu")
-# what completes a first step in two steps
+# the collective that completes a sum whose first step is the key
 _SECOND: Final = {"reduce_scatter": "all_gather", "all_to_all": "all_gather", "reduce": "broadcast", "gather": "broadcast"}
 _FIRST_RAW: Final = ("reduce_scatter", "reduce")
 _FIRST_ENCODED: Final = ("all_to_all", "gather")
-# What jobs do over servers: nothing encoded, and encoded.
+# The options over servers that jobs always can run: uncompressed, and encoded on the CPU.
 OVER_SERVERS: Final[tuple[Option, Option]] = (("flat.push", "flat.pull"), ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu"))
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What a user rules out. most_encodes: how often a bucket may be encoded, since each costs accuracy; None: as often as it likes;
-    runtime: all but what jobs run, wherever gradients lie, which is over servers, encoded on CPUs; among_workers: with ``runtime``, not what workers do
-    among themselves; on_gpus: nor what GPUs encode (the job decides both, not the user); codecs: patterns
-    of tensors' names, and what alone encodes those that match, the first that does."""
+    """The user's constraints on a plan's options.
+
+    devices:       where encoding and decoding may happen.
+    most_encodes:  how often a bucket may be encoded, since each encoding costs accuracy; None: any number.
+    runtime:       allow only options that jobs can run: over servers, encoded on CPUs.
+    among_workers: with ``runtime``, allow options without servers, too. The job decides this, not the user.
+    on_gpus:       with ``runtime``, allow encoding on GPUs, too. The job decides this, not the user.
+    codecs:        pairs of a pattern of tensor names and the only codec of the tensors that match it; the first match counts."""
 
     devices: tuple[str, ...] = DEVICES
     most_encodes: int | None = None
@@ -56,16 +60,16 @@ class Constraints:
 
     @property
     def encoders(self) -> tuple[str, ...]:
-        """The devices that may encode: of those that the user leaves, the ones that jobs encode on."""
+        """The allowed devices that may encode; with ``runtime`` only those that jobs encode on."""
         return tuple(device for device in self.devices if not self.runtime or self.on_gpus or device == "cpu")
 
     @property
     def to_be_run(self) -> bool:
-        """Whether jobs of this version can run all that is left, so that parts are cut as theirs are."""
+        """Whether jobs of this version can run every allowed option; parts are then cut as jobs cut them."""
         return self.runtime or self.devices == ("cpu",)
 
     def allows(self, option: Option) -> bool:
-        """Whether the option is left."""
+        """Whether the constraints allow the option."""
         levels = {action.partition(".")[0] for action in option if "." in action}
         return (
             devices_of(option) <= set(self.encoders)
@@ -89,12 +93,12 @@ def encodes(option: Option) -> int:
 
 @functools.cache
 def devices_of(option: Option) -> frozenset[str]:
-    """Those that encode or decode in it."""
+    """The devices that encode or decode in the option."""
     return frozenset(action.partition("@")[2] for action in option if "@" in action)
 
 
 class _Tree:
-    """The grammar over some devices. Each method gives a rule's options; ``pairs`` are the second steps that are still owed."""
+    """The grammar over some devices. Each method gives the options of one rule; its arguments name the second steps that are still to come."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.C = [(f"comp@{device}",) for device in devices]
@@ -149,7 +153,7 @@ class _Tree:
         return options
 
     def servers(self) -> list[Option]:
-        """Over servers, which sum: all ranks with them, or each node's sum, by one rank or by each its shard."""
+        """Options in which servers sum: the contributions of all ranks, or each node's sum, pushed by one rank or shard by shard by all."""
         plain, encoded = ("push", "pull"), ("push.c", "pull.c")
         options: list[Option] = []
         for level, before, after in (
@@ -164,7 +168,7 @@ class _Tree:
 
 
 def joined(*parts: Sequence[Option]) -> list[Option]:
-    """Every way of writing one of each part after the other."""
+    """Every concatenation of one option of each part."""
     return [sum(chosen, ()) for chosen in product(*parts)]
 
 
@@ -183,14 +187,14 @@ def server_options(devices: tuple[str, ...] = DEVICES) -> tuple[Option, ...]:
 
 @functools.cache
 def constrained(constraints: Constraints) -> tuple[Option, ...]:
-    """The options that are left, those over servers last."""
+    """The options that the constraints allow, those over servers last."""
     devices = tuple(device for device in DEVICES if device in constraints.devices)
     every = (*all_options(devices), *server_options(devices)) if constraints.servers else all_options(devices)
     return tuple(option for option in every if constraints.allows(option))
 
 
 def subtree_sizes(devices: tuple[str, ...] = DEVICES) -> dict[str, int]:
-    """How many options each rule has, after one given first step."""
+    """The number of options of each rule, after one given first step."""
     tree = _Tree(devices)
     return {
         "T1": len(tree.t1("intra", "all_gather")), "T2": len(tree.t2("intra", "all_gather")), "T3": len(tree.t3("all_gather")),
@@ -204,7 +208,8 @@ def over_groups(option: Option) -> bool:
 
 
 def is_program(option: Option) -> bool:
-    """Whether jobs run it over groups of ranks, with servers in between or without: every option but those by which each rank pushes all that it has."""
+    """Whether jobs run the option as a program over groups of ranks, with or without servers: every option except those in which each rank
+    pushes its whole gradient."""
     return not any(action.startswith(("flat.push", "flat.pull")) for action in option)
 
 

@@ -1,6 +1,6 @@
-"""A plan: every bucket's tensors, cuts, priority, codec and option, the machines that it is for, and the order of what the links carry.
+"""A plan: each bucket's tensors, parts, priority, codec and option; the machines that it is for; and the order of transfers on each link.
 
-Owns the records and their JSON of version 2; ``planfile`` reads it. What a plan costs, and who runs it, is others' business.
+Owns the records and their JSON of version 2, which ``planfile`` reads. Does not know what a plan costs or how a job runs it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from psgc.plan.model.options import Option, all_options, server_options, unknown
 VERSION: Final = 2
 UNCOMPRESSED: Final = "none"
 FIELDS: Final = ("version", "model", "cluster", "buckets", "issue_order", "prediction")  # of a plan's document
-# what a planner writes beside them, for people alone
+# further fields that a planner writes for people; no program reads them
 FIGURES: Final = (
     "profile", "optimizer", "step_ms", "fp32_step_ms", "lower_bound_ms", "lower_bound_any_bucketing_ms", "runnable", "select_ms", "bound_ms",
     "options_considered",
@@ -28,9 +28,12 @@ FIGURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PlannedBucket:
-    """Tensors fused, in this order, or one; cut into ``parts`` equal parts, each of which takes the way that ``option`` says. Of two that
-    could travel the one of higher priority does. codec: ``none`` where the option encodes nothing. part_numel: elements of each part but
-    the last, where parts are not equal; else 0. servers: the server of each part, by number; () where none is known, or the option has none."""
+    """One tensor, or several fused in this order, cut into ``parts`` parts, each of which is synchronized as ``option`` says.
+
+    priority:   the bucket with the higher priority is sent first.
+    codec:      ``none`` if the option encodes nothing.
+    part_numel: elements of each part except the last; 0 if all parts are equal.
+    servers:    each part's server, by number; () if unknown, or if the option uses no servers."""
 
     tensors: tuple[str, ...]
     numel: int
@@ -42,7 +45,7 @@ class PlannedBucket:
     servers: tuple[int, ...] = ()
 
     def part_sizes(self) -> tuple[float, ...]:
-        """Elements of each part. Raises UsageError where full parts and a rest do not add up to the bucket."""
+        """Elements of each part. Raises UsageError if the full parts and the last one do not add up to the bucket."""
         if not self.part_numel:
             return (self.numel / self.parts,) * self.parts
         rest = self.numel - self.part_numel * (self.parts - 1)
@@ -63,7 +66,7 @@ class PlannedBucket:
 
 
 class Issue(NamedTuple):
-    """One transfer, as a lane begins it: bucket is an index into the plan's, step one into the bucket's option."""
+    """One transfer of a lane's order. bucket: index into the plan's buckets; step: index into the bucket's option."""
 
     bucket: int
     part: int
@@ -71,7 +74,8 @@ class Issue(NamedTuple):
 
 
 class JobShape(NamedTuple):
-    """A job's processes, or those that a plan is for; None: not known. workers: all of them; workers_per_node: where all nodes have as many."""
+    """Numbers of processes of a job, or of the job that a plan is for; None: not known. workers: of all nodes together; workers_per_node: None
+    if nodes differ."""
 
     workers: int | None = None
     servers: int | None = None
@@ -84,9 +88,13 @@ NOT_KNOWN: Final = JobShape()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """See the module's text. cluster: its name. prediction: what a planner says of the plan, by name; empty for one that nobody predicted.
-    machines: the cluster that it is for, shape: the processes, as far as they are known. issue_order: by lane of links, the order in which it
-    begins its transfers, a whole one. None: not known."""
+    """See the module's text.
+
+    cluster:     the cluster's name.
+    prediction:  the planner's figures by name; empty if there are none.
+    machines:    the cluster that the plan is for; None if not known.
+    shape:       the numbers of processes, as far as they are known.
+    issue_order: for each lane of links, the complete order in which its transfers begin; None if not known."""
 
     model: str
     cluster: str
@@ -98,7 +106,7 @@ class Plan:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What an executor needs and the plan lacks, in words."""
+        """Descriptions of what an executor needs, but the plan does not say."""
         placed = all(bucket.servers for bucket in self.buckets if pushes(bucket.option))
         found = {
             "the cluster": self.machines is not None, "the server of each part": placed, "the issue order": self.issue_order is not None
@@ -106,7 +114,7 @@ class Plan:
         return tuple(what for what, known in found.items() if not known)
 
     def to_json(self) -> dict[str, Any]:
-        """The document, whose fields are in one order whoever made the plan."""
+        """The plan as JSON. The order of fields is fixed, so that equal plans give equal files."""
         known = {"workers": self.shape.workers, "servers": self.shape.servers}
         cluster = {"name": self.cluster, **{key: number for key, number in known.items() if number is not None}}
         order = self.issue_order
@@ -123,12 +131,12 @@ def shape_of(cluster: Cluster) -> JobShape:
 
 
 def plan_text(document: Mapping[str, Any]) -> str:
-    """A plan's document as its file has it: a line for each bucket and each lane."""
+    """A plan's document as the text of its file: one line for each bucket and each lane."""
     return "{\n" + ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in document.items()) + "\n}\n"
 
 
 def _lines(value: Any) -> str:
-    """JSON on one line, but for a list of objects and an object of lists, whose members have a line each."""
+    """JSON on one line, except that the members of a list of objects and of an object of lists have a line each."""
     if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
         return "[\n" + ",\n".join(f"  {_compact(one)}" for one in value) + "\n ]"
     if isinstance(value, dict) and value and all(isinstance(one, list) for one in value.values()):
@@ -148,7 +156,7 @@ def _sorted(value: Any) -> Any:
 
 
 def pushes(option: Option) -> bool:
-    """Whether the option's sums are servers' work."""
+    """Whether servers sum in this option."""
     return any(".push" in action for action in option)
 
 
@@ -158,7 +166,7 @@ def _every_option() -> frozenset[Option]:
 
 
 def check_option(option: Option, place: str) -> None:
-    """Raise UsageError, naming the action, unless the option is one of the tree's or of the servers'."""
+    """Raise UsageError, which names the wrong action, unless the option is one of ``all_options`` or ``server_options``."""
     if option in _every_option():
         return
     for action in unknown_actions(option):
@@ -176,7 +184,8 @@ def _beginnings() -> frozenset[Option]:
 
 
 def check_fits(plan: Plan, numel_by_name: Mapping[str, int], whose: str) -> None:
-    """Raise UsageError, naming the first tensor that differs, unless the plan is for exactly these tensors. whose: they are, in words."""
+    """Raise UsageError, which names the first tensor that differs, unless the plan is for exactly these tensors. whose: the owner of the tensors,
+    for the message."""
     model = f" ({plan.model})" if plan.model else ""
     other = f"; the plan is for another model{model} or another version of it: make one with psgc plan, from a profile of this one"
     planned = {name for bucket in plan.buckets for name in bucket.tensors}

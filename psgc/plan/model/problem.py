@@ -1,6 +1,6 @@
-"""What is to be planned, and what any plan for it costs: the one judge of every method.
+"""A planning problem, and the simulated step time of any plan for it. Every method's plan is judged here.
 
-Owns how a plan's buckets become chains of tasks on a timeline. Knows nothing of how plans are found.
+Owns how a plan's buckets become chains of tasks on a timeline. Does not know how plans are found.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from psgc.plan.model.options import Constraints, Option
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket, check_fits
 from psgc.plan.model.timeline import Chains, Ints, Timeline, chains_of, run
 
-# Bytes an element of codecs that only the built-in profile of V100 has times for: 1 % of the values with 4 bytes of index each; a bit.
+# Payload bytes per element of codecs that exist only as times in the built-in V100 profile. dgc sends 1 % of the values, with 4 bytes of index
+# each; efsignsgd sends one bit per element.
 PUBLISHED_BYTES: Final[Mapping[str, float]] = {"dgc": 0.08, "efsignsgd": 0.125}
 _SAMPLE: Final = 1 << 20
 
 
 def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
-    """What a codec costs, by the profile's times. ``push/pull`` takes the times of both; ``none`` can be encoded with nowhere. Raises
-    CodecError, or UsageError for one that the profile has no times for."""
+    """A codec's payload bytes per element, and its encode and decode times from the profile.
+
+    A ``push/pull`` pair takes the times of both halves. ``none`` has no encode or decode times, so no device can encode with it.
+    Raises CodecError for an unknown codec, and UsageError for a codec without times in the profile."""
     raw = profile.codecs.get(UNCOMPRESSED, {})
     part_us, next_part_us = (profile.overheads.get(key, 0.0) for key in ("part_us", "next_part_us"))
     if name == UNCOMPRESSED:
@@ -56,7 +59,7 @@ def codec_costs(name: str, profile: Profile, workers: int = 1) -> CodecCosts:
 
 
 def _curves(name: str, canonical: str, profile: Profile) -> Mapping[str, CostCurve]:
-    """By the text, the canonical form, or the codec's bare name."""
+    """The codec's curves in the profile, looked up by its text, then its canonical form, then its name without parameters."""
     bare = canonical.partition("/")[0].partition(":")[0]
     for text in (name, canonical, canonical.partition("/")[0], bare):
         if text in profile.codecs:
@@ -66,14 +69,14 @@ def _curves(name: str, canonical: str, profile: Profile) -> Mapping[str, CostCur
 
 
 def is_of_a_node(codec: CodecCosts) -> bool:
-    """Whether its times on the CPU are the published ones of V100's host, which are of a node's whole CPU, not of one thread."""
+    """Whether the codec's CPU times are the published ones of the V100's host. Those are for a node's whole CPU, not for one thread."""
     built_in = V100_CODECS.get(codec.name.partition("/")[0].partition(":")[0], {}).get("cpu")
     return built_in is not None and codec.curves.get("cpu") == built_in
 
 
 @functools.cache
 def has_gpu_side(codec: str) -> bool:
-    """Whether GPUs encode and decode it."""
+    """Whether psgc has GPU kernels that encode and decode this codec."""
     if codec in PUBLISHED_BYTES or codec == UNCOMPRESSED:
         return False
     from psgc.codecs.backends import backends
@@ -87,7 +90,7 @@ def has_gpu_side(codec: str) -> bool:
 
 
 def _is_pair(codec: str) -> bool:
-    """Whether one round carries it, so that workers can aggregate among themselves."""
+    """Whether the codec takes one round, so that workers can aggregate without servers."""
     if codec in PUBLISHED_BYTES:
         return False
     from psgc.codecs.registry import parse_scheme
@@ -98,8 +101,10 @@ def _is_pair(codec: str) -> bool:
 
 @dataclass(frozen=True)
 class Problem:
-    """A model on a cluster, what to compress it with and what the user rules out. others: patterns of tensors' names, and what compresses
-    those that match in place of ``codec``; the first that matches counts. A bucket holds tensors of one codec."""
+    """A model, a cluster, a codec, and the user's constraints.
+
+    others: pairs of a pattern of tensor names and the codec of the tensors that match it, in place of ``codec``. The first match counts.
+    A bucket holds tensors of one codec."""
 
     profile: Profile
     cluster: Cluster
@@ -109,12 +114,12 @@ class Problem:
 
     @cached_property
     def codecs(self) -> tuple[CodecCosts, ...]:
-        """All there are, each once, ``codec`` first."""
+        """All codecs without duplicates, ``codec`` first."""
         return tuple({codec.name: codec for codec in (self.codec, *(codec for _, codec in self.others))}.values())
 
     @cached_property
     def codec_numbers(self) -> dict[str, int]:
-        """By tensor, which of ``codecs`` is its own."""
+        """Index in ``codecs`` of each tensor's codec, by the tensor's name."""
         numbers = {codec.name: number for number, codec in enumerate(self.codecs)}
         return {name: numbers[self._codec_named(name).name] for name in self.numel}
 
@@ -123,22 +128,22 @@ class Problem:
 
     @property
     def used(self) -> tuple[CodecCosts, ...]:
-        """Those that tensors may be encoded with."""
+        """The codecs of tensors that may be encoded: all codecs that some tensor has, except ``none``."""
         numbers = sorted(set(self.codec_numbers.values()))
         return tuple(self.codecs[number] for number in numbers if self.codecs[number].name != UNCOMPRESSED)
 
     def codec_of(self, bucket: PlannedBucket) -> CodecCosts:
-        """What the bucket would be encoded with: its tensors' codec, ``none`` if they have several."""
+        """The codec that the bucket's tensors share; ``none`` if they have different ones."""
         numbers = {self.codec_numbers[name] for name in bucket.tensors}
         return self.codecs[numbers.pop()] if len(numbers) == 1 else self.without
 
     @cached_property
     def without(self) -> CodecCosts:
-        """The costs of encoding nothing."""
+        """The costs of ``none``."""
         return codec_costs(UNCOMPRESSED, self.profile)
 
     def devices(self, codec: CodecCosts) -> tuple[str, ...]:
-        """Those that may encode and decode with it: that the user leaves, and the codec has times for."""
+        """The devices that may encode and decode with this codec: the constraints allow them, and the codec has times there."""
         return tuple(device for device in self._encoders if codec.knows(device) and self._encodes_on(device, codec))
 
     @cached_property
@@ -146,23 +151,23 @@ class Problem:
         return replace(self.constraints, on_gpus=self.on_gpus).encoders
 
     def _encodes_on(self, device: str, codec: CodecCosts) -> bool:
-        """Whether jobs do, where what jobs do counts."""
+        """Whether jobs can encode this codec on the device. Without ``runtime`` the plan need not run, and every device counts."""
         return device == "cpu" or not self.constraints.runtime or has_gpu_side(codec.name)
 
     @cached_property
     def on_gpus(self) -> bool:
-        """Whether jobs encode on GPUs: gradients lie there."""
+        """Whether jobs encode on GPUs: the plan is to be run, and gradients lie on a GPU."""
         return self.constraints.runtime and self.profile.device == "cuda"
 
     def takes(self, option: Option, codec: CodecCosts) -> bool:
-        """Whether an option that is allowed is so for buckets of this codec: it has times for it everywhere."""
+        """Whether buckets of this codec can have an allowed option: the codec has times for every device that the option uses."""
         return options.devices_of(option) <= set(self.devices(codec)) and (
             codec.served or not any(".push.c" in action for action in option)
         )
 
     @cached_property
     def allowed(self) -> Constraints:
-        """The user's constraints, and what the job itself rules out: devices that no codec has times for, servers where there are none."""
+        """The user's constraints, narrowed to this job: without devices that no codec has times for, and without servers if the cluster has none."""
         devices = tuple(device for device in self._encoders if any(device in self.devices(codec) for codec in self.codecs))
         servers = self.constraints.servers and self.cluster.servers > 0
         return replace(
@@ -171,20 +176,20 @@ class Problem:
 
     @cached_property
     def direct(self) -> bool:
-        """Whether what ranks exchange lies in hosts' memory, where jobs run flat reduce-scatters and all-gathers without a ring (``costs``)."""
+        """Whether ranks exchange data in the hosts' memory. There, jobs run flat reduce-scatters and all-gathers without a ring (``costs``)."""
         return (self.profile.device == "cpu" and self.cluster.host is None) or self.cluster.collectives == "host"
 
     @cached_property
     def among_workers(self) -> bool:
-        """Whether jobs run collectives at what they are taken to cost: they do in hosts' memory, and on GPUs where the cluster says by what, for codecs of
-        one round."""
+        """Whether options in which workers aggregate among themselves can be planned for a job to run. The codecs must take one round, and the
+        collectives' cost must be known: it is in hosts' memory, and on GPUs if the cluster names what runs the collectives."""
         known = self.direct or bool(self.cluster.collectives)
         return self.constraints.runtime and known and all(_is_pair(codec.name) for codec in self.used)
 
     @cached_property
     def threads(self) -> Ints:
-        """Of each resource, how many tasks it does at once. Raises UsageError if codec times are of whole nodes and the cluster says how many
-        threads there are."""
+        """How many tasks each resource does at once. Raises UsageError if the codec times are for whole nodes, but the cluster gives numbers of
+        threads."""
         if self.cluster.has_threads and any(is_of_a_node(codec) for codec in self.codecs):
             raise UsageError(
                 f"cluster {self.cluster.name}: it has cores or codec_threads, but the built-in codec times are of a node's whole CPU; leave both out, "
@@ -194,14 +199,14 @@ class Problem:
 
     @cached_property
     def tensors(self) -> Tensors:
-        """In order of readiness."""
+        """The tensors, in order of readiness."""
         codec = [self.codec_numbers[tensor.name] for tensor in self.profile.tensors]
         sizes = np.array([tensor.numel for tensor in self.profile.tensors], np.float64)
         return Tensors(sizes, np.array([tensor.ready_us for tensor in self.profile.tensors]), np.array(codec, np.int64))
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
-        """Those allowed, and that some codec has times for."""
+        """The allowed options that some codec has times for. Raises UsageError if none is left."""
         found = options.constrained(self.allowed)
         if self.allowed.servers and not any(codec.served for codec in self.codecs):
             found = tuple(option for option in found if any(self.takes(option, codec) for codec in self.codecs))
@@ -228,7 +233,7 @@ class Problem:
         return {codec.name: codec for codec in self.codecs}
 
     def costs_of(self, bucket: PlannedBucket) -> CodecCosts:
-        """Of the bucket's own codec. Raises UsageError if it is encoded with ``none``, or the profile has no times for its codec."""
+        """The costs of the bucket's codec. Raises UsageError if its option encodes but its codec is ``none``, or has no times in the profile."""
         if options.is_uncompressed(bucket.option):
             return self.codec
         if bucket.codec == UNCOMPRESSED:
@@ -238,12 +243,12 @@ class Problem:
         return self._costs[bucket.codec]
 
     def part_tasks(self, option: Option, numel: float, codec: CodecCosts) -> list[tuple[str, int, float]]:
-        """(action, resource, microseconds) of one part of ``numel`` elements."""
+        """The tasks of one part of ``numel`` elements, as (action, resource, microseconds)."""
         return [(task.action, task.resource, codec.task_us(task, numel)) for task in costs.tasks(option, self.cluster, codec, self.direct)]
 
 
 class Row(NamedTuple):
-    """Whose a task of the chains is."""
+    """The bucket, part and action of one task of the chains."""
 
     bucket: int
     part: int
@@ -251,7 +256,8 @@ class Row(NamedTuple):
 
 
 class Simulated(NamedTuple):
-    """A plan's step. step_us: from the first gradient's readiness until every bucket is synchronized; rows: of each task of the chains."""
+    """A plan's simulated step. step_us: from the first gradient's readiness until every bucket is synchronized; rows: one for each task of the
+    chains."""
 
     step_us: float
     chains: Chains
@@ -260,8 +266,8 @@ class Simulated(NamedTuple):
 
 
 def ranks(buckets: Sequence[PlannedBucket], order: Sequence[int]) -> Ints:
-    """Of each part, as a chain has it: parts of the highest priority first, of equal ones in the order of the chains. order: the buckets' indices, as
-    their chains stand."""
+    """Each part's rank among the chains: by descending priority of its bucket, then in the order of the chains. order: the buckets' indices in the
+    order of their chains."""
     parts = np.array([buckets[index].parts for index in order], np.int64)
     turns = np.repeat([-buckets[index].priority for index in order], parts)
     rank = np.empty(len(turns), np.int64)
@@ -270,10 +276,11 @@ def ranks(buckets: Sequence[PlannedBucket], order: Sequence[int]) -> Ints:
 
 
 def simulate(problem: Problem, buckets: Sequence[PlannedBucket]) -> Simulated:
-    """The buckets' step, each encoded with its own codec: a part is a chain of its own. Of tasks that could start at once that of the bucket
-    with the highest priority does; of equal priorities, of the one that is ready first, then as they stand.
+    """Simulate a step of these buckets, each with its own codec. Every part is a chain of tasks.
 
-    Raises UsageError for buckets of another model, codecs that the profile has no times for, and parts that do not add up."""
+    If several tasks could start at the same moment, the one whose bucket has the highest priority starts. Ties go to the bucket that is ready
+    first, then to the one that comes first in ``buckets``.
+    Raises UsageError for buckets of another model, codecs without times in the profile, and parts that do not add up to their bucket."""
     check_fits(Plan("", problem.cluster.name, tuple(buckets)), problem.numel, f"the profile of {problem.profile.model or 'the model'}")
     ready = [max(problem.ready_us[name] for name in bucket.tensors) for bucket in buckets]
     order = sorted(range(len(buckets)), key=lambda index: (ready[index], -buckets[index].priority, index))

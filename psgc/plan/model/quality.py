@@ -1,7 +1,7 @@
-"""What compression costs besides time: which codecs are sound under which optimizer, how often a bucket is encoded, what residuals take of memory.
+"""What compression costs besides time: which codecs are sound under which optimizer, how often a bucket is encoded, and the memory of residuals.
 
-``psgc plan``, ``psgc advise`` and ``psgc whatif`` all ask here, so that they cannot disagree. Owns the list of sound codecs; what was measured
-is in docs/quality.md and docs/optimizers.md.
+``psgc plan``, ``psgc advise`` and ``psgc whatif`` all use this module, so that they cannot disagree. Owns the list of sound codecs; the
+measurements are in docs/quality.md and docs/optimizers.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psgc.plan.model.problem import PUBLISHED_BYTES
 ADAM, SGD = "adam", "sgd"
 OPTIMIZERS: Final = (ADAM, SGD)
 CASTS: Final = frozenset({"bf16", "fp16"})
-# Adam squares what it gets: only codecs with a small error are sound there (docs/optimizers.md).
+# Adam squares gradients, so only codecs with a small error are sound under it (docs/optimizers.md).
 SOUND_UNDER_ADAM: Final = CASTS | {UNCOMPRESSED, "int8", "int4", "fp8", "shared"}
 NEEDS_FEEDBACK_UNDER_ADAM: Final = frozenset({"int4"})
 RELAY: Final = "relay"  # as a pull codec: servers forward payloads, so nothing is lost there
@@ -25,8 +25,10 @@ RESIDUAL_BYTES: Final = {"float32": 4.0, "int8": 1.0}
 
 
 def is_sound(codec: str, *, adam: bool) -> bool:
-    """Whether the codec keeps quality. Under an Adam-like optimizer: a small error in every payload, and no momentum before compression. Under
-    SGD with momentum: that, or error feedback, or no bias. Of ``push/pull`` both halves must be. Raises CodecError for an unknown codec."""
+    """Whether training with the codec keeps its quality. Both halves of a ``push/pull`` pair must be sound.
+
+    Under an Adam-like optimizer, every payload must have a small error, and the codec must not apply momentum before compression. Under SGD with
+    momentum, a small error, error feedback, or an unbiased codec is enough. Raises CodecError for an unknown codec."""
     return all(_half_is_sound(half, adam=adam) for half in codec.split("/") if half != RELAY)
 
 
@@ -49,8 +51,7 @@ def is_cast(codec: str) -> bool:
 
 
 def encodings(bucket: PlannedBucket) -> int:
-    """How often a value of the bucket is encoded between one worker's gradient and the aggregate, each time with a loss: by workers, and by
-    servers that encode the sum again."""
+    """How many lossy encodings lie between a worker's gradient and the aggregate: by workers, and by servers that encode the sum again."""
     again = any(".pull.c" in action for action in bucket.option) and _servers_encode(bucket.codec)
     return encodes(bucket.option) + again
 
@@ -64,13 +65,13 @@ def _servers_encode(codec: str) -> bool:
 
 
 def keeps_residual(codec: str) -> bool:
-    """Whether a worker keeps what the codec of its push has not sent yet."""
+    """Whether a worker keeps a residual for this codec."""
     return _residual_bytes(codec) > 0
 
 
 def _residual_bytes(codec: str) -> float:
-    """A worker's bytes an element."""
-    if codec in PUBLISHED_BYTES:  # known by their published times alone; both have error feedback
+    """Bytes per element of a worker's residual."""
+    if codec in PUBLISHED_BYTES:  # codecs without an implementation here; both have error feedback
         return RESIDUAL_BYTES["float32"]
     from psgc.codecs.registry import parse_scheme
 
@@ -79,12 +80,12 @@ def _residual_bytes(codec: str) -> float:
 
 
 def residual_bytes(buckets: Iterable[PlannedBucket]) -> float:
-    """Memory of one worker for residuals under this plan, a worker that encodes whole buckets: those of options that encode shards keep less."""
+    """Bytes of one worker's residuals under this plan, if it encodes whole buckets. A worker whose options encode shards keeps less."""
     return sum(bucket.numel * _residual_bytes(bucket.codec) for bucket in buckets if encodes(bucket.option))
 
 
 def server_residual_bytes(buckets: Iterable[PlannedBucket]) -> float:
-    """Memory of all servers together for residuals of the sums that they encode."""
+    """Bytes of all servers' residuals together, for the sums that they encode."""
     total = 0.0
     for bucket in buckets:
         pull = bucket.codec.rpartition("/")[2]

@@ -1,14 +1,13 @@
-"""One iteration's timeline: backward, and every bucket's tasks on the resources they share. Who comes first is served first.
+"""The simulation of one iteration: backward, and every bucket's tasks on the resources that they share. First come, first served.
 
-A bucket's tasks follow one another; the first may start when backward has computed the bucket. Backward keeps the GPU from the first moment on.
-A task on the GPU may start between two tensors, when backward has computed one and not begun the next, and all that is computed later is
-delayed by it. A resource does one task at a time, or as many as it has threads, each to its end. Of tasks that could start next the one that
-can start earliest does; of equal ones that of the chain with the least rank. Owns this rule: as a kernel, and as the plain definition that
-it is held against.
+A bucket's tasks run one after the other; the first may start when backward has computed the bucket. Backward holds the GPU from the start.
+A task on the GPU may start only between two tensors of backward, and delays all tensors that backward computes later. A resource does one
+task at a time, or as many as it has threads, without preemption. Of the tasks that could start next, the one that can start earliest does; ties go
+to the chain with the least rank. Owns this rule, as a kernel and as its reference.
 
-The step is over when the last bucket is done. What happens before a bucket is computed does not depend on it: so a run can be resumed from there
-when its tasks alone have changed (``search`` does). Sources: Espresso (Wang et al. 2023), section 4.3, for what contends; that the links of a
-node and between nodes work at once, and that decoding delays what follows it on the same device, is ours.
+The step is over when the last bucket is done. What happens before a bucket is computed does not depend on its tasks. So if only they change, a
+run can be resumed from there, as the search does. Sources: Espresso (Wang et al. 2023), section 4.3, for which tasks contend. That links within a
+node and between nodes work at the same time, and that decoding delays what follows it on the same device, is our addition.
 """
 
 from __future__ import annotations
@@ -28,21 +27,26 @@ Ints = NDArray[np.int64]
 _IN_F64: Final = types.Array(types.float64, 1, "C", readonly=True)
 _IN_I64: Final = types.Array(types.int64, 1, "C", readonly=True)
 _OUT_F64: Final = types.Array(types.float64, 1, "C")
-# Places in a run's state, behind those of the resources; behind these stand the threads of resources that have several.
-DELAY: Final = len(RESOURCES)  # of backward, by tasks on the GPU
+# Indices in a run's state. Before these come the resources, behind them the threads of resources that have several.
+DELAY: Final = len(RESOURCES)  # how much tasks on the GPU have delayed backward, in microseconds
 STEP: Final = DELAY + 1
 _COMPUTED: Final = STEP + 1
-EVENTS: Final = _COMPUTED + 1  # how many tasks have begun
+EVENTS: Final = _COMPUTED + 1  # number of tasks that have begun
 STATE: Final = EVENTS + 1
-TOLERANCE: Final = 1e-9  # of backward or the step, by which a sum of times may miss a moment
-ROUNDING: Final = 1 - TOLERANCE  # a sum of times may be rounded otherwise than the run's own
+TOLERANCE: Final = 1e-9  # relative rounding error that a sum of times may have, as a share of backward or of the step
+ROUNDING: Final = 1 - TOLERANCE  # a bound is multiplied by it, because it may be rounded differently from the run's own sum
 
 
 class Chains(NamedTuple):
-    """Every bucket's tasks, one after the other. ready_us: when backward alone would have computed each bucket, ascending parts of one at
-    once; first: where each bucket's tasks begin, and their number at the end; resource and us: of each task; threads: of each resource, how
-    many tasks it does at once; moments_us: when backward alone would have computed each tensor, ascending, those of ``ready_us`` among them;
-    rank: of each chain, which decides between tasks that could start at the same moment: the least goes first. No two are alike."""
+    """The tasks of all chains, one after the other. A chain is one part of a bucket.
+
+    ready_us:   when backward alone, without delays, would have computed each chain; ascending, and equal for parts of one bucket.
+    first:      index of each chain's first task, and at the end the number of tasks.
+    resource:   each task's resource.
+    us:         each task's microseconds.
+    threads:    number of tasks that each resource does at once.
+    moments_us: when backward alone would have computed each tensor, ascending; holds all values of ``ready_us``.
+    rank:       each chain's rank, all different. If several tasks could start at the same moment, the chain with the least rank goes first."""
 
     ready_us: F64
     first: Ints
@@ -54,7 +58,8 @@ class Chains(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """step_us: when the last bucket is done. start_us: of each task; computed_us: when backward has computed each bucket."""
+    """A simulated step. step_us: when the last bucket is done; start_us: when each task starts; computed_us: when backward has computed each
+    chain."""
 
     step_us: float
     start_us: F64
@@ -71,8 +76,8 @@ def chains_of(
     moments_us: F64 | None = None,
     rank: Sequence[int] | Ints | None = None,
 ) -> Chains:
-    """Chains from each bucket's (resource, microseconds) pairs. moments_us: left out where every bucket is one tensor; rank: left out where
-    buckets go as they stand."""
+    """Chains from each one's (resource, microseconds) pairs. moments_us: may be left out if every bucket is one tensor; rank: by default the
+    chains' order."""
     sizes = np.array([len(bucket) for bucket in buckets], np.int64)
     flat = [task for bucket in buckets for task in bucket]
     return Chains(
@@ -84,7 +89,7 @@ def chains_of(
 
 
 def define_timeline(chains: Chains) -> Timeline:
-    """The rule above, plainly."""
+    """The reference of ``run``: the module's rule in plain Python."""
     count = len(chains.ready_us)
     free = [[0.0] * threads for threads in chains.threads.tolist()]
     start, computed_us = np.zeros(len(chains.us)), np.zeros(count)
@@ -119,22 +124,29 @@ def define_timeline(chains: Chains) -> Timeline:
 
 
 def _between_tensors(chains: Chains, delay: float, when: float) -> float:
-    """When a task that could start at ``when`` finds backward between two tensors, or done."""
+    """The first moment from ``when`` on at which backward is between two tensors, or done."""
     later = chains.moments_us[chains.moments_us >= when - delay - TOLERANCE * chains.moments_us[-1]]
     return max(when, float(later[0]) + delay) if len(later) else when
 
 
 class Run(NamedTuple):
-    """A simulation under way, for compiled code alone; ``new_run`` makes one.
+    """A simulation in progress, for compiled code only; ``new_run`` makes one.
 
-    ready_us: when backward alone would have computed each chain, ascending. moments_us: each tensor; moment: each chain's place
-    among them. resource, us, rest_us: of each task: what it holds, for how long, and what it and the tasks behind it in its chain take together.
-    begins, ends: each chain's tasks. alike: the chain behind those that follow this one with the same readiness and the same tasks; none of
-    them can begin before it. rank: of each chain, the least goes first of those that could go at once.
-    threads: of each resource, how many tasks it does at once; thread: where in ``state`` the times stand at which each of them is free, if they
-    are several. state: when each resource is free; then by how much backward is late; the step so far; how many chains are computed; the threads.
-    available_us: when each chain's next task can start. next_task: of each chain. start_us, computed_us: the result, as ``Timeline`` has it.
-    event_chain, event_task, event_us: the tasks that have begun, in order: each one's chain, number and start.
+    ready_us:      when backward alone would have computed each chain, ascending.
+    moments_us:    when backward alone would have computed each tensor.
+    moment:        index of each chain's ``ready_us`` in ``moments_us``.
+    resource, us:  each task's resource and microseconds.
+    rest_us:       microseconds of each task and of those after it in its chain, together.
+    begins, ends:  the range of each chain's tasks.
+    alike:         for each chain, the first later chain with another readiness or other tasks. Those in between cannot begin before it.
+    rank:          each chain's rank; the least goes first if several could go at the same moment.
+    threads:       number of tasks that each resource does at once.
+    thread:        for a resource with several threads, the index in ``state`` of the times at which they are free.
+    state:         when each resource is free; then DELAY, STEP, the number of computed chains, EVENTS; then the threads.
+    available_us:  when each chain's next task can start.
+    next_task:     each chain's next task.
+    start_us, computed_us: the result, as in ``Timeline``.
+    event_chain, event_task, event_us: chain, task and start of every task that has begun, in order.
     """
 
     ready_us: Any
@@ -160,7 +172,7 @@ class Run(NamedTuple):
 
 
 class Snapshots(NamedTuple):
-    """What changes during a run, as it was at several moments, a row each."""
+    """Copies of what changes during a run, one row for each saved moment."""
 
     state: Any
     available_us: Any
@@ -169,7 +181,7 @@ class Snapshots(NamedTuple):
 
 @helper
 def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any, threads: Any, moments_us: Any, rank: Any, longest: Any) -> Any:
-    """A run of these tasks, whose chains have none yet, and later ``longest`` each at most."""
+    """A run of these tasks. Its chains have no tasks yet; each gets at most ``longest``."""
     chains, size, events = ready_us.size, STATE, ready_us.size * longest
     thread = np.zeros(threads.size, np.int64)
     for one in range(threads.size):
@@ -191,26 +203,26 @@ def new_run(ready_us: Any, resource: Any, us: Any, rest_us: Any, threads: Any, m
 
 @helper
 def new_snapshots(rows: Any, run: Any) -> Any:
-    """Room for so many moments of the run."""
+    """Memory for ``rows`` snapshots of the run."""
     chains = run.ready_us.size
     return Snapshots(np.empty((rows, run.state.size)), np.empty((rows, chains)), np.empty((rows, chains), np.int64))
 
 
 @helper
 def save(run: Any, snapshots: Any, row: Any) -> None:
-    """Note the run as it is now."""
+    """Save the run's present state in a row."""
     snapshots.state[row], snapshots.available_us[row], snapshots.next_task[row] = run.state, run.available_us, run.next_task
 
 
 @helper
 def restore(run: Any, snapshots: Any, row: Any) -> None:
-    """Set the run back to how it was then."""
+    """Set the run back to the state saved in a row."""
     run.state[:], run.available_us[:], run.next_task[:] = snapshots.state[row], snapshots.available_us[row], snapshots.next_task[row]
 
 
 @helper
 def _free_at(state: Any, resource: Any) -> Any:
-    """When all that a task on this resource holds is free."""
+    """When all resources that a task on this one holds are free."""
     if resource >= 0:
         return state[resource]
     if resource == IN_FLIGHT:
@@ -221,7 +233,8 @@ def _free_at(state: Any, resource: Any) -> Any:
 
 @helper
 def _hold_thread(state: Any, resource: Any, first: Any, threads: Any) -> None:
-    """Give what the resource is said to be held for to the thread that is free first, and let the resource be free when the next one is."""
+    """Assign the end of a task, which is in ``state[resource]``, to the thread that was free first; then set ``state[resource]`` to the time at
+    which the next thread is free."""
     own = first
     for one in range(first + 1, first + threads):
         own = one if state[one] < state[own] else own
@@ -232,7 +245,7 @@ def _hold_thread(state: Any, resource: Any, first: Any, threads: Any) -> None:
 
 @helper
 def _hold(run: Any, resource: Any, until: Any) -> None:
-    """Hold what a task on this resource holds."""
+    """Hold all resources that a task on this one holds, until the given time."""
     state = run.state
     if resource >= 0:
         state[resource] = until
@@ -246,7 +259,7 @@ def _hold(run: Any, resource: Any, until: Any) -> None:
 
 @helper
 def _when_on_gpu(moments: Any, place: Any, delay: Any, when: Any) -> Any:
-    """When a task that could start at ``when`` finds backward between two tensors; not before that of moment ``place``."""
+    """The first moment from ``when`` on at which backward is between two tensors, or done; searched from moment ``place`` on."""
     at = when - delay - TOLERANCE * moments[-1]
     while place < moments.size and moments[place] < at:
         place += 1
@@ -255,7 +268,7 @@ def _when_on_gpu(moments: Any, place: Any, delay: Any, when: Any) -> Any:
 
 @helper
 def occurring(resource: Any) -> Any:
-    """How many of RESOURCES, from the first on, tasks on these may hold."""
+    """How many of RESOURCES, from the first on, cover all that these tasks hold."""
     count = ALWAYS
     for one in resource:
         count = max(count, one + 1)
@@ -264,7 +277,7 @@ def occurring(resource: Any) -> Any:
 
 @helper
 def add_load(load: Any, threads: Any, resource: Any, us: Any) -> None:
-    """Add a task to the work of each resource that it holds: to that of each of its threads, if all did an equal share."""
+    """Add a task's time to the load of each resource that it holds, divided by the resource's number of threads."""
     if resource >= 0:
         load[resource] += us / threads[resource]
     elif resource != IN_FLIGHT:
@@ -276,7 +289,7 @@ def add_load(load: Any, threads: Any, resource: Any, us: Any) -> None:
 
 @helper
 def begin(run: Any) -> None:
-    """Set a run to its beginning."""
+    """Reset a run to its beginning."""
     run.state[:] = 0.0
     run.available_us[:] = np.inf
     run.next_task[:] = run.begins
@@ -284,8 +297,8 @@ def begin(run: Any) -> None:
 
 @helper
 def resume(run: Any, until: Any, limit: Any) -> Any:
-    """Simulate until backward has all but computed chain ``until``, the step is longer than ``limit`` or will be, or to the end. Returns the step
-    so far, or a lower bound on it that is over ``limit``."""
+    """Simulate until just before backward has computed chain ``until``, until the step is sure to exceed ``limit``, or to the end. Returns the
+    step so far, or a lower bound on it that is over ``limit``."""
     ready, resource, state, available, nexts = run.ready_us, run.resource, run.state, run.available_us, run.next_task
     event_chain, event_task, event_us = run.event_chain, run.event_task, run.event_us
     count, computed, events, step = ready.size, int(state[_COMPUTED]), int(state[EVENTS]), state[STEP]
@@ -336,9 +349,9 @@ def resume(run: Any, until: Any, limit: Any) -> Any:
 def _run(ready: Any, first: Any, resource: Any, us: Any, threads: Any, moments: Any, rank: Any, start: Any, computed: Any) -> Any:
     made = new_run(
         ready, resource, us, us, threads, moments, rank, (first[1:] - first[:-1]).max()
-    )  # without a limit nobody asks what the rest of a chain takes
+    )  # rest_us is compared with the limit only, and this run has none
     made.begins[:], made.ends[:] = first[:-1], first[1:]
-    for chain in range(ready.size - 2, -1, -1):  # a bucket's parts: many, and only the first that has not begun can begin next
+    for chain in range(ready.size - 2, -1, -1):  # a bucket's many equal parts: only the first that has not begun can begin next
         tasks, others = first[chain], first[chain + 1]
         count = others - tasks
         same = ready[chain] == ready[chain + 1] and rank[chain] < rank[chain + 1] and first[chain + 2] - others == count
@@ -360,7 +373,7 @@ def run(chains: Chains) -> Timeline:
 
 
 def busy_us(chains: Chains) -> dict[str, float]:
-    """How long each resource works, by name, each of its threads on average."""
+    """Microseconds that each resource works, by name, averaged over its threads."""
     total = dict.fromkeys(RESOURCES, 0.0)
     total[RESOURCES[GPU]] = float(chains.ready_us[-1]) if len(chains.ready_us) else 0.0
     for resource, us in zip(chains.resource.tolist(), chains.us.tolist(), strict=True):

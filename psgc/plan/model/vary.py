@@ -1,6 +1,6 @@
-"""The same job on other hardware: what changes of a problem when links, computers or a codec are faster or slower.
+"""The same problem with faster or slower links, computers or codecs.
 
-Owns what scales with what. Used for margins, for bandwidths at which an answer turns, and for codecs that nobody has written yet.
+Owns which times scale with which factor. Used for error margins, for the bandwidth at which an answer changes, and for hypothetical codecs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ from psgc.plan.model.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Factors. link: of the bandwidth between nodes and to servers; compute: of the speed of forward, backward and codecs on the GPU;
-    backward: of the time of a backward that communication runs beside; codec: of the time to encode and decode; payload: of payloads' bytes; host: of
-    the bandwidth between GPUs and their hosts.
+    """Factors by which a problem changes.
+
+    link:     bandwidth between nodes and to servers.
+    compute:  speed of forward, backward and codecs on the GPU.
+    backward: time of backward, which communication beside it may slow down.
+    codec:    time to encode and decode.
+    payload:  bytes of payloads.
+    host:     bandwidth between GPUs and their hosts.
     """
 
     link: float = 1.0
@@ -33,7 +38,7 @@ SAME = Change()
 
 
 def varied(problem: Problem, change: Change) -> Problem:
-    """The problem, changed."""
+    """The problem with these changes."""
     if change == SAME:
         return problem
     return Problem(
@@ -46,24 +51,24 @@ def varied(problem: Problem, change: Change) -> Problem:
 
 
 def with_faster_link(cluster: Cluster, factor: float) -> Cluster:
-    """Between nodes and to servers; latencies stay."""
+    """The cluster with ``factor`` times the bandwidth between nodes and to servers; latencies stay."""
     if factor == 1:
         return cluster
     return replace(cluster, inter=faster(cluster.inter, factor), server=None if cluster.server is None else faster(cluster.server, factor))
 
 
 def with_faster_host(cluster: Cluster, factor: float) -> Cluster:
-    """Between GPUs and their hosts, where copies take time."""
+    """The cluster with ``factor`` times the bandwidth between GPUs and their hosts, if it has such links."""
     return cluster if factor == 1 or cluster.host is None else replace(cluster, host=faster(cluster.host, factor))
 
 
 def with_halved_bytes(cluster: Cluster) -> Cluster:
-    """The cluster on which float32 takes as long as 16-bit floats do on this one: every link twice as fast."""
+    """The cluster with every link twice as fast. On it, float32 takes as long as 16-bit floats on this one."""
     return replace(with_faster_host(with_faster_link(cluster, 2), 2), intra=faster(cluster.intra, 2))
 
 
 def faster(link: Link, factor: float) -> Link:
-    """So many times the bandwidth; the latency stays."""
+    """The link with ``factor`` times the bandwidth; the latency stays."""
     return Link(link.gbps * factor, link.latency_us)
 
 
@@ -90,5 +95,5 @@ def _codec(codec: CodecCosts, change: Change) -> CodecCosts:
 
 
 def scaled(curve: CostCurve, factor: float) -> CostCurve:
-    """The curve of something ``factor`` times as slow."""
+    """The curve with all times multiplied by ``factor``."""
     return CostCurve(curve.numel, tuple(us * factor for us in curve.encode_us), tuple(us * factor for us in curve.decode_us))

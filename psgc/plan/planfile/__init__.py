@@ -1,1 +1,1 @@
-"""Plans as files, and as jobs: what a file holds, for which job a plan is, and what of it this runtime carries."""
+"""Plan files: their format, the job that a plan is for, and whether this version can run it."""

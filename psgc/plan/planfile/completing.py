@@ -1,4 +1,4 @@
-"""A planner's answer as a whole plan: with the cluster, the server of each part and the issue order that an executor needs."""
+"""Completes a planner's buckets to a plan, with the cluster, each part's server and the issue order that an executor needs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def whole_plan(problem: Problem, buckets: Sequence[PlannedBucket], simulated: Si
 
 
 def placed(problem: Problem, buckets: Sequence[PlannedBucket]) -> tuple[PlannedBucket, ...]:
-    """The buckets with the server of each part, where the option pushes to some: each part lies on the server that has the least bytes of the parts
-    before it in the order of priority, as in a job's own layout. Where a part is pushed in shards, this is the server of the first one, and
-    the others follow it in turn."""
+    """The buckets with each part's server, if their options push. In the order of priority, each part goes to the server with the fewest bytes so
+    far, as in a job's own layout. If a part is pushed in shards, this is the server of the first shard; the other shards go to the next servers in
+    turn."""
     servers = problem.cluster.servers
     if not servers:
         return tuple(buckets)
@@ -35,7 +35,7 @@ def placed(problem: Problem, buckets: Sequence[PlannedBucket]) -> tuple[PlannedB
 
 
 def _part_bytes(problem: Problem, bucket: PlannedBucket) -> list[float]:
-    """What is pushed and pulled of each part by one rank."""
+    """The bytes of each part that one rank pushes and pulls."""
     codec = problem.codec_of(bucket)
     back = codec.bytes_per_element if codec.pull_bytes_per_element is None else codec.pull_bytes_per_element
     push = codec.bytes_per_element if any(".push.c" in action for action in bucket.option) else FLOAT_BYTES

@@ -1,4 +1,4 @@
-"""Whether a plan is for this job: the same processes and the same tensors, or the first difference. Pure."""
+"""Checks that a plan is for this job: for the same processes and the same tensors. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _IN_WORDS: Final = {"workers": "workers", "nodes": "nodes", "workers_per_node": 
 
 
 def check_job(plan: Plan, shape: JobShape, numel_by_name: Mapping[str, int], whose: str) -> None:
-    """Raise UsageError, naming the first difference, unless the plan is for a job of this shape and of exactly these tensors. What of the
-    shape either side does not know is not compared, nor is the number of servers where none is pushed to. whose: the tensors are, in words."""
+    """Raise UsageError, which names the first difference, unless the plan is for a job of this shape and of exactly these tensors. Numbers that either
+    side does not know are not compared, nor is the number of servers if the plan pushes to none. whose: the owner of the tensors, for the
+    message."""
     for key, words in _IN_WORDS.items():
         planned, there = getattr(plan.shape, key), getattr(shape, key)
         if key == "servers" and plan.buckets and not any(pushes(bucket.option) for bucket in plan.buckets):

@@ -1,8 +1,8 @@
-"""The issue order of a plan: for each lane of links, in which order it begins its transfers.
+"""The issue order of a plan: for each lane of links, the order in which it begins its transfers.
 
-All ranks must begin the collectives of a lane in the same order, or they wait for each other for ever. The order is the simulated timeline's.
-Transfers on two lanes follow one order, too, so that a rank which begins each when it is its turn on all its lanes can go on. Owns the order, and the
-checks of one that was read. Pure.
+All ranks must begin the collectives of a lane in the same order, or they deadlock. The order is that of the simulated timeline. All lanes follow one
+order over all transfers. So a rank that begins each transfer when it is first on all its lanes never deadlocks. Owns the order, and the
+checks of an order from a file. Pure.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from psgc.plan.model.options import Option, is_program
 from psgc.plan.model.plan import Issue, PlannedBucket
 from psgc.program.order import is_issued
 
-if TYPE_CHECKING:  # it has kernels, which a training script that reads a plan does not need
+if TYPE_CHECKING:  # importing it would compile kernels that a training script with a plan does not need
     from psgc.plan.model.problem import Simulated
 
 Order = Mapping[str, tuple[Issue, ...]]
-Used = Mapping[Option, Sequence[frozenset[str]]]  # of each option's actions, the lanes that it uses
+Used = Mapping[Option, Sequence[frozenset[str]]]  # the lanes that each of an option's actions uses
 _ANY_CODEC = CodecCosts("any", FLOAT_BYTES, {})  # which links a transfer uses does not depend on the codec
 
 
 def issue_order(simulated: Simulated, buckets: Sequence[PlannedBucket]) -> dict[str, tuple[Issue, ...]]:
-    """By lane, the transfers of the simulated step in the order in which they begin: each lane's part of one order over all of them."""
+    """The transfers of the simulated step by lane, in the order in which they begin. The lanes' orders are parts of one order over all
+    transfers."""
     chains, rows = simulated.chains, simulated.rows
     start, us, resource = simulated.timeline.start_us.tolist(), chains.us.tolist(), chains.resource.tolist()
     lanes: dict[str, dict[Issue, None]] = {}  # a transfer may be several tasks
     steps = _steps(simulated, buckets)
-    # Of two that begin at the same moment on a lane the one that takes no time was first.
+    # If two tasks begin at the same moment on one lane, the first one took no time.
     for task in sorted(range(len(rows)), key=lambda task: (start[task], start[task] + us[task], task)):
         for lane in _lanes(resource[task]):
             lanes.setdefault(lane, {}).setdefault(Issue(rows[task].bucket, rows[task].part, steps[task]))
@@ -47,7 +48,7 @@ def _lanes(resource: int) -> tuple[str, ...]:
 
 
 def _steps(simulated: Simulated, buckets: Sequence[PlannedBucket]) -> list[int]:
-    """Of each task, which action of its bucket's option it is of. A step has several tasks, or, in a group of one rank, none."""
+    """For each task, the index of its action in the bucket's option. An action may have several tasks; in a group of one rank it has none."""
     steps: list[int] = []
     for first, after in zip(simulated.chains.first[:-1].tolist(), simulated.chains.first[1:].tolist(), strict=True):
         step = 0
@@ -59,14 +60,14 @@ def _steps(simulated: Simulated, buckets: Sequence[PlannedBucket]) -> list[int]:
 
 
 def lanes_of(option: Option, cluster: Cluster) -> tuple[frozenset[str], ...]:
-    """Of each of the option's actions, the lanes that it uses on the cluster."""
+    """The lanes that each of the option's actions uses on the cluster."""
     priced = (price(atom, cluster, _ANY_CODEC) for atom in walk(option, copies_of(cluster))[0])
     return tuple(frozenset(lane for task in tasks for lane in _lanes(task.resource)) for tasks in priced)
 
 
 def check_order(order: Order, buckets: Sequence[PlannedBucket], cluster: Cluster, source: str) -> None:
-    """Raise UsageError, naming the first transfer that is wrong, unless every transfer is issued once on each lane that it uses, and no two
-    lanes, or a lane and the steps of a part, contradict each other."""
+    """Raise UsageError, which names the first wrong transfer, unless every transfer is issued once on each lane that it uses, and the lanes' orders
+    contradict neither each other nor the order of any part's steps."""
     used = {option: lanes_of(option, cluster) for option in {bucket.option for bucket in buckets}}
     for lane, issues in order.items():
         if lane not in LINKS:
@@ -82,7 +83,7 @@ def check_order(order: Order, buckets: Sequence[PlannedBucket], cluster: Cluster
 
 
 def _fault(issue: Issue, lane: str, buckets: Sequence[PlannedBucket], used: Used) -> str:
-    """Why it is no transfer of this lane; "" if it is one."""
+    """Why this is not a transfer of the lane; "" if it is."""
     if not 0 <= issue.bucket < len(buckets):
         return f"but the plan has {len(buckets)} buckets, numbered from 0"
     bucket = buckets[issue.bucket]
@@ -109,10 +110,10 @@ def _check_whole(order: Order, buckets: Sequence[PlannedBucket], used: Used, sou
 
 
 def one_order(order: Order, source: str = "plan") -> list[Issue]:
-    """All transfers in an order that every lane's, and every part's steps, are part of. Raises UsageError, naming a transfer, where they
-    contradict each other.
+    """All transfers in one order that agrees with every lane's order and with the steps of every part. Raises UsageError, which names a transfer, if
+    there is no such order.
 
-    Kahn's algorithm: take, again and again, a transfer that is next on all its lanes and after the steps before it; of several, the first on its lane.
+    Kahn's algorithm: repeatedly take a transfer that is next on all its lanes and whose part's earlier steps are taken.
     """
     after: dict[Issue, list[Issue]] = {}
     place: dict[Issue, int] = {}
@@ -143,8 +144,8 @@ def one_order(order: Order, source: str = "plan") -> list[Issue]:
 
 
 def turns_of(order: Order, buckets: Sequence[PlannedBucket]) -> list[tuple[int, ...]]:
-    """For each bucket that runs over groups of ranks, the turns of its transfers (pushes and pulls among them), as ``psgc.layout.BucketSpec`` has them;
-    for others nothing. A transfer that no lane lists, since it takes no time on the plan's cluster, comes just before the part's next one."""
+    """For each bucket that runs over groups of ranks, the turns of its transfers, with pushes and pulls, in the form of ``psgc.layout.BucketSpec``; () for
+    other buckets. A transfer that takes no time on the plan's cluster is on no lane; its turn is just before that of the part's next transfer."""
     left = {
         (number, part): [*(step for step, action in enumerate(bucket.option) if is_issued(action)), len(bucket.option)]
         for number, bucket in enumerate(buckets)

@@ -1,7 +1,7 @@
 """Reading plans: the JSON of versions 1 and 2, as a ``Plan``.
 
-Version 1 has the clusters' name where version 2 has the cluster, and neither servers of parts nor an issue order: its plan has none. Owns the
-errors of malformed documents: one line, which names the field. docs/plans.md has the table of fields.
+Version 1 has only the cluster's name, and neither servers of parts nor an issue order; plans from it lack these. Owns the errors of malformed
+documents, which are one line and name the field. docs/plans.md has the table of fields.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def load_plan(text: str) -> Plan:
 
 
 def read_plan(document: Any, source: str) -> Plan:
-    """A plan from its JSON document, of any version that is known. Raises UsageError naming the field."""
+    """A plan from its JSON document, of any known version. Raises UsageError naming the field."""
     if not isinstance(document, Mapping) or not isinstance(document.get("buckets"), list):
         raise UsageError(f'{source}: expected an object with a list "buckets"')
     version = _version(document.get("version"), source)
@@ -74,14 +74,14 @@ def _version(version: Any, source: str) -> int:
 
 
 def _name(value: Any, key: str, source: str) -> str:
-    """A text that can be shown on a line."""
+    """The name in a field. Raises UsageError unless it is a printable text on one line."""
     if not isinstance(value, str) or not value.isprintable() or len(value) > MAX_LETTERS:
         raise UsageError(f"{source}: field {key} is {shown(value)}, expected a text on one line, of {MAX_LETTERS} letters at most")
     return value
 
 
 def _cluster(value: Any, source: str) -> tuple[str, Cluster | None, JobShape]:
-    """The cluster's name, and the cluster, or as much of its shape as is said."""
+    """The cluster's name; the cluster, if the document has all of it; and the job's shape, as far as it is given."""
     if not isinstance(value, Mapping):
         raise UsageError(f"{source}: field cluster is {shown(value)}, expected an object")
     for inner in (value, *(one for one in value.values() if isinstance(one, Mapping))):

@@ -1,6 +1,6 @@
-"""Between plans and layouts: what of a plan this runtime carries, the buckets that it declares for one, and the plan of a layout it used.
+"""Converts plans to layouts and back: which plans this version can run, the buckets that a job declares for a plan, and the plan of a layout.
 
-Pure. Knows names, options and codecs' texts; which process reads or writes a file is others' business.
+Pure. Does not know which process reads or writes a file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from psgc.codecs import parse_scheme
-from psgc.codecs.backends import backends
+from psgc.codecs.backends import backends, lacking
 from psgc.codecs.scheme import PairScheme, Scheme
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Bucket, BucketSpec, Layout, Part, TensorSpec, equal_parts
@@ -25,20 +25,20 @@ ON_GPUS: Final = ("comp@gpu", *ENCODED[1:-1], "decomp@gpu")
 
 
 def load_runnable(path: str) -> Plan:
-    """The plan in a file, if this runtime can carry it. Raises UsageError naming the file, the bucket and what is wrong."""
+    """The plan in a file. Raises UsageError, which names the file, the bucket and the reason, if this version of psgc cannot run it."""
     plan = load_plan(path)
     check_runs(plan, path)
     return plan
 
 
 def check_runs(plan: Plan, source: str) -> None:
-    """Raise UsageError, naming the first bucket that this version of psgc does not run, unless it runs them all."""
+    """Raise UsageError, which names the first bucket that this version of psgc cannot run, unless it can run all of them."""
     for number, bucket in enumerate(plan.buckets):
         _check_carried(bucket, f"{source}: buckets[{number}] (of {bucket.tensors[0]!r})")
 
 
 def why_not_run(plan: Plan, source: str) -> str | None:
-    """Why this version of psgc does not run the plan; None if it does. A file cannot say so itself: another version may read it."""
+    """Why this version of psgc cannot run the plan; None if it can. This is not part of a plan's file, because another version may read it."""
     try:
         check_runs(plan, source)
     except UsageError as error:
@@ -47,8 +47,8 @@ def why_not_run(plan: Plan, source: str) -> str | None:
 
 
 def _check_carried(bucket: PlannedBucket, place: str) -> None:
-    """Carried are what every rank pushes to servers, PLAIN or encoded, and whatever workers do among themselves, or in nodes around servers; on GPUs with
-    codecs that have a GPU side."""
+    """Raise UsageError unless a job can run the bucket. Jobs run options in which every rank pushes to servers, uncompressed or encoded, and all
+    options over groups of ranks, with or without servers. Encoding on a GPU needs a codec with a GPU side."""
     on_gpu = next((action for action in bucket.option if action.endswith("@gpu")), None)
     if not is_program(bucket.option) and _on_the_cpu(bucket.option) not in (PLAIN, ENCODED):
         raise UsageError(
@@ -65,40 +65,44 @@ def _check_carried(bucket: PlannedBucket, place: str) -> None:
         scheme = parse_scheme(bucket.codec)
     except CodecError as error:
         raise UsageError(f"{place}: {error}") from None
-    lacking = _without_gpu_side(scheme, bucket.option) if on_gpu is not None else None
-    if lacking is not None:
-        that = "" if type(scheme) is PairScheme else " that plans use"
-        raise UsageError(
-            f"{place}: action {on_gpu!r}, but codec {lacking} has no GPU side{that}; plan with devices = ['cpu'], or another codec"
-        )
+    without = _without_gpu_side(scheme, bucket.option) if on_gpu is not None else None
+    if without is not None:
+        raise UsageError(f"{place}: action {on_gpu!r}, but codec {without} has no GPU side; plan with devices = ['cpu'], or another codec")
     if is_program(bucket.option) and type(scheme) is not PairScheme:
         raise UsageError(
             f"{place}: codec {bucket.codec} runs where every rank pushes all to servers, not by {' '.join(bucket.option)}; choose another codec"
         )
+    if on_gpu is not None and type(scheme) is not PairScheme and "/" in device_of(bucket.option):
+        raise UsageError(
+            f"{place}: codec {bucket.codec} keeps a state where it encodes, so it decodes there, too, not by {' '.join(bucket.option)}; "
+            "take comp@gpu and decomp@gpu, or comp@cpu and decomp@cpu"
+        )
 
 
 def _without_gpu_side(scheme: Scheme, option: Option) -> str | None:
-    """The codec that the option needs on GPUs and that runs on the CPU alone, if one does. Programs encode with both codecs of a pair."""
-    if type(scheme) is not PairScheme or scheme.residual_dtype != "float32":
+    """The codec that the option needs on GPUs but that has no GPU side; None if there is none. Programs encode with both codecs of a pair."""
+    if scheme.residual_dtype != "float32":
         return scheme.canonical
+    if type(scheme) is not PairScheme:
+        return lacking(scheme)
     codecs = {"comp@gpu": scheme.pair.push, "decomp@gpu": scheme.pair.pull}
     used = codecs.values() if is_program(option) else (codec for action, codec in codecs.items() if action in option)
     return next((codec.canonical for codec in used if "cuda" not in backends(codec)), None)
 
 
 def _on_the_cpu(option: Option) -> Option:
-    """The option with everything encoded and decoded on the CPU."""
+    """The option with every encode and decode on the CPU."""
     return tuple(action.replace("@gpu", "@cpu") for action in option)
 
 
 def device_of(option: Option) -> str:
-    """A layout's ``device`` of a bucket that every rank pushes by this option."""
+    """The ``device`` in the layout of a bucket that every rank pushes with this option."""
     found = list(dict.fromkeys(action.partition("@")[2] for action in option if "@" in action))
     return "" if found == ["cpu"] else "/".join(found)
 
 
 def _pushed(codec: str, device: str) -> Option:
-    """The option of a bucket that every rank pushes: the inverse of ``device_of``."""
+    """The option of a bucket that every rank pushes; the inverse of ``device_of``."""
     if codec == UNCOMPRESSED:
         return PLAIN
     encoding, _, decoding = (device or "cpu").partition("/")
@@ -106,7 +110,7 @@ def _pushed(codec: str, device: str) -> Option:
 
 
 def not_carried(buckets: Sequence[PlannedBucket]) -> list[int]:
-    """The places of those buckets that a job of this version cannot run."""
+    """The indices of the buckets that a job of this version cannot run."""
     refused = []
     for number, bucket in enumerate(buckets):
         try:
@@ -117,8 +121,8 @@ def not_carried(buckets: Sequence[PlannedBucket]) -> list[int]:
 
 
 def planned_buckets(plan: Plan, tensors: Sequence[TensorSpec], shape: JobShape = NOT_KNOWN) -> tuple[BucketSpec, ...]:
-    """What is declared of the plan for these tensors in a job of this shape. Raises UsageError, naming the first difference, where it is a plan for
-    another; tensors without elements need not be in it. Where the job's servers are not known, no part's server is named."""
+    """The buckets that a job of this shape declares for the plan and these tensors. Raises UsageError, which names the first difference, if the plan
+    is for another job; tensors without elements need not be in it. If the job's servers are not known, parts get no server."""
     indices = {tensor.name: index for index, tensor in enumerate(tensors)}
     planned = {name for bucket in plan.buckets for name in bucket.tensors}
     check_job(plan, shape, {tensor.name: tensor.numel for tensor in tensors if tensor.numel or tensor.name in planned}, "this model")
@@ -135,8 +139,8 @@ def planned_buckets(plan: Plan, tensors: Sequence[TensorSpec], shape: JobShape =
 
 
 def plan_of(layout: Layout, servers: int | None = None, on_gpu: bool = False) -> Plan:
-    """The plan under which the same tensors get this layout again. servers: of the job; None or 0: it has none, and parts lie nowhere. on_gpu: the job
-    encodes on GPUs what it can, where the layout leaves that open."""
+    """The plan that gives the same tensors this layout again. servers: number of the job's servers; None or 0: it has none, and parts get no server.
+    on_gpu: the job encodes on GPUs wherever it can and the layout names no device."""
     buckets = tuple(_planned(layout, bucket, servers is not None, on_gpu) for bucket in layout.buckets)
     return Plan(layout.name, f"{layout.workers} workers", buckets, shape=JobShape(layout.workers, servers or None))
 
@@ -155,7 +159,7 @@ def _planned(layout: Layout, bucket: Bucket, placed: bool, on_gpu: bool) -> Plan
 
 
 def _servers_of(bucket: Bucket, slices: Sequence[Part]) -> tuple[int, ...]:
-    """The server of each slice; nothing where none has any, or the keys of one lie on several."""
+    """Each slice's server; () if slices have none, or if the keys of a slice lie on several."""
     if not bucket.over_groups:
         return tuple(part.server for part in slices)
     found = [{key.server for key in keys_of(bucket, part)} for part in slices]

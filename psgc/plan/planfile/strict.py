@@ -1,6 +1,6 @@
-"""JSON that may come from anybody: of bounded size and depth, without duplicate keys, NaN and numbers beyond every use.
+"""Reads JSON from untrusted sources: of bounded size and depth, without duplicate keys, NaN or absurdly large numbers.
 
-Owns what JSON itself allows too much of. What the fields mean is others' business.
+Owns these limits. Does not know what the fields mean.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MAX_BYTES: Final = 16 << 20  # a plan of 10,000 tensors in 60,000 parts takes ha
 MAX_DEPTH: Final = 32
 MAX_CONTAINERS: Final = 1 << 20  # lists and objects; a plan's transfers are lists of three
 MAX_COMMAS: Final = 1 << 22
-MAX_DIGITS: Final = 30  # of a whole number: int() takes quadratic time in them
+MAX_DIGITS: Final = 30  # of a whole number, because int() takes time quadratic in its digits
 
 
 def read_strictly(path: Path, whose: str) -> Any:
-    """What the file holds. Raises UsageError, in one line that begins with ``whose``."""
+    """The file's contents. Raises UsageError, in one line that begins with ``whose``."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -38,7 +38,8 @@ def read_strictly(path: Path, whose: str) -> Any:
 
 
 def parse_strictly(data: bytes | str, whose: str) -> Any:
-    """The JSON in ``data``. Raises UsageError, as ``read_strictly`` does. A hostile file takes seconds at most: what takes long is counted first."""
+    """The JSON in ``data``. Raises UsageError, as ``read_strictly`` does. Whatever takes long to parse is counted first, so a hostile file takes
+    seconds at most."""
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     for count, what, most in (
         (raw.count(b"[") + raw.count(b"{"), "lists and objects", MAX_CONTAINERS), (raw.count(b","), "commas", MAX_COMMAS)
@@ -51,7 +52,7 @@ def parse_strictly(data: bytes | str, whose: str) -> Any:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """While millions of lists are made, none of which is garbage, the collector would look at all of them again and again."""
+    """Switch the garbage collector off. Parsing makes millions of lists, none of them garbage, which it would visit again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -66,7 +67,7 @@ def _parse(data: bytes | str, whose: str) -> Any:
         found = json.loads(data, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite, parse_int=_whole)
     except RecursionError:
         raise UsageError(f"{whose}: nested too deeply to be read") from None
-    except ValueError as error:  # of JSON, of text that is not UTF-8, and of the functions below
+    except ValueError as error:  # from json, from text that is not UTF-8, and from the functions below
         raise UsageError(f"{whose}: not valid JSON: {error}") from None
     _check_depth(found, whose)
     return found
@@ -99,7 +100,7 @@ def _whole(text: str) -> int:
 
 
 def _check_depth(document: Any, whose: str) -> None:
-    """Nothing that is read later, or shown in an error, is nested deeper than Python can follow."""
+    """Raise UsageError if the document is nested too deeply. Code that reads it, or shows it in an error, may recurse."""
     level, depth = [document], 0
     while level:
         depth += 1

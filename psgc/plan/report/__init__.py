@@ -1,1 +1,1 @@
-"""A plan explained: assessment, reasons, drawings, traces, the report."""
+"""Explains a plan: assessment, reasons, drawings, traces and the HTML report."""

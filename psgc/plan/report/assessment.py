@@ -33,10 +33,10 @@ BASELINE: Final = "fp32"
 FACTORS: Final = (0.9, 1.1)
 LEAST_MARGIN: Final = 0.01
 RUNS: Final = 3
-# A search that takes longer is not timed again: what else the machine does matters less to it.
+# A search that takes longer is not timed again, because other work on the machine matters less to it.
 LONG_US: Final = 1e5
 WARM_UP_TENSORS: Final = 8
-PATIENCE_S: Final = 5.0  # with Espresso, which takes minutes for thousands of tensors
+PATIENCE_S: Final = 5.0  # for Espresso, which takes minutes for thousands of tensors
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,17 @@ NO_GAIN: Final = Gain(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Assessment:
-    """found: the method's plan, which is written; of psgc's own method the uncompressed one unless compression pays, or is forced. plain: the
-    best plan found without compression; peer: the same without the limits of what a job runs, as an all-reduce runs it; bf16: that with bf16
-    gradients, None where encoding is only a cast. best: the plan of psgc's own method. encoded: the plan that ``gain``, ``margin`` and
-    ``over_bf16`` set against those: the one that the search found, or, where that encodes nothing (``searched_encodes``), its buckets encoded
-    all the same. once: the best plan found that encodes no bucket twice, where ``encoded`` does. rivals: other methods' plans by name, or why
-    there is none."""
+    """A method's plan, and the plans that it is compared with.
+
+    found:     the method's plan, which is written. For psgc's own method it is uncompressed unless compression pays or is forced.
+    plain:     the best plan found without compression.
+    peer:      the best one without compression that need not run in psgc, such as an all-reduce; bf16: the same with bf16 gradients, None if the
+               codec is only such a cast.
+    best:      the plan of psgc's own method.
+    encoded:   the compressed plan, to which ``gain``, ``margin`` and ``over_bf16`` refer: the one that the search found, or, if that encodes nothing
+               (``searched_encodes`` is false), its buckets encoded nevertheless.
+    once:      the best plan that encodes no bucket twice; None if ``encoded`` encodes none twice.
+    rivals:    other methods' plans by name, or the error why there is none."""
 
     job: Job
     method: str
@@ -89,22 +94,25 @@ class Assessment:
 
     @property
     def steps_us(self) -> dict[str, float]:
-        """The step of every plan that was found, by method; ``uncompressed`` is ``plain``'s."""
+        """Each plan's step in microseconds, by method; ``uncompressed`` is ``plain``'s."""
         others = {name: rival.step_us for name, rival in self.rivals.items() if isinstance(rival, Found)}
         return {self.method: self.found.step_us, "uncompressed": self.plain.step_us, **others}
 
     @property
     def encoded_us(self) -> float:
-        """The step of the plan that encodes."""
+        """The step of the compressed plan in microseconds."""
         return simulate(self.problem, self.encoded).step_us if self.encoded is not None else self.plain.step_us
 
 
 def assess(
     job: Job, method: str, *, compare: bool, seconds: float | None = None, adam: bool = True, force: bool = False
 ) -> Assessment:  # fmt: skip
-    """The method's plan for the job, assessed. compare: beside all methods, else only beside fp32; seconds: how long psgc's own method may
-    search, with compression and without; adam: whether the optimizer is Adam-like; force: plan compression even where it does not pay. Raises
-    UsageError for unknown methods, and for one whose plan cannot be run where that is asked for."""
+    """Assess the method's plan for the job. Raises UsageError for an unknown method, and if the plan must be runnable but is not.
+
+    compare: with all methods, else only with fp32.
+    seconds: how long psgc's own method may search, each with compression and without.
+    adam:    whether the optimizer is Adam-like.
+    force:   plan compression even if it does not pay."""
     problem = job.problem
     plain = _found_in(seconds, BEST, _without_compression(problem))
     found = _found_in(seconds, method, problem)
@@ -158,14 +166,14 @@ def _best(sought: Found, plain: Found, encoded: tuple[PlannedBucket, ...] | None
 
 
 def _once(problem: Problem, encoded: Sequence[PlannedBucket] | None) -> Found | None:
-    """The best plan with at most one encoding a bucket, where the plan has buckets with more."""
+    """The best plan with at most one encoding per bucket; None if the given plan has no bucket with more."""
     if encoded is None or all(encodes(bucket.option) <= 1 for bucket in encoded):
         return None
     return find(BEST, replace(problem, constraints=replace(problem.constraints, most_encodes=1)))
 
 
 def _check_carried(method: str, found: Found, problem: Problem) -> None:
-    """Raise UsageError for a plan that no job can run, if one is asked for. (``fp32``, the baseline of comparisons, ignores constraints.)"""
+    """Raise UsageError if the plan must be runnable but is not. (``fp32``, the baseline of comparisons, ignores constraints.)"""
     for bucket in found.buckets if problem.constraints.runtime else ():
         if bucket.option not in problem.options:
             raise UsageError(
@@ -205,8 +213,8 @@ def _encodes(buckets: Iterable[PlannedBucket]) -> bool:
 
 
 def _gain(problem: Problem, mine: Sequence[PlannedBucket], other: Problem, theirs: Sequence[PlannedBucket]) -> Gain:
-    """The share of the other plan's step that the one plan saves, each on its own problem, and how much it changes if the inputs are a little
-    off."""
+    """The share of the other plan's step that this plan saves, each simulated on its own problem, and the margin of that share if the inputs are
+    a little off."""
     gain = _saved(problem, mine, other, theirs)
     near = zip(_nearby(problem), _nearby(other), strict=True)
     return Gain(gain, max(LEAST_MARGIN, *(abs(_saved(one, mine, two, theirs) - gain) for one, two in near)))

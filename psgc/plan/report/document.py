@@ -13,7 +13,7 @@ from psgc.plan.report.sentences import about_memory, about_quality, about_runnin
 
 
 def document(assessed: Assessment) -> dict[str, Any]:
-    """The plan, and what is said of it."""
+    """The plan and its assessment."""
     problem, found, bounds = assessed.problem, assessed.found, assessed.bounds
     busy = spans(assessed.simulated)
     steps = {name: us / 1e3 for name, us in assessed.steps_us.items()}
@@ -33,12 +33,12 @@ def document(assessed: Assessment) -> dict[str, Any]:
 
 
 def _origin(profile: Profile) -> dict[str, str]:
-    """Which profile the plan was made from."""
+    """The origin of the profile that the plan was made from."""
     return {"hardware": profile.hardware, "date": profile.date, "source": profile.source}
 
 
 def _beside_bf16(assessed: Assessment) -> dict[str, Any]:
-    """bf16_step_ms: of bf16 gradients, uncompressed; None where encoding is only a cast. compressed_step_ms: of the plan that encodes."""
+    """bf16_step_ms: the step with bf16 gradients, None if the codec is only a cast; compressed_step_ms: the step of the compressed plan."""
     half, over = assessed.bf16, assessed.over_bf16
     return {
         "uncompressed_step_ms": assessed.peer.step_us / 1e3, "compressed_step_ms": None if assessed.encoded is None else assessed.encoded_us / 1e3,
@@ -48,7 +48,7 @@ def _beside_bf16(assessed: Assessment) -> dict[str, Any]:
 
 
 def _quality(assessed: Assessment) -> dict[str, Any]:
-    """encodes: of each bucket, in the plan's order, how often it is encoded on the way to the mean, by servers included."""
+    """encodes: for each bucket, in the plan's order, the number of encodings on the way to the mean, with those by servers."""
     names = unsound(assessed)
     return {
         "optimizer": OPTIMIZERS[not assessed.adam], "sound": not names, "unsound_codecs": names,
@@ -67,7 +67,7 @@ def _memory(assessed: Assessment) -> dict[str, Any]:
 
 
 def _running(assessed: Assessment) -> dict[str, Any]:
-    """refused: the places of the buckets that a job of this version cannot run; runnable_step_ms: of the best plan found that one can."""
+    """refused: the indices of the buckets that a job of this version cannot run; runnable_step_ms: the step of the best runnable plan."""
     found = assessed.running
     instead = assessed.found if found.runs else found.instead
     return {

@@ -1,6 +1,6 @@
-"""Methods that have no plan for this problem, and why: a line for each reason, for tables and pages.
+"""Lists the methods that have no plan for a problem: one line for each reason, for tables and pages.
 
-Owns the lines. The reasons come from the methods.
+Owns the lines; the reasons come from the methods.
 """
 
 from __future__ import annotations

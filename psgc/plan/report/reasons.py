@@ -26,8 +26,8 @@ NO_CHANGE: Final = 1e-3
 
 
 class Reason(NamedTuple):
-    """other: the alternative, None if there is none; longer_us: by how much it would make the step longer; lane: the one whose
-    work changes most; here_us and there_us: the bucket's work on it as planned, and with the alternative."""
+    """Why a bucket has its option. other: the alternative, None if there is none; longer_us: by how much it would make the step longer; lane: the lane
+    whose work would change most; here_us, there_us: the bucket's work on that lane as planned, and with the alternative."""
 
     other: Option | None
     longer_us: float

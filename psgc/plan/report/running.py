@@ -1,8 +1,8 @@
-"""Whether a job of this version can run a plan, and the best plan that one can.
+"""Whether a job of this version can run a plan, and the best plan that a job can run instead.
 
-Jobs push to servers, or aggregate among workers in hosts' memory, and encode on CPUs (``runtime`` holds plans against that). So collectives cost what the
-planner takes them to cost only where gradients lie in hosts' memory. Where they do not, the best plan that runs is one over servers, and where the
-cluster has none, jobs have one on each node, which shares the node's link.
+``psgc.plan.planfile.runtime`` says which options jobs run. The planner knows the cost of collectives among workers only in hosts' memory, or if the
+cluster names what runs them on GPUs. Otherwise, the best runnable plan is one over servers; if the cluster has none, each node is given a server,
+which shares the node's link.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ UNCUT_BUCKETS = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class Running:
-    """refused: the places of the plan's buckets that a job cannot run; of those, ``instead`` is the best plan found that a job can, None where
-    there is none, on ``problem``; without: why that plan encodes nothing, "" if it may."""
+    """Whether a plan is runnable. refused: the indices of the buckets that a job cannot run; instead: the best runnable plan found if there are such
+    buckets, None if there is none; problem: the problem that ``instead`` solves; without: why ``instead`` encodes nothing, "" if it may."""
 
     refused: tuple[int, ...]
     instead: Found | None
@@ -41,7 +41,7 @@ class Running:
 
 
 def running(problem: Problem, buckets: Sequence[PlannedBucket]) -> Running:
-    """Whether a job can run these buckets, and, if not, what it can."""
+    """Whether a job can run these buckets, and, if not, the best plan that it can run."""
     refused = tuple(not_carried(buckets))
     if not refused:
         return Running((), None, problem)
@@ -49,7 +49,7 @@ def running(problem: Problem, buckets: Sequence[PlannedBucket]) -> Running:
     try:
         encoded = any(encodes(option) for option in limited.options)
         found = find(SEARCH, limited)
-    except UsageError:  # the constraints leave nothing that a job runs
+    except UsageError:  # the constraints leave no option that jobs run
         return Running(refused, None, limited)
     why = next((why for codec in problem.used if (why := why_not_encoded(codec, limited.devices(codec)))), "")
     return Running(refused, found, limited, "" if encoded else why)
@@ -75,7 +75,7 @@ def _runnable(codec: CodecCosts, problem: Problem) -> CodecCosts:
 
 
 def why_not_encoded(codec: CodecCosts, devices: Sequence[str] = ()) -> str:
-    """Why a job cannot encode with it by a plan. devices: where jobs do so with it, beside the CPU."""
+    """Why a job cannot encode with this codec under a plan; "" if it can. devices: the devices besides the CPU on which jobs encode with it."""
     if codec.name in PUBLISHED_BYTES:
         return f"{codec.name} is not one of psgc's codecs"
     if not codec.knows("cpu") and not devices:
@@ -86,7 +86,7 @@ def why_not_encoded(codec: CodecCosts, devices: Sequence[str] = ()) -> str:
 
 
 def is_whole(codec: str) -> bool:
-    """Whether it is one of psgc's that do not cut tensors: jobs run it, by buckets of their own and not by a plan."""
+    """Whether the codec is one of psgc's that take whole tensors. Jobs run it with their own buckets, not under a plan."""
     if codec in PUBLISHED_BYTES:
         return False
     from psgc.codecs.registry import parse_scheme
@@ -95,8 +95,8 @@ def is_whole(codec: str) -> bool:
 
 
 def uncut(problem: Problem) -> Found:
-    """The best of some plans that a job makes for such a codec by itself: tensors are fused to one size and not cut, and each bucket is encoded.
-    problem: with times of the codec on CPUs."""
+    """The best of some plans with whole tensors, as a job makes them for such a codec: tensors are fused to one size and not cut, and each bucket is
+    encoded. The problem's profile must have the codec's times on CPUs."""
     constraints = replace(problem.constraints, runtime=True, servers=True)
     limited = replace(problem, cluster=with_servers(problem.cluster), constraints=constraints)
     found = []

@@ -1,6 +1,6 @@
 """The sentences that ``psgc plan`` prints about an assessed plan: the verdict, quality, memory, whether a job can run it, and the bound.
 
-Owns the words; the figures are ``assessment``'s.
+Owns the words; ``assessment`` has the figures.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from psgc.plan.model.quality import encodings, is_sound, residual_bytes, server_
 from psgc.plan.report.assessment import BEST, Assessment
 from psgc.plan.report.wording import counted, gigabytes, longer, ms, percent
 
-WORTH_TELLING: Final = 10.0  # times a bound: a plan further off has none worth the name
+WORTH_TELLING: Final = 10.0  # a lower bound that a plan exceeds by more than this factor is not worth telling
 
 
 def codec_names(problem: Problem) -> str:
-    """What buckets may be encoded with: one codec, or several."""
+    """The codecs that buckets may be encoded with, in words."""
     return " and ".join(codec.name for codec in problem.used) or UNCOMPRESSED
 
 
 def verdict(assessed: Assessment) -> str:
-    """Whether to compress, by how much it pays over fp32 and over bf16, how sure that is, and what the method's plan is beside the best."""
+    """Whether to compress, how much that saves over fp32 and over bf16, how sure that is, and how the method's plan compares with the best."""
     said = _compression_verdict(assessed)
     if assessed.method == BEST or not assessed.best.step_us:
         return said
@@ -52,7 +52,7 @@ def _compression_verdict(assessed: Assessment) -> str:
 
 
 def _compress(assessed: Assessment) -> str:
-    """What to do where compression pays over fp32."""
+    """The advice if compression pays over fp32."""
     what = "compress"
     if assessed.bf16 is not None and not assessed.over_bf16.sure:
         what = "send bf16 gradients, or compress"
@@ -60,7 +60,7 @@ def _compress(assessed: Assessment) -> str:
 
 
 def _beside_bf16(assessed: Assessment) -> str:
-    """Both numbers, and whose the gain is."""
+    """The steps with bf16 and with compression, and which one is shorter."""
     if assessed.bf16 is None:
         return ""
     codec, over, half = codec_names(assessed.problem), assessed.over_bf16, ms(assessed.bf16.step_us)
@@ -78,18 +78,18 @@ def _encodes(assessed: Assessment) -> bool:
 
 
 def _search_encodes(assessed: Assessment) -> bool:
-    """Whether the search found a use for the codec at all."""
+    """Whether the plan that the search found encodes any bucket."""
     return assessed.encoded is not None and assessed.searched_encodes
 
 
 def unsound(assessed: Assessment) -> list[str]:
-    """The codecs of the plan that encodes which cost quality under the optimizer."""
+    """The codecs of the compressed plan that cost quality under the optimizer."""
     used = {bucket.codec for bucket in assessed.encoded or () if encodes(bucket.option)}
     return sorted(codec for codec in used if not is_sound(codec, adam=assessed.adam))
 
 
 def about_quality(assessed: Assessment) -> list[str]:
-    """Lines on what the plan that encodes costs in quality; none where nothing is encoded."""
+    """Lines on the quality that the compressed plan costs; none if there is no such plan."""
     lines = []
     if names := unsound(assessed):
         whose = "an Adam-like optimizer (--optimizer sgd if you train with SGD and momentum)" if assessed.adam else "SGD"
@@ -114,7 +114,7 @@ def _encodings_text(assessed: Assessment) -> str:
 
 
 def about_memory(buckets: tuple[PlannedBucket, ...]) -> list[str]:
-    """A line on the memory of residuals; none where codecs keep none."""
+    """A line on the memory of residuals; none if the codecs keep none."""
     worker, servers = residual_bytes(buckets), server_residual_bytes(buckets)
     if not worker and not servers:
         return []
@@ -122,15 +122,21 @@ def about_memory(buckets: tuple[PlannedBucket, ...]) -> list[str]:
     return [f"memory: residuals (what error feedback has not sent yet) take {gigabytes(worker)} in each worker{beside}"]
 
 
+# What jobs do with collectives of gradients on GPUs, beside what the cluster's file says of them.
+_COLLECTIVES: Final = {
+    "": "; it moves the data of collectives through hosts' memory, which makes them slower than predicted where gradients lie on GPUs; "
+    "with PSGC_COLLECTIVES=auto they go from GPU to GPU where each rank has one",
+    "host": "; it moves the data of collectives through hosts' memory, as predicted",
+    "nccl": "; set PSGC_COLLECTIVES=nccl, by which collectives go from GPU to GPU, as predicted: otherwise they pass hosts' memory",
+}
+
+
 def about_running(assessed: Assessment) -> str:
     """Whether a job of this version runs the plan, and what one can run instead."""
     found = assessed.running
     if found.runs:
         elsewhere = any(is_program(bucket.option) for bucket in assessed.found.buckets) and assessed.problem.profile.device != "cpu"
-        unlike = (
-            "; it moves the data of collectives through hosts' memory, which makes them slower than predicted where gradients lie on GPUs"
-        )
-        return f"this version runs the plan: psgc run --plan{unlike if elsewhere else ''}"
+        return f"this version runs the plan: psgc run --plan{_COLLECTIVES[assessed.problem.cluster.collectives] if elsewhere else ''}"
     many = len(assessed.found.buckets)
     option = " ".join(assessed.found.buckets[found.refused[0]].option)
     head = f"this version cannot run the plan: {len(found.refused)} of its {counted(many, 'bucket')} take what jobs do not carry, such as {option}"
@@ -143,7 +149,7 @@ def about_running(assessed: Assessment) -> str:
 
 
 def from_best(assessed: Assessment) -> str:
-    """How far the plan can be from the best there is."""
+    """How far the plan can be from the best possible one."""
     texts = []
     for bound, space in ((assessed.bounds.given_us, "with these buckets"), (assessed.bounds.any_us, "with any buckets")):
         told = assessed.found.step_us < bound * WORTH_TELLING

@@ -1,8 +1,8 @@
 """Which of four regimes a job on a link belongs to: no compression, bf16, compression every step, or local steps with rare exchanges.
 
-The rungs of a ladder, from the one that gives up least: a rung is taken if it saves more of an iteration than it may be wrong by, and enough
-for what it gives up. The advice is the highest rung of those that run today; what only a later version could run is told beside it, never as
-the advice. Owns the ladder and its words.
+The candidates form a ladder, the one that gives up least first. A rung is taken if it saves more of an iteration than its margin of error, and enough
+to be worth what it gives up. The advice is the highest such rung that this version runs. What only a later version could run is mentioned, but never
+advised. Owns the ladder and its words.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from psgc.plan.report.wording import gigabytes, ms
 from psgc.plan.whatif.candidates import BF16, CORNERS, NOMINAL, Candidate, Timed, candidates, considered
 from psgc.plan.whatif.regimes import all_reduce_us, exposure, needed_ratio
 
-# The share of an iteration that a rung must save: bf16 gives up next to nothing; a codec costs work to tune and watch; local steps are
-# another optimizer, with learning rates of its own.
+# The share of an iteration that a rung must save. bf16 gives up next to nothing; a codec must be tuned and watched; local steps are another
+# optimizer, with its own learning rates.
 LEAST_GAIN: Final = {"none": 0.0, BF16: 0.01, "compress": 0.05, "infrequent": 0.2}
 
 LEAST_WORTH_SAYING: Final = 0.005
@@ -28,7 +28,7 @@ LEAST_WORTH_SAYING: Final = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What one candidate saves of another's iteration. margin: by how much that moves in the corners."""
+    """The share of another candidate's iteration that a candidate saves. margin: how much it differs in the corners."""
 
     gain: float
     margin: float
@@ -39,15 +39,15 @@ class Gain:
 
 
 def gain_over(candidate: Candidate, other: Candidate) -> Gain:
-    """What the candidate saves of the other's iteration; both in the same corner."""
+    """The share of the other candidate's iteration that this one saves. The margin compares both in the same corner."""
     gain = 1 - candidate.iteration_us(NOMINAL) / other.iteration_us(NOMINAL)
     corners = (1 - candidate.iteration_us(corner) / other.iteration_us(corner) for corner in CORNERS)
     return Gain(gain, max(abs(corner - gain) for corner in corners))
 
 
 def climb(rungs: Sequence[Candidate]) -> Candidate:
-    """The highest rung worth taking. It must save more than its margin over the rung taken so far, and over each rung of a lower kind what it
-    gives up, so that a tie with the rung just below does not make it look good. rungs: in the order of what they give up."""
+    """The highest rung worth taking. A rung must save more than its margin over the rung taken so far. It must also save enough over every rung of a
+    lower kind, so that a rung which only ties with the one below is not taken. rungs: those that give up least first."""
     chosen = rungs[0]
     for number, rung in enumerate(rungs[1:], 1):
         lower = [below for below in rungs[:number] if below.kind != rung.kind or below is chosen]
@@ -60,8 +60,8 @@ def climb(rungs: Sequence[Candidate]) -> Candidate:
 def advise(
     profile: Profile, cluster: Cluster, *, memory_gbps: float | None = None, adam: bool = True, codecs: Sequence[str] = ()
 ) -> dict[str, Any]:  # fmt: skip
-    """The advice. memory_gbps: of the GPU, to estimate codec times by that the profile has not; adam: whether the optimizer is Adam-like;
-    codecs: those to look at, if not the usual ones."""
+    """The advice. memory_gbps: bandwidth of the GPU's memory, to estimate codec times that the profile lacks; adam: whether the optimizer is
+    Adam-like; codecs: the codecs to consider, by default the usual ones."""
     asked = tuple(codecs) or considered(profile)
     free = Timed(*with_estimates(profile, memory_gbps, asked))
     hosts = Timed(*with_cpu_estimates(profile, ("none", *asked)))
@@ -83,7 +83,7 @@ def advise(
 
 
 def _regime(found: Sequence[Candidate]) -> Candidate:
-    """The rung that the link asks for, whether this version runs it or not."""
+    """The best rung for this link, whether this version runs it or not."""
     every = [one.in_any_version for one in found]
     return climb([climb([one for one in every[:-1] if one.sound]), every[-1]])
 
@@ -125,7 +125,7 @@ def _number(value: float) -> str:
 
 
 def _worth(found: Sequence[Candidate], chosen: Candidate) -> str:
-    """What the choice saves over fp32 and over bf16, with the numbers."""
+    """How much the choice saves over fp32 and over bf16, with the numbers."""
     none, bf16 = found[0], found[1]
     takes = f"an iteration takes {_ms(chosen)} ms"
     further = _further(found, chosen)
@@ -145,7 +145,7 @@ def _ms(one: Candidate) -> str:
 
 
 def _further(found: Sequence[Candidate], chosen: Candidate) -> str:
-    """What the fastest of the others that run today would save beyond the choice."""
+    """How much the fastest other candidate that runs today would save over the choice."""
     others = [one for one in found if one.sound and one.runs and one is not chosen]
     best = min(others, key=lambda one: one.iteration_us(NOMINAL))
     more = gain_over(best, chosen)
@@ -156,7 +156,7 @@ def _further(found: Sequence[Candidate], chosen: Candidate) -> str:
 
 
 def _not_yet(found: Sequence[Candidate], chosen: Candidate) -> str:
-    """What this version does not run and would be worth having: the fastest codec, and local steps."""
+    """The candidates that this version does not run but that would save time: the fastest codec, and local steps."""
     parts = []
     later = [one.in_any_version for one in found[:-1] if one.sound and (one.later_us is not None or not one.runs)]
     for one, what in (
@@ -171,7 +171,7 @@ def _not_yet(found: Sequence[Candidate], chosen: Candidate) -> str:
 
 
 def _of_hosts(cluster: Cluster) -> str:
-    """What encoding on CPUs rests on, of the machines."""
+    """The assumptions about the machines that encoding on CPUs rests on."""
     copied = f"copied to them at {cluster.host.gbps:g} Gbit/s a GPU" if cluster.host is not None else "taken to be in their memory already"
     threads = (
         f"{cluster.cores} cores of a node, {cluster.threads_of_a_worker} threads a worker"
@@ -185,7 +185,7 @@ def _notes(
     profile: Profile, cluster: Cluster, found: Sequence[Candidate], asked: Sequence[str], known: Sequence[str], free: Timed, hosts: Timed,
     memory_gbps: float | None, *, adam: bool,
 ) -> list[str]:  # fmt: skip
-    """What the answer rests on."""
+    """The assumptions that the answer rests on, one line each."""
     notes = [f"ready times: {profile.source or 'as in the profile'}", f"links: {cluster.source}"]
     if profile.forward_us is None:
         notes.append("the profile has no forward time: an iteration is taken to be backward and synchronization")
@@ -229,5 +229,5 @@ def _notes(
 
 
 def _lacking(found: Sequence[Candidate]) -> list[str]:
-    """Why candidates do not run, a line a reason."""
+    """Why candidates do not run, one line for each reason."""
     return [f"{one.name} does not run today: {one.lacking}" for one in found if one.lacking]

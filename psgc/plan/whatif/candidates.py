@@ -1,7 +1,8 @@
-"""What could be done about gradients on a slow link, and how long an iteration then takes.
+"""The ways to send gradients over a slow link, and how long an iteration takes with each.
 
-Owns the candidates: no compression, bf16, each codec every step, and local steps with an exchange every so often; for each the best plan that
-can run today, and the best that only a later version could; and the corners of what nobody knows well. Which of them is advised is ``advise``'s.
+Owns the candidates: no compression, bf16, each codec in every step, and local steps with rare exchanges. Each has the best plan that runs today,
+and the best plan that only a later version could run. Owns the corners, too: variations of the inputs that are not well known. ``advise``
+chooses among the candidates.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from psgc.plan.model.vary import Change, varied, with_halved_bytes
 from psgc.plan.report.running import as_jobs_run, is_whole, uncut, why_not_encoded, with_servers
 
 BF16: Final = "bf16"
-ALL_REDUCE, PSGC = "all-reduce", "psgc"  # what runs a plan: DistributedDataParallel and its like, or a job of psgc
-LEAST_FASTER: Final = 0.005  # a plan that cannot run yet is worth telling of from here on
+ALL_REDUCE, PSGC = "all-reduce", "psgc"  # what runs a plan: DistributedDataParallel and similar libraries, or a job of psgc
+LEAST_FASTER: Final = 0.005  # share of the iteration that a plan must save to be mentioned although it cannot run yet
 DEFAULT_CODECS: Final = ("int8", "int4", "onebit", "topk")
 BY_SHAPE: Final = "powersgd:rank=4"  # its payload depends on the tensors' shapes, which not every profile has
 # DiLoCo (Douillard et al. 2023) exchanges every 500 steps, INTELLECT-1 (Jaghouar et al. 2024) every 100, in int8.
 LOCAL_STEPS: Final = (10, 30, 100, 300, 500)
-EXCHANGE_SHARE: Final = 0.05  # the fewest local steps are taken with which exchanges cost no more than this of computing
+EXCHANGE_SHARE: Final = 0.05  # local steps are the fewest with which exchanges take at most this share of the computing time
 OUTER_CODEC: Final = "int8"
-# By how much a codec's times may be off: measured ones as another run's, estimated ones as kernels that reach 50 to 100 % of what is assumed.
+# The factor by which a codec's times may be off. Measured times vary between runs; estimated kernels reach 50 to 100 % of the assumed bandwidth.
 MEASURED, ESTIMATED = 1.1, 1.5
 
 
 class Corner(NamedTuple):
-    """What may be otherwise. link: of the bandwidth; backward: how much longer it takes while communication runs beside it, 4 to 10 % as
-    published (Agarwal et al. 2022); codec: -1, 0 or 1, for as fast and as slow as a codec may be; host: of
-    the bandwidth between GPUs and their hosts."""
+    """A variation of the inputs. link: factor of the bandwidth; backward: factor of backward's time due to concurrent communication, 1.04 to 1.1 as
+    published (Agarwal et al. 2022); codec: 1, 0 or -1, for a codec at the slow limit, as given, or at the fast limit of its times; host: factor of the
+    bandwidth between GPUs and their hosts."""
 
     link: float = 1.0
     backward: float = 1.0
@@ -56,12 +57,21 @@ Iteration = Callable[[Corner], float]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """name: ``none``, ``bf16``, a codec, or ``local-H``. bytes_per_element: in payloads, of an iteration; iteration_us: forward, backward
-    and synchronization, in each corner, by the best plan that runs today, or, where ``runs`` is "", by the best of any. sound: whether it keeps
-    quality, None where that is not judged; times: where the codec's come from. compressed_share: of the elements, in buckets that are encoded;
-    residual_bytes: of a worker's memory, for what the codec has not sent yet; server_bytes: the same over all servers; encodes: of the bucket
-    that is encoded most often: these four of the plan, or of the one that ``later_us`` is of, whichever has more. runs: by what, ALL_REDUCE or
-    PSGC. later_us: by a plan that is faster but that no job runs yet, None if there is none; lacking: why none of the codec's plans runs."""
+    """One way to send gradients.
+
+    name:              ``none``, ``bf16``, a codec, or ``local-H``.
+    bytes_per_element: payload bytes per element and iteration.
+    sound:             whether quality is kept; None if that is not judged.
+    times:             where the codec's times come from.
+    iteration_us:      forward, backward and synchronization in each corner, with the best plan that runs today, or with the best of any if ``runs``
+                       is "".
+    compressed_share:  share of the elements in encoded buckets.
+    residual_bytes:    a worker's memory for residuals; server_bytes: that of all servers.
+    encodes:           encodings of the bucket that is encoded most often.
+                       (These four are the larger ones of the plan and of the plan of ``later_us``.)
+    runs:              what runs the plan: ALL_REDUCE, PSGC, or "" for nothing.
+    later_us:          like ``iteration_us``, with a faster plan that no job runs yet; None if there is none.
+    lacking:           why none of the codec's plans runs."""
 
     name: str
     kind: str
@@ -79,7 +89,7 @@ class Candidate:
 
     @property
     def in_any_version(self) -> Candidate:
-        """With the times of its fastest plan, whether that runs or not."""
+        """The candidate with the times of its fastest plan, whether that runs today or not."""
         return self if self.later_us is None else replace(self, iteration_us=self.later_us)
 
 
@@ -95,8 +105,8 @@ class Timed:
 
 
 def candidates(free: Timed, hosts: Timed, cluster: Cluster, codecs: Sequence[str], *, adam: bool) -> list[Candidate]:
-    """All candidates, those that give up least first: by what they send, local steps last. free: with codec times wherever they are known;
-    hosts: with those of CPUs, where jobs encode. codecs: those that one of the two has times for."""
+    """All candidates, those that send most bytes first, local steps last. free: the profile with codec times on all devices; hosts: the profile with
+    codec times on CPUs only, where jobs encode; codecs: codecs for which one of the two has times."""
     profile = free.profile
     plain = Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), Constraints())
     found = [_uncompressed("none", plain, hosts, 4.0), _uncompressed(BF16, _halved(plain), hosts, 2.0)]
@@ -120,7 +130,7 @@ def _problem(profile: Profile, cluster: Cluster, codec: str) -> Problem:
 
 
 def considered(profile: Profile) -> tuple[str, ...]:
-    """The codecs looked at unless others are asked for: the usual ones, and those that the profile has been measured with."""
+    """The codecs that are considered by default: the usual ones, and those that the profile has measured times for."""
     low_rank = BY_SHAPE.partition(":")[0]
     own = (name for name in profile.codecs if name not in (UNCOMPRESSED, *CASTS, *PUBLISHED_BYTES) and name.partition(":")[0] != low_rank)
     by_shape = (BY_SHAPE,) if all(tensor.shape is not None for tensor in profile.tensors) else ()
@@ -133,7 +143,7 @@ def _change(corner: Corner, times: str) -> Change:
 
 
 def _uncompressed(name: str, problem: Problem, hosts: Timed, size: float) -> Candidate:
-    """By an all-reduce among the GPUs, or over the servers if that is faster."""
+    """The candidate without a codec: an all-reduce among the GPUs, or servers if they are faster."""
     plans = [(ALL_REDUCE, problem, search(problem))]
     if problem.cluster.servers:
         served = as_jobs_run(_problem(hosts.profile, problem.cluster, UNCOMPRESSED))
@@ -143,7 +153,7 @@ def _uncompressed(name: str, problem: Problem, hosts: Timed, size: float) -> Can
 
 
 def _encoded(name: str, free: Timed, hosts: Timed, cluster: Cluster, *, adam: bool) -> Candidate:
-    """By the best plan of those that psgc's jobs run; the best of all is told beside it if it is faster."""
+    """The candidate of a codec, with the best plan that psgc's jobs run; ``later_us`` has the best plan of all if that is faster."""
     on_hosts = _problem(hosts.profile, cluster, name)
     if is_whole(on_hosts.codec.name):
         return _uncut(on_hosts, hosts.times(name), adam=adam)
@@ -192,7 +202,7 @@ def _iteration(problem: Problem, plan: Found, times: str) -> Iteration:
 
 
 def _local_steps(problem: Problem, name: str, times: str) -> Candidate:
-    """Exchanges of what H steps changed, beside no computing (Douillard et al. 2023, algorithm 1)."""
+    """The candidate of local steps: the change of H steps is exchanged, without overlap with computing (Douillard et al. 2023, algorithm 1)."""
     profile = problem.profile
     computing = (profile.forward_us or 0.0) + profile.backward_us
     at_once = replace(problem, profile=replace(profile, tensors=tuple(TensorProfile(t.name, t.numel, 0.0) for t in profile.tensors)))

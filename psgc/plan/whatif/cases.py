@@ -73,7 +73,7 @@ def _answer(name: str, case: Any) -> dict[str, Any]:
 
 
 def meets(expect: Any, value: float) -> bool:
-    """Whether a value is as expected; without a tolerance ``approx`` allows rounding, a millionth."""
+    """Whether a value is as expected. Without a tolerance, ``approx`` allows a relative error of 1e-6, for rounding."""
     if not isinstance(expect, Mapping):
         raise UsageError("field expect: expected an object")
     op = expect.get("op")
@@ -138,7 +138,7 @@ def _pair(inputs: Mapping[str, Any], first: str, second: str, *, needs_bandwidth
 
 
 def _model_bytes(inputs: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """Gradient bytes, and those of P, Q and what is sent as it is."""
+    """Bytes of the gradient, of all P, of all Q, and of the tensors that are sent uncompressed."""
     name = inputs.get("model")
     if not isinstance(name, str):
         raise UsageError(f"field inputs.model: {name!r} is no model's name")

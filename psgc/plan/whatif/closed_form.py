@@ -24,14 +24,14 @@ from typing import Final
 
 from psgc.errors import UsageError
 
-GAMMA: Final = 1.07  # how much longer a backward takes that communication runs beside; 1.04 to 1.1 in the paper
+GAMMA: Final = 1.07  # factor by which concurrent communication slows backward; 1.04 to 1.1 in the paper
 BUCKET_MIB: Final = 25.0
 CROSSOVER_RANGE_GBPS: Final = (1e-3, 1e5)
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One method of synchronizing on one set-up. bandwidth_gbps: None where the question is about it. encode_ms: encode and decode together."""
+    """One method of synchronizing on one set-up. bandwidth_gbps: None if it is what is asked for; encode_ms: encode and decode together."""
 
     method: str
     backward_ms: float
@@ -68,11 +68,11 @@ class Scenario:
         return replace(self, bandwidth_gbps=gbps)
 
     def with_faster_compute(self, factor: float) -> Scenario:
-        """Backward and encoding ``factor`` times as fast (appendix D)."""
+        """The scenario with backward and encoding ``factor`` times as fast (appendix D)."""
         return replace(self, backward_ms=self.backward_ms / factor, encode_ms=self.encode_ms / factor)
 
     def with_faster_encode(self, factor: float, payload_factor: float) -> Scenario:
-        """Encoding ``factor`` times as fast, payloads ``payload_factor * factor`` times as large (appendix D)."""
+        """The scenario with encoding ``factor`` times as fast, and payloads ``payload_factor * factor`` times as large (appendix D)."""
         larger = factor * payload_factor
         return replace(
             self, encode_ms=self.encode_ms / factor, p_bytes=self.p_bytes * larger, q_bytes=self.q_bytes * larger,
@@ -87,13 +87,13 @@ def bytes_per_ms(scenario: Scenario) -> float:
 
 
 def all_reduce_ms(scenario: Scenario, nbytes: float) -> float:
-    """A ring all-reduce (equation 1)."""
+    """Milliseconds of a ring all-reduce (equation 1)."""
     p = scenario.gpus
     return 2 * scenario.alpha_us / 1e3 * (p - 1) + 2 * nbytes * (p - 1) / (p * bytes_per_ms(scenario))
 
 
 def all_gather_ms(scenario: Scenario, nbytes: float) -> float:
-    """An all-gather of ``nbytes`` from each."""
+    """Milliseconds of an all-gather of ``nbytes`` from each GPU."""
     return 2 * scenario.alpha_us / 1e3 + nbytes * (scenario.gpus - 1) / bytes_per_ms(scenario)
 
 
@@ -139,7 +139,7 @@ METHODS: Final[dict[str, Callable[[Scenario], float]]] = {
 
 
 def time_ms(scenario: Scenario) -> float:
-    """Backward and synchronization."""
+    """Milliseconds of backward and synchronization."""
     return scenario.backward_ms if scenario.gpus == 1 else METHODS[scenario.method](scenario)
 
 
@@ -170,8 +170,8 @@ def crossover_gbps(sync: Scenario, method: Scenario) -> float:
 
 
 def hide_ratio(scenario: Scenario) -> float:
-    """The least ratio at which communication, but for the last bucket, hides behind backward: (k - 1) Tc(b / c) <= gamma T. Infinity if
-    latency alone takes longer; never below 1."""
+    """The least ratio c at which all communication except the last bucket's hides behind backward: (k - 1) Tc(b / c) <= gamma T. At least 1; infinity
+    if latency alone takes longer."""
     sizes = buckets(scenario)
     if scenario.gpus == 1 or len(sizes) < 2:
         return 1.0
@@ -183,7 +183,7 @@ def hide_ratio(scenario: Scenario) -> float:
 
 
 def overhead_pct(scenario: Scenario) -> float:
-    """By how many percent a step is longer than the backward that communication runs beside."""
+    """By how many percent a step is longer than a backward with concurrent communication."""
     return 100 * (time_ms(scenario) / (scenario.gamma * scenario.backward_ms) - 1)
 
 

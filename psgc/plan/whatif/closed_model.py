@@ -1,6 +1,6 @@
-"""A question to the closed model: one method on one link, by a few numbers that a person has at hand.
+"""A question to the closed model: one method on one link, described by a few numbers that a person has at hand.
 
-Owns what a question must say, and which of its inputs contradict one another. The equations are ``closed_form``'s, the sentences ``verdict``'s.
+Owns which inputs a question needs, and which contradict each other. ``closed_form`` has the equations, ``verdict`` the sentences.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ NEARLY_INFINITE_GBPS: Final = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """model: a name, for shapes; grad_mib: MiB of fp32, where shapes do not matter; measured_ms: without compression, if known; peer_bytes: of
-    an element without compression, 2 for bf16."""
+    """A question. model: a well-known model's name, for its shapes; grad_mib: MiB of the fp32 gradient, if shapes do not matter; measured_ms: the
+    measured uncompressed time, if known; peer_bytes: bytes per uncompressed element, 2 for bf16."""
 
     model: str | None
     grad_mib: float | None
@@ -51,7 +51,7 @@ class Question:
 
 
 def scenarios(question: Question) -> tuple[Scenario, Scenario]:
-    """Without compression, and with the method. Raises UsageError naming what is missing or wrong."""
+    """The scenarios without compression and with the method. Raises UsageError naming what is missing or wrong."""
     if question.model is None and question.grad_mib is None:
         raise UsageError("whatif: give --model or --grad-mib: how large the gradient is")
     if question.method == "sync":
@@ -68,7 +68,7 @@ def scenarios(question: Question) -> tuple[Scenario, Scenario]:
         sync, method=question.method, encode_ms=question.encode_ms, k_fraction=question.k, ratio=question.ratio,
         p_bytes=float(p + plain), q_bytes=float(q),
     )  # fmt: skip
-    if question.peer_bytes != 4:  # DistributedDataParallel's hook casts each bucket: as many, of fewer bytes
+    if question.peer_bytes != 4:  # DistributedDataParallel's hook casts each bucket, so there are as many buckets, of fewer bytes
         sync = replace(sync, method="sync_compressed", ratio=4 / question.peer_bytes)
     return sync, method
 
@@ -135,7 +135,7 @@ class ClosedTimes:
 
 
 def _changed(scenario: Scenario, change: Change) -> Scenario:
-    """``change.payload`` of signSGD, whose payload follows from the gradient, is the gradient's."""
+    """The scenario with this change. signSGD's payload follows from the gradient, so ``change.payload`` scales the gradient there."""
     faster = scenario.with_faster_compute(change.compute)
     faster = replace(faster, encode_ms=faster.encode_ms * change.codec, gamma=faster.gamma * change.backward)
     if scenario.bandwidth_gbps is not None:
@@ -146,7 +146,7 @@ def _changed(scenario: Scenario, change: Change) -> Scenario:
 
 
 def unlikely_latency(sync: Scenario) -> list[str]:
-    """Warns, with the arithmetic, of a latency that takes longer than all else together."""
+    """Warnings, with the arithmetic, about a latency that takes longer than everything else together."""
     sizes = buckets(sync)
     latency = all_reduce_ms(sync, 0.0) * len(sizes)
     moving = time_ms(replace(sync, alpha_us=0.0))
@@ -159,7 +159,7 @@ def unlikely_latency(sync: Scenario) -> list[str]:
 
 
 def ruled_out(sync: Scenario, measured_ms: float) -> list[str]:
-    """Warns, with the arithmetic, of inputs that the measured uncompressed time contradicts."""
+    """Warnings, with the arithmetic, about inputs that contradict the measured uncompressed time."""
     beside = sync.gamma * sync.backward_ms
     if measured_ms < sync.backward_ms:
         return [f"the measured {measured_ms:g} ms are less than backward alone takes ({sync.backward_ms:g} ms)"]

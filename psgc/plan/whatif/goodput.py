@@ -1,7 +1,7 @@
 """The goodput of a job and its price: items (tokens, images) a second, the time of one, and the price of a million.
 
-Owns the arithmetic, from the time of an iteration, the batch of a GPU, and hourly prices. Every item is taken to be worth the same: where quality
-differs, compare times to a loss, not items.
+Owns the arithmetic, from the time of an iteration, the batch of a GPU, and hourly prices. Every item counts the same. If quality differs, compare
+the times to reach a loss instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A question to the timeline: one codec on a profile and a cluster, each side with the plan that psgc finds for it.
+"""A question to the timeline: one codec on a profile and a cluster, with the plans that psgc finds with and without it.
 
-Where psgc would compress nothing, the codec's side is the best plan that compresses everything: it shows what insisting costs. Owns what is
-asked of the timeline, and how.
+If psgc would compress nothing, the codec's plan is the best one that compresses everything, which shows the cost of doing so anyway. Owns the
+simulations that answer the question.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from psgc.plan.whatif.verdict import LEAST_MARGIN, gain
 
 GBPS_RANGE: Final = (1e-3, 1e5)
 FINE_ENOUGH: Final = 1.01  # a bandwidth is found to a hundredth, a budget to a thousandth
-MOST_OFF: Final = 0.1  # what a measured step may be from the simulated one without a warning
+MOST_OFF: Final = 0.1  # share by which a measured step may differ from the simulated one without a warning
 
 
 @dataclass(frozen=True)
 class TimelineTimes:
-    """A problem's times, as ``verdict`` asks for them. spread: by what factor the codec's times may be off; measured_ms: without
-    compression, if known; peer_bytes: what an element takes without compression, 4, or 2 for bf16 gradients."""
+    """A problem's times, in the form that ``verdict`` takes. spread: factor by which the codec's times may be off; measured_ms: the measured
+    uncompressed step, if known; peer_bytes: bytes per uncompressed element, 4, or 2 for bf16 gradients."""
 
     problem: Problem
     spread: float = 1.1
@@ -58,7 +58,7 @@ class TimelineTimes:
 
     @cached_property
     def plans(self) -> tuple[Found, Found]:
-        """Without compression, and with."""
+        """The plans without and with compression."""
         return _best_without(self.peer), _best_with(self.problem)
 
     @property
@@ -66,14 +66,14 @@ class TimelineTimes:
         return codec_us(self.problem, self.plans[1].buckets) / 1e3
 
     def sync_ms(self, change: Change) -> float:
-        plain = replace(change, codec=1.0, payload=1.0)  # what is not encoded takes as long whatever the codec
+        plain = replace(change, codec=1.0, payload=1.0)  # without encoding, the codec's speed does not matter
         return self.plans[0].step_us / 1e3 if plain == SAME else _best_without(varied(self.peer, plain)).step_us / 1e3
 
     def method_ms(self, change: Change) -> float:
         return self.plans[1].step_us / 1e3 if change == SAME else _best_with(varied(self.problem, change)).step_us / 1e3
 
     def gains_elsewhere(self) -> Sequence[float]:
-        """With the plans as they are: somebody who runs them does not know better either."""
+        """The gains with changed inputs but the same plans, because a user would run these plans without knowing of the change."""
         gains = []
         corners = product((0.9, 1.1), (1.0, 1.1), (1 / self.spread, self.spread))
         changes = [Change(link=link, backward=backward, codec=codec) for link, backward, codec in corners]
@@ -106,8 +106,8 @@ class TimelineTimes:
         return needed_ratio(self.problem.profile, self.problem.cluster, self.peer_bytes)
 
     def encode_budget_ms(self) -> float:
-        """The longest that encoding and decoding may take with the codec's plan as it is, all of it slower by one factor; if the codec loses even
-        in no time, by how much, below zero."""
+        """The longest time that encoding and decoding may take with the codec's plan unchanged, all of it slower by one factor. If the codec loses even
+        when they take no time, the result is negative: the time that it loses."""
         sync, plan = self.plans[0].step_us, self.plans[1].buckets
 
         def step_us(factor: float) -> float:
@@ -125,7 +125,7 @@ class TimelineTimes:
 
     @property
     def over_bf16(self) -> TimelineTimes | None:
-        """None where the codec is such a cast itself."""
+        """The same question with bf16 gradients as the uncompressed side; None if the codec itself is only a cast."""
         if self.peer_bytes == BF16_BYTES or is_cast(self.problem.codec.name):
             return None
         half = replace(self, measured_ms=None, peer_bytes=BF16_BYTES)

@@ -1,4 +1,4 @@
-"""A question's answer as a picture: over bandwidths, with faster computers, and for codecs of other speeds and sizes.
+"""Draws the answer to a question: over bandwidths, with faster computers, and for codecs of other speeds and sizes.
 
 Owns the drawing; imports matplotlib only when something is drawn.
 """

@@ -1,8 +1,8 @@
 """The answer to "does this method pay on this link, by how much, and how sure is that?", in one sentence and in figures.
 
-The margin is how far the answer moves with inputs that are not well known: the slow-down of an overlapped backward, a tenth of the bandwidth,
-a codec's times. An answer within its margin is a tie. Uncompressed gradients are fp32 and, beside that, bf16, which halves the bytes for nothing.
-Owns the sentences and what is asked; whose times they are, the closed model's or the timeline's, it does not know.
+The margin is how much the answer changes with inputs that are not well known: the slow-down of an overlapped backward, a tenth of the bandwidth,
+a codec's times. An answer within its margin is a tie. The method is compared with uncompressed fp32 gradients, and with bf16 ones, which halve the
+bytes at no cost. Owns the sentences and the questions. Does not know whether the closed model or the timeline gives the times.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ TRADES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 class Times(Protocol):
-    """Milliseconds of backward and synchronization, without compression and with the method, as things are and changed."""
+    """Milliseconds of backward and synchronization, without compression and with the method, for the given inputs and for changed ones."""
 
     @property
     def name(self) -> str:
-        """The method's."""
+        """The method's name."""
 
     @property
     def place(self) -> str:
-        """Which link and how many GPUs."""
+        """The link and the number of GPUs, in words."""
 
     @property
     def gbps(self) -> float: ...
 
     @property
     def codec_ms(self) -> float:
-        """What encoding and decoding take."""
+        """Milliseconds that encoding and decoding take."""
 
     def sync_ms(self, change: Change) -> float: ...
 
     def method_ms(self, change: Change) -> float: ...
 
     def gains_elsewhere(self) -> Sequence[float]:
-        """The gain for other values of what is not well known."""
+        """The gains with other values of the inputs that are not well known."""
 
     def crossover_gbps(self) -> float:
         """Bandwidth below which the method is faster; 0: never, infinity: always."""
 
     def required_ratio(self) -> float:
-        """How many times fewer bytes than without compression would hide behind backward."""
+        """The compression ratio at which communication hides behind backward."""
 
     def encode_budget_ms(self) -> float:
-        """What encoding and decoding may take; negative: no time is short enough."""
+        """Milliseconds that encoding and decoding may take for the method to pay; negative: it never does."""
 
     @property
     def over_bf16(self) -> Times | None:
-        """The same question with bf16 gradients uncompressed; None where they are compared with already."""
+        """The same question with bf16 gradients as the uncompressed side; None if that is already so."""
 
     def warnings(self) -> list[str]:
-        """Inputs that contradict one another, with the arithmetic."""
+        """Warnings about inputs that contradict each other, with the arithmetic."""
 
 
 def gain(times: Times, change: Change = SAME) -> float:
@@ -67,13 +67,13 @@ def gain(times: Times, change: Change = SAME) -> float:
 
 
 def margin_of(times: Times, saved: float) -> float:
-    """How far the gain moves with what is not well known."""
+    """How much the gain changes with the inputs that are not well known."""
     return max(LEAST_MARGIN, *(abs(one - saved) for one in times.gains_elsewhere()))
 
 
 def verdict(times: Times) -> dict[str, Any]:
-    """The answer, with ``gain`` and ``margin`` as shares of the uncompressed time, and a sentence under ``verdict``. bf16_ms: of bf16 gradients
-    uncompressed, with the gain over that."""
+    """The answer. gain, margin: shares of the uncompressed time; verdict: a sentence; bf16_ms: the time of uncompressed bf16 gradients, with the gain
+    over it."""
     saved = gain(times)
     margin, budget = margin_of(times, saved), times.encode_budget_ms()
     return {
@@ -97,7 +97,7 @@ def _beside_bf16(times: Times) -> dict[str, float]:
 
 
 def _bf16_sentence(times: Times, saved: float, margin: float) -> str:
-    """What bf16 gradients take, and whose the gain is."""
+    """The time of bf16 gradients, and whether the method is faster than they are."""
     found = _beside_bf16(times)
     if not found:
         return ""

@@ -27,6 +27,7 @@ class Gradient:
     seen, version: p.grad when it was last looked at; None while it takes no part.
     zero, zero_version: p.grad as zero_grad(set_to_none=False) left it. mean, mean_version: as the last synchronization, or the step on it, did.
     kept: a mean that p.grad made room for, to be added to the next one.
+    captured: p.grad as a backward that was captured in a CUDA graph made it, to which each replay writes.
     accumulator: the node that adds to it, which a hook before it keeps alive.
     """
 
@@ -42,6 +43,7 @@ class Gradient:
     mean: TensorWeakRef | None = None
     mean_version: int = 0
     kept: torch.Tensor | None = None
+    captured: torch.Tensor | None = None
     bucket: GradientBucket | None = None
     accumulator: Any = None
 
@@ -116,6 +118,15 @@ class Gradient:
         elif kept is not None:
             self.parameter.grad = kept
             self.note_mean()
+
+    def note_replay(self) -> None:
+        """A graph has written the captured gradient anew, which no version tells of."""
+        self.parameter.grad, self.mean, self.zero, self.kept = self.captured, None, None, None
+
+    @property
+    def missed(self) -> bool:
+        """Whether what looked like the mean of the last step, and was set aside, may be the gradient of a replay that nobody told of."""
+        return self.captured is not None and self.kept is self.captured and self.seen is None
 
     def reset(self) -> None:
         self.passes, self.backward, self.seen = 0, -1, None

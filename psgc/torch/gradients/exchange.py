@@ -20,7 +20,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
 from psgc.plan.model.plan import Plan
-from psgc.torch.device.engines import engine_of
+from psgc.torch.device.engines import captured, engine_of
 from psgc.torch.gradients import backward_end, loss_scale
 from psgc.torch.gradients.backward_end import BackwardEnd
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
@@ -29,7 +29,7 @@ from psgc.torch.gradients.hooks import follow
 from psgc.torch.gradients.observer import Observer
 from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.plans.choice import Choice, plan_for
-from psgc.torch.plans.planned import declared_buckets, leave_for_trace, write_layout
+from psgc.torch.plans.planned import declared_buckets, is_of, leave_for_trace, write_layout
 from psgc.torch.plans.rules import buckets_by_rule
 from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
@@ -139,7 +139,7 @@ class GradientExchange:
 
     def coming(self, index: int) -> None:
         """Backward is about to add to a gradient. Runs in autograd's thread."""
-        if not self.paused:
+        if not self.paused and not self._captures(index):
             with self._lock:
                 self._enter()
                 self._gradients[index].set_aside()
@@ -149,6 +149,9 @@ class GradientExchange:
         gradient = self._gradients[index]
         grad = gradient.parameter.grad
         if grad is None or self.paused:  # None: another hook has taken it
+            return
+        if self._captures(index):
+            gradient.captured = grad
             return
         with self._lock:
             self._enter()
@@ -168,6 +171,28 @@ class GradientExchange:
                 self._ready_order[index] = None
             if gradient.passes == self.passes:
                 self._finished(gradient)
+
+    def _captures(self, index: int) -> bool:
+        """Whether this backward is captured in a graph, where it is not to be sent: it computes nothing yet, and is in no step."""
+        return self.held and captured(self._gradients[index].parameter)
+
+    def replayed(self) -> None:
+        """A graph that captured backwards has written its gradients anew: they take part in the coming step. Raises UsageError if none was captured, and
+        between a backward and its step."""
+        with self._lock:
+            found = [gradient for gradient in self._gradients if gradient.captured is not None]
+            if not found:
+                raise UsageError(
+                    "replayed(): no backward of these parameters was captured; capture it inside `with optimizer.no_sync(), torch.cuda.graph(graph):`"
+                )
+            begun = [gradient.spec.name for gradient in self._gradients if gradient.passes]
+            if begun:
+                raise UsageError(
+                    f"replayed() while the gradient of {begun[0]!r} is under way; call it after step(), right after graph.replay()"
+                )
+            for gradient in found:
+                gradient.note_replay()
+            self.synchronized = False
 
     def _enter(self) -> None:
         """Called first by every hook: if a new backward has begun, wait for its end."""
@@ -251,6 +276,12 @@ class GradientExchange:
             for gradient in self._gradients:
                 left = gradient.bucket is not None and gradient.bucket.ticket is not None
                 gradient.look_again(fixed=left or self.late)
+            missed = next((gradient.spec.name for gradient in self._gradients if gradient.missed), None)
+            if missed is not None:
+                raise UsageError(
+                    f"gradient of {missed!r} was captured in a CUDA graph, and nothing tells whether it was computed again; call optimizer.replayed() "
+                    "after each graph.replay()"
+                )
             if self._owed:
                 self._pay()
             self._declare()
@@ -315,13 +346,16 @@ class GradientExchange:
 
     def end_step(self, applied: bool) -> None:
         """Note whether the trainer applied the last result."""
-        if applied and self.outcome == "delivered":
+        delivered = self.outcome == "delivered"
+        if applied and delivered:
             report_of(self.session).step_over(self.name)
-        if applied or self.outcome == "delivered":
+        if applied or delivered:
             self.outcome = "applied" if applied else "dropped"
         for gradient in self._gradients:
             gradient.note_step()
         self.synchronized = False
+        if applied and delivered and self.observer is not None:
+            self.observer.stepped()
 
     def set_passes(self, passes: int) -> None:
         """Change how many backwards make a step. Raises UsageError between a backward and its step."""
@@ -469,6 +503,8 @@ class GradientExchange:
 
     def _planned(self, specs: tuple[TensorSpec, ...], fresh: list[Gradient]) -> tuple[BucketSpec, ...]:
         if self._declared and (self.choice.plan is not None or self.choice.awaited):
+            if self.choice.auto:
+                return ()  # uncompressed, until ``auto`` plans for all of them
             raise UsageError(
                 f"parameter {specs[0].name!r} was added after the first step, but the job runs a plan, which is of the parameters "
                 f"of the first step; add it before, or run without a plan"
@@ -478,7 +514,10 @@ class GradientExchange:
         self._plan = None
         if self.choice.rule is not None:
             return buckets_by_rule(self.choice.rule, specs, [gradient.parameter for gradient in fresh], self.session.config.fuse_bytes)
-        plan = self._plan = plan_for(self.session, self.choice, f"plan {self._choices} of {self.name}")
+        plan = plan_for(self.session, self.choice, f"plan {self._choices} of {self.name}")
+        if plan is not None and self.choice.auto and not is_of(plan, specs):
+            plan = None  # parameters were added since ``auto`` made it
+        self._plan = plan
         return () if plan is None else declared_buckets(plan, specs, self.session)
 
     def _write_layout(self, path: str, layout: Layout, on_gpu: bool) -> None:

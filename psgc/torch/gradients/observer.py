@@ -18,14 +18,15 @@ class Observer(Protocol):
         """The trainer asks for the synchronized gradients."""
 
     def delivered(self) -> None:
-        """The trainer has them."""
+        """The trainer has them. Under DDP it runs in the thread that waits for them."""
+
+    def stepped(self) -> None:
+        """An optimizer has applied the last gradients that were delivered, if any were since it was told so before. The trainer is between two steps: plans may
+        be switched."""
 
 
 class StepObserver(Observer, Protocol):
-    """An observer that is told apart when gradients have arrived and when the trainer is between two steps: DDP's hook knows these at different times."""
+    """An observer under DDP, whose optimizers are the user's own and may be none that tell of their steps."""
 
-    def arrived(self) -> None:
-        """The last gradient of a step has come. Runs in the thread that waits for it."""
-
-    def decide(self) -> None:
-        """The next step begins, and nothing of it has been sent. May switch plans."""
+    def begins(self) -> None:
+        """The next step begins, and nothing of it has been sent. Plans may be switched."""

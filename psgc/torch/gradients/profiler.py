@@ -102,6 +102,11 @@ class Recorder:
         """Communication is over: what follows belongs to the next iteration."""
         self._end(self._clock())
 
+    def merge(self, since: int) -> None:
+        """Make one iteration of all that were completed beyond the first ``since``: its gradients are those of the last one, and what was before it was other
+        work."""
+        del self._marks[since : max(since, self.complete - 1)]
+
     def backward_over(self) -> None:
         """Leave the time of communication out, as if the trainer had continued right after the last gradient."""
         marks = self._marks[-1]
@@ -203,6 +208,9 @@ class JobObserver:
         self._exchange, self._sample = exchange, sample
         self._recorder = Recorder(clock_for(sample))
         self.ready, self.leaving = self._recorder.ready, self._recorder.leaving
+
+    def stepped(self) -> None:
+        """Do nothing: iterations end when gradients are delivered."""
 
     def delivered(self) -> None:
         self._recorder.delivered()

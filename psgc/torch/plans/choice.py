@@ -31,7 +31,7 @@ SYNCHRONOUS_OR_NOT: Final = "DistributedOptimizer"  # the one call that trains a
 @dataclass(frozen=True, slots=True)
 class Choice:
     """codec: canonical text; ``none`` beside a plan or a rule. awaited: the file of a plan that this rank lacks, and takes from rank 0. auto: uncompressed at
-    first, and then by what the running job finds out to be quickest. rule: names the codec of each parameter."""
+    first, and then by what the running job finds out to be quickest, or what it has found out. rule: names the codec of each parameter."""
 
     codec: str = UNCOMPRESSED
     plan: Plan | None = None

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from psgc.errors import CodecError, UsageError
-from psgc.layout import BucketSpec, Layout, TensorSpec
-from psgc.plan.model.plan import JobShape, Plan, plan_text, pushes
+from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
+from psgc.layout.building import check_buckets
+from psgc.plan.model.plan import UNCOMPRESSED, JobShape, Plan, plan_text, pushes
 from psgc.plan.planfile.runtime import plan_of, planned_buckets
 from psgc.torch.plans.choice import end_everywhere
 from psgc.worker.session import Session
@@ -24,9 +25,17 @@ def declared_buckets(plan: Plan, tensors: Sequence[TensorSpec], session: Session
     try:
         if servers == 0:
             _refuse_servers(plan)
-        return planned_buckets(plan, tensors, JobShape(session.size, servers))
+        buckets = planned_buckets(plan, tensors, JobShape(session.size, servers))
+        check_buckets(Declaration("plan", "plan", tuple(tensors), UNCOMPRESSED, True, buckets=buckets))
+        return buckets
     except (UsageError, CodecError) as error:
         end_everywhere(session, error, of_this_rank=False)
+
+
+def is_of(plan: Plan, tensors: Sequence[TensorSpec]) -> bool:
+    """Whether the plan is of exactly the tensors that have elements, by their names."""
+    planned = sorted(name for bucket in plan.buckets for name in bucket.tensors)
+    return planned == sorted(tensor.name for tensor in tensors if tensor.numel)
 
 
 def _refuse_servers(plan: Plan) -> None:
