@@ -30,8 +30,7 @@ SERVER_RANK = 0xFFFFFFFF  # the server's place in random streams, apart from eve
 
 @dataclass(frozen=True, slots=True)
 class KeyWork:
-    """A key as the engine sees it. first: the index of its element 0 within its bucket. layout, seed, past_steps: identify the layout's random
-    streams."""
+    """A key's constants for the engine. first: index of its element 0 in its bucket; layout, seed, past_steps: identify the layout's random streams."""
 
     spec: KeySpec
     pair: CodecPair
@@ -94,7 +93,7 @@ class Engine:
 
     @property
     def busy_ms(self) -> int:
-        """For how long its threads have worked, together."""
+        """Seconds that the engine's threads have worked, summed over the threads."""
         return sum(self._busy_ns.copy().values()) // 1_000_000
 
     def close(self) -> None:

@@ -285,6 +285,8 @@ class Server:
             self._end(0, "")
         elif header.kind == Kind.HEARTBEAT and body and self._voice.speaks(AWAITED):
             logger.warning("scheduler: %s", decode_body(Notice, body).text)
+        elif header.kind == Kind.HEARTBEAT and header.step and not body and self._state is not None:
+            self._apply(self._state.left(header.plan, time.monotonic()))
 
     def _admitted(self, topology: Topology) -> None:
         config = self.config
@@ -377,7 +379,7 @@ class Server:
                 logger.warning("%s", sign.text)
 
     def _report(self, now: float) -> Report:
-        """What this server tells the scheduler of itself."""
+        """This server's report to the scheduler."""
         return Report(int(1e3 * (now - self._admitted_at)), self._wire_bytes, busy_ms=self._engine.busy_ms, threads=self._engine.threads)
 
     def _await_admission(self, now: float) -> None:

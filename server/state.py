@@ -189,7 +189,7 @@ class ServerState:
 
     def _data(self, rank: int, header: Header, payload: Any, now: float) -> list[Effect]:
         if header.kind == Kind.BYE:
-            return self._leave(rank, now)
+            return self.left(rank, now)
         if header.kind == Kind.MEASURE:
             return [self._echo(rank, header)]
         entry = self.keys.get(header.key)
@@ -213,8 +213,10 @@ class ServerState:
         self.contributed[entry.state.spec.layout, rank] = now
         return self._effects(entry, entry.state.contribute(rank, header, payload), now)
 
-    def _leave(self, rank: int, now: float) -> list[Effect]:
-        """The rank has left the job in order: those who wait for its weights' deltas go on."""
+    def left(self, rank: int, now: float) -> list[Effect]:
+        """The rank has left the job in order: those who wait for its weights' deltas go on. It says so itself, and the scheduler says it again."""
+        if rank in self.departed or not 0 <= rank < self.workers:
+            return []
         self.departed.add(rank)
         effects: list[Effect] = []
         for entry in self.keys.values():

@@ -28,8 +28,8 @@ _MAX_RESCALE: Final = 3e38
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """What is fixed for a key when it is registered. ranks: that contribute to each step, by a push or a skip, ascending: all, or those whose
-    nodes' sums it is of. root: the only one that pushes a broadcast; None for sums."""
+    """The constants of a key, given at registration. ranks: the ranks that contribute to each step by a push or a skip, ascending: all, or those that push
+    their nodes' sums; root: the only rank that pushes in a broadcast; None for sums."""
 
     key: int
     numel: int
@@ -242,7 +242,7 @@ class KeyState:
         return [rank for rank in self.spec.ranks if rank not in self.contributions]
 
     def wait_text(self, missing: str, more: str = "") -> str:
-        """What is awaited from ranks ``missing``, for a line of the log. more: besides this key."""
+        """A log line on what is awaited from the ranks ``missing``. more: words on further keys that are awaited from them."""
         return f"step {self.step} of {self.spec.describe()}{more} has awaited rank(s) {missing}"
 
     def left_text(self, gone: str) -> str:
@@ -324,7 +324,7 @@ class KeyState:
         return [Fold(self.spec.key, self.step, payloads, self.fresh, True, slot, add_back, self.rescale)]
 
     def _carry_forward(self) -> None:
-        """Note what the ranks said of the last step; it takes effect at the next step that has a payload."""
+        """Note whether the ranks applied the last step; it takes effect at the next step that has a payload."""
         first = next(iter(self.contributions.values()))
         if first.previous_skipped and self.spec.pull_feedback and self._last_had_payload:
             self.add_back = True

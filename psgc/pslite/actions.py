@@ -1,4 +1,4 @@
-"""What the state machines of a ps-lite job ask of the van: connections to make, and messages to send."""
+"""The actions that the state machines of a ps-lite job return for the van: connections to make, and messages to send."""
 
 from __future__ import annotations
 

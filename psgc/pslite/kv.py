@@ -71,7 +71,7 @@ class KVWorker:
             return self._results.pop(timestamp)
 
     def awaited(self, timestamp: int) -> str:
-        """What a request still waits for."""
+        """The servers whose replies a request still waits for."""
         with self._lock:
             request = self._under_way.get(timestamp)
             if request is None:

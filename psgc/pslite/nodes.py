@@ -24,7 +24,7 @@ def worker_id(rank: int) -> int:
 
 
 def rank_of(node_id: int) -> int:
-    """Of the scheduler: 0."""
+    """A node's rank within its role; 0 for the scheduler."""
     return max((node_id - 8) // 2, 0)
 
 

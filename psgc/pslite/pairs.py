@@ -72,7 +72,7 @@ def _ints(frame: memoryview) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KVMeta:
-    """What a server is told of a request. The last four go back in its reply."""
+    """The description of a request that a server gets. The last four fields are returned in its reply."""
 
     cmd: int
     push: bool
@@ -87,7 +87,7 @@ class KVMeta:
 
 
 def slice_by_server(pairs: KVPairs, ranges: Sequence[range]) -> list[tuple[int, KVPairs]]:
-    """What goes to each server, by its rank; servers without a key are left out. Raises UsageError for keys that are not ascending, or values that
+    """The data for each server, by its rank; servers without a key are left out. Raises UsageError for keys that are not ascending, or values that
     do not fit them."""
     keys = pairs.keys
     if any(a >= b for a, b in itertools.pairwise(keys)):

@@ -35,7 +35,7 @@ class _Outgoing:
 
 @dataclass(slots=True)
 class Resender:
-    """What is not acknowledged yet, and what has come. timeout_s: how long an acknowledgement may take."""
+    """The messages that are not acknowledged yet, and those that have come. timeout_s: how long an acknowledgement may take."""
 
     own_id: int
     timeout_s: float

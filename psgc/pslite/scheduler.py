@@ -68,7 +68,7 @@ class Scheduler:
         return [node for node in self.joined if now - self._heard[node.id] > self.timeout_s]
 
     def missing(self) -> str:
-        """Who has not joined yet; "" when all have."""
+        """The nodes that have not joined yet, in words; "" when all have."""
         lacks = [
             f"{wanted - count} of {wanted} {ROLES[role]}s"
             for role, wanted in ((WORKER, self.workers), (SERVER, self.servers))
@@ -77,7 +77,7 @@ class Scheduler:
         return " and ".join(lacks)
 
     def waiting(self) -> dict[int, list[int]]:
-        """By group, the ids that the barrier under way waits for."""
+        """The ids that each group's current barrier waits for."""
         return {
             group: [node_id for node_id in nodes.group_ids(group, self.workers, self.servers) if node_id not in came]
             for group, came in self._arrived.items() if came
@@ -102,7 +102,7 @@ class Scheduler:
         return [] if self.missing() else self._begin(now)
 
     def _begin(self, now: float) -> list[Action]:
-        """All are there: give ids, and tell everybody of everybody."""
+        """Assign ids once all nodes have come, and send every node the list of all nodes."""
         ranks = {WORKER: 0, SERVER: 0}
         placed: list[Node] = []
         for node in in_order(self.joined):

@@ -1,19 +1,15 @@
-"""What one process needs to know to take part in a ps-lite job, and the address that it listens on."""
+"""The settings with which one process takes part in a ps-lite job, and the address that it listens on."""
 
 from __future__ import annotations
 
-import fcntl
-import socket
-import struct
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
-from psgc.addresses import is_loopback
+from psgc.addresses import interface_address, is_loopback
 from psgc.config import Config
 from psgc.errors import ConfigError
 
 Role = Literal["worker", "server", "scheduler"]
-_SIOCGIFADDR: Final = 0x8915
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +53,11 @@ class Settings:
                 f"PSGC_WIRE=pslite and BYTEPS_LOCAL_SIZE={config.local_size}: over ps-lite each worker is a node of its own; start each with "
                 f"BYTEPS_LOCAL_SIZE=1, a DMLC_WORKER_ID of its own, and count all in DMLC_NUM_WORKER"
             )
-        host = config.root_host if config.role == "scheduler" else config.node_host or interface_address(config.interface or "lo")
+        if config.role == "scheduler":
+            host = config.root_host
+        else:
+            interface = config.interface or "lo"
+            host = config.node_host or interface_address(interface, f"DMLC_INTERFACE={interface}")
         return cls(
             role=config.role, workers=config.nodes, servers=config.servers, root_host=config.root_host, root_port=config.root_port, host=host,
             port=config.root_port if config.role == "scheduler" else config.port, local_files=config.local_files, heartbeat_s=config.pslite_heartbeat_s,
@@ -67,17 +67,6 @@ class Settings:
 
     @property
     def warning(self) -> str:
-        """What everybody who starts a role should know."""
+        """The warning for everybody who starts a role."""
         reach = "every user of this machine" if is_loopback(self.host) else f"everybody who reaches {self.host}"
         return f"PSGC_WIRE=pslite: ps-lite has no authentication: {reach} can read and change this job's gradients (docs/pslite.md)"
-
-
-def interface_address(name: str) -> str:
-    """The IPv4 address of a network interface. Raises ConfigError if there is no such interface, or it has no address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            known = ", ".join(sorted(interface for _, interface in socket.if_nameindex()))
-            raise ConfigError(f"DMLC_INTERFACE={name}: no interface of that name has an IPv4 address; this machine has {known}") from None
-    return socket.inet_ntoa(answer[20:24])

@@ -58,7 +58,7 @@ def serve(config: Config) -> int:
 
 
 def _warn(config: Config) -> None:
-    """Warn of what is not protected in a job on several machines."""
+    """Warn if a job on several machines has no token, or does not encrypt its payloads."""
     if not config.token:
         logger.warning(
             "PSGC_TOKEN is not set: anybody who reaches port %d can join the job, read and alter gradients; set the same secret everywhere",

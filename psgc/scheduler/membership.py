@@ -255,9 +255,15 @@ class Membership:
 
     def _answer_heartbeat(self, member: Member) -> Send:
         """Tell a worker which rank waited least for steps (all others waited for that rank), how long it waited, and the longest wait of any
-        rank."""
-        if member.register.role != "worker" or self.barriers is None:
+        rank; a server, one of the workers that have left, in turn: the worker's own BYE is lost where its connection to the server is down."""
+        if self.barriers is None:
             return self._send(member.peer, Kind.HEARTBEAT)
+        if member.register.role != "worker":
+            gone = [worker.rank for worker in self.roster.workers() if worker.left]
+            if not gone:
+                return self._send(member.peer, Kind.HEARTBEAT)
+            member.told_left += 1
+            return self._send(member.peer, Kind.HEARTBEAT, plan=gone[member.told_left % len(gone)], step=1)
         least = self._least or member
         return self._send(member.peer, Kind.HEARTBEAT, plan=least.rank, key=least.waited_ms, step=self._most_ms)
 

@@ -27,7 +27,7 @@ class Awaited(Gathering):
 
 
 class Values:
-    """What has been published, and who waits for what."""
+    """The published values, and the ranks that wait for each."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -30,6 +30,7 @@ class Member:
     left: bool = False
     waited_ms: int = 0  # how long a worker has waited for steps' results, by its own count
     report: Report | None = None  # its last one
+    told_left: int = 0  # how often a server was told of a worker that has left
 
     @property
     def label(self) -> str:
@@ -211,7 +212,7 @@ class Roster:
 
 
 def _inside(register: Register) -> str:
-    """What a worker says of its node's inside."""
+    """The reduction roots and the switch size that a worker announces for its node."""
     roots = ",".join(map(str, register.roots)) or "unset"
     return f"BYTEPS_REDUCE_ROOTS {roots} and BYTEPS_PCIE_SWITCH_SIZE {register.switch or 'unset'}"
 

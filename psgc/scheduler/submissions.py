@@ -10,7 +10,7 @@ from psgc.scheduler.rendezvous import Gathering
 
 
 class Submissions:
-    """Of all ranks."""
+    """The steps of named tensors that all ranks have submitted."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -12,7 +12,7 @@ from psgc.wire.messages import ErrorCode, parse_record
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a member tells of itself once a heartbeat."""
+    """A member's report of itself, sent with each heartbeat."""
 
     up_ms: int  # since it joined
     wire_bytes: int  # both directions, headers included
@@ -51,7 +51,7 @@ class Observed:
 
     job: int
     version: str
-    workers: int  # that are there; all of them once ``complete``
+    workers: int  # those that have registered; all of them once ``complete``
     servers: int
     complete: bool
     members: tuple[ReportOf, ...]

@@ -26,8 +26,8 @@ from psgc.wire.messages import ErrorCode
 
 @dataclass(slots=True)
 class _Rank:
-    """step: its last one that has come. answered: its last one whose answer was given. applied: whether ``step``'s delta is in the weights. slot: the version
-    that it may be reading. queued: whether ``answered``'s answer has been queued on its present connection."""
+    """One rank's state. step: its last step that has arrived; answered: its last answered step; applied: whether ``step``'s delta is in the weights; slot:
+    the version that the rank may be reading; queued: whether the answer to ``answered`` has been queued on its present connection."""
 
     step: int = 0
     answered: int = 0
@@ -81,7 +81,7 @@ class WeightsKey:
         mine.applied = False
         self._waiting.append(rank)
         self._payloads[rank] = payload
-        # In a round the credit comes back at once: else ranks whose parts come in different orders could wait for each other's for ever.
+        # In a round, the acknowledgement is sent at once. Otherwise ranks that push their parts in different orders could run out of credit and deadlock.
         acks = [self._ack(rank, header.step)] if self.rule.in_rounds and self._begun else []
         return [*acks, *self._advance()]
 
@@ -137,7 +137,7 @@ class WeightsKey:
         return sorted({other for rank in unanswered for other in self.pace.holds_up(rank)})
 
     def wait_text(self, missing: str, more: str = "") -> str:
-        """What is awaited from ranks ``missing``, for a line of the log. more: besides this key."""
+        """A log line on what is awaited from the ranks ``missing``. more: words on further keys that are awaited from them."""
         if not self._begun:
             return f"{self.spec.describe()}{more} has awaited its initial values from rank(s) {missing}"
         if self.rule.in_rounds:
@@ -167,7 +167,7 @@ class WeightsKey:
             )
 
     def _poison(self, rank: int) -> list[Action]:
-        """From now on the weights are NaN, whatever is pushed."""
+        """Make the weights NaN from now on, whatever is pushed."""
         self.poisoned = True
         pushed = [*self._waiting, rank]
         self._waiting.clear()

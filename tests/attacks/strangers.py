@@ -1,4 +1,4 @@
-"""What somebody without the job's token may try, who can reach its ports and has read PROTOCOL.md. Each attack returns when it is over."""
+"""Attacks by somebody without the job's token who can reach its ports and has read PROTOCOL.md. Each function returns when its attack is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers with and without a key say anything at all: a server refuses it or takes it, never breaks, and does not grow."""
+"""Peers with and without a key send arbitrary messages: a server refuses or accepts them, but never crashes, and its memory does not grow."""
 
 from __future__ import annotations
 

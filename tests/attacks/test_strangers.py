@@ -1,4 +1,4 @@
-"""Who does not hold the job's token changes nothing, learns nothing, stops nothing, and is named in one line a kind."""
+"""Somebody without the job's token changes nothing, learns nothing and stops nothing, and each kind of attack is logged in one line."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,14 @@ def test_no_worker_is_further_ahead_than_the_bound(job: Any) -> None:
 def test_a_killed_worker_ends_the_others_with_one_line(job: Any) -> None:
     first = next(process for process in job.processes if process.name == "worker 0")
     assert job.ended["worker 0"] == 1 and "worker 1" in first.last_line, job.text()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_codecs_have_not_sent_yet_goes_on_from_a_checkpoint(make_job: Callable[..., Any], tmp_path: Path, ranks: int) -> None:
+    env = {key: value for key, value in ASYNC.items() if key != "PSGC_STALENESS"}
+    assert all("saved" in text for text in make_job(env=env).said(f"save={tmp_path}", job=JOB))
+    assert all("resumed" in text for text in make_job(nodes=ranks, env=env).said(f"resume={tmp_path}", job=JOB))
 
 
 @pytest.mark.long

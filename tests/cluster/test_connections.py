@@ -1,4 +1,4 @@
-"""A connection that breaks is re-made, and what was lost is sent again: no step is lost, none is added twice."""
+"""A broken connection is made again, and lost messages are sent again: no step is lost, and none is added twice."""
 
 from __future__ import annotations
 

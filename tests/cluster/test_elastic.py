@@ -1,4 +1,4 @@
-"""A trainer goes on from a job of 2 workers in one of 3 and then alone, without a restart, over real processes."""
+"""A trainer continues from a job of 2 workers in a job of 3 and then alone, without a restart, over real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines with two network interfaces each, as network namespaces: which of them a local rank's bytes leave by."""
+"""Machines with two network interfaces each, as network namespaces: a local rank's bytes leave through the interface assigned to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that go on where others stopped: bit for bit with the same codecs and workers, and without loss with others."""
+"""Jobs that continue where others stopped: bit for bit with the same codecs and workers, and without loss with others."""
 
 from __future__ import annotations
 

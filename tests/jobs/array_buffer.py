@@ -1,4 +1,4 @@
-"""A bucket that is one flat array, for workers without torch."""
+"""A bucket of one flat array, for workers without torch."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -174,6 +176,61 @@ def endless() -> None:
         time.sleep(0.01)
 
 
+def optimizer_of(weight: nn.Parameter, bias: nn.Parameter) -> Any:
+    """Weights move by what their gradient says, of which a step sends a hundredth."""
+    return psgc.DistributedOptimizer(torch.optim.SGD([weight, bias], lr=1.0), [("w", weight), ("b", bias)], compression="topk:k=0.01")
+
+
+def save(folder: str) -> None:
+    """Ranks of uneven numbers of steps save their weights and what their codecs have kept. All values are whole numbers, so that sums are exact."""
+    rank = psgc.rank()
+    weight, bias = nn.Parameter(torch.arange(5000.0)), nn.Parameter(torch.zeros(3))
+    optimizer = optimizer_of(weight, bias)
+    chance = torch.Generator().manual_seed(rank)
+    moved = torch.zeros(5000)
+    for _ in range(3 + rank):
+        weight.grad = -torch.randint(-9, 10, (5000,), generator=chance).float()
+        bias.grad = torch.ones(3)
+        moved -= weight.grad
+        optimizer.step()
+    psgc.barrier()
+    optimizer.pull()
+    state = optimizer.residual_state_dict()
+    left = psgc.push_pull(state["memories"]["changes"]["w"]["residual"], average=False, name="left")
+    assert left.count_nonzero() > 1000, "most of it was not sent yet"
+    assert torch.equal(weight + left, torch.arange(5000.0) + psgc.push_pull(moved, average=False, name="moved"))
+    torch.save({"w": weight.detach(), "b": bias.detach(), "codecs": state}, f"{folder}/{rank}.pt")
+    print("saved", flush=True)
+
+
+def resume(folder: str) -> None:
+    """As many ranks as before load their own state, another number all of them: what the others had not sent is sent by them, once."""
+    rank = psgc.rank()
+    states = [torch.load(file, weights_only=True) for file in sorted(Path(folder).iterdir())]
+    before = states[0]["w"]
+    weight, bias = nn.Parameter(before.clone()), nn.Parameter(states[0]["b"])
+    optimizer = optimizer_of(weight, bias)
+    codecs = [state["codecs"] for state in states]
+    optimizer.load_residual_state_dict(codecs[rank] if len(codecs) == psgc.size() else codecs)
+    for _ in range(2):
+        weight.grad, bias.grad = torch.zeros(5000), torch.zeros(3)
+        optimizer.step()
+    psgc.barrier()
+    optimizer.pull()
+    state = optimizer.residual_state_dict()
+    left = psgc.push_pull(state["memories"]["changes"]["w"]["residual"], average=False, name="left")
+    assert torch.equal(weight + left, before + sum(each["memories"]["changes"]["w"]["residual"] for each in codecs))
+    assert (weight != before).sum() > 50, "it is sent in steps that change nothing themselves"
+    assert state["steps"] > codecs[0]["steps"], "random streams and warm-ups go on"
+    refused = ""
+    try:
+        optimizer.load_residual_state_dict(codecs)
+    except UsageError as error:
+        refused = str(error)
+    assert "load before it" in refused, refused
+    print("resumed", flush=True)
+
+
 def headless() -> None:
     """Rank 0 brings no initial values: it leaves without a step."""
     if psgc.rank():
@@ -186,6 +243,7 @@ def headless() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     psgc.init()
-    for name in sys.argv[1:]:
-        {each.__name__: each for each in (digits, sums, models, bound, leaving, endless, headless)}[name]()
+    for argument in sys.argv[1:]:
+        name, *values = argument.split("=", 1)
+        {each.__name__: each for each in (digits, sums, models, bound, leaving, endless, headless, save, resume)}[name](*values)  # type: ignore[operator]
     psgc.shutdown()

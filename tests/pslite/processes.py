@@ -6,10 +6,13 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 100
+HANG_S = 250  # a process that has not ended by then hangs; a loaded machine takes a third of that for the longest job
 PSGC_ROLE = {role: [sys.executable, "-m", "psgc.launch.job.role", role] for role in ("scheduler", "server")}
 STOCK_ROLE = {role: [sys.executable, "-m", "tests.pslite.stock"] for role in ("scheduler", "server")}
 
@@ -35,8 +38,13 @@ def run_job(
         processes.append(
             subprocess.Popen(command, cwd=ROOT, env={**base, **own}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         )
+    until = time.monotonic() + HANG_S
     try:
-        outputs = [process.communicate(timeout=TIMEOUT_S) for process in reversed(processes)][::-1]
+        outputs = [process.communicate(timeout=max(0.1, until - time.monotonic())) for process in reversed(processes)][::-1]
+    except subprocess.TimeoutExpired as hanging:
+        for process in processes:
+            process.kill()
+        pytest.fail(f"{hanging.cmd} hangs; all wrote to stderr:\n{''.join(process.communicate()[1] for process in processes)}")
     finally:
         for process in processes:
             process.kill()

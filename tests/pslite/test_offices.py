@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import zmq
 
+from psgc.addresses import interface_address
 from psgc.config import Config
 from psgc.errors import ConfigError, JobFailed, PsgcError, UsageError
 from psgc.pslite import WORKER_GROUP, KVMeta, KVPairs, KVServer, KVWorker, Postoffice, Settings
 from psgc.pslite.meta import Meta
-from psgc.pslite.settings import interface_address
 
 
 def free_port() -> int:
@@ -147,9 +147,9 @@ def test_a_taken_port_and_an_unknown_interface_are_one_clear_line() -> None:
         with pytest.raises(PsgcError, match=r"cannot listen on 127\.0\.0\.1:.* for ps-lite: Address already in use"):
             office.start()
         office.finalize()
-    assert interface_address("lo") == "127.0.0.1"
-    with pytest.raises(ConfigError, match=r"DMLC_INTERFACE=nosuch0: .* this machine has .*lo"):
-        interface_address("nosuch0")
+    assert interface_address("lo", "X") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"^X: no interface 'nosuch0' with an IPv4 address; this machine has .*lo"):
+        interface_address("nosuch0", "X")
 
 
 BASE = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9000", "PSGC_WIRE": "pslite"}
@@ -177,6 +177,6 @@ def test_settings_that_ps_lite_cannot_honour_are_refused() -> None:
 
 
 def test_settings_of_ps_lite_are_reported_where_psgcs_own_wire_ignores_them() -> None:
-    own = {name: value for name, value in BASE.items() if name != "PSGC_WIRE"} | {"PS_RESEND": "1", "DMLC_INTERFACE": "eth0"}
+    own = {name: value for name, value in BASE.items() if name != "PSGC_WIRE"} | {"PS_RESEND": "1", "DMLC_LOCAL": "1"}
     assert sum("without PSGC_WIRE=pslite" in note for note in Config.from_env(own).notes) == 2
     assert not Config.from_env({**own, "PSGC_WIRE": "pslite"}).notes

@@ -18,7 +18,7 @@ def test_a_users_mistake_is_one_line_and_a_status_that_is_not_zero(capfd: pytest
         port = str(taken.getsockname()[1])
         for role, more, status, said in (
             ("server", {"PSGC_TOKEN": "secret"}, 2, "psgc server: PSGC_WIRE=pslite and PSGC_TOKEN: ps-lite has no authentication"),
-            ("server", {"DMLC_INTERFACE": "nosuch0"}, 2, "psgc server: DMLC_INTERFACE=nosuch0: no interface of that name has an IPv4 address"),
+            ("server", {"DMLC_INTERFACE": "nosuch0"}, 2, "psgc server: DMLC_INTERFACE=nosuch0: no interface 'nosuch0' with an IPv4 address"),
             ("server", {"PSGC_WIRE": "ps-lite"}, 2, "PSGC_WIRE='ps-lite' is wrong: expected one of psgc, pslite"),
             ("scheduler", {"DMLC_PS_ROOT_PORT": port}, 1, f"psgc scheduler: cannot listen on 127.0.0.1:{port} for ps-lite"),
             ("server", {"PSGC_REGISTER_TIMEOUT_S": "0.2"}, 1, "psgc server: this ps-lite server has waited 0 s for the ps-lite scheduler at 127.0.0.1"),

@@ -70,6 +70,19 @@ def test_workers_hear_which_rank_waits_least_for_steps() -> None:
     assert (answer.plan, answer.key, answer.step) == (0, 0, 0), "servers wait for nobody"
 
 
+def test_each_server_hears_of_every_worker_that_has_left() -> None:
+    job = complete(nodes=4, servers=2)
+    job.say("w1", Kind.BYE)
+    job.say("w3", Kind.BYE)
+    heard: dict[str, set[int]] = {"s0": set(), "s1": set()}
+    for _ in range(2):
+        for peer, ranks in heard.items():
+            answer = sent(job.say(peer, Kind.HEARTBEAT), Kind.HEARTBEAT)[peer]
+            assert answer.step == 1
+            ranks.add(answer.plan)
+    assert heard == {"s0": {1, 3}, "s1": {1, 3}}
+
+
 def test_silence_is_named_and_after_longer_silence_counts_as_death() -> None:
     job = complete()
     named = 0

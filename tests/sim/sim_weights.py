@@ -35,7 +35,8 @@ class _Connection:
 
 @dataclass
 class WeightsJob:
-    """steps: by rank, how many pushes it makes. work_s: by rank, how long a step takes on average. pulls: share of steps before which a rank pulls as well."""
+    """steps: by rank, how many pushes it makes. work_s: by rank, how long a step takes on average. pulls: share of steps before which a rank pulls as well.
+    byes_lost: share of the ranks whose BYE to the server is lost, and of which the scheduler tells it."""
 
     seed: int
     rule: str
@@ -43,6 +44,7 @@ class WeightsJob:
     work_s: list[float]
     cuts: int = 0
     pulls: float = 0.0
+    byes_lost: float = 0.0
     delay_s: float = 0.01
     init_s: float = 0.0  # when the root begins
     versions: dict[int, tuple[Delta, ...]] = field(default_factory=dict)  # buffer -> its contents
@@ -99,6 +101,9 @@ class WeightsJob:
             self._begin(rank, True)
         elif self.pushed[rank] == self.steps[rank]:
             self.ended[rank] = True
+            if self.byes_lost and self.rng.random() < self.byes_lost:
+                self._at(self.now + 1.0, lambda: self._effects(self.server.left(rank, self.now)))
+                return
             self._put(self.connections[rank], self._hear_worker, Header(Kind.BYE, job=7, epoch=1, sender=rank), None)
         else:
             self._at(self.now + self.work_s[rank] * self.rng.expovariate(1.0), self._push, rank)

@@ -50,6 +50,17 @@ def test_ranks_that_end_early_hold_nobody_up() -> None:
         assert len(job.order) == {"add:staleness=0": 11, "average": 9}[rule]
 
 
+def test_a_rank_whose_bye_is_lost_holds_nobody_up_once_the_scheduler_has_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [("add:staleness=0", 11), ("average", 9)]
+    for rule, updates in jobs:
+        job = WeightsJob(3, rule, [0, 2, 9], [0.01] * 3, byes_lost=1.0).run()
+        check(job)
+        assert len(job.order) == updates
+    monkeypatch.setattr("psgc.server.state.ServerState.left", lambda *_: [])
+    for rule, _ in jobs:
+        assert not all(WeightsJob(3, rule, [0, 2, 9], [0.01] * 3, byes_lost=1.0).run().ended), "without that word they wait"
+
+
 def test_without_initial_values_nobody_is_answered_and_who_waits_says_for_whom() -> None:
     job = WeightsJob(1, "add", [1, 1], [0.01] * 2, init_s=1e9)
     while job._calls[0][0] < 1e8:

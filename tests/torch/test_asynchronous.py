@@ -11,7 +11,7 @@ from torch import nn
 
 import psgc.torch as psgc
 from psgc.config import Config
-from psgc.errors import ConfigError, UsageError
+from psgc.errors import CodecError, ConfigError, UsageError
 from psgc.pslite.settings import Settings
 from psgc.torch.plans.choice import Choice
 
@@ -34,19 +34,30 @@ def test_what_averages_gradients_is_refused_by_name(ranks: Any) -> None:
         for words, call in calls.items():
             with pytest.raises(UsageError, match=words):
                 call()
+        for codec in ("powersgd:rank=2", "onebit/relay", "none/int8", "topk:k=0.1,momentum=dgc", "shared"):
+            with pytest.raises(CodecError, match="changes are pushed by a codec of one round and without momentum"):
+                psgc.DistributedOptimizer(sgd(model), compression=codec)
         optimizer = psgc.DistributedOptimizer(sgd(model), model.named_parameters())
         with pytest.raises(UsageError, match="already"):
             psgc.DistributedOptimizer(optimizer)
-        for method in (
-            optimizer.residual_state_dict,
-            lambda: optimizer.load_residual_state_dict([]),
-            lambda: optimizer.switch_plan("none"),
-        ):
-            with pytest.raises(UsageError):
+        of_gradients = {"format": 2, "rank": rank, "size": 2, "memories": {"gradients": {"weight": {}}}}
+        for words, method in {
+            "expected what residual_state_dict": lambda: optimizer.load_residual_state_dict([]),
+            "the state is of synchronous training": lambda: optimizer.load_residual_state_dict(of_gradients),
+            "plans are of synchronous": lambda: optimizer.switch_plan("none"),
+        }.items():
+            with pytest.raises(UsageError, match=words):
                 method()
 
     ranks.run(2, work, async_mode=True)
     assert Choice().codec == "none"
+
+
+def test_what_asynchronous_training_has_kept_is_refused_where_gradients_are_averaged(alone: None) -> None:
+    model = nn.Linear(2, 2)
+    of_changes = {"format": 2, "rank": 0, "size": 1, "memories": {"changes": {"weight": {}}}}
+    with pytest.raises(UsageError, match="the state is of asynchronous training, whose residuals are of changes of weights"):
+        psgc.DistributedOptimizer(sgd(model), model.named_parameters()).load_residual_state_dict(of_changes)
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

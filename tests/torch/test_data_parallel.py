@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import Any
 
 import pytest
@@ -77,6 +79,46 @@ def test_buffers_become_rank_0s_in_training_and_parameters_at_construction(ranks
     assert (last_0, last_1) == ([0.0] * 3, [1.0] * 3)  # no broadcast outside training
 
 
+class Scaled(nn.Module):
+    """Its gradient is computed from its buffer, which differs from rank to rank."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("scale", torch.full((3,), rank + 1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight * self.scale
+
+
+def test_several_forwards_before_a_backward_are_right_or_refused(ranks: Any) -> None:
+    """As of a GAN's discriminator, or of twins: batch norm's averages change in between, which its gradient does not depend on."""
+
+    def work(rank: int) -> list[float]:
+        model = seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), 0)
+        alone = copy.deepcopy(model)
+        ddp = psgc.DistributedDataParallel(model)
+        losses = [
+            sum((-1) ** k * forward(batch(rank, k)).square().mean() for k in range(3)) for forward in (ddp, alone)
+        ]  # fmt: skip
+        losses[1].backward()
+        own = torch.cat([parameter.grad.flatten() for parameter in alone.parameters()])
+        losses[0].backward()
+        mean = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        assert torch.allclose(mean, psgc.push_pull(own, name="own"), atol=1e-6)
+        other = psgc.DistributedDataParallel(Scaled(rank))
+        loss = other(torch.ones(3)).sum()
+        with torch.no_grad():
+            other.module.scale.mul_(rank + 1)
+        loss = loss + other(torch.ones(3)).sum()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        return mean.tolist()
+
+    first, second = ranks.run(2, work)
+    assert first == second
+
+
 def test_a_step_that_the_loss_scaler_drops_is_told(ranks: Any) -> None:
     def work(rank: int) -> None:
         model = linear()
@@ -97,6 +139,16 @@ def test_a_step_that_the_loss_scaler_drops_is_told(ranks: Any) -> None:
 
 def test_wrong_calls_say_what_to_do(ranks: Any) -> None:
     def work(rank: int) -> None:
+        model = linear()
+        plain = functools.partial(torch.optim.SGD, list(model.parameters()), lr=0.1)
+        before = psgc.DistributedOptimizer(plain())
+        wrapped = psgc.DistributedDataParallel(model)
+        wrapped(batch(rank, 0)).sum().backward()
+        for call in (before.step, lambda: psgc.DistributedOptimizer(plain()), lambda: psgc.CrossBarrier(model, plain())):
+            with pytest.raises(
+                UsageError, match=r"psgc\.torch\.DistributedDataParallel averages it already, in backward; use torch's optimizer"
+            ):
+                call()
         with pytest.raises(UsageError, match="device_ids has 2 devices, expected one"):
             psgc.DistributedDataParallel(linear(), device_ids=[0, 1])
         with pytest.raises(UsageError, match="no parameter of the module requires a gradient"):

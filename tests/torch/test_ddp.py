@@ -329,9 +329,13 @@ def test_buckets_that_ddp_may_leave_out_are_refused() -> None:
         ("nowhere.json", UsageError, "nowhere.json"),
         (8, UsageError, "expected codec text"),
         (
-            Plan("m", "c", (PlannedBucket(("w",), 9, 1, 0, "shared", ("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu")),)),
+            Plan(
+                "m",
+                "c",
+                (PlannedBucket(("w",), 9, 1, 0, "onebit:residual=int8", ("comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu")),),
+            ),
             UsageError,
-            r"ddp_hook: the plan: buckets\[0\] \(of 'w'\): action 'comp@gpu', but codec shared has no GPU side",
+            r"ddp_hook: the plan: buckets\[0\] \(of 'w'\): action 'comp@gpu', but codec onebit:residual=int8 has no GPU side",
         ),
     ],
 )

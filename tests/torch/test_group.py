@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import psgc.torch as psgc
+from psgc.config import Config
 from psgc.errors import UsageError
 from psgc.layout import BucketSpec, Declaration, TensorSpec, build_layout
 from psgc.server.window import OPEN
+from psgc.torch.session import speed
 from psgc.torch.session.speed import NOTHING, Windows
 from psgc.wire.frames import SERVER_SENDER, Header, Kind
 from psgc.worker.client import Client, Transmit
@@ -106,3 +108,14 @@ def test_speed_is_told_of_windows_of_ten_seconds_the_oldest_first() -> None:
 @pytest.mark.usefixtures("alone")
 def test_speed_without_a_window_is_bytepss_nothing() -> None:
     assert psgc.get_pushpull_speed() == (0, -5.0)
+
+
+@pytest.mark.usefixtures("alone")
+def test_without_telemetry_no_window_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = psgc.current_session()
+    psgc.get_pushpull_speed()
+    speed._windows[session].over.append((1, 2.0))
+    monkeypatch.setattr(session, "config", Config.from_env({"BYTEPS_TELEMETRY_ON": "0"}))
+    assert psgc.get_pushpull_speed() == NOTHING
+    monkeypatch.setattr(session, "config", Config.from_env({"BYTEPS_TELEMETRY_ON": "1"}))
+    assert psgc.get_pushpull_speed() == (1, 2.0)

@@ -83,7 +83,19 @@ LOSSY = "int8 int4 fp8 onebit topk:k=0.25 blocktopk:k=0.25 randomk:k=0.25 dither
 def test_a_sample_of_the_options_keeps_what_each_codec_loses(make_job: Callable[..., Any]) -> None:
     for sizes, every in (((2, 2), "127"), ((1, 2), "211")):
         said = run_on(make_job(nodes=2, hang_s=850), sizes, OPTIONS_EVERY=every, OPTIONS_LOSSY=LOSSY)
-        assert len(re.findall(r"checked \d+ lossy buckets, of \d+ codecs", said)) == sum(sizes), said
+        same_on_all_ranks(said, sum(sizes))
+
+
+def same_on_all_ranks(said: str, ranks: int) -> None:
+    """The results of all options, where each rank has checked what is missing of them."""
+    found = re.findall(r"checked \d+ lossy buckets, digest (\w+), of \d+ codecs", said)
+    assert len(found) == ranks, said
+    assert len(set(found)) == 1, found
+
+
+@pytest.mark.timeout(300)
+def test_nodes_of_other_sizes_end_with_the_same_results_where_options_lose_something(make_job: Callable[..., Any]) -> None:
+    same_on_all_ranks(run_on(make_job(nodes=2, servers=0, hang_s=250), (1, 2), OPTIONS_EVERY="397", OPTIONS_LOSSY="int8 topk:k=0.25"), 3)
 
 
 @pytest.mark.timeout(500)

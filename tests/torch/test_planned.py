@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import psgc.torch as psgc
-from psgc.errors import LayoutMismatch, UsageError
+from psgc.errors import LayoutMismatch, PsgcError, UsageError
 from psgc.plan.planfile.reading import load_plan
 from psgc.plan.planfile.runtime import ENCODED, PLAIN
 
@@ -123,6 +123,16 @@ def test_a_bucket_of_two_parameter_groups_is_refused(ranks: Any, tmp_path: Path)
 
     with pytest.raises(UsageError, match=r"tensor '0.weight' is of parameter group 0, but shares a bucket of the plan with '1.bias' of 1"):
         ranks.run(1, work, plan=written(tmp_path / "p", WHOLE))
+
+
+def test_a_plan_whose_buckets_cannot_be_cut_ends_every_rank_with_the_same_line(ranks: Any, tmp_path: Path) -> None:
+    document = planned((tuple(MODEL), 0))
+    document["buckets"][0]["parts"] = 2
+    with pytest.raises(PsgcError, match=r"tensor '0.weight': its bucket of 26 elements is cut into 2 parts; .* so plan at most 1"):
+        ranks.run(2, train, plan=written(tmp_path / "p", document))
+    said = {session.failed_with for session in ranks.sessions} - {None}
+    assert len(said) == 1
+    assert said.pop().startswith("tensor '0.weight': its bucket"), "no rank's own"
 
 
 def test_ranks_with_different_plans_end_the_job_naming_the_bucket(ranks: Any, tmp_path: Path) -> None:

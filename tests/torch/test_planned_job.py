@@ -91,11 +91,11 @@ def test_a_plan_for_another_job_ends_each_worker_with_a_line_and_one_that_no_job
     workers = job.whole(job=JOB)
     assert 0 not in {job.end()[worker.name] for worker in workers}
     assert all("plan: it is for a job of 3 workers (three), this job has 2; make a plan for this job" in worker.text for worker in workers)
-    whole["buckets"][0] |= {"codec": "shared", "option": ["comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu"]}
+    whole["buckets"][0] |= {"codec": "onebit:residual=int8", "option": ["comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu"]}
     path.write_text(json.dumps(whole))
     started = psgc("run", "--workers", "2", "--plan", str(path), "--", "python", "-c", "print('started')")
     assert started.returncode == 2
-    assert "buckets[0] (of '0.weight'): action 'comp@gpu', but codec shared has no GPU side" in started.stderr
+    assert "buckets[0] (of '0.weight'): action 'comp@gpu', but codec onebit:residual=int8 has no GPU side" in started.stderr
     assert started.stderr.count("\n") == 1
     assert "started" not in started.stdout
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -180,3 +182,31 @@ class TestAlone:
         psgc.init()
         with pytest.raises(UsageError, match="unknown"):
             psgc.synchronize(handle)
+
+
+def test_what_is_no_tensor_or_no_name_is_refused_before_the_job_hears_of_it(ranks: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    one: Any = torch.ones(1)
+    calls: dict[str, Callable[[], Any]] = {
+        "push_pull of 'loss': expected a tensor, got a float; torch.as_tensor": lambda: psgc.push_pull(cast("Any", 0.5), name="loss"),
+        "push_pull: expected a tensor, got a list": lambda: psgc.push_pull_async(cast("Any", [1.0])),
+        "push_pull of 'x': expected a tensor, got a ndarray": lambda: psgc.push_pull_inplace(cast("Any", np.ones(2)), name="x"),
+        "push_pull of 5: the name is a int, expected text": lambda: psgc.push_pull(one, name=cast("Any", 5)),
+        "declare.5.: the name is a int": lambda: psgc.declare(cast("Any", 5)),
+        "push_pull_group of 5: the name is a int": lambda: psgc.push_pull_group([one], name=cast("Any", 5)),
+        "push_pull_group of 'g', tensor 1: expected a tensor": lambda: psgc.push_pull_group([one, cast("Any", 2)], name="g"),
+        "broadcast_parameters: the name 0 is a int": lambda: psgc.broadcast_parameters(cast("Any", {0: one})),
+        "the first argument is the optimizer, .* got the class SGD": lambda: psgc.DistributedOptimizer(cast("Any", torch.optim.SGD)),
+        "got a generator": lambda: psgc.DistributedOptimizer(cast("Any", model.named_parameters()), cast("Any", sgd)),
+        "broadcast_optimizer_state: .* got a Linear": lambda: psgc.broadcast_optimizer_state(cast("Any", model)),
+        "expected .name, parameter. pairs": lambda: psgc.DistributedOptimizer(sgd, cast("Any", enumerate(model.parameters()))),
+    }
+
+    def work(rank: int) -> float:
+        for words, call in calls.items():
+            with pytest.raises(UsageError, match=words):
+                call()
+        return psgc.push_pull(torch.tensor(rank + 1.0), average=cast("Any", 0), name="after").item()
+
+    assert ranks.run(2, work) == [3.0, 3.0], "the job goes on"

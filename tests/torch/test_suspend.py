@@ -13,6 +13,7 @@ import psgc.torch as psgc
 from psgc.errors import UsageError
 from psgc.torch.session import api
 from psgc.torch.state.owed import OwedGradients
+from psgc.torch.tensors import push_pull
 from psgc.worker.residuals.residual import TensorMemory
 from tests.torch.small_models import batch, linear, sgd, weights
 
@@ -110,6 +111,7 @@ def test_a_process_alone_suspends_and_resumes_and_calls_in_between_say_what_to_d
     model(batch(0, 0)).sum().backward()
     optimizer.step()
     model(batch(0, 0)).sum().backward()
+    psgc.declare("mine", "int8")
     psgc.suspend()
     for call, remedy in ((psgc.rank, r"is suspended.*call psgc\.torch\.resume"), (psgc.init, r"init\(\) after suspend\(\): call resume")):
         with pytest.raises(UsageError, match=remedy):
@@ -122,6 +124,9 @@ def test_a_process_alone_suspends_and_resumes_and_calls_in_between_say_what_to_d
     psgc.resume(1, 0, 0)
     assert psgc.size() == 1
     step(0, 1, model, optimizer)
+    names = [each._psgc_exchange.name for each in (optimizer, sgd(linear()))]
+    assert names == ["optimizer0", "optimizer1"], "another optimizer has another name than those that went on"
+    assert push_pull._names_of(api.current_session()).codecs == {"mine": "int8"}
     psgc.shutdown()
 
 

@@ -6,7 +6,7 @@ import psgc.torch as psgc
 
 
 class BytePSBasics:
-    """What ``byteps.torch`` offers as functions, as methods. The constructor's arguments have no effect."""
+    """The functions of ``byteps.torch`` as methods. The constructor's arguments have no effect."""
 
     def __init__(self, pkg_path: str = "", *args: str) -> None:
         del pkg_path, args

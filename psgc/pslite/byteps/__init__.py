@@ -1,1 +1,1 @@
-"""What BytePS puts into ps-lite's messages: keys, commands, registrations, compressed payloads, and its server's part."""
+"""BytePS's layer over ps-lite: keys, commands, registrations, compressed payloads, and the server."""

@@ -29,7 +29,7 @@ def command(request: int, dtype: str) -> int:
 
 
 def parse_command(head: int) -> tuple[int, str]:
-    """Type of request and dtype. Raises RemoteProtocolError for a command that BytePS does not have."""
+    """The request type and dtype of a command. Raises RemoteProtocolError for a command that BytePS does not have."""
     if 0 <= head < 1 << 10:
         diagonal = (math.isqrt(8 * head + 1) - 1) // 2
         dtype = head - diagonal * (diagonal + 1) // 2
@@ -40,13 +40,13 @@ def parse_command(head: int) -> tuple[int, str]:
 
 
 def aligned_bytes(size: int, dtype: str) -> int:
-    """Bytes of the buffers that BytePS makes for a part: a fraction of k is one of these."""
+    """Bytes of the buffers that BytePS makes for a part; a k that is a fraction refers to these."""
     unit = 8 * ITEM_BYTES[dtype] ** 2
     return -(-size // unit) * unit
 
 
 def part_bound(part_bytes: int, local_size: int = 1) -> int:
-    """Bytes of each part but the last."""
+    """Bytes of each part except the last."""
     unit = local_size * PAGE_BYTES
     return -(-part_bytes // unit) * unit
 

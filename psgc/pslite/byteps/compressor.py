@@ -1,4 +1,4 @@
-"""What BytePS's compressors have in common: one object for each part, float32 in, a payload out. Two of them wrap others: error feedback, momentum."""
+"""The base of BytePS's compressors: one object for each part, float32 in, a payload out. Two of them wrap others: error feedback and momentum."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ class Compressor(ABC):
 
     @abstractmethod
     def encode(self, values: F32) -> bytes:
-        """The payload of ``values``, [numel], which may be changed (by those that wrap another)."""
+        """The payload of ``values``, [numel]. Compressors that wrap another may change ``values``."""
 
     @abstractmethod
     def decode(self, payload: bytes | memoryview) -> F32:
-        """[numel], new. Raises PayloadError for bytes that this compressor does not write."""
+        """A new array [numel] of the payload's values. Raises PayloadError for bytes that this compressor does not write."""
 
 
 def count_of(k: str, aligned_bytes: int, numel: int) -> int:
-    """How many elements a ``compressor_k`` keeps: a fraction of BytePS's buffer, in single precision as BytePS computes it, or a number. Raises CodecError."""
+    """The number of elements that ``compressor_k`` keeps. It is a number, or a fraction of BytePS's buffer, computed in single precision as by BytePS. Raises
+    CodecError."""
     try:
         factor = np.float32(k)
     except ValueError:
@@ -49,7 +50,7 @@ def count_of(k: str, aligned_bytes: int, numel: int) -> int:
 
 
 def pairs_of(payload: bytes | memoryview, numel: int) -> F32:
-    """A payload of indices and values, decoded: where an index is there twice, the last value counts."""
+    """The decoded values of a payload of indices and values. If an index occurs twice, the last value counts."""
     if len(payload) % PAIR.itemsize:
         raise PayloadError(f"a payload of {len(payload)} bytes; expected 8 for each element that is kept")
     pairs = np.frombuffer(payload, PAIR)
@@ -61,8 +62,8 @@ def pairs_of(payload: bytes | memoryview, numel: int) -> F32:
 
 
 class ErrorFeedback(Compressor):
-    """``ef_type=vanilla``: what was not sent is added to the next step's values, times the ratio of the last learning rate and the present one if
-    the file ``lr.s`` says them. BytePS ends without that file; psgc then takes the ratio as 1."""
+    """``ef_type=vanilla``: error feedback. The residual is added to the next step's values, times the last learning rate divided by the present one, which the
+    file ``lr.s`` holds. BytePS ends without that file; psgc then takes the ratio as 1."""
 
     def __init__(self, inner: Compressor, rate_file: Path = RATE_FILE) -> None:
         super().__init__(inner.numel)

@@ -16,7 +16,7 @@ STATE_TYPE = types.Array(types.uint64, 1, "C")
 
 
 def new_state(seed: int) -> State:
-    """seed: 0 for one that nobody knows, as in BytePS."""
+    """seed: 0 for a random one, as in BytePS."""
     return np.array([seed, seed] if seed else [secrets.randbits(32), secrets.randbits(32)], np.uint64)
 
 

@@ -1,4 +1,4 @@
-"""A compressor as BytePS registers it: names and values, as text on the wire, and the compressor that they describe."""
+"""BytePS's registration of a compressor: names and values as text on the wire, and the compressor that they describe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """settings: name and value of each, without BytePS's prefix."""
+    """settings: names without BytePS's prefix, and values."""
 
     settings: tuple[tuple[str, str], ...]
 
@@ -43,7 +43,7 @@ class Registration:
 
     @classmethod
     def parse(cls, text: bytes) -> Registration:
-        """From the wire. Raises RemoteProtocolError for what no worker would send."""
+        """The registration in bytes from the wire. Raises RemoteProtocolError for bytes that no worker would send."""
         try:
             count, *words = text.decode("ascii").split()
             if len(text) > MAX_BYTES or int(count) * 2 != len(words) or len(set(words[::2])) < int(count):
@@ -56,7 +56,7 @@ class Registration:
         return " ".join([str(len(self.settings)), *(word for pair in self.settings for word in pair)]).encode()
 
     def compressor(self, numel: int, on_worker: bool = False) -> Compressor:
-        """For one part of float32. Servers leave momentum to workers, as in BytePS. Raises CodecError."""
+        """The compressor for one part of float32. Servers leave momentum to workers, as in BytePS. Raises CodecError."""
         given = dict(self.settings)
         kind = given.get("compressor_type", "")
         seed = _whole(given, "seed", 0, 1, (1 << 32) - 1)

@@ -54,7 +54,7 @@ class BytepsServer:
             server.response(request, answer)
 
     def _tick(self, now: float) -> None:
-        """Say whom this server waits for."""
+        """Log the workers that this server waits for."""
         if self._store is None or not self._lock.acquire(blocking=False):
             return
         try:

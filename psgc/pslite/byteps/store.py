@@ -1,4 +1,4 @@
-"""What a BytePS server keeps for each key, and when it answers: sums of the workers' pushes, one round after another. Pure.
+"""The state of a BytePS server: for each key, sums of the workers' pushes, one round after another, and when requests are answered. Pure.
 
 BytePS's own server counts pushes and has one buffer for a key: a worker that is quick overwrites a round's sum before a slow one has pulled it. Here a worker's
 n-th push and its n-th pull of a key belong to round n, whatever others do, and a sum stays until every worker has pulled it. Pushes are added in
@@ -69,7 +69,7 @@ class Store:
         self.sums = 0  # rounds that are complete
 
     def handle(self, meta: KVMeta, pairs: KVPairs, now: float) -> list[Answer]:
-        """Take a request; returns the answers that it brings about."""
+        """Handle a request. Returns the answers that can be sent now."""
         if meta.sender not in self._workers:
             raise RemoteProtocolError(f"a request of node {meta.sender}, which is no worker of this job")
         if len(pairs.keys) != 1 or pairs.keys[0] not in self._own:
@@ -89,7 +89,7 @@ class Store:
         return self._push(key, meta, dtype, value, now)
 
     def stalled(self, now: float, after_s: float) -> list[str]:
-        """Rounds, and beginnings of keys, that have waited for some workers for longer than ``after_s``."""
+        """The rounds and the initial pushes of keys that have waited for some workers for longer than ``after_s``."""
         found = []
         for key in self._keys.values():
             if not key.ready and now - key.began > after_s:
@@ -116,7 +116,7 @@ class Store:
         return key
 
     def _begin(self, key: _Key | None, wire_key: int, meta: KVMeta, dtype: str, size: int, now: float) -> list[Answer]:
-        """A worker's first push of a key says its size, whatever it holds; all are answered when all have come."""
+        """Handle a worker's first push of a key. It sets the key's size; its contents are ignored. Answers are sent when all have come."""
         if key is None:
             if len(self._keys) >= MAX_KEYS or self._stored_bytes + size > MAX_STORED_BYTES:
                 raise RemoteProtocolError(
@@ -217,7 +217,7 @@ class Store:
         return [self._answer(key, number, one, meta)]
 
     def _answer(self, key: _Key, number: int, one: _Round, pull: KVMeta) -> Answer:
-        """Drops the round once all workers have its sum."""
+        """Drop the round once all workers have its sum."""
         one.pulled += 1
         if one.pulled == len(self._workers):
             del key.rounds[number]

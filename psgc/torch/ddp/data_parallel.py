@@ -7,13 +7,13 @@ torch's own DistributedDataParallel wraps, ``hook`` is the file.
 from __future__ import annotations
 
 import functools
-import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psgc.errors import UsageError
@@ -25,9 +25,6 @@ from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import broadcast_parameters
 from psgc.torch.tensors.buffers import dtype_name
-from psgc.worker.session import Session
-
-_numbers: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 class ModelExchange(GradientExchange):
@@ -68,7 +65,7 @@ class DistributedDataParallel(torch.nn.Module):
             raise UsageError("DistributedDataParallel: no parameter of the module requires a gradient; leave the wrapper out")
         choice.check({parameter: name for name, parameter in module.named_parameters() if parameter.requires_grad})
         self.module, self.broadcast_buffers = module, broadcast_buffers
-        self._prefix = f"model{next(_numbers.setdefault(session, itertools.count()))}"
+        self._prefix = f"model{api.next_number(session, 'model')}"
         broadcast_parameters(module.state_dict(), 0, f"{self._prefix}.")
         amp.install()
         _watch_optimizers()
@@ -80,10 +77,17 @@ class DistributedDataParallel(torch.nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.broadcast_buffers and self.training and torch.is_grad_enabled() and not self._exchange.held:
-            buffers = dict(self.module.named_buffers())
+            buffers = self._buffers_to_send()
             if buffers:
                 broadcast_parameters(buffers, 0, f"{self._prefix}.buffers.")
         return self.module(*inputs, **kwargs)
+
+    def _buffers_to_send(self) -> dict[str, torch.Tensor]:
+        """By name. A norm in training computes its gradient from the batch's statistics, so its averages may change between a forward and its backward, as
+        they do in a second forward; autograd is to take no notice."""
+        norms = (module for module in self.module.modules() if isinstance(module, _NormBase) and module.training)
+        unread = {buffer for norm in norms for buffer in norm.buffers(recurse=False)}
+        return {name: buffer.data if buffer in unread else buffer for name, buffer in self.module.named_buffers()}
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ import torch
 from psgc.errors import UsageError
 from psgc.layout import Bucket, Declaration, Layout, TensorSpec
 from psgc.torch.ddp.completions import Completer, Completion
+from psgc.torch.device.engines import engine_of
 from psgc.torch.gradients import loss_scale
 from psgc.torch.gradients.observer import StepObserver
 from psgc.torch.gradients.step_flags import MAX_RESCALE
@@ -49,11 +50,14 @@ class StepExchange(Protocol):
 
 
 _exchanges: weakref.WeakSet[StepExchange] = weakref.WeakSet()
+_made = 0
 
 
 def add_exchange(exchange: StepExchange) -> None:
     """Have it told of loss scalers' steps from now on. It is held weakly."""
+    global _made  # noqa: PLW0603 - one count a process
     _exchanges.add(exchange)
+    _made += 1
 
 
 @dataclass(slots=True, eq=False)
@@ -78,11 +82,10 @@ class _Bucket:
     ticket: Ticket | None = None
 
     @classmethod
-    def of(cls, layout: Layout, bucket: Bucket) -> _Bucket:
+    def of(cls, layout: Layout, bucket: Bucket, on_gpu: bool) -> _Bucket:
+        """on_gpu: whether gradients on a GPU may be encoded there, where the layout leaves that open."""
         shapes = [layout.tensors[i].shape for i in bucket.tensors]
-        return cls(
-            bucket.index, bucket.tensors, TensorsBuffer(shapes, staging_dtype(bucket.codec, bucket.dtype), where_of(bucket, on_gpu=False))
-        )
+        return cls(bucket.index, bucket.tensors, TensorsBuffer(shapes, staging_dtype(bucket.codec, bucket.dtype), where_of(bucket, on_gpu)))
 
     def reset(self) -> None:
         self.gradients, self.takes_part, self.ticket = {}, False, None
@@ -172,13 +175,18 @@ class DdpExchange:
 
     @property
     def on_gpu(self) -> bool:
-        """Without a plan, DDP's buckets are encoded on the CPU."""
-        return False
+        """Whether gradients on a GPU are encoded there where no plan says where."""
+        return self.session.config.gpu_codecs
 
     def proposed(self, codec: str) -> Declaration:
         """What would be declared of all gradients by this codec."""
         assert self._default is not None, "a step has been taken"
         return replace(self._default, name=self.name, codec=codec, buckets=())
+
+    def stepped(self) -> None:
+        """An optimizer has stepped parameters of the model."""
+        if self.observer is not None and not self._begun:
+            self.observer.stepped()
 
     def scale_with(self, scale: Callable[[], float]) -> None:
         """A loss scaler is about to apply or drop the last step's result, which was multiplied by ``scale()``, as later ones will be."""
@@ -231,7 +239,7 @@ class DdpExchange:
         """The first bucket of a step fixes the flags of all its submissions, so that they are the same on all ranks."""
         self.session.check()
         if self.observer is not None:
-            self.observer.decide()
+            self.observer.begins()
         now = self._last_scale if self._loss_scale is None else self._loss_scale()
         if self._fresh_units and self._loss_scale is None:  # the scaler tells of itself after this backward
             now = loss_scale.latest(default=now)
@@ -275,13 +283,15 @@ class DdpExchange:
         self._default = default
         declaration = self.residuals.declaration(default)
         self._layout = self.session.declare(declaration)
+        on_gpu = config.gpu_codecs and (not buckets or self.choice.rule is not None)  # a plan itself says where
+        lies = on_gpu and all(engine_of(gradient) is not None for arrival in self._held for gradient in arrival.gradients)
         if config.layout_out and self.session.rank == 0 and self.name == "ddp0":
-            write_layout(config.layout_out, self._layout, self.session, on_gpu=False)
+            write_layout(config.layout_out, self._layout, self.session, lies)
         if self.name == "ddp0":
-            leave_for_trace(self.session, plan, self._layout, on_gpu=False)
+            leave_for_trace(self.session, plan, self._layout, lies)
         report_of(self.session).laid_out(self._layout)
         self.residuals.add(self._layout, declaration)
-        self._buckets = [_Bucket.of(self._layout, bucket) for bucket in self._layout.buckets]
+        self._buckets = [_Bucket.of(self._layout, bucket, on_gpu) for bucket in self._layout.buckets]
         self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.tensors}
 
     def _index(self, parameter: torch.Tensor) -> int:
@@ -330,7 +340,7 @@ class DdpExchange:
     def _over(self, left: float) -> None:
         """The step's last result has come. left: when DDP handed the last bucket over; the trainer has waited since then."""
         if self.observer is not None:
-            self.observer.arrived()
+            self.observer.delivered()
         report = report_of(self.session)
         report.waited(self.name, time.monotonic() - left)
         report.step_over(self.name)
@@ -355,6 +365,11 @@ def _nothing() -> None:
 def takes_part(parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
     """Whether this rank has a gradient. For a parameter that it did not use, DDP's bucket has zeros, but p.grad is None."""
     return parameter.grad is not None or bool(gradient.any())
+
+
+def exchanges_made() -> int:
+    """How many there have been so far."""
+    return _made
 
 
 def exchanges_of(optimizer: torch.optim.Optimizer) -> list[StepExchange]:

@@ -173,6 +173,7 @@ class DdpHook:
         mine = [exchange for exchange in self._exchanges if exchange in exchanges_of(optimizer)]
         for exchange in mine:
             self._optimizers.setdefault(exchange, weakref.WeakSet()).add(optimizer)
+            exchange.stepped()
         if mine:
             self._advice.setdefault(optimizer, CodecAdvice(self._choice.codecs({}))).look(optimizer)
 

@@ -6,9 +6,7 @@ stays on its rank.
 
 from __future__ import annotations
 
-import itertools
 import logging
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,13 +16,18 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 import torch
 
 from psgc.errors import UsageError
+from psgc.layout import TensorSpec
 from psgc.layout.update_rule import UNBOUNDED, UpdateRule
 from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.plans.choice import Choice
 from psgc.torch.plans.rules import codec_by_rule
+from psgc.torch.session import api
 from psgc.torch.session.run_report import report_of, run_logger
+from psgc.torch.state import saved
+from psgc.torch.state.residuals import Kept, check_sizes
 from psgc.torch.tensors.buffers import dtype_name
-from psgc.torch.tensors.held import HeldTensors
+from psgc.torch.tensors.held import HeldTensors, one_way
+from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.session import Session
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -35,22 +38,24 @@ WEIGHTS: Final = {
     "float64": torch.float64,
 }  # as servers hold them
 logger = logging.getLogger(__name__)
-_created: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 def make_asynchronous(optimizer: Optimizer, session: Session, names: dict[torch.Tensor, str], choice: Choice) -> Optimizer:
-    """Make ``optimizer`` an AsyncDistributed of its own class. Raises UsageError for plans and ``auto``, and for parameters that cannot be held."""
+    """Make ``optimizer`` an AsyncDistributed of its own class. Raises UsageError for plans and ``auto``, and for parameters that cannot be
+    held; CodecError for codecs that changes cannot travel by."""
     if choice.plan is not None or choice.awaited or choice.auto:
         raise UsageError("PSGC_ASYNC=1: plans and auto are of synchronous gradients; name a codec or a rule for what is pushed")
     for parameter, name in names.items():
         _held_dtype(parameter, name)
     choice.check(names)
+    for codec in choice.codecs(names):
+        one_way(codec)
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (AsyncDistributed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     made = cast("AsyncDistributed", optimizer)
     made._psgc_session, made._psgc_names, made._psgc_choice = session, names, choice
-    made._psgc_name = f"optimizer{next(_created.setdefault(session, itertools.count()))}"
-    made._psgc_held = []
+    made._psgc_name = f"optimizer{api.next_number(session, 'optimizer')}"
+    made._psgc_held, made._psgc_waiting = [], LayoutMemory()
     return optimizer
 
 
@@ -97,6 +102,7 @@ class AsyncDistributed(torch.optim.Optimizer):
     _psgc_choice: Choice
     _psgc_name: str
     _psgc_held: list[_Held]
+    _psgc_waiting: LayoutMemory  # of parameters that are not held yet
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """A step on this rank's own gradients; then the parameters are the servers', with this step's changes among them. In the first step, rank
@@ -139,15 +145,30 @@ class AsyncDistributed(torch.optim.Optimizer):
         """Raises UsageError."""
         raise UsageError("switch_plan: plans are of synchronous gradients; PSGC_ASYNC=1 has none")
 
-    def residual_state_dict(self) -> NoReturn:
-        """Raises UsageError."""
-        raise UsageError(
-            "residual_state_dict: under PSGC_ASYNC=1 save the model and the optimizer alone; what codecs have not sent yet is less than a step"
-        )
+    def residual_state_dict(self) -> dict[str, Any]:
+        """What codecs have kept of this rank's changes, by parameter name: a file for each rank, beside the model's and the optimizer's ``state_dict()``.
+        No rank waits for another. Raises JobFailed."""
+        session, waiting = self._psgc_session, self._psgc_waiting
+        memories = [held.tensors.remembered() for held in self._psgc_held]
+        kept = Kept(dict(waiting.tensors))
+        for memory in memories:
+            kept.tensors |= memory.tensors
+        steps = max([waiting.steps, *(memory.steps for memory in memories)])
+        header = {"format": saved.FORMAT, "rank": session.rank, "size": session.size, "loss_scale": 1.0, "rates": []}
+        return {**header, "steps": steps, **saved.pack({saved.CHANGES: kept})}
 
-    def load_residual_state_dict(self, states: Any) -> NoReturn:
-        """Raises UsageError."""
-        self.residual_state_dict()
+    def load_residual_state_dict(self, states: Any) -> None:
+        """Go on from ``residual_state_dict()``: this rank's own, or a list of all ranks' where the number of workers is another now. What was not sent yet goes
+        with the next changes. Call it on every rank before the first step. Raises UsageError after it, and for what does not fit."""
+        if self._psgc_held:
+            raise UsageError(
+                "load_residual_state_dict: under PSGC_ASYNC=1 servers hold the weights from the first step on; load before it, as the model's state"
+            )
+        session = self._psgc_session
+        checked = saved.check_states(states, session.rank, session.size)
+        saved.check_kind(checked, saved.CHANGES)
+        kept = saved.share_of(checked, saved.CHANGES, session.rank, session.size, mean=False)
+        self._psgc_waiting = LayoutMemory(kept.tensors, steps=max(int(state.get("steps", 0)) for state in checked))
 
     def _psgc_exchange_weights(self, pull: bool) -> None:
         if not self._psgc_held:
@@ -168,6 +189,7 @@ class AsyncDistributed(torch.optim.Optimizer):
         if session.config.solo:
             return
         refuse_foreign(self, self._psgc_names)
+        waiting = self._psgc_waiting
         known = {parameter for held in self._psgc_held for parameter in held.parameters.values()}
         new: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)  # by codec
         for group, options in enumerate(self.param_groups):
@@ -177,9 +199,16 @@ class AsyncDistributed(torch.optim.Optimizer):
                     rule = self._psgc_choice.rule
                     codec = self._psgc_choice.codec if rule is None else codec_by_rule(rule, name, parameter)
                     new[codec][name] = parameter
+        if new:  # random streams and warm-ups go on alike on all ranks, which may have taken different numbers of steps
+            told = f"steps of {self._psgc_name}.{len(self._psgc_held)}"
+            if session.rank == 0:
+                session.publish(told, b"%d" % waiting.steps)
+            else:
+                waiting.steps = int(session.lookup(told))
         for codec, parameters in new.items():
             started = {name: parameter.detach().to(_held_dtype(parameter, name)) for name, parameter in parameters.items()}
-            tensors = HeldTensors(started, f"{self._psgc_name}.{len(self._psgc_held)}", _rule_of(session).canonical, codec)
+            name, memory = f"{self._psgc_name}.{len(self._psgc_held)}", self._psgc_memory(parameters)
+            tensors = HeldTensors(started, name, _rule_of(session).canonical, codec, memory=memory)
             held = _Held(tensors, parameters)
             with torch.no_grad():
                 held.take()
@@ -191,6 +220,13 @@ class AsyncDistributed(torch.optim.Optimizer):
                     "asynchronous training: %d server(s) hold %d tensors, changes travel by %s; a worker may be %s ahead of the slowest",
                     session.config.servers, len(parameters), codec, ahead,
                 )  # fmt: skip
+
+    def _psgc_memory(self, parameters: dict[str, torch.Tensor]) -> LayoutMemory:
+        """What was loaded of these parameters. Raises UsageError for a residual of another size."""
+        waiting = self._psgc_waiting
+        memory = LayoutMemory({name: waiting.tensors.pop(name) for name in parameters if name in waiting.tensors}, steps=waiting.steps)
+        check_sizes((TensorSpec(name, tuple(parameter.shape), "float32") for name, parameter in parameters.items()), memory)
+        return memory
 
 
 def _rule_of(session: Session) -> UpdateRule:

@@ -7,9 +7,8 @@ Source: Peng et al. 2019 (ByteScheduler), section 3.4, and BytePS's ``cross_barr
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar, cast
 
 import torch
@@ -25,11 +24,9 @@ from psgc.torch.optimizers.refusals import refuse_foreign
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
 from psgc.torch.tensors.broadcast import refuse_lbfgs
-from psgc.worker.session import Session
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 USE: Final = "use DistributedOptimizer for it"
-_created: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 def CrossBarrier(  # noqa: N802 - BytePS's name
@@ -89,7 +86,7 @@ def CrossBarrier(  # noqa: N802 - BytePS's name
             raise UsageError(
                 f"CrossBarrier: parameter {spec.name!r} of the optimizer is not the model's, so no layer would wait for it; {USE}"
             )
-    number = next(_created.setdefault(session, itertools.count()))
+    number = api.next_number(session, "crossing")
     crossing.exchange = UnbarrieredExchange(session, f"crossing{number}", choice, backward_passes_per_step, specs, crossing.apply)
     optimizer.__class__ = type(kind.__name__, (CrossBarriered, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     cast("CrossBarriered", optimizer)._psgc_crossing = crossing

@@ -5,7 +5,6 @@ Owns names, checks and the optimizer's methods, which ``adam`` also uses; ``grad
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import weakref
@@ -29,14 +28,13 @@ from psgc.torch.plans.choice import Choice, Given, chosen, named, refuse_asynchr
 from psgc.torch.session import api
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Residuals, check_sizes
-from psgc.torch.tensors.broadcast import refuse_lbfgs
+from psgc.torch.tensors.broadcast import check_optimizer
 from psgc.torch.tensors.buffers import dtype_name
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 GRADIENTS: Final = "gradients"  # the kind of residuals that every optimizer has
-_created: weakref.WeakKeyDictionary[Session, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
@@ -70,7 +68,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     Raises UsageError for LBFGS, residuals_follow_lr with momentum, unnamed or doubly named parameters, dtypes that psgc does not carry
     and plans that cannot be run; CodecError.
     """
-    refuse_lbfgs(optimizer, "DistributedOptimizer")
+    check_optimizer(optimizer, "DistributedOptimizer")
     if hasattr(optimizer, "_psgc_names"):
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
     check_passes(backward_passes_per_step)
@@ -121,7 +119,7 @@ class Distributed(torch.optim.Optimizer):
             refuse_asynchronous(type(self).__name__)
         late = session.config.late_synchronization if late is None else late
         amp.install()
-        number = next(_created.setdefault(session, itertools.count()))
+        number = api.next_number(session, "optimizer")
         self._psgc_names = names
         session.expect_names(f"{kind}.{name}" for kind in ("Gradient", "Parameter") for name in sorted(names.values()))
         self._psgc_synchronizes = True
@@ -181,6 +179,12 @@ class Distributed(torch.optim.Optimizer):
         finally:
             self._psgc_exchange.held = before
 
+    def replayed(self) -> None:
+        """Call it right after each ``replay()`` of a CUDA graph that captured a backward inside ``no_sync()``: p.grad, which the replay has written, is then
+        sent by ``synchronize()`` or ``step()``. Every rank must do the same. Raises UsageError if no backward was captured."""
+        self._psgc_watch()
+        self._psgc_exchange.replayed()
+
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Inside, step() applies without synchronizing; call ``synchronize()`` before."""
@@ -238,6 +242,7 @@ class Distributed(torch.optim.Optimizer):
         exchange = self._psgc_exchange
         rank, size = exchange.session.rank, exchange.session.size
         checked = saved.check_states(states, rank, size)
+        saved.check_kind(checked, GRADIENTS)
         kinds = {kind: saved.share_of(checked, kind, rank, size) for kind in self._psgc_residuals()}
         for kept in kinds.values():
             check_sizes(exchange.specs, kept)
@@ -311,7 +316,10 @@ def names_of(
     if named_parameters is None:
         return mine
     pairs = list(named_parameters)
-    if any(not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], torch.Tensor)) for pair in pairs):
+    if any(
+        not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], torch.Tensor))
+        for pair in pairs
+    ):
         raise UsageError("named_parameters: expected (name, parameter) pairs; pass model.named_parameters()")
     doubled = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     if doubled:

@@ -15,10 +15,14 @@ import torch
 
 from psgc.errors import UsageError
 from psgc.torch.ddp import wrappers
+from psgc.torch.ddp.exchange import exchanges_made, exchanges_of
 
 WITH_DDP: Final = (
     "DistributedDataParallel averages it already; use the optimizer as it is and psgc under DDP, with "
     "model.register_comm_hook(None, psgc.torch.ddp_hook(codec)), or leave DistributedDataParallel out"
+)
+WITH_OWN_DDP: Final = (
+    "psgc.torch.DistributedDataParallel averages it already, in backward; use torch's optimizer as it is, or leave that wrapper out"
 )
 SHARDED: Final = (
     "psgc averages whole gradients and does not work with sharded parameters; leave FSDP out, or wrap the model in "
@@ -27,22 +31,25 @@ SHARDED: Final = (
 
 
 # optimizer -> how many wrappers there had been, and how many parameters it had, when all was last found in order
-_checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+_checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int, int]] = weakref.WeakKeyDictionary()
 
 
 def refuse_foreign(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
-    """Raise UsageError, naming the first parameter of the optimizer that DDP reduces, or that FSDP or a DTensor holds in pieces. Costs
+    """Raise UsageError, naming the first parameter of the optimizer that DDP reduces, torch's or psgc's, or that FSDP or a DTensor holds in pieces. Costs
     nothing while no model has been wrapped and no parameter added since the last time."""
     wrappers.watch()
-    state = wrappers.made(), sum(len(group["params"]) for group in optimizer.param_groups)
+    state = wrappers.made(), exchanges_made(), sum(len(group["params"]) for group in optimizer.param_groups)
     if _checked.get(optimizer) == state:
         return
     reduced = {id(p) for wrapper in wrappers.all_wrappers() for p in wrappers.reduced(wrapper).values()}
+    averaging = exchanges_of(optimizer)
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             name = names.get(parameter, f"param.{number}.{index}")
             if id(parameter) in reduced:
                 raise UsageError(f"parameter {name!r}: {WITH_DDP}")
+            if any(exchange.knows(parameter) for exchange in averaging):
+                raise UsageError(f"parameter {name!r}: {WITH_OWN_DDP}")
             if what := _sharded(parameter):
                 raise UsageError(f"parameter {name!r} is {what}: {SHARDED}")
     _checked[optimizer] = state

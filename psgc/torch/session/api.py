@@ -11,6 +11,8 @@ import logging
 import os
 import sys
 import weakref
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from psgc.checkpoints import SAVES
@@ -47,11 +49,26 @@ class Member(Protocol):
 
 _members: Final[weakref.WeakSet[Member]] = weakref.WeakSet()
 _leavers: Final[list[Member]] = []  # between suspend() and resume()
+_numbers: Final[weakref.WeakKeyDictionary[Session, Counter[str]]] = weakref.WeakKeyDictionary()  # of each kind, how many were made
+_carriers: Final[list[Callable[[Session, Session], None]]] = []
+_before: list[Session] = []  # between suspend() and resume(), the session that was left
 
 
 def add_member(member: Member) -> None:
     """Have it called by suspend() and resume() from now on. It is held weakly."""
     _members.add(member)
+
+
+def next_number(session: Session, kind: str) -> int:
+    """The number of the session's next optimizer or wrapped model, from 0. After ``resume`` numbers go on, because those made before keep their names."""
+    numbers = _numbers.setdefault(session, Counter())
+    numbers[kind] += 1
+    return numbers[kind] - 1
+
+
+def carry_over(call: Callable[[Session, Session], None]) -> None:
+    """Have ``call`` called by resume(), with the session that was left and the new one."""
+    _carriers.append(call)
 
 
 def init(lazy: bool = True) -> None:
@@ -99,6 +116,7 @@ def suspend() -> None:
     for member in _leavers:
         member.leave()
     session.barrier()  # servers answer until everybody has asked for its share
+    _before[:] = [session]
     _session, _left, _suspended = None, True, True
     session.close()
     run_report.tell_end(session)
@@ -129,6 +147,11 @@ def resume(
             )
         given["node"] = node
     _join(Config.from_env(**given))
+    for session in _before:
+        _numbers[current_session()] = Counter(_numbers.get(session, {}))
+        for carry in _carriers:
+            carry(session, current_session())
+    _before.clear()
     for member in _leavers:
         member.rejoin(current_session())
     _leavers.clear()

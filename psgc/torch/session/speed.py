@@ -58,8 +58,11 @@ def look(session: Session) -> None:
 
 def get_pushpull_speed() -> tuple[int, float]:
     """When a window of ten seconds ended, in ms since 1970, and how many MB (1e6 bytes) a second this worker sent and received in it; each window is told
-    once, the oldest of at most 1024 first. (0, -5.0) where none is left, as BytePS says. A window ends with the first result after its ten seconds."""
+    once, the oldest of at most 1024 first. (0, -5.0) where none is left, as BytePS says, and always with BYTEPS_TELEMETRY_ON=0. A window ends with the first
+    result after its ten seconds."""
     session = api.current_session()
     session.check()
+    if not session.config.telemetry:
+        return NOTHING
     look(session)
     return _windows[session].take()

@@ -10,7 +10,8 @@ Owns this form, the one before it (format 1: no "servers", no "layouts"), and ho
 another: what the ranks together hold, as the mean they average, stays the same.
 
     loaded    from S ranks by rank r of W: W/S times the sum of those ranks' that fall to r (s mod W = r); where W > S the ranks that
-              share one (r mod S = s) split it evenly. The servers' residuals, which are of the mean itself, are taken as they are, by one rank.
+              share one (r mod S = s) split it evenly. Of asynchronous training, whose changes add up, the same without W/S. The servers' residuals, which
+              are of the mean itself, are taken as they are, by one rank.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from psgc.worker.residuals.residual import F32, ExactResidual, TensorMemory
 logger = logging.getLogger(__name__)
 FORMAT: Final = 2
 FORMATS: Final = (1, 2)
+CHANGES: Final = "changes"  # the kind of residuals of asynchronous training, which are of changes of weights
 State = Mapping[str, Any]
 
 
@@ -79,8 +81,18 @@ def check_states(states: State | Sequence[State], rank: int, size: int) -> list[
     return sorted(given, key=lambda state: int(state["rank"]))
 
 
-def share_of(states: Sequence[State], kind: str, rank: int, size: int) -> Kept:
-    """The share of all ranks' states that rank ``rank`` of ``size`` restores."""
+def check_kind(states: Sequence[State], kind: str) -> None:
+    """Raise UsageError for states of asynchronous training where those of gradients are wanted, and for gradients' where those of changes are."""
+    kinds = {name for state in states for name, memories in state["memories"].items() if memories}
+    if kinds and (CHANGES in kinds) != (kind == CHANGES):
+        raise UsageError(
+            f"load_residual_state_dict: the state is of {'asynchronous' if CHANGES in kinds else 'synchronous'} training, whose residuals are of "
+            f"{'changes of weights' if CHANGES in kinds else 'gradients'}; begin without one, or set PSGC_ASYNC as it was"
+        )
+
+
+def share_of(states: Sequence[State], kind: str, rank: int, size: int, mean: bool = True) -> Kept:
+    """The share of all ranks' states that rank ``rank`` of ``size`` restores. mean: of what ranks push the mean is taken, else the sum."""
     saved = int(states[0]["size"])
     layouts = _layouts(states[0], kind)
     if saved == size:
@@ -88,7 +100,7 @@ def share_of(states: Sequence[State], kind: str, rank: int, size: int) -> Kept:
         return Kept(_memories(own, kind), _servers(own, kind), _layouts(own, kind))
     mine = states[rank::size] if saved >= size else [states[rank % saved]]
     sharers = 1 if saved >= size else len(range(rank % saved, size, saved))
-    factor = np.float32(size / saved / sharers)
+    factor = np.float32((size / saved if mean else 1.0) / sharers)
     total: Memories = {}
     for state in mine:
         for name, memory in _memories(state, kind).items():

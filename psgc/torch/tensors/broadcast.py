@@ -47,6 +47,8 @@ def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str =
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise UsageError(f"broadcast_parameters: expected (name, tensor) pairs, got {type(pair).__name__}; pass named_parameters()")
         name, value = pair
+        if not isinstance(name, str):
+            raise UsageError(f"broadcast_parameters: the name {name!r} is a {type(name).__name__}, expected text; pass named_parameters()")
         if value is not None and not isinstance(value, torch.Tensor):
             raise UsageError(f"broadcast_parameters: {name!r} is a {type(value).__name__}, not a tensor; send it with broadcast_object")
         if value is not None:
@@ -61,7 +63,7 @@ def broadcast_optimizer_state(
 
     Tensors travel as broadcasts, the rest as an object (see ``broadcast_object``, also on allow_pickle). Raises UsageError for LBFGS.
     """
-    refuse_lbfgs(optimizer, "broadcast_optimizer_state")
+    check_optimizer(optimizer, "broadcast_optimizer_state")
     session = api.current_session()
     tensors: list[torch.Tensor] = []
     skeleton: Any = _take_tensors(optimizer.state_dict(), tensors) if session.rank == root_rank else None
@@ -111,6 +113,14 @@ def _read(data: bytearray, root_rank: int, allow_pickle: bool) -> Any:
             f"broadcast_object: rank {root_rank} sent a pickle, which is not read, for it can run code; pass allow_pickle=True on every rank, or on none"
         )
     return pickle.loads(memoryview(data)[1:])
+
+
+def check_optimizer(optimizer: Any, what: str) -> None:
+    """Raise UsageError for what is no optimizer, such as its class or a model, and for LBFGS."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        got = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
+        raise UsageError(f"{what}: the first argument is the optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1), but got {got}")
+    refuse_lbfgs(optimizer, what)
 
 
 def refuse_lbfgs(optimizer: torch.optim.Optimizer, what: str) -> None:

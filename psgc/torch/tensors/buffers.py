@@ -37,7 +37,9 @@ _NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def dtype_name(tensor: torch.Tensor, what: str) -> str:
-    """The layout's name of ``tensor``'s dtype. Raises UsageError naming ``what`` for one that psgc does not carry."""
+    """The layout's name of ``tensor``'s dtype. Raises UsageError naming ``what`` for one that psgc does not carry, and for what is no tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(f"{what}: expected a tensor, got a {type(tensor).__name__}; torch.as_tensor() makes one of numbers and arrays")
     name = _NAMES.get(tensor.dtype)
     if name is None:
         raise UsageError(f"{what}: psgc does not carry {_text(tensor.dtype)}; it carries {', '.join(_NAMES.values())}")

@@ -38,6 +38,10 @@ def push_pull_group(
     """
     session = api.current_session()
     session.check()
+    if not isinstance(name, str | None):
+        raise UsageError(f"push_pull_group of {name!r}: the name is a {type(name).__name__}, expected text, the same on all ranks, or None")
+    for index, tensor in enumerate(tensors):
+        dtype_name(tensor, f"push_pull_group of {name!r}, tensor {index}")
     outputs = [tensor.detach().clone(memory_format=torch.contiguous_format).resolve_neg() for tensor in tensors]
     declaration = _declaration(session, outputs, average, name or UNNAMED, compression)
     if any(spec.numel for spec in declaration.tensors):
@@ -53,7 +57,7 @@ def _declaration(session: Session, tensors: list[torch.Tensor], average: bool, n
     codecs = {codec_text(compression, spec.dtype) for spec in specs} or {"none"}
     config = session.config
     return Declaration(
-        name=f"push_pull_group.{name}", kind="adhoc", tensors=specs, codec=min(codecs), mean=average, part_bytes=config.part_bytes,
+        name=f"push_pull_group.{name}", kind="adhoc", tensors=specs, codec=min(codecs), mean=bool(average), part_bytes=config.part_bytes,
         fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
     )  # fmt: skip
 

@@ -15,13 +15,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from psgc.errors import UsageError
+from psgc.codecs import parse_scheme
+from psgc.codecs.scheme import PairScheme
+from psgc.errors import CodecError, UsageError
 from psgc.layout import Declaration, TensorSpec
 from psgc.layout.update_rule import UpdateRule
 from psgc.server.weights.rules import apply_rule
 from psgc.torch.session import api
 from psgc.torch.tensors.buffers import dtype_name
 from psgc.torch.tensors.codec_text import given_text
+from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.session import Session, Ticket
 
 PULLED: Final = "none"  # values travel back uncompressed
@@ -29,8 +32,15 @@ _made: weakref.WeakKeyDictionary[Session, set[str]] = weakref.WeakKeyDictionary(
 
 
 def one_way(codec: str) -> str:
-    """The codec of a declaration whose changes are pushed by ``codec``, and whose values are pulled uncompressed."""
-    return codec if "/" in codec or codec == PULLED else f"{codec}/{PULLED}"
+    """The codec of a declaration whose changes are pushed by ``codec``, and whose values are pulled uncompressed. Raises CodecError for one that is unknown, or
+    not of that kind."""
+    push, _, pull = codec.partition("/")
+    if type(parse_scheme(codec)) is not PairScheme or pull not in ("", PULLED):
+        raise CodecError(
+            f"codec {codec}: changes are pushed by a codec of one round and without momentum, and values come back uncompressed; choose one such as "
+            f"'int8' or 'topk:k=0.01'"
+        )
+    return push if push == PULLED else f"{push}/{PULLED}"
 
 
 @dataclass(slots=True)
@@ -61,11 +71,14 @@ class HeldTensors:
     rule: ``add`` applies each change at once; ``average`` and ``nesterov:lr=0.7,momentum=0.9`` wait until every rank that is still in the job
         has pushed one, and apply their mean, the latter as an outer step of SGD; ``add:staleness=3`` lets no rank be more than 3 pushes ahead of the slowest.
     compression: codec text for the changes, with error feedback where the codec has it; values come back uncompressed.
+    memory: what this rank's codecs have kept of these tensors' changes in an earlier job (``remembered``), and steps, alike on all ranks.
     Every rank makes it, with the same names, shapes, rule and codec; it returns once all have, and rank 0's values are there: ``values`` has them.
     Raises UsageError for a name that was used before, a dtype or a rule that cannot be, or a job without servers; CodecError.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], name: str, rule: str = "add", compression: Any = None) -> None:
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], name: str, rule: str = "add", compression: Any = None, *, memory: LayoutMemory | None = None
+    ) -> None:  # fmt: skip
         self.session = session = api.current_session()
         config = session.config
         self.rule = UpdateRule.parse(rule)
@@ -87,6 +100,7 @@ class HeldTensors:
             self._layout = session.declare(Declaration(
                 name=f"weights.{name}", kind="weights", tensors=specs, codec=one_way(given_text(compression)), mean=False,
                 part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes, rule=self.rule.canonical,
+                past_steps=0 if memory is None else memory.steps,
             ))  # fmt: skip
             for bucket in self._layout.buckets:
                 array = np.zeros(bucket.numel, np.dtype(bucket.dtype))
@@ -94,6 +108,8 @@ class HeldTensors:
                 for key, place in self._layout.places(bucket):
                     self.values[key] = flat[place].view(self.values[key].shape)
                 self._buffers.append(_Flat(array))
+            if memory is not None:
+                session.remember(self._layout, memory)
             api.add_member(self)
         with torch.no_grad():
             for key, tensor in tensors.items():
@@ -124,6 +140,10 @@ class HeldTensors:
         self.submit(pull=True)
         self.wait()
         return self.values
+
+    def remembered(self) -> LayoutMemory:
+        """What this rank's codecs keep of the changes, between two pushes."""
+        return LayoutMemory() if self._layout is None else self.session.remembered(self._layout, dropped=False)
 
     def submit(self, pull: bool = False) -> None:
         """Push what ``values`` holds, which must be changes now; or only ask for the values. They are not to be touched until ``wait`` returns."""

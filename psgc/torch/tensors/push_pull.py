@@ -64,6 +64,7 @@ def push_pull_async(
                   name, else uncompressed. Lossy codecs take float32, bfloat16, float16.
     Raises:       UsageError for a dtype that psgc does not carry, a name used before for another shape, or a repeated version; CodecError.
     """
+    _check_call(tensor, name)
     declaration = _declared(tensor, average, name, compression)
     _check_turn(name, version, priority)
     return _start(declaration, tensor.detach().clone(memory_format=torch.contiguous_format).resolve_neg(), priority)
@@ -74,6 +75,7 @@ def push_pull_async_inplace(
     compression: CodecGiven = None,
 ) -> int:  # fmt: skip
     """Like ``push_pull_async``, with the result in ``tensor`` itself; leave it alone until ``synchronize``."""
+    _check_call(tensor, name)
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
         raise UsageError(f"push_pull of {name!r} in place: elements of an expanded tensor share memory; call contiguous() first")
     declaration = _declared(tensor, average, name, compression)
@@ -86,6 +88,7 @@ def push_pull(
 ) -> torch.Tensor:
     """The sum (or mean) of ``tensor`` over all ranks; see ``push_pull_async``. Differentiable: the gradient of a push_pull is the
     push_pull of the gradient, under the name with ``.backward`` after it."""
+    _check_call(tensor, name)
     if torch.is_grad_enabled() and tensor.requires_grad:
         resolved = name or _unnamed(tensor, average, _carried(tensor, name, compression)[1])
         return cast("torch.Tensor", _PushPull.apply(tensor, average, resolved, version, priority, compression))  # type: ignore[no-untyped-call]
@@ -125,12 +128,22 @@ def declare(name: str, compression: CodecGiven = None, **options: Any) -> int:
     Raises UsageError for both at once; CodecError."""
     session = api.current_session()
     session.check()
+    if not isinstance(name, str):
+        raise UsageError(f"declare({name!r}): the name is a {type(name).__name__}, expected text")
     if options and compression is not None:
         raise UsageError(f"declare({name!r}): compression and {next(iter(options))} say the same; leave one out")
     names, codec = _names_of(session), codec_text(options_text(options) if options else compression, "float32")
     with names.lock:
         names.codecs[name] = codec
     return 0
+
+
+def _check_call(tensor: torch.Tensor, name: str | None) -> None:
+    """Raise UsageError for what is no tensor, and for a name that is no text, before any rank hears of it."""
+    what = f"push_pull of {name!r}" if name is not None else "push_pull"
+    if not isinstance(name, str | None):
+        raise UsageError(f"{what}: the name is a {type(name).__name__}, expected text, the same on all ranks, or None")
+    dtype_name(tensor, what)
 
 
 def _check_turn(name: str | None, version: int, priority: int) -> None:
@@ -207,7 +220,7 @@ def _start(declaration: Declaration, tensor: torch.Tensor, priority: int) -> int
 def _declaration(session: Session, name: str, shape: tuple[int, ...], dtype: str, codec: str, average: bool) -> Declaration:
     names, config = _names_of(session), session.config
     declaration = Declaration(
-        name=f"push_pull.{name}", kind="adhoc", tensors=(TensorSpec(name, shape, dtype),), codec=codec, mean=average,
+        name=f"push_pull.{name}", kind="adhoc", tensors=(TensorSpec(name, shape, dtype),), codec=codec, mean=bool(average),
         part_bytes=config.part_bytes, fuse_bytes=config.fuse_bytes, min_compress_bytes=config.min_compress_bytes,
     )  # fmt: skip
     with names.lock:
@@ -236,6 +249,14 @@ def _unnamed(tensor: torch.Tensor, average: bool, codec: str) -> str:
 
 def _names_of(session: Session) -> _Names:
     return _names.setdefault(session, _Names())
+
+
+def _carry_over(before: Session, now: Session) -> None:
+    """What ``declare`` was told goes on after ``resume``."""
+    _names_of(now).codecs.update(_names_of(before).codecs)
+
+
+api.carry_over(_carry_over)
 
 
 def _find(handle: int) -> _UnderWay:

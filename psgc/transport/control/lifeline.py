@@ -65,7 +65,7 @@ class Lifeline:
         self.up = up
 
     def tick(self, now: float) -> Sign | None:
-        """What to log now, or None."""
+        """The line to log now, or None."""
         self._allow_for_absence(now)
         quiet = now - self.heard
         alive = self.alive()
