@@ -1,4 +1,4 @@
-"""Tables for people, on stdout, and what is being done, on stderr."""
+"""Prints tables for people on stdout, and the current activity on stderr."""
 
 from __future__ import annotations
 

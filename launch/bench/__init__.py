@@ -1,1 +1,1 @@
-"""What ``psgc bench`` measures."""
+"""The measurements of ``psgc bench``."""

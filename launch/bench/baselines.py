@@ -27,7 +27,8 @@ _TINY: Final = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A codec on arrays or tensors. read: also gets an array of the result's length. keep: the residual of p after a payload; None: no feedback."""
+    """A baseline codec on arrays or tensors. read: decodes a payload into an array of the result's length; keep: gives the residual of p after a payload;
+    None: no feedback."""
 
     write: Callable[[Any], tuple[Any, ...]]
     read: Callable[[tuple[Any, ...], Any], Any]
@@ -169,7 +170,7 @@ def runner(implementation: str, codec: str) -> Runner:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes in the calling thread alone, and records no gradients."""
+    """A context in which torch uses only the calling thread, and records no gradients."""
     import torch
 
     before = torch.get_num_threads()

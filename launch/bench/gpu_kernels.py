@@ -6,6 +6,7 @@ so that no cache holds them. A codec whose payload differs from the CPU's is not
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -41,11 +42,15 @@ class Stopwatch(Protocol):
 
 
 class CudaStopwatch:
-    """Of the first GPU. Raises ConfigError where there is none."""
+    """Runs and times kernels on the first GPU. Raises ConfigError if there is none."""
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise ConfigError("bench kernels: --device cuda, but torch sees no CUDA device on this machine; use --device cpu")
+        from psgc.cuda.common.usable import why_not
+
+        if reason := why_not():
+            raise ConfigError(f"bench kernels: kernels cannot run on this machine's GPU: {reason}")
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.name = torch.cuda.get_device_name(self.device)
 
@@ -76,7 +81,7 @@ class CudaStopwatch:
 
 
 class HostStopwatch:
-    """Runs everything on the CPU and says how long that took: for dry runs. sides: what stands for a codec's GPU side."""
+    """Runs everything on the CPU and times that, for dry runs. sides: gives a stand-in for a codec's GPU side."""
 
     def __init__(self, sides: Callable[[Codec], Any]) -> None:
         self.device, self.name, self.side = torch.device("cpu"), "no GPU (dry run)", sides
@@ -138,13 +143,19 @@ def check_side(codec: Codec, side: Any, device: torch.device, numel: int = CHECK
         raise CodecError(f"codec {codec.canonical}: the payload of its GPU side is not the CPU's, so it is not timed")
 
 
+@functools.lru_cache(maxsize=40)
+def _drawn(numel: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Input on the device that every codec reads and none writes: copying 100 M elements there takes longer than all that is timed with them."""
+    return torch.from_numpy(gaussian(numel, seed)).to(device)
+
+
 class _Set:
     """The inputs and outputs of one call."""
 
     def __init__(self, codec: Codec, side: Any, numel: int, device: torch.device, number: int) -> None:
         self.numel = numel
-        self.grad = torch.from_numpy(gaussian(numel, 2 * number)).to(device)
-        self.residual = torch.from_numpy(gaussian(numel, 2 * number + 1)).to(device) if codec.feedback else None
+        self.grad = _drawn(numel, 2 * number, device)
+        self.residual = _drawn(numel, 2 * number + 1, device) if codec.feedback else None
         self.left = None if self.residual is None else self.residual.clone()
         self.acc = self.grad.clone()
         self.out = torch.zeros(max(16, codec.payload_bound(numel)), dtype=torch.uint8, device=device)
@@ -197,7 +208,7 @@ def _operations(codec: Codec, side: Any, numel: int, count: int, device: torch.d
 def _baseline(
     codec: Codec, side: Any, implementation: str, numel: int, device: torch.device
 ) -> dict[str, tuple[Callable[[int], object], int]]:
-    """Encode and decode of the same codec in torch, moving what that has to."""
+    """Encode and decode of the same codec in torch, which move the same bytes."""
     with torch.no_grad(), device:
         plain = torch_baselines()[codec.canonical]
         encode, decode = plain.encode, plain.decode
@@ -220,7 +231,7 @@ def _baseline(
 
 
 def _copy_gbps(numel: int, watch: Stopwatch) -> float:
-    """Bytes read and bytes written, a second, by a copy on the device."""
+    """Bytes read plus bytes written per second by a copy on the device."""
     sets = [tuple(torch.rand(numel, device=watch.device) for _ in range(2)) for _ in range(_sets(numel))]
     took = watch.seconds(lambda n: sets[n][0].copy_(sets[n][1]), len(sets))
     return 8e-9 * numel / took
@@ -235,7 +246,7 @@ def _row(codec: str, implementation: str, op: str, numel: int, seconds: float, m
 
 
 def gpu_table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """For terminals: of the largest size."""
+    """The table of the largest size, for terminals."""
     largest = max(result["copy_gbps"])
     rows = [
         [row["codec"], row["implementation"], row["op"], f"{1e6 * row['seconds']:,.1f}", f"{row['gbps']:,.0f}", f"{row['of_copy']:.0%}"]

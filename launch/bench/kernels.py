@@ -128,7 +128,7 @@ class _Bench:
                     self._add(codec, implementation, op, numel, *self.beside[numel].time(run, time.thread_time_ns))
 
     def memcpy_gbps(self) -> float:
-        """Of the largest size."""
+        """The rows of the largest size."""
         beside = self.beside[max(self.beside)]
         if not beside.copies:
             beside.time(lambda: None, time.thread_time_ns)
@@ -177,7 +177,7 @@ class Beside:
 
 
 def operations(subject: Codec | Scheme, numel: int) -> Operations:
-    """What is timed, by name."""
+    """The operations to time, by name."""
     if isinstance(subject, Codec):
         part = Part.filled(subject, numel)
         payloads, acc = [part.payload.copy() for _ in range(WORKERS)], np.zeros(subject.chunk or numel, np.float32)
@@ -243,7 +243,7 @@ class Step:
 
 
 def check_codec(codec: Codec, numel: int = CHECKED) -> None:
-    """Raise CodecError unless every kernel has the definition's bytes."""
+    """Raise CodecError unless every kernel gives the reference's bytes."""
     part = Part.filled(codec, numel)
     wanted = reference_encode(codec, part.grad, part.residual, RESCALE, STREAM)
     _same(codec, "encode", part.encode(), wanted)
@@ -288,8 +288,8 @@ def check_scheme(scheme: Scheme, numel: int = CHECKED) -> None:
 
 
 def check_baseline(implementation: str, codec: str, found: Runner, numel: int) -> None:
-    """Raise CodecError unless what a baseline decodes and keeps is the definition's, but for rounding; what is compiled is compared with
-    torch, uncompiled, at the size that it is timed at."""
+    """Raise CodecError unless a baseline decodes to and keeps the reference's values, except for rounding. A compiled baseline is compared with the
+    uncompiled one, at the size at which it is timed."""
     grad, residual = gaussian(numel, 0), gaussian(numel, 1)
     got = found.decode(*_baseline_inputs(found, numel))
     if implementation == "torch.compile":
@@ -308,7 +308,7 @@ def check_baseline(implementation: str, codec: str, found: Runner, numel: int) -
 
 
 def _baseline_inputs(found: Runner, numel: int) -> tuple[Any, ...]:
-    """Of its decode: two payloads, then what they were encoded from."""
+    """The inputs of a baseline's decode: two payloads, then the arrays that they were encoded from."""
     inputs = found.wrap(gaussian(numel, 0)), found.wrap(gaussian(numel, 1)), RESCALE
     return found.encode(*inputs), found.encode(*inputs), *inputs
 

@@ -28,7 +28,7 @@ def time_table(result: dict[str, Any]) -> Table:
 
 
 def bytes_text(nbytes: int) -> str:
-    """In the largest binary unit that fits."""
+    """The size as text, in MB, KB or B, whichever is the largest unit that is not larger than the size."""
     for unit, size in (("MB", 1 << 20), ("KB", 1 << 10)):
         if nbytes >= size:
             return f"{nbytes / size:g} {unit}"

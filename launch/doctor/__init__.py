@@ -1,1 +1,1 @@
-"""``psgc doctor --job``: each machine of a job says what it is (facts), the scheduler's compares (compare), and all are told (meeting)."""
+"""``psgc doctor --job``: each machine of a job collects facts about itself, the scheduler's machine compares them, and all machines get the findings."""

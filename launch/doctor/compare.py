@@ -1,4 +1,4 @@
-"""Which faults the facts of a job's machines show. Pure: ``compare`` gets what they said and who reached whom."""
+"""Finds faults in the facts of a job's machines. Pure: ``compare`` gets the facts, and which machine could connect to which."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def complete(machines: Sequence[Facts]) -> bool:
 
 
 def attendance(machines: Sequence[Facts]) -> Iterator[Finding]:
-    """Who is missing, or there twice."""
+    """The machines that are missing, or that have come twice."""
     schedulers = [each for each in machines if "scheduler" in each.roles]
     if not schedulers:
         yield Finding("members", "the job", "no scheduler", "start one machine with DMLC_ROLE=scheduler")
@@ -238,7 +238,7 @@ def _gpus(machines: Sequence[Facts]) -> Iterator[Finding]:
 
 
 def _own(machines: Sequence[Facts]) -> Iterator[Finding]:
-    """What each machine found wrong with itself; what is compared above is not said twice."""
+    """The faults that each machine found with itself, without those that the comparisons above report."""
     for each in machines:
         for name, found, remedy in each.wrong:
             yield Finding(name, each.name, found, remedy)

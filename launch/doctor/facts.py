@@ -1,4 +1,4 @@
-"""What one machine says of itself before a job starts: a record that travels as JSON, without secrets."""
+"""One machine's facts about itself before a job starts: a record that is sent as JSON, without secrets."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Facts:
 
     @property
     def name(self) -> str:
-        """How findings call it."""
+        """The machine's name in findings."""
         parts = [f"worker {self.node}" if role == "worker" else role for role in self.roles]
         return f"{'+'.join(parts)} ({self.hostname})"
 
@@ -143,7 +143,7 @@ def _installed(package: str) -> bool:
 
 
 def _memory() -> int:
-    """Bytes that are available: of the machine, and of this process's cgroup where that is less."""
+    """Available bytes of memory: the machine's, or those of this process's cgroup if that is less."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(lines["MemAvailable"].split()[0]) << 10
     limit, used = (_number(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))

@@ -136,7 +136,8 @@ def unreached_from(source: str, targets: Sequence[dict[str, Any]]) -> list[dict[
 
 
 def host_meeting(config: Config, own: Facts, wait_s: float, tell: Callable[[str], None]) -> list[Finding]:
-    """On the scheduler's machine: wait for the others, compare, tell them. Raises PsgcError if the scheduler's port is taken."""
+    """The part of the scheduler's machine: wait for the others, compare their facts, and send them the findings. Raises PsgcError if the scheduler's port is
+    taken."""
     door = Door(config.port if "server" in own.roles else 0)
     guests = [Guest(own, _host_for(config, own, "127.0.0.1"), _port_for(config, own, door), door.name)]
     strangers: list[str] = []
@@ -238,7 +239,7 @@ def _greet(talk: Talk, peer: str, token: str) -> Guest:
 
 
 def join_meeting(config: Config, own: Facts, wait_s: float, tell: Callable[[str], None]) -> list[Finding]:
-    """On any other machine: tell the scheduler's what this one is, and return all machines' findings. Raises PsgcError if nobody is there."""
+    """The part of any other machine: send its facts to the scheduler's machine, and return all machines' findings. Raises PsgcError if nobody answers."""
     door = Door(config.port if "server" in own.roles else 0)
     where = join(config.root_host, config.root_port)
     tell(f"waiting for the scheduler's machine at {where}, {wait_s:g} s at most")

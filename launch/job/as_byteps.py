@@ -1,4 +1,4 @@
-"""``--as-byteps``: a command whose Python processes find psgc under the name ``byteps``, so that scripts written for BytePS run as they are."""
+"""``--as-byteps``: makes a command's Python processes import psgc under the name ``byteps``, so that scripts written for BytePS run unchanged."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from psgc.launch.job.as_byteps import FOLDER, found_as_byteps
 from psgc.launch.job.clusters import completed
 from psgc.launch.job.cores import cores_of_ranks, described, near_memory
 from psgc.launch.job.devices import local_size, seen_devices
-from psgc.launch.job.interpreter import check_command, note_on
+from psgc.launch.job.interpreter import check_command, note_on, words_of
 from psgc.launch.job.restarts import await_the_end, restarts_of, run_again
 from psgc.launch.job.role import run_role
 from psgc.launch.job.run import run_job
@@ -126,7 +126,7 @@ def _check_role(role: str, env: Mapping[str, str]) -> None:
 
 
 def of_machine(env: Mapping[str, str]) -> dict[str, str]:
-    """Without what names one of its processes."""
+    """The environment without the variables that describe a single process."""
     return {name: value for name, value in env.items() if name not in ("DMLC_ROLE", "BYTEPS_LOCAL_RANK", "LOCAL_RANK")}
 
 
@@ -173,6 +173,7 @@ def _command(command: list[str], env: Mapping[str, str]) -> list[str]:
     """The command line of each worker. Raises UsageError if there is no such program."""
     if not command:
         raise UsageError("worker: no command given; for example: psgc-launch python train.py")
+    command = words_of(command)
     under_gdb = env.get("BYTEPS_ENABLE_GDB", "0").strip() not in ("", "0")
     if under_gdb and command[0].endswith(".py"):
         command = ["python", *command]  # gdb runs programs, not scripts

@@ -1,4 +1,4 @@
-"""DMLC_* from what Slurm and Kubernetes tell a process: each machine runs the same line, ``psgc-launch python train.py``.
+"""Derives DMLC_* from the environment of Slurm or Kubernetes, so that each machine runs the same line, ``psgc-launch python train.py``.
 
 Pure: environment in, settings out. What the user has set counts first.
 """
@@ -21,7 +21,7 @@ JOINT: Final = "server,worker"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """settings: variables to add. source: who has told, for a note; "" if nobody."""
+    """settings: the variables to add; source: where they come from, for a note; "" if there is no source."""
 
     settings: dict[str, str]
     source: str = ""

@@ -1,4 +1,4 @@
-"""Which cores each local rank stays on: those that BYTEPS_VISIBLE_CPU_CORES names, or, with BYTEPS_NUMA_ON=1, a share of one NUMA node.
+"""The cores to which each local rank is pinned: those that BYTEPS_VISIBLE_CPU_CORES names, or, with BYTEPS_NUMA_ON=1, a share of one NUMA node.
 
 ``allocate`` is pure; the rest reads /sys.
 """
@@ -21,7 +21,7 @@ SIBLINGS: Final = "devices/system/cpu/cpu{core}/topology/thread_siblings_list"
 
 
 def cores_of_ranks(env: Mapping[str, str], size: int) -> list[list[int]]:
-    """For each local rank the cores that it stays on; empty lists where it may use all. Raises ConfigError."""
+    """The cores to which each local rank is pinned; empty lists if it may use all. Raises ConfigError."""
     if env.get("BYTEPS_VISIBLE_CPU_CORES", "").strip():
         return visible_cores(env, size)
     if not _switch(env, "BYTEPS_NUMA_ON", "0"):
@@ -36,7 +36,7 @@ def cores_of_ranks(env: Mapping[str, str], size: int) -> list[list[int]]:
 
 
 def visible_cores(env: Mapping[str, str], size: int) -> list[list[int]]:
-    """For each local rank the cores that BYTEPS_VISIBLE_CPU_CORES gives it, as in ``0,2-3:4-7``; empty lists where it is not set."""
+    """The cores that BYTEPS_VISIBLE_CPU_CORES gives each local rank, as in ``0,2-3:4-7``; empty lists if it is not set."""
     text = env.get("BYTEPS_VISIBLE_CPU_CORES", "").strip()
     if not text:
         return [[] for _ in range(size)]
@@ -104,7 +104,7 @@ def near_memory(cores: Sequence[Sequence[int]]) -> list[list[str]]:
 
 
 def described(cores: Sequence[Sequence[int]]) -> str:
-    """Which local rank stays where, for a note."""
+    """The local ranks and their cores, as text for a note."""
     return ", ".join(f"local rank {rank} on cores {cores_text(own)}" for rank, own in enumerate(cores))
 
 

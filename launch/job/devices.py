@@ -1,4 +1,4 @@
-"""How many workers run on a machine, and which GPUs each of them sees."""
+"""The number of workers of a machine, and the GPUs that each of them sees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def local_size(env: Mapping[str, str]) -> int:
 
 
 def seen_devices(env: Mapping[str, str], local_rank: int) -> dict[str, str]:
-    """CUDA_VISIBLE_DEVICES of a local rank by PSGC_CUDA_DEVICES; nothing where it stays as it is. Raises ConfigError."""
+    """CUDA_VISIBLE_DEVICES of a local rank, from PSGC_CUDA_DEVICES; {} if it stays unchanged. Raises ConfigError."""
     mode = env.get("PSGC_CUDA_DEVICES", "").strip() or "inherited"
     if mode not in MODES:
         raise ConfigError(f"PSGC_CUDA_DEVICES={mode!r}: expected one of {', '.join(MODES)}")

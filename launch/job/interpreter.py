@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,21 @@ def _environment(interpreter: str) -> Path:
     path = Path(os.path.abspath(interpreter))
     folder = path.parent.parent
     return folder.resolve() if (folder / "pyvenv.cfg").exists() else path.resolve()
+
+
+def words_of(command: Sequence[str]) -> list[str]:
+    """``command``, or, where it is one text such as ``"python train.py --epochs 3"``, as bpslaunch takes it, its words; what only a shell understands
+    (``"cd /job && python train.py"``) is run by one. Raises UsageError for an open quote."""
+    if len(command) != 1 or not re.search(r"\s", command[0]) or shutil.which(command[0]) is not None:
+        return list(command)
+    (text,) = command
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"worker: command {text!r} is no command line: {error}") from None
+    if not words or re.search(r"[|&;<>()$`*?\[\]#~\n]", text) or "=" in words[0]:
+        return ["/bin/sh", "-c", text]
+    return words
 
 
 def check_command(verb: str, command: Sequence[str]) -> None:

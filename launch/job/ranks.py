@@ -73,8 +73,8 @@ def node_sizes(env: Mapping[str, str], nodes: int, node: int, local_size: int) -
 
 
 def agreed_meeting_place(env: Mapping[str, str], nodes: int) -> dict[str, str]:
-    """Where the workers of a job of so many machines meet, the same on each: at the scheduler's address, on the port after its port; on a
-    free port where all are here. What the user has set comes first."""
+    """The MASTER_ADDR and MASTER_PORT of a job on several machines, the same on each: the scheduler's address and the port after its port. If all workers are
+    on this machine, a free port. What the user has set takes precedence."""
     address, port = env.get("DMLC_PS_ROOT_URI", "").strip().strip("[]"), env.get("DMLC_PS_ROOT_PORT", "").strip()
     if nodes == 1 or not address or not port.isdigit():
         return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **_told(env)}

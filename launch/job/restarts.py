@@ -1,4 +1,4 @@
-"""Restart policy: a job that failed is started again, so many times."""
+"""Restart policy: a failed job is started again, up to a number of times."""
 
 from __future__ import annotations
 

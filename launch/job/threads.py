@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 
 def shared_cores(env: Mapping[str, str], workers: int, pinned: bool = False) -> dict[str, str]:
-    """OMP_NUM_THREADS and OMP_WAIT_POLICY for ``workers`` processes on this machine, without those that the user has set. pinned: each has cores of
-    its own."""
+    """OMP_NUM_THREADS and OMP_WAIT_POLICY for ``workers`` processes on this machine, without those that the user has set. pinned: whether each process has
+    separate cores."""
     wanted = {"OMP_WAIT_POLICY": "passive"}
     if workers > 1 and not pinned and not env.get("BYTEPS_VISIBLE_CPU_CORES", "").strip():  # else OpenMP sees which cores it has
         wanted["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))

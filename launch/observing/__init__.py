@@ -1,1 +1,1 @@
-"""What observing verbs share: timelines as tables, and the live table."""
+"""Code that the observing verbs share: timelines as tables, and the live table."""

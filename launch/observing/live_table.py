@@ -28,7 +28,7 @@ def _plain(row: Row, without: tuple[str, ...]) -> dict[str, Any]:
 
 
 def table(view: View, silence_s: float) -> RenderableType:
-    """silence_s: a member that has said nothing for so long is marked."""
+    """The job as a table. silence_s: members that have been silent for this long are marked."""
     from rich import box
     from rich.table import Table
 
@@ -45,7 +45,7 @@ def table(view: View, silence_s: float) -> RenderableType:
 
 
 def headline(view: View) -> str:
-    """The job in a line."""
+    """The job in one line."""
     if not view.complete:
         return f"{len(view.rows)} members are there; others are awaited"
     parts = [f"step {view.steps}" if view.steps else "no step yet"]

@@ -1,1 +1,1 @@
-"""What ``psgc profile`` measures: a job's gradients, codecs on this CPU, links."""
+"""The measurements of ``psgc profile``: a job's gradients, codecs on this CPU, links."""

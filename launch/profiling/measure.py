@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from psgc.compiling import Heard, told_by
-from psgc.errors import UsageError
+from psgc.errors import ConfigError, UsageError
 from psgc.launch.job.interpreter import check_command
 from psgc.launch.profiling.links import SIZES as LINK_SIZES
 from psgc.launch.profiling.links import Trips, fit, measure_here, measure_joined
@@ -132,7 +132,7 @@ def _curves(codecs: Sequence[str], sizes: Sequence[int], bar: bool) -> Curves:
 
 
 def _gpu_curves(codecs: Sequence[str], sizes: Sequence[int], bar: bool) -> Curves:
-    """On the GPU, where torch sees one."""
+    """The codecs' times on the GPU, if torch sees one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -140,14 +140,18 @@ def _gpu_curves(codecs: Sequence[str], sizes: Sequence[int], bar: bool) -> Curve
     from psgc.launch.bench.gpu_kernels import CudaStopwatch
     from psgc.launch.profiling.curves import measure_gpu_curves
 
-    watch = CudaStopwatch()
+    try:
+        watch = CudaStopwatch()
+    except ConfigError as error:  # kernels cannot run there: jobs encode on the CPU
+        _tell(str(error), bar)
+        return {}
     _tell(f"timing codecs on {watch.name}", bar)
     return measure_gpu_curves(codecs, sizes, watch, lambda text: None)
 
 
 @contextmanager
 def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
-    """On a terminal's stderr; says what is being done."""
+    """A progress bar on stderr, if that is a terminal, with the current activity."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -1,4 +1,4 @@
-"""What one process prints, passed on line by line under its name. Bytes in, bytes out; knows no processes."""
+"""Passes on one process's output line by line under its name. Bytes in, bytes out; knows no processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Relay:
         self.amid_line = False  # what was written last has no end of its line
 
     def feed(self, data: bytes) -> None:
-        """Pass on what ``data`` completes. Raises BrokenPipeError when nobody reads the output."""
+        """Take ``data``, and pass on the lines that it completes. Raises BrokenPipeError when nobody reads the output."""
         text = self._tail + data
         if self._prefix is None:
             end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
@@ -78,5 +78,5 @@ class Relay:
 
 
 def _left_standing(line: bytes) -> bytes:
-    """Of a line overwritten by carriage returns, what a terminal would show at its end."""
+    """What a terminal would finally show of a line that carriage returns overwrite."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]

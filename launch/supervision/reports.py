@@ -45,7 +45,7 @@ class Reports:
 
 
 def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
-    """The uid of who sent it; -1 if the kernel did not say."""
+    """The sender's uid; -1 if the kernel did not give it."""
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) >= _CREDENTIALS.size:
             return int(_CREDENTIALS.unpack_from(data)[1])

@@ -1,4 +1,5 @@
-"""What a machine is made of: GPUs, their links, PCIe switches, network interfaces, NUMA nodes. ``detect`` looks; all else takes text and folders."""
+"""A machine's topology: GPUs, their links, PCIe switches, network interfaces, NUMA nodes. ``detect`` looks at the machine; the other modules take text
+and folders."""
 
 from psgc.launch.topology.detect import as_detected, detect, switch_size, told
 from psgc.launch.topology.machine import Gpu, Nic, Topology

@@ -1,4 +1,4 @@
-"""A topology for people: rows of a table, and the comments that a cluster's file has beside what was detected."""
+"""Describes a topology for people: as rows of a table, and as comments in a cluster's file beside detected fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from psgc.launch.topology.machine import Gpu, Nic, Topology, cores_text
 
 
 def rows(found: Topology, switch_size: int = 0, roots: tuple[int, ...] = ()) -> list[list[str]]:
-    """Two columns: what, and what was found. switch_size: BYTEPS_PCIE_SWITCH_SIZE, or 0; roots: BYTEPS_REDUCE_ROOTS, or nothing."""
+    """Rows of two columns: the name and the finding. switch_size: BYTEPS_PCIE_SWITCH_SIZE, or 0; roots: BYTEPS_REDUCE_ROOTS, or ()."""
     table = [["GPUs", _gpus(found)]]
     if found.gpus:
         nearest = found.nearest_nic()
@@ -26,7 +26,7 @@ def rows(found: Topology, switch_size: int = 0, roots: tuple[int, ...] = ()) -> 
 
 
 def within(switch_size: int, roots: tuple[int, ...]) -> list[list[str]]:
-    """What hierarchical plans do within a node of this environment, where it says so."""
+    """How hierarchical plans sum within a node, if this environment sets roots or switches."""
     table = []
     if roots:
         table.append(["shards of a node's sums", f"on local ranks {' '.join(map(str, roots))} alone (BYTEPS_REDUCE_ROOTS)"])
@@ -43,7 +43,7 @@ def _gpus(found: Topology) -> str:
 
 
 def links_text(found: Topology) -> str:
-    """Which links GPUs have to each other, in words."""
+    """The links between the GPUs, in words."""
     links = found.nvlinks_of_a_gpu
     if links:
         return f"NVLink, {links} a GPU"

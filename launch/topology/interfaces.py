@@ -1,24 +1,22 @@
-"""Several network interfaces of one machine: which of them each local rank and each server uses (PSGC_INTERFACES).
+"""Several network interfaces of one machine (PSGC_INTERFACES): assigns them to local ranks and servers.
 
 Owns the variable's form, and the addresses of interfaces that are named.
 """
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import socket
-import struct
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Final
 
+from psgc.addresses import interface_address
 from psgc.errors import ConfigError
 from psgc.launch.topology.detect import AUTO, detect
 from psgc.launch.topology.machine import Topology
 
 NAME: Final = "PSGC_INTERFACES"
-_SIOCGIFADDR: Final = 0x8915
 _machine = cache(detect)
 
 
@@ -33,19 +31,19 @@ def place_of(env: Mapping[str, str], number: int, look: Callable[[], Topology] |
         near, up = machine.nearest_nic(), [nic for nic in machine.nics if nic.up]
         if not near and not up:
             return {}  # there is nothing to choose from
-        return {"DMLC_NODE_HOST": _of_interface((near[number] if number in near else up[number % len(up)]).name)}
+        return {"DMLC_NODE_HOST": interface_address((near[number] if number in near else up[number % len(up)]).name, NAME)}
     found = addresses(env)
     return {"DMLC_NODE_HOST": found[number % len(found)]} if found else {}
 
 
 def named(env: Mapping[str, str]) -> int:
-    """How many interfaces PSGC_INTERFACES names; 0: none, or ``auto``."""
+    """The number of interfaces that PSGC_INTERFACES names; 0 for none, and for ``auto``."""
     text = env.get(NAME, "").strip()
     return 0 if text == AUTO else sum(1 for each in text.split(",") if each.strip())
 
 
 def addresses(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Of the interfaces that PSGC_INTERFACES names, in its order. Raises ConfigError for one that this machine does not have."""
+    """The addresses of the interfaces that PSGC_INTERFACES names, in its order. Raises ConfigError for one that this machine does not have."""
     return tuple(_address(each.strip()) for each in env.get(NAME, "").split(",") if each.strip())
 
 
@@ -54,7 +52,7 @@ def _address(text: str) -> str:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        return _of_interface(text)
+        return interface_address(text, NAME)
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -62,14 +60,3 @@ def _address(text: str) -> str:
     except OSError as error:
         raise ConfigError(f"{NAME}: {text} is no address of this machine ({error.strerror}); `ip address` lists them") from None
     return text
-
-
-def _of_interface(name: str) -> str:
-    """The IPv4 address of a network interface."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            known = ", ".join(sorted(interface for _, interface in socket.if_nameindex()))
-            raise ConfigError(f"{NAME}: no interface {name!r} with an IPv4 address; this machine has {known}") from None
-    return socket.inet_ntoa(answer[20:24])

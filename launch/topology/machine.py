@@ -1,4 +1,4 @@
-"""The record of a machine's topology, and what follows from it: switch groups, nearest interfaces, roots of reductions. Pure.
+"""The record of a machine's topology, and what is derived from it: switch groups, nearest interfaces, reduction roots. Pure.
 
 Words of ``nvidia-smi topo -m`` for the path between two devices: NV4 (four NVLinks), PIX (one PCIe bridge), PXB (several), PHB (the host bridge), NODE
 (between host bridges of one NUMA node), SYS (between NUMA nodes).
@@ -97,7 +97,7 @@ class Topology:
         return self._groups(lambda one, other: self.path(one, other) in ("PIX", "PXB"))
 
     def _groups(self, near: Callable[[Gpu, Gpu], bool]) -> tuple[tuple[int, ...], ...]:
-        """Indices of GPUs that are near each other, directly or by way of others."""
+        """Groups of indices of GPUs that are near each other, directly or through others."""
         groups: list[list[Gpu]] = []
         for gpu in self.gpus:
             joined = [group for group in groups if any(near(gpu, other) for other in group)]
@@ -129,12 +129,12 @@ class Topology:
 
     @property
     def intra_gbps(self) -> float:
-        """What each GPU can send to the others of the machine, Gbit/s one way; 0 if unknown."""
+        """The rate at which each GPU can send to the machine's other GPUs, Gbit/s one way; 0 if unknown."""
         return self.nvlinks_of_a_gpu * NVLINK_GBPS or (self.host_gbps if len(self.gpus) > 1 else 0.0)
 
     @property
     def host_gbps(self) -> float:
-        """Between a GPU and its host's memory, Gbit/s one way, of the slowest; 0 if unknown."""
+        """The rate between a GPU and its host's memory, Gbit/s one way, of the slowest GPU; 0 if unknown."""
         rates = [PCIE_LANE_GBPS.get(gpu.generation, 0.0) * gpu.lanes * PCIE_ACHIEVED for gpu in self.gpus]
         return round(min(rates), 1) if rates else 0.0
 

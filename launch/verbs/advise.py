@@ -85,7 +85,7 @@ def advise(
 
 
 def _items(model: str | None, tokens: int | None) -> int:
-    """Of one GPU's iteration."""
+    """The number of items (tokens or images) in one GPU's iteration."""
     from psgc.plan.inputs.architectures import architecture
 
     if tokens is None and model is None:

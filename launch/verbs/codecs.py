@@ -49,7 +49,7 @@ def codecs(
 
 
 def _speeds(sizes: dict[int, dict[str, dict[str, Any]]]) -> list[str]:
-    """Of the largest size."""
+    """The rows of the largest size."""
     numel, ops = list(sizes.items())[-1]
     times = [f"{1e6 * ops[op]['seconds']:,.1f}" if op in ops else "" for op in ("encode", "decode")]
     return [f"{numel:,}", *times, f"{ops['encode']['of_copy']:.0%}" if "encode" in ops else ""]

@@ -151,6 +151,7 @@ def _rows() -> list[tuple[str, Callable[[], Finding], str, str]]:
         ("kernel cache", _kernel_cache, "a folder that can be written", "set NUMBA_CACHE_DIR to one; else every start compiles"),
         ("compiled ahead", _warm, "or at first use, for some 10 s a codec", "psgc warm"),
         ("kernels", _kernels, "a compiled kernel gives its definition's bytes", "reinstall numba and llvmlite"),
+        ("gpu kernels", _gpu_kernels, "Triton can run them, where there is a GPU", "what it says; else gradients are encoded on the CPU"),
         ("topology", _topology, "shown below; without GPUs nothing of it is needed", "unset BYTEPS_PCIE_SWITCH_SIZE, or correct it"),
         (
             "scheduler",
@@ -185,7 +186,7 @@ def _package(name: str, minimum: tuple[int, ...]) -> Finding:
 
 
 def _own_config() -> Config:
-    """Of this process; of several roles on this machine, which psgc-launch takes apart, of none in particular."""
+    """The configuration of this process. If psgc-launch would start several roles on this machine, it is that of none in particular."""
     several = os.environ.get("DMLC_ROLE", "").strip().lower()
     return Config.from_env({k: v for k, v in os.environ.items() if k != "DMLC_ROLE" or not (several == "joint" or "," in several)})
 
@@ -296,6 +297,17 @@ def _kernels() -> Finding:
     codec.encode(grad, np.zeros_like(grad), 1.0, Stream(0, 1, 0, 0), out)
     signs = np.packbits(grad < 0, bitorder="little")
     return out[-len(signs) :].tobytes() == signs.tobytes(), "onebit packs the signs of 4097 elements"
+
+
+def _gpu_kernels() -> Finding:
+    import torch
+
+    if not torch.cuda.is_available():
+        return True, "no GPU: none are needed"
+    from psgc.cuda.common.usable import why_not
+
+    reason = why_not()
+    return not reason, reason or f"Triton runs on {torch.cuda.get_device_name()}"
 
 
 def _scheduler() -> Finding:

@@ -1,4 +1,4 @@
-"""``psgc doctor`` finds this machine fit, and says what is wrong with an environment that is."""
+"""``psgc doctor`` finds no fault with this machine, and names what is wrong with a faulty environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of several faults the first cause is told: what failed by itself, before what was found, before what was heard."""
+"""Of several faults, the first cause is reported: a process's own failure before a detected fault, and that before a fault reported by others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a profile to a run: a plan that was asked to be runnable is one that a real job runs as it stands."""
+"""From a profile to a run: a real job runs a plan made with --runnable as it is."""
 
 from __future__ import annotations
 

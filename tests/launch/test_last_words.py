@@ -1,4 +1,4 @@
-"""Why a process ended, read from what it printed: the error and the user's line of the traceback that ended it."""
+"""The reason of a process's end, read from its output: the error, and the user's line of the traceback."""
 
 from __future__ import annotations
 

@@ -41,12 +41,18 @@ ALONE = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
         ({**ALONE, "BYTEPS_LOCAL_SIZE": "2", "BYTEPS_FORCE_DISTRIBUTED": "1"}, "true", "missing DMLC_NUM_SERVER, DMLC_PS_ROOT_URI"),
         ({**ALONE, "NVIDIA_VISIBLE_DEVICES": "0,1"}, "no-such-command", "'no-such-command' is not found"),
         ({**ALONE, "NVIDIA_VISIBLE_DEVICES": "0,1", "DMLC_WORKER_ID": "1"}, "true", "nodes are numbered 0 to 0"),
+        (ALONE, "python 'train.py", 'command "python \'train.py" is no command line: No closing quotation'),
         ({**ALONE, "DMLC_NUM_WORKER": "", "NVIDIA_VISIBLE_DEVICES": "0,1"}, "true", "missing DMLC_NUM_WORKER"),
         ({**ALONE, "DMLC_NUM_WORKER": "", "DMLC_NUM_WORKERS": "1"}, "true", "did you mean DMLC_NUM_WORKER?"),
         ({**ALONE, "BYTEPS_VISIBLE_CPU_CORES": "x"}, "true", "BYTEPS_VISIBLE_CPU_CORES='x'"),
         ({**ALONE, "BYTEPS_ENABLE_GDB": "1", "PATH": "/no/folder"}, sys.executable, "BYTEPS_ENABLE_GDB=1, but there is no gdb here"),
         ({**ALONE, "PSGC_RESTARTS": "x"}, "true", "PSGC_RESTARTS='x': expected how many times"),
         ({**ALONE, "PSGC_TRACE": "/proc/no/folder"}, "true", "the folder of timelines /proc/no/folder cannot be made"),
+        (
+            {**TWO_NODES, "DMLC_ROLE": "server", "DMLC_INTERFACE": "nosuch0"},
+            "true",
+            "DMLC_INTERFACE=nosuch0: no interface 'nosuch0' with an IPv4",
+        ),
         ({**TWO_NODES, "DMLC_ROLE": "joint"}, "true", "worker: missing DMLC_WORKER_ID"),
         (
             {**TWO_NODES, "DMLC_ROLE": "server,helper"},
@@ -65,6 +71,15 @@ def test_what_is_missing_or_wrong_is_named_in_one_line(launched: Any, env: dict[
     assert status == 2
     assert said in err
     assert (len(err.strip().splitlines()), out) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("echo 'one two'  three", "one two three"), ('cd / && echo "$PWD $DMLC_ROLE"', "/ worker"), ("X=5 sh -c 'echo x$X'", "x5")],
+)
+def test_a_command_may_be_one_text_as_bpslaunch_takes_it(launched: Any, text: str, said: str) -> None:
+    status, out, err = launched.end(launched.psgc_launch(text, **ALONE))
+    assert (status, out.strip()) == (0, said), err
 
 
 def test_a_job_runs_role_by_role_whatever_the_case_of_their_names(launched: Any) -> None:

@@ -1,4 +1,4 @@
-"""What processes print is passed on line by line under their names; progress bars do not flood, and nothing is lost."""
+"""The output of processes is passed on line by line under their names; progress bars do not flood it, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that failed is started again so often as PSGC_RESTARTS says; one that ended in order, was told to end or was called wrongly, is not."""
+"""A failed job is started again up to PSGC_RESTARTS times; a job that ended in order, was told to end or was called wrongly is not."""
 
 from __future__ import annotations
 

@@ -177,10 +177,10 @@ def plan_file(path: Path, *option: str, codec: str = "none") -> str:
 
 @pytest.mark.usefixtures("clean_environment")
 def test_a_plan_that_cannot_be_carried_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    plan = plan_file(tmp_path / "plan.json", "comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu", codec="powersgd:rank=4")
+    plan = plan_file(tmp_path / "plan.json", "comp@gpu", "flat.push.c", "flat.pull.c", "decomp@gpu", codec="onebit:residual=int8")
     done = psgc("run", "--plan", plan, "--", *STEPS, "1")
     assert (done.returncode, done.stdout) == (2, "")
-    wanted = r"psgc: .*buckets\[0\] \(of 'w'\): action 'comp@gpu', but codec powersgd\S* has no GPU side that plans use; .*\n"
+    wanted = r"psgc: .*buckets\[0\] \(of 'w'\): action 'comp@gpu', but codec onebit:residual=int8 has no GPU side; .*\n"
     assert re.fullmatch(wanted, done.stderr)
 
 

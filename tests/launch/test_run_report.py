@@ -1,4 +1,4 @@
-"""A job tells what it does: how gradients travel, and at its end what they took; nothing of it where nothing was carried or it failed."""
+"""A job logs how gradients are sent, and at its end how long that took; it logs neither if it sent nothing or failed."""
 
 from __future__ import annotations
 
