@@ -6,14 +6,17 @@ Names are looked up where a function says so; nothing here sends a byte.
 from __future__ import annotations
 
 import errno
+import fcntl
 import ipaddress
 import socket
+import struct
 from typing import Any, Final
 
-from psgc.errors import PsgcError
+from psgc.errors import ConfigError, PsgcError
 
 SCHEME: Final = "tcp://"
 BACKLOG: Final = 4096
+_SIOCGIFADDR: Final = 0x8915
 
 
 def bare_host(text: str) -> str:
@@ -105,3 +108,14 @@ def listening_socket(port: int = 0, host: str = "") -> socket.socket:
         raise PsgcError(
             f"cannot listen on {where}: {error.strerror or error}; is another job using the port, or is the address another machine's?"
         ) from None
+
+
+def interface_address(name: str, setting: str) -> str:
+    """Its IPv4 address. setting: the variable that names it, for the error. Raises ConfigError if there is no such interface, or it has no address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            known = ", ".join(sorted(interface for _, interface in socket.if_nameindex()))
+            raise ConfigError(f"{setting}: no interface {name!r} with an IPv4 address; this machine has {known}") from None
+    return socket.inet_ntoa(answer[20:24])

@@ -29,7 +29,7 @@ class Saves:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """While inside, what is being written is waited for if the job fails. Errors pass through."""
+        """A context for writing a checkpoint: if the job fails meanwhile, the process waits for its end. Errors pass through."""
         save = object()
         with self._lock:
             self._under_way[save] = threading.current_thread()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from psgc.addresses import endpoint, is_loopback
+from psgc.addresses import endpoint, interface_address, is_loopback
 from psgc.errors import ConfigError
 from psgc.spelling import nearest
 from psgc.variables import LAUNCHER_VARIABLES, MEMBERSHIP, OF_OTHERS, PREFIXES, PSLITE_ONLY, VARIABLES, WITHOUT_EFFECT, Variable
@@ -97,6 +97,7 @@ class Config:
     trace_last: int = 20
     log_steps: int = 100
     log_level: str = "warning"
+    telemetry: bool = True
     outlet: str = ""
     launcher: str = ""
     scheduler_fd: int = -1
@@ -113,7 +114,7 @@ class Config:
             raise ConfigError(f"BYTEPS_LOCAL_RANK={self.local_rank}, but BYTEPS_LOCAL_SIZE={self.local_size}: local ranks start at 0")
         if not 0 <= self.root_port < 1 << 16:
             raise ConfigError(f"DMLC_PS_ROOT_PORT={self.root_port} is no port; ports go up to 65535")
-        if self.trace_last < self.trace_first:
+        if self.trace_folder and self.trace_last < self.trace_first:
             raise ConfigError(
                 f"PSGC_TRACE_END_STEP={self.trace_last} is before PSGC_TRACE_START_STEP={self.trace_first}: the last step that is traced cannot come "
                 f"before the first"
@@ -139,7 +140,7 @@ class Config:
 
     @property
     def trace_folder(self) -> str:
-        """Where timelines are written; "": nowhere."""
+        """The folder for timelines; "" if none are written."""
         return self.trace or (self.trace_dir if self.trace_on else "")
 
     @property
@@ -169,7 +170,10 @@ class Config:
         _refuse_mistyped(env)
         values.setdefault("world_size", int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdigit() else 0)
         values.setdefault("meeting_place", "" if env.get("DMLC_PS_ROOT_URI", "").strip() else env.get("MASTER_ADDR", "").strip())
-        return cls(**values, notes=tuple(_notes(env)), lonely=_lonely(env, values))
+        config = cls(**values, notes=tuple(_notes(env)), lonely=_lonely(env, values))
+        if config.interface and config.wire != "pslite" and not (config.node_host or config.solo or config.role == "scheduler"):
+            return replace(config, node_host=interface_address(config.interface, f"DMLC_INTERFACE={config.interface}"))
+        return config
 
     def require_alone(self) -> None:
         """Raise ConfigError if the environment mentions other members, so that this worker was hardly meant to train alone."""

@@ -7,7 +7,7 @@ import resource
 
 
 def raise_limit() -> None:
-    """Raise the soft limit to the hard one. Of no effect where that is forbidden."""
+    """Raise the soft limit to the hard one, if that is allowed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -33,8 +33,8 @@ class Mailbox:
             os.eventfd_write(self._fd, 1)
 
     def drain(self, turn_s: float) -> Iterator[Call]:
-        """What has come, oldest first, for no longer than ``turn_s``. What is left then, or comes meanwhile, makes the next poll return at
-        once: so the owner hears others, too, however busy those are who put calls here."""
+        """The calls that have come, oldest first, for at most ``turn_s`` seconds. If some are left then, or come meanwhile, the next poll returns
+        immediately. So the owner also serves its other sources, however many calls are put here."""
         until = time.monotonic() + turn_s
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)

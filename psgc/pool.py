@@ -14,7 +14,7 @@ _STOP_PRIORITY = 1 << 62
 
 
 def threads_of(cores: int, processes: int = 1) -> int:
-    """How many threads each of so many processes on so many cores starts, unless the user says."""
+    """The default number of threads of each of ``processes`` processes on ``cores`` cores."""
     return max(1, min(MAX_THREADS, cores // processes))
 
 

@@ -13,7 +13,7 @@ LONGEST_S: Final = 60.0  # a wait of hours is still named this often
 
 @dataclass(slots=True)
 class Reminder:
-    """For one wait, which began at ``since``."""
+    """The reminders of one wait, which began at ``since``."""
 
     since: float
     times: int = 0  # how often it has been named

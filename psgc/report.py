@@ -31,7 +31,7 @@ class Report:
 
     @classmethod
     def decode(cls, data: bytes) -> Report:
-        """Raises ValueError for anything that ``encode`` does not make."""
+        """The inverse of ``encode``. Raises ValueError for other bytes."""
         fields = json.loads(data)
         if not isinstance(fields, dict) or set(fields) != set(cls.__slots__):
             raise ValueError("no report")
@@ -42,7 +42,7 @@ class Report:
 
 
 class Launcher:
-    """Who started this process. address: PSGC_LAUNCHER; "" where nobody listens."""
+    """The launcher of this process. address: PSGC_LAUNCHER; "" if there is none."""
 
     def __init__(self, address: str) -> None:
         self._name, _, number = address.rpartition(":")

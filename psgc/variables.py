@@ -95,6 +95,12 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def _level(text: str) -> str:
+    """one of debug, info, warning, error; or BytePS's trace and fatal"""
+    level = text.strip().lower()
+    return {"trace": "debug", "fatal": "error"}.get(level) or _one_of("debug", "info", "warning", "error")(level)
+
+
 def _transport(text: str) -> str:
     return str(_one_of(*choices())(text))
 
@@ -134,7 +140,7 @@ VARIABLES: Final = (
         "PSGC_WIRE", "wire", _one_of("psgc", "pslite"), "wsc",
         "pslite: speak BytePS's wire, without authentication, to work with its processes (pslite.md); the same everywhere",
     ),
-    Variable("DMLC_INTERFACE", "interface", _text, "ws", "with PSGC_WIRE=pslite, the interface to listen on, if DMLC_NODE_HOST is not set; default: lo"),
+    Variable("DMLC_INTERFACE", "interface", _text, "ws", "the interface whose address DMLC_NODE_HOST is, if not set; default with PSGC_WIRE=pslite: lo"),
     Variable("DMLC_LOCAL", "local_files", _switch, "wsc", "with PSGC_WIRE=pslite, 1: sockets are files of /tmp; all processes on one machine"),
     Variable("PS_HEARTBEAT_INTERVAL", "pslite_heartbeat_s", _number, "ws", "with PSGC_WIRE=pslite, seconds between heartbeats; 0: none"),
     Variable(
@@ -212,8 +218,8 @@ VARIABLES: Final = (
     ),
     Variable(
         "PSGC_COLLECTIVES", "collectives", _one_of(*ASKED), "w",
-        "what carries a plan's collectives of floats where gradients lie on GPUs: nccl: from GPU to GPU; host: the hosts' memory; "
-        "auto: nccl where every rank of a group has a GPU of its own, else host",
+        "what carries a plan's collectives where gradients lie on GPUs, of floats and of what GPUs encode and decode: nccl: from GPU to GPU; "
+        "host: the hosts' memory; auto: nccl where every rank of a group has a GPU of its own, else host",
     ),
     Variable("PSGC_CPU_THREADS", "cpu_threads", _integer(1), "w", "encode and decode threads", ("BYTEPS_THREADPOOL_SIZE",)),
     Variable("PSGC_SERVER_THREADS", "server_threads", _integer(1), "s", "summation threads", ("BYTEPS_SERVER_ENGINE_THREAD",)),
@@ -241,7 +247,8 @@ VARIABLES: Final = (
         "PSGC_LOG_STEPS", "log_steps", _integer(0), "w",
         "at log level info, rank 0 logs step time, bytes, ratio, waiting and the slowest rank every so many steps; 0: never",
     ),
-    Variable("PSGC_LOG_LEVEL", "log_level", _one_of("debug", "info", "warning", "error"), "wsc", "least severity logged", ("BYTEPS_LOG_LEVEL",)),
+    Variable("PSGC_LOG_LEVEL", "log_level", _level, "wsc", "least severity logged; trace counts as debug, fatal as error", ("BYTEPS_LOG_LEVEL",)),
+    Variable("BYTEPS_TELEMETRY_ON", "telemetry", _switch, "w", "0: get_pushpull_speed() always says (0, -5.0), as BytePS's does"),
     Variable("PSGC_OUTLET", "outlet", _text, "wsc", "set by launchers: where their processes' output goes, so that one of them speaks for all"),
     Variable("PSGC_LAUNCHER", "launcher", _text, "wsc", "set by the launcher: where a process tells it whether it has joined, and why it ended"),
     Variable("PSGC_SCHEDULER_FD", "scheduler_fd", _integer(0), "c", "set by `psgc run`: the scheduler's listening socket"),
@@ -263,7 +270,6 @@ WITHOUT_EFFECT: Final = {
     "BYTEPS_JOB_ID": "use PSGC_JOB",
     "BYTEPS_STALENESS": "each step uses its own gradients; PSGC_STALENESS bounds asynchronous training",
     "BYTEPS_LOG_HIDE_TIME": "set the format with Python's logging",
-    "BYTEPS_TELEMETRY_ON": "get_pushpull_speed() always has its figures",
     "BYTEPS_FORCE_JOINT_MODE": "DMLC_ROLE=joint starts a server beside the workers",
     "BYTEPS_MONITOR_INTERVAL": "what is waited for is always said: PSGC_SILENCE_S",
     "BYTEPS_BUCKET_SIZE_BYTES": "use PSGC_FUSE_BYTES",
@@ -323,7 +329,6 @@ OF_OTHERS: Final = {
 }  # fmt: skip
 # These have an effect with PSGC_WIRE=pslite only. For psgc's own wire, what to use instead.
 PSLITE_ONLY: Final = {
-    "DMLC_INTERFACE": "use DMLC_NODE_HOST",
     "DMLC_LOCAL": "shared memory is chosen by itself: PSGC_TRANSPORT",
     "PS_HEARTBEAT_INTERVAL": "use PSGC_HEARTBEAT_S",
     "PS_HEARTBEAT_TIMEOUT": "use PSGC_DEAD_S",

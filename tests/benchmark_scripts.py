@@ -1,4 +1,4 @@
-"""The scripts under benchmarks/, as modules: they are no package."""
+"""Imports the scripts under benchmarks/ as modules, because they are no package."""
 
 from __future__ import annotations
 

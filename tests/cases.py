@@ -1,4 +1,4 @@
-"""Cases that say nothing by themselves are looped over within one test: collecting and reporting each would take longer than running it."""
+"""Loops over small cases within one test, because collecting and reporting each one would take longer than running it."""
 
 from __future__ import annotations
 

@@ -83,6 +83,21 @@ def test_a_wrong_value_is_said_with_what_was_expected(name: str, value: str, sai
     assert said in str(error.value)
 
 
+def test_an_interface_by_name_is_where_workers_and_servers_are_reached_as_in_ps_lite() -> None:
+    job = {**CLUSTER, "DMLC_INTERFACE": "lo"}
+    assert [Config.from_env(job, role=role).node_host for role in ("worker", "server", "scheduler")] == ["127.0.0.1", "127.0.0.1", ""]
+    assert Config.from_env({**job, "DMLC_NODE_HOST": "10.0.0.7"}).node_host == "10.0.0.7"
+    assert Config.from_env({"DMLC_INTERFACE": "nosuch0"}).solo, "who is alone needs none"
+    with pytest.raises(ConfigError, match=r"^DMLC_INTERFACE=nosuch0: no interface 'nosuch0' with an IPv4 address; this machine has .*lo"):
+        Config.from_env({**job, "DMLC_INTERFACE": "nosuch0"})
+
+
+def test_log_levels_of_byteps_are_psgcs_nearest() -> None:
+    levels = ("TRACE", "debug", "Info", "WARNING", "error", "Fatal")
+    found = [Config.from_env({"BYTEPS_LOG_LEVEL": level}).log_level for level in levels]
+    assert found == ["debug", "debug", "info", "warning", "error", "error"]
+
+
 @pytest.mark.parametrize(
     "forced", [{"BYTEPS_FORCE_DISTRIBUTED": "1"}, {"BYTEPS_LOCAL_SIZE": "2"}, {"WORLD_SIZE": "2"}, {"DMLC_NUM_WORKER": "2"}]
 )

@@ -1,1 +1,1 @@
-"""What a running job tells of itself: timelines of each member, and figures that members report."""
+"""Observation of a running job: timelines of its members, and figures that members report."""

@@ -1,9 +1,9 @@
-"""How far members' clocks are apart, from their timelines alone: nothing is received before it is sent.
+"""Estimates the offsets between members' clocks from their timelines, because no message is received before it is sent.
 
-Pure. Where an event at time A of one clock comes before an event at time B of another, the other clock is ahead by B - A at most. A push says that of a
-worker's clock and a server's, the result of the opposite; a collective of all ranks, which none leaves before the last has come, of every two. The least
-bounds in both directions, also by way of other members, give an interval for each offset, whose middle is taken: it is wrong by half of the least
-round trip at most. Members of one machine have one clock.
+Pure. If an event at time A of one clock happens before an event at time B of another, the other clock is ahead by at most B - A. A push gives such
+a bound for a worker's and a server's clock, its result one in the opposite direction. A collective of all ranks, which no rank leaves before the last one
+has begun, gives bounds for every two ranks. The tightest bounds in both directions, also through other members, give an interval for each offset. Its
+middle is the estimate, which is wrong by at most half of the shortest round trip. Members of one machine share a clock.
 
 Source: Marzullo 1984 and NTP for intervals from round trips; the bounds are a system of difference constraints (Cormen et al., 24.4).
 """
@@ -16,13 +16,13 @@ from typing import Final, NamedTuple
 from psgc.observe.lanes import BACKWARD, CONTROL, CPU, RECEIVE, SEND
 from psgc.observe.timeline import Event, Timeline
 
-Bounds = dict[tuple[int, int], float]  # (a, b) -> by how much the clock of b is ahead of that of a at most
+Bounds = dict[tuple[int, int], float]  # (a, b) -> the most by which b's clock may be ahead of a's
 Part = tuple[str, int, int, int]  # layout, bucket, part, step
 FIRST_SLACK_US: Final = 1.0
 
 
 class Offset(NamedTuple):
-    """By how much a member's clock is ahead of the first member's, and by how much that may be wrong; None: nothing tells."""
+    """The time by which a member's clock is ahead of the first member's, and its uncertainty; None: nothing is known."""
 
     us: float
     uncertain_us: float | None
@@ -34,7 +34,7 @@ def offsets(timelines: Sequence[Timeline]) -> list[Offset]:
 
 
 def bounds_of(timelines: Sequence[Timeline]) -> Bounds:
-    """What the timelines say of their clocks."""
+    """The bounds that the timelines give."""
     bounds: Bounds = {}
     clocks: dict[str, int] = {}
     for number, one in enumerate(timelines):
@@ -67,7 +67,8 @@ def bounds_of(timelines: Sequence[Timeline]) -> Bounds:
 
 
 def _from_collectives(bounds: Bounds, controls: Mapping[int, Mapping[Part, Event]]) -> None:
-    """No rank has the outcome before every rank has begun. Where a rank lacks a word, nothing follows for it."""
+    """Add the bounds from control words: no rank has the outcome before every rank has begun. A rank whose timeline lacks a control word gets no bound
+    from it."""
     first = next(iter(controls), None)
     for number, own in controls.items():
         if first is None or number == first:
@@ -108,7 +109,7 @@ def _tighten(bounds: Bounds, a: int, b: int, us: float) -> None:
 
 
 def solve(members: int, bounds: Bounds) -> list[Offset]:
-    """The middle of each clock's interval. Bounds that contradict each other, since clocks have drifted, are widened alike until they do not."""
+    """The middle of each clock's interval. If bounds contradict each other because clocks drift, all bounds are widened equally until they agree."""
     slack = 0.0
     while True:
         wide = {pair: us + slack for pair, us in bounds.items()}
@@ -125,7 +126,7 @@ def solve(members: int, bounds: Bounds) -> list[Offset]:
 
 
 def _shortest(members: int, weights: Bounds) -> list[float | None] | None:
-    """The shortest paths from the first member (Bellman and Ford); None where a circle is shorter than nothing."""
+    """The shortest paths from the first member (Bellman and Ford); None if there is a negative cycle."""
     distance: list[float | None] = [0.0, *[None] * (members - 1)]
     for _ in range(members + 1):
         changed = False

@@ -10,8 +10,8 @@ RECENT_STEPS: Final = 64
 
 
 class Figures:
-    """steps: that optimizers have applied. exchange_s: from steps' first submissions to their last means; waited_s: of that, while the training
-    thread waited. The first step of each optimizer, which declares and may compile, counts in neither."""
+    """steps: the steps that optimizers have applied. exchange_s: time from each step's first submission to its last mean; waited_s: the part of it in which
+    the training thread waited. Both leave out each optimizer's first step, which declares tensors and may compile kernels."""
 
     def __init__(self, began: float) -> None:
         self.began = began
@@ -21,19 +21,19 @@ class Figures:
         self._submitted = 0.0  # when the first bucket of the step under way left; 0.0: none has
 
     def submitted(self, now: float) -> None:
-        """A bucket leaves."""
+        """Note that a bucket is submitted."""
         if not self._submitted:
             self._submitted = now
 
     def means_came(self, waited_s: float, now: float, counts: bool) -> None:
-        """The means are there, for which the training thread has waited so long. counts: it is not the first step."""
+        """Note that all means have come. waited_s: how long the training thread has waited for them; counts: this is not the optimizer's first step."""
         if self._submitted and counts:
             self.exchange_s += now - self._submitted
             self.waited_s += min(waited_s, now - self._submitted)
         self._submitted = 0.0
 
     def step_over(self, duration_s: float | None) -> None:
-        """The trainer has applied a step, so long after the one before it."""
+        """Note that the trainer has applied a step. duration_s: the time since it applied the step before."""
         self.steps += 1
         if duration_s is not None:
             self._recent.append(duration_s)

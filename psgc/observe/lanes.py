@@ -1,6 +1,6 @@
-"""The names in a timeline: the simulator's lanes and tasks, as far as a job has them, and a few that only a job has.
+"""The names in a timeline: the lanes and tasks that a job shares with the simulator, and a few that only a job has.
 
-Pure. A test holds the names against ``psgc.plan.model``, which has kernels and so is not imported into training scripts.
+Pure. A test compares the names with ``psgc.plan.model``, which training scripts do not import because it has kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LANES: Final = (BACKWARD, CPU, INTRA, SEND, RECEIVE, SERVER, CONTROL, WAITING)
 
 
 class Line(IntEnum):
-    """What was busy, as it is recorded. A collective of all ranks may hold several lanes."""
+    """The recorded resource that was busy. A collective of all ranks may hold several lanes."""
 
     BACKWARD = 0
     CPU = 1
@@ -44,7 +44,7 @@ COLLECTIVES: Final = frozenset((Line.INTRA, Line.INTER, Line.FLAT, Line.CONTROL)
 
 
 def lanes_of(line: int, node_sizes: Sequence[int]) -> tuple[str, ...]:
-    """The lanes that it holds, in a job of these nodes: the simulator's rule."""
+    """The lanes that a span on this line holds in a job with these nodes, by the simulator's rule."""
     if line in _ONE:
         return (_ONE[Line(line)],)
     if line == Line.INTER:
@@ -65,7 +65,7 @@ CONTROL_WORD: Final = "control word"
 
 
 class Described(NamedTuple):
-    """A bucket in words. tensor: the first one's name."""
+    """A bucket in words. tensor: the name of its first tensor."""
 
     tensor: str
     tensors: int

@@ -1,4 +1,4 @@
-"""What an observer makes of members' reports: rates between two of them, or since members joined. Pure."""
+"""Rates from members' reports: between two reports, or since the members joined. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A member in numbers; None: not known yet. waits: share of the time in which a worker's training thread waited for means. ratio: uncompressed
-    over sent. overlap: share of the exchange in which it did not wait. load: share of the time in which a server's summing threads worked."""
+    """A member's figures; None: not known yet. waits: share of the time in which a worker's training thread waited for means; ratio: uncompressed bytes
+    divided by sent bytes; overlap: share of the exchange in which the training thread did not wait; load: share of the time in which a server's summing
+    threads worked."""
 
     role: str
     index: int
@@ -35,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The job at one moment. slowest_rank: the one that waits clearly less than another, so that others wait for it; None: no such rank."""
+    """The job at one moment. slowest_rank: the rank that waits clearly less than another, so that others wait for it; None if there is none."""
 
     complete: bool
     rows: tuple[Row, ...]
@@ -50,13 +51,13 @@ class View:
         return min((row.steps for row in self.workers if row.steps is not None), default=None)
 
     def median(self, figure: str) -> float | None:
-        """Of the workers."""
+        """The median of a figure over the workers; None if it is not known."""
         known = [value for row in self.workers if (value := getattr(row, figure)) is not None]
         return statistics.median(known) if known else None
 
 
 class Follower:
-    """Follows a job from one answer to the next: rates are between a member's last two reports, since joining where there is only one."""
+    """Follows a job from one answer to the next. Rates are those between a member's last two reports, or since it joined if there is only one report."""
 
     def __init__(self) -> None:
         self._last: dict[Key, Report] = {}
@@ -79,7 +80,8 @@ def reports_of(observed: Observed) -> dict[Key, Report]:
 
 
 def view(observed: Observed, before: Mapping[Key, Report] | None = None) -> View:
-    """before: earlier reports, against which rates are taken; without them, rates are since each member joined. Raises RemoteProtocolError."""
+    """The job's view. before: earlier reports, from which rates are counted; without them, rates are since each member joined. Raises
+    RemoteProtocolError."""
     now = reports_of(observed)
     rows = tuple(
         _row(member, now.get((member.role, member.index)), (before or {}).get((member.role, member.index))) for member in observed.members
@@ -107,7 +109,7 @@ def _row(member: ReportOf, now: Report | None, before: Report | None) -> Row:
 
 
 def _since(now: Report, before: Report | None) -> Report:
-    """What has been added, step_us and threads aside. A report from before a restart of counting is ignored."""
+    """The increase of all counts, except step_us and threads. An earlier report with a longer time is from before a restart and is ignored."""
     if before is None or before.up_ms >= now.up_ms:
         return now
     return Report(**{each.name: max(0, getattr(now, each.name) - getattr(before, each.name)) for each in fields(Report)})

@@ -1,7 +1,7 @@
 """A member's own timeline while its job runs: the recorder, the buckets' names, and when the file is written.
 
-The file is written once the last traced step is over, in a thread of its own, and again when the process leaves the job if more has come since: after
-a failure, too.
+A separate thread writes the file when the last traced step is over. If more has been recorded when the process leaves the job, also after a failure, the
+file is written again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOT_JOINED: Final = -1
 
 
 class MemberTrace:
-    """See the module's text. Base of what each role records."""
+    """See the module's text. The base class of each role's trace."""
 
     role = ""
 
@@ -41,7 +41,7 @@ class MemberTrace:
         self._lock = threading.Lock()
 
     def joined(self, index: int, node_sizes: tuple[int, ...]) -> None:
-        """The job is complete: who this is."""
+        """Note this member's index and the job's nodes, once the job is complete."""
         self._index, self._node_sizes = index, node_sizes
 
     def laid_out(self, layout: Layout) -> None:
@@ -50,7 +50,7 @@ class MemberTrace:
             self._names[layout.id, bucket.index] = Name(layout.name, bucket.index, _described(layout, bucket))
 
     def begun(self, step: int) -> None:
-        """A step of some bucket begins: the first one behind the last that is traced has the file written."""
+        """Note that a step of some bucket begins. The first one after the last traced step starts the writing of the file."""
         if step <= self._steps:
             return
         self._steps = step
@@ -59,7 +59,7 @@ class MemberTrace:
             self._writing.start()
 
     def close(self) -> None:
-        """Write what there is, unless it is written."""
+        """Write the file, unless everything is already written."""
         if self._writing is not None:
             self._writing.join()
         self._write()
@@ -83,7 +83,7 @@ class MemberTrace:
 
 
 def recorder_of(config: Config) -> Recorder:
-    """What a process that traces records into. Raises ConfigError where its folder cannot be made."""
+    """The recorder of a process that traces. Raises ConfigError if its folder cannot be made."""
     try:
         Path(config.trace_folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:

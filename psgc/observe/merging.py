@@ -1,4 +1,4 @@
-"""Timelines of all members as one trace: a process for each, on one clock, and beside them, where one is given, the simulated step.
+"""Merges the timelines of all members into one trace, with a process for each member, on one clock, and the simulated step beside them if given.
 
 Times begin at the first event. The simulated step is repeated at each of rank 0's traced steps, from its first gradient on.
 """

@@ -1,6 +1,6 @@
-"""Spans of one process, in memory that is allotted when tracing begins. Recording one takes about a microsecond and never waits for anything.
+"""Records one process's spans, in memory that is allocated when tracing begins. Recording a span takes about a microsecond and never blocks.
 
-Owns the memory and the steps that are recorded. What a span means is ``lanes``'; who records which, ``worker_trace``'s and ``server_trace``'s.
+Owns the memory and the range of recorded steps. ``lanes`` says what a span means; ``worker_trace`` and ``server_trace`` say who records which.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 from psgc.observe.lanes import Line
 
 ROW: Final = struct.Struct("<QIBBHqqQ")
-CAPACITY: Final = 1 << 19  # spans; 20 MB, of which the kernel gives only what is written
+CAPACITY: Final = 1 << 19  # spans: 20 MB, of which only written pages take memory
 
 
 class Recorded(NamedTuple):
-    """One span. key: of the part; line, track: what was busy, and which of several; action: one of ``lanes``', or an action's place in the bucket's
-    option; times: of the machine's monotonic clock; nbytes: that travelled, 0 where none did."""
+    """One span. key: the part's key; line, track: the resource that was busy, and which one of several; action: one of ``lanes``' actions, or an index into
+    the bucket's option; began_ns, ended_ns: times of the machine's monotonic clock; nbytes: bytes that were sent, 0 if none."""
 
     key: int
     step: int
@@ -30,7 +30,8 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """See the module's text. first, last: the steps whose spans are kept, by each key's own count. dropped: spans that found no room."""
+    """See the module's text. first, last: the range of steps whose spans are kept, by each key's own count; dropped: number of spans for which there was no
+    memory left."""
 
     def __init__(self, first: int, last: int, capacity: int = CAPACITY) -> None:
         self.first, self.last = first, last
@@ -71,7 +72,7 @@ class Recorder:
         return self._count
 
     def spans(self) -> list[Recorded]:
-        """What has been recorded, in the order in which the spans ended."""
+        """The recorded spans, in the order in which they ended."""
         with self._lock:
             count = self._count
         return list(map(Recorded._make, ROW.iter_unpack(memoryview(self._memory)[: ROW.size * count])))

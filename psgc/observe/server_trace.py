@@ -1,4 +1,4 @@
-"""What a server records: payloads that come, sums, and results that leave. Those that come and leave are ``clocks``' measure, too."""
+"""Records a server's spans: arriving payloads, sums, and leaving results. ``clocks`` estimates offsets from the arriving and leaving ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ServerTrace(MemberTrace):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config.trace_folder, recorder_of(config))
-        self._came: dict[int, int] = {}  # by rank: when its last payload had come
-        self._receiving: dict[int, int] = {}  # by rank: since when the next one comes
+        self._came: dict[int, int] = {}  # when each rank's last payload had arrived
+        self._receiving: dict[int, int] = {}  # when each rank's next payload began to arrive
 
     def heard(self, rank: int, header: Header) -> None:
-        """A message of a worker has come completely."""
+        """Note that a worker's message has arrived completely."""
         if header.kind != Kind.PUSH:
             return
         self.begun(header.step)
@@ -33,20 +33,20 @@ class ServerTrace(MemberTrace):
         self._came[rank] = now
 
     def receiving(self, rank: int) -> None:
-        """The beginning of a message of a worker has come, but not all of it."""
+        """Note that the beginning of a worker's message has arrived, but not all of it."""
         self._receiving.setdefault(rank, monotonic_ns())
 
     def sending(self, rank: int, header: Header) -> None:
-        """A message is given to the connection to a worker."""
+        """Note that a message is given to the connection to a worker."""
         if header.kind == Kind.RESULT:
             now = monotonic_ns()
             self.recorder.add(Line.SEND, rank, PULL, header.key, header.step, now, now, header.payload_bytes)
 
     def folded(self, key: int, step: int, began_ns: int) -> None:
-        """A pool thread has added up a block of payloads."""
+        """Note that a pool thread has summed a block of payloads."""
         self.recorder.add(Line.SERVER, self.recorder.thread(), PUSH, key, step, began_ns, monotonic_ns())
 
 
 def server_trace(config: Config) -> ServerTrace | None:
-    """None unless the process is to trace. Raises ConfigError where its folder cannot be made."""
+    """The server's trace; None if the process does not trace. Raises ConfigError if its folder cannot be made."""
     return ServerTrace(config) if config.trace_folder else None

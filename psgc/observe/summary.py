@@ -1,6 +1,6 @@
-"""What timelines come to: each rank's step, how long each lane works, what of communication backward hides, and who is waited for.
+"""Summarizes timelines: each rank's step, how long each lane works, how much of the communication backward hides, and which rank others wait for.
 
-Pure. Times in microseconds, medians over the traced steps. Only steps that a rank has from their first gradient to their last mean count.
+Pure. Times are in microseconds, and medians over the traced steps. Only steps count that a timeline has from the first gradient to the last mean.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ THREADED: Final = (CPU, SERVER)  # whose tracks are threads: they count on avera
 
 @dataclass(slots=True)
 class RankSummary:
-    """step_us: from one step's first gradient to the next one's, None where only one step was traced; exchange_us: from a step's first gradient to its
-    last mean; exposed_us: how long of that links work while backward does not; overlap: the rest of links' work, as a share of it, 1 where none
-    works; bytes: that the rank sent and received a step; late_us: how much later than the first rank its last gradient is ready."""
+    """One rank's figures.
+
+    step_us:     from one step's first gradient to the next one's; None if only one step was traced.
+    exchange_us: from a step's first gradient to its last mean.
+    exposed_us:  time in which links work while backward does not.
+    overlap:     share of the links' work that backward hides; 1 if no link works.
+    bytes:       bytes that the rank sends and receives in a step.
+    late_us:     how much later than on the first rank its last gradient is ready."""
 
     rank: int
     steps: int
@@ -39,8 +44,8 @@ class RankSummary:
 
 @dataclass(slots=True)
 class Summary:
-    """slowest: the rank whose last gradient is ready last in most steps, and in how many of ``compared``; None where one rank alone is there. lanes:
-    how long each works a step, on average over the ranks (``server``: over the servers)."""
+    """A job's figures. lanes: microseconds that each lane works in a step, averaged over the ranks (``server``: over the servers); slowest: the rank whose
+    last gradient is ready last in most steps, None with a single rank; slowest_in: in how many of the ``compared`` steps it is last."""
 
     ranks: list[RankSummary] = field(default_factory=list)
     lanes: dict[str, float] = field(default_factory=dict)
@@ -85,7 +90,7 @@ def summarize(timelines: Sequence[Timeline]) -> Summary:
 
 
 def _by_step(events: Sequence[Event]) -> dict[int, list[Event]]:
-    """Events by step, of layouts that backward fills, or of all where there are none."""
+    """Events by step: those of layouts that backward fills, or of all layouts if there are none."""
     filled = {event["args"]["layout"] for event in events if event["cat"] == BACKWARD}
     found: dict[int, list[Event]] = defaultdict(list)
     for event in events:

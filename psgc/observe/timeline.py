@@ -1,7 +1,7 @@
-"""A member's timeline as a file: what the recorder holds as Chrome's trace events, which Perfetto (ui.perfetto.dev) opens, and back.
+"""A member's timeline as a file: writes the recorder's spans as Chrome trace events, which Perfetto (ui.perfetto.dev) opens, and reads them.
 
-Owns the file's form. An event is named bucket/part/action, as the simulator's are; where a job has several layouts, with the layout's name before it.
-Times are microseconds of the machine's monotonic clock. ``otherData`` says whose the file is, and what merging and summing up need.
+Owns the file's format. An event is named bucket/part/action, as in the simulator, preceded by the layout's name if the job has several layouts.
+Times are microseconds of the machine's monotonic clock. ``otherData`` names the member, and has what merging and summaries need.
 
 Source: "Trace Event Format", Google: complete events (``X``) with times in microseconds, and metadata events (``M``) that name lanes.
 """
@@ -25,8 +25,8 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class About:
-    """Whose a file is. clock: the same for members whose clocks are one; first, last: steps that were to be traced; steps: the last one that
-    the member began, of any bucket; dropped: spans that found no room."""
+    """The member that a file is from. clock: equal for members that share a clock; first, last: the range of steps to trace; steps: the last step that the
+    member began, of any bucket; dropped: number of spans for which there was no memory left."""
 
     role: str
     index: int
@@ -61,7 +61,7 @@ Names = Mapping[tuple[int, int], Name]  # by the key's layout and bucket
 
 @dataclass(slots=True)
 class Timeline:
-    """One file's contents. events: those with times (``X``); tracks: their tid -> the lane's name as shown."""
+    """One file's contents. events: the events with times (``X``); tracks: the displayed lane name of each tid."""
 
     about: About
     events: list[Event]
@@ -71,7 +71,7 @@ class Timeline:
 
 
 class _Tracks:
-    """Which track of the file each span is on: a lane has as many as things that were busy on it."""
+    """Assigns spans to tracks of the file. A lane has one track for each thing that was busy on it."""
 
     def __init__(self, spans: Sequence[Recorded], node_sizes: Sequence[int]) -> None:
         found: dict[str, dict[tuple[int, ...], int]] = {lane: {} for lane in LANES}
@@ -90,7 +90,7 @@ class _Tracks:
 
 
 def _whose(span: Recorded) -> tuple[int, ...]:
-    """Each layout has threads of its own for collectives."""
+    """What was busy in a span. Each layout has separate threads for collectives."""
     return (span.line, span.key >> 48) if span.line in COLLECTIVES else (span.line, span.track)
 
 
@@ -134,7 +134,7 @@ def events(spans: Sequence[Recorded], names: Names, node_sizes: Sequence[int], p
 
 
 def write_timeline(folder: str, about: About, spans: Sequence[Recorded], names: Names) -> Path:
-    """Write the member's file, event by event, so that other threads get their turns. Raises PsgcError where the folder cannot be written."""
+    """Write the member's file, event by event, so that other threads can run in between. Raises PsgcError if the folder cannot be written."""
     path = Path(folder, about.file_name)
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
@@ -153,7 +153,7 @@ def write_timeline(folder: str, about: About, spans: Sequence[Recorded], names: 
 
 
 def read_timeline(path: Path) -> Timeline:
-    """Raises UsageError, naming the file, for one that no member wrote."""
+    """The timeline in a file. Raises UsageError, which names the file, if no member wrote it."""
     try:
         document = json.loads(path.read_text())
         about = About(**{**document["otherData"], "node_sizes": tuple(document["otherData"]["node_sizes"])})
@@ -174,7 +174,7 @@ def read_timeline(path: Path) -> Timeline:
 
 
 def read_folder(folder: Path) -> list[Timeline]:
-    """The timelines of a folder's members: ranks first. Raises UsageError where there are none."""
+    """The timelines in a folder, ranks first. Raises UsageError if there are none."""
     files = sorted((*folder.glob("rank*.json"), *folder.glob("server*.json"))) if folder.is_dir() else []
     found = sorted((read_timeline(file) for file in files), key=lambda one: (one.about.role != "rank", one.about.index))
     if not found:

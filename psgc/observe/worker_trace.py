@@ -1,7 +1,7 @@
-"""What a worker records: gradients' readiness, encoding and decoding, pushes and pulls, collectives, and waiting.
+"""Records a worker's spans: gradients' readiness, encoding and decoding, pushes and pulls, collectives, and waiting.
 
-Times of links are those of the network thread. A push lasts from when it is given to its connection, or from when the one before it there has ended,
-until the server has acknowledged it; a pull from its first byte, as far as that was seen, to its last.
+Times of links are those of the network thread. A push begins when it is given to its connection, or when the connection's previous push ends, and ends when
+the server has acknowledged it. A pull lasts from its first byte, as far as the thread saw that, to its last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psgc.wire.frames import Header, Kind
 
 
 class _Backward:
-    """One layout's steps as the training thread sees them. mark: when the last bucket, or the step's first gradient, became ready."""
+    """One layout's steps in the training thread. mark: when the last bucket, or the step's first gradient, became ready."""
 
     __slots__ = ("layout", "mark", "step", "track")
 
@@ -26,7 +26,7 @@ class _Backward:
 
 
 class _Connection:
-    """A server's, in the network thread. sent: key -> (step, when it was given to the connection, bytes)."""
+    """The connection to one server, in the network thread. sent: key -> (step, when the push was given to the connection, bytes)."""
 
     __slots__ = ("acked", "came", "receiving", "sent")
 
@@ -50,13 +50,13 @@ class WorkerTrace(MemberTrace):
     # the training thread, and autograd's
 
     def gradient(self, name: str) -> None:
-        """A gradient of the optimizer is ready: backward's lane begins with a step's first one."""
+        """Note that a gradient of the optimizer is ready. A step's first gradient is the beginning of backward's lane."""
         backward = self._backward(name)
         if not backward.mark:
             backward.mark = monotonic_ns()
 
     def submitted(self, layout: Layout, bucket: int) -> None:
-        """A bucket is ready."""
+        """Note that a bucket is ready."""
         now, key = monotonic_ns(), layout.id << 48 | bucket << 24
         with self._marks:
             step = self._submitted[key] = self._submitted.get(key, 0) + 1
@@ -69,7 +69,7 @@ class WorkerTrace(MemberTrace):
         backward.mark = now
 
     def waited(self, name: str, waited_s: float) -> None:
-        """The training thread has waited until now for means of the optimizer's gradients."""
+        """Note that the training thread has waited for the optimizer's means until now."""
         backward, now = self._backward(name), monotonic_ns()
         self.recorder.add(Line.WAITING, backward.track, WAIT, backward.layout << 48, backward.step, now - int(waited_s * 1e9), now)
         backward.mark = 0
@@ -91,7 +91,7 @@ class WorkerTrace(MemberTrace):
         self.recorder.add(Line.CPU, self.recorder.thread(), DECODE, key, step, began_ns, monotonic_ns())
 
     def ran(self, lane: str | None, action: int, key: int, step: int, began_ns: int, nbytes: int = 0) -> None:
-        """A step of a program is over. lane: of its transfer, or None if it was computed."""
+        """Note that a step of a program is over. lane: the transfer's lane; None for a computation."""
         if lane is None:
             self.recorder.add(Line.CPU, self.recorder.thread(), action, key, step, began_ns, monotonic_ns())
         else:
@@ -100,12 +100,12 @@ class WorkerTrace(MemberTrace):
     # the network thread
 
     def sending(self, server: int, header: Header) -> None:
-        """A message is given to the connection to a server."""
+        """Note that a message is given to the connection to a server."""
         if header.kind == Kind.PUSH and self.recorder.wants(header.step):
             self._of(server).sent[header.key] = header.step, monotonic_ns(), header.payload_bytes
 
     def heard(self, server: int, header: Header) -> None:
-        """A message of a server has come completely."""
+        """Note that a message of a server has arrived completely."""
         if header.kind not in (Kind.ACK, Kind.RESULT) or not self.recorder.wants(header.step):
             return
         now, of = monotonic_ns(), self._of(server)
@@ -120,7 +120,7 @@ class WorkerTrace(MemberTrace):
             of.came, of.receiving = now, 0
 
     def receiving(self, server: int) -> None:
-        """The beginning of a message of a server has come, but not all of it."""
+        """Note that the beginning of a server's message has arrived, but not all of it."""
         of = self._of(server)
         of.receiving = of.receiving or monotonic_ns()
 
@@ -135,5 +135,5 @@ _LINES = {"flat": Line.FLAT, "intra": Line.INTRA, "inter": Line.INTER, "control"
 
 
 def worker_trace(config: Config) -> WorkerTrace | None:
-    """None unless the process is to trace. Raises ConfigError where its folder cannot be made."""
+    """The worker's trace; None if the process does not trace. Raises ConfigError if its folder cannot be made."""
     return WorkerTrace(config) if config.trace_folder else None

@@ -1,4 +1,4 @@
-"""Clocks of other machines are found from what is sent and received, to half of the least round trip."""
+"""The offsets of other machines' clocks are estimated from sent and received messages, to half of the shortest round trip."""
 
 from __future__ import annotations
 

@@ -143,7 +143,8 @@ def test_bytepss_names_switch_tracing_on() -> None:
     assert (config.trace_folder, config.trace_first, config.trace_last) == ("there", 3, 4)
     assert Config.from_env({"PSGC_TRACE": "here", "BYTEPS_TRACE_ON": "1"}).trace_folder == "here"
     with pytest.raises(ConfigError, match="PSGC_TRACE_END_STEP=4 is before PSGC_TRACE_START_STEP=10"):
-        Config.from_env({"PSGC_TRACE_END_STEP": "4"})
+        Config.from_env({"PSGC_TRACE_END_STEP": "4", "PSGC_TRACE": "here"})
+    assert Config.from_env({"BYTEPS_TRACE_START_STEP": "100", "BYTEPS_TRACE_ON": "0"}).trace_folder == "", "then its steps do not matter"
 
 
 def check_no_overlap(path: Path) -> None:
