@@ -22,7 +22,7 @@ test-long: $(STAMP)
 	$(BIN)/python -m pytest -m long --timeout 7200
 
 test-integrations: $(LIBRARIES)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m integrations tests/integrations
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m integrations tests/integrations tests/torch/test_auto_cases.py
 
 # GPU kernels on CPU tensors, under Triton's interpreter.
 test-kernels: $(TRITON)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -18,7 +20,7 @@ def train(steps: int = 8, accumulate: int = 2, clip: float = 0.5) -> tuple[nn.Mo
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model, optimizer, loader = accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=16, shuffle=True))
     losses: list[float] = []
-    for (x,) in loader:
+    for (x,) in chain.from_iterable(repeat(loader)):
         with accelerator.accumulate(model):
             loss = nn.functional.cross_entropy(model(x), x[:, :8].argmax(1))
             accelerator.backward(loss)

@@ -1,5 +1,5 @@
 """A worker of a job that trains an example of examples/ddp_*.py as it would be without psgc, then under ``auto``. Run by test_auto_libraries.py:
-job_auto.py EXAMPLE OPTIONS. Prints both trainings' losses, the choices in order, and a digest of the weights.
+job_auto.py EXAMPLE OPTIONS. Prints both trainings' first and last losses, the choices in order, and a digest of the weights.
 
 What a step takes is what the choice takes by TIMES, so that it switches, whatever the machine; everything else is real.
 """
@@ -53,7 +53,7 @@ def main() -> None:
         if by == "auto":
             psgc.ddp_hook("auto").install()
         model, found = example.train(**json.loads(options))
-        losses.append(sum(found[-10:]) / 10)
+        losses.append((sum(found[:5]) / 5, sum(found[-10:]) / 10))
     flat: Any = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     said = {"losses": losses, "choices": [each for each, _ in groupby(seen)], "digest": hashlib.sha256(flat.numpy().tobytes()).hexdigest()}
     print(json.dumps(said), flush=True)

@@ -12,8 +12,9 @@ from tests.integrations.test_libraries import needs, run
 from tests.torch.job_auto import TIMES
 
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(300)]
-# All accumulate: an optimizer's step is two backwards, of which DDP hands over one.
-CASES = {"ddp_trainer": {"accumulate": 2}, "ddp_lightning": {"accumulate": 2}, "ddp_accelerate": {"steps": 60}, "ddp_plain": {}}
+# All accumulate: an optimizer's step is two backwards, of which DDP hands over one. With momentum, SGD takes a while to make up for what a
+# top-k of 1 % delays.
+CASES = {"ddp_trainer": {"accumulate": 2}, "ddp_lightning": {"accumulate": 2}, "ddp_accelerate": {"steps": 300}, "ddp_plain": {}}
 
 
 @pytest.mark.parametrize("example", CASES)
@@ -27,6 +28,6 @@ def test_it_chooses_and_trains_as_stock_ddp_does(example: str) -> None:
     assert len(set(first["choices"])) > 1
     assert first["choices"][-1] == min(first["choices"], key=lambda name: TIMES[name])
     for said in (first, second):
-        stock, mine = said["losses"]
-        assert mine == pytest.approx(stock, rel=0.15)
+        (first_loss, stock), (_, mine) = said["losses"]
+        assert first_loss - mine > 0.9 * (first_loss - stock)
     assert "from now on; measured, in ms a step: none 340.0" in done.stderr

@@ -34,7 +34,9 @@ SETTINGS = {
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     whole = [sys.executable, "-m", "psgc.launch", "run", "--workers", "2", "--servers", "1", *command]
-    return subprocess.run(whole, env={**os.environ, **SETTINGS}, capture_output=True, text=True, timeout=280, check=False)
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # jobs import tests.torch
+    env = {**os.environ, **SETTINGS, "PYTHONPATH": path}
+    return subprocess.run(whole, env=env, capture_output=True, text=True, timeout=280, check=False)
 
 
 def needs(example: str) -> None:
