@@ -10,15 +10,18 @@ import pytest
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link
-from psgc.plan.inputs.profile import CostCurve
+from psgc.plan.inputs.profile import CostCurve, Profile, TensorProfile
 from psgc.plan.model.costs import (
     ALL_LINKS,
+    BETWEEN_GPUS,
     BOTH_WAYS,
     CPU,
     GPU,
     IN_FLIGHT,
+    IN_HOSTS_MEMORY,
     INTRA,
     RECEIVE,
+    RINGS,
     SEND,
     SERVER,
     CodecCosts,
@@ -29,6 +32,7 @@ from psgc.plan.model.costs import (
     walk,
 )
 from psgc.plan.model.options import Option, all_options, server_options
+from psgc.plan.model.problem import Problem
 from psgc.plan.model.timeline import chains_of, run
 from psgc.program.compile import compile_option
 from psgc.program.ranks import Ranks
@@ -244,15 +248,39 @@ def test_direct_collectives_send_each_slice_over_the_link_to_the_rank_that_it_is
     of half a byte: 2 ranks send theirs to 2 others, 4 payloads, 0.2 us an element, where a ring passes 3, 0.15 us."""
     cluster = Cluster("c", 2, 2, Link(1e6, 0), Link(0.08, 0))
     gathered = ("comp@cpu", "flat.all_gather.c", "decomp@cpu")
-    for direct, plain_us, encoded_us in ((True, 0.4, 0.2), (False, 0.3, 0.15)):
-        plain = [task.per_element_us for task in tasks(("flat.reduce_scatter", "flat.all_gather"), cluster, CODEC, direct)]
+    for collectives, plain_us, encoded_us in ((IN_HOSTS_MEMORY, 0.4, 0.2), (RINGS, 0.3, 0.15)):
+        plain = [task.per_element_us for task in tasks(("flat.reduce_scatter", "flat.all_gather"), cluster, CODEC, collectives)]
         assert plain == [pytest.approx(plain_us)] * 2
-        (encoded,) = (task for task in tasks(gathered, cluster, CODEC, direct) if not task.curve)
+        (encoded,) = (task for task in tasks(gathered, cluster, CODEC, collectives) if not task.curve)
         assert encoded.per_element_us == pytest.approx(encoded_us)
     slow = Cluster(
         "s", 2, 2, Link(0.004, 0), Link(0.08, 0)
     )  # within a node a byte takes 2 us: a rank sends a quarter to its node's other one
-    assert tasks(("flat.reduce_scatter", "flat.all_gather"), slow, CODEC, True)[0].per_element_us == pytest.approx(2 * 4 / 4)
+    assert tasks(("flat.reduce_scatter", "flat.all_gather"), slow, CODEC, IN_HOSTS_MEMORY)[0].per_element_us == pytest.approx(2 * 4 / 4)
+
+
+def test_between_gpus_slices_go_straight_to_the_rank_that_sums_them_and_the_library_gathers_them_around_a_ring() -> None:
+    """As above: 0.4 us an element for the reduce_scatter, 0.3 us for the all_gather, and both for an all_reduce. A reduce ends with a gather: the two ranks
+    of the other node send a quarter each, 0.2 us. Within a node of 2, at 2 us a byte, a reduce_scatter is half of the 4 bytes there and back, and a gather
+    the other half."""
+    cluster = Cluster("c", 2, 2, Link(1e6, 0), Link(0.08, 0), collectives="nccl")
+    found = {
+        each: tasks((each,), cluster, CODEC, BETWEEN_GPUS)[0].per_element_us
+        for each in ("flat.reduce_scatter", "flat.all_reduce", "flat.reduce")
+    }
+    assert found == pytest.approx({"flat.reduce_scatter": 0.4, "flat.all_reduce": 0.7, "flat.reduce": 0.6})
+    slow = Cluster("s", 2, 2, Link(0.004, 0), Link(80, 0), collectives="nccl")
+    reduced = tasks(("intra.reduce", "inter.all_reduce", "intra.broadcast"), slow, CODEC, BETWEEN_GPUS)
+    assert [task.per_element_us for task in reduced if task.resource == INTRA] == pytest.approx([8.0, 8.0])
+
+
+def test_a_cluster_says_by_what_collectives_its_jobs_are_planned() -> None:
+    for device, named, expected in (
+        ("cpu", "", IN_HOSTS_MEMORY), ("cuda", "", RINGS), ("cuda", "host", IN_HOSTS_MEMORY), ("cuda", "nccl", BETWEEN_GPUS)
+    ):  # fmt: skip
+        cluster = Cluster("c", 2, 2, Link(10, 1), Link(1, 1), collectives=named)
+        job = Profile("job", (TensorProfile("w", 4096, 10.0),), device=device)
+        assert Problem(job, cluster, CODEC).collectives is expected
 
 
 @pytest.mark.parametrize(("nodes", "of_each"), [(2, 2), (2, 3), (3, 2), (4, 1)])
@@ -278,7 +306,9 @@ def test_what_is_taken_to_leave_a_node_is_what_programs_send(nodes: int, of_each
                     slices = away if one.op == "reduce_scatter" else [own] * len(away)
                     nbytes = 4.0 * sum(one.cuts[index + 1] - one.cuts[index] for index in slices)
                 sent[ranks.node_of[rank]] += nbytes
-        modelled = sum(task.per_element_us for task in tasks(option, cluster, CODEC, True) if SEND in resources_of(task.resource))
+        modelled = sum(
+            task.per_element_us for task in tasks(option, cluster, CODEC, IN_HOSTS_MEMORY) if SEND in resources_of(task.resource)
+        )
         assert modelled * numel == pytest.approx(max(sent), rel=1e-6), option
 
 

@@ -263,6 +263,8 @@ def test_collectives_of_gpus_are_among_what_jobs_run_where_the_cluster_says_by_w
         assert any(map(over_groups, problem.options)) == bool(collectives)
         found = search(problem)
         check_runs(Plan("m", "c", found.buckets), "p")
-        whole = PlannedBucket(tuple(f"t{i}" for i in range(4)), 1 << 24, 1, 0, "none", ("flat.all_reduce",))
+        whole = PlannedBucket(
+            tuple(f"t{i}" for i in range(4)), 1 << 24, 1, 0, "none", ("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather")
+        )
         steps.append(simulate(problem, [whole]).step_us)
-    assert steps[1] > steps[2] == steps[0], "through the hosts' memory it takes copies"
+    assert steps[1] > steps[2] == pytest.approx(steps[0]), "through the hosts' memory it takes copies"

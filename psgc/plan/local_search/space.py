@@ -275,7 +275,7 @@ class Space:
         found = []
         for atom in self.graph.atoms:
             numbers = []
-            for task in zip(*[price(atom, problem.cluster, codec, problem.direct) for codec in self.codecs], strict=True):
+            for task in zip(*[price(atom, problem.cluster, codec, problem.collectives) for codec in self.codecs], strict=True):
                 number = place.setdefault(task[0][1:] + tuple([each.per_element_us for each in task[1:]]), len(place))
                 if number == len(self.distinct):
                     self.distinct.append(task)

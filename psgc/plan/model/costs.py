@@ -18,9 +18,10 @@ per option, and then priced for a cluster. With p ranks in a group, each of whic
 
 Links between nodes. Each node has one, which carries what all its active ranks send. The ring of a flat group passes each node's link once
 in each direction, so the link carries what one rank's link would. In a flat all-to-all every rank of a node, and in a flat gather the root, sends
-or receives through it all that does not stay within the node. The same holds for a *direct* flat reduce_scatter or all_gather: jobs whose gradients
-lie in hosts' memory send each slice straight to the rank that sums it, so that sums are in the order of ranks. A node of k of the p ranks then sends
-k (p - k) / p of a gradient's bytes, where a ring sends (p - 1) / p.
+or receives through it all that does not stay within the node. The same holds for a flat reduce_scatter of jobs: they send each slice straight to the rank
+that sums it, so that sums are in the order of ranks. A node of k of the p ranks then sends k (p - k) / p of a gradient's bytes, where a ring sends
+(p - 1) / p. Jobs whose gradients lie in hosts' memory also gather slices in this way, while between GPUs NCCL gathers them. Between GPUs an all_reduce is a
+reduce_scatter and an all_gather, and a reduce is a reduce_scatter and a gather, each by these rules.
 Links within nodes. If nodes have several ranks, a flat routine uses these links as well, and the slower of both kinds sets its pace. A ring
 passes each rank's link; an all-to-all and a gather pass it with what stays within the node.
 Latency. Collectives run one after the other, as in an NCCL stream, so the latencies of their messages hold the link, too. The latency of a
@@ -72,8 +73,21 @@ _HELD: Final = {BOTH_WAYS: (SEND, RECEIVE), ALL_LINKS: (INTRA, SEND, RECEIVE), I
 NO_COPIES, COPIES, ALL_ON_HOSTS = range(3)
 RAW: Final = "raw:"  # prefix of a curve's name: the times of ``none``
 FLOAT_BYTES: Final = 4.0
-_STRAIGHT: Final = ("all_to_all", "gather")  # operations whose messages go straight to their destination, not around a ring
-_STRAIGHT_IF_DIRECT: Final = (*_STRAIGHT, "reduce_scatter", "all_gather")
+
+
+class Collectives(NamedTuple):
+    """How a job's collectives run. straight: the operations whose messages go straight to their destination, not around a ring; in_two: the operations
+    that are made of two others."""
+
+    straight: frozenset[str]
+    in_two: Mapping[str, tuple[str, str]]
+
+
+RINGS: Final = Collectives(frozenset({"all_to_all", "gather"}), {})  # a library's, as the papers count them
+IN_HOSTS_MEMORY: Final = Collectives(RINGS.straight | {"reduce_scatter", "all_gather"}, {})
+BETWEEN_GPUS: Final = Collectives(
+    RINGS.straight | {"reduce_scatter"}, {"all_reduce": ("reduce_scatter", "all_gather"), "reduce": ("reduce_scatter", "gather")}
+)
 
 
 def resources_of(resource: int) -> tuple[int, ...]:
@@ -231,16 +245,16 @@ def _after(action: str, held: Held) -> Held:
     return held._replace(root_only=held.root_only and not (operation == "broadcast" and level == "intra"))
 
 
-def tasks(option: Option, cluster: Cluster, codec: CodecCosts, direct: bool = False) -> tuple[Task, ...]:
-    """The option's tasks, in order. direct: whether flat reduce-scatters and all-gathers run without a ring; see the module's text."""
-    return tuple(task for atom in walk(option, copies_of(cluster))[0] for task in price(atom, cluster, codec, direct))
+def tasks(option: Option, cluster: Cluster, codec: CodecCosts, collectives: Collectives = RINGS) -> tuple[Task, ...]:
+    """The option's tasks, in order; see the module's text."""
+    return tuple(task for atom in walk(option, copies_of(cluster))[0] for task in price(atom, cluster, codec, collectives))
 
 
-def price(atom: Atom, cluster: Cluster, codec: CodecCosts, direct: bool = False) -> list[Task]:
+def price(atom: Atom, cluster: Cluster, codec: CodecCosts, collectives: Collectives = RINGS) -> list[Task]:
     """An atom's tasks, with its copies between GPU and host. A group of one rank has no task, a push or a pull may have several."""
     action, held, last = atom
     share, pieces = _parts(held, cluster)
-    made = _work(action, held, share, pieces, cluster, codec, direct)
+    made = _work(action, held, share, pieces, cluster, codec, collectives)
     if cluster.host is None:
         return made
     size = share * pieces * (codec.bytes_per_element if held.encoded else FLOAT_BYTES)
@@ -251,7 +265,7 @@ def price(atom: Atom, cluster: Cluster, codec: CodecCosts, direct: bool = False)
     elif action.endswith("@gpu") or level == "intra":
         made = _copy(action, TO_GPU, size if held.on_host else 0.0, cluster.host) + made
     elif made and not cluster.gpudirect and not held.on_host:
-        passes = size * _volume(operation, _ranks(level, cluster))[0]
+        passes = size * _volume(operation, _ranks(level, cluster), collectives)[0]
         made = [*_copy(action, TO_HOST, passes, cluster.host), *made, *_copy(action, TO_GPU, passes, cluster.host)]
     return made + _copy(action, TO_GPU, FLOAT_BYTES if last and _on_host(action, held, on_hosts) else 0.0, cluster.host)
 
@@ -271,7 +285,9 @@ def _parts(held: Held, cluster: Cluster) -> tuple[float, float]:
     return share, pieces
 
 
-def _work(action: str, held: Held, share: float, pieces: float, cluster: Cluster, codec: CodecCosts, direct: bool) -> list[Task]:
+def _work(
+    action: str, held: Held, share: float, pieces: float, cluster: Cluster, codec: CodecCosts, collectives: Collectives
+) -> list[Task]:
     """An atom's tasks, without the copies between GPU and host."""
     if "@" in action:
         return [_codec_task(action, share, pieces, _turns(_active(held, cluster), cluster))]
@@ -282,20 +298,32 @@ def _work(action: str, held: Held, share: float, pieces: float, cluster: Cluster
     if ranks == 1:
         return []
     size = share * pieces * (codec.bytes_per_element if held.encoded else FLOAT_BYTES)
-    volume, messages = _volume(operation, ranks)
     if level == "intra" and not held.encoded and _switches(cluster) > 1 and operation != "all_reduce":
         return _by_switch(action, operation, size, cluster)
+    if operation not in collectives.in_two:
+        return [_collective(action, operation, held, size, cluster, collectives)]
+    first, second = collectives.in_two[operation]
+    one = _collective(action, first, held, size, cluster, collectives)
+    other = _collective(action, second, held, size / ranks, cluster, collectives)
+    return [one._replace(fixed_us=one.fixed_us + other.fixed_us, per_element_us=one.per_element_us + other.per_element_us)]
+
+
+def _collective(action: str, operation: str, held: Held, size: float, cluster: Cluster, collectives: Collectives) -> Task:
+    """One operation of a group. size: the bytes that a rank of the group holds, per element of the bucket."""
+    level = action.partition(".")[0]
+    ranks = _ranks(level, cluster)
+    volume, messages = _volume(operation, ranks)
     if level == "intra" and operation in ("reduce_scatter", "all_to_all") and _owners(cluster) < ranks:
         volume = max(1.0, (ranks - 1) / _owners(cluster))  # ranks that are no root send each root its whole shard, and own none
     if level == "intra" or (level == "flat" and cluster.nodes == 1):
-        return [Task(action, INTRA, messages * cluster.intra.latency_us, volume * size * cluster.intra.us_per_byte)]
-    straight = operation in (_STRAIGHT_IF_DIRECT if direct else _STRAIGHT)
+        return Task(action, INTRA, messages * cluster.intra.latency_us, volume * size * cluster.intra.us_per_byte)
+    straight = operation in collectives.straight
     between = volume * size * _ranks_on_the_link(level, operation, cluster, held, straight) * cluster.inter.us_per_byte
     if level == "inter" or cluster.gpus_per_node == 1:
-        return [Task(action, BOTH_WAYS, messages * cluster.inter.latency_us, between)]
+        return Task(action, BOTH_WAYS, messages * cluster.inter.latency_us, between)
     stays = (cluster.gpus_per_node - 1) / (ranks - 1) if straight else 1.0
     within = volume * size * stays * cluster.intra.us_per_byte
-    return [Task(action, ALL_LINKS, messages * max(cluster.intra.latency_us, cluster.inter.latency_us), max(within, between))]
+    return Task(action, ALL_LINKS, messages * max(cluster.intra.latency_us, cluster.inter.latency_us), max(within, between))
 
 
 def _by_switch(action: str, operation: str, size: float, cluster: Cluster) -> list[Task]:
@@ -417,8 +445,11 @@ def _handled(codec: CodecCosts, messages: float, of_a_part: float) -> tuple[floa
     return busy, max(0.0, codec.part_us / 2 - each) + each * max(1.0, of_a_part) - busy
 
 
-def _volume(operation: str, p: int) -> tuple[float, float]:
+def _volume(operation: str, p: int, collectives: Collectives = RINGS) -> tuple[float, float]:
     """The bytes through a rank's link divided by the bytes that it holds, and the number of consecutive messages."""
+    if operation in collectives.in_two:
+        (first, messages), (second, more) = (_volume(each, p) for each in collectives.in_two[operation])
+        return first + second / p, messages + more
     if operation == "all_reduce":
         return 2 * (p - 1) / p, 2.0 * (p - 1)
     if operation in ("reduce_scatter", "all_to_all"):

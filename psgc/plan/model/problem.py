@@ -175,15 +175,17 @@ class Problem:
         )
 
     @cached_property
-    def direct(self) -> bool:
-        """Whether ranks exchange data in the hosts' memory. There, jobs run flat reduce-scatters and all-gathers without a ring (``costs``)."""
-        return (self.profile.device == "cpu" and self.cluster.host is None) or self.cluster.collectives == "host"
+    def collectives(self) -> costs.Collectives:
+        """How the job's collectives run. Nothing is known of jobs whose gradients lie on GPUs and whose cluster does not name what runs them: rings."""
+        if (self.profile.device == "cpu" and self.cluster.host is None) or self.cluster.collectives == "host":
+            return costs.IN_HOSTS_MEMORY
+        return costs.BETWEEN_GPUS if self.cluster.collectives == "nccl" else costs.RINGS
 
     @cached_property
     def among_workers(self) -> bool:
         """Whether options in which workers aggregate among themselves can be planned for a job to run. The codecs must take one round, and the
         collectives' cost must be known: it is in hosts' memory, and on GPUs if the cluster names what runs the collectives."""
-        known = self.direct or bool(self.cluster.collectives)
+        known = self.collectives is not costs.RINGS
         return self.constraints.runtime and known and all(_is_pair(codec.name) for codec in self.used)
 
     @cached_property
@@ -244,7 +246,9 @@ class Problem:
 
     def part_tasks(self, option: Option, numel: float, codec: CodecCosts) -> list[tuple[str, int, float]]:
         """The tasks of one part of ``numel`` elements, as (action, resource, microseconds)."""
-        return [(task.action, task.resource, codec.task_us(task, numel)) for task in costs.tasks(option, self.cluster, codec, self.direct)]
+        return [
+            (task.action, task.resource, codec.task_us(task, numel)) for task in costs.tasks(option, self.cluster, codec, self.collectives)
+        ]
 
 
 class Row(NamedTuple):
