@@ -51,10 +51,13 @@ class Batch:
 class Reading:
     """Parts whose payloads one launch uses alike.
 
-    table: int64 [parts, READ_FIELDS + count], the fields and the addresses of the ``count`` payloads. owners: int32 [programs], each program's part."""
+    table: int64 [parts, READ_FIELDS + count], the fields and the addresses of the ``count`` payloads. owners: int32 [programs], each program's part.
+    numbers: int64 [parts, n], what else the codec says of parts, or None. most: elements of the largest part."""
 
     table: torch.Tensor
     owners: torch.Tensor
+    numbers: torch.Tensor | None
+    most: int
     target: torch.dtype
     grad: torch.dtype | None
     use: int
@@ -72,22 +75,18 @@ class Reading:
 class ReadingTables:
     """A codec's tables of payloads that are used together."""
 
-    def __init__(self, codec: Codec, programs: Callable[[int], int]) -> None:
-        """programs: how many a part of so many elements takes."""
-        self._codec, self._programs = codec, programs
-        self._kept: OrderedDict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
+    def __init__(self, codec: Codec, programs: Callable[[int], int], numbers: Callable[[int], tuple[int, ...]] | None = None) -> None:
+        """programs: how many a part of so many elements takes. numbers: what the kernel is told besides of a part of so many elements."""
+        self._codec, self._programs, self._numbers = codec, programs, numbers
+        self._kept: OrderedDict[tuple[int, ...], _Kept] = OrderedDict()
 
     def batches(self, items: Sequence[Decoding]) -> Iterator[Reading]:
         """The items, grouped by what a launch has one of. Raises CodecError for a tensor that does not fit."""
         groups: dict[tuple[object, ...], list[Decoding]] = {}
         for item in items:
-            device, grad = item.target.device, item.grad.dtype if item.use == "commit" and item.grad is not None else None
-            name = {"decode": "out" if len(item.payloads) == 1 else "acc", "add": "acc", "commit": "residual"}[item.use]
-            check_part(self._codec, device, item.numel, grad=item.grad, **{name: item.target})
-            check_payloads(self._codec, device, item.numel, item.payloads)
-            factor = id(item.rescale) if isinstance(item.rescale, torch.Tensor) else float(item.rescale)
+            check_decoding(self._codec, item)
             if item.numel:
-                groups.setdefault((device, item.target.dtype, grad, item.use, len(item.payloads), factor), []).append(item)
+                groups.setdefault(alike(item), []).append(item)
         for group in groups.values():
             yield self._batch(group)
 
@@ -98,14 +97,14 @@ class ReadingTables:
             payloads = (payload.data_ptr() for payload in item.payloads)
             rows.append((item.target.data_ptr(), grad, item.numel, first, self._codec.payload_bound(item.numel), *payloads))
             first += self._programs(item.numel)
-        table, owners = kept(self._kept, tuple(number for row in rows for number in row), lambda: self._made(rows, one.target.device))
+        found = kept(self._kept, tuple(number for row in rows for number in row), lambda: self._made(rows, one.target.device))
         grad_dtype = one.grad.dtype if one.use == "commit" and one.grad is not None else None
         aligned = not any((row[0] | row[1]) % 16 for row in rows)
-        return Reading(table, owners, one.target.dtype, grad_dtype, USES[one.use], len(one.payloads), one.rescale, aligned)
+        most = max(row[2] for row in rows)
+        return Reading(*found, most, one.target.dtype, grad_dtype, USES[one.use], len(one.payloads), one.rescale, aligned)
 
-    def _made(self, rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        owners = owners_of([self._programs(row[2]) for row in rows])
-        return on_device(device, torch.tensor(rows, dtype=torch.int64)), on_device(device, owners)
+    def _made(self, rows: Sequence[tuple[int, ...]], device: torch.device) -> _Kept:
+        return _tables(rows, [row[2] for row in rows], self._programs, self._numbers, device)
 
 
 class Tables:
@@ -144,7 +143,7 @@ class Tables:
             rows.append((*places, numel, first, self._codec.payload_bound(numel), scratch))
             first += self._programs(numel)
         device, key = items[0].out.device, tuple(number for row in rows for number in row)
-        found = kept(self._kept, key, lambda: self._tables(rows, device))
+        found = kept(self._kept, key, lambda: _tables(rows, [row[4] for row in rows], self._programs, self._numbers, device))
         words = None
         if self._words is not None:
             numbers = [self._words(item.stream) for item in items if isinstance(item.stream, Stream)]
@@ -152,12 +151,30 @@ class Tables:
         aligned = not any((row[0] | row[1]) % 16 for row in rows)
         return Batch(*found, words, items[0].grad.dtype, items[0].residual is not None, items[0].rescale, aligned)
 
-    def _tables(self, rows: Sequence[tuple[int, ...]], device: torch.device) -> _Kept:
-        owners = owners_of([self._programs(row[4]) for row in rows])
-        numbers = None
-        if self._numbers is not None:
-            numbers = on_device(device, torch.tensor([self._numbers(row[4]) for row in rows], dtype=torch.int64))
-        return on_device(device, torch.tensor(rows, dtype=torch.int64)), on_device(device, owners), numbers
+
+def _tables(
+    rows: Sequence[tuple[int, ...]], numels: Sequence[int], programs: Callable[[int], int], numbers: Callable[[int], tuple[int, ...]] | None,
+    device: torch.device,
+) -> _Kept:  # fmt: skip
+    """A batch's tables on the device, of parts of so many elements."""
+    owners = owners_of([programs(numel) for numel in numels])
+    others = None if numbers is None else on_device(device, torch.tensor([numbers(numel) for numel in numels], dtype=torch.int64))
+    return on_device(device, torch.tensor(rows, dtype=torch.int64)), on_device(device, owners), others
+
+
+def check_decoding(codec: Codec, item: Decoding) -> None:
+    """Raise CodecError for a tensor that does not fit."""
+    device = item.target.device
+    name = {"decode": "out" if len(item.payloads) == 1 else "acc", "add": "acc", "commit": "residual"}[item.use]
+    check_part(codec, device, item.numel, grad=item.grad, **{name: item.target})
+    check_payloads(codec, device, item.numel, item.payloads)
+
+
+def alike(item: Decoding) -> tuple[object, ...]:
+    """What is the same of all uses of payloads that share a launch."""
+    grad = item.grad.dtype if item.use == "commit" and item.grad is not None else None
+    factor = id(item.rescale) if isinstance(item.rescale, torch.Tensor) else float(item.rescale)
+    return item.target.device, item.target.dtype, grad, item.use, len(item.payloads), factor
 
 
 def kept(tables: OrderedDict[tuple[int, ...], T], key: tuple[int, ...], make: Callable[[], T]) -> T:

@@ -14,7 +14,8 @@ from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.kit.codec import KitCodec
 from psgc.codecs.kit.ops import Random, packed_bytes
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
-from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream, Encoding
+from psgc.cuda.common.device_codec import Decoding, DeviceCodec, DeviceStream, Encoding
+from psgc.cuda.common.many import alike, check_decoding
 from psgc.cuda.kit.ops import OnePartOnly, TorchOps
 from psgc.cuda.kit.vectors import DeviceVector, from_bytes, to_bytes
 from psgc.errors import CodecError
@@ -76,7 +77,7 @@ class KitDevice(DeviceCodec):
         return p
 
     def encode_many(self, items: Sequence[Encoding]) -> None:
-        alike: dict[tuple[object, ...], list[Encoding]] = {}
+        groups: dict[tuple[object, ...], list[Encoding]] = {}
         for item in items:
             numel = item.grad.numel()
             check_part(self.codec, item.out.device, numel, grad=item.grad, residual=item.residual)
@@ -85,8 +86,8 @@ class KitDevice(DeviceCodec):
             self._host_stream(item.stream)
             factor = id(item.rescale) if isinstance(item.rescale, torch.Tensor) else item.rescale
             key = item.out.device, numel, item.grad.dtype, item.residual is None, factor
-            alike.setdefault(key if 0 < numel <= TOGETHER_ELEMENTS else (id(item),), []).append(item)
-        for group in alike.values():
+            groups.setdefault(key if 0 < numel <= TOGETHER_ELEMENTS else (id(item),), []).append(item)
+        for group in groups.values():
             if len(group) == 1 or not self._write_many(group):
                 super().encode_many(group)
 
@@ -109,6 +110,39 @@ class KitDevice(DeviceCodec):
         flags[:, 1] = bound
         torch._foreach_copy_(statuses, list(flags))
         torch._foreach_copy_([item.out[:bound] for item in items], list(payloads))
+        return True
+
+    def decode_many(self, items: Sequence[Decoding]) -> None:
+        groups: dict[tuple[object, ...], list[Decoding]] = {}
+        for item in items:
+            check_decoding(self.codec, item)
+            key = item.numel, *alike(item)
+            groups.setdefault(key if 0 < item.numel <= TOGETHER_ELEMENTS else (id(item),), []).append(item)
+        for group in groups.values():
+            if len(group) == 1 or not self._use_many(group):
+                super().decode_many(group)
+
+    def _use_many(self, items: Sequence[Decoding]) -> bool:
+        """Use the payloads of parts of one length alike, by one run of the operators. Returns False, and changes nothing, where the codec uses some that take
+        one part at a time."""
+        first, numel, targets = items[0], items[0].numel, [item.target for item in items]
+        bound, count = self._kit.layout(numel).bound, len(first.payloads)
+        payloads = torch.stack([item.payloads[k][:bound] for k in range(count) for item in items])
+        try:
+            rows = self._expand(TorchOps(payloads.device, ()), payloads, numel).expand(len(payloads), numel)
+        except OnePartOnly:
+            return False
+        total, *others = rows.split(len(items))
+        for other in others:
+            total = total + other
+        if first.use == "add":
+            torch._foreach_add_(targets, list(total))
+            return True
+        if first.use == "commit":
+            grads = torch.stack([item.grad for item in items if item.grad is not None])
+            p = _corrected(grads, 1, torch.stack(targets), first.rescale)
+            total = torch.where(torch.isfinite(p), p, 0.0) - total
+        torch._foreach_copy_(targets, list(total))
         return True
 
     def _host_stream(self, stream: Stream | DeviceStream) -> Stream:
@@ -136,10 +170,14 @@ class KitDevice(DeviceCodec):
     def _read(self, payload: torch.Tensor, numel: int) -> torch.Tensor:
         """The payload's elements, float32."""
         check_payload(self.codec, payload.device, numel, payload)
-        ops, layout, fields = TorchOps(payload.device), self._kit.layout(numel), {}
+        return self._expand(TorchOps(payload.device), payload, numel)
+
+    def _expand(self, ops: TorchOps, payload: torch.Tensor, numel: int) -> torch.Tensor:
+        """The elements of a payload, or of several, which are rows, then."""
+        layout, fields = self._kit.layout(numel), {}
         for name, field in layout.fields.items():
             start, count = layout.starts[name], layout.count(name)
-            data = payload[start : start + packed_bytes(count, field.bits)]
+            data = payload[..., start : start + packed_bytes(count, field.bits)]
             fields[name] = ops.unpack(DeviceVector(data, "u8"), field.bits, count) if field.bits < 8 else from_bytes(data, field.dtype)
         elements: DeviceVector = self._kit.expand(ops, fields, numel)
         if elements.type != "f32" or elements.shape != (numel,):

@@ -10,16 +10,16 @@ import torch
 from psgc.codecs.blocktopk import MOST_BLOCK, BlockTopKCodec
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.common.sums import LEAF
-from psgc.cuda.common.device_codec import DeviceStream, Encoding
+from psgc.cuda.common.device_codec import Decoding, DeviceStream, Encoding
 from psgc.cuda.common.launching import TRITON_DTYPES, launch, rescaling
-from psgc.cuda.common.many import Tables
+from psgc.cuda.common.many import ReadingTables, Tables
 from psgc.cuda.common.scratch import Plan, allocated, cut, given_scratch
 from psgc.cuda.sparsify.block_kernels import apply_blocks_kernel, keys_kernel, squares_kernel, write_blocks_kernel
 from psgc.cuda.sparsify.gaps import SCAN, pack, packing_plan, unpack, unpacking_plan
 from psgc.cuda.sparsify.many.blocktopk_kernels import blocktopk_many_kernel
 from psgc.cuda.sparsify.select_kernels import CHOSEN
 from psgc.cuda.sparsify.selection import NO_GUESS, Source, choose_largest, clear, emit, selection_plan
-from psgc.cuda.sparsify.sparse import MANY_TILE, ONE_PROGRAM_ELEMENTS, SparseDevice
+from psgc.cuda.sparsify.sparse import MANY_TILE, ONE_PROGRAM_ELEMENTS, GapsDevice
 
 KEY_BITS: Final = 63
 UNITS: Final = 32  # runs whose squares one program sums
@@ -28,13 +28,14 @@ ROWS: Final = 16
 TILE: Final = 256
 
 
-class BlockTopKDevice(SparseDevice):
+class BlockTopKDevice(GapsDevice):
     """See the module's text."""
 
     def __init__(self, codec: Codec) -> None:
         assert isinstance(codec, BlockTopKCodec)
         super().__init__(codec)
         self._blocktopk = codec
+        self._readings = ReadingTables(codec, lambda numel: 1, lambda numel: codec.blocks(numel)[:1])
         self._tables = Tables(codec, lambda numel: 1, None, codec.blocks)
 
     def encode_many(self, items: Sequence[Encoding]) -> None:
@@ -52,6 +53,9 @@ class BlockTopKDevice(SparseDevice):
                 num_warps=8, DTYPE=TRITON_DTYPES[batch.dtype], FEEDBACK=batch.feedback, ALIGNED=batch.aligned, **self._summing, UNITS=UNITS, ROWS=ROWS,
                 TILE=MANY_TILE,
             )  # fmt: skip
+
+    def decode_many(self, items: Sequence[Decoding]) -> None:
+        self._use_many(items, ONE_PROGRAM_ELEMENTS, self._blocktopk.block)
 
     def _plans(self, numel: int) -> Sequence[Plan]:
         return (self._plan(numel),)

@@ -10,15 +10,18 @@ import torch
 
 from psgc.codecs.codec import Codec, Stream
 from psgc.cuda.common.checks import check_part, check_payload, check_payloads, check_status
-from psgc.cuda.common.device_codec import DeviceCodec, DeviceStream
+from psgc.cuda.common.decoded_kernels import ADDS
+from psgc.cuda.common.device_codec import Decoding, DeviceCodec, DeviceStream
 from psgc.cuda.common.launching import launch, rescaling
+from psgc.cuda.common.many import Reading, ReadingTables
 from psgc.cuda.common.scratch import Plan, planned_bytes
+from psgc.cuda.sparsify.many.reading_kernels import read_many_kernel
 from psgc.cuda.sparsify.scatter_kernels import ADD, PUT, TAKE, TILE, correct_kernel
 from psgc.cuda.sparsify.selection import Source
 
 ONE_PROGRAM_ELEMENTS: Final = (
     1 << 15
-)  # of a part that one program encodes: 16 tiles, each read five times or more; the launches of a larger one take less time than that would
+)  # of a part that one program encodes or decodes: 16 tiles, each read five times or more; the launches of a larger one take less time than that would
 MANY_TILE: Final = 2048  # elements of such a part that are looked at at once
 
 
@@ -115,3 +118,27 @@ class SparseDevice(DeviceCodec):
     def _apply(self, payload: torch.Tensor, numel: int, out: torch.Tensor, mode: int) -> None:
         check_payload(self.codec, out.device, numel, payload)
         self._launch_apply(payload, numel, out, mode)
+
+
+class GapsDevice(SparseDevice):
+    """Of codecs whose payloads say by packed gaps where their elements are. Subclasses give ``_readings``, of one program a part, and call ``_use_many``."""
+
+    _readings: ReadingTables
+
+    def _use_many(self, items: Sequence[Decoding], most: int, block: int) -> None:
+        """Use the payloads of parts of up to ``most`` elements by one launch, those of the others one by one. block: elements of a block, or 0."""
+        small = [item for item in items if item.numel <= most]
+        for item in items:
+            if item.numel > most:
+                self.decode_one(item)
+        for batch in self._readings.batches(small):
+            self._read_many(batch, block)
+
+    def _read_many(self, batch: Reading, block: int) -> None:
+        twice = batch.use == ADDS.value and batch.count > 1  # payloads are added up before their sum is added
+        parts = len(batch.table)
+        rooms = torch.empty(parts * batch.most * (2 if twice else 1), dtype=torch.int32, device=batch.table.device)
+        launch(
+            read_many_kernel, parts, batch.table, batch.numbers, rooms, batch.most, block, *rescaling(batch.rescale), num_warps=8, BLOCKS=block > 0,
+            TWICE=twice, TILE=MANY_TILE, **batch.constants,
+        )  # fmt: skip

@@ -14,9 +14,9 @@ import torch
 from psgc.codecs.codec import Codec, Stream
 from psgc.codecs.sparsify.largest import MOST_OVER, sample_size, sampled_rank
 from psgc.codecs.topk import TopKCodec
-from psgc.cuda.common.device_codec import DeviceStream, Encoding
+from psgc.cuda.common.device_codec import Decoding, DeviceStream, Encoding
 from psgc.cuda.common.launching import TRITON_DTYPES, launch, rescaling
-from psgc.cuda.common.many import Tables
+from psgc.cuda.common.many import ReadingTables, Tables
 from psgc.cuda.common.scratch import Plan, allocated, cut, given_scratch
 from psgc.cuda.sparsify import bisection
 from psgc.cuda.sparsify.gaps import CLOSE, OPEN, pack, packing_plan, unpack, unpacking_plan
@@ -40,17 +40,18 @@ from psgc.cuda.sparsify.selection import (
     guess,
     selection_plan,
 )
-from psgc.cuda.sparsify.sparse import MANY_TILE, ONE_PROGRAM_ELEMENTS, SparseDevice
+from psgc.cuda.sparsify.sparse import MANY_TILE, ONE_PROGRAM_ELEMENTS, GapsDevice
 from psgc.errors import CodecError
 
 
-class TopKDevice(SparseDevice):
+class TopKDevice(GapsDevice):
     """See the module's text."""
 
     def __init__(self, codec: Codec) -> None:
         assert isinstance(codec, TopKCodec)
         super().__init__(codec)
         self._topk = codec
+        self._readings = ReadingTables(codec, lambda numel: 1)
         self._tables = {stage.canonical: Tables(codec, lambda numel: 1, None, partial(_numbers, stage)) for stage in (codec, *codec.stages)}
 
     def encode_many(self, items: Sequence[Encoding]) -> None:
@@ -70,6 +71,9 @@ class TopKDevice(SparseDevice):
                     topk_many_kernel, len(batch.table), batch.table, batch.numbers, *rescaling(batch.rescale), num_warps=8,
                     DTYPE=TRITON_DTYPES[batch.dtype], FEEDBACK=batch.feedback, ALIGNED=batch.aligned, SAMPLED=stage.select == "sampled", TILE=MANY_TILE,
                 )  # fmt: skip
+
+    def decode_many(self, items: Sequence[Decoding]) -> None:
+        self._use_many(items, ONE_PROGRAM_ELEMENTS, 0)
 
     def _plans(self, numel: int) -> Sequence[Plan]:
         return [self._plan(stage, numel) for stage in (self._topk, *self._topk.stages)]

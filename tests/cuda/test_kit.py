@@ -16,9 +16,9 @@ from psgc.codecs.backends import backends, cuda_side
 from psgc.codecs.kit import Field, KitCodec
 from psgc.codecs.kit.cpu import CpuOps
 from psgc.codecs.kit.ops import Ops
-from psgc.cuda.common.device_codec import Encoding
+from psgc.cuda.common.device_codec import Decoding, Encoding
 from tests.codecs.conftest import code_of_page
-from tests.cuda.against_cpu import RESCALE, STREAM, Pair, assert_same, status, tensor, values
+from tests.cuda.against_cpu import RESCALE, STREAM, Pair, assert_same, bits, status, tensor, values
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -161,6 +161,65 @@ def test_parts_of_one_length_are_encoded_by_one_run_of_the_operators(device: tor
             state[0] |= 1
         assert item.status.tolist() == state.tolist()
         assert_same(item.out.cpu().numpy(), alone.cpu().numpy(), f"{codec.name}, part {number}")
+
+
+class Shortened(Trimmed):
+    """Reads by an operator that takes one part at a time."""
+
+    name = "shortened"
+
+    def expand(self, ops: Ops, fields: Any, numel: int) -> Any:
+        kept = ops.select(fields["values"] > 0)
+        places = ops.extract(ops.cast(fields["places"], "i64"), kept)
+        return ops.scatter(places, ops.extract(fields["values"], kept), numel)
+
+
+class Flat(Trimmed):
+    """Elements that say nothing of the payload."""
+
+    name = "flat"
+
+    def expand(self, ops: Ops, fields: Any, numel: int) -> Any:
+        return ops.fill(0.25, numel)
+
+
+@pytest.mark.parametrize(
+    "codec", [Stochastic(), Stochastic(ef=True), Spectral(), Trimmed(), Shortened(), Flat()], ids=lambda codec: str(codec.canonical)
+)
+def test_payloads_of_parts_of_one_length_are_used_alike_by_one_run_of_the_operators(device: torch.device, codec: Any) -> None:
+    """But where an operator takes one part at a time; and each gives the floats that it gives by itself."""
+    pair, items, alone, calls = kit_pair(codec, device), [], [], 0
+    for number, numel in enumerate((300, 77, 300, 1000, 300)):
+        payloads = []
+        for seed in range(3):
+            out = pair.out(numel)  # with anything behind the payload
+            payload = pair.cpu_payload(
+                values(numel, 10 * number + seed, "zeros" if seed else ""), values(numel, 99) if codec.feedback else None
+            )
+            out[: payload.size] = torch.from_numpy(payload).to(device)
+            payloads.append(out)
+        for use, count, dtype in (("decode", 1, FLOATS[number % 2]), ("decode", 3, FLOATS[0]), ("add", 2, FLOATS[0])):
+            items.append(Decoding(payloads[:count], numel, tensor(values(numel, 98, "zeros"), device, dtype), use))
+        if codec.feedback:
+            grad = tensor(values(numel, 5, "nan"), device, FLOATS[0])
+            items.append(Decoding(payloads[:1], numel, tensor(values(numel, 97), device), "commit", grad, RESCALE))
+    for item in items:
+        alone.append(replace(item, target=item.target.clone()))
+        pair.side.decode_one(alone[-1])
+    expand = codec.expand
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return expand(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(codec), "expand", staticmethod(counted))
+        pair.side.decode_many(items)
+    together, by_each = 3 + codec.feedback, 6 + codec.feedback  # uses; payloads in them, by each part
+    assert calls == together + by_each * (5 if codec.name == "shortened" else 2)  # two parts have a length of their own
+    for item, by_itself in zip(items, alone, strict=True):
+        assert_same(bits(item.target), bits(by_itself.target), f"{codec.name}: {item.use} of {len(item.payloads)}, {item.numel} elements")
 
 
 def test_a_codec_whose_payloads_vary_in_length_has_no_gpu_side(device: torch.device) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -109,6 +110,11 @@ READ = (
     "none",
     "randomk:k=0.3",
     "randomk:ef=0",
+    "topk:k=0.1",
+    "topk:k=0.6,ef=0",
+    "topk:k=0.1,select=sampled",
+    "blocktopk:k=0.3,block=7",
+    "blocktopk:k=1,block=2000",
 )
 
 
@@ -151,14 +157,39 @@ def placed(x: Any, device: torch.device, dtype: torch.dtype, number: int) -> tor
     return memory[number % 2 :][: x.size].copy_(tensor(x, device, dtype))
 
 
-def test_codecs_without_a_kernel_for_it_use_payloads_one_by_one(device: torch.device) -> None:
-    pair, x = Pair("topk:k=0.2", device), values(50, 1)
-    payload, decoded, kept = payload_tensor(pair.cpu_payload(x), device), torch.empty(50, device=device), tensor(values(50, 2), device)
-    wanted, residual = decoded.clone(), kept.clone()
-    pair.side.decode(payload, 50, wanted)
-    pair.side.commit(payload, 50, tensor(x, device), residual, RESCALE)
-    pair.side.decode_many([Decoding([payload], 50, decoded), Decoding([payload], 50, kept, "commit", tensor(x, device), RESCALE)])
-    assert torch.equal(decoded, wanted) and torch.equal(kept, residual)
+@pytest.mark.parametrize("text", ["topk:k=0.2", "topk:k=0.9", "blocktopk:k=0.3,block=5"])
+def test_sparse_payloads_that_are_used_together_give_the_floats_of_the_cpu_and_those_of_large_parts_one_by_one(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """In memory of their bound, with anything behind their end."""
+    from psgc.cuda.common import launching
+    from psgc.cuda.sparsify import blocktopk, topk
+
+    launched: list[str] = []
+    monkeypatch.setattr(launching, "observers", [lambda kernel, *launch: launched.append(kernel.__name__)])
+    monkeypatch.setattr(topk, "ONE_PROGRAM_ELEMENTS", 300)
+    monkeypatch.setattr(blocktopk, "ONE_PROGRAM_ELEMENTS", 300)
+    pair, items, wanted = Pair(text, device), [], []
+    for number, numel in enumerate((1, 7, 8, 9, 63, 300, 301)):
+        sources = [pair.cpu_payload(values(numel, 10 * number + k, ("", "zeros", "huge")[number % 3])) for k in range(4)]
+        rooms = []
+        for source in sources:
+            rooms.append(pair.out(numel))
+            rooms[-1][: source.size] = torch.from_numpy(source).to(device)
+        for use, count in (("decode", 1), ("decode", 4), ("add", 1), ("add", 4), ("commit", 1)):
+            target = values(numel, 99, "zeros")
+            grad = tensor(values(numel, 1), device) if use == "commit" else None
+            items.append(Decoding(rooms[:count], numel, tensor(target, device), use, grad, RESCALE if use == "commit" else 1.0))
+            if use == "commit":
+                pair.codec.commit(sources[0], numel, 0, numel, values(numel, 1), target, RESCALE)
+            else:
+                pair.codec.fold(sources[:count], numel, 0, numel, target, use == "decode")
+            wanted.append(target)
+    pair.side.decode_many(items)
+    assert launched.count("read_many_kernel") == 5
+    assert [name for name in launched if name in ("scatter_kernel", "apply_blocks_kernel")]  # of the large part
+    for item, target in zip(items, wanted, strict=True):
+        assert_same(bits(item.target), target.view(np.uint32), f"{text}: {item.use} of {len(item.payloads)}, {item.numel} elements")
 
 
 def test_payloads_and_targets_that_do_not_fit_are_refused(device: torch.device) -> None:
