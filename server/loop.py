@@ -30,7 +30,7 @@ from psgc.pool import threads_of
 from psgc.reminder import Reminder
 from psgc.report import Launcher
 from psgc.server.engine import Engine, KeyWork
-from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Send, SendResidual, ServerState, specs_of
+from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Retire, Send, SendResidual, ServerState, specs_of
 from psgc.server.store import KeyShape, Store
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
@@ -209,6 +209,8 @@ class Server:
                 self._send_residual(effect)
             elif isinstance(effect, Restore):
                 self._restore(effect)
+            elif isinstance(effect, Retire):
+                self._retire(effect)
             else:
                 self._fault(effect)
 
@@ -232,6 +234,11 @@ class Server:
             self._store.keys[restore.key].restore(restore.first, restore.payload)
         except PsgcError as error:
             self._fault(Fault(f"server {self._index()}: {self._works[restore.key].spec.describe()}: {error}"))
+
+    def _retire(self, retire: Retire) -> None:
+        for key in retire.keys:
+            del self._works[key]
+        self._store.remove_keys(retire.keys)
 
     def _from_pool(self, key: int, last: bool, payload_bytes: int, nonfinite: bool, slot: int) -> None:
         self.mailbox.put(self._folded, key, last, payload_bytes, nonfinite, slot)
@@ -318,7 +325,7 @@ class Server:
         """Load the layout's kernels in a pool thread, then add the layout. Compiling them may take seconds, in which heartbeats must go on."""
         state = self._state
         assert state is not None
-        if layout.id in state.windows:  # asked again: the answer was lost
+        if layout.id in state.windows or layout.id in state.retired:  # asked again: the answer was lost
             self._tell_scheduler(Kind.KEYS_READY, plan=layout.id)
         elif layout.id not in self._preparing:
             self._preparing.add(layout.id)

@@ -50,7 +50,14 @@ class SendResidual:
     add_back: int = NO_SLOT
 
 
-Effect = Send | SendResidual | Fold | Commit | Restore | Fault
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Forget these keys, and give their memory back."""
+
+    keys: tuple[int, ...]
+
+
+Effect = Send | SendResidual | Fold | Commit | Restore | Retire | Fault
 
 
 @dataclass(slots=True)
@@ -79,6 +86,7 @@ class ServerState:
     contributed: dict[tuple[int, int], float] = field(
         default_factory=dict
     )  # layout, rank -> when the rank last contributed to one of its keys
+    retired: set[int] = field(default_factory=set)  # layouts that no rank uses any more
     departed: set[int] = field(default_factory=set)  # ranks that have left the job in order
     absence: Absence = field(default_factory=lambda: Absence(1.0))  # of this server, which ticks once a heartbeat
     named: dict[tuple[int, ...], Reminder] = field(default_factory=dict)  # awaited ranks; kept for a while after they came
@@ -86,6 +94,8 @@ class ServerState:
     def register(self, layout: Layout, specs: list[KeySpec], costs: list[int]) -> list[Effect]:
         """Serve the parts of ``layout`` that are on this server, given in the plan's order with the room that each needs.
         A repeated registration changes nothing. Ad-hoc and broadcast keys have room of their own."""
+        if layout.id in self.retired:
+            return []
         if layout.id not in self.windows:
             budget = self.window_bytes if layout.kind == "plan" else sum(costs)
             self.windows[layout.id] = Window(costs, budget)
@@ -192,6 +202,10 @@ class ServerState:
             return self.left(rank, now)
         if header.kind == Kind.MEASURE:
             return [self._echo(rank, header)]
+        if header.kind == Kind.RETIRE:
+            return self._retire(rank, header.plan)
+        if header.key >> 48 in self.retired:
+            return []  # a repeat: its sender has gone on
         entry = self.keys.get(header.key)
         if entry is None:
             raise RemoteProtocolError(f"key {header.key:#x} is not on server {self.index}", ErrorCode.UNKNOWN_KEY)
@@ -223,6 +237,25 @@ class ServerState:
             if isinstance(entry.state, WeightsKey):
                 effects += self._effects(entry, entry.state.leave(rank), now)
         return effects
+
+    def _retire(self, rank: int, layout: int) -> list[Effect]:
+        """Every rank has declared the layout's successor, and so has decoded its last step of this one and read what is kept of it."""
+        if layout not in self.windows:
+            return []
+        entries = {key: entry for key, entry in self.keys.items() if entry.state.spec.layout == layout}
+        under_way = next(
+            (entry.state for entry in entries.values() if entry.state.contributions or isinstance(entry.state, WeightsKey)), None
+        )
+        if under_way is not None:
+            raise RemoteProtocolError(
+                f"worker {rank}: retires layout {layout}, but {under_way.spec.describe()} is in use", ErrorCode.WRONG_STEP
+            )
+        for key in entries:
+            del self.keys[key]
+        del self.windows[layout]
+        self.contributed = {which: since for which, since in self.contributed.items() if which[0] != layout}
+        self.retired.add(layout)
+        return [Retire(tuple(entries))]
 
     def _echo(self, rank: int, header: Header) -> Send:
         """Answer a worker's measurement of its connection with as many bytes."""
@@ -291,4 +324,4 @@ def specs_of(layout: Layout, server: int, workers: int) -> tuple[list[KeySpec], 
     return specs, costs
 
 
-__all__ = ["Commit", "Effect", "Fault", "Fold", "Restore", "Send", "SendResidual", "ServerState", "specs_of"]
+__all__ = ["Commit", "Effect", "Fault", "Fold", "Restore", "Retire", "Send", "SendResidual", "ServerState", "specs_of"]

@@ -3,7 +3,8 @@ written last.
 
 All keys lie in one arena. Each has a block there: a label of 64 bytes, a record of 64 bytes, two result buffers, and two residual buffers
 if the pull codec keeps a residual. A segment is a sequence of blocks that ends at the first one without a label, so the memory describes
-itself. A step writes the buffers that the record does not name, then the record; so the record names complete buffers at any time.
+itself. A step writes the buffers that the record does not name, then the record; so the record names complete buffers at any time. A key that was
+removed keeps its label; its record is zeros.
 
     label:  u64 key, u64 bytes of a result buffer, u64 elements of a residual, u64 LABELLED (written last)
     record: u64 sequence before, u64 step, u32 flags, u32 contributors, i64 slot, u64 payload bytes, i64 residual slot, u64 sequence after
@@ -12,7 +13,7 @@ itself. A step writes the buffers that the record does not name, then the record
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -76,6 +77,11 @@ class KeyStore:
     def populate(self) -> None:
         """Make its pages, from any thread and without the GIL. Raises OSError where there is no memory."""
         self._block.populate()
+
+    def release(self) -> None:
+        """Nobody needs the key any more: its record says that nothing was committed, and its buffers' memory is given back."""
+        self._record[:] = 0
+        self._block.part(LABEL_BYTES + RECORD_BYTES, self._block.bytes.nbytes - LABEL_BYTES - RECORD_BYTES).release()
 
     def place(self, slot: int) -> Place:
         """Where result buffer 0 or 1 lies, as long as the payload bound."""
@@ -166,6 +172,11 @@ class Store:
             if shape.key not in self.keys:
                 self.keys[shape.key] = KeyStore(shape, self._arena.cut(KeyStore.bytes_needed(shape)))
         return [(number, segments[number]) for number in range(before, len(segments))]
+
+    def remove_keys(self, keys: Iterable[int]) -> None:
+        """Give back the memory of keys that nobody needs any more."""
+        for key in keys:
+            self.keys.pop(key).release()
 
     def add_weights(self, key: int, rule: UpdateRule, pair: CodecPair, numel: int) -> None:
         """Hold weights. Memory for them is made as it is needed. A key that exists already stays as it is."""

@@ -84,6 +84,14 @@ class BucketSteps:
             ids |= work.push_codec_ids()
         return ids
 
+    def remove(self, layout: Layout) -> None:
+        """Forget the layout's buckets, whose steps are over, and give their slots' memory back."""
+        for running in [running for (id_, _), running in self._buckets.items() if id_ == layout.id]:
+            del self._buckets[layout.id, running.work.bucket.index]
+            for part in running.work.bucket.parts:
+                running.work.slot(part.key).release()
+                del self._by_key[part.key]
+
     def submit(self, layout: Layout, bucket: int, submission: Submission) -> None:
         """Enqueue the bucket's next step."""
         running = self._buckets[(layout.id, bucket)]

@@ -233,6 +233,7 @@ class ClusterSession(Session):
     def retire(self, layout: Layout) -> None:
         if self._executor is not None:
             self._executor.retire(layout)
+        self._network.retire(layout)
 
     def _works(self, layout: Layout) -> list[BucketWork | GroupBucket]:
         return [work for work in self._all_works() if work.layout.id == layout.id]

@@ -62,6 +62,13 @@ class Contributions:
                 self.slots[key.key] = self._arena.cut(push.payload_bound(key.numel))
         return ids
 
+    def remove(self, layout: Layout) -> None:
+        """Give back the memory of the layout's slots; nothing of it is under way."""
+        for _, key in keys_behind_groups(layout):
+            slot = self.slots.pop(key.key, None)
+            if slot is not None:
+                slot.release()
+
 
 def keys_behind_groups(layout: Layout) -> Iterator[tuple[Bucket, Part]]:
     """Every key that a bucket of the layout has behind groups."""

@@ -111,6 +111,10 @@ class Network(threading.Thread):
         """Ask the servers for residuals, or set them; the ticket is done when all are answered."""
         self.mailbox.put(self._transfer, transfers, ticket)
 
+    def retire(self, layout: Layout) -> None:
+        """Give back what the layout takes here and on the servers. Every rank has declared its successor, and none of its steps is under way."""
+        self.mailbox.put(self._retire, layout)
+
     def tell_broken(self, text: str) -> None:
         """Have the scheduler end the job because a collective broke; it knows who has left."""
         self.mailbox.put(self._coordinator.fault, text, ErrorCode.BROKEN_GROUP)
@@ -331,6 +335,12 @@ class Network(threading.Thread):
         for transfer in transfers:
             transfer.owner = left
         self.apply(self.client.transfer(transfers, time.monotonic()))
+
+    def _retire(self, layout: Layout) -> None:
+        self._steps.remove(layout)
+        self._contributions.remove(layout)
+        if self.error is None and any(True for _ in layout.served.parts()):
+            self._connections.send_to_all(Kind.RETIRE, layout.id)
 
     @staticmethod
     def _transferred(transfer: Transfer) -> None:

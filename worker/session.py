@@ -161,8 +161,9 @@ class Session(ABC):
         """Go on from ``memory``, before the layout's first step. Every rank must call it, with the buckets that it answers for; it returns when all
         ranks have called it."""
 
-    def retire(self, layout: Layout) -> None:  # noqa: B027 - only what runs over groups of ranks has anything to end
-        """No rank submits steps of the layout any more, and all of its steps are over on every rank: end what it has of its own."""
+    def retire(self, layout: Layout) -> None:  # noqa: B027 - a session of one process has nothing to end
+        """No rank submits steps of the layout any more, or asks what is kept of it, and all of its steps are over on every rank: end what it has of its
+        own, and give back its memory, here and on servers."""
 
     @abstractmethod
     def at_end(self, call: Callable[[], None]) -> None:

@@ -76,6 +76,7 @@ class Kind(IntEnum):
     TURN = 27
     REPORT = 28
     OBSERVE = 29
+    RETIRE = 30
 
 
 class Flag(IntEnum):

@@ -65,6 +65,21 @@ def test_a_record_torn_by_a_crash_is_not_believed() -> None:
     store.close()
 
 
+def test_a_key_that_was_removed_has_no_result_and_those_behind_it_are_still_found() -> None:
+    store = Store()
+    shapes = [KeyShape(5, 1 << 20, 0), KeyShape(6, 8, 0)]
+    ((_, segment),) = store.add_keys(shapes)
+    for key in (5, 6):
+        store.keys[key].result(0)[:8] = list(b"answered")
+        store.keys[key].commit(Commit(key, Result(1, Flag.NONE, 1, 0, 8), False))
+    store.remove_keys([5])
+    blocks = dict(find_blocks(segment.bytes))
+    assert list(blocks) == shapes
+    records = [read_record(block[LABEL_BYTES:][:RECORD_BYTES]) for block in blocks.values()]
+    assert records == [None, (Result(1, Flag.NONE, 1, 0, 8), 0)]
+    store.close()
+
+
 def test_a_segment_is_read_up_to_the_first_key_that_has_no_label_or_does_not_fit() -> None:
     store = Store()
     ((_, segment),) = store.add_keys([KeyShape(5, 8, 0), KeyShape(6, 8, 0)])

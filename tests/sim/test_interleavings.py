@@ -21,7 +21,7 @@ from psgc.codecs import CodecPair, Stream, parse_codec
 from psgc.errors import PayloadError, RemoteProtocolError
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout, make_key
 from psgc.server.engine import Engine, KeyWork
-from psgc.server.state import Send, ServerState, specs_of
+from psgc.server.state import Retire, Send, ServerState, specs_of
 from psgc.server.step import NO_SLOT, Commit, Fold, KeySpec, KeyState, Lend, Reply, Restore, Result
 from psgc.server.store import KeyShape, Store
 from psgc.server.window import OPEN, Window
@@ -565,3 +565,28 @@ def test_a_channel_keeps_order_and_loses_only_an_end() -> None:
         assert heard[:-1] == list(range(len(heard) - 1))
         lengths.add(len(heard) - 1)
     assert lengths == set(range(11))
+
+
+def test_a_layout_that_was_replaced_is_forgotten_once_and_late_words_about_it_are_nobodys() -> None:
+    server = ServerState(0, 2, 1, 1)
+    layout = a_layout()
+    server.register(layout, *specs_of(layout, 0, 2))
+    key = next(layout.parts())[1].key
+
+    def hear(rank: int, kind: Kind, **fields: Any) -> list[Any]:
+        return server.receive(f"w{rank}", Header(kind, job=1, epoch=1, plan=1, sender=rank, **fields), None, 0.0)
+
+    for rank in (0, 1):
+        server.joined(f"w{rank}", rank)
+    hear(0, Kind.PUSH, key=key, step=1)
+    (refusal,) = hear(1, Kind.RETIRE)
+    assert b"worker 1: retires layout 1, but key" in refusal.body, "a step is under way"
+    hear(1, Kind.PUSH, key=key, step=1)
+    server.folded(key, True, 8, False, 0, 0.0)
+    assert hear(1, Kind.RETIRE) == [Retire(tuple(part.key for _, part in layout.parts()))]
+    assert hear(0, Kind.RETIRE) == []
+    for kind in (Kind.PUSH, Kind.SKIP, Kind.PULL, Kind.RESIDUAL, Kind.RESTORE):
+        assert hear(0, kind, key=key, step=1) == [], "a repeat from a connection that was replaced: its rank has the answer"
+    assert server.register(layout, *specs_of(layout, 0, 2)) == []
+    assert server.keys == server.windows == {}
+    assert server.tick(1000.0) == ([], [])

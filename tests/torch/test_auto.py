@@ -224,17 +224,6 @@ def test_gradients_that_are_too_small_to_be_compressed_are_left_alone(ranks: Any
     assert "none stays, since nothing else would save 5 %" in caplog.text
 
 
-def test_layouts_that_were_given_up_may_hold_so_much_memory(
-    ranks: Any, slow: Slow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:  # fmt: skip
-    monkeypatch.setattr(auto, "MOST_KEPT", 0.0)
-    caplog.set_level("INFO", "psgc.run")
-    first, _ = ranks.run(2, lambda rank: train(slow, rank, 90, change=60), min_compress_bytes=0)
-    assert "planning again" in caplog.text
-    assert re.search(r"stays: layouts that were given up hold about \S+ .?B of memory on each machine, more than the 0 bytes", caplog.text)
-    assert len(set(first[60:])) == 1
-
-
 def test_switching_by_hand_ends_it(ranks: Any, slow: Slow) -> None:
     def work(rank: int) -> bool:
         model = nn.Linear(64, 64)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +150,33 @@ def test_a_training_that_switches_to_options_among_nodes_and_back_is_the_one_tha
         losses = re.findall(r"^loss .*|^weights .*", text, re.MULTILINE)
         assert len(losses) == 4 * STEPS + 1
         assert losses == re.findall(r"^loss .*|^weights .*", wanted, re.MULTILINE)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_layouts_that_were_given_up_give_their_memory_back_on_servers_and_workers(make_job: Callable[..., Any], transport: str) -> None:
+    job = make_job(env={"PSGC_TRANSPORT": transport, "PSGC_MIN_COMPRESS_BYTES": "0"})
+    workers = job.whole("train", *["none", "int8"] * 8, job=JOB)
+    server = next(process for process in job.processes if process.name == "server 0")
+    store, pushed = [], []
+    while workers[0].popen.poll() is None:
+        store.append(shared_bytes(server, "psgc-store"))
+        pushed.append(shared_bytes(workers[0], "psgc-push"))
+        time.sleep(0.01)
+    assert set(job.end().values()) == {0}, job.text()
+    gradient = 4 * sum(SIZES.values())
+    assert gradient < max(store) < 6 * gradient, "the server keeps two results, and where results lose something two residuals"
+    assert gradient / 2 < max(pushed) < 3 * gradient, "a worker keeps what it pushes"
+
+
+def shared_bytes(process: Any, name: str) -> int:
+    """What the process's shared memory of this name takes."""
+    total = 0
+    with suppress(OSError):
+        for entry in Path(f"/proc/{process.popen.pid}/fd").iterdir():
+            with suppress(OSError):
+                if name in os.readlink(entry):
+                    total += 512 * entry.stat().st_blocks
+    return total
 
 
 def test_rank_0s_plan_is_enough_and_a_plan_that_differs_ends_every_rank_with_one_line(make_job: Callable[..., Any], tmp_path: Path) -> None:

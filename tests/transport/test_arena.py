@@ -152,3 +152,21 @@ def test_other_threads_run_while_memory_is_made() -> None:
         stop.set()
         thread.join()
     assert during > 3
+
+
+def test_memory_that_is_released_goes_back_for_every_process_that_maps_it_and_its_neighbours_keep_theirs() -> None:
+    arena = Arena("test")
+    before, piece, after = (arena.cut(size) for size in (5000, 3 << 20, 5000))
+    segment = piece.segment
+    peer = Segment.attach(os.dup(segment.fd), segment.nbytes)
+    for each in (before, piece, after):
+        each.bytes[:] = 7
+    held = os.stat(f"/proc/self/fd/{segment.fd}").st_blocks
+    piece.release()
+    freed = 512 * (held - os.stat(f"/proc/self/fd/{segment.fd}").st_blocks)
+    assert (3 << 20) - 2 * 4096 <= freed <= 3 << 20
+    assert (before.bytes == 7).all() and (after.bytes == 7).all()
+    assert np.count_nonzero(peer.view(piece.offset, 3 << 20)) < 2 * 4096
+    piece.bytes[:] = 9
+    assert (peer.view(piece.offset, 3 << 20) == 9).all(), "it can be used again"
+    arena.close()

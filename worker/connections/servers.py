@@ -114,14 +114,14 @@ class ServerConnections:
             self._trace.sending(server, header)
         self.links[server].send(header, body, place)
 
-    def send_to_all(self, kind: Kind) -> None:
-        """A header alone, to every server."""
+    def send_to_all(self, kind: Kind, plan: int = 0) -> None:
+        """A header alone, to every server. plan: the id of the layout that it is about."""
         for server in range(len(self.links)):
-            self.greet(server, kind)
+            self.greet(server, kind, plan)
 
-    def greet(self, server: int, kind: Kind) -> None:
+    def greet(self, server: int, kind: Kind, plan: int = 0) -> None:
         """A header that says who this worker is."""
-        self.links[server].send(Header(kind, job=self._config.job, epoch=self._client.epoch, sender=self._client.rank))
+        self.links[server].send(Header(kind, job=self._config.job, epoch=self._client.epoch, plan=plan, sender=self._client.rank))
 
     @property
     def wire_bytes(self) -> int:

@@ -43,7 +43,7 @@ from psgc.torch.plans.calibrating import measured_curves, within_node_gbps
 from psgc.torch.plans.choice import Choice
 from psgc.torch.plans.device_times import DeviceTimes
 from psgc.torch.plans.planned import TRACED_CLUSTER, TRACED_PROFILE, leave_file
-from psgc.torch.session.run_report import amount, run_logger
+from psgc.torch.session.run_report import run_logger
 from psgc.worker.session import Session, Ticket
 
 logger = logging.getLogger(__name__)
@@ -51,9 +51,6 @@ WARM_UP: Final = 3  # steps at the beginning, which declare, compile and fill ca
 SETTLING: Final = 2  # steps after a switch: the one that declares, and the next
 AWAITED: Final = "rank 0's"  # the file of a plan that auto chose, on other ranks
 MOST_WAITS: Final = 5  # windows without a step of the exchange that tries its candidates, after which another one need not wait for it
-MOST_KEPT: Final = (
-    1 / 8
-)  # of this machine's memory, that layouts which were given up may hold: over servers their payloads stay until the job ends
 SLOWER: Final = 1.1  # a rank that computes for longer than rank 0 by this factor is named
 
 
@@ -156,17 +153,6 @@ class _Compute(NamedTuple):
         return cls(rank, backward_us, statistics.median(each.forward_us for each in iterations))
 
 
-def _held_bytes(layout: Layout, workers: int) -> int:
-    """What a layout takes of the memory of a machine with so many workers and a server: payloads of each, two results, and residuals of those that lose."""
-    total = 0
-    for bucket, part in layout.parts():
-        if not bucket.over_groups:
-            round_ = layout.scheme(bucket).rounds(part.numel)[part.round]
-            push, pull = (codec.payload_bound(round_.numel) for codec in (round_.pair.push, round_.pair.pull))
-            total += workers * push + 2 * pull + (0 if bucket.codec == UNCOMPRESSED else 8 * round_.numel)
-    return total
-
-
 def _timed(profile: Profile, buckets: Sequence[PlannedBucket]) -> bool:
     """Whether the profile has times of all that the buckets have encoded on GPUs."""
     on_gpus = {bucket.codec for bucket in buckets if any(action.endswith("@gpu") for action in bucket.option)}
@@ -205,7 +191,6 @@ class AutoPlan:
         self._backend: Backend | None = None  # what collectives of gradients on GPUs go through, once rank 0 has asked
         self._within_gbps = 0.0  # of a node's memory, once it has been measured
         self._said_held = False
-        self._given_up_bytes = 0  # what layouts that were given up still hold on a machine with the largest node and a server
         if session.rank == 0:
             session.at_end(functools.partial(_tell_end, weakref.ref(self)))
 
@@ -293,7 +278,6 @@ class AutoPlan:
         self._switch(Choice(auto=True))
 
     def _switch(self, choice: Choice) -> None:
-        self._given_up_bytes += sum(_held_bytes(layout, max(self._exchange.session.node_sizes)) for layout in self._exchange.layouts)
         self._exchange.switch(choice)
         self._skip = SETTLING
         self._periods.clear()
@@ -383,13 +367,6 @@ class AutoPlan:
         """On rank 0: what is worth a trial; None where nothing can be said."""
         if len(iterations) < LEAST_ITERATIONS:
             self._say("this rank computed too few gradients to plan by; nothing is changed")
-            return None
-        limit = MOST_KEPT * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if self._given_up_bytes > limit:
-            self._say(
-                f"{self._present} stays: layouts that were given up hold about {amount(self._given_up_bytes)} of memory on each machine, "
-                f"more than the {amount(limit)} that they may"
-            )
             return None
         mine, slowest = computes[0], max(computes, key=lambda each: each.us)
         try:

@@ -1,7 +1,8 @@
 """One process's shared memory: a few segments, each at least twice as large as the one before, from which places are cut.
 
 So the number of descriptors grows with the logarithm of the bytes, not with the number of places. A segment takes memory only where its places
-are used; the rest of it costs nothing. Places stay until the process ends. For one thread, except for ``Place.populate``.
+are used; the rest of it costs nothing. Places stay until the process ends;
+``Place.release`` gives their memory back, not their addresses. For one thread, except for ``Place.populate``.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED: Final = ctypes.c_void_p(-1).value
+_REMOVE: Final = 9  # MADV_REMOVE
 _POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, Linux 5.14
 WORTH_BYTES: Final = 64 << 10  # below this, page faults cost less than the system call
 
@@ -56,3 +57,12 @@ def populate(piece: Bytes) -> None:
         number = ctypes.get_errno()
         if number != errno.EINVAL:  # EINVAL: an older kernel, which makes the pages when they are written
             raise OSError(number, f"no memory for {piece.nbytes} bytes of shared memory: {os.strerror(number)}")
+
+
+def release(piece: Bytes) -> None:
+    """Give the whole pages inside a piece of a shared mapping back to the system, in every process that maps them; they read as zeros from then on. Where
+    the kernel cannot do that, they stay."""
+    first = piece.ctypes.data
+    start, end = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, (first + piece.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < end:
+        _LIBC.madvise(start, end - start, _REMOVE)

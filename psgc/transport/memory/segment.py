@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psgc.errors import RemoteProtocolError
-from psgc.transport.memory.mapping import map_shared, populate
+from psgc.transport.memory.mapping import map_shared, populate, release
 from psgc.wire.messages import ErrorCode
 
 Bytes = NDArray[np.uint8]
@@ -85,3 +85,7 @@ class Place:
     def populate(self) -> None:
         """Make its pages, from any thread and without the GIL. Raises OSError where there is no memory."""
         populate(self.bytes)
+
+    def release(self) -> None:
+        """Give its memory back: nobody reads or writes it any more. Its addresses stay taken."""
+        release(self.bytes)
