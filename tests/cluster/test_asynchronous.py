@@ -64,6 +64,22 @@ def test_a_killed_worker_ends_the_others_with_one_line(job: Any) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_a_killed_server_ends_every_worker_with_one_line(make_job: Callable[..., Any]) -> None:
+    job = make_job(servers=2, env=ASYNC)
+    job.scheduler()
+    servers = [job.server(index) for index in range(2)]
+    workers = [job.worker(0, "endless", job=JOB), job.worker(1, "endless", job=JOB, PSGC_TRANSPORT="tcp")]
+    for worker in workers:
+        while "stepped" not in worker.text and (line := worker.popen.stdout.readline()):
+            worker.text += line
+    servers[1].kill()
+    ended = job.end()
+    for worker in workers:
+        assert ended[worker.name] == 1 and re.search(r"server 1 .*died: its process is gone", worker.last_line), job.text()
+        assert "Traceback" not in worker.text, job.text()
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_codecs_have_not_sent_yet_goes_on_from_a_checkpoint(make_job: Callable[..., Any], tmp_path: Path, ranks: int) -> None:
     env = {key: value for key, value in ASYNC.items() if key != "PSGC_STALENESS"}

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from psgc.layout.collective import ENCODED, ENCODED_BY_NODE, SUM, SUM_BY_NODE
 from tests.torch.job_rough import Net
 from tests.torch.test_planned import written
@@ -30,10 +32,10 @@ AMONG_WORKERS = (
 )
 
 
-def run(make_job: Make, folder: Path, servers: int, ending: str, plans: Any) -> list[Any]:
+def run(make_job: Make, folder: Path, servers: int, ending: str, plans: Any, transport: str = "auto") -> list[Any]:
     """The workers of a job on nodes of two ranks and one that has ended."""
     paths = [str(written(folder / f"{number}.json", plan_of(NUMEL, *buckets))) for number, buckets in enumerate(plans)]
-    job = make_job(servers=servers)
+    job = make_job(servers=servers, env={"PSGC_TRANSPORT": transport})
     job.scheduler()
     for index in range(servers):
         job.server(index)
@@ -73,8 +75,12 @@ def test_collectives_train_right_and_a_rank_that_is_killed_ends_all_others_with_
         ends_with(worker, "worker 1 (node 0, local rank 1,", "died: its process is gone")
 
 
-def test_a_rank_that_is_killed_before_servers_have_its_nodes_sum_ends_all_others_with_a_line(make_job: Make, tmp_path: Path) -> None:
-    workers = run(make_job, tmp_path, 1, "killed", OVER_SERVERS[:1])
+@pytest.mark.parametrize(("servers", "plans", "transport"), [(1, OVER_SERVERS, "shm"), (1, OVER_SERVERS, "tcp"), (0, AMONG_WORKERS, "tcp")])
+def test_a_rank_that_is_killed_in_the_middle_of_a_step_ends_all_others_with_a_line(
+    make_job: Make, tmp_path: Path, servers: int, plans: Any, transport: str
+) -> None:
+    """With servers, before they have its node's sum; without, in the middle of a collective."""
+    workers = run(make_job, tmp_path, servers, "killed", plans[:1], transport)
     assert workers[1].popen.returncode == -signal.SIGKILL
     for worker in (workers[0], workers[2]):
         ends_with(worker, "worker 1 (node 0, local rank 1,", "died: its process is gone")
