@@ -234,7 +234,7 @@ TWO = Declaration("m", "adhoc", (TensorSpec("a", (2, 3), "float32"), TensorSpec(
         ({"codec": "fp16"}, "codec on rank 2 is none, on rank 5 it is fp16"),
         ({"mean": False}, "mean on rank 2 is True, on rank 5 it is False"),
         ({"kind": "plan"}, "kind on rank 2 is adhoc, on rank 5 it is plan"),
-        ({"root": 1}, "root on rank 2 is 0, on rank 5 it is 1"),
+        ({"root": 1}, "root_rank on rank 2 is 0, on rank 5 it is 1"),
         ({"hashed": "djb2"}, r"the hash function that places parts \(BYTEPS_KEY_HASH_FN\) on rank 2 is not set, on rank 5 it is djb2"),
         ({"awaited_singly": True}, "awaited_singly on rank 2 is False, on rank 5 it is True"),
         ({"part_bytes": 1 << 20}, "part_bytes on rank 2 is 4194304, on rank 5 it is 1048576"),

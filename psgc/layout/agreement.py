@@ -44,7 +44,7 @@ def compare(first: Declaration, rank_first: int, other: Declaration, rank_other:
         "awaited_singly",
     ):
         if getattr(first, attribute) != getattr(other, attribute):
-            raise differ(attribute, getattr(first, attribute), getattr(other, attribute))
+            raise differ("root_rank" if attribute == "root" else attribute, getattr(first, attribute), getattr(other, attribute))
     if first.hashed != other.hashed:
         raise differ("the hash function that places parts (BYTEPS_KEY_HASH_FN)", first.hashed or "not set", other.hashed or "not set")
     if first.rule != other.rule:

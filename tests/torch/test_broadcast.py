@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import psgc.torch as psgc
-from psgc.errors import UsageError
+from psgc.errors import LayoutMismatch, UsageError
 from psgc.torch.tensors.broadcast import CHUNK_BYTES, HEAD_BYTES
 
 ONE_AT_A_TIME = threading.Lock()
@@ -105,6 +106,26 @@ def test_objects_come_from_the_root_that_is_named(ranks: Any) -> None:
         return [psgc.broadcast_object({"rank": rank}, root, name="config") for root in (1, 0)]
 
     assert ranks.run(2, work) == [[{"rank": 1}, {"rank": 0}]] * 2
+
+
+def test_ranks_that_name_different_roots_are_refused_by_both(ranks: Any) -> None:
+    calls: list[Callable[[int], Any]] = [
+        lambda rank: psgc.broadcast_object("x", rank),
+        lambda rank: psgc.broadcast_parameters([("a", torch.ones(2))], rank),
+        lambda rank: psgc.broadcast_optimizer_state(torch.optim.SGD(model_of(0).parameters(), lr=0.1), rank),
+    ]
+    for call in calls:
+        with pytest.raises(LayoutMismatch, match=r"root_rank on rank (0 is 0, on rank 1 it is 1|1 is 1, on rank 0 it is 0) "):
+            ranks.run(2, call)
+
+    def later(rank: int) -> None:
+        psgc.broadcast_object("x", 0)
+        psgc.broadcast_object("x", 1 + rank % 2)
+
+    with pytest.raises(
+        LayoutMismatch, match=r"root_rank on rank . is ., on rank . it is . \(declared as broadcast_object\.object\.1\.head\)"
+    ):
+        ranks.run(3, later)
 
 
 def test_an_object_that_is_not_plain_is_refused_on_the_root_unless_pickles_are_allowed(ranks: Any) -> None:

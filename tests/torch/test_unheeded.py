@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+import psgc.torch as psgc
 from psgc.config import Config
 from psgc.torch.session import unheeded
 
@@ -74,3 +76,29 @@ def test_a_script_that_synchronised_nothing_is_told_so_and_nothing_else(caplog: 
     unheeded.tell_end(session)
     assert len(told(caplog)) == 1
     assert told(caplog)[0].startswith("rank 0: the script synchronised nothing: no gradient was sent")
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_priority_is_told_once_where_no_servers_heed_it(ranks: Any, servers: int, caplog: pytest.LogCaptureFixture) -> None:
+    def work(rank: int) -> None:
+        for _ in range(2):
+            psgc.push_pull(torch.ones(2), name="early", priority=3)
+        psgc.push_pull(torch.ones(2), name="late")
+
+    ranks.run(2, work, servers=servers, nodes=2)
+    texts = [text for text in told(caplog) if "priority" in text]
+    assert len(texts) == (servers == 0), texts
+    assert all(text.startswith("push_pull of 'early': priority=3 has no effect: this job has no servers") for text in texts)
+
+
+def test_a_seed_among_bytepss_options_is_told_once(ranks: Any, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"byteps_compressor_type": "randomk", "byteps_compressor_k": 0.1, "byteps_seed": 7}
+
+    def work(rank: int) -> None:
+        for _ in range(2):
+            psgc.DistributedOptimizer(torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1), compression=options)
+        psgc.declare("x", **options)
+
+    ranks.run(2, work, servers=0, nodes=2)
+    texts = [text for text in told(caplog) if "seed" in text]
+    assert texts == ["byteps_seed=7 has no effect: PSGC_SEED is the seed of all codecs; set it to 7 on every rank"]

@@ -19,6 +19,7 @@ from psgc.plan.planfile.runtime import check_runs, load_runnable
 from psgc.torch.plans.handed import hand_out, handed_out
 from psgc.torch.plans.rules import Rule, codec_by_rule, rule_of
 from psgc.torch.session import unheeded
+from psgc.torch.tensors.byteps_options import seed_among
 from psgc.torch.tensors.codec_text import check_carries, codec_text, given_text
 from psgc.worker.session import Session
 
@@ -98,6 +99,8 @@ def named(session: Session, given: Given, by: str) -> Choice | None:
     if _is_auto(given):
         raise UsageError(f"{by}: 'auto' is chosen when the optimizer is made: compression=\"auto\", psgc run --plan auto or PSGC_PLAN=auto")
     rule = rule_of(given)
+    if rule is None and (seed := seed_among(given)) is not None:
+        unheeded.tell_seed(session, *seed)
     return Choice(codec_text(given, "float32")) if rule is None else Choice(rule=rule)
 
 

@@ -1,4 +1,5 @@
-"""Warnings about settings without effect, once, by rank 0: PSGC_CODEC that the script overrides or does not use, a script that synchronizes nothing.
+"""Warnings about what has no effect, once, by rank 0: PSGC_CODEC that the script overrides or does not use, BytePS's seed, priorities in a job without servers,
+a script that synchronizes nothing.
 
 Owns the wording, and which sessions have used PSGC_CODEC. Knows no optimizers.
 """
@@ -15,6 +16,7 @@ from psgc.errors import CodecError
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
+_told: weakref.WeakKeyDictionary[Session, set[str]] = weakref.WeakKeyDictionary()  # what has been warned of
 _settled: weakref.WeakSet[Session] = weakref.WeakSet()  # PSGC_CODEC was used, or it was told that it was not
 
 
@@ -29,6 +31,25 @@ def choose(session: Session, compression: str | None, by: str) -> str:
         if session.rank == 0 and isinstance(compression, str) and _canonical(compression) != _canonical(session.config.codec):
             logger.warning("%s has no effect on %s: the script gives it %r; leave that out to use the setting", asked, by, compression)
     return compression
+
+
+def tell_seed(session: Session, option: str, value: object) -> None:
+    """A codec is chosen by BytePS's options, with a seed among them."""
+    _tell_once(session, "seed", f"{option}={value} has no effect: PSGC_SEED is the seed of all codecs; set it to {value} on every rank")
+
+
+def tell_priority(session: Session, name: str, priority: int) -> None:
+    """A push_pull has a priority."""
+    if not session.config.servers:
+        text = f"push_pull of {name!r}: priority={priority} has no effect: this job has no servers, and its ranks agree on one order of sending"
+        _tell_once(session, "priority", text)
+
+
+def _tell_once(session: Session, what: str, text: str) -> None:
+    told = _told.setdefault(session, set())
+    if session.rank == 0 and session.size > 1 and what not in told:
+        told.add(what)
+        logger.warning("%s", text)
 
 
 def tell_start(config: Config) -> None:

@@ -31,6 +31,9 @@ _PLAIN: Final = b"\0"  # what an object's bytes begin with
 _PICKLED: Final = b"\1"
 BEGINNING_BYTES: Final = HEAD_BYTES - _LENGTH.size
 
+_roots: WeakKeyDictionary[Session, dict[str, list[int]]] = (
+    WeakKeyDictionary()
+)  # session -> name of an object -> the roots that it has had so far
 # session -> prefix -> the sets of tensors (and their root) broadcast so far; a set's place in the list is part of its layout's name
 _sets: WeakKeyDictionary[Session, dict[str, list[tuple[tuple[TensorSpec, ...], int]]]] = WeakKeyDictionary()
 
@@ -84,7 +87,7 @@ def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = Non
     rank that was sent a pickle and does not allow it.
     """
     session = _checked_root(root_rank)
-    key = f"{name or 'object'}.from{root_rank}"
+    key = f"{name or 'object'}.{_root_number(session, name or 'object', root_rank)}"
     is_root = session.rank == root_rank
     data = _written(obj, name or "object", allow_pickle) if is_root else b""
     head = bytearray(HEAD_BYTES)
@@ -164,6 +167,15 @@ def _set_number(session: Session, prefix: str, specs: tuple[TensorSpec, ...], ro
     if (specs, root_rank) not in known:
         known.append((specs, root_rank))
     return known.index((specs, root_rank))
+
+
+def _root_number(session: Session, name: str, root_rank: int) -> int:
+    """The number of this root among those that the name has had. Counted, so that ranks that name different roots declare the same name, and the difference is
+    found."""
+    known = _roots.setdefault(session, {}).setdefault(name, [])
+    if root_rank not in known:
+        known.append(root_rank)
+    return known.index(root_rank)
 
 
 def _move(session: Session, name: str, root_rank: int, message_bytes: int, data: bytearray) -> None:

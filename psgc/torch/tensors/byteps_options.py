@@ -76,6 +76,12 @@ def options_text(options: Mapping[str, Any]) -> str:
     return join_text(name, _parameters(name, given))
 
 
+def seed_among(options: object) -> tuple[str, Any] | None:
+    """The seed among BytePS's options, as it is spelt, and its value; None where there is none."""
+    given = options.items() if isinstance(options, Mapping) else ()
+    return next(((spelt, value) for spelt, value in given if value is not None and OPTIONS.get(spelt) == "seed"), None)
+
+
 def _parameters(name: str, given: Mapping[str, tuple[str, str]]) -> dict[str, str]:
     found = {option: _choice(given, option) for option in _CHOICES if option in given}
     parameters = {"ef": "1" if "ef" in found else "0"}

@@ -16,9 +16,9 @@ import torch
 
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Declaration, TensorSpec, build_layout
-from psgc.torch.session import api, speed
+from psgc.torch.session import api, speed, unheeded
 from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype
-from psgc.torch.tensors.byteps_options import options_text
+from psgc.torch.tensors.byteps_options import options_text, seed_among
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
 from psgc.worker.session import Session, Ticket
 
@@ -59,7 +59,7 @@ def push_pull_async(
     name:         the same on all ranks for the same tensor, always of one shape. None: named by its shape, dtype and the order of
                   such calls, so then all ranks must make their unnamed calls of one shape in the same order.
     version:      0, or a number that rises from call to call of a name: a call that repeats one is refused, so that nothing is summed twice.
-    priority:     of what this rank has ready to send, the highest leaves first. It may differ from call to call.
+    priority:     of what this rank has ready to send, the highest leaves first. It may differ from call to call. Without effect where no servers are.
     compression:  codec text such as ``"int8"`` or ``"onebit/int8"``, an object that has it, or BytePS's options; None: what ``declare`` was told of the
                   name, else uncompressed. Lossy codecs take float32, bfloat16, float16.
     Raises:       UsageError for a dtype that psgc does not carry, a name used before for another shape, or a repeated version; CodecError.
@@ -133,6 +133,8 @@ def declare(name: str, compression: CodecGiven = None, **options: Any) -> int:
     if options and compression is not None:
         raise UsageError(f"declare({name!r}): compression and {next(iter(options))} say the same; leave one out")
     names, codec = _names_of(session), codec_text(options_text(options) if options else compression, "float32")
+    if (seed := seed_among(options or compression)) is not None:
+        unheeded.tell_seed(session, *seed)
     with names.lock:
         names.codecs[name] = codec
     return 0
@@ -209,6 +211,8 @@ def _start(declaration: Declaration, tensor: torch.Tensor, priority: int) -> int
     if tensor.numel():
         buffer = TensorsBuffer([spec.shape], staging_dtype(declaration.codec, spec.dtype))
         buffer.bind([tensor])
+        if priority:
+            unheeded.tell_priority(session, spec.name, priority)
         ticket = session.submit_named(declaration, buffer, priority=priority)
     handle = next(_next_handle)
     names = _names_of(session)
