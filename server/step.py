@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from psgc.errors import RemoteProtocolError
+from psgc.errors import RemoteProtocolError, raised_alone
 from psgc.layout import key_text
 from psgc.layout.update_rule import UpdateRule
 from psgc.wire.frames import Flag, Header, Kind
@@ -56,6 +56,7 @@ class Contribution:
     nonfinite: bool
     previous_skipped: bool
     rescale: float
+    raised: bool = False  # why the previous step was skipped: this rank's backward had raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,16 +284,19 @@ class KeyState:
                 f"worker {rank}: {self.spec.describe()} is registered with codec id {self.spec.push_codec}, got {header.codec}",
                 ErrorCode.WRONG_CODEC,
             )
-        previous_skipped = bool(header.flags & Flag.PREVIOUS_SKIPPED)
+        previous_skipped, raised = bool(header.flags & Flag.PREVIOUS_SKIPPED), bool(header.flags & Flag.RAISED)
         for other, seen in self.contributions.items():
             if (seen.previous_skipped, seen.rescale) != (previous_skipped, header.rescale):
+                if previous_skipped != seen.previous_skipped and (raised or seen.raised):
+                    text = raised_alone(rank if raised else other, f"step {self.step - 1} of {self.spec.describe()}")
+                    raise RemoteProtocolError(text, ErrorCode.DISAGREE)
                 raise RemoteProtocolError(
                     f"ranks disagree on step {self.step} of {self.spec.describe()}: rank {other} says previous step "
                     f"{'skipped' if seen.previous_skipped else 'applied'}, rescale {seen.rescale:g}; rank {rank} says "
                     f"{'skipped' if previous_skipped else 'applied'}, {header.rescale:g}; skip steps and set learning rates alike everywhere",
                     ErrorCode.DISAGREE,
                 )
-        return Contribution(None if skipped or nonfinite else payload, skipped, nonfinite, previous_skipped, header.rescale)
+        return Contribution(None if skipped or nonfinite else payload, skipped, nonfinite, previous_skipped, header.rescale, raised)
 
     def _advance(self) -> list[Action]:
         """Fold the next block if it is complete and nothing is being folded."""

@@ -118,7 +118,7 @@ class BucketWork:
         """By key."""
         return {key: work.state.rounds[index].pair.push.codec_id for key, (work, index) in self._by_key.items()}
 
-    def begin(self, buffer: BucketBuffer, previous_skipped: bool, rescale: float) -> None:
+    def begin(self, buffer: BucketBuffer, previous_skipped: int, rescale: float) -> None:
         """A step starts; the last one has been stored."""
         self._buffer, self._array, self._left = buffer, None, len(self._slices)
         self._keeps_state = self._keeps_state or self.step > 0
@@ -126,7 +126,7 @@ class BucketWork:
         if self._owed is not None and not self._owed.begin(previous_skipped and not self._servers_add_back, rescale):
             self._owed = None
         for work in self._slices:
-            work.add_back = work.add_back or (self._adds_back and previous_skipped and work.committed)
+            work.add_back = work.add_back or (self._adds_back and bool(previous_skipped) and work.committed)
             work.committed = work.poisoned = False
             work.rescale *= rescale
 

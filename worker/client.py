@@ -25,6 +25,7 @@ from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, decode_body
 from psgc.worker.connections.pace import Pace
 from psgc.worker.residuals.transfers import Transfer, Transfers
+from psgc.worker.session import RAISED
 
 NAMED_BY_SERVER_S: Final = 2.5  # a server looks once a heartbeat, and the scheduler passes its line on
 # Payloads that may wait in a connection's own queue: one that the kernel is taking, and one to follow without a pause. All others wait here,
@@ -186,14 +187,18 @@ class Client:
                 layout.kind in OF_MODELS, layout.kind == "weights", 0 if part.round or bucket.over_groups else 2 * part.numel * ITEM_BYTES[bucket.dtype],
             )  # fmt: skip
 
-    def submit(self, key: int, now: float, *, skip: bool = False, previous_skipped: bool = False, rescale: float = 1.0) -> list[Action]:
+    def submit(self, key: int, now: float, *, skip: bool = False, previous_skipped: int = 0, rescale: float = 1.0) -> list[Action]:
         """Begin the next step of a slice with its first round. Raises LocalProtocolError if the previous step is not decoded yet."""
         part = self.parts[key]
         if part.phase is not Phase.IDLE:
             raise LocalProtocolError(f"part {key_text(key)} was submitted again while step {part.step} is {part.phase.value}")
         part.step += 1
         part.skip, part.rescale, part.credit, part.asked = skip, rescale, 0, False
-        part.flags = Flag.WANT_RESULT | (Flag.PREVIOUS_SKIPPED if previous_skipped else Flag.NONE)
+        part.flags = (
+            Flag.WANT_RESULT
+            | (Flag.PREVIOUS_SKIPPED if previous_skipped else Flag.NONE)
+            | (Flag.RAISED if previous_skipped == RAISED else Flag.NONE)
+        )
         part.began = now
         self._outstanding.add(key)
         if not skip:
@@ -287,7 +292,7 @@ class Client:
         self._outstanding.discard(key)
         if not part.then:
             return []
-        previous_skipped = bool(part.flags & Flag.PREVIOUS_SKIPPED)
+        previous_skipped = RAISED if part.flags & Flag.RAISED else bool(part.flags & Flag.PREVIOUS_SKIPPED)
         return self.submit(part.then, now, skip=part.skip, previous_skipped=previous_skipped, rescale=part.rescale)
 
     def idle(self, keys: Iterable[int]) -> bool:

@@ -120,7 +120,7 @@ class ClusterSession(Session):
         return [text for one in (self._executor, self._named) if one is not None for text in one.late(now, first_s)]
 
     def submit(
-        self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: bool = False,
+        self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: int = 0,
         rescale: float = 1.0,
     ) -> Ticket:  # fmt: skip
         self.check()

@@ -25,7 +25,7 @@ class Contribution:
     key: int
     payload_bytes: int
     nonfinite: bool
-    previous_skipped: bool
+    previous_skipped: int
     rescale: float
     then: Callable[[int, Any], None]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -20,6 +20,8 @@ from psgc.program.groups import Groups
 from psgc.program.ranks import Ranks
 from psgc.worker.device import DeviceBucket
 from psgc.worker.residuals.residual import LayoutMemory
+
+RAISED: Final = 2  # of ``previous_skipped``, which is else a bool
 
 
 class BucketBuffer(Protocol):
@@ -89,13 +91,14 @@ class Session(ABC):
 
     @abstractmethod
     def submit(
-        self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: bool = False,
+        self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: int = 0,
         rescale: float = 1.0,
     ) -> Ticket:  # fmt: skip
         """Enqueue the next step of a bucket; returns at once. A bucket's steps follow one another in the order of submission.
 
         skip: this rank has nothing to add (a broadcast: this rank is not the root); it still gets the result.
-        previous_skipped: the trainer did not apply the last step's result (AMP). rescale: the residual's unit of the last
+        previous_skipped: the trainer did not apply the last step's result (AMP); RAISED if that is so because this rank's
+        backward had raised. rescale: the residual's unit of the last
         step over that of this one (loss scale, learning rate).
         """
 

@@ -15,6 +15,6 @@ class Submission:
     buffer: BucketBuffer
     ticket: StepTicket
     skip: bool = False
-    previous_skipped: bool = False
+    previous_skipped: int = 0
     rescale: float = 1.0
     priority: int | None = None  # None: the bucket's

@@ -89,6 +89,7 @@ class Flag(IntEnum):
     PREVIOUS_SKIPPED = 4
     SKIPPED = 16
     LOCATED = 32
+    RAISED = 64
 
 
 class Header(NamedTuple):

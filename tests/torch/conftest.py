@@ -37,7 +37,7 @@ class Submission:
     bucket: int
     tensors: tuple[str, ...]
     skip: bool
-    previous_skipped: bool
+    previous_skipped: int
     rescale: float
 
 
@@ -155,7 +155,7 @@ class FakeSession(Session):
             return job.layouts[name]
 
     def submit(
-        self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: bool = False,
+        self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: int = 0,
         rescale: float = 1.0,
     ) -> Ticket:  # fmt: skip
         self.check()

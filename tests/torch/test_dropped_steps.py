@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from psgc.errors import UsageError
+from psgc.worker.session import RAISED
 from tests.torch.backwards import BUCKETS, LATE, TINY, grads, squares, two_layers
 from tests.torch.small_models import batch, linear, sgd, weights
 
@@ -152,7 +153,7 @@ def test_a_backward_that_raises_costs_a_step_and_nothing_else(
         rest = [s for s in ranks.steps if s.tensors == ("0.weight",)]
         assert [s.skip for s in sent] == [False] * 5
         assert [s.skip for s in rest] == [False, False, True, False, False]  # every step is whole, on every rank
-        assert [s.previous_skipped for s in sent] == [s.previous_skipped for s in rest] == [False, False, False, True, False]
+        assert [s.previous_skipped for s in sent] == [s.previous_skipped for s in rest] == [False, False, False, RAISED, False]
 
 
 def test_after_a_backward_that_raised_a_step_is_refused(ranks: Any) -> None:

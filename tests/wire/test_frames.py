@@ -123,7 +123,7 @@ def test_any_flipped_bit_is_another_header_or_is_refused(header: Header, bit: in
         ({4: bytes([VERSION + 1])}, 2, "install one psgc everywhere"),
         ({5: b"\x00"}, 3, "unknown message kind 0"),
         ({5: b"\xff"}, 3, "unknown message kind 255"),
-        ({6: b"\x40\x00"}, 1, "unknown flag bits 0x40"),
+        ({6: b"\x80\x00"}, 1, "unknown flag bits 0x80"),
         ({52: struct.pack("<f", math.nan)}, 1, "rescale"),
         ({52: struct.pack("<f", math.inf)}, 1, "rescale"),
     ],

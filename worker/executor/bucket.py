@@ -84,7 +84,7 @@ class GroupBucket:
     def first_tensor(self) -> str:
         return self.layout.tensors[self.bucket.tensors[0]].name
 
-    def begin(self, buffer: BucketBuffer, skip: bool, previous_skipped: bool, rescale: float, check: bool = False) -> str | None:
+    def begin(self, buffer: BucketBuffer, skip: bool, previous_skipped: int, rescale: float, check: bool = False) -> str | None:
         """A step starts; the last one has been stored. check: answer with the first tensor that holds a NaN or infinity."""
         self._buffer = buffer
         self.step += 1
@@ -112,7 +112,7 @@ class GroupBucket:
         return None
 
     def _begin_there(
-        self, device: DeviceBucket, skip: bool, previous_skipped: bool, rescale: float, check: bool, groups: bool, dtype: Any
+        self, device: DeviceBucket, skip: bool, previous_skipped: int, rescale: float, check: bool, groups: bool, dtype: Any
     ) -> str | None:
         """``begin`` where the program works on a GPU. groups: whether groups may exchange floats there; dtype: theirs on the host."""
         numel = self.bucket.numel

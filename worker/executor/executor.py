@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from psgc.errors import DeviceError, PsgcError
+from psgc.errors import DeviceError, PsgcError, raised_alone
 from psgc.layout import ITEM_BYTES, Layout
 from psgc.observe.worker_trace import WorkerTrace
 from psgc.pool import Pool
@@ -322,6 +322,8 @@ class Executor:
             if isinstance(start.step, Agree):
                 part.agree(groups.group(self._ranks.everybody))
                 if part.control.disagreed:
+                    if part.control.raised >= 0:
+                        raise PsgcError(raised_alone(part.control.raised, "the step before"))
                     raise PsgcError("some ranks applied the last step and others did not; give every rank the same loss scaler")
             elif isinstance(start.step, Transfer):
                 for number, collective in enumerate(start.step.collectives):

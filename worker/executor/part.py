@@ -28,6 +28,7 @@ from psgc.transport.memory.segment import Place
 from psgc.wire.frames import Flag
 from psgc.worker.device import DeviceBucket, DevicePayload, bytes_of
 from psgc.worker.executor.feedback import Feedback
+from psgc.worker.session import RAISED
 
 Bytes = NDArray[np.uint8]
 Payload = Bytes | DevicePayload
@@ -43,15 +44,17 @@ class Control:
     previous_skipped: bool
     on_host: bool = True  # some rank's gradient does not lie on a GPU, or is to be exchanged through the host's memory
     disagreed: bool = False  # some rank's trainer applied the last step, and another's did not
+    raised: int = -1  # the rank, or the last of those, whose trainer did not since its backward had raised
 
     def word(self) -> NDArray[np.int32]:
         """The word whose maximum over the ranks is taken."""
-        return np.array([self.contributed, self.nonfinite, self.previous_skipped, not self.previous_skipped, self.on_host], np.int32)
+        flags = self.contributed, self.nonfinite, self.previous_skipped, not self.previous_skipped, self.on_host
+        return np.array([*flags, self.raised], np.int32)
 
     @classmethod
     def of(cls, word: NDArray[np.int32]) -> Control:
-        contributed, nonfinite, skipped, applied, on_host = (bool(value) for value in word)
-        return cls(contributed, nonfinite, skipped, on_host, skipped and applied)
+        contributed, nonfinite, skipped, applied, on_host = (bool(value) for value in word[:-1])
+        return cls(contributed, nonfinite, skipped, on_host, skipped and applied, int(word[-1]))
 
 
 class PartWork:
@@ -70,7 +73,7 @@ class PartWork:
         self.rescale = 1.0  # of the step under way
         # The last result was not given to the trainer since all ranks had skipped; servers, to which they pushed zeros, are to be told with the next push.
         self.unapplied = False
-        self.dropped = False  # whether the last step counts as not applied, by the trainer's word or since ``unapplied``
+        self.dropped: int = 0  # whether the last step counts as not applied, by the trainer's word (RAISED: as in ``Session.submit``) or since ``unapplied``
         self._poisoned: set[Range] = set()  # pieces whose payload for a server would hold NaN or infinity
         self._served = frozenset(piece for piece in program.served if any(_serves_payloads(step) for step in program.steps))
         self.control = Control(False, False, False)
@@ -111,7 +114,7 @@ class PartWork:
     # a step of the layout
 
     def begin(
-        self, array: NDArray[Any], step: int, skip: bool, previous_skipped: bool, rescale: float, lies: DeviceBucket | None = None
+        self, array: NDArray[Any], step: int, skip: bool, previous_skipped: int, rescale: float, lies: DeviceBucket | None = None
     ) -> None:
         """array: the part's gradient, of the push codec's ``array_dtype`` where the option encodes, else of the tensors' own dtype. lies: the device that it
         has been copied from, if groups may exchange it there."""
@@ -122,7 +125,7 @@ class PartWork:
         self._begin(step, skip, previous_skipped, rescale, lies)
 
     def begin_there(
-        self, device: DeviceBucket, step: int, skip: bool, previous_skipped: bool, rescale: float, groups: bool = False,
+        self, device: DeviceBucket, step: int, skip: bool, previous_skipped: int, rescale: float, groups: bool = False,
         dtype: Any = np.float32,
     ) -> None:  # fmt: skip
         """As ``begin``, where the part's floats lie on a device: steps take them to where they need them. groups: whether groups may exchange them there."""
@@ -133,10 +136,12 @@ class PartWork:
             feedback.move(device if slot in self._gpu_slots else None)
         self._begin(step, skip, previous_skipped, rescale, device if groups else None)
 
-    def _begin(self, step: int, skip: bool, previous_skipped: bool, rescale: float, lies: DeviceBucket | None) -> None:
+    def _begin(self, step: int, skip: bool, previous_skipped: int, rescale: float, lies: DeviceBucket | None) -> None:
         self.stream = replace(self.stream, step=step)
         self._lies = lies or self._lies
-        self.control = Control(not skip, False, previous_skipped, lies is None)
+        self.control = Control(
+            not skip, False, bool(previous_skipped), lies is None, raised=self.stream.rank if previous_skipped == RAISED else -1
+        )
         self.rescale = rescale
         self.dropped, self.unapplied = previous_skipped or self.unapplied, False
         self._poisoned.clear()

@@ -126,7 +126,7 @@ class PsLiteSession(Session):
         return layout, made
 
     def submit(
-        self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: bool = False,
+        self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: int = 0,
         rescale: float = 1.0,
     ) -> Ticket:  # fmt: skip
         self.check()

@@ -23,7 +23,7 @@ class Owed:
         self.values = values
         self._paying: dict[int, int] = {}  # slices that the present or the last step pays: first element -> end
 
-    def begin(self, previous_skipped: bool, rescale: float) -> bool:
+    def begin(self, previous_skipped: int, rescale: float) -> bool:
         """A step starts; False when nothing is owed any more."""
         if not previous_skipped:
             for lo, hi in self._paying.items():

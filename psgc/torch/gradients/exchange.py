@@ -35,12 +35,12 @@ from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
 from psgc.torch.state.owed import OwedGradients, add_owed
 from psgc.torch.state.residuals import Residuals
-from psgc.worker.session import Session
+from psgc.worker.session import RAISED, Session
 
 logger = logging.getLogger(__name__)
 FIRST: Final = "optimizer0"  # the first optimizer of a session
 LOST: Final = "raised before it was over, so that gradients are incomplete; call optimizer.zero_grad()"
-Outcome = Literal["applied", "delivered", "dropped"]
+Outcome = Literal["applied", "delivered", "dropped", "raised"]
 
 
 class GradientExchange:
@@ -48,7 +48,8 @@ class GradientExchange:
     choice: what gradients travel by; a plan must be of exactly these gradients.
 
     outcome: what became of the last step: "applied" by step(), still "delivered" in p.grad, or "dropped" (the loss scaler skipped it or
-    zero_grad threw it away), which the next step's flag tells the servers, so that it goes back into the residual.
+    zero_grad threw it away), which the next step's flag tells the servers, so that it goes back into the residual. "raised": dropped because this rank's
+    backward raised after some of its gradients had left.
     paused: gradients stay local to this rank, and synchronizing does nothing. It is changed between two steps, on all ranks alike.
     late: gradients are delivered by ``synchronize`` only, not at the end of backward. held: backwards only accumulate for now.
     refresh: has the owner watch parameters that are new.
@@ -101,7 +102,7 @@ class GradientExchange:
 
     def leave(self) -> None:
         """The session ends: take along what codecs keep."""
-        kept = self.residuals.collect(self.outcome == "dropped")
+        kept = self.residuals.collect(self._was_dropped)
         self._owed.take(kept.tensors, kept.servers)
         self._owed.workers = self.session.size
 
@@ -308,7 +309,8 @@ class GradientExchange:
                     f"zero_grad() while the gradient of {begun[0].spec.name!r} is under way; "
                     f"call it after step() or synchronize(), or before backward()"
                 )
-            if begun and self._buckets:
+            raised = bool(begun and self._buckets)
+            if raised:
                 self._skip_the_rest()
             for gradient in self._gradients:
                 gradient.reset()
@@ -317,6 +319,7 @@ class GradientExchange:
             self._flags, self._end, self._backwards = None, None, 0
             if self.outcome == "delivered":
                 self._drop()
+                self.outcome = "raised" if raised else self.outcome
             self.end_step(applied=False)
 
     def _give_up_lost(self) -> None:
@@ -422,7 +425,7 @@ class GradientExchange:
             return
         self.choice, self._next = self._next, None
         if self._declared:
-            self.residuals.replace(self.outcome == "dropped")
+            self.residuals.replace(self._was_dropped)
             self.outcome = "applied"  # a result that was dropped is in what has been collected
             self._give_up_layouts()
 
@@ -440,7 +443,12 @@ class GradientExchange:
             self._take_next()
             untold = self._fresh_units and self._loss_scale is _unscaled  # the scaler tells of itself after this backward
             scale = loss_scale.latest(default=1.0) if untold else self._loss_scale()
-            self._flags = StepFlags(self.outcome == "dropped", scale, self._rates())
+            skipped = RAISED if self.outcome == "raised" else self.outcome == "dropped"
+            self._flags = StepFlags(skipped, scale, self._rates())
+
+    @property
+    def _was_dropped(self) -> bool:
+        return self.outcome in ("dropped", "raised")
 
     def _drop(self) -> None:
         """Note that the trainer threw the result away, so that it is added back to the residual."""

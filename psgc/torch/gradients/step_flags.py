@@ -13,7 +13,7 @@ class StepFlags:
     """The flags of one step's submissions, the same on all ranks. rates: learning rate of each parameter group; empty if residuals
     do not follow it."""
 
-    previous_skipped: bool
+    previous_skipped: int
     loss_scale: float
     rates: tuple[float, ...]
 
