@@ -152,11 +152,24 @@ class _Bar:
 
 
 _gpu_voice: Final[list[Voice]] = []  # none until the first kernel
+_gpu_counts: Final[list[Callable[[], None]]] = []
+
+
+@contextmanager
+def gpu_kernels_counted_by(count: Callable[[], None]) -> Iterator[None]:
+    """A context in which ``count`` is called for each kernel for GPUs that is compiled, in place of the usual message."""
+    _gpu_counts.append(count)
+    try:
+        yield
+    finally:
+        _gpu_counts.remove(count)
 
 
 def gpu_kernel_compiled() -> None:
     """A kernel for GPUs has been compiled. After the first one, a line says that there may be more."""
-    if not _gpu_voice:
+    for count in _gpu_counts:
+        count()
+    if not _gpu_voice and not _gpu_counts:
         _gpu_voice.append(Voice("kernels", outlet()))
         if _gpu_voice[0].speaks("gpu kernels"):
             logger.warning("%s", GPU_TEXT)

@@ -3,6 +3,8 @@
 ``psgc.codecs.jit.kernel_cache`` keeps compiled kernels. A mark, an empty file beside them, says that all kernels of a codec are compiled. Its name
 is a hash of everything that could make recompilation necessary, so that a launcher need not load the compiler to know. If a mark is missing by
 mistake, the launcher loses a second; if a mark is wrong, the job's own processes compile and say so.
+
+``psgc warm`` also compiles the kernels for this machine's GPUs, which Triton keeps. A launcher does not: it may run where the job's GPUs are not.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ import pkgutil
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import psgc
-from psgc.compiling import moving_bar, told_by
+from psgc.compiling import gpu_kernels_counted_by, moving_bar, told_by
 
 BROADCAST_CODEC: Final = "none"  # parameters are broadcast uncompressed, whatever the job's codec is
 PLANNER: Final = "the planner"  # the search's own kernels
@@ -52,23 +54,42 @@ def prepare(texts: Iterable[str]) -> None:
             _load(text)
 
 
-def warm(texts: Iterable[str], quiet: bool) -> list[dict[str, Any]]:
-    """Compile or load the kernels of each; on a terminal with a bar, elsewhere with a line on stderr for each. Returns for each how many were
-    compiled, and the seconds it took. Raises CodecError."""
+def gpus() -> tuple[list[Any], str]:
+    """One GPU (a ``torch.device``) of each generation here, for which kernels can be compiled; and, if there is none, why. Imports torch."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return [], "torch finds no GPU here"
+    from psgc.cuda.common.usable import why_not
+
+    if reason := why_not():
+        return [], reason
+    generations: dict[Any, Any] = {}
+    for index in range(torch.cuda.device_count()):
+        generations.setdefault(torch.cuda.get_device_capability(index), torch.device("cuda", index))
+    return list(generations.values()), ""
+
+
+def warm(texts: Iterable[str], quiet: bool, devices: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    """Compile or load the kernels of each; on a terminal with a bar, elsewhere with a line on stderr for each. devices: GPUs, whose kernels are compiled,
+    too. Returns for each how many were compiled, how many of these for GPUs, and the seconds it took. Raises CodecError."""
     wanted, done = list(dict.fromkeys(texts)), []
     for text in wanted:
         _refuse_unknown(text)
     lines = not quiet and not sys.stderr.isatty()
     if lines:
         _tell(f"compiling the kernels of {', '.join(wanted)}: some 10 s for each that has not been compiled here")
-    with _Bar(len(wanted), quiet or lines) as bar, told_by(bar):
+    with _Bar(len(wanted), quiet or lines) as bar, told_by(bar), gpu_kernels_counted_by(bar.ends):
         for text in wanted:
             before, began = bar.compiled, time.monotonic()
             bar.next(text)
             _load(text)
-            done.append({"codec": text, "compiled": bar.compiled - before, "seconds": round(time.monotonic() - began, 2)})
+            on_cpus = bar.compiled
+            for device in devices if text != PLANNER else ():
+                _load_on_gpu(text, device)
+            compiled, seconds = bar.compiled - before, time.monotonic() - began
+            done.append({"codec": text, "compiled": compiled, "for_gpus": bar.compiled - on_cpus, "seconds": round(seconds, 2)})
             if lines:
-                compiled, seconds = bar.compiled - before, time.monotonic() - began
                 _tell(f"{text}: {compiled} kernels compiled in {seconds:.0f} s" if compiled else f"{text}: was compiled before")
     return done
 
@@ -133,6 +154,18 @@ def _load(text: str) -> None:
     if folder is not None:
         with suppress(OSError):
             (folder / _mark(text)).touch()
+
+
+def _load_on_gpu(text: str, device: Any) -> None:
+    """Compile or load one codec's kernels for a GPU. Raises DeviceError if the GPU fails."""
+    import torch
+
+    from psgc.launch.job.gpu_warming import warm as warm_on_gpu
+    from psgc.torch.device.faults import device_faults
+
+    with device_faults(str(device)), torch.no_grad():
+        warm_on_gpu(text, device)
+        torch.cuda.synchronize(device)
 
 
 def _folders() -> Iterator[Path]:

@@ -69,9 +69,11 @@ def _host_again() -> Iterator[None]:
 class Connected:
     """A job whose ranks have a recorded device each, one recorder for all of them. Ends with its groups."""
 
-    def __init__(self, sizes: tuple[int, ...], collectives: str = "auto", gpus: Any = None) -> None:
+    def __init__(
+        self, sizes: tuple[int, ...], collectives: str = "auto", gpus: Any = None, made: type[RecordingRuntime] = RecordingRuntime
+    ) -> None:
         ids = itertools.count()
-        self.runtime = RecordingRuntime(gpus=gpus or (lambda: f"gpu {next(ids)}"))
+        self.runtime = made(gpus=gpus or (lambda: f"gpu {next(ids)}"))
         use_recorded(self.runtime, slot_bytes=16384)
         config = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=30.0, collectives=collectives)
         fake = FakeJob(sum(sizes), config)

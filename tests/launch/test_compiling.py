@@ -12,12 +12,18 @@ from typing import Any
 
 import numba
 import pytest
+import torch
 
+from psgc import compiling
 from psgc.codecs.jit.kernel import I64, kernel
 from psgc.compiling import told_by
+from psgc.cuda.common import usable
+from psgc.errors import DeviceError
 from psgc.launch.job import warming
+from tests.plan.commands import psgc
 
 SIGNATURE = I64(I64)
+BEFORE = "all kernels of 1 codec were compiled before\n"
 
 
 class Told:
@@ -90,7 +96,8 @@ def test_warm_compiles_ahead_says_so_and_finds_it_done_the_next_time(launched: A
     first = popen.stderr.readline()
     assert first == "psgc warm: compiling the kernels of none: some 10 s for each that has not been compiled here\n"
     status, out, err = launched.end(popen)
-    assert (status, out, err) == (0, "all kernels of 1 codec were compiled before\n", "psgc warm: none: was compiled before\n")
+    assert (status, err) == (0, "psgc warm: none: was compiled before\n")
+    assert out in (BEFORE, f"{BEFORE}no kernels were compiled for GPUs: torch finds no GPU here\n"), "as there is a GPU or none"
     code = "import json, sys; from psgc.launch.job.warming import is_warm, prepare; prepare([]); print(is_warm('none'), 'numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **cold}, capture_output=True, text=True, check=True)
     assert done.stdout == "True False\n", "a launcher sees it without loading the compiler"
@@ -139,3 +146,47 @@ def test_warming_everything_reaches_the_planners_kernels_and_tells_of_each_where
         "psgc warm: compiling the kernels of the planner, none: some 10 s for each that has not been compiled here",
         "psgc warm: the planner: was compiled before", "psgc warm: none: was compiled before",
     ]  # fmt: skip
+
+
+def test_kernels_for_the_gpus_of_a_machine_are_compiled_for_each_codec_and_each_generation_of_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And counted, without the message that a job has about them."""
+    asked: list[tuple[str, str]] = []
+
+    def load(text: str, device: torch.device) -> None:
+        asked.append((text, str(device)))
+        compiling.gpu_kernel_compiled()
+
+    capabilities = [(8, 0), (9, 0), (8, 0)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
+    monkeypatch.setattr(usable, "why_not", lambda: "")
+    monkeypatch.setattr(warming, "_load_on_gpu", load)
+    monkeypatch.setattr(compiling, "_gpu_voice", [])
+    devices, lacking = warming.gpus()
+    assert (list(map(str, devices)), lacking) == (["cuda:0", "cuda:1"], "")
+    done = warming.warm([warming.PLANNER, "none"], quiet=True, devices=devices)
+    assert asked == [("none", "cuda:0"), ("none", "cuda:1")]
+    assert [(one["codec"], one["for_gpus"]) for one in done] == [(warming.PLANNER, 0), ("none", 2)] and done[1]["compiled"] >= 2
+    assert compiling._gpu_voice == [] and capsys.readouterr().err == ""
+
+
+def test_a_machine_whose_gpu_takes_no_kernels_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(usable, "why_not", lambda: "no C compiler: install gcc")
+    monkeypatch.setattr(warming, "warm", lambda texts, quiet, devices: [{"codec": "none", "compiled": 0, "for_gpus": 0, "seconds": 0.0}])
+    done = psgc("warm", "--codec", "none")
+    assert (done.returncode, done.stdout) == (0, f"{BEFORE}no kernels were compiled for GPUs: no C compiler: install gcc\n")
+
+
+def test_a_gpu_that_fails_while_kernels_are_compiled_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from psgc.launch.job import gpu_warming as on_gpu
+
+    def lost(text: str, device: torch.device) -> bool:
+        raise RuntimeError("CUDA error: device unavailable")
+
+    monkeypatch.setattr(on_gpu, "warm", lost)
+    with pytest.raises(DeviceError, match=r"^cuda:1 has been lost"):
+        warming._load_on_gpu("int8", torch.device("cuda", 1))
