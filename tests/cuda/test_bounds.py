@@ -18,6 +18,7 @@ TEXTS = (
     ("topk:k=0.1,select=sampled", (400,)),
     ("topk:k=0.1,select=mstopk", (300,)),
     ("topk:k=0.6", (300,)),
+    ("topk:k=0.97", (300,)),
     ("topk:k=0.1,warmup=4", (300,)),
     ("blocktopk:k=0.3,block=7", (1, 400)),
     ("blocktopk:k=1,block=130", (401,)),
@@ -33,6 +34,8 @@ def clustered(numel: int, seed: int) -> Any:
         x[-1] = np.float32(1e6)  # of the last block
     if seed == 3:
         x[::2] = 0  # a sampled threshold of 0 sends fewer
+    if seed == 4:
+        x[numel // 2 : numel // 2 + numel // 30] *= np.float32(1e-9)  # what is not sent lies together
     return x
 
 
@@ -56,10 +59,12 @@ def test_payloads_of_other_lengths_in_memory_of_their_bound_are_used_as_on_the_c
 ) -> None:
     pair = Pair(text, device)
     for numel in sizes:
-        both = [sent_at_bound(pair, clustered(numel, seed), seed) for seed in range(4)]
+        both = [sent_at_bound(pair, clustered(numel, seed), seed) for seed in range(5)]
         rooms, payloads = [sent.room for sent, _ in both], [payload for _, payload in both]
         if numel >= 400 or "0.6" in text:
             assert len({payload.size for payload in payloads}) > 1, "payloads of several lengths"
+        if "0.97" in text:
+            assert len({payload[:4].tobytes() for payload in payloads}) == 2, "some hold every element"
         for fresh in (True, False):
             wanted = values(numel, 98, "zeros")
             acc = tensor(wanted, device)
