@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import psgc.torch as psgc
 from psgc.errors import UsageError
 from psgc.torch.session import api
 from psgc.torch.state.saved import check_states, share_of
 from psgc.worker.residuals.residual import Int8Residual
+from tests.torch.conftest import FakeSession
 
 Ranks = Any  # the fixture ``ranks`` of conftest
 KIND = "gradients"
@@ -98,6 +100,34 @@ def test_the_first_step_after_loading_knows_the_units_of_the_saved(ranks: Ranks,
         assert [s.rescale for s in submissions] == [first, 1.0]
 
     ranks.run(2, work)
+
+
+def test_layouts_are_retired_once_every_rank_has_declared_those_that_replace_them(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    retired: list[tuple[int, str]] = []
+    monkeypatch.setattr(FakeSession, "retire", lambda session, layout: retired.append((session.rank, layout.name)), raising=False)
+
+    def train(rank: int) -> None:
+        model = nn.Linear(3, 2)
+        optimizer: Any = psgc.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression="onebit"
+        )
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+
+        step()
+        optimizer.load_residual_state_dict(optimizer.residual_state_dict())
+        assert retired == [], "another rank may still read what is kept of it"
+        psgc.barrier()
+        step()
+        psgc.barrier()
+        optimizer.switch_plan("int8")
+        step()
+
+    ranks.run(2, train)
+    assert sorted(retired) == [(rank, name) for rank in (0, 1) for name in ("optimizer0", "optimizer0.2")]
 
 
 def test_another_models_residual_and_the_middle_of_a_step_are_refused(ranks: Ranks) -> None:

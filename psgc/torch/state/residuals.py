@@ -154,12 +154,12 @@ class Residuals:
     def restore(self, kept: Kept) -> None:
         """Resume from this state; tensors that are not in it begin without one. Existing layouts are dropped, and their tensors are
         declared anew. Every rank must call it."""
+        self._replaced += [layout for layout, _, _ in self._layouts]
         self._waiting, self._layouts, self._loading = kept, [], True
 
     def replace(self, dropped: bool = False) -> None:
         """Drop the layouts; their tensors' states are kept for the layout that is declared next. Every rank must call it. dropped: as of ``collect``."""
         if self._layouts:
-            self._replaced += [layout for layout, _, _ in self._layouts]
             self.restore(self.collect(dropped))
 
 
