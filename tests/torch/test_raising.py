@@ -28,7 +28,7 @@ def test_a_rank_that_goes_on_without_a_step_that_others_applied_ends_the_job_wit
         assert worker.popen.returncode == 1, job.text()
         assert "rank 1: backward raised in " in worker.last_line and "call zero_grad() in place of step()" in worker.last_line, job.text()
         assert "Traceback" not in worker.text, job.text()
-    assert "goes on" in workers[1].text
+    assert workers[1].text.count("goes on") == 1
 
 
 @pytest.mark.parametrize("servers", [1, 0])
@@ -37,4 +37,4 @@ def test_where_every_rank_drops_the_step_the_training_goes_on(make_job: Make, se
     workers = job.whole("together", job=JOB)
     assert set(job.end().values()) == {0}, job.text()
     assert all("the same weights" in worker.text for worker in workers)
-    assert "goes on" in workers[1].text
+    assert workers[1].text.count("goes on") == 4

@@ -321,6 +321,7 @@ class GradientExchange:
                 self._drop()
                 self.outcome = "raised" if raised else self.outcome
             self.end_step(applied=False)
+            self.synchronized = raised  # this rank has taken part in the step
 
     def _give_up_lost(self) -> None:
         """A new backward begins after one that raised, whose gradients must have been cleared. Raises UsageError if they were not."""
@@ -352,7 +353,7 @@ class GradientExchange:
         delivered = self.outcome == "delivered"
         if applied and delivered:
             report_of(self.session).step_over(self.name)
-        if applied or delivered:
+        if (applied or delivered) and self.outcome != "raised":  # of a step that was given up, step() has nothing to apply
             self.outcome = "applied" if applied else "dropped"
         for gradient in self._gradients:
             gradient.note_step()
