@@ -64,6 +64,19 @@ TEXTS = (
     "blocktopk", "randomk:ef=0",
 )  # fmt: skip
 SCHEMES = ("int8:momentum=nesterov,clip=1", "shared:ef=0")
+WARMS = (
+    LAUNCHES.split("from psgc.codecs.codec", maxsplit=1)[0]
+    + """
+from psgc.launch.job import gpu_warming, warming
+names = [text for text in warming.everything() if text != warming.PLANNER] + ["int8/relay", "fp8/int4", "randomk:momentum=dgc,clip=1"]
+print([text for text in names if not gpu_warming.warm(text, torch.device("cpu"))], len(fresh) > 100)
+fresh.clear()
+gpu_warming.SHAPES, gpu_warming.NUMEL = ((17, 20), (7,)), 347
+for text in names:
+    gpu_warming.warm(text, torch.device("cpu"))
+print(sorted(set(fresh)))
+"""
+)
 COMPILES = """
 import logging
 logging.basicConfig(format="%(message)s")
@@ -87,6 +100,10 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_other_lengths_steps_and_seeds_compile_nothing_anew() -> None:
     done = run(f"TEXTS, SCHEMES = {TEXTS!r}, {SCHEMES!r}\n{LAUNCHES}")
     assert done.stdout.splitlines() == ["True True", "[]"]
+
+
+def test_psgc_warm_reaches_kernels_of_every_codec_and_scheme_and_other_lengths_then_compile_nothing() -> None:
+    assert run(WARMS).stdout.splitlines() == ["[] True", "[]"]
 
 
 def test_the_user_hears_once_that_kernels_are_compiled_and_nothing_where_triton_has_kept_them(tmp_path: Path) -> None:
