@@ -31,7 +31,7 @@ from psgc.worker.published import check_value
 from psgc.worker.residuals.memory import own_memory, questions, take_answers, take_up
 from psgc.worker.residuals.residual import LayoutMemory
 from psgc.worker.residuals.transfers import Transfer
-from psgc.worker.session import BucketBuffer, Session, Ticket
+from psgc.worker.session import ROOT_OF, BucketBuffer, Session, Ticket
 from psgc.worker.submission import Submission
 from psgc.worker.tickets import StepTicket, TicketBoard
 
@@ -195,7 +195,7 @@ class ClusterSession(Session):
 
     @property
     def synchronised(self) -> bool:
-        return any(declaration.kind != "broadcast" for declaration in self._names.values())
+        return any(declaration.kind != "broadcast" and not name.startswith(ROOT_OF) for name, declaration in self._names.items())
 
     @property
     def failed(self) -> bool:

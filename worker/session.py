@@ -21,6 +21,7 @@ from psgc.program.ranks import Ranks
 from psgc.worker.device import DeviceBucket
 from psgc.worker.residuals.residual import LayoutMemory
 
+ROOT_OF: Final = "root of "  # begins the names by which ranks agree on broadcasts' roots: they synchronise nothing of the script's
 RAISED: Final = 2  # of ``previous_skipped``, which is else a bool
 
 

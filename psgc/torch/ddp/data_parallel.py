@@ -23,7 +23,7 @@ from psgc.torch.ddp.exchange import add_exchange, exchanges_of
 from psgc.torch.gradients.exchange import GradientExchange
 from psgc.torch.plans.choice import Given, chosen
 from psgc.torch.session import api
-from psgc.torch.tensors.broadcast import broadcast_parameters
+from psgc.torch.tensors.broadcast import broadcast_parameters, broadcast_tensors
 from psgc.torch.tensors.buffers import dtype_name
 
 
@@ -79,7 +79,7 @@ class DistributedDataParallel(torch.nn.Module):
         if self.broadcast_buffers and self.training and torch.is_grad_enabled() and not self._exchange.held:
             buffers = self._buffers_to_send()
             if buffers:
-                broadcast_parameters(buffers, 0, f"{self._prefix}.buffers.")
+                broadcast_tensors(list(buffers.items()), 0, f"{self._prefix}.buffers.")
         return self.module(*inputs, **kwargs)
 
     def _buffers_to_send(self) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -21,7 +22,7 @@ from psgc.torch.tensors import plain
 from psgc.torch.tensors.buffers import TORCH_DTYPES, TensorsBuffer, dtype_name
 from psgc.torch.tensors.plain import TensorPlace
 from psgc.torch.tensors.tensor_exchange import TensorExchange
-from psgc.worker.session import Session
+from psgc.worker.session import ROOT_OF, Session
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 HEAD_BYTES: Final = 4096  # every object's first message: its length, and its beginning
@@ -31,6 +32,7 @@ _PLAIN: Final = b"\0"  # what an object's bytes begin with
 _PICKLED: Final = b"\1"
 BEGINNING_BYTES: Final = HEAD_BYTES - _LENGTH.size
 
+_calls: WeakKeyDictionary[Session, Counter[str]] = WeakKeyDictionary()  # by call and name
 _roots: WeakKeyDictionary[Session, dict[str, list[int]]] = (
     WeakKeyDictionary()
 )  # session -> name of an object -> the roots that it has had so far
@@ -56,7 +58,8 @@ def broadcast_parameters(params: NamedTensors, root_rank: int = 0, prefix: str =
             raise UsageError(f"broadcast_parameters: {name!r} is a {type(value).__name__}, not a tensor; send it with broadcast_object")
         if value is not None:
             named.append((name, value))
-    _broadcast_tensors(named, root_rank, prefix)
+    _agree_on_root(_checked_root(root_rank), f"broadcast_parameters.{prefix}", root_rank, "broadcast_parameters")
+    broadcast_tensors(named, root_rank, prefix)
 
 
 def broadcast_optimizer_state(
@@ -73,7 +76,7 @@ def broadcast_optimizer_state(
     skeleton = broadcast_object(skeleton, root_rank, name=f"{prefix}optimizer", allow_pickle=allow_pickle)
     state = _put_tensors(skeleton, tensors) if session.rank != root_rank else None
     named = [(f"state.{index}", tensor) for index, tensor in enumerate(tensors)]
-    _broadcast_tensors(named, root_rank, f"{prefix}optimizer.")
+    broadcast_tensors(named, root_rank, f"{prefix}optimizer.")
     if state is not None:
         optimizer.load_state_dict(state)
 
@@ -90,6 +93,7 @@ def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = Non
     key = f"{name or 'object'}.{_root_number(session, name or 'object', root_rank)}"
     is_root = session.rank == root_rank
     data = _written(obj, name or "object", allow_pickle) if is_root else b""
+    _agree_on_root(session, f"broadcast_object.{name or 'object'}", root_rank, "broadcast_object")
     head = bytearray(HEAD_BYTES)
     if is_root:
         _LENGTH.pack_into(head, 0, len(data))
@@ -139,7 +143,8 @@ def _checked_root(root_rank: int) -> Session:
     return session
 
 
-def _broadcast_tensors(named: Sequence[tuple[str, torch.Tensor]], root_rank: int, prefix: str) -> None:
+def broadcast_tensors(named: Sequence[tuple[str, torch.Tensor]], root_rank: int, prefix: str) -> None:
+    """As ``broadcast_parameters``, where all ranks are known to name the same root."""
     session = _checked_root(root_rank)
     if not named:
         return
@@ -167,6 +172,27 @@ def _set_number(session: Session, prefix: str, specs: tuple[TensorSpec, ...], ro
     if (specs, root_rank) not in known:
         known.append((specs, root_rank))
     return known.index((specs, root_rank))
+
+
+def _agree_on_root(session: Session, name: str, root_rank: int, call: str) -> None:
+    """Raise UsageError, on every rank, if ranks name different roots. The first call of a name says so when it declares; later ones tell each other, since a
+    rank may find all that it needs declared. To be called after what may be refused on one rank alone, which is then no call. BytePS's wire, whose tensors are
+    numbered, has none of it."""
+    calls = _calls.setdefault(session, Counter())
+    calls[name] += 1
+    if calls[name] == 1 or session.size == 1 or session.config.wire == "pslite":
+        return
+    roots = torch.zeros(session.size, dtype=torch.int32)
+    roots[session.rank] = root_rank
+    spec = TensorSpec("roots", (session.size,), "int32")
+    buffer = TensorsBuffer([spec.shape], torch.int32)
+    buffer.bind([roots])
+    declaration = Declaration(f"{ROOT_OF}{name}", "adhoc", (spec,), "none", mean=False)
+    session.wait([session.submit_named(declaration, buffer)])
+    first, *others = roots.tolist()
+    for rank, root in enumerate(others, 1):
+        if root != first:
+            raise UsageError(f"{call}: root_rank on rank 0 is {first}, on rank {rank} it is {root}; every rank must name the same")
 
 
 def _root_number(session: Session, name: str, root_rank: int) -> int:
