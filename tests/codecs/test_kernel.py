@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import types
 
 from psgc.codecs import onebit, shared
 from psgc.codecs.common import floats
+from psgc.codecs.jit import kernel as jit
 from psgc.codecs.jit.kernel import I64, IN_F32, OUT_F32, SCALAR_F32, helper, kernel
 from psgc.codecs.jit.kernel_cache import KernelCache
 from psgc.codecs.registry import parse_codec
@@ -49,6 +52,26 @@ def all_kernels() -> list[tuple[str, Any]]:
         if hasattr(f, "signatures")
     ]
     return [(name, function) for name, function in found if not getattr(function, "_can_compile", True)]
+
+
+def test_while_a_kernel_is_compiled_no_garbage_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards it is as before."""
+    monkeypatch.setattr(jit, "cache_of", lambda *_: None)
+    collections: list[str] = []
+
+    def double(values, out):  # type: ignore[no-untyped-def]
+        for i in range(values.size):
+            out[i] = values[i] + values[i]
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        collections.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        kernel(types.void(IN_F32, OUT_F32))(double)
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.isenabled() and len(collections) <= 2, "one, when it is over"
 
 
 def test_every_kernel_is_compiled_on_import_for_one_signature() -> None:
