@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
@@ -20,7 +21,8 @@ import pytest
 from hypothesis import settings
 
 from tests.kernels import compile_all
-from tests.preloaded import Preloaded
+from tests.preloaded import Preloaded, fixed_by_imports
+from tests.rewritten import compile_sources
 
 settings.register_profile("psgc", deadline=None)  # a loaded machine is no failure
 settings.load_profile("psgc")
@@ -51,9 +53,19 @@ def _logging_as_before() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before several processes run tests, as many as there are cores share the kernels' compilation."""
+    """Before several processes run tests, as many as there are cores share the kernels' compilation, and the sources'."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        compile_all()
+        compile_all(meanwhile=lambda: compile_sources(config))
+
+
+def pytest_collection() -> None:
+    """What is collected lives as long as the process: the garbage collector need not look at it, neither now nor later."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def free_port() -> int:
@@ -115,9 +127,9 @@ class Job:
             "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True,
         }  # fmt: skip
         popen: subprocess.Popen[str]
-        if command[0] == sys.executable and all(variable.startswith((*SETTINGS, "PYTHONPATH")) for variable in {**self.env, **env}):
+        if command[0] == sys.executable and not any(fixed_by_imports(variable) for variable in {**self.env, **env}):
             popen = Preloaded(command[1:], full, **options)
-        else:  # what else is set may be read where a module is imported
+        else:
             popen = subprocess.Popen(command, env=full, text=True, **options)
         process = Process(name, popen, self.hang_s)
         self.processes.append(process)

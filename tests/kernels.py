@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
@@ -30,8 +31,8 @@ def families() -> list[list[str]]:
     return [[PLANNER], *sorted(codecs, key=len, reverse=True), [SCHEMES]]
 
 
-def compile_all() -> None:
-    """By as many processes as there are cores. Raises AssertionError if a kernel does not compile."""
+def compile_all(meanwhile: Callable[[], object] = lambda: None) -> None:
+    """By as many processes as there are cores. meanwhile: done here. Raises AssertionError if a kernel does not compile."""
     read, write = os.pipe()
     with os.fdopen(write, "wb") as queue:
         for family in families():
@@ -39,6 +40,7 @@ def compile_all() -> None:
     with os.fdopen(read, "rb") as queue:
         cores = os.cpu_count() or 1
         processes = [subprocess.Popen([sys.executable, "-m", "tests.kernels"], stdin=queue, cwd=ROOT) for _ in range(cores)]
+    meanwhile()
     statuses = [process.wait() for process in processes]
     assert not any(statuses), "a kernel does not compile"
 

@@ -41,6 +41,11 @@ TETHER = "psgc/launch/supervision/tether.py"
 _Popen = subprocess.Popen
 
 
+def fixed_by_imports(variable: str) -> bool:
+    """Whether a process with this setting has to import everything itself."""
+    return variable.startswith(FIXED_BY_IMPORTS) and variable != "PYTHONPATH"
+
+
 class Preloaded(_Popen[str]):
     """``subprocess.Popen`` for ``python COMMAND...``, with text. mark: a descriptor that it and all that it forks keep open."""
 

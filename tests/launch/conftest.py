@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.preloaded import FIXED_BY_IMPORTS, Preloaded
+from tests.preloaded import Preloaded, fixed_by_imports
 
 JOBS = Path(__file__).parent.parent / "jobs"
 MARK = "PSGC_TEST_FAULT"
@@ -48,7 +48,7 @@ class Launched:
 
     def preloaded(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         """The same, forked from a process that has imported everything, as are the Python processes that it starts."""
-        if any(name.startswith(FIXED_BY_IMPORTS) for name in env):
+        if any(map(fixed_by_imports, env)):
             return self.python(*arguments, **env)
         return Preloaded(
             arguments, {**self.env, **env}, self.pipe[1], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
