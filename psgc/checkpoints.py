@@ -85,12 +85,16 @@ class Watchdog(threading.Thread):
     """Ends the process of a failed job that does not end by itself: ``grace_s`` after the failure, or after the end of a save that was under
     way, but no later than ``save_timeout_s`` after the failure.
 
-    stopped: set once the process has left the job in order, and nothing has to be done. last_words: said when it is ended.
+    stopped: set once the process has left the job in order, and nothing has to be done. last_words: said when it is ended. ending: called
+    just before.
     """
 
-    def __init__(self, saves: Saves, stopped: threading.Event, grace_s: float, save_timeout_s: float, last_words: str) -> None:
+    def __init__(
+        self, saves: Saves, stopped: threading.Event, grace_s: float, save_timeout_s: float, last_words: str,
+        ending: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
         super().__init__(name="psgc-watchdog", daemon=True)
-        self._saves, self._stopped, self._last_words = saves, stopped, last_words
+        self._saves, self._stopped, self._last_words, self._call_at_end = saves, stopped, last_words, ending
         self._grace_s, self._save_timeout_s = grace_s, save_timeout_s
 
     def run(self) -> None:
@@ -106,7 +110,10 @@ class Watchdog(threading.Thread):
             _say(f"the checkpoint being written (inside psgc.saving()) is not whole: {_overdue(now - failed_at)} the job had failed")
         if self._last_words:
             _say(self._last_words)
-        os._exit(1)
+        try:
+            self._call_at_end()
+        finally:
+            os._exit(1)
 
 
 def _overdue(seconds: float) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
@@ -22,6 +24,14 @@ def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
 def place(trace: TracebackType | None) -> str:
     """ "train.py:17", the user's innermost line; "" where no file is involved."""
     return place_of([(frame.filename, frame.lineno or 0) for frame in users_frames(trace)])
+
+
+def main_place() -> str:
+    """The same of what the main thread runs now; "" once the script has ended."""
+    main = threading.main_thread()
+    frame = sys._current_frames().get(main.ident or 0) if main.is_alive() else None
+    frames = [] if frame is None else [(outer.f_code.co_filename, line) for outer, line in traceback.walk_stack(frame)]
+    return place_of(frames[::-1])
 
 
 def place_of(frames: Sequence[tuple[str, int]]) -> str:

@@ -23,6 +23,7 @@ from psgc.errors import JobFailed, PsgcError
 from psgc.layout import Declaration, Layout
 from psgc.mailbox import Mailbox
 from psgc.observe.worker_trace import worker_trace
+from psgc.place import main_place
 from psgc.pool import threads_of
 from psgc.report import Launcher
 from psgc.transport.control.voice import PARTS
@@ -200,8 +201,15 @@ class Network(threading.Thread):
         self._coordinator.release()
         if self._closing_since is None:
             last_words = "" if error.told else text
-            Watchdog(SAVES, self.stopped, self.config.abort_grace_s, self.config.save_timeout_s, last_words).start()
+            Watchdog(
+                SAVES, self.stopped, self.config.abort_grace_s, self.config.save_timeout_s, last_words, self._tell_where_it_hung
+            ).start()
         self.run_endings()
+
+    def _tell_where_it_hung(self) -> None:
+        """For a script that Ctrl-C did not interrupt: it is in a call that does not return to Python, or its signal came just before it fell asleep."""
+        if self.topology is not None and (where := main_place()):
+            self._launcher.tell("hung", where, self.topology.rank)
 
     # the thread
 

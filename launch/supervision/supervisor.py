@@ -180,6 +180,8 @@ class Supervisor:
                 self._saving.add(report.child)
             elif report.event == "saved":
                 self._saving.discard(report.child)
+            elif report.event == "hung":
+                self._tell_where_it_hung(report)
             elif not self._ending_them:
                 self._name_by_rank(report)
                 self.blame.hear(report)
@@ -191,6 +193,14 @@ class Supervisor:
         if report.event == "joined" and report.rank >= 0 and 0 <= report.child < len(self.children):
             child = self.children[report.child]
             child.who = self.blame.accounts[report.child].name = f"rank {report.rank}"
+
+    def _tell_where_it_hung(self, report: Report) -> None:
+        """After Ctrl-C, for rank 0, which prints it itself where Python could interrupt it."""
+        if self._interrupt == signal.SIGINT and report.rank == 0 and 0 <= report.child < len(self.children):
+            popen = self.children[report.child].popen
+            assert popen.stderr is not None
+            with contextlib.suppress(BrokenPipeError):
+                self.children[report.child].relays[popen.stderr].feed(f"KeyboardInterrupt ({report.text})\n".encode())
 
     @property
     def _ending_them(self) -> bool:

@@ -116,8 +116,10 @@ def test_the_last_line_has_the_error_and_its_place_once_and_nothing_that_psgc_to
     assert not re.search(r"psgc/(torch|worker|launch)/|psgc\.errors", err), "no frames of psgc's, and one spelling of its errors"
 
 
-def test_ctrl_c_is_two_lines_where_it_was_and_that_it_was(launched: Any) -> None:
-    popen = launched.psgc("run", "--no-prefix", "--", sys.executable, FAULTS, "wait", PSGC_LOG_LEVEL="error")
+@pytest.mark.parametrize("how", ["wait", "deaf"])
+def test_ctrl_c_is_two_lines_where_it_was_and_that_it_was(launched: Any, how: str) -> None:
+    """Also where Python does not get to interrupt rank 0."""
+    popen = launched.psgc("run", "--no-prefix", "--", sys.executable, FAULTS, how, PSGC_LOG_LEVEL="error")
     for _ in range(2):
         launched.read_until(popen, "trained")
     popen.send_signal(signal.SIGINT)
