@@ -168,6 +168,27 @@ def test_layouts_that_were_given_up_give_their_memory_back_on_servers_and_worker
     assert gradient / 2 < max(pushed) < 3 * gradient, "a worker keeps what it pushes"
 
 
+def test_slots_behind_sums_within_nodes_are_given_back_too(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    """Two ranks of one node, of which each pushes half of the node's sum."""
+    sharded = ("intra.reduce_scatter", "inter.push", "inter.pull", "intra.all_gather")
+    plan = written(tmp_path / "sharded.json", plan_of(SIZES, (" ".join(SIZES), "none", sharded)))
+    job = make_job(nodes=1)
+    job.scheduler()
+    server = job.server()
+    workers = [
+        job.worker(0, "train", *[plan, "none"] * 6, job=JOB, BYTEPS_LOCAL_RANK=str(rank), BYTEPS_LOCAL_SIZE="2") for rank in range(2)
+    ]
+    store, pushed = [], []
+    while workers[0].popen.poll() is None:
+        store.append(shared_bytes(server, "psgc-store"))
+        pushed.append(shared_bytes(workers[0], "psgc-push"))
+        time.sleep(0.01)
+    assert set(job.end().values()) == {0}, job.text()
+    gradient = 4 * sum(SIZES.values())
+    assert gradient < max(store) < 6 * gradient
+    assert gradient / 2 < max(pushed) < 3 * gradient
+
+
 def shared_bytes(process: Any, name: str) -> int:
     """What the process's shared memory of this name takes."""
     total = 0
