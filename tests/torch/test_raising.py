@@ -17,12 +17,12 @@ ENV = {
 
 
 @pytest.mark.parametrize("servers", [1, 0])
-@pytest.mark.parametrize("codec", ["none", "int8"])
+@pytest.mark.parametrize(("how", "codec"), [("alone", "none"), ("alone", "int8"), ("steps", "none")])
 def test_a_rank_that_goes_on_without_a_step_that_others_applied_ends_the_job_with_its_reason(
-    make_job: Make, servers: int, codec: str
+    make_job: Make, servers: int, how: str, codec: str
 ) -> None:
     job = make_job(servers=servers, env=ENV | {"PSGC_CODEC": codec})
-    workers = job.whole("alone", job=JOB)
+    workers = job.whole(how, job=JOB)
     job.end()
     for worker in workers:
         assert worker.popen.returncode == 1, job.text()
