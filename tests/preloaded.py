@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import io
 import multiprocessing
 import multiprocessing.connection
@@ -237,6 +238,7 @@ def _run(
     start_new_session: bool,
 ) -> None:
     """In the process that the server has forked."""
+    gc.freeze()  # what is imported stays: each process's collector would look at all of it, and so copy its pages
     if start_new_session:
         os.setsid()
     for fd, file in enumerate(files[:3]):

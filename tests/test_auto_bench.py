@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.benchmark_scripts import load
+from tests.preloaded import Preloaded
 
 bench = load("auto")
 SAID = """
@@ -29,7 +35,14 @@ def test_what_measuring_costs_is_measured() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_job_is_clocked_by_what_auto_takes_of_its_steps() -> None:
+def test_a_job_is_clocked_by_what_auto_takes_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        assert command[0] == sys.executable and not options.pop("check") and options.pop("text")
+        with Preloaded(command[1:], dict(os.environ), stdin=subprocess.DEVNULL, **options) as process:
+            out, _ = process.communicate()
+        return subprocess.CompletedProcess(command, process.returncode, out)
+
+    monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT))
     script = str(Path(__file__).parent.parent / "examples" / "train_gpt.py")
     found = bench.measured([script, "--steps", "12", "--width", "32", "--layers", "1", "--context", "16"], workers=2, servers=1)
     assert (found.steps, found.plans) == (12, 1)

@@ -15,6 +15,7 @@ import pytest
 STEPS = str(Path(__file__).parent.parent / "jobs" / "steps.py")
 NAMES = str(Path(__file__).parent.parent / "jobs" / "names.py")
 LIMITED = 'ulimit -S -n "$1"; ulimit -H -n "$2"; shift 2; exec "$@"'
+LIMITED_PSGC = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024)); from psgc.launch.cli import main; main()"
 RAISED = "import resource; from psgc.descriptors import raise_limit; raise_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE))"
 
 
@@ -24,11 +25,11 @@ def limited(soft: int, hard: int, *command: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("names", [1200, pytest.param(10_000, marks=pytest.mark.long)])
 def test_a_job_of_many_names_needs_few_descriptors(launched: Any, names: int) -> None:
-    command = [sys.executable, "-m", "psgc.launch", "run", "--", sys.executable, NAMES, "--names", str(names)]
-    done = subprocess.run(limited(256, 1024, *command), env=launched.env, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    told = [re.fullmatch(r"\[worker \d\] limit 1024, (\d+) more descriptors", line) for line in done.stdout.splitlines()]
-    assert len(told) == 2 and all(each is not None and int(each[1]) < 10 for each in told), done.stdout
+    popen = launched.preloaded("-c", LIMITED_PSGC, "run", "--", sys.executable, NAMES, "--names", str(names))
+    out, err = popen.communicate(timeout=900)
+    assert popen.returncode == 0, err
+    told = [re.fullmatch(r"\[worker \d\] limit 1024, (\d+) more descriptors", line) for line in out.splitlines()]
+    assert len(told) == 2 and all(each is not None and int(each[1]) < 10 for each in told), out
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
@@ -38,10 +39,7 @@ def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
 
 
 def test_every_process_of_a_job_may_open_as_many_as_it_is_allowed(launched: Any) -> None:
-    command = [sys.executable, "-m", "psgc.launch", "run", "--no-prefix", "--", sys.executable, STEPS, "--steps", "100000"]
-    popen = subprocess.Popen(
-        limited(256, 1024, *command), env=launched.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    popen = launched.preloaded("-c", LIMITED_PSGC, "run", "--no-prefix", "--", sys.executable, STEPS, "--steps", "100000")
     launched.read_until(popen, "step 1:")
     limits = {pid: Path(f"/proc/{pid}/limits").read_text() for pid in launched.left()}
     popen.send_signal(signal.SIGTERM)

@@ -62,8 +62,9 @@ def test_a_forked_child_does_not_own_the_session(monkeypatch: pytest.MonkeyPatch
 # A process that has imported torch, which takes seconds, forks a child for each script: what the child does not catch ends it as it
 # would end any script.
 FORKER = """
-import json, os, sys
+import gc, json, os, sys
 import psgc.torch as psgc
+gc.freeze()  # else each child looks at all of torch as it ends, which takes most of its time
 for line in sys.stdin:
     text, env, out, err = json.loads(line)
     if child := os.fork():
