@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from testbed import Testbed, TestbedError, psgc_job, run_members
 
+from psgc.diagnostics.machine import machine
 from psgc.launch.tables import print_table
-from psgc.machine import machine
 
 BENCHMARKS: Final = Path(__file__).parent
 SCRIPT: Final = BENCHMARKS.parent / "examples" / "train_gpt.py"

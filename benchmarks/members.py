@@ -27,8 +27,8 @@ import numpy as np
 import zmq
 
 from psgc.config import Config
+from psgc.diagnostics.machine import machine
 from psgc.layout import Declaration, Layout, TensorSpec
-from psgc.machine import machine
 from psgc.transport.link import Link
 from psgc.transport.link_set import LinkSet
 from psgc.transport.watch import Watch

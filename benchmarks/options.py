@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from prediction import SCRIPT, WARM_UP, PredictionError, Timer, call, mean_of, take_profile
 from shared_cores import TCP_SHARE, SharedCores
 
+from psgc.diagnostics.machine import machine
 from psgc.launch.tables import print_table
-from psgc.machine import machine
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import Profile, load_profile
 from psgc.plan.model.options import OVER_SERVERS, Constraints, encodes, over_groups

@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from shared_cores import problem_for
 
+from psgc.diagnostics.machine import machine
 from psgc.launch.tables import print_table
-from psgc.machine import machine
 from psgc.plan.inputs.profile import Profile, load_profile
 from psgc.plan.methods.bound import lower_bounds
 from psgc.plan.model.plan import UNCOMPRESSED

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from psgc.machine import machine
+from psgc.diagnostics.machine import machine
 
 SEED = 0
 # task, script, codec, steps, learning rate (tuned for each codec on the digits; one for all of GPT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from psgc.compiling import Heard, told_by
+from psgc.diagnostics.compiling import Heard, told_by
 
 
 def print_table(header: list[str], rows: list[list[str]], title: str | None = None) -> None:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import typer
 
+from psgc.diagnostics.spelling import did_you_mean
 from psgc.errors import UsageError
-from psgc.spelling import did_you_mean
 
 # click's UsageError. typer imports the package click or, in newer versions, brings a copy: only its own names lead to the right one.
 WRONG_USAGE: Final[Any] = typer.BadParameter.__mro__[1]

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from psgc.addresses import endpoint, interface_address, is_loopback
+from psgc.diagnostics.spelling import nearest
 from psgc.errors import ConfigError
-from psgc.spelling import nearest
+from psgc.processes.addresses import endpoint, interface_address, is_loopback
 from psgc.variables import LAUNCHER_VARIABLES, MEMBERSHIP, OF_OTHERS, PREFIXES, PSLITE_ONLY, VARIABLES, WITHOUT_EFFECT, Variable
 
 Role = Literal["worker", "server", "scheduler"]

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from psgc.addresses import bare_host, join, split
+from psgc.diagnostics.spelling import did_you_mean
+from psgc.processes.addresses import bare_host, join, split
 from psgc.program.backends import ASKED
-from psgc.spelling import did_you_mean
 from psgc.transport.registry import choices
 
 

@@ -19,7 +19,7 @@ from psgc.codecs.codec import Adder, Codec
 from psgc.codecs.relay import RelayCodec, join_payloads
 from psgc.layout import Layout
 from psgc.observe.server_trace import ServerTrace
-from psgc.pool import Pool
+from psgc.processes.pool import Pool
 from psgc.server.step import NO_SLOT, Fold, KeySpec
 from psgc.server.store import KeyStore
 from psgc.server.weights.versions import Versions

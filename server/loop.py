@@ -19,16 +19,16 @@ from typing import Any, Final
 import zmq
 
 from psgc import __version__
-from psgc.absence import Absence, younger
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
+from psgc.diagnostics.report import Launcher
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.layout import Layout, key_text
-from psgc.mailbox import Mailbox
 from psgc.observe.server_trace import server_trace
-from psgc.pool import threads_of
-from psgc.reminder import Reminder
-from psgc.report import Launcher
+from psgc.processes.absence import Absence, younger
+from psgc.processes.mailbox import Mailbox
+from psgc.processes.pool import threads_of
+from psgc.processes.reminder import Reminder
 from psgc.server.engine import Engine, KeyWork
 from psgc.server.state import Commit, Effect, Fault, Fold, Restore, Retire, Send, SendResidual, ServerState, specs_of
 from psgc.server.store import KeyShape, Store

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from psgc.absence import Absence, younger
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Layout
 from psgc.layout.update_rule import UpdateRule
-from psgc.reminder import LONGEST_S, Reminder
+from psgc.processes.absence import Absence, younger
+from psgc.processes.reminder import LONGEST_S, Reminder
 from psgc.server.step import NO_SLOT, Action, Commit, Fold, KeySpec, KeyState, Lend, Reply, Restore
 from psgc.server.weights.key import WeightsKey
 from psgc.server.window import Window

@@ -194,12 +194,12 @@ class KeyState:
             )
         if header.step < self.step - 1 or rank in self.contributions:
             return []  # out of date: the worker has gone on since
-        owed = self.add_back or (bool(header.flags & Flag.PREVIOUS_SKIPPED) and self._last_had_payload)
+        pending = self.add_back or (bool(header.flags & Flag.PREVIOUS_SKIPPED) and self._last_had_payload)
         answer = Header(
             Kind.RESIDUAL, plan=self.spec.layout, key=self.spec.key, step=header.step, contributors=header.contributors,
             rescale=self.rescale, payload_bytes=4 * numel,
         )  # fmt: skip
-        return [Lend(rank, answer, self.last_slot if owed else NO_SLOT)]
+        return [Lend(rank, answer, self.last_slot if pending else NO_SLOT)]
 
     def restore(self, rank: int, header: Header, payload: Any) -> list[Action]:
         """Handle a RESTORE, which sets elements of the residual that the key begins with. Repeats are answered, but not set again. Raises

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from psgc.absence import AWAY_S, Absence, younger
 from psgc.layout import Declaration, TensorSpec, build_layout
+from psgc.processes.absence import AWAY_S, Absence, younger
 from psgc.server.state import ServerState, specs_of
 from psgc.wire.frames import Header, Kind
 from psgc.worker.connections.reach import Reach

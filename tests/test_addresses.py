@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from psgc import addresses
-from psgc.addresses import bare_host, endpoint, is_loopback, join, listening_socket, needs_ipv6, split
 from psgc.config import Config
 from psgc.errors import ConfigError, PsgcError
+from psgc.processes import addresses
+from psgc.processes.addresses import bare_host, endpoint, is_loopback, join, listening_socket, needs_ipv6, split
 from psgc.transport.host import local_address_for, same_network
 
 needs_v6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

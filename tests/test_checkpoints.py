@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 import psgc
-from psgc.checkpoints import SAVES, Saves
+from psgc.processes.checkpoints import SAVES, Saves
 
 
 def test_it_is_also_psgc_torch_saving() -> None:
@@ -67,7 +67,7 @@ def test_a_forked_child_neither_speaks_for_its_parent_nor_waits_for_its_threads(
 
 WATCHED = """
 import sys, threading, time
-from psgc.checkpoints import SAVES, Watchdog
+from psgc.processes.checkpoints import SAVES, Watchdog
 grace_s, limit_s, save_s, more_s = map(float, sys.argv[1:])
 def save():
     with SAVES.saving(): time.sleep(save_s)
@@ -96,7 +96,7 @@ def test_a_process_that_does_not_end_is_ended_after_its_grace_or_its_save(times:
 
 AT_EXIT = """
 import sys, threading, time
-from psgc.checkpoints import Saves
+from psgc.processes.checkpoints import Saves
 saves, (limit_s, name_after_s) = Saves(), map(float, sys.argv[1:])
 saves.tell_to(lambda _: None, limit_s)
 begun = threading.Event()

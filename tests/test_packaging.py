@@ -31,9 +31,6 @@ FLOORS = {
     "psgc.torch": ("device", "collectives", "session", "tensors", "state", "plans", "gradients", "ddp", "optimizers"),
     "psgc.launch": ("supervision", "bench", "topology", "job", "doctor", "profiling", "pages", "observing", "verbs"),
 }
-MOST_FILES = {
-    "psgc/codecs": 26,
-}  # codecs are of one kind
 LAYERS = {"core": 1, "cuda": 2, "server": 2, "worker": 2, "scheduler": 2, "torch": 3, "launch": 4, "compat": 5}
 
 
@@ -121,13 +118,6 @@ def test_nothing_imports_in_a_circle() -> None:
     graphlib.TopologicalSorter(
         {module_of(path): imported(path) for path in sources()}
     ).prepare()  # raises CycleError, which names the circle
-
-
-@for_each(folder=sorted({path.parent for path in sources()}))
-def test_no_folder_has_grown_out_of_sight(folder: Path) -> None:
-    """More than this nobody takes in at a glance; codecs are one kind, of which each has a file."""
-    files = [path for path in folder.glob("*.py") if path.stem != "__init__"]
-    assert len(files) <= MOST_FILES.get(str(folder.relative_to(ROOT)), 15), [path.name for path in files]
 
 
 @for_each(path=sources())

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from psgc.config import Config
-from psgc.reminder import Reminder
+from psgc.processes.reminder import Reminder
 from psgc.transport.control.voice import AWAITED, PARTS, Voice, own_outlet
 from psgc.transport.security import curve
 

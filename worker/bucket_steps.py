@@ -17,9 +17,9 @@ from psgc.codecs import Encoded
 from psgc.config import Config
 from psgc.errors import DeviceError, PsgcError
 from psgc.layout import Layout
-from psgc.mailbox import Mailbox
 from psgc.observe.worker_trace import WorkerTrace
-from psgc.pool import Pool
+from psgc.processes.mailbox import Mailbox
+from psgc.processes.pool import Pool
 from psgc.transport.memory.arena import Arena
 from psgc.worker.bucket import BucketWork, Slot, make_slots
 from psgc.worker.client import Action, Client, Decode

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from psgc.errors import LocalProtocolError, RemoteProtocolError
 from psgc.layout import ITEM_BYTES, OF_MODELS, Layout, key_text
-from psgc.reminder import LONGEST_S, Reminder
+from psgc.processes.reminder import LONGEST_S, Reminder
 from psgc.wire.frames import SERVER_SENDER, Flag, Header, Kind
 from psgc.wire.messages import ErrorCode, Notice, decode_body
 from psgc.worker.connections.pace import Pace

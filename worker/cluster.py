@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
-from psgc.descriptors import raise_limit
 from psgc.errors import JobFailed, UsageError
 from psgc.layout import Declaration, Layout, build_layout
 from psgc.layout.byteps_hash import HashPlacement
 from psgc.observe.figures import Figures
+from psgc.processes.descriptors import raise_limit
 from psgc.program.groups import Groups
 from psgc.transport.security import encryption
 from psgc.wire.reports import Report

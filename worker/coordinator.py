@@ -18,12 +18,12 @@ from typing import Any, Final, Protocol
 import zmq
 
 from psgc import __version__
-from psgc.absence import Absence, younger
 from psgc.config import Config
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Declaration, Layout
+from psgc.processes.absence import Absence, younger
+from psgc.processes.reminder import Reminder
 from psgc.program.agenda import Agenda, Turn, Use
-from psgc.reminder import Reminder
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice

@@ -17,15 +17,15 @@ from typing import Any
 
 import zmq
 
-from psgc.checkpoints import SAVES, Watchdog
 from psgc.config import Config
+from psgc.diagnostics.place import main_place
+from psgc.diagnostics.report import Launcher
 from psgc.errors import JobFailed, PsgcError
 from psgc.layout import Declaration, Layout
-from psgc.mailbox import Mailbox
 from psgc.observe.worker_trace import worker_trace
-from psgc.place import main_place
-from psgc.pool import threads_of
-from psgc.report import Launcher
+from psgc.processes.checkpoints import SAVES, Watchdog
+from psgc.processes.mailbox import Mailbox
+from psgc.processes.pool import threads_of
 from psgc.transport.control.voice import PARTS
 from psgc.transport.memory.arena import Arena
 from psgc.transport.watch import Watch

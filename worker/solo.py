@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.checkpoints import SAVES
 from psgc.config import Config
+from psgc.diagnostics.report import Launcher
 from psgc.errors import JobFailed, NonFiniteError, UsageError
 from psgc.layout import Declaration, Layout, build_layout
-from psgc.report import Launcher
+from psgc.processes.checkpoints import SAVES
 from psgc.worker.nonfinite import first_nonfinite
 from psgc.worker.published import check_value
 from psgc.worker.residuals.owed import Owed

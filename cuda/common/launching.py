@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
-from psgc import compiling
 from psgc.codecs.codec import Stream
 from psgc.cuda.common.device_codec import DeviceStream, stream_words
+from psgc.diagnostics import compiling
 
 # No fused multiply-add, and denormals are kept: roundings are part of what a codec promises.
 SETTINGS: Final[dict[str, Any]] = {"enable_fp_fusion": False, "enable_reflect_ftz": False}

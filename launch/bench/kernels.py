@@ -22,9 +22,9 @@ from psgc.codecs.common.definitions import reference_commit, reference_decode, r
 from psgc.codecs.common.one_part import RESCALE, STREAM, WORKERS, Part, gaussian
 from psgc.codecs.registry import parse_scheme
 from psgc.codecs.scheme import BucketContext, PairScheme, Scheme, SchemeState, slices
+from psgc.diagnostics.machine import machine
 from psgc.errors import CodecError, ConfigError, UsageError
 from psgc.launch.bench.baselines import IMPLEMENTATIONS, MULTIPLE, WITH_BASELINES, Runner, one_thread, runner
-from psgc.machine import machine
 
 SIZES: Final = (1 << 16, 1 << 20, 1 << 24)  # elements: 256 KB, 4 MB and 64 MB of fp32
 CHECKED: Final = 70_001  # elements that a kernel is checked on: more than a chunk, and no multiple of a block

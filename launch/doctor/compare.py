@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from psgc.addresses import is_loopback
 from psgc.launch.doctor.facts import EVERYWHERE, ON_WORKERS, Facts
+from psgc.processes.addresses import is_loopback
 from psgc.variables import VARIABLES
 
 CLOCK_S: Final = 0.5  # difference of two clocks; psgc itself depends on none

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from psgc import __version__
-from psgc.addresses import is_loopback, lookup, unmapped
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.launch.job.bpslaunch import local_servers
 from psgc.launch.job.devices import local_size
 from psgc.launch.topology import Topology
+from psgc.processes.addresses import is_loopback, lookup, unmapped
 
 PACKAGES: Final = ("torch", "numpy", "numba", "pyzmq")
 # Settings that must have one value in the whole job, and those that all workers must agree on: fields of Config.

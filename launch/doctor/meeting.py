@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from psgc.addresses import join, listening_socket, split, unmapped
 from psgc.config import Config
 from psgc.errors import PsgcError, RemoteProtocolError
 from psgc.launch.doctor.compare import Finding, Unreached, compare, complete, to_json
 from psgc.launch.doctor.facts import Facts
+from psgc.processes.addresses import join, listening_socket, split, unmapped
 
 MAX_BYTES: Final = 1 << 20  # of a message
 MAX_GUESTS: Final = 4096

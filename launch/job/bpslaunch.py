@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from psgc.addresses import join, split
 from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch.job import ranks
@@ -29,6 +28,7 @@ from psgc.launch.supervision.supervisor import Patience, Supervisor
 from psgc.launch.topology import detect, told
 from psgc.launch.topology.interfaces import named, place_of
 from psgc.launch.version import version_line
+from psgc.processes.addresses import join, split
 from psgc.transport.control.voice import own_outlet
 
 ROLES: Final = ("scheduler", "server", "worker")

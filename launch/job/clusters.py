@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from psgc.addresses import is_loopback
 from psgc.errors import ConfigError
 from psgc.launch.job.ranks import FREE_PORTS
 from psgc.launch.topology.interfaces import named
+from psgc.processes.addresses import is_loopback
 
 JOINT: Final = "server,worker"
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 
 from psgc.config import Config
-from psgc.descriptors import raise_limit
 from psgc.errors import ConfigError, PsgcError
 from psgc.launch.job.logs import set_up_logging
+from psgc.processes.descriptors import raise_limit
 
 logger = logging.getLogger(__name__)
 

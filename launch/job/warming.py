@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psgc
-from psgc.compiling import gpu_kernels_counted_by, moving_bar, told_by
+from psgc.diagnostics.compiling import gpu_kernels_counted_by, moving_bar, told_by
 
 BROADCAST_CODEC: Final = "none"  # parameters are broadcast uncompressed, whatever the job's codec is
 PLANNER: Final = "the planner"  # the search's own kernels

@@ -89,7 +89,7 @@ def render() -> str:
     others: dict[str, list[str]] = {}
     for name, why in OF_OTHERS.items():
         others.setdefault(why, []).append(f"`{name}`")
-    unheeded = [f"| {', '.join(names)} | {why} |" for why, names in others.items()]
+    ignored = [f"| {', '.join(names)} | {why} |" for why, names in others.items()]
     launcher = [f"| `{name}` | {meaning} |" for name, meaning in sorted(LAUNCHER_VARIABLES.items())]
     return (
         HEAD
@@ -102,7 +102,7 @@ def render() -> str:
         + "\n".join(without)
         + "\n"
         + OTHERS
-        + "\n".join(unheeded)
+        + "\n".join(ignored)
         + "\n"
     )
 

@@ -11,14 +11,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
-from psgc.compiling import Heard, told_by
+from psgc.diagnostics.compiling import Heard, told_by
+from psgc.diagnostics.machine import machine
 from psgc.errors import ConfigError, UsageError
 from psgc.launch.job.interpreter import check_command
 from psgc.launch.profiling.links import SIZES as LINK_SIZES
 from psgc.launch.profiling.links import Trips, fit, measure_here, measure_joined
 from psgc.launch.topology import Topology, as_detected
 from psgc.launch.topology.describe import links_text
-from psgc.machine import machine
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.observed import LEAST_ITERATIONS
 from psgc.plan.inputs.profile import Curves, Profile, computed_profile

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from psgc.report import Report
+from psgc.diagnostics.report import Report
 
 
 class Weight(IntEnum):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from psgc.place import place_of
+from psgc.diagnostics.place import place_of
 
 MAX_REMEMBERED: Final = 400  # characters of a line that are repeated in a message
 MAX_FRAMES: Final = 2000  # deeper recursion is cut by Python itself

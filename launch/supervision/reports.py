@@ -1,4 +1,4 @@
-"""Receives the reports that a launcher's processes send (psgc/report.py). Reports of other users are dropped."""
+"""Receives the reports that a launcher's processes send (psgc/diagnostics/report.py). Reports of other users are dropped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import Final
 
-from psgc.report import Report
+from psgc.diagnostics.report import Report
 
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid of the sender, filled in by the kernel
 _MAX_BYTES: Final = 1 << 16

@@ -19,13 +19,13 @@ from types import FrameType, TracebackType
 from typing import IO, Any, Final
 
 from psgc.config import Config
-from psgc.descriptors import raise_limit
+from psgc.diagnostics.report import Report
 from psgc.launch.supervision.blame import Account, Blame
 from psgc.launch.supervision.child import Child, live_groups, script
 from psgc.launch.supervision.keeper import Keeper
 from psgc.launch.supervision.relay import Relay, coloured
 from psgc.launch.supervision.reports import Reports
-from psgc.report import Report
+from psgc.processes.descriptors import raise_limit
 
 TURN_S: Final = 0.1  # polling interval for events without a signal: a group's last process is gone, the next step of the ladder is due
 DRAIN_S: Final = 1.0  # how long to wait for the end of output if a process outside the groups holds a pipe open

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Final
 
-from psgc.addresses import interface_address
 from psgc.errors import ConfigError
 from psgc.launch.topology.detect import AUTO, detect
 from psgc.launch.topology.machine import Topology
+from psgc.processes.addresses import interface_address
 
 NAME: Final = "PSGC_INTERFACES"
 _machine = cache(detect)

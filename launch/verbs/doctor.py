@@ -18,13 +18,13 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from psgc.addresses import join
 from psgc.config import Config
 from psgc.errors import ConfigError, UsageError
 from psgc.launch.flags import Json
 from psgc.launch.tables import print_table, progress
 from psgc.launch.topology import Topology, detect, switch_size
 from psgc.launch.topology.describe import rows as rows_of
+from psgc.processes.addresses import join
 
 Finding = tuple[bool, str]
 PACKAGES = {"numpy": (1, 26), "numba": (0, 60), "pyzmq": (26,), "torch": (2, 4)}

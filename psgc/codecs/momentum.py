@@ -35,8 +35,8 @@ from psgc.codecs.common.parameters import MOMENTUM_DEFAULTS
 from psgc.codecs.common.sums import squares_kernel, sum_squares
 from psgc.codecs.common.texts import join_text
 from psgc.codecs.scheme import BucketContext, ResidualDtype, Round, Scheme, SchemeState
+from psgc.diagnostics.spelling import did_you_mean
 from psgc.errors import CodecError
-from psgc.spelling import did_you_mean
 
 Kind = Literal["none", "nesterov", "dgc"]
 

@@ -25,8 +25,8 @@ from psgc.codecs.common.texts import join_text, split_text
 from psgc.codecs.plugins import load_plugin, plugins
 from psgc.codecs.scheme import BucketContext, PairScheme, Scheme
 from psgc.codecs.table import CODECS, SCHEMES
+from psgc.diagnostics.spelling import did_you_mean
 from psgc.errors import CodecError
-from psgc.spelling import did_you_mean
 
 _ANY: Final = BucketContext()
 SCRIPT_CODEC: Final = "functions"  # script_codec's name

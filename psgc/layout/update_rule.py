@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from psgc.diagnostics.spelling import did_you_mean
 from psgc.errors import UsageError
-from psgc.spelling import did_you_mean
 
 NAMES: Final = ("add", "average", "nesterov")
 UNBOUNDED: Final = -1

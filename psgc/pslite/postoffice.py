@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from psgc.errors import JobFailed, PsgcError, RemoteProtocolError, UsageError
+from psgc.processes.reminder import Reminder
 from psgc.pslite import nodes
 from psgc.pslite.actions import Action, Connect
 from psgc.pslite.member import Member
@@ -21,7 +22,6 @@ from psgc.pslite.resend import Resender
 from psgc.pslite.scheduler import Scheduler
 from psgc.pslite.settings import Settings
 from psgc.pslite.van import Van
-from psgc.reminder import Reminder
 
 logger = logging.getLogger(__name__)
 

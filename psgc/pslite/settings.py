@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from psgc.addresses import interface_address, is_loopback
 from psgc.config import Config
 from psgc.errors import ConfigError
+from psgc.processes.addresses import interface_address, is_loopback
 
 Role = Literal["worker", "server", "scheduler"]
 

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import zmq
 
-from psgc.addresses import endpoint, needs_ipv6
 from psgc.errors import PsgcError, RemoteProtocolError
-from psgc.mailbox import Mailbox
+from psgc.processes.addresses import endpoint, needs_ipv6
+from psgc.processes.mailbox import Mailbox
 from psgc.pslite import nodes
 from psgc.pslite.meta import DATA, EMPTY, MAX_DATA_FRAMES, WORKER, Meta, Node, read_meta
 

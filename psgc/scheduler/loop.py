@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import zmq
 
-from psgc.addresses import endpoint, is_loopback
 from psgc.codecs import BucketContext, parse_scheme
 from psgc.config import Config
+from psgc.diagnostics.report import Launcher
 from psgc.errors import PsgcError
-from psgc.mailbox import Mailbox
-from psgc.report import Launcher
+from psgc.processes.addresses import endpoint, is_loopback
+from psgc.processes.mailbox import Mailbox
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.membership import Membership
 from psgc.transport.control.router import Router

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from psgc import __version__
-from psgc.absence import Absence, younger
-from psgc.addresses import is_loopback, split
 from psgc.errors import CodecError, PsgcError, RemoteProtocolError
 from psgc.layout import Declaration
+from psgc.processes.absence import Absence, younger
+from psgc.processes.addresses import is_loopback, split
+from psgc.processes.reminder import Reminder
 from psgc.program.agenda import Use
-from psgc.reminder import Reminder
 from psgc.scheduler.actions import Action, End, Log, Send
 from psgc.scheduler.published import Values
 from psgc.scheduler.rendezvous import Barriers, Declarations, Gathering, Name

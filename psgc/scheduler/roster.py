@@ -8,8 +8,8 @@ from typing import Final
 
 from psgc import __version__
 from psgc.layout import Machines
+from psgc.processes.reminder import Reminder
 from psgc.program.ranks import Ranks, fault_of
-from psgc.reminder import Reminder
 from psgc.wire.messages import Register, ServerAddress, Topology, encode_body, plain
 from psgc.wire.reports import Report
 

@@ -1,6 +1,6 @@
 """What users import: ``import psgc.torch as psgc``. Names and meanings follow BytePS and Horovod; docstrings say where psgc differs."""
 
-from psgc.checkpoints import saving
+from psgc.processes.checkpoints import saving
 from psgc.torch.ddp.data_parallel import DistributedDataParallel
 from psgc.torch.ddp.hook import ddp_hook
 from psgc.torch.gradients.profiler import profile_model

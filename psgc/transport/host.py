@@ -7,8 +7,8 @@ import socket
 from functools import cache
 from pathlib import Path
 
-from psgc.addresses import lookup
 from psgc.errors import ConfigError
+from psgc.processes.addresses import lookup
 
 
 @cache

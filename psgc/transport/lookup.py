@@ -8,7 +8,7 @@ import socket
 import threading
 from typing import Any, Final
 
-from psgc.addresses import lookup
+from psgc.processes.addresses import lookup
 
 PATIENCE_S: Final = 0.2  # how long to wait for the first lookup, which mostly takes less; later ones are not awaited
 Addresses = list[tuple[socket.AddressFamily, Any]]

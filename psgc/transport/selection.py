@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from psgc.config import Config
+from psgc.diagnostics.spelling import did_you_mean
 from psgc.errors import ConfigError
-from psgc.spelling import did_you_mean
 from psgc.transport.link import Listener, Transport
 from psgc.transport.registry import AUTO, FALLBACK, MODULES, choices
 

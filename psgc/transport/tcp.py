@@ -19,9 +19,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from psgc.addresses import SCHEME, is_loopback, join, listening_socket, lookup, split, unmapped
 from psgc.config import Config
 from psgc.errors import RemoteProtocolError
+from psgc.processes.addresses import SCHEME, is_loopback, join, listening_socket, lookup, split, unmapped
 from psgc.transport.host import local_address_for
 from psgc.transport.link import MAX_BYTES, MAX_MESSAGES, Dial, Listener, Transport, Trouble
 from psgc.transport.lookup import Lookup

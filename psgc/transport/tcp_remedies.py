@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from psgc.addresses import is_loopback, split
+from psgc.processes.addresses import is_loopback, split
 from psgc.transport.link import Trouble
 
 ADVERTISED: Final = "DMLC_NODE_HOST, DMLC_PORT or PSGC_ADVERTISE where the server is started"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from psgc.diagnostics.report import Report
 from psgc.launch.supervision.blame import Account, Blame
-from psgc.report import Report
 
 SCHEDULER, SERVER, FIRST, SECOND = range(4)
 

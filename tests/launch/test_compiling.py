@@ -14,10 +14,10 @@ import numba
 import pytest
 import torch
 
-from psgc import compiling
 from psgc.codecs.jit.kernel import I64, kernel
-from psgc.compiling import told_by
 from psgc.cuda.common import usable
+from psgc.diagnostics import compiling
+from psgc.diagnostics.compiling import told_by
 from psgc.errors import DeviceError
 from psgc.launch.job import warming
 from tests.plan.commands import psgc

@@ -16,7 +16,9 @@ STEPS = str(Path(__file__).parent.parent / "jobs" / "steps.py")
 NAMES = str(Path(__file__).parent.parent / "jobs" / "names.py")
 LIMITED = 'ulimit -S -n "$1"; ulimit -H -n "$2"; shift 2; exec "$@"'
 LIMITED_PSGC = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024)); from psgc.launch.cli import main; main()"
-RAISED = "import resource; from psgc.descriptors import raise_limit; raise_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+RAISED = (
+    "import resource; from psgc.processes.descriptors import raise_limit; raise_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+)
 
 
 def limited(soft: int, hard: int, *command: str) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def test_lines_of_libraries_are_passed_over_unless_there_are_no_others() -> None
 def test_what_psgc_tells_of_a_run_is_not_why_it_ended() -> None:
     for log in (
         "2026-01-02 03:04:05,678 INFO psgc.run: 5 steps, 3.1 ms each",
-        "WARNING:psgc.torch.session.unheeded:PSGC_CODEC has no effect",
+        "WARNING:psgc.torch.session.without_effect:PSGC_CODEC has no effect",
     ):
         assert words(f"no such data set\n{log}\n").line == "no such data set"
         assert words(f"{log}\n").line == ""

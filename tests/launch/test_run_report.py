@@ -51,7 +51,7 @@ def test_what_is_overridden_or_synchronises_nothing_is_told_once_and_at_log_leve
         script = (sys.executable, str(JOB), "--steps", steps, "--compression", "none")
         status, _, err = launched.end(launched.psgc("run", "--codec", "int8", "--", *script, PSGC_LOG_LEVEL=level))
         assert (status, run_lines(err)) == (0, []), err
-        warned = [line.partition("psgc.torch.session.unheeded: ")[2] for line in err.splitlines() if "unheeded" in line]
+        warned = [line.partition("psgc.torch.session.without_effect: ")[2] for line in err.splitlines() if "without_effect" in line]
         assert warned == ([] if level == "error" else [
             "PSGC_CODEC=int8 (--codec) has no effect on DistributedOptimizer: the script gives it 'none'; leave that out to use the setting",
             "rank 0: the script synchronised nothing: no gradient was sent, and each rank trained by itself; wrap its optimizer in "

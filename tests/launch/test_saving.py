@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SAVES = Path(__file__).parent.parent / "jobs" / "saves.py"
-TELLING = "import os, sys, time; from psgc.report import Launcher; tell = Launcher(os.environ['PSGC_LAUNCHER']).tell; "
+TELLING = "import os, sys, time; from psgc.diagnostics.report import Launcher; tell = Launcher(os.environ['PSGC_LAUNCHER']).tell; "
 SAVING = (
     TELLING + "tell('joined', rank=0); tell('saving'); print('up', flush=True); time.sleep({}); tell('saved'); print('whole', flush=True); "
 )

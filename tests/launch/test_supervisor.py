@@ -54,7 +54,7 @@ def test_the_first_cause_stays_the_reason_when_others_fail_after_it(launched: An
     assert re.fullmatch(r"launcher: first was killed by SIGSEGV \(pid \d+\)", last(err)), err
 
 
-TELLING = "import os, sys, time; from psgc.report import Launcher; tell = Launcher(os.environ['PSGC_LAUNCHER']).tell; "
+TELLING = "import os, sys, time; from psgc.diagnostics.report import Launcher; tell = Launcher(os.environ['PSGC_LAUNCHER']).tell; "
 
 
 def test_consequences_that_end_first_are_not_taken_for_the_cause(launched: Any) -> None:

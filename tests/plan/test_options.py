@@ -46,14 +46,14 @@ def test_encodes_and_decodes_alternate_and_payload_collectives_carry_payloads() 
         assert not encoded, option
 
 
-def owed(option: Option, level: str) -> list[str]:
+def operations(option: Option, level: str) -> list[str]:
     return [action.split(".")[1] for action in option if action.startswith(f"{level}.")]
 
 
 def test_second_steps_fit_first_steps() -> None:
     for option in all_options():
         for level in ("flat", "intra", "inter"):
-            steps = owed(option, level)
+            steps = operations(option, level)
             if len(steps) == 2:
                 assert steps[1] == STEPS_OF[steps[0]], option
             else:

@@ -17,7 +17,7 @@ from psgc.plan.model.job import load_job
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs, simulate
-from psgc.pool import threads_of
+from psgc.processes.pool import threads_of
 from tests.plan.jobs import check_file
 
 ENCODED = ("comp@cpu", "flat.push.c", "flat.pull.c", "decomp@cpu")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import zmq
 
-from psgc.addresses import interface_address
 from psgc.config import Config
 from psgc.errors import ConfigError, JobFailed, PsgcError, UsageError
+from psgc.processes.addresses import interface_address
 from psgc.pslite import WORKER_GROUP, KVMeta, KVPairs, KVServer, KVWorker, Postoffice, Settings
 from psgc.pslite.meta import Meta
 

@@ -19,9 +19,9 @@ from sim_network import Clock, Network, Weather
 from sim_oracle import Chances, Oracle
 from sim_worker import SimWorker, Ticket
 
-from psgc.absence import Absence
 from psgc.codecs import parse_scheme
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec, part_numel
+from psgc.processes.absence import Absence
 from psgc.wire.frames import Flag
 from psgc.wire.messages import ErrorCode
 from psgc.worker import coordinator

@@ -16,10 +16,10 @@ from sim_network import Channel, Clock, Network, Weather
 from sim_oracle import Word, name_of_residual, name_of_result
 from simulation import SLOWEST_RATE, World, quiet, simulate
 
-from psgc.absence import Absence
 from psgc.codecs import CodecPair, Stream, parse_codec
 from psgc.errors import PayloadError, RemoteProtocolError
 from psgc.layout import Declaration, Layout, TensorSpec, build_layout, make_key
+from psgc.processes.absence import Absence
 from psgc.server.engine import Engine, KeyWork
 from psgc.server.state import Retire, Send, ServerState, specs_of
 from psgc.server.step import NO_SLOT, Commit, Fold, KeySpec, KeyState, Lend, Reply, Restore, Result

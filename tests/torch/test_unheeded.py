@@ -9,7 +9,7 @@ import torch
 
 import psgc.torch as psgc
 from psgc.config import Config
-from psgc.torch.session import unheeded
+from psgc.torch.session import without_effect
 
 
 class Joined:
@@ -40,22 +40,22 @@ def test_a_codec_that_the_script_overrides_is_told_once(
 ) -> None:
     session: Any = Joined(asked)
     for _ in range(2):
-        assert unheeded.choose(session, given, "DistributedOptimizer") == chosen
-    unheeded.tell_end(session)
+        assert without_effect.choose(session, given, "DistributedOptimizer") == chosen
+    without_effect.tell_end(session)
     assert len(told(caplog)) == warned
     assert all(f"PSGC_CODEC={asked} has no effect on DistributedOptimizer: the script gives it '{given}'" in text for text in told(caplog))
 
 
 def test_rank_0_alone_tells(caplog: pytest.LogCaptureFixture) -> None:
     session: Any = Joined("int8", rank=1, synchronised=False)
-    unheeded.choose(session, "none", "DistributedOptimizer")
-    unheeded.tell_end(session)
+    without_effect.choose(session, "none", "DistributedOptimizer")
+    without_effect.tell_end(session)
     assert told(caplog) == []
 
 
 def test_a_codec_that_nothing_took_is_told_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     session: Any = Joined("int8")
-    unheeded.tell_end(session)
+    without_effect.tell_end(session)
     assert told(caplog) == ["PSGC_CODEC=int8 had no effect: no DistributedOptimizer and no ddp_hook of the script took it"]
 
 
@@ -67,13 +67,13 @@ def test_a_codec_that_nothing_took_is_told_at_the_end(caplog: pytest.LogCaptureF
 def test_in_a_job_of_one_a_codec_that_exists_has_no_effect(
     codec: str, env: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    unheeded.tell_start(Config.from_env({"PSGC_CODEC": codec, **env}))
+    without_effect.tell_start(Config.from_env({"PSGC_CODEC": codec, **env}))
     assert [text.partition(", and nothing is sent")[0] for text in told(caplog)] == ([said] if said else [])
 
 
 def test_a_script_that_synchronised_nothing_is_told_so_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     session: Any = Joined("int8", synchronised=False)
-    unheeded.tell_end(session)
+    without_effect.tell_end(session)
     assert len(told(caplog)) == 1
     assert told(caplog)[0].startswith("rank 0: the script synchronised nothing: no gradient was sent")
 

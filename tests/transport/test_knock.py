@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from psgc.addresses import listening_socket
+from psgc.processes.addresses import listening_socket
 from psgc.transport.control.knock import AGAIN_S, PATIENCE_S, Knock
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from psgc.mailbox import Mailbox
+from psgc.processes.mailbox import Mailbox
 
 
 @pytest.fixture

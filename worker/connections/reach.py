@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from psgc.absence import Absence, younger
-from psgc.reminder import Reminder
+from psgc.processes.absence import Absence, younger
+from psgc.processes.reminder import Reminder
 
 NAMED_AFTER_S: Final = 3.0  # even the slowest link answers sooner, and a user who waits wants to know why
 REMADE: Final = 3  # a connection that breaks so often without progress may end the job

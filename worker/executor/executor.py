@@ -20,12 +20,12 @@ from typing import Any, Final, NamedTuple
 from psgc.errors import DeviceError, PsgcError, raised_alone
 from psgc.layout import ITEM_BYTES, Layout
 from psgc.observe.worker_trace import WorkerTrace
-from psgc.pool import Pool
+from psgc.processes.pool import Pool
+from psgc.processes.reminder import Reminder
 from psgc.program.groups import Groups
 from psgc.program.ranks import Range, Ranks
 from psgc.program.run import Runner, Start
 from psgc.program.steps import Agree, Decode, Encode, Lane, Serve, Transfer, lane_of
-from psgc.reminder import Reminder
 from psgc.worker.contributions import Contribution, Servers
 from psgc.worker.executor.bucket import GroupBucket
 from psgc.worker.executor.part import PartWork

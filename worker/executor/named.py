@@ -17,11 +17,11 @@ import numpy as np
 
 from psgc.errors import PsgcError
 from psgc.layout import Bucket, Layout, make_key
+from psgc.processes.reminder import Reminder
 from psgc.program.groups import Groups
 from psgc.program.ranks import Ranks
 from psgc.program.steps import Decode, Encode, Transfer
 from psgc.program.voting import Voting
-from psgc.reminder import Reminder
 from psgc.worker.executor.bucket import GroupBucket
 from psgc.worker.executor.part import Control
 from psgc.worker.submission import Submission

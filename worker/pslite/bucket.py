@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from psgc.codecs.common.floats import reference_narrow_bf16, reference_widen_bf16
 from psgc.errors import RemoteProtocolError
 from psgc.layout import Bucket, Layout
-from psgc.pool import Pool
+from psgc.processes.pool import Pool
 from psgc.pslite.byteps.commands import PUSH_PULL, REGISTER, PartPlace, command
 from psgc.pslite.byteps.compressor import Compressor
 from psgc.pslite.kv import KVWorker

@@ -13,22 +13,22 @@ from typing import Any, Final, NoReturn, cast
 
 from numpy.typing import NDArray
 
-from psgc.checkpoints import SAVES
 from psgc.config import Config
-from psgc.descriptors import raise_limit
+from psgc.diagnostics.report import Launcher
 from psgc.errors import JobFailed, PsgcError, RemoteProtocolError, UsageError
 from psgc.layout import Declaration, Layout
 from psgc.layout.byteps_hash import HashPlacement
 from psgc.layout.machines import Machines
 from psgc.observe.figures import Figures
-from psgc.pool import Pool, threads_of
+from psgc.processes.checkpoints import SAVES
+from psgc.processes.descriptors import raise_limit
+from psgc.processes.pool import Pool, threads_of
+from psgc.processes.reminder import Reminder
 from psgc.pslite.byteps.commands import PART_BYTES, part_bound
 from psgc.pslite.kv import KVWorker
 from psgc.pslite.nodes import WORKER_GROUP
 from psgc.pslite.postoffice import Postoffice
 from psgc.pslite.settings import Settings
-from psgc.reminder import Reminder
-from psgc.report import Launcher
 from psgc.worker.pslite.bucket import PsLiteBucket
 from psgc.worker.pslite.compression import Compression
 from psgc.worker.pslite.numbering import Numbering

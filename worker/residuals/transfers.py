@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from psgc.layout import key_text
-from psgc.reminder import Reminder
+from psgc.processes.reminder import Reminder
 from psgc.wire.frames import Header, Kind
 
 IN_FLIGHT: Final = 64  # messages to one server; 4 MiB of elements keep a 10 Gbit/s link of 3 ms busy

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from psgc.diagnostics.spelling import did_you_mean
 from psgc.errors import CodecError
-from psgc.spelling import did_you_mean
 
 # Parameters of any push codec with feedback beside its own, with their defaults: what a worker keeps between steps, see `momentum`.
 MOMENTUM_DEFAULTS: Final = {"momentum": "none", "mu": "0.9", "clip": "0", "residual": "float32"}

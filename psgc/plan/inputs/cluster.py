@@ -49,7 +49,7 @@ from typing import Any, Final
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.documents import is_number, read_document, shown
-from psgc.pool import threads_of
+from psgc.processes.pool import threads_of
 
 MOST_MACHINES: Final = 1_000_000  # nodes, servers, or GPUs of a node; a larger number is a typing error
 LEAST_GBPS: Final = 1e-6

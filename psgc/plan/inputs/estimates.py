@@ -13,7 +13,7 @@ from typing import Final
 
 from psgc.plan.inputs.cluster import Cluster, read_cluster
 from psgc.plan.inputs.profile import CostCurve, Profile
-from psgc.pool import MAX_THREADS
+from psgc.processes.pool import MAX_THREADS
 
 # GB/s of memory, from the makers' data sheets (A100: 80 GB, SXM; H100, H200: SXM)
 MEMORY_GBPS: Final = {"v100": 900.0, "t4": 300.0, "a10g": 600.0, "a100": 2039.0, "h100": 3350.0, "h200": 4800.0}

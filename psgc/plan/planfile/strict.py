@@ -5,16 +5,14 @@ Owns these limits. Does not know what the fields mean.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from psgc.errors import UsageError
 from psgc.plan.inputs.documents import shown
+from psgc.processes.collector import paused_collector
 
 MAX_BYTES: Final = 16 << 20  # a plan of 10,000 tensors in 60,000 parts takes half of that
 MAX_DEPTH: Final = 32
@@ -46,20 +44,8 @@ def parse_strictly(data: bytes | str, whose: str) -> Any:
     ):  # fmt: skip
         if count > most:
             raise UsageError(f"{whose}: it has {count:,} {what}, and {most:,} are the most that a plan may have")
-    with _no_garbage_collection():
+    with paused_collector():  # parsing makes millions of lists
         return _parse(data, whose)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Switch the garbage collector off. Parsing makes millions of lists, none of them garbage, which it would visit again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _parse(data: bytes | str, whose: str) -> Any:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from psgc.diagnostics.spelling import did_you_mean
 from psgc.errors import CodecError, RemoteProtocolError
 from psgc.pslite.byteps.commands import aligned_bytes
 from psgc.pslite.byteps.compressor import Compressor, ErrorFeedback, NesterovMomentum, count_of
-from psgc.spelling import did_you_mean
 
 MAX_BYTES: Final = 4096
 PREFIX: Final = "byteps_"  # which BytePS's plugins take off

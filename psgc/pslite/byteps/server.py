@@ -7,13 +7,13 @@ import threading
 import time
 
 from psgc.config import Config
+from psgc.processes.reminder import Reminder
 from psgc.pslite.byteps.store import Store
 from psgc.pslite.kv import KVServer
 from psgc.pslite.nodes import WORKER_GROUP
 from psgc.pslite.pairs import KVMeta, KVPairs
 from psgc.pslite.postoffice import Postoffice
 from psgc.pslite.settings import Settings
-from psgc.reminder import Reminder
 
 logger = logging.getLogger(__name__)
 

@@ -146,9 +146,9 @@ class DeviceElements:
 
     def add(self, lo: int, values: F32) -> None:
         grad = self._elements()[lo : lo + values.size]
-        owed = self._engine.empty(values.size, torch.float32)
-        self._engine.put(values, owed)
-        self._engine.compute_on(lambda: grad.copy_(grad.float().add_(owed)), [grad, owed], [grad])
+        added = self._engine.empty(values.size, torch.float32)
+        self._engine.put(values, added)
+        self._engine.compute_on(lambda: grad.copy_(grad.float().add_(added)), [grad, added], [grad])
 
     def fill(self, lo: int, hi: int, value: float) -> None:
         target = self._elements()[lo:hi]

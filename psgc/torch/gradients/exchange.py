@@ -33,7 +33,7 @@ from psgc.torch.plans.planned import declared_buckets, is_of, leave_for_trace, w
 from psgc.torch.plans.rules import buckets_by_rule
 from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
-from psgc.torch.state.owed import OwedGradients, add_owed
+from psgc.torch.state.carried import CarriedResiduals, add_carried
 from psgc.torch.state.residuals import Residuals
 from psgc.worker.session import RAISED, Session
 
@@ -90,7 +90,7 @@ class GradientExchange:
         self._backward = 0  # its number
         self._backwards = 0  # those of this step that are over
         self._told_of_drop = False
-        self._owed = OwedGradients()  # of a session that this process has left
+        self._carried = CarriedResiduals()  # of a session that this process has left
         self._lock = threading.RLock()  # backward may run hooks in a thread for each device
         api.add_member(self)
 
@@ -103,8 +103,8 @@ class GradientExchange:
     def leave(self) -> None:
         """The session ends: take along what codecs keep."""
         kept = self.residuals.collect(self._was_dropped)
-        self._owed.take(kept.tensors, kept.servers)
-        self._owed.workers = self.session.size
+        self._carried.take(kept.tensors, kept.servers)
+        self._carried.workers = self.session.size
 
     def rejoin(self, session: Session) -> None:
         """Go on in another session: tensors are declared anew in the first step."""
@@ -113,12 +113,12 @@ class GradientExchange:
             self._give_up_layouts()
 
     def _pay(self) -> None:
-        """In the first step after ``rejoin``, send what is owed along with the gradients."""
+        """In the first step after ``rejoin``, send what is carried along with the gradients."""
         assert self._flags is not None
         for gradient in self._gradients:
-            owed = self._owed.pop(gradient.spec.name, self.session.size, self._flags.rescale(self._last, gradient.spec.group))
-            if owed is not None:
-                add_owed(gradient.parameter, owed)
+            carried = self._carried.pop(gradient.spec.name, self.session.size, self._flags.rescale(self._last, gradient.spec.group))
+            if carried is not None:
+                add_carried(gradient.parameter, carried)
                 assert gradient.parameter.grad is not None
                 gradient.look(gradient.parameter.grad)
 
@@ -283,7 +283,7 @@ class GradientExchange:
                     f"gradient of {missed!r} was captured in a CUDA graph, and nothing tells whether it was computed again; call optimizer.replayed() "
                     "after each graph.replay()"
                 )
-            if self._owed:
+            if self._carried:
                 self._pay()
             self._declare()
             for bucket in self._buckets:
@@ -442,8 +442,8 @@ class GradientExchange:
             if self.outcome == "delivered" and not any(gradient.keeps_mean for gradient in self._gradients):
                 self._drop()  # without a word: by module.zero_grad(), or p.grad = None
             self._take_next()
-            untold = self._fresh_units and self._loss_scale is _unscaled  # the scaler tells of itself after this backward
-            scale = loss_scale.latest(default=1.0) if untold else self._loss_scale()
+            scaler_pending = self._fresh_units and self._loss_scale is _unscaled  # the scaler tells of itself after this backward
+            scale = loss_scale.latest(default=1.0) if scaler_pending else self._loss_scale()
             skipped = RAISED if self.outcome == "raised" else self.outcome == "dropped"
             self._flags = StepFlags(skipped, scale, self._rates())
 

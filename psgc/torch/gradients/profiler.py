@@ -23,9 +23,9 @@ from typing import Any, Final
 
 import torch
 
+from psgc.diagnostics.machine import machine
 from psgc.errors import ConfigError, UsageError
 from psgc.layout import Declaration, TensorSpec
-from psgc.machine import machine
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of, unsteady
 from psgc.plan.inputs.profile import Profile
 from psgc.torch.gradients.exchange import GradientExchange

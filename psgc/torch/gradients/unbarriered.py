@@ -24,12 +24,12 @@ from psgc.torch.plans.planned import declared_buckets
 from psgc.torch.plans.rules import codec_by_rule
 from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
-from psgc.torch.state.owed import OwedGradients, add_owed
+from psgc.torch.state.carried import CarriedResiduals, add_carried
 from psgc.worker.session import Session
 
 # A bucket leaves with its last gradient, which is that of its first layer, and the next forward waits for all of it; so layers share less than otherwise.
 MOST_FUSED_BYTES: Final = 512 << 10
-# What is so much smaller than a large tensor before it, as a layer's bias is than its weight, travels with it: messages of its own would cost more.
+# A tensor this many times smaller than the large one before it (a bias beside its weight) shares that one's bucket: own messages would cost more.
 ALONG: Final = 16
 
 
@@ -59,7 +59,7 @@ class UnbarrieredExchange:
         self._lock = threading.RLock()  # backward may run hooks in a thread for each device
         for index, gradient in enumerate(self._gradients):
             follow(self, gradient, index)
-        self._owed = OwedGradients()  # of a session that this process has left
+        self._carried = CarriedResiduals()  # of a session that this process has left
         api.add_member(self)
 
     def check_leaving(self) -> None:
@@ -70,9 +70,9 @@ class UnbarrieredExchange:
     def leave(self) -> None:
         """The session ends: apply all updates, and take along what codecs keep."""
         self.wait_all()
-        self._owed.workers = self.session.size
+        self._carried.workers = self.session.size
         for layout in {bucket.layout.name: bucket.layout for bucket in self._buckets}.values():
-            self._owed.take_layout(self.session.remembered(layout, False))
+            self._carried.take_layout(self.session.remembered(layout, False))
 
     def rejoin(self, session: Session) -> None:
         """Go on in another session: tensors are declared anew by its first step()."""
@@ -196,9 +196,9 @@ class UnbarrieredExchange:
         with self._lock:
             for gradient in self._gradients:
                 self._check(gradient)
-                owed = self._owed.pop(gradient.spec.name, self.session.size, 1.0) if self._owed else None
-                if owed is not None:
-                    add_owed(gradient.parameter, owed)
+                carried = self._carried.pop(gradient.spec.name, self.session.size, 1.0) if self._carried else None
+                if carried is not None:
+                    add_carried(gradient.parameter, carried)
                     gradient.seen = gradient.parameter.grad
             self._step += 1
             for bucket in self._buckets:

@@ -18,7 +18,7 @@ from psgc.plan.model.plan import UNCOMPRESSED, Plan
 from psgc.plan.planfile.runtime import check_runs, load_runnable
 from psgc.torch.plans.handed import hand_out, handed_out
 from psgc.torch.plans.rules import Rule, codec_by_rule, rule_of
-from psgc.torch.session import unheeded
+from psgc.torch.session import without_effect
 from psgc.torch.tensors.byteps_options import seed_among
 from psgc.torch.tensors.codec_text import check_carries, codec_text, given_text
 from psgc.worker.session import Session
@@ -72,7 +72,7 @@ def chosen(session: Session, given: Given, by: str) -> Choice:
         return _of_file(session, session.config.plan)
     if own is not None and (own.plan is not None or own.awaited or own.rule is not None):
         return own
-    return Choice(codec_text(unheeded.choose(session, None if own is None else given_text(given), by), "float32"))
+    return Choice(codec_text(without_effect.choose(session, None if own is None else given_text(given), by), "float32"))
 
 
 def refuse_asynchronous(by: str) -> NoReturn:
@@ -100,7 +100,7 @@ def named(session: Session, given: Given, by: str) -> Choice | None:
         raise UsageError(f"{by}: 'auto' is chosen when the optimizer is made: compression=\"auto\", psgc run --plan auto or PSGC_PLAN=auto")
     rule = rule_of(given)
     if rule is None and (seed := seed_among(given)) is not None:
-        unheeded.tell_seed(session, *seed)
+        without_effect.tell_seed(session, *seed)
     return Choice(codec_text(given, "float32")) if rule is None else Choice(rule=rule)
 
 

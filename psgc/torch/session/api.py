@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from psgc.checkpoints import SAVES
 from psgc.config import Config
 from psgc.errors import UsageError
+from psgc.processes.checkpoints import SAVES
 from psgc.torch.collectives.groups import job_groups
-from psgc.torch.session import ending, run_report, unheeded
+from psgc.torch.session import ending, run_report, without_effect
 from psgc.worker.connect import open_session
 from psgc.worker.session import Session
 
@@ -98,7 +98,7 @@ def _join(config: Config) -> None:
     sys.setswitchinterval(config.switch_interval_s)
     _session, _owner_pid, _suspended = open_session(config), os.getpid(), False
     _session.groups_of = functools.partial(job_groups, _session)
-    unheeded.tell_start(config)
+    without_effect.tell_start(config)
 
 
 def suspend() -> None:
@@ -181,7 +181,7 @@ def shutdown() -> None:
         session.close()
         if not session.failed:
             run_report.tell_end(session)
-            unheeded.tell_end(session)
+            without_effect.tell_end(session)
 
 
 def is_initialized() -> bool:

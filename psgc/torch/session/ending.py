@@ -14,9 +14,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from psgc.diagnostics.place import place, users_frames
+from psgc.diagnostics.report import Launcher
 from psgc.errors import ConfigError, JobFailed, PsgcError
-from psgc.place import place, users_frames
-from psgc.report import Launcher
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)

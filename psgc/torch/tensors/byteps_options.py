@@ -23,8 +23,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from psgc.codecs.common.texts import join_text
+from psgc.diagnostics.spelling import did_you_mean
 from psgc.errors import CodecError
-from psgc.spelling import did_you_mean
 
 COMPRESSORS: Final = ("onebit", "topk", "randomk", "dithering")
 # every spelling -> the option

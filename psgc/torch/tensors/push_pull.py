@@ -16,7 +16,7 @@ import torch
 
 from psgc.errors import CodecError, UsageError
 from psgc.layout import MAX_PRIORITY, Declaration, TensorSpec, build_layout
-from psgc.torch.session import api, speed, unheeded
+from psgc.torch.session import api, speed, without_effect
 from psgc.torch.tensors.buffers import TensorsBuffer, dtype_name, staging_dtype
 from psgc.torch.tensors.byteps_options import options_text, seed_among
 from psgc.torch.tensors.codec_text import CodecGiven, codec_text
@@ -134,7 +134,7 @@ def declare(name: str, compression: CodecGiven = None, **options: Any) -> int:
         raise UsageError(f"declare({name!r}): compression and {next(iter(options))} say the same; leave one out")
     names, codec = _names_of(session), codec_text(options_text(options) if options else compression, "float32")
     if (seed := seed_among(options or compression)) is not None:
-        unheeded.tell_seed(session, *seed)
+        without_effect.tell_seed(session, *seed)
     with names.lock:
         names.codecs[name] = codec
     return 0
@@ -212,7 +212,7 @@ def _start(declaration: Declaration, tensor: torch.Tensor, priority: int) -> int
         buffer = TensorsBuffer([spec.shape], staging_dtype(declaration.codec, spec.dtype))
         buffer.bind([tensor])
         if priority:
-            unheeded.tell_priority(session, spec.name, priority)
+            without_effect.tell_priority(session, spec.name, priority)
         ticket = session.submit_named(declaration, buffer, priority=priority)
     handle = next(_next_handle)
     names = _names_of(session)

@@ -16,8 +16,8 @@ import numpy as np
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from psgc.addresses import needs_ipv6, split
 from psgc.errors import RemoteProtocolError
+from psgc.processes.addresses import needs_ipv6, split
 from psgc.transport.control.greeting import why_refused
 from psgc.transport.control.knock import Knock
 from psgc.transport.security.curve import HUNG_UP, ControlKeys, prove_membership

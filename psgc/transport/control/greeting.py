@@ -10,7 +10,7 @@ import socket
 import time
 from typing import Final
 
-from psgc.addresses import endpoint, split
+from psgc.processes.addresses import endpoint, split
 from psgc.transport.security.handshake import OF_SERVER
 
 OPENING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03"  # ZMTP's signature and major version; the peer answers with its whole greeting

@@ -8,7 +8,7 @@ import select
 import socket
 from typing import Final
 
-from psgc.addresses import lookup
+from psgc.processes.addresses import lookup
 
 AGAIN_S: Final = 1.0  # from one attempt's end to the next
 PATIENCE_S: Final = 3.0  # longer than a connection over the slowest link takes; if a firewall drops packets, nothing ever comes back

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from psgc.absence import Absence, younger
-from psgc.reminder import Reminder
+from psgc.processes.absence import Absence, younger
+from psgc.processes.reminder import Reminder
 
 LAST_WORDS_S: Final = 1.5  # time for the messages that a process sent before it ended
 

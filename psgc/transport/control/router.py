@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import zmq
 
-from psgc.addresses import SCHEME, needs_ipv6
 from psgc.errors import PsgcError, RemoteProtocolError
+from psgc.processes.addresses import SCHEME, needs_ipv6
 from psgc.transport.control.dealer import COPY_BELOW_BYTES, FRAME_BYTES, MAX_MESSAGE_BYTES, message_of, set_common_options
 from psgc.transport.security.curve import ControlKeys, Doorkeeper, guard_scheduler
 from psgc.transport.security.refusals import Refusals

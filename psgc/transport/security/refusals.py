@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from psgc.reminder import Reminder
+from psgc.processes.reminder import Reminder
 
 SAID_S: Final = 5.0  # from one line on a kind of refusal to the next, at first
 FORGOTTEN_S: Final = 60.0

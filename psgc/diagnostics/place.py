@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
-_PSGC: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PSGC: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD_LIBRARY: Final = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED: Final = {"site-packages", "dist-packages"}
 

@@ -17,7 +17,7 @@ from psgc.worker.residuals.residual import F32, LayoutMemory, TensorMemory
 
 
 @dataclass(slots=True)
-class OwedGradients:
+class CarriedResiduals:
     """By tensor, of a session of ``workers``: this rank's residuals, and its share of the servers'."""
 
     workers: int = 1
@@ -25,7 +25,7 @@ class OwedGradients:
     servers: dict[str, F32] = field(default_factory=dict)
 
     def take(self, tensors: Mapping[str, TensorMemory], servers: Mapping[str, F32]) -> None:
-        """Take along these memories, after what is owed from before."""
+        """Take along these memories, after those of sessions before."""
         for name, memory in tensors.items():
             if memory.residual is not None:
                 self.own[name] = memory.residual.copy() + self.own.get(name, np.float32(0))
@@ -36,7 +36,7 @@ class OwedGradients:
         self.take(memory.tensors, memory.servers)
 
     def pop(self, name: str, workers: int, rescale: float) -> torch.Tensor | None:
-        """What is owed of this tensor among so many workers, flat; None for nothing. rescale: of its unit since. It is owed no more."""
+        """Remove and return what is to be added to this tensor's gradient among so many workers, flat; None for nothing. rescale: of its unit since."""
         own, share = self.own.pop(name, None), self.servers.pop(name, None)
         total = np.float32(0) if own is None else own * np.float32(rescale * workers / self.workers)
         total = total if share is None else total + share * np.float32(rescale * workers)
@@ -47,7 +47,7 @@ class OwedGradients:
 
 
 @torch.no_grad()
-def add_owed(parameter: torch.Tensor, owed: torch.Tensor) -> None:
+def add_carried(parameter: torch.Tensor, carried: torch.Tensor) -> None:
     """Add it to p.grad."""
-    values = owed.reshape(parameter.shape).to(parameter.device, parameter.dtype)
+    values = carried.reshape(parameter.shape).to(parameter.device, parameter.dtype)
     parameter.grad = values if parameter.grad is None else parameter.grad.add_(values)
