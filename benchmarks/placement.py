@@ -129,7 +129,7 @@ def _exchange(
     has to carry; a task is (how far, minus its stage, part, worker). before, step: how far a part's connection is when it begins, and for each piece."""
     parts, count, lanes = len(server), len(workers), 2 * machines + len(machine)
     waiting = [[(0, 0, 0, 0)][:0] for _ in range(lanes)]
-    busy, summed, there = np.zeros(lanes, np.bool_), np.zeros(parts, np.int64), np.zeros((parts, count), np.int64)
+    busy, summed, arrived = np.zeros(lanes, np.bool_), np.zeros(parts, np.int64), np.zeros((parts, count), np.int64)
     events = [(0.0, (0, 0, 0, 0), 0)][:0]  # when a task is done: time, task, lane
     arrivals, idle = [(0, 0, 0, 0)][:0], [0][:0]
     for part in range(parts):
@@ -166,8 +166,8 @@ def _exchange(
         if stage in (_PUSH_UP, _PULL_UP):
             arrivals.append((place, -(stage + 1), part, worker))
         elif stage == _PUSH_DOWN:
-            there[part, worker] += 1
-            if there[part, worker] == pieces[part]:
+            arrived[part, worker] += 1
+            if arrived[part, worker] == pieces[part]:
                 arrivals.append((before[part], -_SUM, part, worker))
         elif stage == _SUM:
             summed[part] += 1

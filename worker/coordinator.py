@@ -142,7 +142,7 @@ class Coordinator:
         self._ask_turn(self._agenda.submit(key))
 
     def _ask_turn(self, use: Use) -> None:
-        self._send(Kind.TURN, plan=self._agenda.taken, key=use.key, step=use.step)
+        self._send(Kind.TURN, plan=self._agenda.received, key=use.key, step=use.step)
 
     def publish(self, name: str, value: bytes) -> None:
         """Have the scheduler keep a value for whoever looks it up, to the end of the job."""

@@ -55,10 +55,10 @@ class OneBitDeviceCodec(DenseDevice):
                 kernels.signs_kernel, blocks, what.sources, float(what.divisor), out, status, numel, size, COUNT=what.added, DIVIDES=divides
             )  # fmt: skip
             return
-        taken = WIDE_BLOCKS if what.kept is None and numel >= WIDE_FROM else 1
+        at_once = WIDE_BLOCKS if what.kept is None and numel >= WIDE_FROM else 1
         launch(
-            kernels.write_kernel, -(-blocks // taken), what.sources, float(what.divisor), what.residual, *rescaling(what.rescale), what.kept, out,
-            status, numel, size, num_warps=1, COUNT=what.added, DIVIDES=divides, BLOCKS=taken,
+            kernels.write_kernel, -(-blocks // at_once), what.sources, float(what.divisor), what.residual, *rescaling(what.rescale), what.kept, out,
+            status, numel, size, num_warps=1, COUNT=what.added, DIVIDES=divides, BLOCKS=at_once,
         )  # fmt: skip
 
     def _read(

@@ -128,9 +128,9 @@ def collect_kernel(
     key = magnitude_bits(p)
     tl.store(status, tl.full((), 1, tl.int64), mask=tl.max(key, 0) >= INFINITY_BITS)
     reaches = live & (key >= tl.load(state + FLOOR).to(tl.int32))
-    taken = reaches.to(tl.int32)
-    order = tl.cumsum(taken, 0)
-    size = tl.sum(taken, 0)
+    selected = reaches.to(tl.int32)
+    order = tl.cumsum(selected, 0)
+    size = tl.sum(selected, 0)
     start = tl.atomic_add(state + FOUND, size.to(tl.int64))
     fits = reaches & (start + size <= room)
     tl.store(places + start + order - 1, at.to(tl.int32), mask=fits)
@@ -224,13 +224,13 @@ def emit_kernel(
         key, p = keys_at(values, residual, found, at, live, whole, divisor, factor, rescale, KEYED, DIVIDES)
         equal = (live & (key <= limit) & (key >= least)).to(tl.int32)
         chosen = live & ((key > limit) | ((equal > 0) & (tl.cumsum(equal, 0) <= rest)))
-        taken = chosen.to(tl.int32)
-        to = target + tl.cumsum(taken, 0) - 1
+        selected = chosen.to(tl.int32)
+        to = target + tl.cumsum(selected, 0) - 1
         place = tl.where(whole, at, tl.load(places + at, mask=live & (whole == 0), other=0).to(tl.int64))
         tl.store(indices + to, place.to(tl.int32), mask=chosen)
         if not KEYED:
             tl.store(sent + to, p, mask=chosen)
         if kept is not None:
             tl.store(kept + place, p - (p + 0.0), mask=chosen)
-        target += tl.sum(taken, 0)
+        target += tl.sum(selected, 0)
         rest -= tl.sum(equal, 0)

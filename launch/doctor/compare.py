@@ -77,10 +77,10 @@ def attendance(machines: Sequence[Facts]) -> Iterator[Finding]:
         if count > 1:
             whose = [each for each in machines if "worker" in each.roles and each.node == node]
             yield Finding("members", _whose(whose), f"all are DMLC_WORKER_ID={node}", f"number the nodes from 0 to {nodes - 1}, each once")
-    there = sum(each.servers for each in machines)
-    if there != servers:
+    started = sum(each.servers for each in machines)
+    if started != servers:
         yield Finding(
-            "members", "the servers", f"{there} of {servers} (DMLC_NUM_SERVER)",
+            "members", "the servers", f"{started} of {servers} (DMLC_NUM_SERVER)",
             "start as many servers as DMLC_NUM_SERVER says, over all machines (PSGC_LOCAL_SERVERS: on one machine), or correct it",
         )  # fmt: skip
     numbers = Counter(each.server_index + number for each in machines if each.server_index >= 0 for number in range(each.servers))

@@ -78,14 +78,14 @@ def allocate(
         root = rank == size - 1
         node = wanted[rank] if left.get(wanted[rank]) else max(left, key=lambda each: (len(left[each]), -each))
         count = (root_quota or len(left[node])) if root else share
-        taken, left[node] = left[node][:count], left[node][count:]
-        if not taken:
+        own, left[node] = left[node][:count], left[node][count:]
+        if not own:
             raise ConfigError(
                 f"BYTEPS_NUMA_ON=1: no core is left for local rank {rank} of {size}; lower BYTEPS_NUMA_DEFAULT_QUOTA or BYTEPS_LOCAL_SIZE, "
                 f"shorten BYTEPS_CPU_BLACKLIST, or unset BYTEPS_NUMA_ON"
             )
-        threads = {thread for core in taken for thread in ({*siblings.get(core, ()), core} & usable[node])}
-        found.append(sorted(threads) if multithreaded else taken)
+        threads = {thread for core in own for thread in ({*siblings.get(core, ()), core} & usable[node])}
+        found.append(sorted(threads) if multithreaded else own)
     return found
 
 

@@ -175,8 +175,8 @@ def _folders() -> Iterator[Path]:
 
 
 def _can_be_made(folder: Path) -> bool:
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    return os.access(there, os.W_OK | os.X_OK)
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return os.access(existing, os.W_OK | os.X_OK)
 
 
 def _mark(text: str) -> str:

@@ -71,9 +71,9 @@ def _by_what_was_left(verb: str, folder: Path, cluster: str | None, gpu: str | N
         return None, ""
     try:
         if profile.is_file():
-            there = cluster or (str(machines) if machines.is_file() else None)
+            chosen = cluster or (str(machines) if machines.is_file() else None)
             return _predicted(
-                verb, str(plan), str(profile), there, gpu
+                verb, str(plan), str(profile), chosen, gpu
             ), f"the prediction is from {plan.name}, {profile.name} and the cluster in {folder}"
         said = load_plan(str(plan)).prediction
         lanes = {str(one["lane"]): 1e3 * float(one["busy_ms"]) for one in said["lanes"]}
@@ -94,10 +94,10 @@ def _predicted(verb: str, plan: str, profile: str, cluster: str | None, gpu: str
     from psgc.plan.report.trace import trace
 
     planned = load_plan(plan)
-    there = cluster or planned.machines
-    if there is None:
+    chosen = cluster or planned.machines
+    if chosen is None:
         raise UsageError(f"{verb}: {plan} does not say for which cluster it is; name one with --cluster")
-    job = load_job(profile, there, codec_of(planned.buckets), gpu=gpu, beside={bucket.codec for bucket in planned.buckets})
+    job = load_job(profile, chosen, codec_of(planned.buckets), gpu=gpu, beside={bucket.codec for bucket in planned.buckets})
     found = simulate(job.problem, planned.buckets)
     work = spans(found)
     title = f"{planned.model} on {job.problem.cluster.name}"

@@ -94,8 +94,8 @@ def fit(trips: Trips, none: Mapping[str, CostCurve]) -> tuple[Link, dict[str, fl
     """
     cpu, server = none["cpu"], none["server"]
     computed = [cpu.encode(n) + server.decode(n) + server.encode(n) + cpu.decode(n) for n in SIZES]
-    taken = np.array([part.median for part in trips.parts])
-    per_element, fixed = np.polyfit(SIZES, taken - np.array(computed), 1, w=1 / taken)
+    measured = np.array([part.median for part in trips.parts])
+    per_element, fixed = np.polyfit(SIZES, measured - np.array(computed), 1, w=1 / measured)
     gbps = min(MOST_GBPS, 2 * 32e-3 / per_element) if per_element > 0 else MOST_GBPS
     link = Link(round(float(gbps), 3), round(trips.barrier.median / 2, 2))
     next_part = (trips.together.median - trips.parts[0].median) / (PARTS_IN_FLIGHT - 1)

@@ -108,11 +108,11 @@ class Topology:
         """By the index of each GPU, its nearest interface; of several as near, one that has the fewest GPUs so far. Interfaces that are down count
         only if all are."""
         usable = [nic for nic in self.nics if nic.up] or list(self.nics)
-        taken = dict.fromkeys((nic.name for nic in usable), 0)
+        gpus = dict.fromkeys((nic.name for nic in usable), 0)
         found = {}
         for gpu in self.gpus if usable else ():
-            nearest = min(usable, key=lambda nic: (_rank(self.path(gpu, nic)), taken[nic.name], usable.index(nic)))
-            taken[nearest.name] += 1
+            nearest = min(usable, key=lambda nic: (_rank(self.path(gpu, nic)), gpus[nic.name], usable.index(nic)))
+            gpus[nearest.name] += 1
             found[gpu.index] = nearest
         return found
 

@@ -44,10 +44,10 @@ def simulate(
         from psgc.plan.report.trace import trace as trace_of
     planned = load_plan(plan)
     own = () if codec else {bucket.codec for bucket in planned.buckets}
-    there = cluster or planned.machines
-    if there is None:
+    chosen = cluster or planned.machines
+    if chosen is None:
         raise UsageError(f"simulate: {plan} does not say for which cluster it is; name one with --cluster")
-    job = load_job(profile, there, codec or codec_of(planned.buckets), gpu=gpu, beside=own)
+    job = load_job(profile, chosen, codec or codec_of(planned.buckets), gpu=gpu, beside=own)
     buckets = recoded(planned.buckets, job.problem.codec.name) if codec else planned.buckets
     found = simulate_plan(job.problem, buckets)
     work = spans(found)

@@ -24,12 +24,12 @@ from psgc.errors import CodecError
 GROUP: Final = "psgc.codecs"
 
 
-def plugins(taken: Collection[str]) -> dict[str, str]:
+def plugins(reserved: Collection[str]) -> dict[str, str]:
     """Names of other packages' codecs, with the distribution that each is from. Raises CodecError for a name that is taken."""
     found: dict[str, str] = {}
     for entry in _entries():
         package = _package(entry)
-        if entry.name in taken or entry.name in found:
+        if entry.name in reserved or entry.name in found:
             owner = found.get(entry.name, "psgc")
             raise CodecError(
                 f"codec {entry.name}: {package} has one of this name, but so has {owner}; rename it, or uninstall one of the two"

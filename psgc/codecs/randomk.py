@@ -102,7 +102,7 @@ def _write(p: Any, payload: Any, numel: Any, start: Any, settings: Any, draws: A
 
 
 @helper
-def _scatter(payload: Any, numel: Any, start: Any, out: Any, taken: Any) -> None:
+def _scatter(payload: Any, numel: Any, start: Any, out: Any, subtracts: Any) -> None:
     """Write the payload's elements to ``out``, which begins at ``start``, at their places only; or take them from what is there."""
     header, count = view_u32(payload, 0, 2), (payload.size - _KEYS) // 4
     before, between = header[0], header[1]
@@ -111,7 +111,7 @@ def _scatter(payload: Any, numel: Any, start: Any, out: Any, taken: Any) -> None
     for _ in range(strata):
         place = _place(stratum, size, wide, turn, numel, before, between) - start
         if 0 <= place < out.size:
-            out[place] = out[place] - values[stratum] if taken else values[stratum]
+            out[place] = out[place] - values[stratum] if subtracts else values[stratum]
         stratum = stratum + 1 if stratum + 1 < count else 0
 
 

@@ -131,8 +131,8 @@ def _shortest(members: int, weights: Bounds) -> list[float | None] | None:
     for _ in range(members + 1):
         changed = False
         for (a, b), us in weights.items():
-            start, there = distance[a], distance[b]
-            if start is not None and (there is None or start + us < there - 1e-9):
+            start, end = distance[a], distance[b]
+            if start is not None and (end is None or start + us < end - 1e-9):
                 distance[b], changed = start + us, True
         if not changed:
             return distance

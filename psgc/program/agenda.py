@@ -36,11 +36,11 @@ class Turns:
         self._known: deque[Turn] = deque()  # turns that some rank may not have received yet
         self._numbers: dict[Use, int] = {}  # the numbers of these turns
         self._next = 0
-        self._taken = [0] * size  # how many turns each rank has received
+        self._received = [0] * size  # how many turns each rank has received
 
-    def submitted(self, rank: int, use: Use, taken: int) -> list[Turn]:
-        """Note that a rank has submitted a step and has received the first ``taken`` turns. Returns the turns to send to all ranks."""
-        self._taken[rank] = max(self._taken[rank], taken)
+    def submitted(self, rank: int, use: Use, received: int) -> list[Turn]:
+        """Note that a rank has submitted a step and has received the first ``received`` turns. Returns the turns to send to all ranks."""
+        self._received[rank] = max(self._received[rank], received)
         self._forget()
         if use.step <= self._numbered[use.key]:
             return []
@@ -66,7 +66,7 @@ class Turns:
         return self._numbered[key]
 
     def _forget(self) -> None:
-        told = min(self._taken)
+        told = min(self._received)
         while self._known and self._known[0].number < told:
             del self._numbers[self._known.popleft().use]
 
@@ -78,7 +78,7 @@ class Agenda:
         self._submitted: Counter[int] = Counter()  # by key
         self._unanswered: dict[Use, None] = {}
         self._early: dict[int, Use] = {}  # turns that have arrived before one of their predecessors, by number
-        self.taken = 0  # number of turns that have arrived without a gap
+        self.received = 0  # number of turns that have arrived without a gap
 
     def submit(self, key: int) -> Use:
         """Submit this rank's next step of a key. Returns the step, of which the caller tells the scheduler."""
@@ -89,14 +89,14 @@ class Agenda:
 
     def told(self, turn: Turn) -> list[Use]:
         """Take a turn from the scheduler. Returns the steps that may be issued now, in this order, after those returned before."""
-        if turn.number < self.taken:
+        if turn.number < self.received:
             return []
         self._unanswered.pop(turn.use, None)
         self._early[turn.number] = turn.use
         found = []
-        while self.taken in self._early:
-            found.append(self._early.pop(self.taken))
-            self.taken += 1
+        while self.received in self._early:
+            found.append(self._early.pop(self.received))
+            self.received += 1
         return found
 
     @property

@@ -53,7 +53,7 @@ class Roster:
         self._server_members: list[Member] = []
         self._names: dict[bytes, Member] = {}
         self._registered: dict[Register, Member] = {}
-        self._there: dict[int, dict[int, Member]] = {}  # workers by node and local rank
+        self._present: dict[int, dict[int, Member]] = {}  # workers by node and local rank
         self.ranks = Ranks((1,))  # the workers of each node, once they are numbered
         self._topology = b""  # encoded, without the receiver's own fields
 
@@ -89,7 +89,7 @@ class Roster:
         self._names[member.peer] = self._registered[register] = member
         if register.role == "worker":
             self._workers.append(member)
-            self._there.setdefault(register.node, {})[register.local_rank] = member
+            self._present.setdefault(register.node, {})[register.local_rank] = member
         else:
             self._server_members.append(member)
 
@@ -120,8 +120,8 @@ class Roster:
         for peer in (member for member in self if member.register.role == "worker" and member.register.asynchronous != r.asynchronous):
             one, none = (new, peer) if r.asynchronous else (peer, new)
             return f"{one.label} has PSGC_ASYNC=1 (BYTEPS_ENABLE_ASYNC), {none.label} has not; set it for every worker, or for none"
-        there = self._there.get(r.node, {})
-        other = next(iter(there.values()), None)
+        present = self._present.get(r.node, {})
+        other = next(iter(present.values()), None)
         if other is not None and r.local_size != other.register.local_size:
             size = other.register.local_size
             return f"node {r.node}: {other.label} has BYTEPS_LOCAL_SIZE={size}, {new.label} has {r.local_size}; set one size a node"
@@ -129,7 +129,7 @@ class Roster:
             return f"node {r.node}: {other.label} has {_inside(other.register)}, {new.label} has {_inside(r)}; set both alike for all workers of a node"
         if fault := fault_of(r.local_size, r.roots, r.switch):
             return f"{new.label}: {fault} ({_inside(r)}, BYTEPS_LOCAL_SIZE={r.local_size})"
-        if (same := there.get(r.local_rank)) is not None:
+        if (same := present.get(r.local_rank)) is not None:
             return (
                 f"two workers have DMLC_WORKER_ID={r.node} and local rank {r.local_rank}: {same.label} and {new.label}; "
                 f"number the nodes 0 to {self.nodes - 1}"
@@ -153,20 +153,20 @@ class Roster:
     @property
     def complete(self) -> bool:
         """Whether everyone has registered. A duplicate is a conflict, so none is counted twice."""
-        if len(self._server_members) < self.servers or len(self._there) < self.nodes:
+        if len(self._server_members) < self.servers or len(self._present) < self.nodes:
             return False
-        return len(self._workers) == sum(next(iter(node.values())).register.local_size for node in self._there.values())
+        return len(self._workers) == sum(next(iter(node.values())).register.local_size for node in self._present.values())
 
     def missing(self) -> list[str]:
         """The members that have not registered yet, as text."""
         missing = []
         for node in range(self.nodes):
-            there = self._there.get(node)
-            if there is None:
+            present = self._present.get(node)
+            if present is None:
                 missing.append(f"node {node} (DMLC_WORKER_ID={node})")
             else:
-                size = next(iter(there.values())).register.local_size
-                missing += [f"local rank {i} of node {node}" for i in range(size) if i not in there]
+                size = next(iter(present.values())).register.local_size
+                missing += [f"local rank {i} of node {node}" for i in range(size) if i not in present]
         servers = self.servers - len(self.server_members())
         if servers:
             missing.append(f"{servers} of {self.servers} server(s)")
@@ -184,8 +184,8 @@ class Roster:
             member.rank = member.register.index if member.register.index >= 0 else next(free)
         servers.sort(key=lambda m: m.rank)
         addresses = tuple(ServerAddress(m.rank, r.host, r.address, r.local_address, r.more) for m in servers for r in (m.register,))
-        nodes = [next(iter(self._there[node].values())).register for node in range(self.nodes)]
-        sizes = tuple(len(self._there[node]) for node in range(self.nodes))
+        nodes = [next(iter(self._present[node].values())).register for node in range(self.nodes)]
+        sizes = tuple(len(self._present[node]) for node in range(self.nodes))
         roots, switches = tuple(node.roots for node in nodes), tuple(node.switch for node in nodes)
         self.ranks = Ranks(sizes, roots if any(roots) else (), switches if any(switches) else ())
         names = tuple(f"{m.register.node}.{m.register.local_rank}@{m.register.hostname}" for m in workers)

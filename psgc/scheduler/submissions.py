@@ -17,11 +17,11 @@ class Submissions:
         self._turns = Turns(size)
         self._open: dict[Use, Gathering] = {}
 
-    def submitted(self, rank: int, use: Use, taken: int, name: str, now: float) -> list[tuple[int, Turn]]:
-        """A rank has submitted a step of ``name``, and knows the first ``taken`` turns. Whom to tell which turn."""
+    def submitted(self, rank: int, use: Use, received: int, name: str, now: float) -> list[tuple[int, Turn]]:
+        """A rank has submitted a step of ``name``, and knows the first ``received`` turns. Whom to tell which turn."""
         if (turn := self._turns.again(use)) is not None:
             return [(rank, turn)]
-        found = self._turns.submitted(rank, use, taken)
+        found = self._turns.submitted(rank, use, received)
         if use.step > self._turns.numbered(use.key):
             self._open.setdefault(use, Gathering(f"step {use.step} of {name!r}", self._size, now)).came.add(rank)
         for turn in found:

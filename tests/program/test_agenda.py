@@ -89,7 +89,7 @@ class _Job:
             return
         use = rank.agenda.submit(key)
         rank.voting.submit(key, use not in rank.skips)
-        rank.up.append((use, rank.agenda.taken))
+        rank.up.append((use, rank.agenda.received))
 
     def _hear(self, number: int) -> None:
         use, taken = self.ranks[number].up.popleft()
@@ -123,7 +123,7 @@ class _Job:
         late = [message for message in rank.up if self.random.random() < 0.5]
         rank.up.clear()
         rank.down.clear()
-        rank.up += [(use, rank.agenda.taken) for use in rank.agenda.unanswered]
+        rank.up += [(use, rank.agenda.received) for use in rank.agenda.unanswered]
         for message in late:
             rank.up.insert(self.random.randint(0, len(rank.up)), message)
 
@@ -202,7 +202,7 @@ def test_what_all_ranks_have_been_told_is_forgotten() -> None:
     for _ in range(100):
         told: list[Turn] = []
         for rank, agenda in enumerate(agendas):
-            told = turns.submitted(rank, agenda.submit(7), agenda.taken)
+            told = turns.submitted(rank, agenda.submit(7), agenda.received)
         for agenda in agendas:
             assert agenda.told(told[0]) == [told[0].use]
     assert turns.again(Use(7, 1)) is None

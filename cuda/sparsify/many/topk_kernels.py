@@ -51,11 +51,11 @@ def _write_part(
         key = magnitude_bits(p)
         tl.store(status, tl.full((), 1, tl.int64), mask=tl.max(key, 0) >= INFINITY_BITS)
         chosen, others = chosen_of(key.to(tl.int64), at < numel, limit, least, rest)
-        taken = chosen.to(tl.int32)
-        to = count + tl.cumsum(taken, 0) - 1
+        selected = chosen.to(tl.int32)
+        to = count + tl.cumsum(selected, 0) - 1
         tl.store(indices + to, at.to(tl.int32), mask=chosen)
         tl.store(sent + to, p, mask=chosen)
-        count += tl.sum(taken, 0)
+        count += tl.sum(selected, 0)
         rest -= others.to(tl.int64)
     tl.debug_barrier()
     end = packed_end(indices, count)

@@ -46,8 +46,8 @@ class KitCodec(FeedbackCodec):
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         cls._declared = declared(cls)
-        if taken := {"ef", *MOMENTUM_DEFAULTS} & cls._declared.keys():
-            raise CodecError(f"codec {cls.__name__}: parameter {min(taken)} is one that every codec takes; give yours another name")
+        if reserved := {"ef", *MOMENTUM_DEFAULTS} & cls._declared.keys():
+            raise CodecError(f"codec {cls.__name__}: parameter {min(reserved)} is one that every codec takes; give yours another name")
         cls.defaults = {name: value.write(value.default) for name, value in cls._declared.items()} | {"ef": str(int(cls.ef_by_default))}
         cls.chunk = _SLICE if cls.blockwise else 0
         if "name" in vars(cls) and "codec_id" not in vars(cls):

@@ -177,8 +177,8 @@ class FieldLayout:
         """The fields of a whole payload, which has passed ``validate``."""
         counts, place, values = self._counts(payload), self._head, {}
         for name, field in self.fields.items():
-            values[name], taken = field.read(ops, payload[place:], counts[name])
-            place += taken
+            values[name], nbytes = field.read(ops, payload[place:], counts[name])
+            place += nbytes
         return values
 
     def read_slice(self, ops: Ops, before: Mapping[str, int], counts: FieldLayout, payload: Bytes) -> dict[str, Vector]:
@@ -203,12 +203,12 @@ class FieldLayout:
         for name, field in self.fields.items():
             if counts[name] > self._most[name]:
                 raise PayloadError(f"{start}: field {name!r} has {counts[name]} elements, at most {self._most[name]} expected")
-            taken = field.taken(payload[place:], counts[name], self.numel)
-            if taken < 0:
+            nbytes = field.taken(payload[place:], counts[name], self.numel)
+            if nbytes < 0:
                 raise PayloadError(f"{start}: field {name!r} is not {counts[name]} of {field.type} within its {payload.size} bytes")
             if field.has_limits and (wrong := field.wrong(field.read(ops, payload[place:], counts[name])[0])):
                 raise PayloadError(f"{start}: field {name!r} {wrong}")
-            place += taken
+            place += nbytes
         if place != payload.size:
             raise PayloadError(f"{start} has {payload.size} bytes, its fields take {place}")
 

@@ -70,7 +70,7 @@ def _begin(payload: Any, cursor: Any) -> None:
 
 
 @helper
-def _add(payload: Any, start: Any, out: Any, taken: Any, cursor: Any, places: Any) -> None:
+def _add(payload: Any, start: Any, out: Any, subtracts: Any, cursor: Any, places: Any) -> None:
     """Add the payload's elements to ``out``, which begins at ``start``, or take them from it. Slices are asked for in turn: cursor (int64
     [4]) and places (int64 [GAPS]) keep where the last one ended, so that the indices are never held all at once."""
     count = np.int64(view_u32(payload, 0, 1)[0])
@@ -78,7 +78,7 @@ def _add(payload: Any, start: Any, out: Any, taken: Any, cursor: Any, places: An
         everything = view_f32(payload, 4 + 4 * start, out.size)
         for i in range(out.size):
             value = everything[i] + np.float32(0)
-            out[i] = out[i] - value if taken else out[i] + value
+            out[i] = out[i] - value if subtracts else out[i] + value
         return
     values, packed = view_f32(payload, 4, count), view_u8(payload, 4 + 4 * count, payload.size - 4 - 4 * count)
     at, loaded, end = cursor[_AT], cursor[_LOADED], start + out.size
@@ -92,7 +92,7 @@ def _add(payload: Any, start: Any, out: Any, taken: Any, cursor: Any, places: An
         if place >= end:
             break
         value = values[at] + np.float32(0)
-        out[place - start] = out[place - start] - value if taken else out[place - start] + value
+        out[place - start] = out[place - start] - value if subtracts else out[place - start] + value
         at += 1
     cursor[_AT], cursor[_LOADED] = at, loaded
 

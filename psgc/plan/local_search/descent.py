@@ -77,10 +77,10 @@ def _is_hopeless(run: Any, choices: Any, bucket: Any, end: Any, option: Any, cho
     """Whether some resource's work alone exceeds ``best`` if the buckets up to ``end`` take the option. total: scratch."""
     total[:] = 0.0
     for one in range(choice.size - 1, -1, -1):
-        taken = option if bucket <= one < end and _is_possible(choices, one, option) else choice[one]
+        candidate = option if bucket <= one < end and _is_possible(choices, one, option) else choice[one]
         at = run.ready_us[choices.chain[one]]
         for resource in range(total.size):
-            total[resource] += choices.load_us[one, taken, resource]
+            total[resource] += choices.load_us[one, candidate, resource]
             if resource != GPU and at + total[resource] > best:
                 return True
     return run.ready_us[-1] + total[GPU] > best

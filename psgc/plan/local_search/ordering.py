@@ -76,17 +76,17 @@ def _contested(run: Any, chain: Any, pairs: Any, known: Any) -> Any:
         for column in range(1, before.shape[1] if is_critical[event] else 0):
             other = before[event, column]
             while other >= 0 and run.event_us[other] >= possible[event] - slack:
-                taken = bucket_of[run.event_chain[other]]
-                if waiting != taken and not known[waiting, taken] and count < pairs.shape[0]:
-                    known[waiting, taken] = True
-                    pairs[count, 0], pairs[count, 1] = waiting, taken
+                occupant = bucket_of[run.event_chain[other]]
+                if waiting != occupant and not known[waiting, occupant] and count < pairs.shape[0]:
+                    known[waiting, occupant] = True
+                    pairs[count, 0], pairs[count, 1] = waiting, occupant
                     count += 1
                 other = before[other, column]
     if chain.size - 1 <= ALL_PAIRS_MAX_BUCKETS:
         for waiting in range(chain.size - 1):
-            for taken in range(chain.size - 1):
-                if waiting != taken and not known[waiting, taken]:
-                    pairs[count, 0], pairs[count, 1] = waiting, taken
+            for occupant in range(chain.size - 1):
+                if waiting != occupant and not known[waiting, occupant]:
+                    pairs[count, 0], pairs[count, 1] = waiting, occupant
                     count += 1
     return count
 
@@ -116,13 +116,13 @@ def order(
         improved = False
         count = _contested(run, chain, pairs, known)
         for place in range(2 * count):
-            waiting, taken = pairs[place // 2]
-            if turn[waiting] < turn[taken] or spent + each > budget:
+            waiting, occupant = pairs[place // 2]
+            if turn[waiting] < turn[occupant] or spent + each > budget:
                 continue
             if place % 2 == 0:
-                _moved(turn, waiting, taken, moved)
+                _moved(turn, waiting, occupant, moved)
             else:
-                _delayed(turn, taken, waiting, moved)
+                _delayed(turn, occupant, waiting, moved)
             _set_ranks(run, chain, moved)
             begin(run)
             step = resume(run, ready.size, best_step)

@@ -318,8 +318,8 @@ def _whole(made: Programme, allowed: NDArray[np.bool_], step_us: float, until: f
         return 0.0, None
     if solved.x is not None:
         chosen = np.empty(allowed.shape[1], np.int64)
-        taken = np.flatnonzero(solved.x[:-1] > 0.5)
-        chosen[bucket[taken]] = option[taken]
+        selected = np.flatnonzero(solved.x[:-1] > 0.5)
+        chosen[bucket[selected]] = option[selected]
     return min(float(bound) * (1 - _SLACK), step_us), chosen
 
 

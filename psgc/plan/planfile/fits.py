@@ -16,13 +16,13 @@ def check_job(plan: Plan, shape: JobShape, numel_by_name: Mapping[str, int], who
     side does not know are not compared, nor is the number of servers if the plan pushes to none. whose: the owner of the tensors, for the
     message."""
     for key, words in _IN_WORDS.items():
-        planned, there = getattr(plan.shape, key), getattr(shape, key)
+        planned, actual = getattr(plan.shape, key), getattr(shape, key)
         if key == "servers" and plan.buckets and not any(pushes(bucket.option) for bucket in plan.buckets):
             continue
-        if planned is not None and there is not None and planned != there:
+        if planned is not None and actual is not None and planned != actual:
             named = f" ({plan.cluster})" if plan.cluster else ""
             raise UsageError(
-                f"plan: it is for a job of {planned} {words}{named}, this job has {there}; make a plan for this job's cluster with psgc plan, or "
+                f"plan: it is for a job of {planned} {words}{named}, this job has {actual}; make a plan for this job's cluster with psgc plan, or "
                 f"start the job that it is for"
             )
     check_fits(plan, numel_by_name, whose)

@@ -127,11 +127,11 @@ def one_order(order: Order, source: str = "plan") -> list[Issue]:
             before[later] += 1
     ready = [(place[issue], issue) for issue, count in before.items() if not count]
     heapq.heapify(ready)
-    taken: list[Issue] = []
+    ordered: list[Issue] = []
     while ready:
-        taken.append(heapq.heappop(ready)[1])
-        del before[taken[-1]]
-        for later in after.get(taken[-1], ()):
+        ordered.append(heapq.heappop(ready)[1])
+        del before[ordered[-1]]
+        for later in after.get(ordered[-1], ()):
             before[later] -= 1
             if not before[later]:
                 heapq.heappush(ready, (place[later], later))
@@ -140,7 +140,7 @@ def one_order(order: Order, source: str = "plan") -> list[Issue]:
             f"{source}: issue_order: {list(min(before))} waits for itself: the lanes, or a part's steps, contradict each other; make the plan "
             f"anew with psgc plan"
         )
-    return taken
+    return ordered
 
 
 def turns_of(order: Order, buckets: Sequence[PlannedBucket]) -> list[tuple[int, ...]]:
@@ -153,13 +153,13 @@ def turns_of(order: Order, buckets: Sequence[PlannedBucket]) -> list[tuple[int, 
         for part in range(bucket.parts)
     }
     turns: dict[tuple[int, int], list[int]] = {chain: [] for chain in left}
-    taken = itertools.count()
+    numbers = itertools.count()
     last = {issue[:2]: issue for issue in one_order(order)}
     for issue in (*one_order(order), *(Issue(*chain, len(buckets[chain[0]].option)) for chain in left)):
         chain = issue[:2]
         until = len(buckets[issue.bucket].option) if last.get(chain) == issue else issue.step
         while left.get(chain) and left[chain][0] <= until:
-            turns[chain].append(next(taken))
+            turns[chain].append(next(numbers))
             del left[chain][0]
     parts = {number: range(bucket.parts) for number, bucket in enumerate(buckets) if is_program(bucket.option)}
     return [tuple(turn for part in parts.get(number, ()) for turn in turns[number, part]) for number in range(len(buckets))]

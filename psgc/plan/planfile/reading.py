@@ -132,15 +132,15 @@ def _bucket(entry: Any, place: str, version: int, shape: JobShape) -> PlannedBuc
     return PlannedBucket(tuple(tensors), numel, parts, priority, codec, tuple(option), part_numel, servers)
 
 
-def _servers(value: Any, parts: int, option: tuple[str, ...], there: int | None, place: str) -> tuple[int, ...]:
+def _servers(value: Any, parts: int, option: tuple[str, ...], servers: int | None, place: str) -> tuple[int, ...]:
     if not pushes(option):
         raise UsageError(f"{place}: field servers is given, but the option {' '.join(option)} has no servers; leave it out")
     if not isinstance(value, list) or len(value) != parts:
         raise UsageError(f"{place}: field servers is {shown(value)}, expected a list of {parts} servers, one for each part")
-    most = MAX_PROCESSES if there is None else there
+    most = MAX_PROCESSES if servers is None else servers
     for server in value:
         if isinstance(server, bool) or not isinstance(server, int) or not 0 <= server < most:
-            known = f"below {most}, the cluster's servers" if there is not None else f"below {most}"
+            known = f"below {most}, the cluster's servers" if servers is not None else f"below {most}"
             raise UsageError(f"{place}: field servers has {shown(server)}, expected a whole number of at least 0 and {known}")
     return tuple(value)
 

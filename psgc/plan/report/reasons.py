@@ -60,10 +60,10 @@ def _part_numel(bucket: PlannedBucket) -> float:
 
 def _reason(problem: Problem, buckets: Sequence[PlannedBucket], number: int, other: Option, step_us: float) -> Reason:
     bucket = buckets[number]
-    here, there = (_work_us(problem, option, bucket) for option in (bucket.option, other))
-    lane = max(RESOURCES, key=lambda name: abs(there[name] - here[name]))
+    own, others = (_work_us(problem, option, bucket) for option in (bucket.option, other))
+    lane = max(RESOURCES, key=lambda name: abs(others[name] - own[name]))
     changed = [*buckets[:number], encoded_as(problem, bucket, other), *buckets[number + 1 :]]
-    return Reason(other, simulate(problem, changed).step_us - step_us, lane, here[lane], there[lane])
+    return Reason(other, simulate(problem, changed).step_us - step_us, lane, own[lane], others[lane])
 
 
 def encoded_as(problem: Problem, bucket: PlannedBucket, option: Option) -> PlannedBucket:

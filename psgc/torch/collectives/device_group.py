@@ -60,11 +60,11 @@ class DeviceGroup:
         self._reduce(op, device.slice(lo, hi), cuts, root, divisor)
 
     def raw_array(self, array: Array, dtype: str, op: str, cuts: Sequence[int] = (), root: int = 0, divisor: int = 1) -> None:
-        there = self._engine.empty(array.size, getattr(torch, dtype))
+        on_device = self._engine.empty(array.size, getattr(torch, dtype))
         bits = array.nbytes // max(1, array.size) * 8
-        self._engine.put(array.view(f"int{bits}"), there.view(getattr(torch, f"int{bits}")))
-        self._reduce(op, there, cuts, root, divisor)
-        array[:] = self._engine.fetch(there)
+        self._engine.put(array.view(f"int{bits}"), on_device.view(getattr(torch, f"int{bits}")))
+        self._reduce(op, on_device, cuts, root, divisor)
+        array[:] = self._engine.fetch(on_device)
 
     def exchange(
         self, device: object, place: tuple[int, ...], op: str, outgoing: Sequence[Sequence[tuple[Any, int]]], coming: Sequence[Sequence[int]],
@@ -73,8 +73,8 @@ class DeviceGroup:
         assert isinstance(device, DeviceElements)
         if device.engine is not self._engine:  # a group connects one GPU of each member
             away = [[(bytes_of(payload), bound) for payload, bound in each] for each in outgoing]
-            there = self.exchange(DeviceElements(self._engine, None, None, _no_elements), place, op, away, coming, root)
-            return [[payload.to_host() for payload in each] for each in there]
+            received = self.exchange(DeviceElements(self._engine, None, None, _no_elements), place, op, away, coming, root)
+            return [[payload.to_host() for payload in each] for each in received]
         leaving = self._held(device, place, outgoing)
         sizes = [[aligned(STATUS_BYTES + bound) for bound in bounds] for bounds in coming]
         totals, own, collectives = [sum(each) for each in sizes], leaving[self.index], self._collectives
@@ -147,11 +147,11 @@ class DeviceGroup:
             fail(self._session, f"{what} in the {self}", reason(failure))
 
     def _work(self, op: str, flat: torch.Tensor, cuts: Sequence[int], root: int, divisor: int) -> Callable[[], None]:
-        there = self._collectives
+        collectives = self._collectives
         return {
-            "all_reduce": lambda: there.all_reduce(flat), "reduce": lambda: there.reduce(flat, root),
-            "broadcast": lambda: there.broadcast(flat, root), "reduce_scatter": lambda: there.reduce_scatter(flat, cuts, divisor),
-            "all_gather": lambda: there.all_gather(flat, cuts),
+            "all_reduce": lambda: collectives.all_reduce(flat), "reduce": lambda: collectives.reduce(flat, root),
+            "broadcast": lambda: collectives.broadcast(flat, root), "reduce_scatter": lambda: collectives.reduce_scatter(flat, cuts, divisor),
+            "all_gather": lambda: collectives.all_gather(flat, cuts),
         }[op]  # fmt: skip
 
     def _wait(self, done: Event) -> None:

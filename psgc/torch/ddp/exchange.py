@@ -284,11 +284,11 @@ class DdpExchange:
         declaration = self.residuals.declaration(default)
         self._layout = self.session.declare(declaration)
         on_gpu = config.gpu_codecs and (not buckets or self.choice.rule is not None)  # a plan itself says where
-        lies = on_gpu and all(engine_of(gradient) is not None for arrival in self._held for gradient in arrival.gradients)
+        on_device = on_gpu and all(engine_of(gradient) is not None for arrival in self._held for gradient in arrival.gradients)
         if config.layout_out and self.session.rank == 0 and self.name == "ddp0":
-            write_layout(config.layout_out, self._layout, self.session, lies)
+            write_layout(config.layout_out, self._layout, self.session, on_device)
         if self.name == "ddp0":
-            leave_for_trace(self.session, plan, self._layout, lies)
+            leave_for_trace(self.session, plan, self._layout, on_device)
         report_of(self.session).laid_out(self._layout)
         self.residuals.add(self._layout, declaration)
         self._buckets = [_Bucket.of(self._layout, bucket, on_gpu) for bucket in self._layout.buckets]

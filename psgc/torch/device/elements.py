@@ -226,14 +226,14 @@ class DeviceElements:
     @contextmanager
     def _arrived(self, payloads: Sequence[Bytes | DevicePayload]) -> Iterator[list[torch.Tensor]]:
         """The payloads on this device, as ``Engine.incoming`` gives them. Of those that have stayed on a device each is as long as its bound."""
-        there = [each.sent.room if isinstance(each, HeldPayload) and each.engine is self._engine else None for each in payloads]
-        away = [bytes_of(each) for each, room in zip(payloads, there, strict=True) if room is None]
+        rooms = [each.sent.room if isinstance(each, HeldPayload) and each.engine is self._engine else None for each in payloads]
+        away = [bytes_of(each) for each, room in zip(payloads, rooms, strict=True) if room is None]
         if not away:
-            yield [room for room in there if room is not None]
+            yield [room for room in rooms if room is not None]
             return
         with self._engine.incoming(away) as arrived:
             come = iter(arrived)
-            yield [next(come) if room is None else room for room in there]
+            yield [next(come) if room is None else room for room in rooms]
 
     # what groups on GPUs ask
 

@@ -230,9 +230,9 @@ class Engine:
 
     def brought(self, values: F32) -> torch.Tensor:
         """A copy of host values on the device, flat, for what ``compute`` does next; for use between steps."""
-        there = self.empty(values.size, torch.float32)
-        self.put(values.reshape(-1), there)
-        return there
+        target = self.empty(values.size, torch.float32)
+        self.put(values.reshape(-1), target)
+        return target
 
     def compute_on(self, work: Callable[[], object], reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
         """Enqueue ``work`` on ``compute``."""

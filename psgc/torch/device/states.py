@@ -77,14 +77,14 @@ class StateElements(DeviceElements):
         self._engine.compute_on(lambda: state.add_back(sent, kept), [*sent, kept], [kept])
 
     def state_to_host(self, lo: int, hi: int, state: SchemeState) -> None:
-        there, engine = self._states[lo, hi], self._engine
+        device_state, engine = self._states[lo, hi], self._engine
         saved: list[torch.Tensor] = []
         factors: dict[int, torch.Tensor] = {}
 
         def look() -> None:
-            values = there.saved
+            values = device_state.saved
             saved.extend([] if values is None else [values])
-            factors.update(there.factors)
+            factors.update(device_state.factors)
 
         engine.compute_on(look, [], [])
         for values in saved:
@@ -93,14 +93,14 @@ class StateElements(DeviceElements):
             state.restore_factors({first: _host(engine, values) for first, values in factors.items()})
 
     def state_from_host(self, lo: int, hi: int, state: SchemeState) -> None:
-        there, engine = self._states[lo, hi], self._engine
+        device_state, engine = self._states[lo, hi], self._engine
         saved, factors = state.saved, state.factors
         if saved is not None:
             velocity = engine.brought(np.asarray(saved, np.float32))
-            engine.compute_on(lambda: there.restore(velocity), [velocity], [])
+            engine.compute_on(lambda: device_state.restore(velocity), [velocity], [])
         if factors:
             brought = {first: engine.brought(np.asarray(values, np.float32)) for first, values in factors.items()}
-            engine.compute_on(lambda: there.restore_factors(brought), list(brought.values()), [])
+            engine.compute_on(lambda: device_state.restore_factors(brought), list(brought.values()), [])
 
     def _sent_round(self, index: int, lo: int, hi: int) -> Sent:
         round_ = self._states[lo, hi].rounds[index]
