@@ -10,7 +10,6 @@ import contextlib
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,8 @@ from typing import IO, Any, Final
 from psgc.config import Config
 from psgc.diagnostics.report import Report
 from psgc.launch.supervision.blame import Account, Blame
-from psgc.launch.supervision.child import Child, live_groups, script
+from psgc.launch.supervision.child import Child, live_groups
+from psgc.launch.supervision.guard import Guard
 from psgc.launch.supervision.keeper import Keeper
 from psgc.launch.supervision.relay import Relay, coloured
 from psgc.launch.supervision.reports import Reports
@@ -86,19 +86,14 @@ class Supervisor:
         self._wake_before = signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         self._before = {n: signal.signal(n, self._note) for n in HANDLED_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that it wakes the selector
-        self._guardian = subprocess.Popen(
-            script("guardian.py"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        self._guard = Guard()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._kill_what_is_left()
         for child in self.children:
             child.close()
-        assert self._guardian.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._guardian.stdin.close()
-        self._guardian.wait()
+        self._guard.close()
         signal.set_wakeup_fd(self._wake_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -120,7 +115,7 @@ class Supervisor:
         )  # fmt: skip
         self.children.append(child)
         self.blame.accounts.append(Account(child.who, service, scheduler=name == "scheduler"))
-        self._tell_guardian("+", child)
+        self._guard.add(child.pid)
         for pipe in child.relays:
             self._selector.register(pipe, selectors.EVENT_READ, (child, pipe))
         if child.keeper is not None:
@@ -168,6 +163,8 @@ class Supervisor:
         for child in sorted(ended, key=lambda c: ((c.status or 0) >= 0, c.service)):  # likeliest cause first
             self._ended(child)
         self._bury_if_any()
+        if renewed := self._guard.renewed():
+            self._say(renewed)
         self._hold_for_checkpoints(time.monotonic())
         while self._ladder and time.monotonic() >= self._ladder[0][0]:
             self._insist(self._ladder.pop(0)[1])
@@ -246,7 +243,7 @@ class Supervisor:
         for child in self.children:
             if not child.running and not child.gone and child.pid not in live:
                 child.reap()
-                self._tell_guardian("-", child)
+                self._guard.remove(child.pid)
         if not any(c.running for c in self.children):
             self._end_within(0)
 
@@ -349,12 +346,6 @@ class Supervisor:
             if not self._writers():
                 self._signal_all(signal.SIGTERM)
             self._end_within(self._patience.grace_s)
-
-    def _tell_guardian(self, sign: str, child: Child) -> None:
-        assert self._guardian.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            self._guardian.stdin.write(f"{sign}{child.pid}\n".encode())
-            self._guardian.stdin.flush()
 
     def _amid_line(self) -> bool:
         """Whether a child has left our stderr, or the terminal, in the middle of a line."""

@@ -54,11 +54,13 @@ def doctor(
     if as_json:
         print(json.dumps(report))
     else:
-        rows = [
-            ["ok" if c["ok"] else "WRONG", c["name"], c["found"], c["wanted"], "" if c["ok"] else c["remedy"]] for c in report["checks"]
-        ]
-        print_table(["", "check", "found", "wanted", "remedy"], rows)
+        print_table(
+            ["", "check", "found", "wanted"], [["ok" if c["ok"] else "WRONG", c["name"], c["found"], c["wanted"]] for c in report["checks"]]
+        )
         print_table(["this machine", ""], rows_of(*_machine(), _roots()))
+        for check in report["checks"]:
+            if not check["ok"]:  # below the table and unbroken, to be copied
+                print(f"{check['name']} is wrong; remedy: {check['remedy']}")
     sys.exit(0 if report["ok"] else 1)
 
 
@@ -144,7 +146,7 @@ def _rows() -> list[tuple[str, Callable[[], Finding], str, str]]:
         (
             "tcp after a pause",
             _after_a_pause,
-            "0 where links have a delay of 10 ms or more: sysctl -w net.ipv4.tcp_slow_start_after_idle=0",
+            "0 (sysctl -w) where links have a delay of 10 ms or more",
             "advice only",
         ),
         ("loopback", _loopback, "a ZeroMQ message over TCP on this host", "check firewall rules for 127.0.0.1"),
@@ -248,7 +250,7 @@ def _after_a_pause() -> Finding:
     setting = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
     if not setting.exists():
         return True, "not known here"
-    return True, f"net.ipv4.tcp_slow_start_after_idle = {setting.read_text().strip()}"
+    return True, f"{setting.read_text().strip()} (net.ipv4.tcp_slow_start_after_idle)"
 
 
 def _loopback() -> Finding:

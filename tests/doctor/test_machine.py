@@ -34,7 +34,7 @@ def test_this_machine_is_fit(doctor: Doctor) -> None:
     status, report = doctor()
     assert (status, report["ok"]) == (0, True), report
     (tcp,) = [check for check in report["checks"] if check["name"] == "tcp after a pause"]
-    assert tcp["found"].startswith(("net.ipv4.tcp_slow_start_after_idle = ", "not known")) and "sysctl -w" in tcp["wanted"]
+    assert tcp["found"].endswith(("(net.ipv4.tcp_slow_start_after_idle)", "not known here")) and "sysctl -w" in tcp["wanted"]
 
 
 def test_a_wrong_setting_is_named_with_its_remedy(doctor: Doctor) -> None:
@@ -43,6 +43,14 @@ def test_a_wrong_setting_is_named_with_its_remedy(doctor: Doctor) -> None:
     assert status == 1
     assert [check["name"] for check in wrong if "PSGC_PART_BYTES" in check["found"]], wrong
     assert all(check["remedy"] for check in wrong)
+
+
+def test_on_80_columns_the_table_fits_and_remedies_stand_whole_below_it(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    doctor(PSGC_PART_BYTES="many")  # leaves this setting
+    lines = psgc("doctor").stdout.splitlines()
+    assert "environment is wrong; remedy: mend the variable named; docs/env.md lists them all" in lines
+    assert max(len(line) for line in lines if " is wrong; remedy: " not in line) <= 80
 
 
 def test_an_unreachable_scheduler_is_said(doctor: Doctor) -> None:

@@ -108,6 +108,15 @@ def test_codecs_breaks_no_word_on_a_terminal_of_80_columns(monkeypatch: pytest.M
         assert {entry["name"], *(f"{name}={value}" for name, value in entry["parameters"].items())} <= shown
 
 
+def test_advise_has_one_line_of_headings_on_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = psgc("advise", "--model", "llama-8b", "--gpu", "h100", "--nodes", "8", "--link", "100").stdout.splitlines()
+    table = [line for line in lines if line and line[0] in "┏┃┡│└"]
+    assert len(table) > 8 and max(map(len, table)) <= 80
+    (headings,) = [line for line in table if line[0] == "┃"]
+    assert [cell.strip() for cell in headings.split("┃")[2:-2]] == ["now", "not yet", "against bf16", "fewer bytes"]
+
+
 def test_a_table_breaks_words_only_where_nothing_else_can_give_way(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from psgc.launch.supervision import guard
 from psgc.launch.supervision.child import script
 
 SLEEP = "import time; time.sleep(1000)"
@@ -25,6 +27,18 @@ print("up", flush=True)
 
 def last(text: str) -> str:
     return text.strip().splitlines()[-1]
+
+
+def guardian_of(launched: Any, old: int = 0) -> int:
+    """The launcher's guardian, once it is another than ``old``."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for pid in launched.left() - {old}:
+            with contextlib.suppress(OSError):
+                if b"guardian.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return int(pid)
+        time.sleep(0.01)
+    raise AssertionError("no guardian")
 
 
 def test_all_well_is_status_0_and_silence(launched: Any) -> None:
@@ -203,7 +217,32 @@ def test_what_python_ignores_is_not_ignored_by_the_command(launched: Any) -> Non
 def test_the_guardian_cannot_be_told_to_go_before_the_launcher(launched: Any, number: signal.Signals) -> None:
     popen = launched.supervised(("a", PARENT + SLEEP, False), prefix=False)
     launched.read_until(popen, "up")
-    guardian = next(pid for pid in launched.left() if b"guardian.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    os.kill(guardian, number)
+    os.kill(guardian_of(launched), number)
     popen.kill()
     launched.end(popen)  # the fixture checks that nothing is left
+
+
+def test_a_guardian_that_is_killed_is_replaced_and_one_line_says_so(launched: Any) -> None:
+    popen = launched.supervised(("a", PARENT + SLEEP, False), prefix=False)
+    launched.read_until(popen, "up")
+    first = guardian_of(launched)
+    os.kill(first, signal.SIGKILL)
+    second = guardian_of(launched, old=first)
+    assert (
+        popen.stderr.readline() == f"launcher: the job's guardian (pid {first}), which ends its processes if this one is killed, has ended "
+        "itself; another was started\n"
+    )
+    assert second != first
+    popen.kill()
+    launched.end(popen)  # the fixture checks that nothing is left: the second knew of the children
+
+
+def test_guardians_that_are_killed_again_and_again_are_not_replaced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "script", lambda _: [sys.executable, "-c", ""])
+    ward, said = guard.Guard(), []
+    while not said or said[-1].endswith("another was started"):
+        said += filter(None, [ward.renewed()])
+    assert len(said) == guard.MOST and said[-1].endswith("end the job's processes yourself")
+    assert ward.renewed() == ""
+    ward.add(1 << 22)  # told to nobody
+    ward.close()
