@@ -3,6 +3,7 @@
     python benchmarks/planning.py --traces DIR [--achieved SHARE] [--json]
     python benchmarks/planning.py --growth
     python benchmarks/planning.py --rivals 1000 --tensors 1-200 [--first-seed SEED] [--seconds S] [--out FILE]
+    python benchmarks/planning.py --adversary 100 --tensors 5-400 [--attack S] [--seconds S] [--first-seed SEED] [--out FILE]
     python benchmarks/planning.py --orders 400 --tensors 1-200
 
 The traces are the public artefact's (Wang et al., EuroSys 2023): tensors and when backward on a V100 had computed each. They are not part of
@@ -224,10 +225,17 @@ def main() -> None:
         "--rivals", type=int, metavar="JOBS", help="so many random jobs instead (planning_rivals.py), beside every rival's plan"
     )
     parser.add_argument(
+        "--adversary",
+        type=int,
+        metavar="JOBS",
+        help="attack our plans of so many random jobs (planning_adversary.py), each for --attack seconds",
+    )
+    parser.add_argument("--attack", type=float, default=40.0, metavar="S", help="how long the adversary has for each job")
+    parser.add_argument(
         "--orders", type=int, metavar="JOBS", help="what another order of tasks gains on so many random jobs (planning_order.py)"
     )
     parser.add_argument("--tensors", default="1-200", metavar="A-B", help="how many tensors the random jobs have")
-    parser.add_argument("--first-seed", type=int, default=1_000_000, metavar="SEED", help="of the random jobs")
+    parser.add_argument("--first-seed", type=int, metavar="SEED", help="of the random jobs")
     parser.add_argument("--seconds", type=float, help="search each random job for so long")
     parser.add_argument("--out", type=Path, help="keep the random jobs' results in this file, and go on from it")
     parser.add_argument(
@@ -235,11 +243,18 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    count = arguments.orders if arguments.rivals is None else arguments.rivals
+    count = next((each for each in (arguments.adversary, arguments.rivals, arguments.orders) if each is not None), None)
     if count is not None:
         fewest, _, most = arguments.tensors.partition("-")
         if not (fewest.isdigit() and most.isdigit() and 1 <= int(fewest) <= int(most) and count > 0):
             sys.exit(f"planning: {count} jobs of --tensors {arguments.tensors}: expected a number of jobs, and a range as 1-200")
+        given = {} if arguments.first_seed is None else {"first": arguments.first_seed}
+        if arguments.adversary is not None:
+            import planning_adversary  # beside this script
+
+            rows = planning_adversary.run(count, int(fewest), int(most), arguments.out, arguments.attack, arguments.seconds, **given)
+            print("\n".join(planning_adversary.summary(rows)))
+            return
         if arguments.rivals is None:
             import planning_order  # beside this script
 
@@ -247,7 +262,7 @@ def main() -> None:
             return
         import planning_rivals  # beside this script
 
-        rows = planning_rivals.run(arguments.rivals, int(fewest), int(most), arguments.out, arguments.seconds, arguments.first_seed)
+        rows = planning_rivals.run(arguments.rivals, int(fewest), int(most), arguments.out, arguments.seconds, **given)
         print("\n".join(planning_rivals.summary(rows)))
         return
     if arguments.growth:

@@ -47,15 +47,15 @@ RIVALS: Final[Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def random_job(seed: int, fewest: int, most: int) -> Problem:
-    """The job of this seed, of the distribution above."""
+def random_job(seed: int, fewest: int, most: int, of_nodes: Sequence[int] = (1, 2, 4, 8, 16)) -> Problem:
+    """The job of this seed, of the distribution above. of_nodes: the numbers of nodes that a job may have."""
     rng = np.random.default_rng([seed, fewest, most])
     count = int(np.clip(round(np.exp(rng.uniform(np.log(fewest - 0.5), np.log(most + 0.5)))), fewest, most))
     ready = np.cumsum(rng.exponential(10 ** rng.uniform(2, 4), count))
     numel = np.ceil(10 ** rng.uniform(2, 7.3, count))
     tensors = tuple(TensorProfile(f"t{at}", int(n), float(us - ready[0])) for at, (n, us) in enumerate(zip(numel, ready, strict=True)))
     profile = Profile(f"random {seed}", tensors, codecs=V100_CODECS)
-    nodes, gpus = int(rng.choice([1, 2, 4, 8, 16])), int(rng.choice([1, 2, 4, 8]))
+    nodes, gpus = int(rng.choice(of_nodes)), int(rng.choice([1, 2, 4, 8]))
     nodes = 2 if nodes * gpus == 1 else nodes
     intra = Link(float(10 ** rng.uniform(1.5, 3.5)), 10.0)
     inter = Link(float(10 ** rng.uniform(0, 2.6)), float(10 ** rng.uniform(0.7, 2.7)))
@@ -98,7 +98,7 @@ def run(
     count: int, fewest: int, most: int, out: Path | None, seconds: float | None = None, first: int = FIRST_SEED
 ) -> list[dict[str, Any]]:
     """Compare on the jobs of ``count`` seeds from ``first`` on. out: results, a line each; those that are in it already are not computed again."""
-    known = {row["seed"]: row for row in _kept(out) if row["tensors"] == [fewest, most] and row["seconds"] == seconds}
+    known = {row["seed"]: row for row in kept(out) if row["tensors"] == [fewest, most] and row["seconds"] == seconds}
     seeds = range(first, first + count)
     for seed in seeds:
         if seed not in known:
@@ -109,7 +109,8 @@ def run(
     return [known[seed] for seed in seeds]
 
 
-def _kept(out: Path | None) -> Iterator[dict[str, Any]]:
+def kept(out: Path | None) -> Iterator[dict[str, Any]]:
+    """The results in a file, if there is one."""
     if out is not None and out.is_file():
         for line in out.read_text().splitlines():
             try:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import Profile
-from psgc.plan.methods.search import search
+from psgc.plan.methods.search import QUICK, search
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs, simulate
@@ -165,7 +165,7 @@ def _planned(profile: Profile, machines: Machines, gbps: float, codec: str) -> t
     """The planner's own plan with this codec, and its step; None if no option of the planner can be run by the job."""
     problem = _problem(profile, machines, gbps, codec if codec in CODECS else UNCOMPRESSED)
     try:
-        found = search(problem)
+        found = search(problem, QUICK)
     except UsageError:
         return None, math.inf
     if not machines.even:  # only a plan for a cluster of equal nodes can be completed

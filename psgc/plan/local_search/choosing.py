@@ -2,7 +2,8 @@
 
 There are three kinds of descent. ``choose`` takes the options that are cheapest at some mixture of prices (``space``) as candidates, and may
 change all buckets from one on together (``descent``). ``fully`` changes one bucket at a time, to any option (``full_descent``). ``among`` takes only
-options that the start has. Owns the candidates and each descent's budget. Does not know which bucketings are tried.
+options that the start has. ``anneal`` changes the buckets, too (``annealing``). Owns the candidates and each descent's budget. Does not know which
+bucketings are tried.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from psgc.codecs.codec import BLOCK, MAX_PART
 from psgc.plan.inputs.profile import F64
+from psgc.plan.local_search.annealing import anneal
 from psgc.plan.local_search.descent import descend, simplify
 from psgc.plan.local_search.full_descent import Paths, descend_fully, find_critical, simulation_work
 from psgc.plan.local_search.ordering import order, ranks_of
 from psgc.plan.local_search.space import OptionTable, Space
-from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, Kinds, kinds_of, parts_of
+from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, Kinds, kinds_of, parts_of, renumbered
 from psgc.plan.model.problem import Problem
 from psgc.plan.model.timeline import Ints
 
@@ -32,6 +35,7 @@ SIMPLIFY_BUDGET: Final = 8_000  # simulated chains of ``simplify``
 SIZE_STEP_BITS: Final = 2  # candidates are shared by sizes within a factor of four
 SMALLEST_SIZE_BITS: Final = 10  # and by all sizes up to this power of two
 CONVERGED_RTOL: Final = 2e-3  # the search ends when the step is this close to the lower bound
+COLD: Final = 1e-5  # temperature at the end of a round of annealing, as a share of the step
 ORDER_MIN_GAIN: Final = 1e-4  # share of the step that another order of buckets must save
 BOTH, ONE_BY_ONE = True, False  # phases of a descent
 
@@ -136,6 +140,29 @@ class Search:
         )  # fmt: skip
         return self.keep(Chosen(step, objective, buckets, choice if among is None else among[choice], start.turn)), spent
 
+    def anneal(self, start: Chosen, among: Ints, seed: int, budget: float, hot: float) -> tuple[Chosen, float]:
+        """The best plan that one round of annealing from ``start`` finds, and the work done, in simulated chains. It is not noted as a plan seen.
+
+        among:  the options to choose from, beside ``start``'s.
+        seed:   of random numbers, above 0.
+        hot:    the temperature at the beginning, as a share of the step."""
+        tensors, space = self.problem.tensors, self.space
+        options = space.unique(np.concatenate([among, start.options]))
+        count, buckets = len(tensors.numel), len(start.options)
+        plan = np.zeros((3, count), np.int64)
+        plan[0, :buckets], plan[1, :buckets] = start.bucketing.parts, space.positions(options, start.options)
+        plan[2, :buckets] = np.arange(buckets) if start.turn is None else start.turn
+        of, (parts, option, turn) = start.bucketing.of.astype(np.int64), plan
+        least, most = (float(BLOCK), float(MAX_PART)) if self.problem.constraints.to_be_run else (1.0, np.inf)
+        step, buckets, work = anneal(
+            tensors.numel, tensors.ready_us, tensors.codec, np.searchsorted(tensors.ready_us, tensors.ready_us), least, most, MAX_PARTS,
+            space.tasks(options), np.ascontiguousarray(space.fits(options)), space.resources, *space.costs, space.threads, space.moments_us,
+            of, parts, option, turn, seed, float(budget), hot, COLD,
+        )  # fmt: skip
+        made, number = renumbered(tensors, of, parts[:buckets].tolist())
+        order = np.argsort(number)
+        return Chosen(step, step, self.cut(made), options[option[order]], np.argsort(np.argsort(turn[order], kind="stable"))), work
+
     def _ranks(self, made: Chosen) -> Ints:
         """Each chain's rank."""
         parts = made.bucketing.parts
@@ -206,9 +233,17 @@ class Search:
         parts = parts_of(buckets)
         simulations = int(SIMPLIFY_BUDGET / simulation_work(len(parts.ready_us)))
         step = simplify(
-            *parts, kinds.of, *self.table(options, kinds), self.space.threads, self.space.moments_us, len(plain), choice, simulations
+            *parts,
+            kinds.of,
+            *self.table(options, kinds),
+            self.space.threads,
+            self.space.moments_us,
+            self._ranks(self.best),
+            len(plain),
+            choice,
+            simulations,
         )
-        self.best = Chosen(step, self.best.objective, buckets, options[choice])
+        self.best = self.best._replace(step_us=step, options=options[choice])
 
     def reorder(self, budget: float) -> None:
         """Change the order in which the best plan's buckets go, if that shortens the step noticeably. budget: number of chains to simulate."""
@@ -222,6 +257,15 @@ class Search:
         )  # fmt: skip
         if step < self.best.step_us * (1 - ORDER_MIN_GAIN):
             self.best = self.best._replace(step_us=step, objective=objective, turn=turn)
+
+    def in_readiness_order(self) -> None:
+        """Give the best plan's buckets their turns in order of readiness again, unless that makes the step noticeably longer."""
+        assert self.best is not None
+        if self.best.turn is None:
+            return
+        best = self.best
+        plain, _ = self.fully(best._replace(turn=None), np.empty(0, np.int64), 1, 0)
+        self.best = plain if plain.step_us * (1 - ORDER_MIN_GAIN) <= best.step_us else best
 
     @functools.cached_property
     def least_us(self) -> float:

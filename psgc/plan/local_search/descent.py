@@ -252,14 +252,14 @@ def descend(
     return best_step, best, trials
 
 
-@kernel(types.float64(_F64, _I64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _F64, _I64, _F64, I64, _I64, I64))
+@kernel(types.float64(_F64, _I64, _I64, _I64, _I64_2D, _I64, _I64, _F64, _F64, _I64, _F64, _I64, I64, _I64, I64))
 def simplify(
     ready: Any, chain: Any, until: Any, kind: Any, first: Any, length: Any, resource: Any, us: Any, rest: Any, threads: Any, moments: Any,
-    simple: Any, choice: Any, budget: Any,
+    rank: Any, simple: Any, choice: Any, budget: Any,
 ) -> Any:  # fmt: skip
     """Replace a bucket's option by one of the first ``simple`` options if the step gets no longer, within ``budget`` simulations. Returns the
-    step."""
-    run = new_run(ready, resource, us, rest, threads, moments, np.arange(ready.size), length.max())
+    step. rank: each chain's rank."""
+    run = new_run(ready, resource, us, rest, threads, moments, rank, length.max())
     choices = _choices(run, chain, kind, first, length)
     snapshots, total = new_snapshots(1, run), np.empty(choices.load_us.shape[2])
     _give_each(run, choices, choice)

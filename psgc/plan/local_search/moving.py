@@ -1,7 +1,8 @@
 """Moves of a plan's buckets: they are cut into more or fewer parts, merged and split, and their options chosen again, until nothing helps.
 
 A move changes one or two buckets. Only these get new options, from a palette: the candidates for all sizes, and the options of good plans. After
-moves that helped, every bucket chooses again from all options. Owns the moves, their order and their budget.
+moves that helped, every bucket chooses again from all options. ``annealing`` makes the same moves and others at random. Owns the moves, their order
+and their budget.
 """
 
 from __future__ import annotations
@@ -82,6 +83,16 @@ def improve(made: Search, here: Chosen, budget: float, known: Ints) -> float:
     return budget
 
 
+def anneal(made: Search, known: Ints, seed: int, budget: float, hot: float, descent: float, start: Chosen | None = None) -> None:
+    """Anneal a plan, by default the best one, and choose the result's options again. known: the palette; seed, budget, hot: see ``Search.anneal``;
+    descent: number of chains to simulate for the choice of options."""
+    assert made.best is not None
+    if made.is_done:
+        return
+    found, _ = made.anneal(start or made.best, known, seed, budget, hot)
+    made.fully(found, by_size(found.bucketing), MOST_OPTIONS, descent)
+
+
 def reorder(made: Search, budget: float) -> None:
     """Change the order in which the best plan's buckets go if that shortens the step; while it does so by much, choose options again for the new
     order. budget: for each search for an order, and for each choice of options, in simulated chains."""
@@ -94,6 +105,13 @@ def reorder(made: Search, budget: float) -> None:
         if made.best.step_us > before * (1 - ORDER_WORTH):
             return
         made.fully(made.best, by_size(made.best.bucketing), MOST_OPTIONS, budget)
+
+
+def finish(made: Search, budget: float) -> None:
+    """Take back what does not shorten the best plan's step: turns, then encodings; then look for another order once more (``reorder``)."""
+    made.in_readiness_order()
+    made.simplify()
+    reorder(made, budget)
 
 
 def by_size(made: Bucketing) -> Ints:

@@ -307,6 +307,17 @@ class Space:
         """The options' tasks, one row for each option, as indices into ``distinct``, with -1 between and after them."""
         return self.of_atom[self.graph.rows[numbers]].reshape(len(numbers), self.graph.rows.shape[1] * self.of_atom.shape[1])
 
+    def tasks(self, numbers: Ints) -> Ints:
+        """The options' tasks, one row for each option, as indices into ``distinct``, with -1 behind them."""
+        rows = self.rows(numbers)
+        found = np.take_along_axis(rows, np.argsort(rows < 0, axis=1, kind="stable"), axis=1)
+        return np.ascontiguousarray(found[:, : max(1, int((found >= 0).sum(axis=1).max()))])
+
+    @property
+    def costs(self) -> tuple[F64, F64, Ints, F64, Ints, F64, F64]:
+        """The tasks' costs, as ``task_times`` takes them."""
+        return self.fixed_us, self._slope, self._curve, self._share, *self._curves
+
     def table(self, numbers: Ints, sizes: F64, codec: Ints) -> OptionTable:
         """The options' tasks for parts of these sizes and codecs."""
         count = len(sizes) * int(self._count_of_atom[self.graph.rows[numbers]].sum())
@@ -319,7 +330,7 @@ class Space:
         """Microseconds of each distinct task (rows) for parts of these sizes and codecs (columns). 0 for tasks for which a codec has no times;
         ``may_take`` says which options it can have."""
         times = np.empty((len(self.distinct), len(numel)))
-        task_times(self.fixed_us, self._slope, self._curve, self._share, *self._curves, numel, codec, times)
+        task_times(*self.costs, numel, codec, times)
         return times
 
     def least_times(self, numel: F64, codec: Ints) -> F64:

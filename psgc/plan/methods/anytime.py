@@ -2,8 +2,8 @@
 
 It starts from the default plan (``search``) and from the complete plans of other systems, Espresso's included. Then it repeats three phases. First,
 the bound's linear programme for the best plan's buckets gives each bucket's options of low reduced cost as candidates, and the integer solution
-as a start. Second, buckets are cut, merged and split until that does not help. Third, a perturbed copy of the best plan, or another fusion, is
-improved on its own, and taken if it is better.
+as a start. Second, buckets are cut, merged and split until that does not help. Third, the best plan, or another fusion, is annealed
+(``annealing``) in rounds of random length and temperature.
 
 Owns the order of these phases. The resulting step is never longer than the default plan's or any other system's.
 """
@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from psgc.errors import UsageError
 from psgc.plan.local_search.choosing import BOTH, Chosen, Search
-from psgc.plan.local_search.moving import by_size, improve, palette, reorder
+from psgc.plan.local_search.moving import anneal, by_size, finish, improve, palette, reorder
 from psgc.plan.methods.baselines import tensors_choices
 from psgc.plan.methods.bound import bucketing_of, over_all_bucketings, solve_given
 from psgc.plan.methods.espresso import espresso
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.search import planned, searched
-from psgc.plan.model.bucketing import MAX_PARTS, Bucketing, bucketing, fused, kinds_of, merged, split
+from psgc.plan.model.bucketing import Bucketing, bucketing, fused, kinds_of
 from psgc.plan.model.plan import PlannedBucket
 from psgc.plan.model.problem import Problem
 from psgc.plan.model.timeline import Ints
@@ -38,7 +37,10 @@ FULL_BUDGET: Final = 200_000  # simulated chains of one descent over all options
 MOVES_BUDGET: Final = 60_000  # simulated chains of moves between two looks at the clock
 SIMULATIONS: Final = 40_000  # simulations times their chains, of one descent
 ORDER_BUDGET: Final = 20_000  # simulated chains to find a better order, and to choose options for it (``reorder``)
-MAX_KICKS: Final = 4  # moves of one perturbation
+HOT: Final = (-4.5, -2.0)  # log10 of a round's first temperature, as a share of the step
+ROUND: Final = (16.0, 22.0)  # log2 of a round's work, in simulated chains
+RESTARTS: Final = 0.15  # share of the rounds that begin with another fusion
+GUESS: Final = 0.4  # microseconds of a simulated chain, until a round was timed
 GAP: Final = 1e-3  # the search ends when the step is within this share of the lower bound
 
 
@@ -60,6 +62,9 @@ class Anytime:
         self.made = searched(problem)
         self.bound_us = over_all_bucketings(problem, self.made.space)
         self.rng = np.random.default_rng(0)
+        self.default = self.best
+        self.palette = palette(self.made, [self.best])
+        self.us_of_work = GUESS  # microseconds of a simulated chain in the last round
 
     @property
     def best(self) -> Chosen:
@@ -82,14 +87,15 @@ class Anytime:
             if bounded is not self.best:
                 self._columns()
                 bounded = self.best
-            here = self._perturbed()
-            self._polish(here, here.best)
-            if here.best is not None:
-                reorder(here, ORDER_BUDGET)
-            if here.best is not None and here.best.objective < self.best.objective:
-                self.made.best = here.best
-        self.made.simplify()
-        reorder(self.made, ORDER_BUDGET)
+            before = self.best
+            self._annealed()
+            if self.best is not before:
+                reorder(self.made, ORDER_BUDGET)
+                self.palette = palette(self.made, [self.best])
+            self.made.seen.clear()
+        finish(self.made, ORDER_BUDGET)
+        if self.default.step_us < self.best.step_us:  # plans are compared by their objectives, of which the step is the largest part
+            self.made.best = self.default
         return self.made
 
     def _seeds(self) -> Iterator[tuple[Bucketing, Ints]]:
@@ -143,30 +149,14 @@ class Anytime:
             if not self.is_over:
                 self.made.descend(buckets, options, kinds, fits, start[None], SIMULATIONS, None, BOTH)
 
-    def _perturbed(self) -> Search:
-        """A separate search that starts from the best plan after a few random moves, or from another fusion."""
-        here = replace(self.made, best=None, seen=[])
-        tensors, made, options = self.problem.tensors, self.best.bucketing, self.best.options
-        if self.rng.random() < 0.3:
-            parts = 2 ** self.rng.uniform(0, 6)
-            made = fused(tensors, self.problem.profile.numel / parts, 2 ** self.rng.uniform(-4, 0))
-        else:
-            for _ in range(int(self.rng.integers(1, MAX_KICKS + 1))):
-                made = self._moved(made)
-        options = options[self.best.bucketing.of[made.last]]
-        here.choose(made, options)
-        return here
-
-    def _moved(self, made: Bucketing) -> Bucketing:
-        """The bucketing after one random move."""
-        bucket, kind = int(self.rng.integers(len(made.parts))), int(self.rng.integers(3))
-        if kind == 0:
-            parts = made.parts.copy()
-            parts[bucket] = int(np.clip(round(parts[bucket] * 2 ** self.rng.uniform(-1, 1) + self.rng.integers(-1, 2)), 1, MAX_PARTS))
-            return made.cut(parts)
-        members = int((made.of == bucket).sum())
-        if kind == 1 and members > 1:
-            found = split(self.problem.tensors, made, bucket, int(self.rng.integers(1, members)))
-        else:
-            found = merged(self.problem.tensors, made, bucket)
-        return made if found is None else found[0]
+    def _annealed(self) -> None:
+        """A round of annealing, from the best plan or from another fusion of the model."""
+        tensors, here = self.problem.tensors, self.best
+        start, hot, left = here, 10 ** self.rng.uniform(*HOT), self.until - time.perf_counter()
+        if self.rng.random() < RESTARTS:
+            other = fused(tensors, self.problem.profile.numel / 2 ** self.rng.uniform(0, 6), 2 ** self.rng.uniform(-4, 0))
+            start = self.made.choose(other, here.options[here.bucketing.of[other.last]])
+        budget = min(2 ** self.rng.uniform(*ROUND), 1e6 * max(left, 0.0) / self.us_of_work + 1)
+        begun = time.perf_counter()
+        anneal(self.made, self.palette, int(self.rng.integers(1, 1 << 40)), budget, hot, FULL_BUDGET, start)
+        self.us_of_work = 1e6 * (time.perf_counter() - begun) / budget

@@ -1,8 +1,9 @@
 """psgc's own method: it chooses fusion, parts and every bucket's option together.
 
 Descents on the timeline choose options for a few bucketings (``seeding``, ``choosing``). For the best of these plans, options are chosen again from
-all options. Then their buckets are moved, and options chosen again for each move, until nothing helps or the budget is spent (``moving``). If the
-user gives more time, ``anytime`` continues from there; ``bound`` says how far a plan may be from the best one.
+all options. Then their buckets are moved, and options chosen again for each move, until nothing helps or the budget is spent (``moving``). Last, the
+best plan is annealed (``annealing``). If the user gives more time, ``anytime`` continues from there; ``bound`` says how far a plan may be from the
+best one.
 
 The budget counts simulated chains, not time, so that the same job gets the same plan on any machine. The constants were chosen on random
 jobs of ``benchmarks/planning_rivals.py`` with 1 to 200 tensors and seeds 200,000 to 200,599, and on the six published traces; the figures in
@@ -17,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from psgc.plan.local_search.choosing import Chosen, Search
-from psgc.plan.local_search.moving import improve, palette, polish, reorder
+from psgc.plan.local_search.moving import anneal, finish, improve, palette, polish
 from psgc.plan.local_search.space import Space
 from psgc.plan.methods.result import Found
 from psgc.plan.methods.seeding import seed
@@ -28,26 +29,31 @@ POLISHED: Final = 3  # plans whose options are chosen again from all options
 IMPROVED: Final = 3  # plans whose buckets are moved
 BUDGET: Final = 10_000  # simulated chains (``full_descent.simulation_work``) after the first plans
 ORDER_BUDGET: Final = 2_000  # simulated chains for another order at the end
+ANNEALING: Final = 300_000  # work of all rounds of annealing, in simulated chains: some 70 ms
+QUICK: Final = 0  # the same for plans that a running job makes
+TEMPERATURES: Final = (1e-4, 1e-3, 1e-4)  # of each round's beginning, as shares of the step
+DESCENT: Final = 1_000  # simulated chains of the descent behind a round
 
 
-def search(problem: Problem) -> Found:
-    """The best plan that the search finds, over all options that the constraints allow."""
+def search(problem: Problem, annealing: float = ANNEALING) -> Found:
+    """The best plan that the search finds, over all options that the constraints allow. annealing: work of annealing, in simulated chains."""
     begun = time.perf_counter()
-    made = searched(problem)
+    made = searched(problem, annealing)
     assert made.best is not None
     chosen = planned(problem, made.space, made.best)
     return Found(chosen, made.best.step_us, (time.perf_counter() - begun) * 1e6, len(problem.options))
 
 
-def searched(problem: Problem) -> Search:
+def searched(problem: Problem, annealing: float = ANNEALING) -> Search:
     """The finished search."""
     made = Search(problem, Space(problem))
     seed(made)
     plans, budget = polish(made, POLISHED, BUDGET)
     for one in plans[:IMPROVED]:
         budget = improve(made, one, budget, palette(made, plans))
-    made.simplify()
-    reorder(made, ORDER_BUDGET)
+    for number, hot in enumerate(TEMPERATURES if annealing else ()):
+        anneal(made, palette(made, plans), number + 1, annealing / len(TEMPERATURES), hot, DESCENT)
+    finish(made, ORDER_BUDGET)
     return made
 
 

@@ -54,6 +54,16 @@ def _at(first: Any, last: Any, numel: Any, us: Any, elements: Any) -> Any:
     return us[point] + max(slope, 0.0) * (elements - numel[point])
 
 
+@helper
+def task_us(
+    fixed: Any, slope: Any, curve: Any, share: Any, first: Any, numel: Any, us: Any, task: Any, elements: Any, codec: Any
+) -> Any:  # fmt: skip
+    """The microseconds of one task for a part of so many elements. The other arguments: see ``task_times``."""
+    took = fixed[task] + slope[task, codec] * elements
+    own = curve[task, codec]
+    return took if own < 0 else took + _at(first[own], first[own + 1], numel, us, share[task] * elements)
+
+
 @kernel(types.void(_IN_F64, _IN_F64_2D, _IN_I64_2D, _IN_F64, _IN_I64, _IN_F64, _IN_F64, _IN_F64, _IN_I64, _OUT_F64_2D))
 def task_times(
     fixed: Any, slope: Any, curve: Any, share: Any, first: Any, numel: Any, us: Any, sizes: Any, codec: Any, out: Any
@@ -64,8 +74,4 @@ def task_times(
     for none; share: the share of the part's elements that the task works on; first, numel, us: ``Curves``."""
     for task in range(fixed.size):
         for column in range(sizes.size):
-            took = fixed[task] + slope[task, codec[column]] * sizes[column]
-            own = curve[task, codec[column]]
-            if own >= 0:
-                took += _at(first[own], first[own + 1], numel, us, share[task] * sizes[column])
-            out[task, column] = took
+            out[task, column] = task_us(fixed, slope, curve, share, first, numel, us, task, sizes[column], codec[column])

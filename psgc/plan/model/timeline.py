@@ -261,9 +261,19 @@ def _hold(run: Any, resource: Any, until: Any) -> None:
 def _when_on_gpu(moments: Any, place: Any, delay: Any, when: Any) -> Any:
     """The first moment from ``when`` on at which backward is between two tensors, or done; searched from moment ``place`` on."""
     at = when - delay - TOLERANCE * moments[-1]
-    while place < moments.size and moments[place] < at:
-        place += 1
-    return max(when, moments[place] + delay) if place < moments.size else when
+    if moments[-1] < at:
+        return when
+    width = 1
+    while place + width < moments.size and moments[place + width] < at:  # most often it is near
+        place, width = place + width, 2 * width
+    end = min(place + width, moments.size - 1)
+    while place < end:
+        middle = (place + end) // 2
+        if moments[middle] < at:
+            place = middle + 1
+        else:
+            end = middle
+    return max(when, moments[place] + delay)
 
 
 @helper

@@ -1,0 +1,118 @@
+"""Annealing finds plans that the simulation confirms, within the constraints, the same on every machine; the adversary's claims are checked, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psgc.plan.local_search.choosing import Chosen, Search
+from psgc.plan.local_search.moving import palette
+from psgc.plan.local_search.space import Space
+from psgc.plan.methods.anytime import Anytime
+from psgc.plan.methods.search import planned, search, searched
+from psgc.plan.model.options import OVER_SERVERS, Constraints
+from psgc.plan.model.problem import Problem, simulate
+from tests import benchmark_scripts
+from tests.plan.test_search import of_several_codecs, random_job
+
+WORK = 20_000
+
+
+def annealed(problem: Problem, seed: int, work: float = WORK) -> tuple[Search, Chosen, Chosen]:
+    """The search, its start, and what annealing makes of it."""
+    made = searched(problem, 0)
+    assert made.best is not None
+    return made, made.best, made.anneal(made.best, palette(made, [made.best]), seed, work, 3e-3)[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+@pytest.mark.parametrize("several", [False, True])
+def test_its_plan_takes_the_step_that_the_simulation_gives_and_none_longer_than_the_start(count: int, several: bool) -> None:
+    problem = random_job(count, count, Constraints())
+    problem = of_several_codecs(problem) if several else problem
+    made, start, found = annealed(problem, 5)
+    plan = planned(problem, made.space, found)
+    assert simulate(problem, plan).step_us == pytest.approx(found.step_us, rel=1e-12)
+    assert found.step_us <= start.step_us * (1 + 1e-12)
+    assert sorted(name for bucket in plan for name in bucket.tensors) == sorted(problem.numel)
+
+
+def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
+    problem = random_job(31, 30, Constraints())
+    plans = [annealed(problem, seed)[2] for seed in (1, 1, 2)]
+    same = [np.array_equal(plans[0].bucketing.of, plan.bucketing.of) and plans[0].step_us == plan.step_us for plan in plans]
+    assert same == [True, True, False]
+
+
+def test_it_fuses_tensors_that_are_no_neighbours() -> None:
+    """Where that helps: over some jobs it does."""
+    apart = 0
+    for seed in range(4):
+        found = annealed(random_job(seed, 30, Constraints()), 1, 100_000)[2]
+        for bucket in range(len(found.options)):
+            members = np.flatnonzero(found.bucketing.of == bucket)
+            apart += bool(members[-1] - members[0] >= len(members))
+    assert apart
+
+
+def test_a_plan_that_is_to_be_run_keeps_options_and_cuts_that_jobs_have() -> None:
+    job = random_job(5, 12)
+    problem = replace(job, cluster=replace(job.cluster, servers=2), constraints=Constraints(servers=True, runtime=True))
+    made, _, found = annealed(problem, 3)
+    assert {made.space.graph.options[option] for option in found.options.tolist()} <= set(OVER_SERVERS)
+    assert np.array_equal(made.cut(found.bucketing).parts, found.bucketing.parts)
+
+
+def test_taking_encodings_back_keeps_the_order_of_the_buckets() -> None:
+    """A search for as long as the user gives it was longer than the default one's, because this lost the order."""
+    problem = random_job(0, 20, Constraints())
+    made = Search(problem, Space(problem))
+    rng, kept = np.random.default_rng(0), 0
+    start = searched(problem, 0).best
+    assert start is not None
+    for _ in range(20):
+        turn = rng.permutation(len(start.options))
+        made.best, _ = made.fully(start._replace(turn=turn), np.empty(0, np.int64), 1, 0)
+        before = made.best.step_us
+        made.simplify()
+        assert np.array_equal(made.best.turn, turn) and made.best.step_us <= before
+        assert simulate(problem, planned(problem, made.space, made.best)).step_us == pytest.approx(made.best.step_us, rel=1e-12)
+        kept += 1
+    assert kept == 20
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_time_makes_a_plan_longer_than_the_default_one(seed: int) -> None:
+    """Even no time at all, and rounds whose objectives are better and whose steps are not."""
+    problem = random_job(40 + seed, 3 + 5 * seed, Constraints())
+    default = search(problem).step_us
+    clock = iter(range(10**9))
+    made = Anytime(problem, 0.0)
+    made.until = float("inf")
+    rounds = 3 * seed
+
+    def is_over(_: Anytime) -> bool:
+        return next(clock) > rounds
+
+    ended = type("Ended", (Anytime,), {"is_over": property(is_over)})
+    made.__class__ = ended
+    made.us_of_work = 1e12  # so that a round is short
+    assert made.run().best.step_us <= default * (1 + 1e-12)  # type: ignore[union-attr]
+
+
+def test_the_adversary_starts_from_the_plan_and_what_it_finds_is_simulated() -> None:
+    benchmark_scripts.load("planning_rivals")
+    adversary: Any = benchmark_scripts.load("planning_adversary")
+    problem = random_job(3, 12, Constraints())
+    ours = search(problem, 0)
+    attack = adversary.Adversary(problem, ours.buckets, 1)
+    assert attack.step_us == pytest.approx(ours.step_us, rel=1e-12)
+    state = attack.start
+    for _ in range(300):
+        state = attack._moved(state)
+        if attack.rng.random() < 0.05:
+            plan = planned(problem, attack.space, attack._chosen(state))
+            assert simulate(problem, plan).step_us == pytest.approx(attack._step(state), rel=1e-12)
