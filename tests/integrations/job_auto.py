@@ -1,7 +1,7 @@
 """A worker of a job that trains an example of examples/ddp_*.py as it would be without psgc, then under ``auto``. Run by test_auto_libraries.py:
 job_auto.py EXAMPLE OPTIONS. Prints both trainings' first and last losses, the choices in order, and a digest of the weights.
 
-What a step takes is what the choice takes by TIMES, so that it switches, whatever the machine; everything else is real.
+auto takes its times from a table (tests/torch/auto_table.py), so that it switches, whatever the machine; everything else is real.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import sys
 from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,17 +20,16 @@ import torch.distributed as dist
 
 import psgc.torch as psgc
 from psgc.torch.ddp.exchange import DdpExchange
-from psgc.torch.gradients import auto
-from tests.torch.job_auto import TIMES, choice_of
+from tests.torch.auto_table import TIMES, choice_of, used
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
-now_ns = [0]
+table = used()
 seen: list[str] = []
 
 
 def timed_begin(self: DdpExchange) -> None:
     begin(self)
-    now_ns[0] += int(1e6 * TIMES[choice_of(self)])
+    table.passes(TIMES[choice_of(self)])
     seen.append(choice_of(self))
 
 
@@ -43,7 +41,6 @@ def main() -> None:
     name, options = sys.argv[1:]
     torch.set_num_threads(1)
     psgc.init()
-    auto.time = SimpleNamespace(perf_counter_ns=lambda: now_ns[0])  # type: ignore[attr-defined]
     example = importlib.import_module(name)
     if name == "ddp_plain":
         dist.init_process_group("gloo")

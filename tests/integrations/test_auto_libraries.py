@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integrations.test_libraries import needs, run
-from tests.torch.job_auto import TIMES
+from tests.torch.auto_table import TIMES
 
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(300)]
 # All accumulate: an optimizer's step is two backwards, of which DDP hands over one. With momentum, SGD takes a while to make up for what a

@@ -3,7 +3,7 @@
 job_auto.py CASE...  trains a model in each case, "optimizer" or "ddp", with "-quick" where no choice is quicker than another, and "-slower" where all of them
                      become ten times as slow. Prints the choices in order, and a digest of the weights.
 
-What a step takes is what the choice takes by TIMES: so what is found does not depend on the machine. Everything else is real.
+auto takes its times from a table (auto_table.py), so that what is found does not depend on the machine. Everything else is real.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from itertools import groupby
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,19 +19,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import psgc.torch as psgc
-from psgc.torch.gradients import auto
+from tests.torch.auto_table import TIMES, Table, choice_of, used
 
-TIMES = {"none": 340.0, "bf16": 200.0, "int8": 120.0, "int4": 90.0, "onebit": 60.0, "topk": 75.0, "plan": 50.0}  # milliseconds a step
 STEPS, CHANGE = 40, 60
-now_ns = [0]
 
 
-def choice_of(exchange: Any) -> str:
-    choice = exchange.choice
-    return "plan" if choice.plan is not None or choice.awaited else choice.codec
-
-
-def train(case: str) -> None:
+def train(case: str, table: Table) -> None:
     torch.manual_seed(0)
     net: Any = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128))
     if case.startswith("ddp"):
@@ -48,7 +40,7 @@ def train(case: str) -> None:
         exchanges = hook._exchanges if case.startswith("ddp") else [optimizer._psgc_exchange]
         ms = TIMES[choice_of(exchanges[0])] if exchanges else TIMES["none"]
         ms = 1e-3 if case.endswith("quick") else 10 * ms if case.endswith("slower") and step >= CHANGE else ms
-        now_ns[0] += int(1e6 * ms)
+        table.passes(ms)
         optimizer.zero_grad()
         model(torch.randn(4, 64)).square().mean().backward()
         optimizer.step()
@@ -60,12 +52,12 @@ def train(case: str) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     psgc.init()
-    auto.time = SimpleNamespace(perf_counter_ns=lambda: now_ns[0])  # type: ignore[attr-defined]
+    table = used()
     cases = sys.argv[1:]
     if any(case.startswith("ddp") for case in cases):
         dist.init_process_group("gloo", rank=psgc.rank(), world_size=psgc.size())
     for case in cases:
-        train(case)
+        train(case, table)
     psgc.barrier()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -2,7 +2,7 @@
 
 job_auto_cases.py CASE...  trains in each case, and prints the choices in order, the last losses under auto and uncompressed, and a digest of the weights.
 
-What a step takes is what the choice takes by TIMES, so that every case switches, whatever the machine; everything else is real.
+auto takes its times from a table (auto_table.py), so that every case switches, and to the same, whatever the machine; everything else is real.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import groupby
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,17 +21,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import psgc.torch as psgc
-from psgc.torch.gradients import auto
-from tests.torch.job_auto import TIMES, choice_of
+from tests.torch.auto_table import TIMES, Table, choice_of, used
 
-now_ns = [0]
 Losses = list[float]
 
 
 class Loop:
     """One training's optimizers, choices and losses. kind: of compression, "auto" or "none"."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, table: Table) -> None:
+        self.table = table
         self.kind, self.losses, self.seen = kind, list[float](), list[str]()
         self.generator = torch.Generator().manual_seed(1 + psgc.rank())
         self.modules: list[nn.Module] = []
@@ -47,7 +45,7 @@ class Loop:
     def backward(self, loss: torch.Tensor, *optimizers: Any, share: float = 1.0) -> None:
         """share: of a step's time, until these gradients have arrived."""
         ms = sum(TIMES[choice_of(optimizer._psgc_exchange)] for optimizer in optimizers)
-        now_ns[0] += int(1e6 * ms * share)
+        self.table.passes(ms * share)
         loss.backward()
         self.losses.append(float(loss.detach()))
         if optimizers:
@@ -267,10 +265,10 @@ def groups(seen: list[str]) -> Iterator[str]:
 def main() -> None:
     torch.set_num_threads(1)
     psgc.init()
-    auto.time = SimpleNamespace(perf_counter_ns=lambda: now_ns[0])  # type: ignore[attr-defined]
+    table = used()
     for case in sys.argv[1:]:
         began = time.monotonic()
-        loops = [Loop("auto"), Loop("none")]
+        loops = [Loop("auto", table), Loop("none", table)]
         for loop in loops:
             CASES[case](loop)
         mine, reference = loops

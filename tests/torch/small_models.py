@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,14 +11,18 @@ from torch import nn
 import psgc.torch as psgc
 
 Module = TypeVar("Module", bound=nn.Module)
-ONE_AT_A_TIME = threading.Lock()
+NORMS = (nn.LayerNorm, nn.modules.batchnorm._NormBase)  # their first weights are no random numbers
 
 
 def seeded(make: Callable[[], Module], seed: int = 0) -> Module:
-    """The same model on every rank: ranks are threads, and torch's generator is theirs in common."""
-    with ONE_AT_A_TIME:
-        torch.manual_seed(seed)
-        return make()
+    """The same model on every rank. Its weights come from a generator of its own: ranks are threads, and torch's generator is theirs in common, which
+    ``checkpoint`` sets back while another rank makes its model."""
+    model, generator = make(), torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        for parameter in () if isinstance(module, NORMS) else module.parameters(recurse=False):
+            bound = (parameter.shape[-1] if parameter.ndim else 1) ** -0.5
+            parameter.data.uniform_(-bound, bound, generator=generator)
+    return model
 
 
 def linear(seed: int = 0, width: int = 3) -> nn.Linear:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -10,14 +9,11 @@ import torch
 from torch import nn
 
 import psgc.torch as psgc
-
-ONE_AT_A_TIME = threading.Lock()
+from tests.torch.small_models import linear
 
 
 def make(kind: Any = torch.optim.SGD, **options: Any) -> tuple[nn.Linear, Any, torch.amp.GradScaler]:
-    with ONE_AT_A_TIME:
-        torch.manual_seed(0)
-        model = nn.Linear(3, 2)
+    model = linear()
     optimizer = psgc.DistributedOptimizer(kind(model.parameters(), lr=0.1, **options), model.named_parameters())
     return model, optimizer, torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=1000)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,40 +19,33 @@ from psgc.plan.inputs.profile import load_profile
 from psgc.plan.model.plan import check_fits
 from psgc.plan.planfile.reading import load_plan
 from psgc.torch.device import engines
-from psgc.torch.gradients import auto
+from psgc.torch.gradients import auto, measuring
 from tests.device.recording import RecordingRuntime
 from tests.device.steps import use_recorded
-from tests.torch.job_auto import choice_of
-
-# milliseconds a step, by choice
-TIMES = {"none": 340.0, "bf16": 200.0, "int8": 120.0, "int4": 90.0, "onebit": 60.0, "topk": 75.0, "plan": 80.0}
+from tests.torch.auto_table import TIMES, Table, choice_of
+from tests.torch.small_models import batch, seeded
 
 
-class Slow:
-    """Each rank's clock, which a step moves on by what its choice takes."""
+class Slow(Table):
+    """A table whose steps take ``factor`` times as long."""
 
-    def __init__(self) -> None:
-        self.own = threading.local()
-        self.factor = 1.0
-
-    def perf_counter_ns(self) -> int:
-        return int(getattr(self.own, "ns", 0))
+    factor = 1.0
 
     def step(self, exchange: Any) -> None:
-        self.own.ns = self.perf_counter_ns() + int(1e6 * TIMES[choice_of(exchange)] * self.factor)
+        self.passes(TIMES[choice_of(exchange)] * self.factor)
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    clock = Slow()
-    monkeypatch.setattr(auto, "time", SimpleNamespace(perf_counter_ns=clock.perf_counter_ns))
-    return clock
+def slow() -> Iterator[Slow]:
+    table = Slow()
+    measuring.use(table)
+    yield table
+    measuring.use()
 
 
 def train(slow: Slow, rank: int, steps: int, make: Callable[..., Any] = torch.optim.SGD, change: int = -1, **options: Any) -> list[str]:
     """The choice of each step. change: the step from which on everything takes ten times as long."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 256))
+    model = seeded(lambda: nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 256)))
     optimizer: Any = psgc.DistributedOptimizer(make(model.parameters(), lr=0.01), model.named_parameters(), compression="auto", **options)
     chosen = []
     for step in range(steps):
@@ -62,7 +53,7 @@ def train(slow: Slow, rank: int, steps: int, make: Callable[..., Any] = torch.op
             slow.factor = 10.0
         slow.step(optimizer._psgc_exchange)
         optimizer.zero_grad()
-        model(torch.randn(4, 64)).square().mean().backward()
+        model(batch(rank, step, 64)).square().mean().backward()
         optimizer.step()
         chosen.append(choice_of(optimizer._psgc_exchange))
     return chosen
@@ -147,12 +138,12 @@ def test_where_no_codec_carries_some_gradient_the_job_stays_as_it_is(
     caplog.set_level("INFO", "psgc.run")
 
     def work(rank: int) -> str:
-        model = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64, dtype=torch.float64)])
+        model = seeded(lambda: nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64, dtype=torch.float64)]))
         optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), compression="auto")
-        for _ in range(12):
+        for step in range(12):
             slow.step(optimizer._psgc_exchange)
             optimizer.zero_grad()
-            sum(layer(torch.randn(4, 64, dtype=layer.weight.dtype)).square().mean() for layer in model).backward()
+            sum(layer(batch(rank, step, 64).to(layer.weight.dtype)).square().mean() for layer in model).backward()
             optimizer.step()
         return str(optimizer._psgc_exchange.choice.codec)
 
@@ -164,16 +155,15 @@ def test_two_optimizers_try_their_candidates_one_after_the_other(ranks: Any, slo
     """They measure the same loop: what one tried would be taken for the other's gain."""
 
     def work(rank: int) -> list[tuple[str, str]]:
-        torch.manual_seed(0)
-        models = [nn.Linear(64, 256), nn.Linear(64, 256)]
+        models = [seeded(lambda: nn.Linear(64, 256), seed) for seed in range(2)]
         optimizers: list[Any] = [psgc.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.01), compression="auto") for m in models]
         exchanges = [optimizer._psgc_exchange for optimizer in optimizers]
         seen = []
-        for _ in range(90):
+        for step in range(90):
             for model, optimizer, exchange in zip(models, optimizers, exchanges, strict=True):
                 slow.step(exchange)
                 optimizer.zero_grad()
-                model(torch.randn(4, 64)).square().mean().backward()
+                model(batch(rank, step, 64)).square().mean().backward()
                 optimizer.step()
             assert not all(exchange.observer.trying for exchange in exchanges)
             seen.append((choice_of(exchanges[0]), choice_of(exchanges[1])))
@@ -189,13 +179,13 @@ def test_a_slow_ranks_computation_is_not_taken_for_slow_links(ranks: Any, slow: 
     caplog.set_level("INFO", "psgc.run")
 
     def work(rank: int) -> None:
-        model = nn.Linear(64, 64)
+        model = seeded(lambda: nn.Linear(64, 64))
         optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), compression="auto")
-        for _ in range(10):
-            time.sleep(0.03 * rank)
-            slow.own.ns = slow.perf_counter_ns() + 20_000_000
+        for step in range(10):
+            slow.computes(30.0 * rank)
+            slow.passes(20.0)
             optimizer.zero_grad()
-            model(torch.randn(4, 64)).square().mean().backward()
+            model(batch(rank, step, 64)).square().mean().backward()
             optimizer.step()
 
     ranks.run(2, work, min_compress_bytes=0)
@@ -211,12 +201,12 @@ def test_gradients_that_are_too_small_to_be_compressed_are_left_alone(ranks: Any
     slow.factor = 0.1  # a step that some link could explain
 
     def work(rank: int) -> str:
-        model = nn.Linear(8, 4)
+        model = seeded(lambda: nn.Linear(8, 4))
         optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), compression="auto")
-        for _ in range(12):
+        for step in range(12):
             slow.step(optimizer._psgc_exchange)
             optimizer.zero_grad()
-            model(torch.randn(4, 8)).square().mean().backward()
+            model(batch(rank, step, 8)).square().mean().backward()
             optimizer.step()
         return choice_of(optimizer._psgc_exchange)
 
@@ -226,14 +216,14 @@ def test_gradients_that_are_too_small_to_be_compressed_are_left_alone(ranks: Any
 
 def test_switching_by_hand_ends_it(ranks: Any, slow: Slow) -> None:
     def work(rank: int) -> bool:
-        model = nn.Linear(64, 64)
+        model = seeded(lambda: nn.Linear(64, 64))
         optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), compression="auto")
         with pytest.raises(UsageError, match="'auto' is chosen when the optimizer is made"):
             optimizer.switch_plan("auto")
         for step in range(12):
             slow.step(optimizer._psgc_exchange)
             optimizer.zero_grad()
-            model(torch.randn(4, 64)).square().mean().backward()
+            model(batch(rank, step, 64)).square().mean().backward()
             optimizer.step()
             if step == 4:
                 optimizer.switch_plan("bf16")

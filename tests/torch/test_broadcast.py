@@ -16,14 +16,11 @@ import psgc.torch as psgc
 from psgc.errors import LayoutMismatch, UsageError
 from psgc.torch.tensors.broadcast import CHUNK_BYTES, HEAD_BYTES
 from psgc.worker.session import ROOT_OF
-
-ONE_AT_A_TIME = threading.Lock()
+from tests.torch.small_models import seeded
 
 
 def model_of(seed: int) -> nn.Module:
-    with ONE_AT_A_TIME:
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    return seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), seed)
 
 
 @pytest.mark.parametrize("root", [0, 2])

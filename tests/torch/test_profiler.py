@@ -133,7 +133,6 @@ def test_in_a_job_rank_0_writes_the_profile_and_buckets_wait_for_the_end_of_back
     early: list[bool] = []
 
     def work(rank: int) -> None:
-        torch.manual_seed(0)
         model = Net()
         optimizer = psgc.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=passes

@@ -14,9 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 import statistics
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,8 +36,8 @@ from psgc.plan.planfile.runtime import plan_of
 from psgc.program.backends import Backend, Facts, backend_of
 from psgc.torch.collectives.groups import facts_of
 from psgc.torch.device.engines import engine_of
-from psgc.torch.gradients.profiler import Recorder, clock_for, hardware_of
-from psgc.torch.plans.calibrating import measured_curves, within_node_gbps
+from psgc.torch.gradients import measuring
+from psgc.torch.gradients.profiler import Recorder, hardware_of
 from psgc.torch.plans.choice import Choice
 from psgc.torch.plans.device_times import DeviceTimes
 from psgc.torch.plans.planned import TRACED_CLUSTER, TRACED_PROFILE, leave_file
@@ -168,7 +166,8 @@ class AutoPlan:
     def __init__(self, exchange: Steered, linear: Callable[[], bool], sample: torch.Tensor) -> None:
         session = exchange.session
         self._exchange, self._linear = exchange, linear
-        self._clock, self._sample = clock_for(sample), sample
+        self._measuring, self._sample = measuring.in_use(), sample
+        self._clock = self._measuring.clock(sample)
         self._gpu: DeviceTimes | None = None
         self._steering = Steering()
         self._recorder, self._recorded = Recorder(self._clock), Recorder(self._clock)  # of this window, and of the last whole one
@@ -204,7 +203,7 @@ class AutoPlan:
 
     def delivered(self) -> None:
         """A step's gradients are there, or some of them: it may take several backwards."""
-        self._arrived, self._fresh = time.perf_counter_ns(), True
+        self._arrived, self._fresh = self._measuring.now_ns(), True
         if self._noting:
             self._recorder.delivered()
 
@@ -250,7 +249,7 @@ class AutoPlan:
 
     def _decide(self) -> None:
         """Act on what all ranks know by now. Every rank calls it after the same step. What it takes is no part of a step."""
-        began = time.perf_counter_ns()
+        began = self._measuring.now_ns()
         if self._table.sent:
             self._take_table()
         if len(self._exchange.specs) != self._known:
@@ -262,7 +261,7 @@ class AutoPlan:
             self._periods.clear()
         elif not self._periods:
             self._note_anew()
-        self._deciding += time.perf_counter_ns() - began
+        self._deciding += self._measuring.now_ns() - began
 
     def _note_anew(self) -> None:
         self._noting = self._steering.noting
@@ -307,7 +306,7 @@ class AutoPlan:
     def _plan(self, step_ms: float) -> tuple[list[int], float] | None:
         """Agree on the candidates: rank 0 finds them, the others wait for what it publishes. How much each loses, and how long rank 0 took; None where
         another exchange is trying its own."""
-        exchange, session, began = self._exchange, self._exchange.session, time.perf_counter_ns()
+        exchange, session, began = self._exchange, self._exchange.session, self._measuring.now_ns()
         self._plans += 1
         iterations = self._recorded.iterations(0)
         self._computes.send(*_Compute.of(session.rank, iterations)[1:])
@@ -361,7 +360,7 @@ class AutoPlan:
         tried, plan = ((), None) if found is None else (found.tried, found.plan)
         turn.of, turn.waits = weakref.ref(self), 0
         losses = [loss_of(self._present_buckets()), *(loss_of_name(name, plan) for name in tried)]
-        return json.dumps({"tried": tried, "losses": losses, "ms": (time.perf_counter_ns() - began) * 1e-6}).encode(), plan
+        return json.dumps({"tried": tried, "losses": losses, "ms": (self._measuring.now_ns() - began) * 1e-6}).encode(), plan
 
     def _find(self, step_ms: float, iterations: Sequence[Iteration], computes: Sequence[_Compute]) -> Outlook | None:
         """On rank 0: what is worth a trial; None where nothing can be said."""
@@ -387,7 +386,7 @@ class AutoPlan:
         exchange = self._exchange
         codecs = sound_codecs(adam=not self._linear())
         if not self._curves:
-            self._curves = measured_curves(codecs)
+            self._curves = self._measuring.curves(codecs)
         codecs = [codec for codec in codecs if codec in self._curves]  # an optimizer that turned out not to be linear has fewer
         used = {name for layout in exchange.layouts for name in (tensor.name for tensor in layout.tensors if tensor.numel)}
         numel = {spec.name: spec.numel for spec in exchange.specs if spec.name in used}
@@ -439,13 +438,13 @@ class AutoPlan:
         session = self._exchange.session
         sizes, config = session.node_sizes, session.config
         groups = not (config.encrypt or config.link_mbit)  # they are not encrypted, and no simulated link paces them
-        cores, gpu = os.cpu_count() or 1, self._gpu
+        cores, gpu = self._measuring.cores(), self._gpu
         machines = Machines(
             len(sizes), max(sizes), config.servers, cores, config.cpu_threads, groups or not config.servers, len(set(sizes)) == 1,
             gpus=gpu is not None, host=None if gpu is None else gpu.host_link(), connected=gpu is not None and self._asked_backend().on_device,
         )  # fmt: skip
         if max(sizes) > 1 and len(sizes) > 1:
-            self._within_gbps = self._within_gbps or within_node_gbps(max(sizes), cores)
+            self._within_gbps = self._within_gbps or self._measuring.within_node_gbps(max(sizes), cores)
             machines = replace(machines, within_gbps=self._within_gbps)
         return machines
 

@@ -82,7 +82,7 @@ class DeviceTimes:
         engine.compute.wait(engine.upload(made, payload))
 
         def fill() -> None:
-            gradient.normal_()
+            gradient.normal_(generator=torch.Generator(gradient.device).manual_seed(0))  # torch's own generator is the training's
             residual.zero_()
             status.zero_()
 
