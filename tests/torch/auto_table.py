@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,10 +24,10 @@ def choice_of(exchange: Any) -> str:
 
 
 class Table(measuring.Measuring):
-    """Its clocks stand still but for what ``passes``, and move on for each rank, a process or a thread, by itself."""
+    """Its clocks stand still but for what ``passes``. own: the clocks, of this process, or each thread's where ranks are threads."""
 
-    def __init__(self) -> None:
-        self._own = threading.local()
+    def __init__(self, own: Any = None) -> None:
+        self._own = own or SimpleNamespace()
 
     def passes(self, ms: float) -> None:
         """So much of a step's time."""

@@ -116,7 +116,7 @@ def gan(loop: Loop) -> None:
     d, g = halves
     d_step, g_step = (loop.wrap(torch.optim.Adam(half.parameters(), lr=1e-3), half) for half in halves)
     criterion = nn.BCEWithLogitsLoss()
-    for _ in range(90):
+    for _ in range(70):
         real, noise = loop.batch(8, 3), loop.batch(8, 2)
         d.zero_grad()
         loop.backward(criterion(d(real).view(-1), torch.ones(8)), d_step, share=0.2)

@@ -37,7 +37,7 @@ class Slow(Table):
 
 @pytest.fixture
 def slow() -> Iterator[Slow]:
-    table = Slow()
+    table = Slow(threading.local())
     measuring.use(table)
     yield table
     measuring.use()

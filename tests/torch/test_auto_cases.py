@@ -11,40 +11,39 @@ from typing import Any
 
 import pytest
 
-from tests.torch.job_auto import TIMES
 
 JOB = str(Path(__file__).parent / "job_auto_cases.py")
-NEVER_SWITCH = {"short", "exactly_measured"}  # their data end before
-CASES = (
-    "plain", "short", "exactly_measured", "gan", "accumulation", "checkpointing", "unfreezing", "scaled", "one_tensor", "bf16", "raising", "resumed",
-)  # fmt: skip
-WITHOUT_SERVERS = ("gan", "accumulation", "unfreezing", "scaled", "raising")
+# By case, the choices in order. Of the codecs that are sound under Adam, and of a plan over servers, the table says which is the quickest.
+OVER_SERVERS = {
+    "plain": "none plan", "short": "none", "exactly_measured": "none", "gan": "none plan none plan", "accumulation": "none plan",
+    "checkpointing": "none plan", "unfreezing": "none plan none plan none plan", "scaled": "none plan", "one_tensor": "none plan",
+    "bf16": "none plan", "raising": "none plan", "resumed": "none plan none plan",
+}  # fmt: skip
+WITHOUT_SERVERS = {
+    "gan": "none int4 int8 int4", "accumulation": "none int4 int8 int4", "unfreezing": "none int4 none int4 int8 int4 none int4 int8 int4",
+    "scaled": "none int4 int8 int4", "raising": "none int4 int8 int4",
+}  # fmt: skip
 SAID = re.compile(r"^case (\w+): (.*); losses (\S+) (\S+); from (\S+); weights (\w+); \S+ s$", re.MULTILINE)
 
 
-def run(job: Any, *cases: str) -> str:
-    """What rank 0 said, after what holds for every case."""
-    workers = job.whole(*cases, job=JOB)
+def run(job: Any, expected: dict[str, str]) -> str:
+    """What rank 0 said, after what holds for every case. expected: by case, its choices."""
+    workers = job.whole(*expected, job=JOB)
     assert set(job.end().values()) == {0}, job.text()
     first, second = (SAID.findall(worker.text) for worker in workers)
-    assert [case for case, *_ in first] == list(cases)
+    for found in (first, second):
+        assert {case: choices for case, choices, *_ in found} == expected
     for (case, choices, mine, uncompressed, begun, weights), of_second in zip(first, second, strict=True):
-        assert (choices, weights) == (of_second[1], of_second[5]), f"{case}: every rank makes the same choices, and has the same weights"
-        names = choices.split()
-        if case in NEVER_SWITCH:
-            assert names == ["none"], case
-        else:
-            assert len(set(names)) > 1, case
-            assert names[-1] == min(set(names), key=lambda name: TIMES[name]), (case, choices)
+        assert weights == of_second[5], f"{case}: every rank has the same weights"
         assert math.isclose(float(mine), float(uncompressed), rel_tol=0.25, abs_tol=0.02), (case, mine, uncompressed)
-        assert case == "gan" or float(mine) < float(begun) or case in NEVER_SWITCH, (case, mine, begun)
+        assert case == "gan" or float(mine) < float(begun) or choices == "none", (case, mine, begun)
     return str(workers[0].text)
 
 
 @pytest.mark.timeout(300)
 def test_trainings_over_servers_learn_what_they_learn_uncompressed_and_say_what_was_found(make_job: Callable[..., Any]) -> None:
     env = {"PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_LOG_LEVEL": "info"}
-    said = run(make_job(env=env), *CASES)
+    said = run(make_job(env=env), OVER_SERVERS)
     assert re.search(r"auto, step \d+: 2 parameters were added: uncompressed again, and measuring anew", said)
     # A GAN's discriminator has three backwards an iteration (of 20, 50 and 30 % of its gradients' time), of which the last brings the generator's 30 %, too.
     assert "a step takes 442.0 ms by none" in said
@@ -54,14 +53,14 @@ def test_trainings_over_servers_learn_what_they_learn_uncompressed_and_say_what_
 
 @pytest.mark.timeout(300)
 def test_trainings_without_servers_do_too(make_job: Callable[..., Any]) -> None:
-    run(make_job(servers=0, env={"PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_LOG_LEVEL": "info"}), *WITHOUT_SERVERS)
+    run(make_job(servers=0, env={"PSGC_MIN_COMPRESS_BYTES": "0", "PSGC_LOG_LEVEL": "info"}), WITHOUT_SERVERS)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.integrations
 def test_pefts_adapters_learn_what_they_learn_uncompressed(make_job: Callable[..., Any]) -> None:
     pytest.importorskip("peft", reason="lacks peft")
-    run(make_job(env={"PSGC_MIN_COMPRESS_BYTES": "0"}), "lora")
+    run(make_job(env={"PSGC_MIN_COMPRESS_BYTES": "0"}), {"lora": "none plan"})
 
 
 @pytest.mark.timeout(300)
