@@ -7,10 +7,10 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ import pytest
 from hypothesis import settings
 
 from tests.kernels import compile_all
+from tests.ports import free_port
 from tests.preloaded import Preloaded, fixed_by_imports
 from tests.rewritten import compile_sources
 
@@ -38,7 +39,7 @@ LIMITS = {  # low, so that a failure shows within seconds; what is asserted is w
     "PSGC_STEP_TIMEOUT_S": "50",
     "PSGC_ABORT_GRACE_S": "3",
 }
-HANG_S = 100.0  # a process that has not ended by then hangs; a loaded machine takes half of that for the longest job
+HANG_S = 250.0  # a process that has not ended by then hangs; a loaded machine takes a sixth of that for the longest job
 
 
 @pytest.fixture(autouse=True)
@@ -68,10 +69,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A line for each reason for which tests were skipped, with their number: where a library is missing, hundreds have the same reason."""
+    skipped = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
+    for reason, count in skipped.most_common():
+        terminalreporter.write_line(f"SKIPPED [{count}] {reason}")
 
 
 @dataclass

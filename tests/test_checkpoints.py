@@ -69,10 +69,14 @@ WATCHED = """
 import sys, threading, time
 from psgc.processes.checkpoints import SAVES, Watchdog
 grace_s, limit_s, save_s, more_s = map(float, sys.argv[1:])
+begun = threading.Event()
 def save():
-    with SAVES.saving(): time.sleep(save_s)
+    with SAVES.saving():
+        begun.set()
+        time.sleep(save_s)
     print("whole", flush=True)
 threading.Thread(target=save).start()
+begun.wait()
 Watchdog(SAVES, threading.Event(), grace_s, limit_s, "the job failed").start()
 time.sleep(save_s + more_s)
 print("ended by itself", flush=True)
@@ -82,28 +86,28 @@ print("ended by itself", flush=True)
 @pytest.mark.parametrize(
     ("times", "status", "out", "err"),
     [
-        (("2", "60", "3", "0.5"), 0, "whole\nended by itself\n", ""),  # after a save it has its grace anew
+        (("2", "60", "3", "0"), 0, "whole\nended by itself\n", ""),  # after a save it has its grace anew
         (("0.5", "60", "2", "60"), 1, "whole\n", "psgc: the job failed\n"),
         (("0.5", "1", "60", "0"), 1, "", "psgc: the checkpoint being written (inside psgc.saving()) is not whole: it was not done 1 s "
             "(PSGC_SAVE_TIMEOUT_S) after the job had failed\npsgc: the job failed\n"),
-        (("1.5", "1", "0.1", "0.5"), 0, "whole\nended by itself\n", ""),  # a limit below the grace takes nothing from it
+        (("30", "1", "0.1", "1.5"), 0, "whole\nended by itself\n", ""),  # a limit below the grace takes nothing from it
     ],
 )  # fmt: skip
 def test_a_process_that_does_not_end_is_ended_after_its_grace_or_its_save(times: tuple[str, ...], status: int, out: str, err: str) -> None:
-    done = subprocess.run([sys.executable, "-c", WATCHED, *times], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", WATCHED, *times], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (status, out, err)
 
 
 AT_EXIT = """
 import sys, threading, time
 from psgc.processes.checkpoints import Saves
-saves, (limit_s, name_after_s) = Saves(), map(float, sys.argv[1:])
+saves, (limit_s, name_after_s, save_s) = Saves(), map(float, sys.argv[1:])
 saves.tell_to(lambda _: None, limit_s)
 begun = threading.Event()
 def save():
     with saves.saving():
         begun.set()
-        time.sleep(1.5)
+        time.sleep(save_s)
         print("whole", flush=True)
 threading.Thread(target=save, name="saver", daemon=True).start()
 begun.wait()
@@ -115,12 +119,12 @@ with saves.saving():
 @pytest.mark.parametrize(
     ("limits", "out", "said"),
     [
-        (("60", "60"), "whole\n", ""),
-        (("60", "0.1"), "whole\n", "psgc: the script has ended; waiting for thread 'saver', inside psgc.saving(), 60 s at most\n"),
-        (("0.2", "60"), "", "psgc: the checkpoint that 'saver' writes is not whole: it was not done 0 s (PSGC_SAVE_TIMEOUT_S) after the script had "
+        (("60", "60", "1"), "whole\n", ""),
+        (("60", "0.1", "3"), "whole\n", "psgc: the script has ended; waiting for thread 'saver', inside psgc.saving(), 60 s at most\n"),
+        (("0.2", "60", "60"), "", "psgc: the checkpoint that 'saver' writes is not whole: it was not done 0 s (PSGC_SAVE_TIMEOUT_S) after the script had "
             "ended\n"),
     ],
 )  # fmt: skip
 def test_the_end_of_a_script_waits_for_what_its_other_threads_write(limits: tuple[str, ...], out: str, said: str) -> None:
-    done = subprocess.run([sys.executable, "-c", AT_EXIT, *limits], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", AT_EXIT, *limits], capture_output=True, text=True, timeout=300, check=True)
     assert (done.stdout, done.stderr) == (out, said)

@@ -16,7 +16,7 @@ import pytest
 
 from psgc.transport.security.handshake import CHALLENGE
 from tests.attacks import strangers
-from tests.conftest import free_port
+from tests.ports import free_port
 
 GROWTH_BYTES = 24 << 20  # of the server under attack; early frames were once taken by the gigabyte
 
@@ -127,7 +127,7 @@ def test_a_job_of_psgc_run_listens_on_loopback_alone(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "PSGC_", "BYTEPS_"))}
     env["PSGC_TOKEN"] = secrets.token_hex(8)
     command = [sys.executable, "-m", "psgc.launch", "run", "--workers", "1", "--no-prefix", "--", sys.executable, str(script)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     addresses = re.findall(r"LISTENS (\w+)", done.stdout)
     assert len(addresses) >= 2, done.stdout  # the scheduler and the server

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.conftest import free_port
+from tests.ports import free_port
 from tests.proxy import Proxy
 
 

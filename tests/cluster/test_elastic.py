@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,13 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.ports import free_port
+
 JOB = Path(__file__).parent.parent / "jobs" / "elastic.py"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @contextmanager
@@ -67,9 +62,9 @@ def test_a_trainer_goes_on_among_two_then_three_then_one() -> None:
         for rank in range(3)
     ]
     with started(commands + workers) as processes:
-        texts = [process.communicate(timeout=100)[0] for process in processes[len(commands) :]]
+        texts = [process.communicate(timeout=300)[0] for process in processes[len(commands) :]]
         assert [process.returncode for process in processes[len(commands) :]] == [0, 0, 0], "\n".join(texts)
-        assert [process.wait(timeout=60) for process in processes[: len(commands)]] == [0] * 4
+        assert [process.wait(timeout=300) for process in processes[: len(commands)]] == [0] * 4
     found = [dict(re.findall(r"^size (\d) weights (\S+)$", text, re.MULTILINE)) for text in texts]
     assert [list(each) for each in found] == [["2", "3", "1"], ["2", "3"], ["3"]], "\n".join(texts)
     assert found[0]["3"] == found[1]["3"] == found[2]["3"] and found[0]["2"] == found[1]["2"]

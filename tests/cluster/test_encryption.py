@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import free_port
+from tests.ports import free_port
 from tests.proxy import Proxy
 
 

@@ -141,7 +141,7 @@ def test_on_other_hosts_a_wrong_address_is_told_from_a_firewall(wrong: str) -> N
             extra = {"DMLC_NODE_HOST": wrong} if role == "server" else {}
             full_env = {**{k: v for k, v in own.items() if not k.startswith(("DMLC_", "BYTEPS_", "PSGC_"))}, **env, **extra}
             members.append(bed.run(host, command, full_env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-        said = [member.communicate(timeout=100)[0] for member in members]
+        said = [member.communicate(timeout=300)[0] for member in members]
     assert [member.returncode for member in members] == [1, 1, 1], said
     expected = {
         "127.0.0.1": "that is this machine itself, and the server runs on another one; set DMLC_NODE_HOST",

@@ -106,10 +106,10 @@ def compiled(tmp_path: Path) -> Callable[..., tuple[str, set[str]]]:
         full = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": search, "PYTHONDONTWRITEBYTECODE": "1", **environment}
         if environment:
             done = subprocess.run(
-                [sys.executable, "-c", "import family"], env=full, capture_output=True, text=True, timeout=200, check=False
+                [sys.executable, "-c", "import family"], env=full, capture_output=True, text=True, timeout=300, check=False
             )
         else:
-            done = run_preloaded("-c", ELSEWHERE, str(cache), env=full, timeout=200)
+            done = run_preloaded("-c", ELSEWHERE, str(cache), env=full, timeout=300)
         assert done.returncode == 0, done.stderr
         assert all(line.startswith("compiling kernels") for line in done.stderr.splitlines()), done.stderr
         return done.stdout.strip(), {path.name for path in cache.rglob("*.nbc")} - before
@@ -194,7 +194,7 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, compiled: Callable[..., tu
         "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
         "PYTHONPATH": os.pathsep.join([str(tmp_path / "made"), *sys.path]),
     }
-    done = subprocess.run([sys.executable, "-c", "import family"], env=environment, capture_output=True, text=True, timeout=200, check=True)
+    done = subprocess.run([sys.executable, "-c", "import family"], env=environment, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "110"
     assert "is damaged and is made again" in done.stderr
     assert compiled(SOURCE) == ("110", set())

@@ -144,7 +144,7 @@ def test_helpers_print_and_raise_in_every_kernel_whether_it_was_compiled_or_load
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     for compiled in (1, 0):
         done = subprocess.run(
-            [sys.executable, "-c", "import telling"], env=environment, capture_output=True, text=True, check=False, timeout=100
+            [sys.executable, "-c", "import telling"], env=environment, capture_output=True, text=True, check=False, timeout=300
         )
         wanted = ["root of 9", "root of 9", "root of 4", "root of -4", f"4 2 ('below zero', -4) [{compiled}, {compiled}]"]
         assert done.stdout.splitlines() == wanted, done.stderr
@@ -200,11 +200,11 @@ def test_processes_that_start_together_on_a_cold_cache_all_get_right_kernels(tmp
     cache = tmp_path / "cache"
     together = [start(tmp_path, cache) for _ in range(3)]
     for process in together:
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=300)
         assert (process.returncode, out.strip()) == (0, DOUBLED), err
     stored = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
     assert stored, "nothing was cached"
-    out, err = start(tmp_path, cache).communicate(timeout=100)
+    out, err = start(tmp_path, cache).communicate(timeout=300)
     assert out.strip() == DOUBLED, err
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")} == stored, "a warm start compiled again"
 
@@ -213,7 +213,7 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_but_not_the_run(tmp_pat
     blocked = tmp_path / "a-file"
     blocked.write_text("")
     no_home = f"import numba.misc.appdirs as a; a.AppDirs.user_cache_dir = {str(blocked)!r}\n"
-    out, err = start(tmp_path, blocked, no_home).communicate(timeout=100)
+    out, err = start(tmp_path, blocked, no_home).communicate(timeout=300)
     assert out.strip() == DOUBLED, err
     assert "kernel cache off" in err
 
@@ -243,7 +243,7 @@ def test_kernels_of_one_source_that_different_processes_cached_are_not_mistaken_
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     for factors, wanted in ((["2"], "[6]"), (["4"], "[12]"), (["2", "4"], "[6, 12]")):
         command = [sys.executable, "-c", "import family", *factors]
-        assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100).stdout.strip() == wanted
+        assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout.strip() == wanted
 
 
 def test_a_kernel_whose_helper_has_moved_to_another_module_is_made_again(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_kernel_whose_helper_has_moved_to_another_module_is_made_again(tmp_pat
             "@kernel(SCALAR_F32(SCALAR_F32))\ndef run(x):\n    return times(x) + times(x + x)\nprint(round(run(1.0)))\n"
         )
         command = [sys.executable, "-c", "import caller"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
         assert done.stdout.strip() == "6", done.stderr
 
 

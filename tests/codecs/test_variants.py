@@ -47,7 +47,7 @@ def run(arguments: list[str], variant: dict[str, str]) -> subprocess.CompletedPr
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.timeout(400)  # kernels are compiled for a processor that they are not yet kept for
+@pytest.mark.timeout(1500)  # kernels are compiled for a processor that they are not yet kept for
 def test_goldens_hold_on_a_processor_without_any_vectors_or_half_floats() -> None:
     done = run(["-c", COMPARE, str(FOLDER), "fp16", "int8:ef=0", "onebit"], NUMPY_PLAIN | {"NUMBA_CPU_NAME": "generic"})
     assert (done.returncode, done.stdout.strip()) == (0, "6 []"), done.stderr

@@ -17,14 +17,9 @@ from psgc.launch.doctor.facts import EVERYWHERE, ON_WORKERS, Facts
 from psgc.launch.doctor.meeting import host_meeting, join_meeting, unreached_from
 from tests.doctor.test_compare import COMMON
 from tests.launch.conftest import Launched, launched
+from tests.ports import free_port
 
 __all__ = ["launched"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def job(port: int, **more: Any) -> Config:

@@ -36,7 +36,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     whole = [sys.executable, "-m", "psgc.launch", "run", "--workers", "2", "--servers", "1", *command]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # jobs import tests.torch
     env = {**os.environ, **SETTINGS, "PYTHONPATH": path}
-    return subprocess.run(whole, env=env, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(whole, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 def needs(example: str) -> None:

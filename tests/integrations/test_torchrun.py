@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Job, free_port
+from tests.conftest import Job
+from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(300)]
@@ -38,7 +39,7 @@ def test_the_pages_lines_run_a_job(make_job: Callable[..., Job]) -> None:
 
 def test_without_a_scheduler_each_of_torchruns_workers_says_so() -> None:
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--master-port", str(free_port()), "--nproc-per-node", "2"]
-    done = subprocess.run([*torchrun, str(ROOT / "examples" / "ddp_plain.py")], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run([*torchrun, str(ROOT / "examples" / "ddp_plain.py")], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0
     assert "psgc: " in done.stderr
     assert "losses [" not in done.stdout

@@ -17,7 +17,7 @@ from tests.preloaded import Preloaded, fixed_by_imports
 JOBS = Path(__file__).parent.parent / "jobs"
 MARK = "PSGC_TEST_FAULT"
 SETTINGS = ("DMLC_", "PSGC_", "BYTEPS_")
-HANG_S = 90.0  # a process that has not ended by then hangs
+HANG_S = 250.0  # a process that has not ended by then hangs
 SUPERVISED = """
 import os, sys
 from psgc.launch.supervision.supervisor import Patience, Supervisor

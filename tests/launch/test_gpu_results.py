@@ -83,7 +83,7 @@ def test_the_gpu_benchmark_takes_its_steps_in_a_dry_run(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
     steps = "machine,kernels,two_ranks,many_tensors,gpt,sanitizer"
     command = (str(ROOT / "benchmarks" / "gpu.py"), "--dry-run", "--out", str(out), "--steps", steps)
-    done = run_preloaded(*command, env=os.environ, timeout=280)
+    done = run_preloaded(*command, env=os.environ, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())["steps"]
     assert found["two_ranks"]["int8"]["same_sums"] is True

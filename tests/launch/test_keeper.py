@@ -38,7 +38,7 @@ def test_what_a_killed_server_committed_is_still_there() -> None:
     env = {**os.environ, "PSGC_KEEPER_FD": str(keeper.child_fd)}
     popen = subprocess.Popen([sys.executable, "-c", SERVER], env=env, pass_fds=[keeper.child_fd])
     keeper.started()
-    popen.wait(timeout=60)
+    popen.wait(timeout=300)
     while keeper.receive():
         with selectors.DefaultSelector() as selector:
             selector.register(keeper.socket, selectors.EVENT_READ)

@@ -59,9 +59,10 @@ def test_the_last_word_of_the_one_that_failed_is_part_of_the_reason(launched: An
     assert re.fullmatch(r"launcher: b ended with RuntimeError: out of memory", last(err)), err
 
 
-def test_the_first_cause_stays_the_reason_when_others_fail_after_it(launched: Any) -> None:
-    follower = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit('told to end')); time.sleep(1000)"
-    first = "import os, signal, time; time.sleep(0.5); os.kill(os.getpid(), signal.SIGSEGV)"
+def test_the_first_cause_stays_the_reason_when_others_fail_after_it(launched: Any, tmp_path: Path) -> None:
+    ready = str(tmp_path / "ready")
+    follower = f"import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit('told to end')); open({ready!r}, 'w'); time.sleep(1000)"
+    first = f"import os, signal, time\nwhile not os.path.exists({ready!r}): time.sleep(0.05)\nos.kill(os.getpid(), signal.SIGSEGV)"
     status, _, err = launched.end(launched.supervised(("follower", follower, False), ("first", first, False), grace_s=1))
     assert status == 128 + signal.SIGSEGV
     assert "[follower] told to end" in err
@@ -120,9 +121,13 @@ def test_a_service_that_fails_while_others_work_fails_the_job(launched: Any) -> 
     assert "service ended with status 1" in last(err)
 
 
-def test_a_service_that_fails_when_all_is_done_is_said_but_fails_nothing(launched: Any) -> None:
-    service = "import time; time.sleep(1.5); raise SystemExit(4)"
-    status, _, err = launched.end(launched.supervised(("service", service, True), ("worker", "pass", False)))
+def test_a_service_that_fails_when_all_is_done_is_said_but_fails_nothing(launched: Any, tmp_path: Path) -> None:
+    """The launcher has waited for the worker when its process is no more."""
+    told, done = str(tmp_path / "told"), str(tmp_path / "pid")
+    worker = f"import os; open({told!r}, 'w').write(str(os.getpid())); os.rename({told!r}, {done!r})"
+    service = f"import os, time\nwhile not os.path.exists({done!r}): time.sleep(0.05)\n"
+    service += f"while os.path.exists('/proc/' + open({done!r}).read()): time.sleep(0.05)\nraise SystemExit(4)"
+    status, _, err = launched.end(launched.supervised(("service", service, True), ("worker", worker, False)))
     assert status == 0
     assert re.fullmatch(r"launcher: after the workers had ended, service ended with status 4", err.strip()), err
 
@@ -178,7 +183,7 @@ def test_a_launcher_whose_output_nobody_reads_ends_its_job(launched: Any) -> Non
     popen = launched.supervised(("a", code, False))
     popen.stdout.readline()
     popen.stdout.close()
-    assert popen.wait(timeout=60) == 1
+    assert popen.wait(timeout=300) == 1
     assert "nobody reads the output" in popen.stderr.read()
     popen.stderr.close()
 

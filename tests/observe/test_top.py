@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from psgc.observe.figures import Figures
-from tests.conftest import free_port
 from tests.plan.commands import psgc
+from tests.ports import free_port
 
 
 def be_outside(monkeypatch: pytest.MonkeyPatch, job: Any, token: str = "secret") -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,16 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 HANG_S = 250  # a process that has not ended by then hangs; a loaded machine takes a third of that for the longest job
 PSGC_ROLE = {role: [sys.executable, "-m", "psgc.launch.job.role", role] for role in ("scheduler", "server")}
 STOCK_ROLE = {role: [sys.executable, "-m", "tests.pslite.stock"] for role in ("scheduler", "server")}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run_job(

@@ -17,12 +17,7 @@ from psgc.errors import ConfigError, JobFailed, PsgcError, UsageError
 from psgc.processes.addresses import interface_address
 from psgc.pslite import WORKER_GROUP, KVMeta, KVPairs, KVServer, KVWorker, Postoffice, Settings
 from psgc.pslite.meta import Meta
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.ports import free_port
 
 
 class Store:

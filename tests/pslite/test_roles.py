@@ -9,7 +9,8 @@ import pytest
 from psgc.errors import UsageError
 from psgc.launch.job.role import run_role
 from psgc.launch.job.run import run_job
-from tests.pslite.test_offices import BASE, free_port
+from tests.ports import free_port
+from tests.pslite.test_offices import BASE
 
 
 def test_a_users_mistake_is_one_line_and_a_status_that_is_not_zero(capfd: pytest.CaptureFixture[str]) -> None:

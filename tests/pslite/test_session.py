@@ -20,7 +20,8 @@ from psgc.pslite.byteps.registration import Registration
 from psgc.pslite.byteps.server import BytepsServer
 from psgc.worker.pslite.compression import Compression
 from psgc.worker.pslite.session import PsLiteSession
-from tests.pslite.test_offices import free_port, run_all
+from tests.ports import free_port
+from tests.pslite.test_offices import run_all
 
 
 class Buffer:

@@ -21,7 +21,7 @@ from psgc.torch.session import api
 from psgc.worker.residuals.residual import LayoutMemory, TensorMemory
 from psgc.worker.session import BucketBuffer, Session, Ticket
 
-WAIT_S = 30.0  # a rank that waits longer hangs
+WAIT_S = 100.0  # a rank that waits longer hangs
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """A worker of a real job under ``auto`` whose link is slow and then fast, by a table of times. Run by test_auto_job.py.
 
-The link becomes fast when auto has chosen; then the job goes on until auto has chosen again. Prints the choices by each link in order, after how many steps auto
-had chosen first, and a digest of the weights.
+The link becomes fast when auto has chosen; then the job goes on until auto has chosen again. Prints the choices by each link in order, after
+how many steps auto had chosen first, and a digest of the weights.
 """
 
 from __future__ import annotations

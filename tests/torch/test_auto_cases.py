@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-
 JOB = str(Path(__file__).parent / "job_auto_cases.py")
 # By case, the choices in order. Of the codecs that are sound under Adam, and of a plan over servers, the table says which is the quickest.
 OVER_SERVERS = {

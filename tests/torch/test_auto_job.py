@@ -12,7 +12,13 @@ import pytest
 from psgc.plan.planfile.reading import load_plan
 
 JOB = str(Path(__file__).parent / "job_auto.py")
-CHOICES = {"optimizer-slower": "none plan topk plan topk plan", "optimizer-quick": "none", "ddp-slower": "none plan topk plan topk plan", "ddp-quick": "none"}  # in order, by case
+# By case, in order.
+CHOICES = {
+    "optimizer-slower": "none plan topk plan topk plan",
+    "optimizer-quick": "none",
+    "ddp-slower": "none plan topk plan topk plan",
+    "ddp-quick": "none",
+}
 
 
 Found = list[tuple[str, str, str]]

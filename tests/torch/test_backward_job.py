@@ -76,7 +76,7 @@ def test_two_backwards_a_step_lose_nothing_of_what_error_feedback_keeps(ranks: l
 
 def test_a_rank_that_dies_before_its_backward_ends_the_others_in_theirs() -> None:
     command = ("-m", "psgc.launch", "run", "--no-prefix", "--workers", "2", "--", sys.executable, "-c", DYING)
-    done = run_preloaded(*command, env=os.environ, timeout=120)
+    done = run_preloaded(*command, env=os.environ, timeout=300)
     assert done.returncode != 0
     told = [line for line in done.stdout.splitlines() if line.startswith("in backward: 2 ")]
     assert len(told) == 1 and "rank 1 ended with ValueError: no more data" in told[0], done.stdout + done.stderr

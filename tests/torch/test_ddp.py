@@ -406,7 +406,7 @@ for step in range(100):
     model(torch.ones(2, 300)).sum().backward()
 """
     command = ("-m", "psgc.launch", "run", "--workers", "2", "--", sys.executable, "-c", script)
-    done = run_preloaded(*command, env={**os.environ, "PSGC_ABORT_GRACE_S": "20"}, timeout=100)
+    done = run_preloaded(*command, env={**os.environ, "PSGC_ABORT_GRACE_S": "20"}, timeout=300)
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert lines[-1].startswith("psgc run: rank 1 ended with ValueError: no more data"), done.stderr

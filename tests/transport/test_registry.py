@@ -84,7 +84,7 @@ def test_a_job_runs_over_a_transport_that_is_one_file_and_one_row(within: Any, c
         *(member(f"worker {node}", train, DMLC_ROLE="worker", DMLC_WORKER_ID=str(node)) for node in range(WORKERS)),
     ]  # fmt: skip
     for thread in threads:
-        thread.join(timeout=110)
+        thread.join(timeout=300)
     assert ended == {"scheduler": 0, "server": 0, "worker 0": ["within"], "worker 1": ["within"]}
     carried = Counter(header.kind for header in within.CARRIED)
     parts = -(-NUMEL * 4 // 65536)

@@ -50,5 +50,5 @@ def in_use() -> Measuring:
 
 def use(measuring: Measuring | None = None) -> None:
     """Have ``auto`` take its times from this one: for tests, whose choices must not depend on the machine. Without an argument: from this machine again."""
-    global _in_use
+    global _in_use  # noqa: PLW0603 - the process has one
     _in_use = measuring or Measuring()

@@ -107,7 +107,7 @@ def with_stock_worker(settings: dict[str, str]) -> list[list[bytes]]:
         threads = [threading.Thread(target=lambda each=each: (each.start(), each.finalize())) for each in (scheduler, serving)]
         for thread in threads:
             thread.start()
-        subprocess.run([sys.executable, "-c", WORKER], env=environment("worker", port, settings), check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", WORKER], env=environment("worker", port, settings), check=True, timeout=300)
         for thread in threads:
             thread.join(20)
     return recorder.came
