@@ -127,9 +127,10 @@ def test_a_member_that_does_not_come_ends_a_collective_on_devices_with_one_line(
         group = groups.on_device((0, 1), elements)
         assert group is not None
         if rank.rank == 0:
+            rank.config = config(step_timeout_s=0.5)  # from now on: to connect they have all the time they need
             group.raw(elements, 0, 3, "all_reduce")
 
-    (error, _) = on_ranks(2, run, config(step_timeout_s=0.5))
+    (error, _) = on_ranks(2, run, config())
     assert isinstance(error, JobFailed)
     assert str(error).startswith("rank 0: all_reduce of 3 float32 in the group of ranks 0, 1 on cpu failed: ") and "\n" not in str(error)
 
@@ -145,14 +146,14 @@ def test_a_wait_for_a_device_ends_with_the_job_or_with_the_time_of_a_step() -> N
             (0, 1), DeviceElements(Engine(RecordingRuntime(gpus=lambda: f"gpu {rank.rank}")), None, None, lambda: values)
         )
         if rank.rank == 0:
+            rank.config = config(step_timeout_s=0.3)
             with pytest.raises(RuntimeError, match=r"some member has not come to it within 0\.3 s"):
                 group._wait(Never())
             rank.job.fail(JobFailed("worker 7 died"))
         else:
-            rank.config = config()
             group._wait(Never())
 
-    first, second = on_ranks(2, run, config(step_timeout_s=0.3))
+    first, second = on_ranks(2, run, config())
     assert first is None and isinstance(second, JobFailed) and str(second) == "worker 7 died"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from psgc.torch.device import engines
 from psgc.torch.plans.device_times import COPIED_BYTES, PASSES, SIZES, DeviceTimes
@@ -45,3 +46,13 @@ def test_times_are_those_between_marks_and_nothing_that_is_timed_waits(monkeypat
     link = times.host_link()
     assert link is not None and link.gbps == pytest.approx(8e-3 * COPIED_BYTES / US_OF_WORK)
     assert runtime.races.found == []
+
+
+def test_measuring_draws_nothing_from_the_trainings_generator() -> None:
+    engine = use_recorded(RecordingRuntime())
+    before = torch.get_rng_state()
+    times = DeviceTimes(engine, ["int8"])
+    for _ in range(PASSES):
+        times.enqueue()
+    assert times.curves().keys() == {"int8"}
+    assert torch.equal(torch.get_rng_state(), before)

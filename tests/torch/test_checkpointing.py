@@ -33,6 +33,15 @@ class Segments(nn.Module):
         return self.head(x) + self.spare(x) if spare else self.head(x)
 
 
+def test_ranks_make_the_same_model_though_a_checkpoint_of_another_rank_sets_torchs_generator_meanwhile() -> None:
+    def disturbed(seed: int) -> Segments:
+        torch.manual_seed(seed)
+        return Segments()
+
+    first, second = (weights(seeded(lambda seed=seed: disturbed(seed))) for seed in range(2))  # type: ignore[misc]
+    assert first == second
+
+
 @BUCKETS
 @pytest.mark.parametrize("how", ["reentrant", "non-reentrant"])
 def test_checkpointed_segments_are_synchronized_once_when_all_is_over(ranks: Any, how: str, buckets: dict[str, Any]) -> None:

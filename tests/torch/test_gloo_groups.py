@@ -74,10 +74,10 @@ def test_a_rank_whose_peer_never_asks_for_the_group_hears_why_the_job_has_failed
 
 
 def test_a_collective_that_no_other_member_comes_to_fails_at_the_limit_of_a_step() -> None:
-    config = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=1.0)
+    config = Config(transport="tcp", root_host="127.0.0.1", root_port=1, heartbeat_s=0.02, step_timeout_s=3.0)
     assert (
         said_when_nobody_comes(config)
-        == "rank 0: exchange in the group of ranks 0, 1 failed: Timed out waiting 1000ms for recv operation to complete"
+        == "rank 0: exchange in the group of ranks 0, 1 failed: Timed out waiting 3000ms for recv operation to complete"
     )
 
 

@@ -16,6 +16,7 @@ from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.router import Router
 from psgc.transport.security.curve import ControlKeys, control_keys
 from psgc.wire.frames import Header, Kind
+from tests.ports import free_port
 from tests.programs import program
 
 PATIENCE_S = 60.0
@@ -79,8 +80,8 @@ def test_a_token_that_only_one_end_has_or_that_differs_is_told_apart() -> None:
 def test_a_member_is_heard_once_the_scheduler_is_there_however_often_it_was_refused_before() -> None:
     """A proxy takes connections and closes them while the scheduler behind it is not up yet: nothing is certain then."""
     context: zmq.Context[Any] = zmq.Context()
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
-        port = proxy.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as proxy:
         proxy.settimeout(PATIENCE_S)
         dealer = Dealer(context, f"tcp://127.0.0.1:{port}", b"member", 15.0, KEYS)
         for _ in range(3 * module.CERTAIN):
