@@ -210,7 +210,7 @@ def making_jobs() -> Iterator[Callable[..., Job]]:
         assert not remains(job.job_id, sessions), f"processes left behind: {remains(job.job_id, sessions)}"
 
 
-def remains(job_id: str, sessions: Sequence[int] = (), patience_s: float = 5.0) -> list[int]:
+def remains(job_id: str, sessions: Sequence[int] = (), patience_s: float = 60.0) -> list[int]:
     """Processes that still carry the job's id in the environment they started with, or belong to one of the sessions."""
     wanted = f"PSGC_JOB={job_id}".encode()
     deadline = time.monotonic() + patience_s

@@ -6,7 +6,6 @@ import os
 import re
 import runpy
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import psgc
+from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 PROJECT = ROOT / "compat" / "byteps"
@@ -109,9 +109,7 @@ def test_installed_from_a_checkout_it_runs_a_script_of_two_workers_by_bpslaunch_
     assert found.count(str(packages)) == 2, found
     assert "DMLC_ROLE" in run("bpslaunch", "--help")
     script = str(Path(__file__).parent / "scripts" / "microbenchmark.py")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     job = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": port}
     roles = (
         {"DMLC_ROLE": "scheduler"},

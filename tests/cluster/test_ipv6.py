@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
+
 Make = Callable[..., Any]
 pytestmark = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 
@@ -20,8 +22,7 @@ def test_a_job_runs_over_ipv6(make_job: Make, root: str) -> None:
 
 
 def test_a_server_on_ipv6_serves_members_that_come_by_ipv4(make_job: Make) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     job = make_job(nodes=2, env={"PSGC_TRANSPORT": "tcp"})
     job.scheduler()
     job.server(DMLC_PORT=str(port), PSGC_ADVERTISE=f"[::1]:{port}")

@@ -124,7 +124,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def launched() -> Iterator[Launched]:
     launcher = Launched()
     yield launcher
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while launcher.left() and time.monotonic() < deadline:
         time.sleep(0.05)
     left = launcher.left()

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from psgc.launch.job.bpslaunch import _servers, launch
 from psgc.launch.job.cores import visible_cores
 from psgc.launch.job.devices import local_size
 from psgc.launch.job.threads import shared_cores
+from tests.ports import free_port
 
 STEPS = (sys.executable, str(Path(__file__).parent.parent / "jobs" / "steps.py"), "--steps")
 TWO_NODES = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "9"}
@@ -83,9 +83,7 @@ def test_a_command_may_be_one_text_as_bpslaunch_takes_it(launched: Any, text: st
 
 
 def test_a_job_runs_role_by_role_whatever_the_case_of_their_names(launched: Any) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     job = {**ALONE, "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "BYTEPS_LOCAL_SIZE": "2"}
     job["BYTEPS_FORCE_DISTRIBUTED"] = "1"  # else a single node would start its own
     members = [launched.psgc_launch(*STEPS, "3", **{**job, "DMLC_ROLE": role}) for role in ("Scheduler", "SERVER", "worker")]
@@ -132,9 +130,7 @@ def test_arguments_reach_the_command_as_they_were_given(launched: Any) -> None:
 def test_a_worker_that_ends_without_joining_ends_the_job_on_the_other_machines_at_once(
     launched: Any, tmp_path: Path, code: str, status: int, said: str
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     job = {**TWO_NODES, "DMLC_PS_ROOT_PORT": port, "PSGC_REGISTER_TIMEOUT_S": "10000", "PSGC_SILENCE_S": "60", "PSGC_DEAD_S": "1000"}
     waiting = [
         launched.psgc_launch(**{**job, "PSGC_SILENCE_S": "0.5"}, DMLC_ROLE="scheduler"),  # it soon says who is missing

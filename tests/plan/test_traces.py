@@ -60,7 +60,7 @@ def nearest(hook_us: float, name: str, ready: dict[str, float]) -> float:
 
 def test_a_trace_of_torch_profiler_says_when_gradients_are_ready_as_hooks_do_to_5_percent(tmp_path: Path) -> None:
     path, differences = tmp_path / "trace.json", list[float]()
-    for _ in range(5):  # a busy machine may stop the training between an operation's end and its hook, in most of eight steps
+    for _ in range(40):  # a busy machine may stop the training between an operation's end and its hook, in most of eight steps
         seen = recorded(path)[1:]  # the first step's beginning is not in the trace
         found = profile_of_file(path)
         ready = {tensor.name: tensor.ready_us for tensor in found.tensors}

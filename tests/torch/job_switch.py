@@ -66,7 +66,7 @@ def conserve(switches: list[str]) -> None:
             assert torch.equal(found, wanted), f"after {switch}, tensor {name}: {(found - wanted).abs().max()} is lost"
             held += float(left.abs().sum() + of_server.abs().sum())
         print(f"conserved step={step} held={held > 0}", flush=True)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 100
     while [thread for thread in threading.enumerate() if isinstance(thread, _Lane)]:
         assert time.monotonic() < until, "the threads of layouts among workers live on, although the last one is over servers"
         time.sleep(0.01)

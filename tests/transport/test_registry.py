@@ -29,6 +29,7 @@ from psgc.wire.messages import ServerAddress
 from psgc.worker.cluster import ClusterSession
 from psgc.worker.connections.links import connect_server
 from tests.jobs.array_buffer import ArrayBuffer
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 WORKERS, STEPS, NUMEL = 2, 3, 70001
@@ -66,8 +67,7 @@ def train(config: Config) -> list[str]:
 @pytest.mark.parametrize("choice", ["within", "auto"])
 def test_a_job_runs_over_a_transport_that_is_one_file_and_one_row(within: Any, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # scheduler and server are threads here
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     env = {
         "DMLC_NUM_WORKER": str(WORKERS), "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port),
         "PSGC_TRANSPORT": choice, "PSGC_TOKEN": "secret", "PSGC_REGISTER_TIMEOUT_S": "100",
