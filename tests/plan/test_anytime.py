@@ -14,11 +14,12 @@ from psgc.plan.local_search.space import Space
 from psgc.plan.methods.anytime import GAP, Anytime, search_for
 from psgc.plan.methods.bound import bucketing_of, solve_given
 from psgc.plan.methods.registry import METHODS
-from psgc.plan.methods.search import search
+from psgc.plan.methods.search import planned, search
 from psgc.plan.model.bucketing import bucketing, merged, split
 from psgc.plan.model.options import OVER_SERVERS, Constraints
 from psgc.plan.model.problem import simulate
 from tests import benchmark_scripts
+from tests.plan.test_annealing import after_rounds
 from tests.plan.test_search import of_several_codecs, random_job
 
 
@@ -26,10 +27,12 @@ def test_its_plan_is_not_longer_than_the_default_plan_nor_than_any_rivals() -> N
     for seed, several in ((12, False), (22, False), (18, True)):
         job = random_job(seed, 12, Constraints())
         problem = of_several_codecs(job) if several else job
-        found = search_for(problem, 2.0)
-        assert found.step_us <= search(problem).step_us * (1 + 1e-9)
-        assert all(found.step_us <= method(problem).step_us * (1 + 1e-9) for method in METHODS.values())
-        assert simulate(problem, found.buckets).step_us == pytest.approx(found.step_us, rel=1e-9)
+        made = after_rounds(problem, 40)
+        assert made.best is not None
+        step_us = made.best.step_us
+        assert step_us <= search(problem).step_us * (1 + 1e-9)
+        assert all(step_us <= method(problem).step_us * (1 + 1e-9) for method in METHODS.values())
+        assert simulate(problem, planned(problem, made.space, made.best)).step_us == pytest.approx(step_us, rel=1e-9)
 
 
 def test_it_ends_when_the_step_is_close_to_the_bound() -> None:
