@@ -101,6 +101,7 @@ class Config:
     outlet: str = ""
     launcher: str = ""
     scheduler_fd: int = -1
+    serves_again: bool = False
     keeper_fd: int = -1
     world_size: int = 0  # torch.distributed's processes, as the environment has them; 0: it says nothing
     notes: tuple[str, ...] = ()  # warnings about names that are unknown, or without effect here

@@ -252,6 +252,7 @@ VARIABLES: Final = (
     Variable("PSGC_OUTLET", "outlet", _text, "wsc", "set by launchers: where their processes' output goes, so that one of them speaks for all"),
     Variable("PSGC_LAUNCHER", "launcher", _text, "wsc", "set by the launcher: where a process tells it whether it has joined, and why it ended"),
     Variable("PSGC_SCHEDULER_FD", "scheduler_fd", _integer(0), "c", "set by `psgc run`: the scheduler's listening socket"),
+    Variable("PSGC_SERVES_AGAIN", "serves_again", _switch, "sc", "set by `psgc run`: when its workers have left, the process waits for their next init()"),
     Variable("PSGC_KEEPER_FD", "keeper_fd", _integer(0), "s", "set by the launcher: socket over which the server's memory is kept"),
 )  # fmt: skip
 

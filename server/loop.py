@@ -35,7 +35,7 @@ from psgc.server.store import KeyShape, Store
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
-from psgc.transport.host import host_id, member_alive, pid_started
+from psgc.transport.host import host_id, member_alive, pid_started, session_number
 from psgc.transport.link import Link, Transport
 from psgc.transport.link_set import LinkSet
 from psgc.transport.memory.keeper_wire import send_segment
@@ -54,12 +54,13 @@ logger = logging.getLogger(__name__)
 TURN_S: Final = 0.02  # time for one source's messages in one turn of the loop
 
 
-def serve(config: Config) -> int:
-    """Serve one job to its end. Returns the exit status; the last line logged says why a job failed."""
+def serve(config: Config, again: bool = False) -> int:
+    """Serve one job to its end. again: this process has served one before, and none may follow. Returns the exit status; the last line logged says why a job
+    failed."""
     config.require_cluster()
     if config.encrypt:
         encryption.require()
-    server = Server(config)
+    server = Server(config, again)
     stop = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
     before = {
         number: signal.signal(number, lambda n, _: server.mailbox.put(server.told_to_stop, stop[signal.Signals(n)])) for number in stop
@@ -74,8 +75,8 @@ def serve(config: Config) -> int:
 class Server:
     """See the module's text."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, again: bool = False) -> None:
+        self.config, self._again, self._session = config, again, session_number()
         self.mailbox = Mailbox()
         self._context: zmq.Context[Any] = zmq.Context()
         self._watch = Watch()
@@ -91,7 +92,7 @@ class Server:
         self._engine = Engine(_threads(config), self._from_pool, self._broken, self._trace)
         self._state: ServerState | None = None
         self._admitted_at, self._wire_bytes = 0.0, 0
-        self._keeper = socket.socket(fileno=config.keeper_fd) if config.keeper_fd >= 0 else None
+        self._keeper = socket.socket(fileno=os.dup(config.keeper_fd)) if config.keeper_fd >= 0 else None
         self._launcher = Launcher(config.launcher)
         self._status: int | None = None
         self._reason = ""
@@ -106,7 +107,8 @@ class Server:
 
     def run(self) -> int:
         try:
-            self._launcher.tell("joining")
+            if not self._again:  # else once it is admitted
+                self._launcher.tell("joining")
             parse_scheme(
                 "none", BucketContext("float32")
             ).warm()  # loading what kernels need takes seconds and holds the GIL, so it is done while nobody waits
@@ -126,6 +128,9 @@ class Server:
         return self._status or 0
 
     def told_to_stop(self, why: str) -> None:
+        if self._again and self._state is None:  # nobody has begun another job
+            self._end(0, "")
+            return
         text = f"server {self._index()}: ended by {why}"
         self._tell_scheduler(Kind.FAULT, encode_body(Notice(0, text)))
         self._end(1, text)
@@ -263,7 +268,7 @@ class Server:
         body = Register(
             "server", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
             config.nodes, config.servers, index=config.server_index, encrypt=config.encrypt,
-            **address_fields(listener.address for listener in self._listeners),
+            session=self._session, **address_fields(listener.address for listener in self._listeners),
         )  # fmt: skip
         self._tell_scheduler(Kind.REGISTER, encode_body(body))
 
@@ -431,6 +436,8 @@ class Server:
         self._scheduler.close(linger_ms=500)
         self._context.destroy(linger=500)
         self._store.close()
+        if self._keeper is not None:
+            self._keeper.close()
         if self._trace is not None:
             self._trace.close()
 

@@ -290,7 +290,8 @@ class ClusterSession(Session):
         self._network.close()
         if self.trace is not None:
             self.trace.close()
-        self._network.stopped.wait(max(self.config.step_timeout_s, self.config.dead_s) + 5.0)
+        if self._network.stopped.wait(max(self.config.step_timeout_s, self.config.dead_s) + 5.0):
+            self._network.join()  # its last moments: a process that counts its threads after shutdown finds none of ours
 
     def _seeded(self, declaration: Declaration) -> Declaration:
         seed = declaration.seed if declaration.seed >= 0 else self.config.seed

@@ -27,7 +27,7 @@ from psgc.program.agenda import Agenda, Turn, Use
 from psgc.transport.control.dealer import Dealer
 from psgc.transport.control.lifeline import Lifeline
 from psgc.transport.control.voice import ADMISSION, AWAITED, LIFELINE, Voice
-from psgc.transport.host import host_id, member_alive, pid_started
+from psgc.transport.host import host_id, member_alive, pid_started, session_number
 from psgc.transport.security.curve import control_keys
 from psgc.transport.watch import Pollable
 from psgc.wire.frames import UNASSIGNED_SENDER, Header, Kind
@@ -84,7 +84,7 @@ class Coordinator:
     """See the module's text."""
 
     def __init__(self, context: zmq.Context[Any], config: Config, owner: Owner) -> None:
-        self._config, self._owner = config, owner
+        self._config, self._owner, self._session = config, owner, session_number()
         identity = b"worker-%s-%d" % (os.urandom(6).hex().encode(), os.getpid())
         self._dealer = Dealer(context, config.root_endpoint, identity, config.dead_s, control_keys(config.job, config.token))
         self.began = time.monotonic()
@@ -116,6 +116,7 @@ class Coordinator:
             "worker", __version__, host_id(), socket.gethostname(), os.getpid(), pid_started(os.getpid()),
             config.nodes, config.servers, config.node, config.local_rank, config.local_size, encrypt=config.encrypt,
             planned=bool(config.plan), roots=config.reduce_roots, switch=config.switch_size, asynchronous=config.async_mode,
+            session=self._session,
         )  # fmt: skip
         self._send(Kind.REGISTER, encode_body(body))
 

@@ -21,12 +21,19 @@ class StepTicket:
         self._board.finish(self)
 
 
-class _Waiter(threading.local):
+class _Wakeup:
+    """One thread's eventfd. It is closed with the thread, or with the board."""
+
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC)
 
     def __del__(self) -> None:
         os.close(self.fd)
+
+
+class _Waiter(threading.local):
+    def __init__(self) -> None:
+        self.wakeup = _Wakeup()
 
 
 class TicketBoard:
@@ -60,7 +67,7 @@ class TicketBoard:
 
     def wait(self, tickets: Iterable[StepTicket]) -> None:
         """Sleep until all are done or the session has failed."""
-        fd = self._local.fd
+        fd = self._local.wakeup.fd
         with self._lock:
             left = {ticket for ticket in tickets if not ticket.done}
             if not left or self._failed:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from psgc.config import Config
+from psgc.diagnostics.report import Launcher
 from psgc.errors import ConfigError, PsgcError
 from psgc.launch.job.logs import set_up_logging
 from psgc.processes.descriptors import raise_limit
@@ -25,12 +26,18 @@ def run_role(role: str, env: Mapping[str, str] | None = None) -> int:
                 logger.warning("%s", note)
         logger.info("start %s", config)
         if config.wire == "pslite":
-            from psgc.pslite.byteps.server import serve
-        elif role == "scheduler":
+            from psgc.pslite.byteps.server import serve as serve_pslite
+
+            return serve_pslite(config)
+        if role == "scheduler":
             from psgc.scheduler.loop import serve
         else:
             from psgc.server.loop import serve
-        return serve(config)
+        status = serve(config)
+        while config.serves_again and not status:
+            Launcher(config.launcher).tell("left")
+            status = serve(config, again=True)
+        return status
     except PsgcError as error:
         print(f"psgc {role}: {str(error).removeprefix(f'{role}: ')}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

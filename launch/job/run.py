@@ -30,7 +30,8 @@ AUTO: Final = "auto"  # in place of a plan's file
 # Variables that identify a process in another job (the shell's, or the one that this command runs in); they do not apply to this job.
 NOT_INHERITED: Final = {
     "DMLC_ROLE", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_INTERFACE", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
-    "PSGC_SCHEDULER_FD", "PSGC_LINK_MBIT", "PSGC_LINK_FD", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", *ranks.NAMES, *ranks.MASTER, *ranks.TORCHRUNS,
+    "PSGC_SCHEDULER_FD", "PSGC_SERVES_AGAIN", "PSGC_LINK_MBIT", "PSGC_LINK_FD",
+    "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", *ranks.NAMES, *ranks.MASTER, *ranks.TORCHRUNS,
 }  # fmt: skip
 
 
@@ -112,7 +113,7 @@ def _link(link_mbit: float | None) -> Iterator[tuple[dict[str, str], list[int]]]
 
 
 def _start_services(supervisor: Supervisor, env: Mapping[str, str], listener: socket.socket, servers: int, link_mbit: float | None) -> None:
-    role = [sys.executable, "-m", "psgc.launch.job.role"]
+    role, env = [sys.executable, "-m", "psgc.launch.job.role"], {**env, "PSGC_SERVES_AGAIN": "1"}
     fd = listener.fileno()
     scheduler = {**env, "DMLC_ROLE": "scheduler", "PSGC_SCHEDULER_FD": str(fd)}
     supervisor.start("scheduler", [*role, "scheduler"], scheduler, service=True, pass_fds=[fd])

@@ -28,9 +28,9 @@ class Account:
     scheduler: bool = False
     status: int | None = None
     ended: bool = False
-    joining: bool = False  # it has called init
-    joined: bool = False  # everyone was there
-    left: bool = False  # in order
+    begun: int = 0  # how often it has called init; of a service: in how many jobs it has served
+    joined: int = 0  # how often everyone was there
+    left: int = 0  # of a service: how many jobs it has seen to their end
     heard: bool = False  # that the job has failed
 
 
@@ -54,11 +54,12 @@ class Blame:
             return
         account = self.accounts[report.child]
         if report.event == "joining":
-            account.joining = True
+            account.begun += 1
         elif report.event == "joined":
-            account.joining = account.joined = True
+            account.joined += 1
+            account.begun = max(account.begun, account.joined)
         elif report.event == "left":
-            account.left = True
+            account.left += 1
         elif report.event == "job failed":
             account.heard = True
             self._add(Weight.FOUND if account.scheduler else Weight.HEARD, report.child, report.text)
@@ -89,15 +90,21 @@ class Blame:
         return any(account.joined for account in self.accounts)
 
     @property
+    def unneeded(self) -> bool:
+        """Whether the services that run wait for nothing without workers: they have seen every job of theirs to its end, or none was ever complete."""
+        running = [account for account in self.accounts if account.service and not account.ended]
+        return self.never_formed or bool(running and all(0 < account.left >= account.begun for account in running))
+
+    @property
     def never_formed(self) -> bool:
         """Whether the services run but the job was never complete, so that without workers they wait for nothing."""
-        return not self.formed and any(account.joining for account in self.accounts if account.service)
+        return not self.formed and any(account.begun for account in self.accounts if account.service)
 
     @property
     def unused(self) -> bool:
         """Whether all workers ended without contacting the scheduler: the command does not use psgc."""
         workers = [account for account in self.accounts if not account.service]
-        return self.never_formed and all(account.ended and not account.joining for account in workers)
+        return self.never_formed and all(account.ended and not account.begun for account in workers)
 
     def verdict(self) -> tuple[str, int] | None:
         """The message and the exit status: the status of the process that was the cause, 128 + its signal, or 1 if it has none. None if nothing failed."""
@@ -108,16 +115,20 @@ class Blame:
         return cause.text, status if status > 0 else 128 - status
 
     def _look_for_the_absent(self) -> None:
-        """Find a worker that ended with status 0 and never called init, while others wait for it."""
+        """Find a worker that ended with status 0 and never called init, or less often than others, who wait for it."""
         workers = [account for account in self.accounts if not account.service]
-        if self.formed or self.causes or not any(account.joining and not account.ended for account in workers):
+        jobs = max((account.begun for account in workers if account.begun > account.joined and not account.ended), default=0)
+        if self.causes or not jobs:
             return
         for child, account in enumerate(self.accounts):
-            if not account.service and account.ended and not account.joining:
+            if not account.service and account.ended and account.begun < jobs:
+                joined = "never joined the job" if not account.begun else f"joined {account.begun} job(s), not the next"
+                often = "" if not account.begun else ", as often as the others"
                 self._add(
-                    Weight.OWN, child, f"{account.name} ended with status 0 and never joined the job, which the other ranks wait for: every "
-                    f"rank must call psgc.torch.init()",
-                )  # fmt: skip
+                    Weight.OWN,
+                    child,
+                    f"{account.name} ended with status 0 and {joined}, which the other ranks wait for: every rank must call psgc.torch.init(){often}",
+                )
                 return
 
     def _add(self, weight: Weight, child: int, text: str) -> None:

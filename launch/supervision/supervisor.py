@@ -183,7 +183,7 @@ class Supervisor:
                 self._name_by_rank(report)
                 self.blame.hear(report)
         self._end_if_failed()
-        if self.blame.never_formed and not any(c.running for c in self.children if not c.service):
+        if self.blame.unneeded and not any(c.running for c in self.children if not c.service):
             self._end_within(0)
 
     def _name_by_rank(self, report: Report) -> None:
@@ -219,14 +219,14 @@ class Supervisor:
         else:
             number = self.children.index(child)
             self.blame.end(number, child.status or 0, child.describe_end())
-            if self._absent is not None and not self.blame.accounts[number].joining:
+            if self._absent is not None and not self.blame.accounts[number].begun:
                 self._absent(child)
                 self._absent = None  # the first is enough
                 if not child.status:
                     self._say(f"{child.name} has ended and never joined the job: it did not call psgc.torch.init()")
             self._end_if_failed()
         if not working:
-            self._end_within(0 if self.blame.never_formed else self._patience.service_s)
+            self._end_within(0 if self.blame.unneeded else self._patience.service_s)
 
     def _end_if_failed(self) -> None:
         """After the first fault, end everyone else: at once if the job was never complete, because then nobody has anything to save."""
@@ -279,7 +279,7 @@ class Supervisor:
         if left and not (self._insisted or self._failing or self._unread_output or self._interrupt):
             if self.blame.unused:
                 self._say("no worker has joined the job, so nothing was synchronised: does the command use psgc? (psgc.torch.init())")
-            else:
+            elif not self.blame.unneeded:
                 self._say(f"the workers have ended; ending {', '.join(left)}, too")
         self._insisted = True
         if number == signal.SIGKILL:

@@ -44,6 +44,9 @@ class Mailbox:
                 self.wake()
                 return
 
+    def __del__(self) -> None:
+        self.close()  # not before: any thread that has this object may still write to it
+
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:

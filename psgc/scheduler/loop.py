@@ -30,22 +30,26 @@ TURN_S: Final = 0.05
 MAX_HEARD_BYTES: Final = 16 << 20  # the largest message; the declaration of 100,000 tensors takes about 2 MB, packed
 
 
-def serve(config: Config) -> int:
-    """Keep one job together to its end. Returns the exit status; the last line logged says why a job failed."""
+def serve(config: Config, again: bool = False) -> int:
+    """Keep one job together to its end. again: this process has done so before, and no worker may begin another job. Returns the exit status; the last line
+    logged says why a job failed."""
     config.require_cluster()
     context: zmq.Context[Any] = zmq.Context()
     keys = control_keys(config.job, config.token)
     alone = is_loopback(config.root_host)
-    if not alone:
+    if not alone and not again:
         _warn(config)
+    listening = (
+        os.dup(config.scheduler_fd) if config.scheduler_fd >= 0 else -1
+    )  # ZeroMQ closes it with its socket, and another job may follow
     host = config.root_host if config.scheduler_fd >= 0 else local_address_for(config.root_host) if alone else "*"
     try:
-        router = Router(context, endpoint(host, config.root_port), config.dead_s, config.scheduler_fd, MAX_HEARD_BYTES, keys)
+        router = Router(context, endpoint(host, config.root_port), config.dead_s, listening, MAX_HEARD_BYTES, keys)
     except PsgcError as error:
         context.destroy(0)
         raise PsgcError(f"scheduler: {error}") from None
     parse_scheme("none", BucketContext("float32"))  # loading what codecs need takes most of a second, so it is done while nobody waits
-    loop = _Loop(config, router)
+    loop = _Loop(config, router, again)
     names = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
     before = {n: signal.signal(n, lambda number, _: loop.mailbox.put(loop.stop, names[signal.Signals(number)])) for n in names}
     try:
@@ -77,7 +81,7 @@ def _alive(register: Register) -> bool | None:
 
 
 class _Loop:
-    def __init__(self, config: Config, router: Router) -> None:
+    def __init__(self, config: Config, router: Router, again: bool) -> None:
         self.mailbox = Mailbox()
         self._config, self._router = config, router
         self._end: End | None = None
@@ -88,12 +92,13 @@ class _Loop:
         self._state = Membership(
             config.nodes, config.servers, config.job, time.monotonic(), _alive, config.silence_s, config.dead_s,
             config.register_timeout_s, config.step_timeout_s, heartbeat_s=config.heartbeat_s, launched=config.scheduler_fd >= 0,
-            itself=(host_id(), os.getpid(), pid_started(os.getpid())),
+            itself=(host_id(), os.getpid(), pid_started(os.getpid())), again=again,
         )  # fmt: skip
 
     def run(self) -> int:
         poller = zmq.Poller()
-        self._launcher.tell("joining")
+        if not self._state.unbegun:
+            self._launcher.tell("joining")
         poller.register(self._router.socket, zmq.POLLIN)
         poller.register(self.mailbox.fileno(), zmq.POLLIN)
         next_tick = time.monotonic()
@@ -111,13 +116,19 @@ class _Loop:
         return self._end.status
 
     def stop(self, why: str) -> None:
+        if self._state.unbegun:
+            self._end = End(0, "")
+            return
         self._apply(self._state.abort(f"the scheduler was ended by {why}", time.monotonic()))
 
     def _hear(self, until: float) -> None:
         """Handle messages, from each peer in turn, until the given time: signals and ticks wait no longer than that, even under a flood."""
         for identity, header, payload in self._router.receive():
             body = b"" if payload is None else payload.tobytes()
+            unbegun = self._state.unbegun
             self._apply(self._state.receive(identity, header, body, time.monotonic()))
+            if unbegun and not self._state.unbegun:
+                self._launcher.tell("joining")
             if self._end is not None or time.monotonic() >= until:
                 return
 

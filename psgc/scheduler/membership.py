@@ -52,6 +52,7 @@ class Membership:
     heartbeat_s: float = 1.0
     itself: tuple[str, int, int] = ("", 0, 0)  # this scheduler's host, pid and when it started
     launched: bool = False  # a launcher on this host has started all the others, and reports one that ends
+    again: bool = False  # this scheduler's process has seen a job to its end: no worker may begin another
     roster: Roster = field(init=False)
     barriers: Barriers | None = None  # this and the next three are set once everyone is there
     declarations: Declarations | None = None
@@ -64,6 +65,7 @@ class Membership:
         default_factory=dict
     )  # of barriers, of declarations, of layouts, of values, of steps: while some are late
     _failed: tuple[float, str] | None = None
+    _early: dict[tuple[int, int], Reminder] = field(default_factory=dict)  # by pid and session, of those who wait for the next job
     _over: float | None = None  # since when all workers have left in order
     _absence: Absence = field(init=False)
     _least: Member | None = None  # the worker that has waited least, and the longest that any has
@@ -144,9 +146,16 @@ class Membership:
 
     # registration
 
+    @property
+    def unbegun(self) -> bool:
+        """Whether this is a process's second job, or a later one, which no worker has begun."""
+        return self.again and not self.roster.workers()
+
     def _register(self, peer: bytes, register: Register, now: float) -> list[Action]:
         if self._failed is not None:
             return [self._abort_to(peer)]
+        if self.roster.has_left(register):
+            return [self._await_the_end(peer, register, now)]
         known = self.roster.returns(peer, register, now)
         if known is not None:
             return [self._topology(known), *self._layouts_again(known)] if self.barriers is not None else []
@@ -159,6 +168,14 @@ class Membership:
             return self.abort(conflict, now)
         warning = self._warn_of_loopback(member)
         return warning + (self._admit_all(now) if self.roster.complete else [])
+
+    def _await_the_end(self, peer: bytes, register: Register, now: float) -> Send:
+        """Answer a process that has left this job and would join the next one: it hears that this scheduler lives, repeats its registration and asks the next
+        scheduler at this address on a new connection. Named are the members it waits for, if it waits for long."""
+        early = self._early.setdefault((register.pid, register.session), Reminder(now))
+        staying = ", ".join(member.label for member in self.roster if not member.left)
+        text = f"{staying} still in the job that this process has left: the next one begins when it is over" if staying else ""
+        return self._send(peer, Kind.HEARTBEAT, encode_body(Notice(0, text)) if text and early.due(now, self.silence_s) else b"")
 
     def _layouts_again(self, member: Member) -> Iterator[Action]:
         """A server that registers again has a new connection: the old one may have lost layouts that were sent to it, or its answers."""
@@ -384,6 +401,8 @@ class Membership:
     # what is awaited
 
     def _await_members(self, now: float) -> list[Action]:
+        if self.unbegun:
+            self.began, self._named = now, Reminder(now)
         waited = now - self.began
         missing, here = ", ".join(self.roster.missing()), self._here()
         text = f"waiting for {missing} to register, for {waited:.0f} s so far; here: {here}"

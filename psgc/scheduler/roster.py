@@ -83,6 +83,13 @@ class Roster:
             self._names[peer] = same
         return self.heard_from(peer, now)
 
+    def has_left(self, register: Register) -> bool:
+        """Whether the process that registers was a member, has left, and begins another session."""
+        process = register.host, register.pid, register.pid_started
+        return register not in self._registered and any(
+            member.left and (r.host, r.pid, r.pid_started) == process for member in self._members for r in (member.register,)
+        )
+
     def add(self, member: Member) -> None:
         register = member.register
         self._members.append(member)

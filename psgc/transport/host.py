@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from functools import cache
@@ -26,6 +27,15 @@ def pid_started(pid: int) -> int:
         return 0
     state, *rest = stat.rpartition(")")[2].split()
     return 0 if state in "ZX" else int(rest[18])  # a zombie is dead to its peers
+
+
+_sessions = itertools.count()
+
+
+def session_number() -> int:
+    """How many times this process, or the one that it was forked from, has called this before: the number of a member's session, so that the process's next
+    session is not taken for this one."""
+    return next(_sessions)
 
 
 def process_alive(pid: int, started: int) -> bool:

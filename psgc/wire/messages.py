@@ -72,6 +72,7 @@ class Register:
     )  # worker: local ranks of its node that own shards; none: all of them
     switch: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # worker: how many of its node are behind one PCIe switch; 0: all of them
     asynchronous: bool = field(default=False, metadata=LEFT_OUT_IF_EMPTY)  # worker: PSGC_ASYNC=1
+    session: int = field(default=0, metadata=LEFT_OUT_IF_EMPTY)  # how many sessions its process had before
 
     def __post_init__(self) -> None:
         if self.role not in ("worker", "server"):

@@ -25,10 +25,7 @@ def main(how: str) -> None:
     ):  # as where the signal comes just before the sleep: a thread takes it, and nothing wakes the main thread
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     print("trained", flush=True)
-    if how == "again":
-        psgc.shutdown()
-        psgc.init()
-    elif how == "exit" and psgc.rank() == 0:
+    if how == "exit" and psgc.rank() == 0:
         sys.exit(3)
     elif how in ("wait", "deaf"):
         time.sleep(1000)

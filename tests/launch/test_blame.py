@@ -109,3 +109,24 @@ def test_reports_of_nobody_we_started_are_passed_over() -> None:
     blame.hear(Report(17, "died", "a stranger"))
     blame.hear(Report(-1, "died", "a stranger"))
     assert blame.verdict() is None
+
+
+def test_services_wait_for_nothing_once_they_have_seen_every_job_to_its_end() -> None:
+    blame = job()
+    assert not blame.unneeded
+    for child in (SCHEDULER, SERVER):
+        assert not blame.unneeded
+        blame.hear(Report(child, "left"))
+    assert blame.unneeded
+    blame.hear(Report(FIRST, "joining"))
+    blame.hear(Report(SCHEDULER, "joining"))
+    assert not blame.unneeded, "a worker has begun another job"
+
+
+def test_a_worker_that_joined_fewer_jobs_is_to_blame_once_it_has_ended_and_others_wait() -> None:
+    blame = job()
+    blame.end(SECOND, 0, "")
+    assert blame.verdict() is None
+    blame.hear(Report(FIRST, "joining"))
+    text, status = blame.verdict() or ("", 0)
+    assert (text[:59], status) == ("worker 1 ended with status 0 and joined 1 job(s), not the n", 1)

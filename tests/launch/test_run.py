@@ -98,22 +98,10 @@ def test_the_last_line_says_once_who_failed_and_where_and_the_status_is_kept(lau
 FAULTS = str(Path(__file__).parent.parent / "jobs" / "faults.py")
 
 
-@pytest.mark.parametrize(
-    ("how", "status", "said"),
-    [
-        ("exit", 3, "rank 0 ended with status 3"),
-        ("again", 1, r"rank \d ended with UsageError: init\(\) after shutdown\(\): this process has left its job, .* for another "
-         r"\(tests/jobs/faults\.py:\d+\)"),
-    ],
-)  # fmt: skip
-def test_the_last_line_has_the_error_and_its_place_once_and_nothing_that_psgc_told_before(
-    launched: Any, how: str, status: int, said: str
-) -> None:
-    ended, _, err = launched.end(launched.psgc("run", "--", sys.executable, FAULTS, how, PSGC_SILENCE_S="60"))
-    assert ended == status
-    assert re.fullmatch(f"psgc run: {said}", err.splitlines()[-1]), err
-    assert "psgc.run: " in err, "a summary that is not the reason"
-    assert not re.search(r"psgc/(torch|worker|launch)/|psgc\.errors", err), "no frames of psgc's, and one spelling of its errors"
+def test_the_last_line_says_how_a_trained_worker_ended_after_a_summary_that_is_not_the_reason(launched: Any) -> None:
+    ended, _, err = launched.end(launched.psgc("run", "--", sys.executable, FAULTS, "exit", PSGC_SILENCE_S="60"))
+    assert (ended, err.splitlines()[-1]) == (3, "psgc run: rank 0 ended with status 3")
+    assert "psgc.run: " in err
 
 
 @pytest.mark.parametrize("how", ["wait", "deaf"])

@@ -38,11 +38,12 @@ class Job:
     here: set[int] = field(default_factory=set)  # pids on the scheduler's own host
     declared: dict[str, Declaration] = field(default_factory=dict)  # the last of each peer
     launched: bool = False
+    again: bool = False
     membership: Membership = field(init=False)
 
     def __post_init__(self) -> None:
         self.membership = Membership(
-            self.nodes, self.servers, JOB, self.now, self._alive, SILENCE_S, DEAD_S, REGISTER_S, STEP_S, launched=self.launched
+            self.nodes, self.servers, JOB, self.now, self._alive, SILENCE_S, DEAD_S, REGISTER_S, STEP_S, launched=self.launched, again=self.again
         )  # fmt: skip
 
     def _alive(self, register: Register) -> bool | None:

@@ -235,3 +235,28 @@ def test_who_sends_the_topology_is_told_with_it() -> None:
     job.join("s0", register("server"))
     topology = Topology.from_body(sent(job.join("w0", register()), Kind.TOPOLOGY)["w0"])
     assert (topology.scheduler_host, topology.scheduler_pid, topology.scheduler_started) == ("boot/net0/pid0", 77, 5)
+
+
+def test_a_process_that_left_and_joins_again_is_no_member_of_the_job_it_left_and_hears_who_is_still_in_it() -> None:
+    job = complete(nodes=2, servers=1)
+    job.say("w0", Kind.BYE)
+    actions = job.join("w0 again", register(node=0, session=1))
+    assert [action.header.kind for action in actions] == [Kind.HEARTBEAT], "not the topology, and no refusal"
+    assert not sent(actions, Kind.HEARTBEAT)["w0 again"].payload_bytes
+    job.now += SILENCE_S
+    said = sent(job.join("w0 again", register(node=0, session=1)), Kind.HEARTBEAT)["w0 again"]["text"]
+    assert said.startswith(
+        "server 0 (pid 2000 on host0), worker 1 (node 1, local rank 0, pid 1010 on host1) still in the job that this process has left"
+    )
+
+
+def test_a_scheduler_that_serves_again_waits_for_the_first_worker_without_a_limit_and_then_as_ever() -> None:
+    job = Job(again=True, here={1000, 2000})
+    job.join("s0", register("server", 0, index=0))
+    actions = job.run(2 * int(REGISTER_S))
+    assert sent(actions, Kind.HEARTBEAT) and not logged(actions) and job.membership.unbegun
+    job.join("w0", register(node=0))
+    assert not job.membership.unbegun
+    actions = job.run(int(REGISTER_S) - 1)
+    assert "waiting for node 1 (DMLC_WORKER_ID=1) to register" in logged(actions) and not sent(actions, Kind.ABORT)
+    assert aborted(job.run(3)).startswith("gave up after 30")

@@ -107,7 +107,6 @@ def main() -> None:
     tell("forked rank:", in_a_forked_child(psgc.rank))
     psgc.barrier()
     psgc.shutdown()
-    tell("init after shutdown:", said(psgc.init))
     tell("rank after shutdown:", said(psgc.rank))
 
 

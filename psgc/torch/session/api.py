@@ -26,7 +26,7 @@ from psgc.worker.session import Session
 logger = logging.getLogger(__name__)
 
 _session: Session | None = None
-_left = False  # this process, or the one it was forked from, was in a job over the network and has left it
+_left = False  # this process has been in a job, and has left it
 _suspended = False  # between suspend() and resume()
 _owner_pid = 0  # a forked child (a data loader's) inherits the session but must neither use nor end it
 
@@ -74,15 +74,15 @@ def carry_over(call: Callable[[Session, Session], None]) -> None:
 def init(lazy: bool = True) -> None:
     """Join the job that the environment describes (docs/env.md), or be alone where it describes none.
 
-    Returns once every member is there. Again while joined: does nothing. A job is joined once: after ``shutdown`` it is over, and neither
-    this process nor a child that it forks can join another; only one that is alone may call init after shutdown. ``lazy`` is accepted
+    Returns once every member is there. Again while joined: does nothing. After ``shutdown`` it joins the next job at the environment's address, any number
+    of times: `psgc run` keeps its scheduler and servers for it; others must have been started anew, as for BytePS. ``lazy`` is accepted
     for BytePS's sake and has no effect. Python's thread switch interval becomes PSGC_SWITCH_INTERVAL (default 0.5 ms), so that the network
     thread gets its turn beside a busy main thread.
     Raises ConfigError; UsageError where this process cannot join any more; JobFailed saying who is missing.
     """
     if is_initialized():
         return
-    _refuse_to_join_again()
+    _refuse_to_join()
     _prepare_for_the_end()
     ending.install(_own_session)
     _join(Config.from_env())
@@ -157,18 +157,13 @@ def resume(
     _leavers.clear()
 
 
-def _refuse_to_join_again() -> None:
+def _refuse_to_join() -> None:
     if _suspended:
         raise UsageError("init() after suspend(): call resume(num_workers, num_servers, global_rank)")
-    if _left or (_session is not None and not _session.config.solo):
-        if _owner_pid != os.getpid():
-            raise UsageError(
-                "init() in a process forked from one that had joined the job: only that one is a member; call init() in the training process "
-                "alone (data loaders need none), or start processes by spawn instead of fork"
-            )
+    if _session is not None and not _session.config.solo:
         raise UsageError(
-            "init() after shutdown(): this process has left its job, which is over once its workers leave it; call shutdown() once, at the end, "
-            "and start all of the job's processes anew for another"
+            "init() in a process forked from one that had joined the job: only that one is a member; call init() in the training process "
+            "alone (data loaders need none), or start processes by spawn instead of fork"
         )
 
 
@@ -177,7 +172,7 @@ def shutdown() -> None:
     global _session, _left
     if is_initialized():
         session = current_session()
-        _session, _left = None, not session.config.solo
+        _session, _left = None, True
         session.close()
         if not session.failed:
             run_report.tell_end(session)
@@ -195,7 +190,7 @@ def current_session() -> Session:
         if _suspended and _owner_pid == os.getpid():
             raise UsageError("psgc is suspended in this process; call psgc.torch.resume(num_workers, num_servers, global_rank) first")
         if _left and _owner_pid == os.getpid():
-            raise UsageError("psgc has been shut down in this process, which has left its job")
+            raise UsageError("psgc has been shut down in this process, which has left its job; call psgc.torch.init() to join the next one")
         raise UsageError("psgc is not initialized in this process; call psgc.torch.init() first")
     return _session
 

@@ -1,0 +1,68 @@
+"""Joins one job after another: --jobs times init, training, shutdown in one process. Says how much the process has open before, at half time and after.
+
+Run by tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+import psgc.torch as psgc
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--codec", default="int8")
+    parser.add_argument("--told-at", type=int, nargs="*", default=[])
+    parser.add_argument("--fewer-on-rank", type=int, default=-1)  # this rank joins one job less
+    options = parser.parse_args()
+    rank = -1
+    for job in range(options.jobs):
+        if job == options.jobs - 1 and rank == options.fewer_on_rank:
+            sys.exit(0)
+        rank = train(options.codec)
+        if job + 1 in options.told_at:
+            print(f"rank {rank} after {job + 1} jobs: {opened()}", flush=True)
+    print(f"rank {rank}: {options.jobs} jobs", flush=True)
+
+
+def train(codec: str) -> int:
+    """One job: a mean, and two steps of a model that all ranks must have alike. Returns the rank."""
+    psgc.init()
+    rank, size = psgc.rank(), psgc.size()
+    mean = psgc.push_pull(torch.full((5000,), float(rank)), name="ranks")
+    assert torch.equal(mean, torch.full((5000,), (size - 1) / 2)), mean
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(600, 60)
+    optimizer = psgc.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=codec)
+    psgc.broadcast_parameters(model.state_dict())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.rand(8, 600)).square().sum().backward()
+        optimizer.step()
+    weight = model.weight.detach().double()
+    assert torch.equal(psgc.push_pull(weight, average=False, name="weights"), size * weight)
+    psgc.shutdown()
+    return rank
+
+
+def opened() -> str:
+    """Descriptors, threads, shared segments that are mapped, and resident memory in MB."""
+    gc.collect()
+    maps = Path("/proc/self/maps").read_text()
+    segments = sum("memfd:" in line or "/dev/shm" in line for line in maps.splitlines())
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    threads = len(os.listdir("/proc/self/task"))
+    return f"fds={len(os.listdir('/proc/self/fd'))} threads={threads} python={threading.active_count()} segments={segments} rss={resident >> 20}"
+
+
+if __name__ == "__main__":
+    main()
