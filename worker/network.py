@@ -386,6 +386,8 @@ class Network(threading.Thread):
         self._coordinator.close()
         self._context.destroy(linger=500)
         self._arena.close()
+        if self.error is None:
+            self._launcher.tell("left")
         self.stopped.set()
 
     def _rank_text(self) -> str:

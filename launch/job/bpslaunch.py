@@ -12,7 +12,6 @@ from typing import Final
 from psgc.config import Config
 from psgc.errors import CodecError, ConfigError, PsgcError, UsageError
 from psgc.launch.job import ranks
-from psgc.launch.job.absence import tell_absence
 from psgc.launch.job.as_byteps import FOLDER, found_as_byteps
 from psgc.launch.job.clusters import completed
 from psgc.launch.job.cores import cores_of_ranks, described, near_memory
@@ -29,6 +28,7 @@ from psgc.launch.topology import detect, told
 from psgc.launch.topology.interfaces import named, place_of
 from psgc.launch.version import version_line
 from psgc.processes.addresses import join, split
+from psgc.transport.control.absence import tell_absence
 from psgc.transport.control.voice import own_outlet
 
 ROLES: Final = ("scheduler", "server", "worker")
@@ -207,7 +207,7 @@ def _run_members(roles: Sequence[str], command: list[str], env: Mapping[str, str
 
     def absent(child: Child) -> None:
         if child.pid in configs:
-            tell_absence(configs[child.pid], child.pid, child.describe_end())
+            tell_absence(configs[child.pid], child.describe_end())
 
     own = Config.from_env(of_machine(env), role="worker" if workers else "server")
     count = len(servers) + size + ("scheduler" in roles)

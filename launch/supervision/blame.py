@@ -30,7 +30,7 @@ class Account:
     ended: bool = False
     begun: int = 0  # how often it has called init; of a service: in how many jobs it has served
     joined: int = 0  # how often everyone was there
-    left: int = 0  # of a service: how many jobs it has seen to their end
+    left: int = 0  # how many jobs it has left in order; of a service: has seen to their end
     heard: bool = False  # that the job has failed
 
 
@@ -78,6 +78,11 @@ class Blame:
         if status and not told:
             self._add(Weight.OWN, child, description)
         self._look_for_the_absent()
+
+    def is_absent(self, child: int) -> bool:
+        """Whether a worker that has ended may be awaited by a job that it will not join: it never called init, or failed between two jobs."""
+        account = self.accounts[child]
+        return not account.begun or bool(account.status and account.left >= account.begun)
 
     @property
     def failed(self) -> bool:

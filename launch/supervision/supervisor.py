@@ -219,10 +219,10 @@ class Supervisor:
         else:
             number = self.children.index(child)
             self.blame.end(number, child.status or 0, child.describe_end())
-            if self._absent is not None and not self.blame.accounts[number].begun:
+            if self._absent is not None and self.blame.is_absent(number):
                 self._absent(child)
                 self._absent = None  # the first is enough
-                if not child.status:
+                if not child.status:  # else it says so itself
                     self._say(f"{child.name} has ended and never joined the job: it did not call psgc.torch.init()")
             self._end_if_failed()
         if not working:

@@ -40,6 +40,7 @@ class ErrorCode(IntEnum):
     DISAGREE = 14
     NO_CONTRIBUTOR = 15
     BROKEN_GROUP = 16
+    ABSENT = 17
 
 
 LEFT_OUT_IF_EMPTY: Final = {"left out": "if empty"}  # metadata of a field that was added later: bodies without it stay as they were

@@ -92,6 +92,43 @@ def test_the_benchmark_that_suspends_and_resumes_with_another_number_of_workers(
         assert sorted(said) == [str(rank) for rank in range(size)] and len(set(said.values())) == 1, job.text()
         sums.append(said["0"])
     assert sums[0] != sums[1]
+    for node, worker in enumerate(workers):
+        assert f"suspended: rank {node} of {before}, 0 of 1 here" in worker.text
+
+
+def test_a_script_that_ends_after_resume_is_not_said_to_have_synchronised_nothing(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    """As BytePS's own example ends."""
+    job = make_job(nodes=1, env=found_as_byteps(os.environ))
+    barrier = tmp_path / "barrier"
+    services = [job.scheduler(), job.server()]
+    arguments = ("--barrier", str(barrier), "--stop")
+    worker = job.start(
+        "worker", [sys.executable, str(SCRIPTS / "elastic_benchmark.py"), *arguments], DMLC_ROLE="worker", DMLC_WORKER_ID="0"
+    )
+    assert [service.end() for service in services] == [0, 0], job.text()
+    services = [job.scheduler(), job.server()]
+    barrier.touch()
+    assert [process.end() for process in (worker, *services)] == [0, 0, 0], job.text()
+    assert "bps is resumed." in worker.text and "synchronised nothing" not in worker.text
+
+
+@pytest.mark.parametrize("launcher", [False, True])
+def test_a_scheduler_and_servers_do_not_wait_for_a_suspended_worker_that_has_failed(
+    make_job: Callable[..., Job], tmp_path: Path, launcher: bool
+) -> None:
+    """Nor do they if no launcher tells them."""
+    job = make_job(nodes=1, env={**found_as_byteps(os.environ), "PSGC_REGISTER_TIMEOUT_S": "10000"})
+    barrier = tmp_path / "barrier"
+    services = [job.scheduler(), job.server()]
+    script = [str(SCRIPTS / "elastic_benchmark.py"), "--barrier", str(barrier), "--fail"]
+    launched_by = ["-c", "from psgc.launch.job.bpslaunch import main; main()", sys.executable] if launcher else []
+    worker = job.start("worker", [sys.executable, *launched_by, *script], DMLC_ROLE="worker", DMLC_WORKER_ID="0")
+    assert [service.end() for service in services] == [0, 0], job.text()
+    services = [job.scheduler(DMLC_NUM_WORKER="2"), job.server(DMLC_NUM_WORKER="2")]
+    barrier.touch()
+    assert worker.end() == 1 and [service.end() for service in services] == [1, 1], job.text()
+    for service in services:
+        assert re.search(r"node 0 \(.*\): .* RuntimeError: no more images.*, before it joined the job", service.text), job.text()
 
 
 def test_the_microbenchmark_under_psgc_launch(launched: Launched) -> None:

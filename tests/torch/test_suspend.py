@@ -113,7 +113,8 @@ def test_a_process_alone_suspends_and_resumes_and_calls_in_between_say_what_to_d
     model(batch(0, 0)).sum().backward()
     psgc.declare("mine", "int8")
     psgc.suspend()
-    for call, remedy in ((psgc.rank, r"is suspended.*call psgc\.torch\.resume"), (psgc.init, r"init\(\) after suspend\(\): call resume")):
+    assert (psgc.rank(), psgc.size(), psgc.local_rank(), psgc.local_size()) == (0, 1, 0, 1), "as before"
+    for call, remedy in ((psgc.barrier, r"is suspended.*call psgc\.torch\.resume"), (psgc.init, r"init\(\) after suspend\(\): call resume")):
         with pytest.raises(UsageError, match=remedy):
             call()
     with monkeypatch.context() as second:

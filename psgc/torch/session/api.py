@@ -50,7 +50,7 @@ class Member(Protocol):
 _members: Final[weakref.WeakSet[Member]] = weakref.WeakSet()
 _leavers: Final[list[Member]] = []  # between suspend() and resume()
 _numbers: Final[weakref.WeakKeyDictionary[Session, Counter[str]]] = weakref.WeakKeyDictionary()  # of each kind, how many were made
-_carriers: Final[list[Callable[[Session, Session], None]]] = []
+_carriers: Final[list[Callable[[Session, Session], None]]] = [without_effect.carry_over]
 _before: list[Session] = []  # between suspend() and resume(), the session that was left
 
 
@@ -84,7 +84,7 @@ def init(lazy: bool = True) -> None:
         return
     _refuse_to_join()
     _prepare_for_the_end()
-    ending.install(_own_session)
+    ending.install(_own_session, _awaited)
     _join(Config.from_env())
 
 
@@ -195,24 +195,29 @@ def current_session() -> Session:
     return _session
 
 
+def _place() -> Session:
+    """The session that says which place this process has: the current one, or the one that is suspended."""
+    return _before[0] if _suspended and _owner_pid == os.getpid() else current_session()
+
+
 def rank() -> int:
-    """This worker's number in the job, from 0."""
-    return current_session().rank
+    """This worker's number in the job, from 0. Between ``suspend`` and ``resume`` this and the next three answer as before ``suspend``."""
+    return _place().rank
 
 
 def size() -> int:
     """Workers in the job."""
-    return current_session().size
+    return _place().size
 
 
 def local_rank() -> int:
     """This worker's number on its node, from 0."""
-    return current_session().local_rank
+    return _place().local_rank
 
 
 def local_size() -> int:
     """Workers on this node."""
-    return current_session().local_size
+    return _place().local_size
 
 
 def barrier() -> None:
@@ -239,9 +244,16 @@ def _prepare_for_the_end() -> None:
     atexit.register(shutdown)
 
 
+def _awaited() -> Config | None:
+    """Between suspend() and resume(): the configuration of the job that may await this process, by the environment as it is now."""
+    if not _suspended or _owner_pid != os.getpid():
+        return None
+    return Config.from_env()
+
+
 def _own_session() -> Session | None:
     """The session that this process may speak for."""
     return _session if is_initialized() else None
 
 
-ending.install(_own_session)  # on import: a call before init() is the likeliest wrong one
+ending.install(_own_session, _awaited)  # on import: a call before init() is the likeliest wrong one

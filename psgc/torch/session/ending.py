@@ -14,26 +14,29 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from psgc.config import Config
 from psgc.diagnostics.place import place, users_frames
 from psgc.diagnostics.report import Launcher
 from psgc.errors import ConfigError, JobFailed, PsgcError
+from psgc.transport.control.absence import tell_absence
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
-def install(session: Callable[[], Session | None]) -> None:
+def install(session: Callable[[], Session | None], awaited: Callable[[], Config | None] = lambda: None) -> None:
     """Put the hook in front of what sys.excepthook is now, unless it is there already. Done on import, so that wrong calls before init() are
     told as those after it, and again by init(): the script may have set a hook of its own in between."""
     if not isinstance(sys.excepthook, _Watch):
-        sys.excepthook = watch(session, sys.excepthook)
+        sys.excepthook = watch(session, sys.excepthook, awaited)
 
 
-def watch(session: Callable[[], Session | None], previous: Hook) -> Hook:
-    """An excepthook in front of ``previous``. session: this process's, if it has one that it may speak for."""
+def watch(session: Callable[[], Session | None], previous: Hook, awaited: Callable[[], Config | None] = lambda: None) -> Hook:
+    """An excepthook in front of ``previous``. session: this process's, if it has one that it may speak for. awaited: the configuration of the job that may
+    await this process, where it is suspended."""
 
-    return _Watch(session, previous)
+    return _Watch(session, previous, awaited)
 
 
 class _Watch:
@@ -41,8 +44,8 @@ class _Watch:
 
     _seen: BaseException | None = None  # by any of them: a script's hook between two of ours passes the error on
 
-    def __init__(self, session: Callable[[], Session | None], previous: Hook) -> None:
-        self._session, self._previous = session, previous
+    def __init__(self, session: Callable[[], Session | None], previous: Hook, awaited: Callable[[], Config | None]) -> None:
+        self._session, self._previous, self._awaited = session, previous, awaited
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if _Watch._seen is error:
@@ -64,6 +67,8 @@ class _Watch:
             _print_short(error, trace)
         elif not error.told:
             sys.stderr.write(f"psgc: {_one_line(error)}\n")
+        if current is None:
+            _tell_scheduler(self._awaited, error, where)
 
 
 def _behind(error: BaseException, session: Session | None) -> BaseException:
@@ -94,11 +99,25 @@ def _job_failure(error: BaseException | None) -> JobFailed | None:
     return None
 
 
+def _why(error: BaseException, where: str) -> str:
+    return f"{type(error).__name__}: {_one_line(error)}".removesuffix(": ") + (f" ({where})" if where else "")
+
+
+def _tell_scheduler(awaited: Callable[[], Config | None], error: BaseException, where: str) -> None:
+    """A suspended process ends: tell the scheduler of the job that awaits it, unless its launcher will."""
+    try:
+        config = awaited()
+        if config is not None and not config.launcher and config.root_port:
+            tell_absence(config, f"the worker ended with {_why(error, where)}")
+    except PsgcError as second:  # the first error is what must be seen
+        logger.warning("could not tell the scheduler: %s", second)
+
+
 def _tell(session: Session | None, error: BaseException, where: str) -> None:
     """Tell the launcher and, through the scheduler, every other rank why this script ends."""
     if session is None or session.failed:
         return
-    why = f"{type(error).__name__}: {_one_line(error)}".removesuffix(": ") + (f" ({where})" if where else "")
+    why = _why(error, where)
     Launcher(session.config.launcher).tell("died", why, session.rank)
     try:
         session.fail(f"rank {session.rank} ended with {why}")

@@ -17,6 +17,7 @@ from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 _told: weakref.WeakKeyDictionary[Session, set[str]] = weakref.WeakKeyDictionary()  # what has been warned of
+_synchronised: weakref.WeakSet[Session] = weakref.WeakSet()  # a session before it, which it goes on from, has synchronised something
 _settled: weakref.WeakSet[Session] = weakref.WeakSet()  # PSGC_CODEC was used, or it was told that it was not
 
 
@@ -59,11 +60,20 @@ def tell_start(config: Config) -> None:
         logger.warning("%s has no effect: this is a job of one worker, and nothing is sent; `psgc run --workers 2` starts two", asked)
 
 
+def carry_over(before: Session, now: Session) -> None:
+    """After resume: what the script did in the session before it counts."""
+    for known in (_settled, _synchronised):
+        if before in known:
+            known.add(now)
+    if before.synchronised:
+        _synchronised.add(now)
+
+
 def tell_end(session: Session) -> None:
     """At the end of a session that has not failed."""
     if session.config.solo or session.rank != 0:
         return
-    if not session.synchronised:
+    if not session.synchronised and session not in _synchronised:
         logger.warning(
             "rank 0: the script synchronised nothing: no gradient was sent, and each rank trained by itself; wrap its optimizer in "
             "psgc.torch.DistributedOptimizer, or its model by psgc.torch.ddp_hook"

@@ -16,6 +16,8 @@ parser.add_argument("--num-batches-per-iter", type=int, default=2)
 parser.add_argument("--num-iters", type=int, default=2)
 parser.add_argument("--barrier", default="barrier")
 parser.add_argument("--resume-workers", type=int, default=1)
+parser.add_argument("--fail", action="store_true")
+parser.add_argument("--stop", action="store_true")
 parser.add_argument("--no-cuda", action="store_true")
 args = parser.parse_args()
 args.cuda = not args.no_cuda and torch.cuda.is_available()
@@ -65,12 +67,16 @@ def benchmark():
 benchmark()
 log("elastic training...")
 bps.suspend()
-print("bps is suspended.", flush=True)
+print(f"suspended: rank {bps.rank()} of {bps.size()}, {bps.local_rank()} of {bps.local_size()} here", flush=True)
+log("bps is suspended.")
 
 # barrier: shutdown and start other workers altogether
 while not os.path.exists(args.barrier):
     time.sleep(0.02)
+if args.fail:
+    raise RuntimeError("no more images")
 if rank < args.resume_workers:
     bps.resume(args.resume_workers, 1, rank)
     log("bps is resumed.")
-    benchmark()
+    if not args.stop:
+        benchmark()
