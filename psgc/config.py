@@ -13,7 +13,17 @@ from typing import Any, Final, Literal
 from psgc.diagnostics.spelling import nearest
 from psgc.errors import ConfigError
 from psgc.processes.addresses import endpoint, interface_address, is_loopback
-from psgc.variables import LAUNCHER_VARIABLES, MEMBERSHIP, OF_OTHERS, PREFIXES, PSLITE_ONLY, VARIABLES, WITHOUT_EFFECT, Variable
+from psgc.variables import (
+    LAUNCHER_VARIABLES,
+    MEMBERSHIP,
+    MIN_PART_BYTES,
+    OF_OTHERS,
+    PREFIXES,
+    PSLITE_ONLY,
+    VARIABLES,
+    WITHOUT_EFFECT,
+    Variable,
+)
 
 Role = Literal["worker", "server", "scheduler"]
 
@@ -163,7 +173,7 @@ class Config:
         for variable in VARIABLES:
             name = next((n for n in (variable.name, *variable.aliases) if env.get(n, "").strip()), None)
             if name is not None:
-                values[variable.field] = _parse(variable, name, env[name])
+                values[variable.field] = _parse(variable, name, _raised(name, env[name]))
         values.update(overrides)
         values["codec_given"] = values.get("codec", "")
         values["part_bytes_given"] = "part_bytes" in values
@@ -209,6 +219,12 @@ class Config:
                 "PSGC_ENCRYPT=1 and DMLC_NUM_SERVER=0: collectives between workers are neither encrypted nor authenticated; start servers, or unset "
                 "PSGC_ENCRYPT where the network is trusted"
             )
+
+
+def _raised(name: str, text: str) -> str:
+    """BytePS rounds its BYTEPS_PARTITION_BYTES up to what it can do, and so does psgc, where its own name for it is checked."""
+    small = name == "BYTEPS_PARTITION_BYTES" and text.strip().isdigit() and int(text) < MIN_PART_BYTES
+    return str(MIN_PART_BYTES) if small else text
 
 
 def _parse(variable: Variable, name: str, text: str) -> Any:
@@ -306,6 +322,8 @@ def _notes(env: Mapping[str, str]) -> list[str]:
         notes += [
             f"{name} is set but has no effect without PSGC_WIRE=pslite: {why}" for name, why in sorted(PSLITE_ONLY.items()) if name in env
         ]
+    if (given := env.get("BYTEPS_PARTITION_BYTES", "").strip()) != _raised("BYTEPS_PARTITION_BYTES", given):
+        notes.append(f"BYTEPS_PARTITION_BYTES={given} is raised to {MIN_PART_BYTES}, the least that parts can have")
     for name, meant in _unknown(env).items():
         notes.append(f"{name} is set but unknown; " + (f"did you mean {meant}?" if meant else "see docs/env.md for the names psgc honours"))
     return notes

@@ -14,6 +14,8 @@ from psgc.processes.addresses import bare_host, join, split
 from psgc.program.backends import ASKED
 from psgc.transport.registry import choices
 
+MIN_PART_BYTES: Final = 4096
+
 
 def _integer(minimum: int = 0) -> Callable[[str], int]:
     def parse(text: str) -> int:
@@ -176,7 +178,7 @@ VARIABLES: Final = (
         "1: the mean gradients are there after step() or optimizer.synchronize(), not after backward",
     ),
     Variable(
-        "PSGC_PART_BYTES", "part_bytes", _integer(4096), "w",
+        "PSGC_PART_BYTES", "part_bytes", _integer(MIN_PART_BYTES), "w",
         "bytes of a tensor in one part at most; a model's parts are halved until each server has four (of nine or more: eight), and a slow connection's "
         "until one takes half a second",
         ("BYTEPS_PARTITION_BYTES",),
@@ -258,6 +260,7 @@ VARIABLES: Final = (
 
 # BytePS's settings that psgc accepts and does nothing with, and why.
 WITHOUT_EFFECT: Final = {
+    "BYTEPS_BLOCKING_WAIT": "BytePS's DistributedDataParallel waits by it; here a wait is always asleep, and PSGC_STEP_TIMEOUT_S bounds it",
     "BYTEPS_OMP_THREAD_PER_GPU": "psgc sums in threads of its own: PSGC_SERVER_THREADS",
     "BYTEPS_NCCL_GROUP_SIZE": "psgc has no such stage",
     "BYTEPS_NCCL_NUM_RINGS": "psgc has no such stage",

@@ -179,3 +179,12 @@ def test_payloads_are_not_encrypted_by_keys_that_travel_in_clear() -> None:
             Config.from_env({**env, "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_ROLE": role}).require_cluster()
     Config.from_env({**env, "DMLC_PS_ROOT_URI": "10.0.0.1", "PSGC_TOKEN": "secret"}).require_cluster()
     Config.from_env({**env, "DMLC_PS_ROOT_URI": "127.0.0.1"}).require_cluster()
+
+
+def test_bytepss_partition_bytes_are_raised_to_what_is_possible_with_one_line_and_psgcs_own_are_refused() -> None:
+    config = Config.from_env({**CLUSTER, "BYTEPS_PARTITION_BYTES": "1000"})
+    assert config.part_bytes == 4096
+    assert config.notes == ("BYTEPS_PARTITION_BYTES=1000 is raised to 4096, the least that parts can have",)
+    assert not Config.from_env({**CLUSTER, "BYTEPS_PARTITION_BYTES": "2147483647"}).notes
+    with pytest.raises(ConfigError, match="PSGC_PART_BYTES='1000' is wrong"):
+        Config.from_env({**CLUSTER, "PSGC_PART_BYTES": "1000"})

@@ -92,9 +92,9 @@ class Membership:
                 return self._register(peer, decode_body(Register, body), now)
             member = self.roster.heard_from(peer, now)
             if member is None and header.kind == Kind.FAULT and self.barriers is None and self._failed is None:
-                notice = decode_body(Notice, body)
-                if notice.code == ErrorCode.ABSENT:
-                    return self.abort(notice.text, now)
+                told = decode_body(Notice, body)
+                if told.code == ErrorCode.ABSENT:
+                    return self.abort(told.text, now)
             if member is None:
                 unknown = True  # a member whose new connection is not up yet: there it registers, and repeats its open requests
                 raise RemoteProtocolError("register first", ErrorCode.NOT_ADMITTED)

@@ -131,6 +131,10 @@ def test_a_scheduler_and_servers_do_not_wait_for_a_suspended_worker_that_has_fai
         assert re.search(r"node 0 \(.*\): .* RuntimeError: no more images.*, before it joined the job", service.text), job.text()
 
 
+def test_a_training_with_a_compressor_class_of_its_own(launched: Launched) -> None:
+    assert same_on_all_ranks(run(launched, "own_compressor.py")).startswith("sum ")
+
+
 def test_the_microbenchmark_under_psgc_launch(launched: Launched) -> None:
     env = {"NVIDIA_VISIBLE_DEVICES": "0,1", "DMLC_NUM_WORKER": "1", "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0", "PSGC_SILENCE_S": "60"}
     status, out, err = launched.end(launched.psgc_launch("--as-byteps", sys.executable, str(SCRIPTS / "microbenchmark.py"), **env))
@@ -154,6 +158,31 @@ OWN_NAMES = {
     "byteps_push_pull": "push_pull_async_inplace", "byteps_push_pull_group": "push_pull_group_sync_inplace",
     "byteps_torch_set_num_grads": "set_num_grads",
 }  # fmt: skip
+BYTEPS_ALONE = {"Compressor", "NoneCompressor", "FP16Compressor"}
+
+
+def test_bytepss_compressors_are_codecs(byteps: Any) -> None:
+    from byteps.torch.compression import FP16Compressor, NoneCompressor
+
+    from psgc.torch.tensors.codec_text import codec_text
+
+    assert [codec_text(each, "float32") for each in (NoneCompressor, FP16Compressor)] == ["none", "fp16"]
+
+
+def test_its_version_is_bytepss_last_with_psgcs_beside_it(byteps: Any) -> None:
+    import psgc
+
+    assert (byteps.__version__, byteps.psgc_version) == ("0.2.5", psgc.__version__)
+
+
+def test_extensions_are_asked_for_in_vain_for_other_frameworks_alone(byteps: Any) -> None:
+    from byteps.common import check_extension, get_ext_suffix, get_extension_full_path
+
+    assert get_ext_suffix().endswith(".so")
+    assert get_extension_full_path("/a/byteps/torch/__init__.py", "c_lib") == f"/a/byteps/torch/c_lib{get_ext_suffix()}"
+    check_extension("byteps.torch", "BYTEPS_WITH_PYTORCH", __file__, "c_lib")
+    with pytest.raises(ImportError, match=r"byteps\.mxnet is not there: psgc, under BytePS's name, is for PyTorch alone"):
+        check_extension("byteps.mxnet", "BYTEPS_WITH_MXNET", __file__, "c_lib")
 
 
 def test_every_name_is_psgcs_own(byteps: Any) -> None:
@@ -161,7 +190,7 @@ def test_every_name_is_psgcs_own(byteps: Any) -> None:
 
     for name in MODULES:
         module = importlib.import_module(f"byteps.{name}")
-        for offered in module.__all__:
+        for offered in set(module.__all__) - BYTEPS_ALONE:
             assert getattr(module, offered) is getattr(psgc.torch, OWN_NAMES.get(offered, offered)), (name, offered)
 
 

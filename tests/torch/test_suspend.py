@@ -114,7 +114,10 @@ def test_a_process_alone_suspends_and_resumes_and_calls_in_between_say_what_to_d
     psgc.declare("mine", "int8")
     psgc.suspend()
     assert (psgc.rank(), psgc.size(), psgc.local_rank(), psgc.local_size()) == (0, 1, 0, 1), "as before"
-    for call, remedy in ((psgc.barrier, r"is suspended.*call psgc\.torch\.resume"), (psgc.init, r"init\(\) after suspend\(\): call resume")):
+    for call, remedy in (
+        (psgc.barrier, r"is suspended.*call psgc\.torch\.resume"),
+        (psgc.init, r"init\(\) after suspend\(\): call resume"),
+    ):
         with pytest.raises(UsageError, match=remedy):
             call()
     with monkeypatch.context() as second:

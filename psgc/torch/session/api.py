@@ -172,7 +172,7 @@ def shutdown() -> None:
     global _session, _left
     if is_initialized():
         session = current_session()
-        _session, _left = None, True
+        _session, _left = None, not session.config.solo
         session.close()
         if not session.failed:
             run_report.tell_end(session)

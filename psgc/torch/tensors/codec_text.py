@@ -1,6 +1,6 @@
 """The codec that a call or an optimizer asks for, as canonical text, checked against the dtypes that it is to carry.
 
-A codec is asked for by its text, as an object (what ``parse_codec`` returns) or by BytePS's options.
+A codec is asked for by its text, as an object (what ``parse_codec`` returns), by BytePS's options, or as a compressor (``compressors.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from psgc.codecs import BucketContext, parse_scheme
 from psgc.errors import CodecError, UsageError
 from psgc.torch.tensors.buffers import dtype_name
 from psgc.torch.tensors.byteps_options import options_text
+from psgc.torch.tensors.compressors import codec_of, is_compressor
 
 # What names one codec: its text, an object that has it, BytePS's options, or None for the default.
 CodecGiven: TypeAlias = str | Mapping[str, Any] | Any | None
@@ -33,15 +34,14 @@ def given_text(compression: CodecGiven) -> str:
         return compression
     if isinstance(compression, Mapping):
         return options_text(compression)
-    text = getattr(compression, "canonical", None)
+    text = vars(compression).get("canonical") if isinstance(compression, type) else getattr(compression, "canonical", None)
     if isinstance(text, str):
         return text
-    if callable(getattr(compression, "compress", None)):
-        raise UsageError(
-            f"compression is {compression!r}, which has functions of its own; make a codec of them with psgc.torch.register_functions(name, compress, "
-            f"decompress), and name it: compression='name/relay'"
-        )
-    raise UsageError(f"compression is {compression!r}, expected codec text such as 'int8', BytePS's options, a codec, or None")
+    if is_compressor(compression):
+        return codec_of(compression)
+    raise UsageError(
+        f"compression is {compression!r}, expected codec text such as 'int8', BytePS's options, a codec, a class with compress and decompress, or None"
+    )
 
 
 @functools.lru_cache(maxsize=256)

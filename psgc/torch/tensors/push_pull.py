@@ -5,7 +5,6 @@ Every rank must call with the same names; between different names the order does
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -45,7 +44,22 @@ class _Names:
 
 
 _names: WeakKeyDictionary[Session, _Names] = WeakKeyDictionary()
-_next_handle = itertools.count(1)
+
+
+class _Handles:
+    """The process's handles: 1, 2, ... last: the last one that was given."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.last = 0
+
+    def next(self) -> int:
+        with self._lock:
+            self.last += 1
+            return self.last
+
+
+_handles = _Handles()
 
 
 def push_pull_async(
@@ -92,24 +106,32 @@ def push_pull(
     if torch.is_grad_enabled() and tensor.requires_grad:
         resolved = name or _unnamed(tensor, average, _carried(tensor, name, compression)[1])
         return cast("torch.Tensor", _PushPull.apply(tensor, average, resolved, version, priority, compression))  # type: ignore[no-untyped-call]
-    return synchronize(push_pull_async(tensor, average, name, version, priority, compression))
+    return _result(push_pull_async(tensor, average, name, version, priority, compression))
 
 
 def push_pull_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0, compression: CodecGiven = None
 ) -> torch.Tensor:
     """Like ``push_pull``, with the result in ``tensor`` itself; not differentiable."""
-    return synchronize(push_pull_async_inplace(tensor, average, name, version, priority, compression))
+    return _result(push_pull_async_inplace(tensor, average, name, version, priority, compression))
 
 
 def poll(handle: int) -> bool:
-    """Whether ``synchronize(handle)`` would return at once. Raises UsageError for a handle that is unknown or synchronized."""
+    """Whether ``synchronize(handle)`` would return the result at once. Raises UsageError for a handle that is unknown or has been synchronized, as BytePS
+    raises an error."""
     ticket = _find(handle).ticket
     return ticket is None or ticket.done
 
 
-def synchronize(handle: int) -> torch.Tensor:
-    """Wait for a push_pull and return its result; the handle is used up. Raises UsageError for a handle that is unknown."""
+def synchronize(handle: int) -> torch.Tensor | None:
+    """Wait for a push_pull and return its result; the handle is used up. As BytePS's, returns None for a handle that has been synchronized before. Raises
+    UsageError for one that no push_pull has given."""
+    if isinstance(handle, int) and 0 < handle <= _handles.last and handle not in _names_of(api.current_session()).under_way:
+        return None
+    return _result(handle)
+
+
+def _result(handle: int) -> torch.Tensor:
     under_way = _find(handle)
     session = api.current_session()
     if under_way.ticket is not None:
@@ -178,7 +200,7 @@ class _PushPull(torch.autograd.Function):
     ) -> torch.Tensor:  # fmt: skip
         ctx.average, ctx.name, ctx.version, ctx.priority = average, name, version, priority
         ctx.compression = _carried(tensor, name, compression)[1]
-        return synchronize(push_pull_async(tensor, average, name, version, priority, compression))
+        return _result(push_pull_async(tensor, average, name, version, priority, compression))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
@@ -214,7 +236,7 @@ def _start(declaration: Declaration, tensor: torch.Tensor, priority: int) -> int
         if priority:
             without_effect.tell_priority(session, spec.name, priority)
         ticket = session.submit_named(declaration, buffer, priority=priority)
-    handle = next(_next_handle)
+    handle = _handles.next()
     names = _names_of(session)
     with names.lock:
         names.under_way[handle] = _UnderWay(ticket, tensor)
@@ -266,5 +288,7 @@ api.carry_over(_carry_over)
 def _find(handle: int) -> _UnderWay:
     found = _names_of(api.current_session()).under_way.get(handle)
     if found is None:
-        raise UsageError(f"push_pull handle {handle!r} is unknown; each handle can be synchronized once, in the session that gave it")
+        raise UsageError(
+            f"push_pull handle {handle!r} is unknown; each handle can be polled until it is synchronized, in the session that gave it"
+        )
     return found
