@@ -80,6 +80,7 @@ class Config:
     async_mode: bool = False
     staleness: int = -1  # no bound
     nonfinite: str = "propagate"
+    allow_pickle: bool = False
     seed: int = 0
     profile: str = ""
     profile_iterations: int = 20

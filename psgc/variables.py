@@ -249,6 +249,10 @@ VARIABLES: Final = (
         "PSGC_LOG_STEPS", "log_steps", _integer(0), "w",
         "at log level info, rank 0 logs step time, bytes, ratio, waiting and the slowest rank every so many steps; 0: never",
     ),
+    Variable(
+        "PSGC_ALLOW_PICKLE", "allow_pickle", _switch, "w",
+        "1, on every rank: broadcast_object and broadcast_optimizer_state take any object, as with allow_pickle=True; ranks may then run code on one another",
+    ),
     Variable("PSGC_LOG_LEVEL", "log_level", _level, "wsc", "least severity logged; trace counts as debug, fatal as error", ("BYTEPS_LOG_LEVEL",)),
     Variable("BYTEPS_TELEMETRY_ON", "telemetry", _switch, "w", "0: get_pushpull_speed() always says (0, -5.0), as BytePS's does"),
     Variable("PSGC_OUTLET", "outlet", _text, "wsc", "set by launchers: where their processes' output goes, so that one of them speaks for all"),

@@ -131,6 +131,16 @@ def test_a_scheduler_and_servers_do_not_wait_for_a_suspended_worker_that_has_fai
         assert re.search(r"node 0 \(.*\): .* RuntimeError: no more images.*, before it joined the job", service.text), job.text()
 
 
+def test_an_object_of_any_class_is_broadcast_if_the_environment_allows_pickles(launched: Launched) -> None:
+    assert run(launched, "broadcast_options.py", PSGC_ALLOW_PICKLE="1") == ["rank 0 lr 0.1", "rank 1 lr 0.1"]
+    command = ("run", "--as-byteps", "--", sys.executable, str(SCRIPTS / "broadcast_options.py"))
+    status, _, err = launched.end(launched.psgc(*command, PSGC_STEP_TIMEOUT_S="10000"))
+    assert status == 1
+    assert re.search(
+        r"psgc run: rank \d ended with UsageError: .*object is a argparse\.Namespace, which is not a plain type; .*PSGC_ALLOW_PICKLE=1", err
+    )
+
+
 def test_a_training_with_a_compressor_class_of_its_own(launched: Launched) -> None:
     assert same_on_all_ranks(run(launched, "own_compressor.py")).startswith("sum ")
 

@@ -138,12 +138,12 @@ def test_ranks_that_name_different_roots_later_are_refused_by_both_too(ranks: An
         ranks.run(3, work)
 
 
-def test_an_object_that_is_not_plain_is_refused_on_the_root_unless_pickles_are_allowed(ranks: Any) -> None:
-    def work(rank: int) -> Any:
-        if rank == 0:
-            with pytest.raises(UsageError, match=r"broadcast_object: args is a types\.SimpleNamespace, which is not a plain type"):
-                psgc.broadcast_object(SimpleNamespace(lr=1), name="args")
-        return psgc.broadcast_object(SimpleNamespace(lr=1), name="args", allow_pickle=True).lr
+def test_an_object_that_is_not_plain_is_refused_on_every_rank_at_once_unless_pickles_are_allowed(ranks: Any) -> None:
+    def work(rank: int) -> int:
+        said = r"broadcast_object: args is a types\.SimpleNamespace, which is not a plain type"
+        with pytest.raises(UsageError, match=("^" if rank == 0 else "^rank 0: ") + said):
+            psgc.broadcast_object(SimpleNamespace(lr=rank), name="args")
+        return psgc.broadcast_object(SimpleNamespace(lr=rank + 1), name="args", allow_pickle=True).lr
 
     assert ranks.run(2, work) == [1, 1]
 

@@ -30,6 +30,7 @@ CHUNK_BYTES: Final = 1 << 20
 _LENGTH: Final = struct.Struct("<Q")
 _PLAIN: Final = b"\0"  # what an object's bytes begin with
 _PICKLED: Final = b"\1"
+_REFUSED: Final = b"\2"  # why the object is not sent follows, as text
 BEGINNING_BYTES: Final = HEAD_BYTES - _LENGTH.size
 
 _calls: WeakKeyDictionary[Session, Counter[str]] = WeakKeyDictionary()  # by call and name
@@ -85,14 +86,14 @@ def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = Non
     """The root's object on every rank; what the others pass does not matter. The root gets its own object back.
 
     The object is of plain types (``psgc/torch/tensors/plain.py`` lists them: numbers, text, containers, tensors, arrays); tensors come back on the
-    CPU. Anything else only with allow_pickle=True, on every rank: the object is then pickled, and unpickling runs whatever code the root, or
-    whoever can alter what it sends, puts into it. Size may change from call to call. Raises UsageError for what is not plain, and on a
+    CPU. Anything else only with allow_pickle=True, or PSGC_ALLOW_PICKLE=1, on every rank: the object is then pickled, and unpickling runs whatever code the
+    root, or whoever can alter what it sends, puts into it. Size may change from call to call. Raises UsageError on every rank for what is not plain, and on a
     rank that was sent a pickle and does not allow it.
     """
     session = _checked_root(root_rank)
     key = f"{name or 'object'}.{_root_number(session, name or 'object', root_rank)}"
     is_root = session.rank == root_rank
-    data = _written(obj, name or "object", allow_pickle) if is_root else b""
+    data = _written(obj, name or "object", allow_pickle, session.config.allow_pickle) if is_root else b""
     _agree_on_root(session, f"broadcast_object.{name or 'object'}", root_rank, "broadcast_object")
     head = bytearray(HEAD_BYTES)
     if is_root:
@@ -102,13 +103,22 @@ def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = Non
     (length,) = _LENGTH.unpack_from(head)
     rest = bytearray(data[BEGINNING_BYTES:]) if is_root else bytearray(max(0, length - BEGINNING_BYTES))
     _move(session, f"{key}.chunk", root_rank, CHUNK_BYTES, rest)
-    return obj if is_root else _read(head[_LENGTH.size : _LENGTH.size + length] + rest, root_rank, allow_pickle)
+    whole = head[_LENGTH.size : _LENGTH.size + length] + rest
+    if whole[:1] == _REFUSED:
+        refused = whole[1:].decode(errors="replace")
+        raise UsageError(refused if is_root else f"rank {root_rank}: {refused}")
+    return obj if is_root else _read(whole, root_rank, allow_pickle or session.config.allow_pickle)
 
 
-def _written(obj: Any, name: str, allow_pickle: bool) -> bytes:
-    if allow_pickle:
+def _written(obj: Any, name: str, pickled: bool, may_pickle: bool) -> bytes:
+    """What the root sends: the object, or why it is refused, so that the other ranks need not wait. pickled: whatever the object is. may_pickle: if it is not
+    plain."""
+    if pickled:
         return _PICKLED + pickle.dumps(obj)
-    return _PLAIN + plain.encode(obj, name, "broadcast_object")
+    try:
+        return _PLAIN + plain.encode(obj, name, "broadcast_object")
+    except UsageError as error:
+        return _PICKLED + pickle.dumps(obj) if may_pickle else _REFUSED + str(error).encode()
 
 
 def _read(data: bytearray, root_rank: int, allow_pickle: bool) -> Any:
@@ -117,7 +127,8 @@ def _read(data: bytearray, root_rank: int, allow_pickle: bool) -> Any:
         return plain.decode(memoryview(data)[1:])
     if not allow_pickle:
         raise UsageError(
-            f"broadcast_object: rank {root_rank} sent a pickle, which is not read, for it can run code; pass allow_pickle=True on every rank, or on none"
+            f"broadcast_object: rank {root_rank} sent a pickle, which is not read, for it can run code; pass allow_pickle=True "
+            f"(or set PSGC_ALLOW_PICKLE=1) on every rank, or on none"
         )
     return pickle.loads(memoryview(data)[1:])
 

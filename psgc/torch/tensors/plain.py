@@ -90,7 +90,8 @@ class _Encoder:
         else:
             raise UsageError(
                 f"{self._what}: {where} is a {kind.__module__}.{kind.__qualname__}, which is not a plain type; plain types are {PLAIN_TEXT}. Convert it "
-                f"(vars(obj) of a namespace, dataclasses.asdict), or pass allow_pickle=True on every rank if all of them may run code on one another"
+                f"(vars(obj) of a namespace, dataclasses.asdict), or pass allow_pickle=True (or set "
+                f"PSGC_ALLOW_PICKLE=1) on every rank if all of them may run code on one another"
             )
 
     def _bytes(self, tag: bytes, data: bytes) -> None:

@@ -47,16 +47,26 @@ _names: WeakKeyDictionary[Session, _Names] = WeakKeyDictionary()
 
 
 class _Handles:
-    """The process's handles: 1, 2, ... last: the last one that was given."""
+    """The process's handles: 1, 2, ..."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.last = 0
+        self._last = 0
+        self._open: set[int] = set()  # not synchronized yet
 
     def next(self) -> int:
         with self._lock:
-            self.last += 1
-            return self.last
+            self._last += 1
+            self._open.add(self._last)
+            return self._last
+
+    def finish(self, handle: int) -> None:
+        with self._lock:
+            self._open.discard(handle)
+
+    def finished(self, handle: Any) -> bool:
+        """Whether the handle has been synchronized."""
+        return isinstance(handle, int) and 0 < handle <= self._last and handle not in self._open
 
 
 _handles = _Handles()
@@ -126,9 +136,7 @@ def poll(handle: int) -> bool:
 def synchronize(handle: int) -> torch.Tensor | None:
     """Wait for a push_pull and return its result; the handle is used up. As BytePS's, returns None for a handle that has been synchronized before. Raises
     UsageError for one that no push_pull has given."""
-    if isinstance(handle, int) and 0 < handle <= _handles.last and handle not in _names_of(api.current_session()).under_way:
-        return None
-    return _result(handle)
+    return None if _handles.finished(handle) else _result(handle)
 
 
 def _result(handle: int) -> torch.Tensor:
@@ -139,6 +147,7 @@ def _result(handle: int) -> torch.Tensor:
     names = _names_of(session)
     with names.lock:
         names.under_way.pop(handle, None)
+    _handles.finish(handle)
     torch.autograd.graph.increment_version(under_way.output)  # it was written behind autograd's back
     speed.look(session)
     return under_way.output
