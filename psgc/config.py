@@ -156,6 +156,11 @@ class Config:
         return self.trace or (self.trace_dir if self.trace_on else "")
 
     @property
+    def trace_as_byteps(self) -> bool:
+        """Whether workers alone write timelines, in BytePS's format."""
+        return self.trace_on and not self.trace
+
+    @property
     def hashed(self) -> str:
         """BytePS's hash function that places parts, as a declaration carries it; "" for psgc's own placement."""
         if self.mixed_mode:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from psgc.config import Config
 from psgc.errors import ConfigError, PsgcError
 from psgc.layout import Bucket, Layout
 from psgc.observe.lanes import Described
-from psgc.observe.recorder import Recorder
+from psgc.observe.recorder import Recorded, Recorder
 from psgc.observe.timeline import About, Name, write_timeline
 from psgc.transport.host import host_id
 
@@ -74,12 +75,15 @@ class MemberTrace:
                 self.recorder.dropped,
             )  # fmt: skip
             try:
-                path = write_timeline(self._folder, about, spans, dict(self._names))
+                path = self._write_file(about, spans)
             except PsgcError as error:
                 logger.warning("%s", error)
             else:
                 logger.info("timeline written file=%s spans=%d dropped=%d", path, len(spans), self.recorder.dropped)
             self._written = len(spans)
+
+    def _write_file(self, about: About, spans: Sequence[Recorded]) -> Path:
+        return write_timeline(self._folder, about, spans, dict(self._names))
 
 
 def recorder_of(config: Config) -> Recorder:

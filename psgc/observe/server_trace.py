@@ -49,4 +49,4 @@ class ServerTrace(MemberTrace):
 
 def server_trace(config: Config) -> ServerTrace | None:
     """The server's trace; None if the process does not trace. Raises ConfigError if its folder cannot be made."""
-    return ServerTrace(config) if config.trace_folder else None
+    return ServerTrace(config) if config.trace_folder and not config.trace_as_byteps else None

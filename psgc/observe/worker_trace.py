@@ -7,12 +7,17 @@ the server has acknowledged it. A pull lasts from its first byte, as far as the 
 from __future__ import annotations
 
 import threading
-from time import monotonic_ns
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic_ns, time_ns
 
 from psgc.config import Config
 from psgc.layout import Layout
+from psgc.observe.byteps_timeline import comm_events, write_comm
 from psgc.observe.lanes import DECODE, ENCODE, PULL, PUSH, READY, WAIT, Line
 from psgc.observe.member import MemberTrace, recorder_of
+from psgc.observe.recorder import Recorded
+from psgc.observe.timeline import About
 from psgc.wire.frames import Header, Kind
 
 
@@ -46,6 +51,18 @@ class WorkerTrace(MemberTrace):
         self._backwards: dict[str, _Backward] = {}  # by what the optimizer's layouts are named after
         self._submitted: dict[int, int] = {}  # by layout and bucket: steps
         self._marks = threading.Lock()
+        self._layouts: dict[int, Layout] = {}
+        self._as_byteps, self._local_rank = config.trace_as_byteps, config.local_rank
+
+    def laid_out(self, layout: Layout) -> None:
+        super().laid_out(layout)
+        self._layouts[layout.id] = layout
+
+    def _write_file(self, about: About, spans: Sequence[Recorded]) -> Path:
+        if not self._as_byteps:
+            return super()._write_file(about, spans)
+        described = {place: name.described for place, name in self._names.items()}
+        return write_comm(self._folder, self._local_rank, comm_events(spans, dict(self._layouts), described, time_ns() - monotonic_ns()))
 
     # the training thread, and autograd's
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -144,3 +145,39 @@ def test_after_a_failure_there_is_what_was_recorded(make_job: Callable[..., Any]
         assert {2, 3, 4} <= steps <= {2, 3, 4, 5}, one.about.name
         assert one.about.steps in (4, 5)
     assert {path.name for path in tmp_path.iterdir()} == {"rank0.json", "rank1.json", "server0.json", "plan.json"}
+
+
+STAGES = {"COPYD2H", "COMPRESS", "PUSH", "PULL", "DECOMPRESS", "COPYH2D"}
+
+
+@pytest.mark.timeout(300)
+def test_bytepss_switch_writes_its_file_with_each_tensors_stages_and_whole_steps(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    env = {
+        "BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_DIR": str(tmp_path), "BYTEPS_TRACE_START_STEP": "3", "BYTEPS_TRACE_END_STEP": "5", "PSGC_CODEC": "int8",
+        "PSGC_FUSE_BYTES": "20000", "PSGC_MIN_COMPRESS_BYTES": "20000", "PSGC_TRANSPORT": "tcp",
+    }  # fmt: skip
+    before = time.time()
+    make_job(nodes=1, env={**env, "BYTEPS_LOCAL_SIZE": "1"}).said("8", job="tiny.py")
+    after = time.time()
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == ["0/comm.json"]
+    document = json.loads((tmp_path / "0" / "comm.json").read_text())
+    assert document["displayTimeUnit"] == "ms"
+    events = document["traceEvents"]
+    assert all(event["ph"] == "X" and event["cat"] == "Comm" and event["pid"] == event["args"]["name"] for event in events)
+    assert all(1e6 * before <= event["ts"] <= event["ts"] + event["dur"] <= 1e6 * after for event in events)
+    gradients = [event for event in events if event["pid"].startswith("Comm.byteps.Gradient.")]
+    by_tensor: dict[str, list[Any]] = defaultdict(list)
+    for event in gradients:
+        by_tensor[event["pid"]].append(event)
+    assert len(by_tensor) > 1
+    stages: set[str] = set()
+    for tensor, own in by_tensor.items():
+        totals = [event for event in own if event["tid"] == "total"]
+        assert len(totals) == len(STEPS) and all(event["name"] == tensor for event in totals)
+        for event in own:
+            if event["tid"] != "total":
+                assert any(total["ts"] <= event["ts"] and event["ts"] + event["dur"] <= total["ts"] + total["dur"] for total in totals)
+        named = {event["name"].removeprefix(f"{tensor}.") for event in own if event["tid"].isdigit()}
+        assert {"PUSH", "PULL"} < named <= STAGES
+        stages |= named
+    assert stages == STAGES
