@@ -241,7 +241,7 @@ VARIABLES: Final = (
     ),
     Variable("PSGC_SWITCH_INTERVAL", "switch_interval_s", _seconds, "w", "Python's thread switch interval in the trainer, seconds"),
     Variable("PSGC_TRACE", "trace", _text, "ws", "folder that each rank and each server writes its timeline to (observation.md)"),
-    Variable("BYTEPS_TRACE_ON", "trace_on", _switch, "ws", "1: without PSGC_TRACE workers write timelines as BytePS's, BYTEPS_TRACE_DIR/<local rank>/comm.json"),
+    Variable("BYTEPS_TRACE_ON", "trace_on", _switch, "ws", "1: without PSGC_TRACE, workers write BytePS's timelines: BYTEPS_TRACE_DIR/<local rank>/comm.json"),
     Variable("BYTEPS_TRACE_DIR", "trace_dir", _text, "ws", "with BYTEPS_TRACE_ON=1, the folder of those timelines"),
     Variable("PSGC_TRACE_START_STEP", "trace_first", _integer(1), "ws", "first step that is traced, from 1", ("BYTEPS_TRACE_START_STEP",)),
     Variable("PSGC_TRACE_END_STEP", "trace_last", _integer(1), "ws", "last step that is traced", ("BYTEPS_TRACE_END_STEP",)),
