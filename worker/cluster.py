@@ -191,7 +191,10 @@ class ClusterSession(Session):
         if error is not None:
             raise error
         if self._closed:
-            raise UsageError("psgc has been shut down in this process")
+            raise UsageError(
+                "psgc has been shut down in this process: what was made in that job does not go on in another; make the optimizer, or wrap the model, again "
+                "after init()"
+            )
 
     @property
     def synchronised(self) -> bool:
