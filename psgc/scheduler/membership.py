@@ -158,7 +158,7 @@ class Membership:
     def _register(self, peer: bytes, register: Register, now: float) -> list[Action]:
         if self._failed is not None:
             return [self._abort_to(peer)]
-        if self.roster.has_left(register):
+        if self.roster.has_left(register, self._over is not None):
             return [self._await_the_end(peer, register, now)]
         known = self.roster.returns(peer, register, now)
         if known is not None:

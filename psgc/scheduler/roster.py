@@ -83,11 +83,12 @@ class Roster:
             self._names[peer] = same
         return self.heard_from(peer, now)
 
-    def has_left(self, register: Register) -> bool:
-        """Whether the process that registers was a member, has left, and begins another session."""
+    def has_left(self, register: Register, over: bool) -> bool:
+        """Whether the process that registers was a member, has left, and begins another session. over: all workers have left, so that a server has ended its
+        session if it begins another, though its BYE, on the connection before, may come later."""
         process = register.host, register.pid, register.pid_started
         return register not in self._registered and any(
-            member.left and (r.host, r.pid, r.pid_started) == process for member in self._members for r in (member.register,)
+            (member.left or over) and (r.host, r.pid, r.pid_started) == process for member in self._members for r in (member.register,)
         )
 
     def add(self, member: Member) -> None:

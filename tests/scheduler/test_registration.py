@@ -19,6 +19,7 @@ from tests.scheduler.talk import (
     Job,
     aborted,
     complete,
+    end_of,
     logged,
     refused,
     register,
@@ -260,3 +261,11 @@ def test_a_scheduler_that_serves_again_waits_for_the_first_worker_without_a_limi
     actions = job.run(int(REGISTER_S) - 1)
     assert "waiting for node 1 (DMLC_WORKER_ID=1) to register" in logged(actions) and not sent(actions, Kind.ABORT)
     assert aborted(job.run(3)).startswith("gave up after 30")
+
+
+def test_a_server_that_serves_again_may_be_heard_before_its_farewell_on_the_connection_before() -> None:
+    job = complete(nodes=1, servers=1)
+    job.say("w0", Kind.BYE)
+    actions = job.join("s0 again", register("server", 0, index=0, session=1, address="tcp://host0:10"))
+    assert [action.header.kind for action in actions] == [Kind.HEARTBEAT], "no refusal"
+    assert end_of(job.say("s0", Kind.BYE)) is not None
