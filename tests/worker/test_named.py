@@ -46,7 +46,7 @@ class Job:
     def _ask(self, rank: int, key: int) -> None:
         with self._lock:
             agenda = self._agendas[rank]
-            for turn in self._turns.submitted(rank, agenda.submit(key), agenda.taken):
+            for turn in self._turns.submitted(rank, agenda.submit(key), agenda.received):
                 for other, executor in enumerate(self.executors):
                     for use in self._agendas[other].told(turn):
                         executor.turn(use.key)
