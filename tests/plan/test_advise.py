@@ -42,14 +42,19 @@ def rung(kind: str, us: float, spread: float = 0.0) -> Candidate:
 
 
 @pytest.mark.parametrize(
-    ("gbps", "verdict", "choice"),
-    [(3200, "none", "none"), (400, "bf16", "bf16"), (100, "compress", "int4"), (10, "infrequent", "local-300"), (1, "infrequent", "local-500")],
+    ("gbps", "verdict", "choice", "today"),
+    [
+        (3200, "none", "none", "none"), (400, "bf16", "bf16", "bf16"), (100, "compress", "int4", "int4"), (10, "infrequent", "local-300", "int4"),
+        (1, "infrequent", "local-500", "int4"),
+    ],
 )  # fmt: skip
-def test_each_link_has_its_regime_and_the_advice_is_what_runs_today(gbps: float, verdict: str, choice: str) -> None:
-    """CPUs that encode for 8 GPUs a node take longer than any of these links: today bf16 is the most that pays."""
+def test_each_link_has_its_regime_and_the_advice_is_what_runs_today(gbps: float, verdict: str, choice: str, today: str) -> None:
+    """Jobs encode on the GPUs; local steps do not run yet."""
     found = advice(gbps)
     assert (found["in_any_version"]["verdict"], found["in_any_version"]["choice"]) == (verdict, choice)
-    assert found["choice"] == found["verdict"] == ("none" if verdict == "none" else "bf16")
+    assert (found["choice"], found["runs"]) == (today, "psgc" if today == "int4" else "all-reduce")
+    assert all(one["not_carried_yet_ms"] is None for one in found["candidates"])
+    assert any("encoded on GPUs or on CPUs, over servers or among workers" in note for note in found["notes"])
     assert found["gain"] >= 0
     assert found["needed_ratio_over_bf16"] == pytest.approx(max(1, 3.2e6 / 8192 / gbps), rel=0.05)
 
@@ -82,7 +87,8 @@ def test_the_headline_is_of_a_plan_that_runs_today_with_what_does_not_beside_it(
     assert (found["choice"], found["runs"], found["best_that_psgc_carries"]) == ("int8", "psgc", "int8")
     runnable = Problem(profile, where, codec_costs("int8", profile, 4), Constraints(servers=True, runtime=True))
     assert profile.forward_us is not None
-    assert found["iteration_ms"] == pytest.approx((search(runnable).step_us + profile.forward_us) / 1e3)
+    # Options that differ in number are drawn differently by the search, which may find a slightly shorter plan among the one or the other.
+    assert found["iteration_ms"] == pytest.approx((search(runnable).step_us + profile.forward_us) / 1e3, rel=5e-3)
     assert f"With int8 an iteration takes {found['iteration_ms']:.3g} ms" in found["why"]
     steps = found["in_any_version"]["choice"].removeprefix("local-")
     assert " What this version does not run would take: " in found["why"]
@@ -104,8 +110,8 @@ def test_where_gradients_lie_in_hosts_memory_a_codec_is_advised_by_the_best_of_a
     assert set(limited.options) == left
     assert len(left) > 100
     assert set(as_jobs_run(replace(plain, codec=codec_costs("shared", profile, 4))).options) == set(OVER_SERVERS)
-    assert set(as_jobs_run(replace(plain, profile=unknown)).options) == set(OVER_SERVERS)
-    assert set(as_jobs_run(replace(plain, cluster=replace(where, host=Link(100.0, 10.0)))).options) == set(OVER_SERVERS)
+    assert set(as_jobs_run(replace(plain, profile=unknown, cluster=replace(where, collectives=""))).options) == set(OVER_SERVERS)
+    assert set(as_jobs_run(replace(plain, cluster=replace(where, host=Link(100.0, 10.0), collectives=""))).options) == set(OVER_SERVERS)
     found = advise(profile, where, memory_gbps=2039.0, codecs=("int8",))
     assert profile.forward_us is not None
     # Of two searches one may find a slightly shorter plan: options that differ in number are drawn differently.
@@ -113,22 +119,28 @@ def test_where_gradients_lie_in_hosts_memory_a_codec_is_advised_by_the_best_of_a
     assert any("encoded on CPUs, over servers or among workers" in note for note in found["notes"])
 
 
-def test_a_codec_that_is_faster_on_gpus_is_advised_by_what_it_takes_on_cpus() -> None:
-    """Estimated on the GPU int8 takes 156 ms; the plan that runs encodes on CPUs, and takes much longer."""
-    profile = replace(computed_profile("gpt2", "a100"), codecs={})
-    found = advise(profile, cluster_of("a100", 4, 1, 10.0, 50.0, 2), memory_gbps=2039.0, codecs=("int8",))
+@pytest.mark.parametrize("device", ["cuda", ""])
+def test_a_codec_is_advised_by_what_it_takes_where_jobs_encode(device: str) -> None:
+    """Estimated on the GPU int8 takes 156 ms, which is where gradients on GPUs are encoded. Where nobody says that they lie there, the plan that runs
+    encodes on CPUs, and takes much longer."""
+    profile = replace(computed_profile("gpt2", "a100"), codecs={}, device=device)
+    where = cluster_of("a100", 4, 1, 10.0, 50.0, 2)
+    found = advise(profile, where if device else replace(where, collectives=""), memory_gbps=2039.0, codecs=("int8",))
     (int8,) = (one for one in found["candidates"] if one["name"] == "int8")
-    assert int8["not_carried_yet_ms"] == pytest.approx(156.3, rel=0.05)
-    assert int8["iteration_ms"] > 1.2 * int8["not_carried_yet_ms"]
+    if device:
+        assert int8["iteration_ms"] == pytest.approx(156.3, rel=0.05) and int8["not_carried_yet_ms"] is None
+    else:
+        assert int8["not_carried_yet_ms"] == pytest.approx(156.3, rel=0.05)
+        assert int8["iteration_ms"] > 1.2 * int8["not_carried_yet_ms"]
     chosen = next(one for one in found["candidates"] if one["name"] == found["choice"])
     assert chosen["carried"] and found["iteration_ms"] == chosen["iteration_ms"]
 
 
 def test_without_servers_jobs_have_one_on_each_node() -> None:
     profile = replace(computed_profile("gpt2", "a100"), codecs=hosts("int8", 200.0))
-    found = advise(profile, cluster_of("a100", 4, 1, 10.0, 50.0), codecs=("int8",))
+    found = advise(profile, replace(cluster_of("a100", 4, 1, 10.0, 50.0), collectives=""), codecs=("int8",))
     assert any(note.startswith("servers: one on each node, sharing its link") for note in found["notes"])
-    beside = replace(cluster_of("a100", 4, 1, 10.0, 50.0), servers=4, servers_on_nodes=True)
+    beside = replace(cluster_of("a100", 4, 1, 10.0, 50.0), servers=4, servers_on_nodes=True, collectives="")
     runnable = Problem(profile, beside, codec_costs("int8", profile, 4), Constraints(servers=True, runtime=True))
     (int8,) = (one for one in found["candidates"] if one["name"] == "int8")
     assert profile.forward_us is not None
@@ -242,7 +254,7 @@ def test_powersgd_is_advised_from_the_shapes_that_a_profile_keeps() -> None:
     it is left out. It runs by psgc run --codec, tensors uncut."""
     square = tuple(TensorProfile(f"w{number}", 1 << 20, 100.0 * number, (1024, 1024)) for number in range(8))
     profile = Profile("eight", square, forward_us=500.0, codecs={**hosts("powersgd", 50.0), **hosts("int8", 200.0)})
-    where = cluster_of("a100", 4, 1, 0.1, 50.0, 1)
+    where = replace(cluster_of("a100", 4, 1, 0.1, 50.0, 1), collectives="")
     found = advise(profile, where, adam=False)
     (low_rank,) = (one for one in found["candidates"] if one["name"].startswith("powersgd"))
     assert low_rank["ratio_fp32"] == pytest.approx(128, rel=0.02)

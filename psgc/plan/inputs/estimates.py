@@ -49,6 +49,7 @@ def cluster_of(
     names the field.
 
     gpu:   for an unknown GPU, copies to the host cost nothing unless ``host_gbps`` is given.
+           Collectives between known GPUs are NCCL's, as in DistributedDataParallel and in jobs of psgc.
     cores: cores of a node; if left out, as many as its workers start threads for."""
     within = INTRA_GBPS.get(gpu.lower(), PCIE_GBPS) if intra_gbps is None else intra_gbps
     host = HOST_GBPS.get(gpu.lower()) if host_gbps is None else host_gbps
@@ -56,6 +57,7 @@ def cluster_of(
         "nodes": nodes, "gpus_per_node": gpus_per_node, "servers": servers, "intra": {"gbps": within, "latency_us": INTRA_LATENCY_US},
         "inter": {"gbps": gbps, "latency_us": latency_us}, "cores": MAX_THREADS * max(1, gpus_per_node) if cores is None else cores,
         **({} if host is None else {"host": {"gbps": host, "latency_us": HOST_LATENCY_US}}),
+        **({"collectives": "nccl"} if gpu.lower() in MEMORY_GBPS else {}),
         "source": f"{nodes} x {gpus_per_node} GPUs, {gbps:g} Gbit/s a node and {latency_us:g} us, {within:g} Gbit/s within one",
     }  # fmt: skip
     return read_cluster(document, f"{nodes}x{gpus_per_node}-{gbps:g}g", "advise")

@@ -185,7 +185,7 @@ def computed_profile(name: str, gpu: str, batch: int | None = None) -> Profile:
     moved = tuple(TensorProfile(t.name, t.numel, t.ready_us - first) for t in tensors)
     forward = sum(weight.flops for weight in model.weights) * items / (tflops * 1e6)
     source = f"computed: {items} {model.item}s a GPU at {tflops:g} TFLOP/s achieved"
-    return Profile(model.name, moved, gpu, "", source, forward, BUILTIN_CODECS.get(gpu.lower(), {}))
+    return Profile(model.name, moved, gpu, "", source, forward, BUILTIN_CODECS.get(gpu.lower(), {}), device="cuda")
 
 
 def _tflops(gpu: str) -> float:

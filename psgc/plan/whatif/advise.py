@@ -15,6 +15,9 @@ from typing import Any, Final
 from psgc.plan.inputs.cluster import Cluster
 from psgc.plan.inputs.estimates import cpu_estimates_note, estimates_notes, with_cpu_estimates, with_estimates
 from psgc.plan.inputs.profile import Profile
+from psgc.plan.model.options import Constraints
+from psgc.plan.model.plan import UNCOMPRESSED
+from psgc.plan.model.problem import Problem, codec_costs
 from psgc.plan.report.wording import gigabytes, ms
 from psgc.plan.whatif.candidates import BF16, CORNERS, NOMINAL, Candidate, Timed, candidates, considered
 from psgc.plan.whatif.regimes import all_reduce_us, exposure, needed_ratio
@@ -64,7 +67,10 @@ def advise(
     Adam-like; codecs: the codecs to consider, by default the usual ones."""
     asked = tuple(codecs) or considered(profile)
     free = Timed(*with_estimates(profile, memory_gbps, asked))
-    hosts = Timed(*with_cpu_estimates(profile, ("none", *asked)))
+    on_gpus = profile.device == "cuda"  # jobs encode where gradients lie, and on CPUs
+    measured = free if on_gpus else Timed(profile, frozenset())
+    known_there, estimated_there = with_cpu_estimates(measured.profile, ("none", *asked))
+    hosts = Timed(known_there, measured.estimated | estimated_there)
     timed = free.profile.codecs.keys() | hosts.profile.codecs.keys()
     known = [name for name in asked if codecs or {name, name.partition(":")[0]} & timed]
     found = candidates(free, hosts, cluster, known, adam=adam)
@@ -189,16 +195,19 @@ def _notes(
     notes = [f"ready times: {profile.source or 'as in the profile'}", f"links: {cluster.source}"]
     if profile.forward_us is None:
         notes.append("the profile has no forward time: an iteration is taken to be backward and synchronization")
-    among_workers = profile.device == "cpu" and cluster.host is None
+    on_gpus = profile.device == "cuda"
+    among_workers = Problem(profile, cluster, codec_costs(UNCOMPRESSED, profile), Constraints(runtime=True)).among_workers
     where = "over servers or among workers" if among_workers else "over servers"
+    encoders = "on GPUs or on CPUs" if on_gpus else "on CPUs"
     notes.append(
-        f"none and bf16 run today by all-reduce, as DistributedDataParallel sends gradients; codecs by psgc run, encoded on CPUs, {where}"
+        f"none and bf16 run today by all-reduce, as DistributedDataParallel sends gradients; codecs by psgc run, encoded {encoders}, {where}"
     )
     if not cluster.servers and found[2:-1]:
         which = "servers, for codecs that need them" if among_workers else "servers"
         notes.append(f"{which}: one on each node, sharing its link, since --servers names none")
     notes += [
-        f"{note}, if psgc encoded there; margins allow for half as much again" for note in estimates_notes(free.estimated, memory_gbps)
+        f"{note}{'' if on_gpus else ', if psgc encoded there'}; margins allow for half as much again"
+        for note in estimates_notes(free.estimated, memory_gbps)
     ]
     notes += cpu_estimates_note(hosts.estimated - {"none"})
     notes.append(_of_hosts(cluster))
