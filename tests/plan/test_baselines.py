@@ -11,6 +11,7 @@ from psgc.plan.methods.baselines import (
     GATHERED,
     GPU_OVER_NODES,
     HIERARCHICAL,
+    MOST_PARTITIONS,
     OVER_SERVERS,
     byteps_compress,
     fp32,
@@ -127,3 +128,10 @@ def test_a_baseline_whose_way_is_ruled_out_says_so(name: str) -> None:
     bare = problem_of(*MIXED, devices=(device,))
     with pytest.raises(UsageError, match="the profile has no times for it"):
         BASELINES[name](bare)
+
+
+def test_an_enormous_models_partitions_are_larger_so_that_their_number_has_a_limit() -> None:
+    sizes = [700_000_000] * 100
+    parts = [bucket.parts for bucket in fp32(problem_of(*((numel, 10.0) for numel in sizes))).buckets]
+    assert MOST_PARTITIONS <= sum(parts) <= MOST_PARTITIONS + len(sizes)
+    assert [bucket.parts for bucket in fp32(problem_of(*((numel, 10.0) for numel in sizes[:2]))).buckets] == [668, 668]  # of 4 MB

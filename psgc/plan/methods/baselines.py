@@ -29,6 +29,9 @@ from psgc.plan.model.problem import Problem, simulate
 
 Buckets = Sequence[PlannedBucket]
 PARTITION_NUMEL: Final = 1 << 20  # BytePS cuts tensors at 4 MB
+# A model of more partitions than this is cut into larger ones: simulating all of a model's of 70 B elements takes half a minute, and gives the same
+# step but for the partitions' latencies, which makes the other system's step shorter and not longer.
+MOST_PARTITIONS: Final = 2048
 LEAST_COMPRESSED_NUMEL: Final = 1 << 14  # BytePS leaves tensors of less than 64 KiB alone (BYTEPS_MIN_COMPRESS_BYTES)
 
 HIERARCHICAL: Final[Option] = ("intra.reduce_scatter", "inter.all_reduce", "intra.all_gather")
@@ -77,7 +80,8 @@ def fp32(problem: Problem, buckets: Buckets | None = None) -> Found:
 
 def _fp32(problem: Problem) -> Choose:
     option = OVER_SERVERS if _has_servers(problem) else HIERARCHICAL
-    return lambda bucket: Choice(option, _partitions(bucket.numel))
+    size = partition_numel(problem)
+    return lambda bucket: Choice(option, -(-bucket.numel // size))
 
 
 def byteps_compress(problem: Problem, buckets: Buckets | None = None) -> Found:
@@ -93,10 +97,11 @@ def byteps_compress(problem: Problem, buckets: Buckets | None = None) -> Found:
 def _byteps_compress(problem: Problem) -> Choose:
     plain, compressed = (OVER_SERVERS, CPU_OVER_SERVERS) if _has_servers(problem) else (HIERARCHICAL, CPU_OVER_NODES)
     _require("byteps-compress", compressed, problem)
+    size = partition_numel(problem)
 
     def choose(bucket: PlannedBucket) -> Choice:
         large = bucket.numel >= LEAST_COMPRESSED_NUMEL
-        return Choice(compressed if large and _can_take(bucket, compressed, problem) else plain, _partitions(bucket.numel))
+        return Choice(compressed if large and _can_take(bucket, compressed, problem) else plain, -(-bucket.numel // size))
 
     return choose
 
@@ -193,8 +198,9 @@ def secopa(problem: Problem, numel: int, codec: CodecCosts) -> Predicted:
     return Predicted(best % 2 == 1, best // 2 + 1, float(times.flat[best]))
 
 
-def _partitions(numel: int) -> int:
-    return -(-numel // PARTITION_NUMEL)
+def partition_numel(problem: Problem) -> int:
+    """The elements at which BytePS cuts this model's tensors."""
+    return max(PARTITION_NUMEL, -(-problem.profile.numel // MOST_PARTITIONS))
 
 
 def _has_servers(problem: Problem) -> bool:
