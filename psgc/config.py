@@ -53,6 +53,7 @@ class Config:
     pslite_dead_s: float = 0.0
     pslite_resend: bool = False
     pslite_resend_ms: int = 1000
+    pslite_racy: bool = False
     advertise: str = ""
     local_rank: int = 0
     local_size: int = 1

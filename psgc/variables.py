@@ -151,6 +151,10 @@ VARIABLES: Final = (
     ),
     Variable("PS_RESEND", "pslite_resend", _switch, "wsc", "with PSGC_WIRE=pslite, 1: messages are acknowledged, and sent again until they are"),
     Variable("PS_RESEND_TIMEOUT", "pslite_resend_ms", _integer(1), "wsc", "with PS_RESEND=1, milliseconds that an acknowledgement may take"),
+    Variable(
+        "PSGC_PSLITE_RACY", "pslite_racy", _switch, "wsc",
+        "with PSGC_WIRE=pslite, 1: BytePS's workers may share BytePS's servers with psgc's, although sums can then be wrong (pslite.md)",
+    ),
     Variable("PSGC_ADVERTISE", "advertise", _host_and_port, "s", "host:port that workers reach this server at, where it differs (NAT, proxy)"),
     Variable("BYTEPS_LOCAL_RANK", "local_rank", _integer(0), "w", "this process's number within its node", ("LOCAL_RANK",)),
     Variable("BYTEPS_LOCAL_SIZE", "local_size", _integer(1), "w", "worker processes on this node", ("LOCAL_WORLD_SIZE",)),
@@ -342,6 +346,7 @@ PSLITE_ONLY: Final = {
     "PS_HEARTBEAT_TIMEOUT": "use PSGC_DEAD_S",
     "PS_RESEND": "psgc always replays what was lost",
     "PS_RESEND_TIMEOUT": "psgc always replays what was lost",
+    "PSGC_PSLITE_RACY": "steps cannot mix on it",
 }
 # Read elsewhere than in Config: by psgc-launch, for the workers it starts.
 LAUNCHER_VARIABLES: Final = {

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from psgc.errors import RemoteProtocolError
+from psgc.errors import JobFailed, RemoteProtocolError
 from psgc.pslite import nodes
 from psgc.pslite.actions import Action, Connect, Send
-from psgc.pslite.meta import ADD_NODE, BARRIER, EMPTY, HEARTBEAT, MAX_NODES, ROLES, SCHEDULER, Meta, Node
+from psgc.pslite.meta import ADD_NODE, BARRIER, EMPTY, HEARTBEAT, MAX_NODES, ROLES, SCHEDULER, WORKER, Meta, Node
 
 
 @dataclass(slots=True)
 class Member:
-    """See the module's text. own: this process's node, without an id until it has joined. passed: barriers that it has passed, by group."""
+    """See the module's text. own: this process's node, without an id until it has joined. passed: barriers that it has passed. listed: all
+    nodes of the job, as the scheduler last told of them, by id; peers: those to which this process has connections."""
 
     own: Node
     workers: int
@@ -23,6 +24,7 @@ class Member:
     joined: bool = False
     passed: int = 0
     peers: dict[int, Node] = field(default_factory=dict)
+    listed: dict[int, Node] = field(default_factory=dict)
     _timestamp: int = 0
 
     def join(self) -> Send:
@@ -37,7 +39,8 @@ class Member:
         return Send(nodes.SCHEDULER_ID, Meta(command=HEARTBEAT, nodes=(self.own,), timestamp=self._next()))
 
     def receive(self, sender: int, meta: Meta) -> list[Action]:
-        """Take a control message. Raises RemoteProtocolError for one that changes nothing."""
+        """Take a control message. Raises RemoteProtocolError for one that changes nothing; JobFailed on a worker if another implementation's node takes a dead
+        one's place, for sums may depend on who counts them."""
         if sender != nodes.SCHEDULER_ID:
             raise RemoteProtocolError(f"{meta} from node {sender}; control messages are the scheduler's")
         if meta.command == ADD_NODE:
@@ -66,6 +69,13 @@ class Member:
                 )
             self.own, self.joined = found, True
         connects: list[Action] = []
+        for node in listed:
+            before = self.listed.setdefault(node.id, node)
+            if self.own.role == WORKER and node.endpoint_name != before.endpoint_name:
+                raise JobFailed(
+                    f"{node} took the place of {before}, but only one of the two is psgc's; start the job again, or replace a node by one of its kind"
+                )
+            self.listed[node.id] = node
         for node in listed:
             if node.id != self.own.id and (node.role == SCHEDULER or node.role != self.own.role) and self.peers.get(node.id) != node:
                 self.peers[node.id] = node

@@ -58,8 +58,8 @@ NODE_FIELDS: Final = (
     Field("port", "i", 72, "its port"),
     Field("is_recovery", "B", 76, "1: takes the place of a node that died"),
     Field("customer_id", "i", 80, "of the customer that joined"),
-    Field("endpoint_name", "64s", 84, "for other vans"),
-    Field("endpoint_name_len", "Q", 152, "for other vans"),
+    Field("endpoint_name", "64s", 84, "for other vans, unused over ZeroMQ; psgc's workers and servers: `psgc`"),
+    Field("endpoint_name_len", "Q", 152, "bytes of endpoint_name; over ZeroMQ 0 in ps-lite"),
     Field("aux_id", "i", 160, "for other vans; -1"),
 )
 META_BYTES: Final = 88
@@ -91,7 +91,8 @@ ROLES: Final = ("server", "worker", "scheduler")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One process of a job. id: EMPTY until the scheduler has given one."""
+    """One process of a job. id: EMPTY until the scheduler has given one. endpoint_name: at most 64 bytes; schedulers pass it on, and nobody else of ps-lite
+    reads it over ZeroMQ."""
 
     role: int
     hostname: str
@@ -100,6 +101,7 @@ class Node:
     is_recovery: bool = False
     customer_id: int = 0
     aux_id: int = -1
+    endpoint_name: bytes = b""
 
     def __post_init__(self) -> None:
         if not 0 <= self.role < len(ROLES):
@@ -161,7 +163,8 @@ class Meta:
 
 def _pack_node(node: Node) -> bytes:
     return _NODE.pack(
-        node.role, node.id, node.hostname.encode(), node.port, node.is_recovery, node.customer_id, b"", 0, node.aux_id
+        node.role, node.id, node.hostname.encode(), node.port, node.is_recovery, node.customer_id, node.endpoint_name,
+        len(node.endpoint_name), node.aux_id,
     )  # fmt: skip
 
 
@@ -203,11 +206,12 @@ def read_meta(frame: bytes | memoryview) -> Meta:
 
 
 def _read_node(frame: memoryview, offset: int) -> Node:
-    role, node_id, host, port, is_recovery, customer_id, _, _, aux_id = _NODE.unpack_from(frame, offset)
+    role, node_id, host, port, is_recovery, customer_id, endpoint, endpoint_bytes, aux_id = _NODE.unpack_from(frame, offset)
     try:
         hostname = host.partition(b"\0")[0].decode("ascii")
     except UnicodeDecodeError:
         raise RemoteProtocolError(f"a ps-lite node has the host name {host!r:.80}; expected ASCII") from None
     return Node(
-        role=role, hostname=hostname, port=port, id=node_id, is_recovery=bool(is_recovery), customer_id=customer_id, aux_id=aux_id
+        role=role, hostname=hostname, port=port, id=node_id, is_recovery=bool(is_recovery), customer_id=customer_id, aux_id=aux_id,
+        endpoint_name=endpoint[: min(endpoint_bytes, len(endpoint))],  # ps-lite does not clear the rest
     )  # fmt: skip

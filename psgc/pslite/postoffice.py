@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -74,6 +75,7 @@ class Postoffice:
         self._beat = 0.0
         self._waited_for: dict[int, Reminder] = {}
         self._joined = self._closed = False
+        self.endpoint_name = b""  # of this process's node, which all others of the job get to know; to be set before ``start``
         self.on_fail: Callable[[BaseException], None] | None = None
         self.on_tick: Callable[[float], None] | None = None  # called in the van's thread, a few times a second
 
@@ -110,13 +112,20 @@ class Postoffice:
         """Of a group: the sum of 1 (scheduler), 2 (servers), 4 (workers)."""
         return nodes.group_ids(group, self.num_workers, self.num_servers)
 
+    def listed(self, group: int) -> tuple[Node, ...]:
+        """The nodes of a group of workers and servers, as they have joined."""
+        known = self._member.listed if self._member is not None else {}
+        if self._scheduler is not None:
+            known = {node.id: node for node in self._scheduler.joined}
+        return tuple(known[node_id] for node_id in self.node_ids(group))
+
     def start(self, barrier: bool = True) -> None:
         """Join the job; returns when all nodes have. Raises PsgcError if the port is taken, JobFailed if somebody is missing for too long."""
         settings = self.settings
         port = self._van.bind(settings.host, settings.port)
-        own = Node(role=ROLES.index(settings.role), hostname=settings.host, port=port)
+        own = Node(role=ROLES.index(settings.role), hostname=settings.host, port=port, endpoint_name=self.endpoint_name)
         if self.is_scheduler:
-            own = Node(role=own.role, hostname=own.hostname, port=own.port, id=nodes.SCHEDULER_ID)
+            own = replace(own, id=nodes.SCHEDULER_ID)
             self._scheduler = Scheduler(own, self.num_workers, self.num_servers, settings.dead_s)
             self._van.own_id = own.id
             self._van.start()

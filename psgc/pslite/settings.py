@@ -30,6 +30,7 @@ class Settings:
     silence_s: float = 5.0
     join_timeout_s: float = 300.0
     step_timeout_s: float = 600.0
+    racy: bool = False  # byteps's workers may share byteps's servers with psgc's (PSGC_PSLITE_RACY)
 
     @classmethod
     def of(cls, config: Config) -> Settings:
@@ -62,7 +63,7 @@ class Settings:
             role=config.role, workers=config.nodes, servers=config.servers, root_host=config.root_host, root_port=config.root_port, host=host,
             port=config.root_port if config.role == "scheduler" else config.port, local_files=config.local_files, heartbeat_s=config.pslite_heartbeat_s,
             dead_s=config.pslite_dead_s, resend_s=config.pslite_resend_ms / 1e3 if config.pslite_resend else 0.0, silence_s=config.silence_s,
-            join_timeout_s=config.register_timeout_s, step_timeout_s=config.step_timeout_s,
+            join_timeout_s=config.register_timeout_s, step_timeout_s=config.step_timeout_s, racy=config.pslite_racy,
         )  # fmt: skip
 
     @property

@@ -1,4 +1,4 @@
-"""One tensor's steps over ps-lite: its parts are pushed, pulled and decoded, one step after another.
+"""One tensor's steps over ps-lite: its parts are pushed, pulled and decoded, one step after another. Each part takes its keys in turn (``turns``).
 
 ``load``, ``encode`` and ``decode`` run in pool threads; answers come in the thread that receives.
 """
@@ -42,15 +42,22 @@ class _Step:
 class PsLiteBucket:
     """See the module's text. It is ready once all workers have sent their first push, and registration, of all parts."""
 
-    def __init__(self, kv: KVWorker, pool: Pool, layout: Layout, bucket: Bucket, places: list[PartPlace], compression: Compression) -> None:
-        self._kv, self._pool, self.layout, self.bucket, self._places = kv, pool, layout, bucket, places
+    def __init__(
+        self, kv: KVWorker, pool: Pool, layout: Layout, bucket: Bucket, places: list[PartPlace], keys: list[tuple[int, ...]],
+        compression: Compression,
+    ) -> None:  # fmt: skip
+        self._kv, self._pool, self.layout, self.bucket, self._places, self._keys = kv, pool, layout, bucket, places, keys
+        self._turns = max(map(len, keys))
         self._wire = np.dtype(CARRIED_AS[bucket.dtype])
         self._command = command(PUSH_PULL, CARRIED_AS[bucket.dtype])
-        self._registration = compression.registration if bucket.codec != "none" else None
-        maker = compression.maker() if self._registration is not None else None
-        self._compressors: list[Compressor | None] = [maker(part.numel) if maker else None for part in bucket.parts]  # raises CodecError
+        self._compression = compression if bucket.codec != "none" else None
+        self._compressors: list[Compressor | None] = [
+            compression.compressor(part.numel, len(own)) if bucket.codec != "none" else None
+            for part, own in zip(bucket.parts, keys, strict=True)
+        ]  # raises CodecError
         self._lock = threading.Lock()
-        self._unready = len(places)
+        self._begun = 0  # turns whose keys the servers have been told of
+        self._unready = 0
         self._steps: deque[_Step] = deque()
         self._running = False
         self._ready_calls: list[Callable[[], None]] = []
@@ -58,10 +65,22 @@ class PsLiteBucket:
         self.steps = 0
 
     def begin(self) -> None:
-        """Tell the servers of every part's size, and of its compressor."""
-        for place in self._places:
+        """Tell the servers of every part's size, and of its compressor. Few tensors are broadcast
+        twice: the second keys of a broadcast's parts wait for that."""
+        self._begin(1 if self.layout.kind == "broadcast" else self._turns)
+
+    def _begin(self, turns: int) -> None:
+        with self._lock:
+            fresh = [
+                (place, own[turn], turn)
+                for turn in range(self._begun, turns)
+                for place, own in zip(self._places, self._keys, strict=True)
+                if turn < len(own)
+            ]
+            self._begun, self._unready = turns, self._unready + len(fresh)
+        for place, key, turn in fresh:
             zeros = bytes(place.stop - place.start)
-            self._kv.push((place.wire_key,), zeros, (len(zeros),), self._command, lambda _, place=place: self._began(place))  # type: ignore[misc]
+            self._kv.push((key,), zeros, (len(zeros),), self._command, lambda _, key=key, turn=turn: self._began(key, turn))  # type: ignore[misc]
 
     def when_ready(self, call: Callable[[], None]) -> None:
         with self._lock:
@@ -75,17 +94,20 @@ class PsLiteBucket:
             self._steps.append(_Step(buffer, ticket, skip))
         self._next()
 
-    def _began(self, place: PartPlace) -> None:
-        if self._registration is None:
-            self._part_ready()
+    def _began(self, key: int, turn: int) -> None:
+        registration = self._compression.registration_of(turn) if self._compression is not None else None
+        if registration is None:
+            self._key_ready()
             return
-        text = self._registration.text()
-        self._kv.push((place.wire_key,), text, (len(text),), command(REGISTER, str(self._wire)), lambda _: self._part_ready())
+        text = registration.text()
+        self._kv.push((key,), text, (len(text),), command(REGISTER, str(self._wire)), lambda _: self._key_ready())
 
-    def _part_ready(self) -> None:
+    def _key_ready(self) -> None:
         with self._lock:
             self._unready -= 1
-            calls = self._ready_calls if not self._unready else []
+            calls: list[Callable[[], None]] = []
+            if not self._unready:
+                calls, self._ready_calls = self._ready_calls, []
         for call in calls:
             call()
         self._next()
@@ -95,18 +117,24 @@ class PsLiteBucket:
         with self._lock:
             if self._running or self._unready or not self._steps:
                 return
-            self._running = True
-            step = self._steps.popleft()
+            begun = not self.steps or self._begun == self._turns
+            if begun:
+                self._running = True
+                step = self._steps.popleft()
+        if not begun:
+            self._begin(self._turns)
+            return
         self._pool.submit(self.bucket.priority, self._send, step)
 
     def _send(self, step: _Step) -> None:
-        self.steps += 1
+        turn, self.steps = self.steps, self.steps + 1
         step.array, step.left = step.buffer.load(), len(self._places)
-        for index, place in enumerate(self._places):
+        for index, own in enumerate(self._keys):
+            key = own[turn % len(own)]
             payload = self._encoded(step, index)
             self.moved_bytes += len(payload)
-            done = lambda _, index=index, place=place: self._pull(step, index, place)  # noqa: E731
-            self._kv.push((place.wire_key,), payload, (len(payload),), self._command, done)
+            done = lambda _, index=index, key=key: self._pull(step, index, key)  # noqa: E731
+            self._kv.push((key,), payload, (len(payload),), self._command, done)
 
     def _encoded(self, step: _Step, index: int) -> memoryview:
         assert step.array is not None
@@ -120,9 +148,10 @@ class PsLiteBucket:
             own = np.ascontiguousarray(own, self._wire)
         return own.view(np.uint8).data if compressor is None else memoryview(compressor.encode(own))
 
-    def _pull(self, step: _Step, index: int, place: PartPlace) -> None:
+    def _pull(self, step: _Step, index: int, key: int) -> None:
+        place = self._places[index]
         self._kv.pull(
-            (place.wire_key,),
+            (key,),
             place.stop - place.start,
             self._command,
             lambda pairs: self._pool.submit(self.bucket.priority, self._take, step, index, pairs),

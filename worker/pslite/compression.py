@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from psgc.errors import CodecError
-from psgc.pslite.byteps.compressor import Compressor, ErrorFeedback
+from psgc.pslite.byteps.compressor import Compressor, ErrorFeedback, InTurn
 from psgc.pslite.byteps.registration import Registration
 
 _NATURAL: Final = {"linear": "0", "natural": "1"}
 _NORM: Final = {"max": "0", "l2": "1"}
 _SWITCH: Final = {"0": "", "1": "1"}
+_OTHER_SEED: Final = 0x9E3779B9  # any number does that leaves no seed as it is
 # By codec, its parameters here: BytePS's name, and BytePS's values by psgc's ({}: as they are).
 PARAMETERS: Final[dict[str, dict[str, tuple[str, dict[str, str]]]]] = {
     "onebit": {"scale": ("compressor_onebit_scaling", {"block": "true", "unit": "false"})},
@@ -53,11 +53,19 @@ class Compression:
             settings["seed"] = str(seed or 1)
         self.registration = Registration.of(settings)
 
-    def maker(self) -> Callable[[int], Compressor] | None:
-        """Makes the compressor of a part of so many elements."""
-        registration = self.registration
-        if registration is None:
+    def registration_of(self, turn: int) -> Registration | None:
+        """What the server of a part's key number ``turn`` is told. The second key of a random codec has a seed of its own: with the first one's, each
+        two steps would draw the same numbers."""
+        given = dict(self.registration.settings) if self.registration is not None else {}
+        if not turn or "seed" not in given:
+            return self.registration
+        return Registration.of(given | {"seed": str(int(given["seed"]) ^ _OTHER_SEED or 1)})
+
+    def compressor(self, numel: int, keys: int) -> Compressor | None:
+        """The compressor of a part of ``numel`` elements and so many keys, which share one residual."""
+        registrations = [found for turn in range(keys) if (found := self.registration_of(turn)) is not None]
+        if not registrations:
             return None
-        if self._feedback:
-            return lambda numel: ErrorFeedback(registration.compressor(numel, on_worker=True))
-        return lambda numel: registration.compressor(numel, on_worker=True)
+        made = [registration.compressor(numel, on_worker=True) for registration in registrations]
+        own = made[0] if keys == 1 else InTurn(made)
+        return ErrorFeedback(own) if self._feedback else own

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from psgc.config import Config
 from psgc.diagnostics.report import Launcher
 from psgc.errors import JobFailed, PsgcError, RemoteProtocolError, UsageError
-from psgc.layout import Declaration, Layout
+from psgc.layout import Bucket, Declaration, Layout
 from psgc.layout.byteps_hash import HashPlacement
 from psgc.layout.machines import Machines
 from psgc.observe.figures import Figures
@@ -24,7 +24,8 @@ from psgc.processes.checkpoints import SAVES
 from psgc.processes.descriptors import raise_limit
 from psgc.processes.pool import Pool, threads_of
 from psgc.processes.reminder import Reminder
-from psgc.pslite.byteps.commands import PART_BYTES, part_bound
+from psgc.pslite.byteps.commands import PART_BYTES, PartPlace, part_bound
+from psgc.pslite.byteps.turns import ENDPOINT_NAME, keys_of, refuse_races, two_key_servers
 from psgc.pslite.kv import KVWorker
 from psgc.pslite.nodes import WORKER_GROUP
 from psgc.pslite.postoffice import Postoffice
@@ -50,6 +51,8 @@ class PsLiteSession(Session):
         self.node_sizes = (1,) * config.nodes
         self.figures = Figures(time.monotonic())
         self._office = office
+        office.endpoint_name = ENDPOINT_NAME
+        self._two_key_servers: frozenset[int] = frozenset()  # by rank; known once the job is complete
         self._kv = KVWorker(office)
         self._pool = Pool("psgc-pslite", config.cpu_threads or threads_of(POOL_CORES), self._broken)
         placement = HashPlacement.parse(config.hashed or "djb2")
@@ -61,7 +64,8 @@ class PsLiteSession(Session):
         self._board = TicketBoard()
         self._lock = threading.RLock()
         self._declared: dict[str, tuple[Declaration, Layout]] = {}
-        self._buckets: dict[tuple[int, int], PsLiteBucket] = {}
+        self._buckets: dict[tuple[int, int], PsLiteBucket] = {}  # by layout and index; several may be one
+        self._by_key: dict[int, PsLiteBucket] = {}  # by the first part's key
         self._endings: list[Callable[[], None]] = []
         self._error: PsgcError | None = None
         self._closed = False
@@ -81,7 +85,10 @@ class PsLiteSession(Session):
         session = cls(config, office)
         session._launcher.tell("joining")
         try:
-            office.start()
+            office.start(barrier=False)
+            refuse_races(office)
+            session._two_key_servers = two_key_servers(office)
+            office.barrier()
         except BaseException:
             office.finalize(barrier=False)
             raise
@@ -115,15 +122,28 @@ class PsLiteSession(Session):
                 return known[1], [self._buckets[known[1].id, bucket.index] for bucket in known[1].buckets]
             compression = Compression("none" if declaration.kind == "broadcast" else declaration.codec, self.config.seed)
             layout, places = self._numbering.layout(declaration, len(self._declared), self.size)
-            made = [
-                PsLiteBucket(self._kv, self._pool, layout, bucket, parts, compression)
-                for bucket, parts in zip(layout.buckets, places, strict=True)
-            ]
+            made = [self._bucket(layout, bucket, parts, compression) for bucket, parts in zip(layout.buckets, places, strict=True)]
             self._declared[declaration.name] = (declaration, layout)
-            self._buckets |= {(layout.id, each.bucket.index): each for each in made}
+            self._buckets |= {(layout.id, bucket.index): each for bucket, each in zip(layout.buckets, made, strict=True)}
             for each in made:
-                each.begin()
+                first_key = each.bucket.parts[0].key
+                if first_key not in self._by_key:
+                    self._by_key[first_key] = each
+                    each.begin()
         return layout, made
+
+    def _bucket(self, layout: Layout, bucket: Bucket, places: list[PartPlace], compression: Compression) -> PsLiteBucket:
+        """A tensor that is declared again, as by broadcasts from two roots, goes on with the rounds of its keys. Raises UsageError, CodecError."""
+        known = self._by_key.get(bucket.parts[0].key)
+        if known is None:
+            keys = [keys_of(place, self._two_key_servers) for place in places]
+            return PsLiteBucket(self._kv, self._pool, layout, bucket, places, keys, compression)
+        if (known.bucket.dtype, known.bucket.codec, known.layout.mean) != (bucket.dtype, bucket.codec, layout.mean):
+            raise UsageError(
+                f"tensor {layout.tensor_at(bucket, 0)!r} was exchanged before with another dtype, codec or average, but BytePS has one key for each name; "
+                f"use another name"
+            )
+        return known
 
     def submit(
         self, layout: Layout, bucket: int, buffer: BucketBuffer, *, skip: bool = False, previous_skipped: int = 0,
@@ -212,10 +232,10 @@ class PsLiteSession(Session):
             call()
 
     def statistics(self) -> dict[str, int]:
-        of_steps = [each for each in self._buckets.values() if each.layout.kind == "plan"]
+        of_steps = [each for each in self._by_key.values() if each.layout.kind == "plan"]
         plain = sum(2 * each.steps * each.bucket.numel * 4 for each in of_steps)
         return {
-            "wire_bytes": sum(each.moved_bytes for each in self._buckets.values()), "resent": 0,
+            "wire_bytes": sum(each.moved_bytes for each in self._by_key.values()), "resent": 0,
             "gradient_bytes": sum(each.moved_bytes for each in of_steps), "uncompressed_bytes": plain,
             "slowest_rank": -1, "least_waited_ms": 0, "most_waited_ms": 0,
         }  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -87,6 +89,21 @@ class ErrorFeedback(Compressor):
         except (OSError, struct.error):
             return 1.0
         return float(rate) or 1.0
+
+
+class InTurn(Compressor):
+    """Encodes by each of ``inner`` in turn: those of a part whose payloads go to several keys in turn (``turns``), each with the random numbers of its
+    key's compressor on the server. Decoding takes no random numbers, so any of them decodes."""
+
+    def __init__(self, inner: Sequence[Compressor]) -> None:
+        super().__init__(inner[0].numel)
+        self._inner, self._next = inner, itertools.cycle(inner)
+
+    def encode(self, values: F32) -> bytes:
+        return next(self._next).encode(values)
+
+    def decode(self, payload: bytes | memoryview) -> F32:
+        return self._inner[0].decode(payload)
 
 
 class NesterovMomentum(Compressor):

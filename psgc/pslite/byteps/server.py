@@ -9,6 +9,7 @@ import time
 from psgc.config import Config
 from psgc.processes.reminder import Reminder
 from psgc.pslite.byteps.store import Store
+from psgc.pslite.byteps.turns import ENDPOINT_NAME, refuse_races
 from psgc.pslite.kv import KVServer
 from psgc.pslite.nodes import WORKER_GROUP
 from psgc.pslite.pairs import KVMeta, KVPairs
@@ -26,7 +27,9 @@ def serve(config: Config) -> int:
     try:
         if office.is_server:
             BytepsServer(office)
-        office.start()
+        office.start(barrier=False)
+        refuse_races(office)
+        office.barrier()
         office.finalize()  # waits for the workers, which call it when they are done
     finally:
         office.finalize(barrier=False)
@@ -38,6 +41,7 @@ class BytepsServer:
 
     def __init__(self, office: Postoffice) -> None:
         self._office = office
+        office.endpoint_name = ENDPOINT_NAME
         self._store: Store | None = None
         self._reminder: Reminder | None = None
         self._lock = threading.Lock()  # the store is used by the customer's thread, and looked at by the van's
