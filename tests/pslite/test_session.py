@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,8 +42,6 @@ class Buffer:
 
 def environment(port: int, **more: str) -> dict[str, str]:
     base = {
-        "DMLC_NUM_WORKER": "2",
-        "DMLC_NUM_SERVER": "2",
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(port),
         "PSGC_WIRE": "pslite",
@@ -52,14 +50,15 @@ def environment(port: int, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def job(**more: str) -> Iterator[tuple[list[PsLiteSession], list[Postoffice]]]:
-    """Two workers' sessions, and the servers' and the scheduler's offices."""
-    env = environment(free_port(), **more)
-    others = [Postoffice(Settings.of(Config.from_env(env, role=role))) for role in ("scheduler", "server", "server")]
-    for server in others[1:]:
-        BytepsServer(server)
-    configs = [Config.from_env({**env, "DMLC_WORKER_ID": str(rank)}, role="worker") for rank in range(2)]
-    sessions = run_all([*[lambda each=config: PsLiteSession.open(each) for config in configs], *[office.start for office in others]])[:2]
+def job(workers: int = 2, servers: Sequence[Callable[[Postoffice], Any]] = (BytepsServer, BytepsServer), **more: str) -> Iterator[Any]:
+    """The workers' sessions, and the offices of the scheduler and the servers."""
+    env = environment(free_port(), DMLC_NUM_WORKER=str(workers), DMLC_NUM_SERVER=str(len(servers)), **more)
+    others = [Postoffice(Settings.of(Config.from_env(env, role=role))) for role in ("scheduler", *["server"] * len(servers))]
+    for make, office in zip(servers, others[1:], strict=True):
+        make(office)
+    configs = [Config.from_env({**env, "DMLC_WORKER_ID": str(rank)}, role="worker") for rank in range(workers)]
+    opens = [lambda each=config: PsLiteSession.open(each) for config in configs]
+    sessions = run_all([*opens, *[office.start for office in others]])[:workers]
     try:
         yield sessions, others
     finally:
