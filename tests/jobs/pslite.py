@@ -1,7 +1,8 @@
 """A worker over ps-lite: sums of constants over steps without a pause, every dtype, a broadcast, and a model's gradients. Prints one line of JSON.
 
-argv: steps, a codec for the model's gradients, and "barrier" where the server is byteps's, which mixes up the steps of workers that do not wait for each
-other. With the codec "sums" only the constants are summed, as tests/jobs/pslite_stock.py does, so that the two can share a job.
+argv: steps, a codec for the model's gradients, and "barrier" where workers and servers of byteps's are in the job: such servers mix up the steps of such
+workers that do not wait for each other. With the codec "sums" only the constants are summed, as tests/jobs/pslite_stock.py does, so that the two can share
+a job.
 """
 
 import json

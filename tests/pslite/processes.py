@@ -14,22 +14,23 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 HANG_S = 250  # a process that has not ended by then hangs; a loaded machine takes a third of that for the longest job
-PSGC_ROLE = {role: [sys.executable, "-m", "psgc.launch.job.role", role] for role in ("scheduler", "server")}
-STOCK_ROLE = {role: [sys.executable, "-m", "tests.pslite.stock"] for role in ("scheduler", "server")}
+PSGC_SCHEDULER, PSGC_SERVER = ([sys.executable, "-m", "psgc.launch.job.role", role] for role in ("scheduler", "server"))
+STOCK_SCHEDULER = STOCK_SERVER = [sys.executable, "-m", "tests.pslite.stock"]
 
 
 def run_job(
-    roles: dict[str, list[str]], workers: list[list[str]], servers: int, more: dict[str, str] | None = None
+    scheduler: list[str], servers: list[list[str]], workers: list[list[str]], more: dict[str, str] | None = None
 ) -> tuple[list[str], list[int], str]:
-    """Run a job to its end: the workers' output, the exit status of each process (scheduler, servers, workers), and what all wrote to stderr."""
+    """Run a job of these commands to its end: the workers' output, the exit status of each process (scheduler, servers, workers), and what all wrote to
+    stderr."""
     base = {
-        **os.environ, "DMLC_NUM_WORKER": str(len(workers)), "DMLC_NUM_SERVER": str(servers), "DMLC_PS_ROOT_URI": "127.0.0.1",
+        **os.environ, "DMLC_NUM_WORKER": str(len(workers)), "DMLC_NUM_SERVER": str(len(servers)), "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(free_port()), "DMLC_NODE_HOST": "127.0.0.1", "PSGC_WIRE": "pslite", "PYTHONPATH": str(ROOT), **(more or {}),
     }  # fmt: skip
-    commands = [("scheduler", roles["scheduler"]), *[("server", roles["server"])] * servers, *[("worker", command) for command in workers]]
+    commands = [("scheduler", scheduler), *[("server", command) for command in servers], *[("worker", command) for command in workers]]
     processes = []
     for index, (role, command) in enumerate(commands):
-        own = {"DMLC_ROLE": role} | ({"DMLC_WORKER_ID": str(index - 1 - servers)} if role == "worker" else {})
+        own = {"DMLC_ROLE": role} | ({"DMLC_WORKER_ID": str(index - 1 - len(servers))} if role == "worker" else {})
         processes.append(
             subprocess.Popen(command, cwd=ROOT, env={**base, **own}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         )
@@ -43,4 +44,8 @@ def run_job(
     finally:
         for process in processes:
             process.kill()
-    return [out for out, _ in outputs[1 + servers :]], [process.returncode for process in processes], "".join(err for _, err in outputs)
+    return (
+        [out for out, _ in outputs[1 + len(servers) :]],
+        [process.returncode for process in processes],
+        "".join(err for _, err in outputs),
+    )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from psgc.pslite.byteps.registration import Registration
-from tests.pslite.processes import PSGC_ROLE, STOCK_ROLE, run_job
+from tests.pslite.processes import PSGC_SCHEDULER, PSGC_SERVER, STOCK_SCHEDULER, STOCK_SERVER, run_job
 from tests.pslite.stock import Unavailable, library
 
 WORKER = [sys.executable, "tests/jobs/pslite.py"]
@@ -35,7 +35,7 @@ def check(outputs: list[str], statuses: list[int], errors: str, codec: str) -> N
 @pytest.mark.long
 @pytest.mark.timeout(560)
 def test_psgcs_workers_train_over_psgcs_own_ps_lite_server() -> None:
-    outputs, statuses, errors = run_job(PSGC_ROLE, [[*WORKER, "20", "topk:k=0.1"]] * 2, servers=1)
+    outputs, statuses, errors = run_job(PSGC_SCHEDULER, [PSGC_SERVER], [[*WORKER, "20", "topk:k=0.1"]] * 2)
     check(outputs, statuses, errors, "topk")
     assert errors.count("ps-lite has no authentication") == 4, "each role says so"
 
@@ -43,10 +43,9 @@ def test_psgcs_workers_train_over_psgcs_own_ps_lite_server() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(560)
 def test_six_hundred_steps_without_a_pause_have_no_wrong_sum_on_psgcs_server() -> None:
-    """byteps's own server gives tens of wrong ones."""
-    outputs, statuses, errors = run_job(PSGC_ROLE, [[*WORKER, "600", "none"]] * 2, servers=1)
+    outputs, statuses, errors = run_job(PSGC_SCHEDULER, [PSGC_SERVER], [[*WORKER, "600", "none"]] * 2)
     check(outputs, statuses, errors, "none")
-    outputs, statuses, errors = run_job(PSGC_ROLE, [[*WORKER, "100", "onebit"]] * 3, servers=2)
+    outputs, statuses, errors = run_job(PSGC_SCHEDULER, [PSGC_SERVER] * 2, [[*WORKER, "100", "onebit"]] * 3)
     check(outputs, statuses, errors, "onebit")
 
 
@@ -72,8 +71,22 @@ def check_sums(outputs: list[str], statuses: list[int], errors: str) -> None:
 def test_psgcs_workers_train_over_bytepss_own_server_and_scheduler() -> None:
     needs_stock()
     for servers, codec in ((1, "onebit"), (2, "topk:k=0.1"), (1, "randomk:k=0.1"), (2, "dithering:k=4")):
-        outputs, statuses, errors = run_job(STOCK_ROLE, [[*WORKER, "20", codec, "barrier"]] * 2, servers)
+        outputs, statuses, errors = run_job(STOCK_SCHEDULER, [STOCK_SERVER] * servers, [[*WORKER, "20", codec]] * 2)
         check(outputs, statuses, errors, codec)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(560)
+def test_three_hundred_steps_of_three_workers_without_a_pause_are_right_on_servers_of_either_kind_and_one_of_each() -> None:
+    needs_stock()
+    for scheduler, servers in (
+        (STOCK_SCHEDULER, [STOCK_SERVER]),
+        (STOCK_SCHEDULER, [PSGC_SERVER]),
+        (STOCK_SCHEDULER, [STOCK_SERVER, PSGC_SERVER]),
+        (PSGC_SCHEDULER, [STOCK_SERVER, PSGC_SERVER]),
+    ):
+        outputs, statuses, errors = run_job(scheduler, servers, [[*WORKER, "300", "none"]] * 3)
+        check(outputs, statuses, errors, "none")
 
 
 @pytest.mark.long
@@ -83,15 +96,14 @@ def test_bytepss_workers_get_their_own_bytes_and_exact_sums_of_psgcs_server() ->
     needs_stock()
     for servers in (1, 2):
         workers = [[*STOCK_WORKER, "600", ",".join(REGISTRATIONS)]] * 2
-        check_sums(*run_job(PSGC_ROLE, workers, servers))
+        check_sums(*run_job(PSGC_SCHEDULER, [PSGC_SERVER] * servers, workers))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(560)
 def test_workers_of_both_kinds_share_a_job_on_servers_of_either() -> None:
     needs_stock()
-    for roles, steps, pause in ((PSGC_ROLE, "300", []), (STOCK_ROLE, "20", ["barrier"])):
-        for scheduler in (PSGC_ROLE, STOCK_ROLE):
-            mixed = {"scheduler": scheduler["scheduler"], "server": roles["server"]}
+    for server, steps, pause in ((PSGC_SERVER, "300", []), (STOCK_SERVER, "20", ["barrier"])):
+        for scheduler in (PSGC_SCHEDULER, STOCK_SCHEDULER):
             workers = [[*WORKER, steps, "sums", *pause], [*STOCK_WORKER, steps, "", *pause]]
-            check_sums(*run_job(mixed, workers, 2))
+            check_sums(*run_job(scheduler, [server] * 2, workers, {"PSGC_PSLITE_RACY": "1"} if pause else {}))
