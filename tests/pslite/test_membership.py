@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from psgc.errors import JobFailed, RemoteProtocolError, UsageError
 from psgc.pslite.actions import Action, Connect, Send
 from psgc.pslite.member import Member
-from psgc.pslite.meta import ACK, ADD_NODE, BARRIER, EMPTY, HEARTBEAT, SCHEDULER, SERVER, WORKER, Meta, Node
+from psgc.pslite.meta import ACK, ADD_NODE, BARRIER, EMPTY, HEARTBEAT, SCHEDULER, SERVER, WORKER, Meta, Node, read_meta
 from psgc.pslite.nodes import ALL, SERVER_GROUP, WORKER_GROUP, group_ids, key_ranges, rank_of, role_of, server_id, worker_id
 from psgc.pslite.pairs import KVPairs, slice_by_server
 from psgc.pslite.resend import RETRIES, Resender, signature_of
@@ -112,8 +112,34 @@ def test_a_node_takes_the_place_of_a_dead_one_of_its_role_and_no_others() -> Non
     fresh.receive(1, listed[11])
     assert fresh.own.id == 11
     assert [a.node.address for a in members[8].receive(1, listed[8]) if isinstance(a, Connect)] == ["10.0.0.7:7777"]
+    members[9].receive(1, listed[9])
+    assert members[9].listed[11].hostname == "10.0.0.7"
     with pytest.raises(RemoteProtocolError, match=r"a server 10\.0\.0\.8:1 joins, but the job has all of its nodes"):
         scheduler.receive(EMPTY, Meta(command=ADD_NODE, nodes=(Node(role=SERVER, hostname="10.0.0.8", port=1),)), 5.0)
+
+
+def test_a_worker_ends_if_another_implementations_node_takes_a_dead_ones_place() -> None:
+    """It may count rounds in another way."""
+    for named in (SERVER, WORKER):
+        members = joined_job(2, 1)[1]
+        node_id = 8 if named == SERVER else 11
+        other = Node(role=named, hostname="10.0.0.7", port=7777, id=node_id, is_recovery=True, endpoint_name=b"another's")
+        meta = Meta(command=ADD_NODE, nodes=(other,))
+        with pytest.raises(
+            JobFailed, match=rf"{node_id} at 10\.0\.0\.7:7777 took the place of .* {node_id} at .*, but only one of the two is psgc's"
+        ):
+            members[9].receive(1, meta)
+        members[8].receive(1, meta)
+
+
+def test_what_nodes_say_of_themselves_is_passed_on_to_all() -> None:
+    scheduler = Scheduler(ROOT, 1, 1)
+    worker = Member(Node(role=WORKER, hostname="w", port=1, endpoint_name=b"psgc"), 1, 1)
+    server = Node(role=SERVER, hostname="s", port=1)
+    scheduler.receive(EMPTY, worker.join().meta, 0.0)
+    told = [action for action in scheduler.receive(EMPTY, Meta(command=ADD_NODE, nodes=(server,)), 0.0) if isinstance(action, Send)]
+    for action in told:
+        assert [node.endpoint_name for node in read_meta(action.meta.pack()).nodes] == [b"psgc", b"", b""]
 
 
 def test_messages_that_nobody_of_the_job_would_send_change_nothing() -> None:

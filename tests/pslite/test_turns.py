@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 
 from psgc.errors import ConfigError
 from psgc.pslite import KVWorker, Postoffice
+from psgc.pslite.actions import Action
 from psgc.pslite.byteps.randomk import RandomK
 from psgc.pslite.byteps.server import BytepsServer
 from psgc.pslite.byteps.turns import ENDPOINT_NAME, SECOND_KEY, refuse_races
+from psgc.pslite.meta import Meta
+from psgc.pslite.scheduler import Scheduler
 from psgc.worker.pslite.compression import Compression
 from psgc.worker.pslite.session import PsLiteSession
 from tests.pslite.overwriting import OverwritingServer
@@ -161,6 +164,19 @@ def mixed_job(racy: bool) -> list[Any]:
             *[lambda each=office: each.start(barrier=False) for office in theirs],
         ]
     )
+
+
+def test_a_scheduler_that_leaves_endpoint_names_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """psgc's workers would take each other for BytePS's, and use one key."""
+    add = Scheduler._add
+
+    def forgetful(self: Scheduler, sender: int, meta: Meta, now: float) -> list[Action]:
+        return add(self, sender, replace(meta, nodes=tuple(replace(node, endpoint_name=b"") for node in meta.nodes)), now)
+
+    monkeypatch.setattr(Scheduler, "_add", forgetful)
+
+    for said in mixed_job(False)[:2]:
+        assert "does not pass on the endpoint names of nodes" in said and "one of this version of psgc" in said
 
 
 def test_bytepss_workers_beside_psgcs_on_bytepss_servers_are_refused_by_all_of_psgcs_processes(caplog: pytest.LogCaptureFixture) -> None:

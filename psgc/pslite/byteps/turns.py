@@ -45,8 +45,14 @@ def two_key_servers(office: Postoffice) -> frozenset[int]:
 
 
 def refuse_races(office: Postoffice) -> None:
-    """Raise ConfigError for a job in which psgc's workers share byteps's servers with byteps's workers, unless the settings want it."""
+    """Raise ConfigError for a job in which psgc's workers share byteps's servers with byteps's workers, unless the settings want it; and for one whose
+    scheduler leaves out what nodes say of themselves, as that of an older psgc does."""
     workers, servers = stock_nodes(office, WORKER_GROUP), stock_nodes(office, SERVER_GROUP)
+    if office.node_id in (*workers, *servers):
+        raise ConfigError(
+            f"the ps-lite scheduler at {office.settings.root_host}:{office.settings.root_port} does not pass on the endpoint names of nodes, by which psgc's "
+            f"processes know each other; start byteps 0.2.5.post15's, or one of this version of psgc"
+        )
     if not workers or not servers or len(workers) == office.num_workers:
         return
     what = (
