@@ -2,8 +2,8 @@
 
 python -m benchmarks.pslite_rounds [--workers 2] [--servers stock] [--numel 20] [--tensors 1] [--rounds 40] [--cycles 15]
 
-Prints ms a round and wrong sums of each. The three take
-turns within one job, so that a machine's changes of speed meet all of them. byteps 0.2.5.post15 is built as for its tests (tests/pslite/stock.py).
+Prints ms a round and wrong sums of each. The three take turns within one job, so that a machine's changes of speed meet all of them. byteps 0.2.5.post15
+is built as for its tests (tests/pslite/stock.py).
 """
 
 from __future__ import annotations
