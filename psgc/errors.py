@@ -71,5 +71,5 @@ def raised_alone(rank: int, place: str) -> str:
     """Why ranks cannot go on after a backward that raised on one of them, where others applied the step. place: the step and its tensor, in words."""
     return (
         f"rank {rank}: backward raised in {place} after some of its gradients had left, and the script went on without that step, which other ranks have "
-        f"applied, so that weights differ; let the error end the script, or have every rank call zero_grad() in place of step()"
+        f"applied, so that weights differ; let the error end the script, or have every rank call put_back() in place of step()"
     )

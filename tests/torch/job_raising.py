@@ -49,7 +49,7 @@ def main(how: str) -> None:
             failed.fill_(1)
         if how == "together" and psgc.push_pull(failed, average=False, name="failed"):
             dropped += 1
-            optimizer.zero_grad()
+            optimizer.put_back()
             continue
         optimizer.step()
     assert dropped == len(FAILING), dropped

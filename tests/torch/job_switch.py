@@ -46,15 +46,15 @@ def conserve(switches: list[str]) -> None:
                 computed.add_(gradient(psgc.rank(), step, name))
             step += 1
         exchange = optimizer._psgc_exchange
-        kept = exchange.residuals.collect(exchange.outcome == "dropped")
-        if dropped:  # after the last comparison, one more step, which is thrown away before the next switch: it goes into the residual
+        kept = exchange.residuals.collect(exchange.outcome == "put back")
+        if dropped:  # after the last comparison, one more step, which is put back before the next switch: it goes into the residual
             dropped = False
             sum((weights[name] * gradient(psgc.rank(), step, name)).sum() for name in NUMEL).backward()
-            optimizer.zero_grad()
+            optimizer.put_back()
             for name, computed in mine.items():
                 computed.add_(gradient(psgc.rank(), step, name))
             step += 1
-            kept = exchange.residuals.collect(exchange.outcome == "dropped")
+            kept = exchange.residuals.collect(exchange.outcome == "put back")
         held = 0.0
         for name, numel in NUMEL.items():
             own, server = kept.tensors.get(name), kept.servers.get(name)

@@ -1,9 +1,8 @@
-"""Gradients that are thrown away after backward, and backwards that raise."""
+"""Averaged gradients that the trainer does not step with, and backwards that raise."""
 
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
 from typing import Any
 
@@ -37,51 +36,44 @@ def by_none(model: nn.Module, optimizer: Any) -> None:
         parameter.grad = None
 
 
+def by_putting_back(model: nn.Module, optimizer: Any) -> None:
+    optimizer.put_back()
+
+
+def by_discarding(model: nn.Module, optimizer: Any) -> None:
+    optimizer.discard()
+
+
 @BUCKETS
-@pytest.mark.parametrize("throw_away", [by_optimizer, by_module, by_module_in_place, by_none])
-def test_a_step_thrown_away_is_told_with_the_next(ranks: Any, throw_away: Any, buckets: dict[str, Any]) -> None:
+@pytest.mark.parametrize("clear", [by_optimizer, by_module, by_module_in_place, by_none, by_discarding, by_putting_back])
+def test_a_result_without_a_step_is_the_scripts_unless_it_is_put_back(ranks: Any, clear: Any, buckets: dict[str, Any]) -> None:
     def train(rank: int) -> list[float]:
         model = linear()
         optimizer = sgd(model)
         for step in range(4):
-            throw_away(model, optimizer)
             model(torch.full((1, 3), rank + 1.0)).sum().backward()
             assert torch.equal(model.weight.grad, torch.full((2, 3), 1.5)), step
             if step != 1:
                 optimizer.step()
+                optimizer.zero_grad()
+            else:
+                clear(model, optimizer)
+                assert all(grad is None or not grad.any() for grad in (p.grad for p in model.parameters()))
         return weights(model)
 
     first, second = ranks.run(2, train, **buckets)
     assert first == second
     flags = [s.previous_skipped for s in ranks.steps if "weight" in s.tensors]
-    assert flags == [False, False, True, False]
+    assert flags == [False, False, clear is by_putting_back, False]
 
 
-@pytest.mark.parametrize(("codec", "told"), [("none", 0), ("bf16", 0), ("topk:k=0.5", 1), ("int8", 1)])
-@pytest.mark.parametrize("throw_away", [by_optimizer, by_module])
-def test_under_error_feedback_it_is_said_once_what_becomes_of_gradients_thrown_away(
-    ranks: Any, throw_away: Any, codec: str, told: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    def train(rank: int) -> None:
-        model = linear()
-        optimizer = sgd(model, compression=codec)
-        for _ in range(3):
-            throw_away(model, optimizer)
-            squares(rank, 0)(model).backward()
-
-    with caplog.at_level(logging.WARNING):
-        ranks.run(2, train, min_compress_bytes=0)
-    assert caplog.text.count("thrown away before step()") == told, "by one of the two ranks"
-    assert not told or (f"codec {codec})" in caplog.text and "no_sync()" in caplog.text)
-
-
-def test_of_several_backwards_thrown_away_together_the_last_is_told(ranks: Any) -> None:
+def test_of_several_backwards_that_are_put_back_together_the_last_is_told(ranks: Any) -> None:
     def train(rank: int) -> None:
         model = two_layers()
         optimizer = sgd(model)
         for step in range(2):
             squares(rank, step)(model).backward()
-        optimizer.zero_grad()
+        optimizer.put_back()
         for step in range(2):
             squares(rank, step)(model).backward()
             optimizer.step()
@@ -89,6 +81,26 @@ def test_of_several_backwards_thrown_away_together_the_last_is_told(ranks: Any) 
 
     ranks.run(2, train)
     assert [s.previous_skipped for s in ranks.steps] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_result_is_put_back_once_and_only_where_there_is_one(ranks: Any, late: bool) -> None:
+    def train(rank: int) -> None:
+        model = linear()
+        optimizer = sgd(model)
+        with pytest.raises(UsageError, match=r"put_back\(\): no averaged gradients wait"):
+            optimizer.put_back()
+        squares(rank, 0)(model).backward()
+        optimizer.put_back()
+        with pytest.raises(UsageError, match=r"put_back\(\): no averaged gradients wait"):
+            optimizer.put_back()
+        squares(rank, 1)(model).backward()
+        optimizer.step()
+        with pytest.raises(UsageError, match=r"put_back\(\): no averaged gradients wait"):
+            optimizer.put_back()
+
+    ranks.run(2, train, late_synchronization=late)
+    assert [s.previous_skipped for s in ranks.steps] == [False, True]
 
 
 def test_gradients_that_module_zero_grad_lets_go_are_freed(ranks: Any) -> None:

@@ -363,7 +363,7 @@ def test_incomplete_passes_can_be_thrown_away(ranks: Any, late: bool) -> None:
 
 
 @MODES
-def test_a_dropped_step_is_told_with_every_submission_of_the_next(ranks: Any, late: bool) -> None:
+def test_a_step_that_is_put_back_is_told_with_every_submission_of_the_next(ranks: Any, late: bool) -> None:
     def train(rank: int) -> None:
         model = linear()
         optimizer = sgd(model)
@@ -373,6 +373,8 @@ def test_a_dropped_step_is_told_with_every_submission_of_the_next(ranks: Any, la
             optimizer.synchronize()
             if step != 1:
                 optimizer.step()
+            else:
+                optimizer.put_back()
 
     ranks.run(2, train, **TINY, late_synchronization=late)
     assert [s.previous_skipped for s in ranks.steps] == [False, False, False, False, True, True, False, False]

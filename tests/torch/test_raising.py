@@ -26,7 +26,7 @@ def test_a_rank_that_goes_on_without_a_step_that_others_applied_ends_the_job_wit
     job.end()
     for worker in workers:
         assert worker.popen.returncode == 1, job.text()
-        assert "rank 1: backward raised in " in worker.last_line and "call zero_grad() in place of step()" in worker.last_line, job.text()
+        assert "rank 1: backward raised in " in worker.last_line and "call put_back() in place of step()" in worker.last_line, job.text()
         assert "Traceback" not in worker.text, job.text()
     assert workers[1].text.count("goes on") == 1
 

@@ -92,7 +92,7 @@ def test_after_close_or_failure_the_next_call_says_so() -> None:
 
 @pytest.mark.parametrize("skipped_first", [False, True])
 def test_what_two_ranks_and_their_servers_left_over_reaches_a_job_of_one_once(alone: None, skipped_first: bool) -> None:
-    """The mean of the workers' residuals, and the servers' as it is; a step that is thrown away has not paid it."""
+    """The mean of the workers' residuals, and the servers' as it is; a step that is put back has not paid it."""
     weight = torch.nn.Parameter(torch.zeros(3))
     optimizer: Any = psgc.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], compression="topk")
     states = [
@@ -106,7 +106,7 @@ def test_what_two_ranks_and_their_servers_left_over_reaches_a_job_of_one_once(al
     optimizer.load_residual_state_dict(states)
     if skipped_first:
         (0 * weight).sum().backward()
-        optimizer.zero_grad()
+        optimizer.put_back()
     for _ in range(2):
         optimizer.zero_grad()
         (0 * weight).sum().backward()

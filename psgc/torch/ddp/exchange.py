@@ -25,6 +25,7 @@ from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.device.engines import engine_of
 from psgc.torch.gradients import loss_scale
 from psgc.torch.gradients.observer import StepObserver
+from psgc.torch.gradients.skips import Skips
 from psgc.torch.gradients.step_flags import MAX_RESCALE
 from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.planned import declared_buckets, leave_for_trace, write_layout
@@ -120,6 +121,7 @@ class DdpExchange:
         self._fresh_units = False  # of _last_scale: it was loaded, and no step has been taken since
         self._applied = self._dropped = False  # whether the last step was applied or dropped, if a loss scaler has reported it
         self._previous_skipped, self._rescale = False, 1.0
+        self._skips, self._stepped = Skips(), False  # since the last result
         add_exchange(self)
         api.add_member(self)
 
@@ -185,6 +187,7 @@ class DdpExchange:
 
     def stepped(self) -> None:
         """An optimizer has stepped parameters of the model."""
+        self._stepped = True
         if self.observer is not None and not self._begun:
             self.observer.stepped()
 
@@ -248,7 +251,11 @@ class DdpExchange:
         self._previous_skipped = self._dropped and not self._applied
         self._rescale = max(-MAX_RESCALE, min(now / self._last_scale, MAX_RESCALE)) if self._last_scale else 1.0
         self._last_scale = now
-        self._applied = self._dropped = False
+        if self._stepped or self._applied:
+            self._skips.step()
+        elif self.steps and not self._dropped and self._skips.leave():
+            self._rescale = 0.0
+        self._applied = self._dropped = self._stepped = False
         self._begun = True
 
     def _declare(self) -> None:

@@ -25,7 +25,7 @@ from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.exchange import Arrival, DdpExchange, exchanges_of
-from psgc.torch.gradients.linearity import CodecAdvice, coarse_codecs, is_linear
+from psgc.torch.gradients.linearity import CodecAdvice, is_linear
 from psgc.torch.plans.choice import AUTO, Given, chosen, named
 from psgc.torch.session import api
 from psgc.torch.tensors.codec_text import codec_text
@@ -142,8 +142,8 @@ class DdpHook:
         self._look_out()
 
     def _look_out(self) -> None:
-        """Watch for optimizers, which a coarse codec may not suit."""
-        if (coarse_codecs(self._choice.codecs({})) or self._choice.auto) and not self._advises:
+        """Watch for optimizers, whose steps count, and which a coarse codec may not suit."""
+        if not self._advises:
             self._advises = True
             register_optimizer_step_post_hook(self._advise)
 

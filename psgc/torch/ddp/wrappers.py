@@ -20,9 +20,10 @@ _construct = DistributedDataParallel.__init__
 
 @dataclass
 class _Known:
-    """This module's state, one a process. made: the number of wrappers seen so far; then: called with each new one."""
+    """This module's state, one a process. reduced: see the function; made: the number of wrappers seen so far; then: called with each new one."""
 
     wrappers: list[weakref.ref[DistributedDataParallel]] = field(default_factory=list)  # oldest first
+    reduced: weakref.WeakKeyDictionary[DistributedDataParallel, dict[str, torch.Tensor]] = field(default_factory=weakref.WeakKeyDictionary)
     watching: bool = False
     made: int = 0
     then: Callable[[DistributedDataParallel], None] | None = None
@@ -72,9 +73,9 @@ def wrapper_of(parameters: Iterable[torch.Tensor]) -> DistributedDataParallel | 
 
 
 def reduced(wrapper: DistributedDataParallel) -> dict[str, torch.Tensor]:
-    """Parameters whose gradients the wrapper reduces, by their names in the wrapped module, in the wrapper's order."""
-    ignored = wrapper.parameters_to_ignore
-    return {name: p for name, p in wrapper.module.named_parameters() if p.requires_grad and name not in ignored}
+    """Parameters whose gradients the wrapper reduces, by their names in the wrapped module, in the wrapper's order. DDP fixes them when it is made:
+    those that required a gradient then, whatever has been toggled since. Of wrappers that were found later, those that did when they were found."""
+    return _known.reduced[wrapper]
 
 
 def _find() -> None:
@@ -88,4 +89,6 @@ def _find() -> None:
 def _add(wrapper: DistributedDataParallel) -> None:
     _known.wrappers = [reference for reference in _known.wrappers if reference() is not None]
     _known.wrappers.append(weakref.ref(wrapper))
+    ignored = wrapper.parameters_to_ignore
+    _known.reduced[wrapper] = {name: p for name, p in wrapper.module.named_parameters() if p.requires_grad and name not in ignored}
     _known.made += 1

@@ -27,6 +27,7 @@ from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.finishing import finish
 from psgc.torch.gradients.hooks import follow
 from psgc.torch.gradients.observer import Observer
+from psgc.torch.gradients.skips import Skips
 from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.plans.choice import Choice, plan_for
 from psgc.torch.plans.planned import declared_buckets, is_of, leave_for_trace, write_layout
@@ -40,16 +41,16 @@ from psgc.worker.session import RAISED, Session
 logger = logging.getLogger(__name__)
 FIRST: Final = "optimizer0"  # the first optimizer of a session
 LOST: Final = "raised before it was over, so that gradients are incomplete; call optimizer.zero_grad()"
-Outcome = Literal["applied", "delivered", "dropped", "raised"]
+Outcome = Literal["settled", "delivered", "put back", "raised"]
 
 
 class GradientExchange:
     """See the module's text. rates: reads the parameter groups' learning rates as they are now; None: residuals do not follow them.
     choice: what gradients travel by; a plan must be of exactly these gradients.
 
-    outcome: what became of the last step: "applied" by step(), still "delivered" in p.grad, or "dropped" (the loss scaler skipped it or
-    zero_grad threw it away), which the next step's flag tells the servers, so that it goes back into the residual. "raised": dropped because this rank's
-    backward raised after some of its gradients had left.
+    outcome: what became of the last step: still "delivered" in p.grad; "settled": step() has applied it, or the script went on without, and used or
+    discarded the gradients as it liked; or "put back" (the loss scaler skipped it, or put_back() was called), which the next step's flag tells the
+    servers, so that it goes back into the residual. "raised": put back because this rank's backward raised after some of its gradients had left.
     paused: gradients stay local to this rank, and synchronizing does nothing. It is changed between two steps, on all ranks alike.
     late: gradients are delivered by ``synchronize`` only, not at the end of backward. held: backwards only accumulate for now.
     refresh: has the owner watch parameters that are new.
@@ -64,7 +65,7 @@ class GradientExchange:
         self._next: Choice | None = None  # from the next step on
         self._choices = 0  # how many have been declared
         self._plan: Plan | None = None  # of the last of them
-        self.outcome: Outcome = "applied"
+        self.outcome: Outcome = "settled"
         self.synchronized = False
         self.paused = False
         self.late = late
@@ -85,11 +86,11 @@ class GradientExchange:
         self._buckets: list[GradientBucket] = []
         self._flags: StepFlags | None = None
         self._last: StepFlags | None = None
+        self._skips, self._forgets = Skips(), False
         self._fresh_units = False  # those of _last were loaded, and no step has been taken since
         self._end: BackwardEnd | None = None  # of the backward that hooks have run in last
         self._backward = 0  # its number
         self._backwards = 0  # those of this step that are over
-        self._told_of_drop = False
         self._carried = CarriedResiduals()  # of a session that this process has left
         self._lock = threading.RLock()  # backward may run hooks in a thread for each device
         api.add_member(self)
@@ -102,14 +103,14 @@ class GradientExchange:
 
     def leave(self) -> None:
         """The session ends: take along what codecs keep."""
-        kept = self.residuals.collect(self._was_dropped)
+        kept = self.residuals.collect(self._was_put_back)
         self._carried.take(kept.tensors, kept.servers)
         self._carried.workers = self.session.size
 
     def rejoin(self, session: Session) -> None:
         """Go on in another session: tensors are declared anew in the first step."""
         with self._lock:
-            self.session, self.residuals, self._layouts, self._choices, self.outcome = session, Residuals(session), 0, 0, "applied"
+            self.session, self.residuals, self._layouts, self._choices, self.outcome = session, Residuals(session), 0, 0, "settled"
             self._give_up_layouts()
 
     def _pay(self) -> None:
@@ -317,11 +318,26 @@ class GradientExchange:
             for bucket in self._buckets:
                 bucket.reset()
             self._flags, self._end, self._backwards = None, None, 0
-            if self.outcome == "delivered":
-                self._drop()
-                self.outcome = "raised" if raised else self.outcome
-            self.end_step(applied=False)
+            if raised:
+                self.outcome = "raised"
+            self._leave_to_script()
+            for gradient in self._gradients:
+                gradient.note_step()
             self.synchronized = raised  # this rank has taken part in the step
+
+    def put_back(self) -> None:
+        """The last result goes back into the residuals; so it does already after a backward that raised. Raises UsageError if there is none."""
+        if self.outcome in ("settled", "put back"):
+            raise UsageError(
+                "put_back(): no averaged gradients wait for step(); call it in place of step(), after backward() and before zero_grad()"
+            )
+        self.end_step(applied=False)
+
+    def _leave_to_script(self) -> None:
+        """The script goes on without step(): the last result was its to use or to discard, as in DDP."""
+        if self.outcome == "delivered":
+            self.outcome, self._forgets = "settled", self._skips.leave()
+            report_of(self.session).left_to_script(self.name)
 
     def _give_up_lost(self) -> None:
         """A new backward begins after one that raised, whose gradients must have been cleared. Raises UsageError if they were not."""
@@ -349,12 +365,13 @@ class GradientExchange:
             gradient.note_zero()
 
     def end_step(self, applied: bool) -> None:
-        """Note whether the trainer applied the last result."""
+        """Note that step() has applied the last result, or that it was not and is to be put back."""
         delivered = self.outcome == "delivered"
         if applied and delivered:
             report_of(self.session).step_over(self.name)
+            self._skips.step()
         if (applied or delivered) and self.outcome != "raised":  # of a step that was given up, step() has nothing to apply
-            self.outcome = "applied" if applied else "dropped"
+            self.outcome = "settled" if applied else "put back"
         for gradient in self._gradients:
             gradient.note_step()
         self.synchronized = False
@@ -408,7 +425,7 @@ class GradientExchange:
         """Resume from residuals of an earlier job, in these units: existing layouts are dropped, and the next synchronization declares
         new ones. Raises UsageError in the middle of a step."""
         _ = self.units
-        self._last, self._fresh_units, self.outcome = units, True, "applied"
+        self._last, self._fresh_units, self.outcome = units, True, "settled"
         self._give_up_layouts()
 
     def switch(self, choice: Choice) -> None:
@@ -426,8 +443,8 @@ class GradientExchange:
             return
         self.choice, self._next = self._next, None
         if self._declared:
-            self.residuals.replace(self._was_dropped)
-            self.outcome = "applied"  # a result that was dropped is in what has been collected
+            self.residuals.replace(self._was_put_back)
+            self.outcome = "settled"  # a result that was put back is in what has been collected
             self._give_up_layouts()
 
     def _give_up_layouts(self) -> None:
@@ -439,30 +456,22 @@ class GradientExchange:
         """Fix the step's flags at its first submission, so that all ranks send the same flags whenever their buckets leave."""
         self.synchronized = False
         if self._flags is None:
-            if self.outcome == "delivered" and not any(gradient.keeps_mean for gradient in self._gradients):
-                self._drop()  # without a word: by module.zero_grad(), or p.grad = None
+            if not any(gradient.keeps_mean for gradient in self._gradients):
+                self._leave_to_script()  # by module.zero_grad(), or p.grad = None
             self._take_next()
             scaler_pending = self._fresh_units and self._loss_scale is _unscaled  # the scaler tells of itself after this backward
             scale = loss_scale.latest(default=1.0) if scaler_pending else self._loss_scale()
-            skipped = RAISED if self.outcome == "raised" else self.outcome == "dropped"
-            self._flags = StepFlags(skipped, scale, self._rates())
+            skipped = RAISED if self.outcome == "raised" else self.outcome == "put back"
+            self._flags, self._forgets = StepFlags(skipped, scale, self._rates(), self._forgets), False
 
     @property
-    def _was_dropped(self) -> bool:
-        return self.outcome in ("dropped", "raised")
+    def _was_put_back(self) -> bool:
+        return self.outcome in ("put back", "raised")
 
-    def _drop(self) -> None:
-        """Note that the trainer threw the result away, so that it is added back to the residual."""
-        self.outcome = "dropped"
-        codecs = sorted({bucket.bucket.codec for bucket in self._buckets if bucket.feedback})
-        if codecs and not self._told_of_drop:
-            self._told_of_drop = True
-            logger.log(
-                logging.WARNING if self.session.rank == 0 else logging.DEBUG,
-                "%s: averaged gradients were thrown away before step(); under error feedback (codec %s) they return to the residuals and "
-                "reach the parameters in later steps. A backward that is not meant for this optimizer (a GAN's generator step goes "
-                "through the discriminator, too) belongs inside `with optimizer.no_sync():`", self.name, ", ".join(codecs),
-            )  # fmt: skip
+    @property
+    def begun(self) -> bool:
+        """Whether a backward has begun a step that is not synchronized yet."""
+        return self._flags is not None
 
     def _submit(self, bucket: GradientBucket, bound: bool = False) -> None:
         assert self._flags is not None

@@ -120,7 +120,8 @@ class FrozenVarianceAdam(Distributed):
         self._follow_schedule()
 
     @torch.no_grad()
-    def _psgc_apply(self) -> None:
+    def _psgc_apply(self, closure: Callable[[], Any] | None) -> Any:
+        loss = None if closure is None else closure()
         if self._averages_gradients(self.steps):
             self._adam_step()
         else:
@@ -128,6 +129,7 @@ class FrozenVarianceAdam(Distributed):
         for group in self.param_groups:
             group["steps"] += 1
         self._follow_schedule()
+        return loss
 
     def _follow_schedule(self) -> None:
         """Have the next backward's gradients averaged, or left alone."""

@@ -28,8 +28,9 @@ from psgc.torch.plans.choice import Choice, Given, chosen, named, refuse_asynchr
 from psgc.torch.session import api
 from psgc.torch.state import saved
 from psgc.torch.state.residuals import Residuals, check_sizes
-from psgc.torch.tensors.broadcast import check_optimizer
+from psgc.torch.tensors.broadcast import check_optimizer, refuse_lbfgs
 from psgc.torch.tensors.buffers import dtype_name
+from psgc.torch.tensors.push_pull import push_pull_inplace
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -65,10 +66,11 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     weights that servers then hold, with every rank's changes so far. Ranks need not run the same number of steps (docs/optimizers.md).
     step() sends nothing twice. A parameter unused on this rank counts as zeros and still gets the others' mean; one that no rank used
     keeps its p.grad as it is, unless it shares a bucket with used ones: then it gets zeros.
-    Raises UsageError for LBFGS, residuals_follow_lr with momentum, unnamed or doubly named parameters, dtypes that psgc does not carry
+    Optimizers that run ``step(closure)`` several times, such as LBFGS and SAM, get the mean of each run's gradients. LBFGS gets the mean of the losses, too.
+    Raises UsageError for residuals_follow_lr with momentum, unnamed or doubly named parameters, dtypes that psgc does not carry
     and plans that cannot be run; CodecError.
     """
-    check_optimizer(optimizer, "DistributedOptimizer")
+    check_optimizer(optimizer, "DistributedOptimizer", lbfgs=True)
     if hasattr(optimizer, "_psgc_names"):
         raise UsageError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
     check_passes(backward_passes_per_step)
@@ -80,6 +82,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's and Horovod's name
     if session.config.async_mode:
         from psgc.torch.optimizers.asynchronous import make_asynchronous
 
+        refuse_lbfgs(optimizer, "asynchronous training")
         if residuals_follow_lr:
             raise UsageError("residuals_follow_lr: under PSGC_ASYNC=1 residuals are of weights, not of gradients; leave it out")
         scheduled = optimizer.__dict__.pop("step", None)
@@ -137,30 +140,47 @@ class Distributed(torch.optim.Optimizer):
             self._psgc_exchange.observer = AutoPlan(self._psgc_exchange, _linear(self), next(_parameters(self))[2])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Synchronize, unless that was done since the last backward, and apply. closure: run first, once; its loss is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        """Synchronize, unless that was done since the last backward, and apply. closure: the wrapped optimizer runs it, as often as it likes, and after
+        each run its gradients are synchronized; it returns the loss."""
         exchange = self._psgc_exchange
-        if self._psgc_synchronizes:
-            self.synchronize()
-        elif not exchange.synchronized:
-            raise UsageError("step() inside skip_synchronize(), but gradients were not synchronized since; call synchronize() first")
-        result = self._psgc_apply()
+        if closure is None or exchange.begun:
+            self._psgc_complete()
+        result = self._psgc_apply(None if closure is None else self._psgc_synchronizing(closure))
         if self._psgc_advice is not None:
             self._psgc_advice.look(self)
         # A fused optimizer under a loss scaler is always called and looks for itself whether to apply.
         overflow = getattr(self, "found_inf", None)
         exchange.end_step(applied=overflow is None or not overflow.item())
-        return result if closure is None else loss
+        return result
 
     # torch wraps a step() that is not marked so to run the hooks registered on the optimizer: super().step() does that.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _psgc_apply(self) -> Any:
-        """Apply the averaged gradients: the wrapped optimizer's own step."""
-        return super().step()
+    def _psgc_complete(self) -> None:
+        """Have every p.grad hold the mean."""
+        if self._psgc_synchronizes:
+            self.synchronize()
+        elif not self._psgc_exchange.synchronized:
+            raise UsageError("step() inside skip_synchronize(), but gradients were not synchronized since; call synchronize() first")
+
+    def _psgc_synchronizing(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """The closure, after each run of which every p.grad holds the mean. LBFGS decides by the loss when to stop, so it gets the mean of that, too: the same
+        on all ranks, which so evaluate equally often."""
+
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            with torch.enable_grad():
+                loss = closure(*args, **kwargs)
+            self._psgc_complete()
+            if isinstance(self, torch.optim.LBFGS):
+                mean = torch.as_tensor(loss).detach().to("cpu", torch.float32, copy=True).reshape(1)
+                return push_pull_inplace(mean, name=f"{self._psgc_exchange.name}.loss")[0]
+            return loss
+
+        return evaluate
+
+    def _psgc_apply(self, closure: Callable[[], Any] | None) -> Any:
+        """Apply the averaged gradients: the wrapped optimizer's own step. Returns what that does. closure: one that synchronizes."""
+        return super().step() if closure is None else super().step(closure)
 
     def synchronize(self) -> None:
         """Wait until every p.grad holds the mean over all ranks. Where it does already, as after backward, does nothing.
@@ -218,20 +238,34 @@ class Distributed(torch.optim.Optimizer):
             self._psgc_advice.look(self)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. Raises UsageError while gradients are under way. When they are synchronized, and step() did not follow, it means
-        that the step is skipped."""
+        """As torch's. Raises UsageError while gradients are under way. When they are synchronized, and step() did not follow, they were the script's to
+        use or to discard, as under DistributedDataParallel."""
         self._psgc_exchange.forget()
         super().zero_grad(set_to_none)
         if not set_to_none:
             self._psgc_exchange.note_zeros()
+
+    def discard(self) -> None:
+        """Do without the averaged gradients in p.grad, in place of step(): the same as ``zero_grad()``. What codecs have not sent of them stays in the
+        residuals, and comes with later steps."""
+        self.zero_grad()
+
+    def put_back(self) -> None:
+        """Put the averaged gradients in p.grad off, in place of step(): they go back into the residuals of codecs with error feedback, and come with
+        later steps; p.grad is cleared. Without error feedback this is ``discard()``. Call it on every rank, also on one whose backward raised. Raises
+        UsageError if no averaged gradients are there."""
+        if self._psgc_exchange.begun:
+            self._psgc_complete()
+        self._psgc_exchange.put_back()
+        self.zero_grad()
 
     def residual_state_dict(self) -> dict[str, Any]:
         """What codecs keep on this rank, and this rank's share of what they keep on the servers, by parameter name, to be saved with
         torch.save: a file for each rank, beside the ``state_dict()`` that is the same on all. Call it between two steps, on every rank."""
         exchange = self._psgc_exchange
         units, session = exchange.units, exchange.session
-        dropped = exchange.outcome != "applied"  # what is still in p.grad is not saved
-        kinds = {kind: of.collect(dropped and kind == GRADIENTS) for kind, of in self._psgc_residuals().items()}
+        back = exchange.outcome != "settled"  # what is still in p.grad is not saved
+        kinds = {kind: of.collect(back and kind == GRADIENTS) for kind, of in self._psgc_residuals().items()}
         header = {"format": saved.FORMAT, "rank": session.rank, "size": session.size, "loss_scale": units.loss_scale}
         return {**header, "rates": list(units.rates), **saved.pack(kinds)}
 

@@ -49,6 +49,7 @@ class RunReport:
     def __init__(self, session: Session) -> None:
         self._session = weakref.proxy(session)
         self._steps: dict[str, _Steps] = {}  # by optimizer
+        self._left: Counter[str] = Counter()  # results that the script went on without step(), by optimizer
         self._every = session.config.log_steps
 
     def laid_out(self, layout: Layout) -> None:
@@ -72,6 +73,10 @@ class RunReport:
         if steps.count:
             steps.waited_s += waited_s
             self._session.note_waited(waited_s)
+
+    def left_to_script(self, name: str) -> None:
+        """Averaged gradients of the layout ``name`` were in p.grad, and the script went on without step()."""
+        self._left[name] += 1
 
     def step_over(self, name: str) -> None:
         """The trainer has applied a step of the layout ``name``."""
@@ -103,7 +108,7 @@ class RunReport:
         """The whole run in a line or two; empty where nothing was synchronised."""
         taken = [steps for steps in self._steps.values() if steps.count]
         if not taken or self._session.config.solo:
-            return ""
+            return "" if self._session.config.solo else self._never_stepped()
         first = max(taken, key=lambda steps: steps.count)
         parts = [_count(first.count, "step") + (f" of {len(taken)} optimizers" if len(taken) > 1 else "")]
         if first.durations:
@@ -115,6 +120,15 @@ class RunReport:
         if elapsed > 0:
             parts.append(self._waited(sum(steps.waited_s for steps in taken), elapsed, counted))
         return "; ".join(parts)
+
+    def _never_stepped(self) -> str:
+        if not self._left:
+            return ""
+        name, count = self._left.most_common(1)[0]
+        return (
+            f"{name}: averaged gradients were left in p.grad {_count(count, 'time')} and its step() was never called; what the script did with them, "
+            f"such as updates of its own, is not counted as steps"
+        )
 
     @staticmethod
     def _carried(gradient: int, plain: int) -> str:

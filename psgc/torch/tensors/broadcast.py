@@ -133,12 +133,13 @@ def _read(data: bytearray, root_rank: int, allow_pickle: bool) -> Any:
     return pickle.loads(memoryview(data)[1:])
 
 
-def check_optimizer(optimizer: Any, what: str) -> None:
-    """Raise UsageError for what is no optimizer, such as its class or a model, and for LBFGS."""
+def check_optimizer(optimizer: Any, what: str, *, lbfgs: bool = False) -> None:
+    """Raise UsageError for what is no optimizer, such as its class or a model, and for LBFGS unless that is welcome."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         got = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
         raise UsageError(f"{what}: the first argument is the optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1), but got {got}")
-    refuse_lbfgs(optimizer, what)
+    if not lbfgs:
+        refuse_lbfgs(optimizer, what)
 
 
 def refuse_lbfgs(optimizer: torch.optim.Optimizer, what: str) -> None:

@@ -1,0 +1,32 @@
+"""Results that the script went on without a step: whether codecs go on from what they have kept of them.
+
+What a codec has not sent of a gradient stays in its residual, also where the script then uses the averaged gradient in an update of its own, or throws it
+away as a GAN's other half does in each iteration. But a script that seldom does so guards against bad steps: there the rest of a gradient that is
+thousands of times too large would come back in the next steps, which the guard would throw away, too. So with a result that is left as an exception the
+residuals are forgotten. Pure; the same on all ranks whose scripts do the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+EXCEPTIONAL: Final = (
+    6  # steps for each result without one, from which on such a result is an exception; critics of GANs are stepped five times
+)
+
+
+@dataclass(slots=True)
+class Skips:
+    """applied: steps so far; left: results that the script went on without a step."""
+
+    applied: int = 0
+    left: int = 0
+
+    def step(self) -> None:
+        self.applied += 1
+
+    def leave(self) -> bool:
+        """A result is left to the script. Returns whether that is an exception, so that residuals are to be forgotten."""
+        self.left += 1
+        return self.applied >= EXCEPTIONAL * self.left
