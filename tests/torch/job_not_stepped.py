@@ -10,6 +10,7 @@ job_not_stepped.py optimizer|hook
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ import psgc.torch as psgc
 
 STEPS, SPIKE, RATE = 24, 8, 0.05
 CODECS = ("none", "int8", "onebit", "topk:k=0.1")
-Grads = Callable[[int], float]  # fills p.grad with the mean of step number ``step``; the loss
+Grads = Callable[..., float]  # (step, factor of rank 1's loss): fills p.grad with the mean; returns the loss
 
 
 class Sam(torch.optim.Optimizer):
@@ -98,10 +99,21 @@ def plain(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
 
 
 def guarded(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
-    """The rank's one bad batch has a loss 10,000 times as large."""
+    """Rank 1 has one bad batch, whose loss is 10,000 times as large."""
     optimizer.zero_grad()
-    grads(-step if step == SPIKE else step)
+    grads(step, 1e4 if step == SPIKE else 1.0)
     if norm_of(model) > 50:
+        optimizer.zero_grad()
+        skipped.append(step)
+        return
+    optimizer.step()
+
+
+def guarded_against_nan(model: nn.Module, optimizer: Any, grads: Grads, step: int) -> None:
+    """Rank 1 has one bad batch, whose loss is not a number."""
+    optimizer.zero_grad()
+    grads(step, math.nan if step == SPIKE else 1.0)
+    if not math.isfinite(norm_of(model)):
         optimizer.zero_grad()
         skipped.append(step)
         return
@@ -166,15 +178,16 @@ def toggled(model: nn.Module, optimizer: Halves, grads: Grads, step: int) -> Non
 
 
 LOOPS: dict[str, tuple[Callable[[Any], Any], Any]] = {
-    "plain": (sgd, plain), "guarded": (sgd, guarded), "by_hand": (sgd, by_hand), "statistics": (sgd, statistics),
+    "plain": (sgd, plain), "guarded": (sgd, guarded), "guarded_against_nan": (sgd, guarded_against_nan),
+    "by_hand": (sgd, by_hand), "statistics": (sgd, statistics),
     "sam_twice": (lambda p: Sam(p, RATE), sam_twice), "sam_closure": (lambda p: Sam(p, RATE), sam_closure),
     "extragradient": (lambda p: Extragradient(p, RATE), closure),
     "lbfgs": (lambda p: torch.optim.LBFGS(p, lr=0.3, max_iter=3, history_size=4), closure),
     "toggled": (Halves, toggled),
 }  # fmt: skip
 FRONTS = {
-    "optimizer": ("plain", "guarded", "by_hand", "statistics", "sam_twice", "sam_closure", "extragradient", "lbfgs"),
-    "hook": ("plain", "guarded", "by_hand", "statistics", "sam_twice", "sam_closure", "extragradient", "toggled"),
+    "optimizer": ("plain", "guarded", "guarded_against_nan", "by_hand", "statistics", "sam_twice", "sam_closure", "extragradient", "lbfgs"),
+    "hook": ("plain", "guarded", "guarded_against_nan", "by_hand", "statistics", "sam_twice", "sam_closure", "extragradient", "toggled"),
 }
 skipped: list[int] = []
 
@@ -184,11 +197,11 @@ def made() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 32))
 
 
-def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * abs(step) + rank)
+def loss_of(model: nn.Module, rank: int, step: int, factor: float) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(32, 64, generator=generator)
     loss = (model(x) - x[:, :32].sin()).square().mean()
-    return 1e4 * loss if step < 0 and rank == 1 else loss
+    return factor * loss if rank == 1 else loss
 
 
 def weights(model: nn.Module) -> torch.Tensor:
@@ -208,8 +221,8 @@ def trained(loop: str, model: nn.Module, optimizer: Any, grads: Grads) -> tuple[
 def by_definition(loop: str) -> tuple[torch.Tensor, torch.Tensor, int]:
     model = made()
 
-    def grads(step: int) -> float:
-        loss = sum(loss_of(model, rank, step) for rank in range(psgc.size())) / psgc.size()
+    def grads(step: int, factor: float = 1.0) -> float:
+        loss = sum(loss_of(model, rank, step, factor) for rank in range(psgc.size())) / psgc.size()
         loss.backward()
         return float(loss)
 
@@ -229,8 +242,8 @@ def by_hook(loop: str, codec: str) -> tuple[torch.Tensor, torch.Tensor, int]:
 
 
 def of_rank(model: nn.Module) -> Grads:
-    def grads(step: int) -> float:
-        loss = loss_of(model, psgc.rank(), step)
+    def grads(step: int, factor: float = 1.0) -> float:
+        loss = loss_of(model, psgc.rank(), step, factor)
         loss.backward()
         return float(loss)
 
