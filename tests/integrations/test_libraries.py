@@ -71,6 +71,19 @@ def test_training_is_stock_ddps_and_psgc_carries_every_gradient(case: str) -> No
         assert mine["reduced"] < mine["parameter_bytes"] / 50, "not even one step's gradients"
 
 
+def test_lightnings_manual_optimization_trains_though_parameters_are_toggled_before_the_first_backward() -> None:
+    needs("ddp_lightning")
+    job = str(Path(__file__).parent / "job.py")
+    done = run("--no-prefix", "--", sys.executable, job, "manual_lightning", "{}", "none", "int8")
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"codec"')]
+    seen = {codec: sorted((s for s in said if s["codec"] == codec), key=lambda s: s["rank"]) for codec in ("stock", "none", "int8")}
+    for stock, none, int8 in zip(*seen.values(), strict=True):
+        assert none["digest"] == stock["digest"] and none["losses"] == stock["losses"] and len(none["losses"]) == 8
+        assert int8["losses"] == pytest.approx(stock["losses"], rel=0.05)
+    assert seen["int8"][0]["digest"] == seen["int8"][1]["digest"]
+
+
 @pytest.mark.parametrize("example", NEEDS)
 def test_examples_run_as_their_first_line_says(example: str) -> None:
     needs(example)
