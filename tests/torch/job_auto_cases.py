@@ -217,7 +217,9 @@ def raising(loop: Loop) -> None:
             hook.remove()
             continue
         loop.backward(loss, optimizer)
-        if step not in (4, 21):
+        if step in (4, 21):
+            optimizer.put_back()
+        else:
             optimizer.step()
 
 
