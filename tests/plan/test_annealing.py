@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from psgc.plan.local_search.choosing import Chosen, Search
 from psgc.plan.local_search.moving import palette
 from psgc.plan.local_search.space import Space
+from psgc.plan.methods import anytime
 from psgc.plan.methods.anytime import Anytime
 from psgc.plan.methods.search import planned, search, searched
 from psgc.plan.model.options import OVER_SERVERS, Constraints
@@ -33,10 +35,11 @@ class Rounds(Anytime):
 
 
 def after_rounds(problem: Problem, count: int) -> Search:
-    """The finished search that has looked at the clock so often."""
-    made = Rounds(problem, float("inf"))
-    made.left = count
-    return made.run()
+    """The finished search that has looked at the clock so often; its rounds of annealing are short."""
+    with patch.object(anytime, "ROUND", (10.0, 14.0)):
+        made = Rounds(problem, float("inf"))
+        made.left = count
+        return made.run()
 
 
 def annealed(problem: Problem, seed: int, work: float = WORK) -> tuple[Search, Chosen, Chosen]:

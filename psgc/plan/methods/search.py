@@ -35,8 +35,9 @@ TEMPERATURES: Final = (1e-4, 1e-3, 1e-4)  # of each round's beginning, as shares
 DESCENT: Final = 1_000  # simulated chains of the descent behind a round
 
 
-def search(problem: Problem, annealing: float = ANNEALING) -> Found:
-    """The best plan that the search finds, over all options that the constraints allow. annealing: work of annealing, in simulated chains."""
+def search(problem: Problem, annealing: float | None = None) -> Found:
+    """The best plan that the search finds, over all options that the constraints allow. annealing: work of annealing, in simulated chains; None:
+    ANNEALING."""
     begun = time.perf_counter()
     made = searched(problem, annealing)
     assert made.best is not None
@@ -44,15 +45,16 @@ def search(problem: Problem, annealing: float = ANNEALING) -> Found:
     return Found(chosen, made.best.step_us, (time.perf_counter() - begun) * 1e6, len(problem.options))
 
 
-def searched(problem: Problem, annealing: float = ANNEALING) -> Search:
+def searched(problem: Problem, annealing: float | None = None) -> Search:
     """The finished search."""
+    work = ANNEALING if annealing is None else annealing
     made = Search(problem, Space(problem))
     seed(made)
     plans, budget = polish(made, POLISHED, BUDGET)
     for one in plans[:IMPROVED]:
         budget = improve(made, one, budget, palette(made, plans))
-    for number, hot in enumerate(TEMPERATURES if annealing else ()):
-        anneal(made, palette(made, plans), number + 1, annealing / len(TEMPERATURES), hot, DESCENT)
+    for number, hot in enumerate(TEMPERATURES if work else ()):
+        anneal(made, palette(made, plans), number + 1, work / len(TEMPERATURES), hot, DESCENT)
     finish(made, ORDER_BUDGET)
     return made
 
