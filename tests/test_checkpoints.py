@@ -75,10 +75,12 @@ def save():
         begun.set()
         time.sleep(save_s)
     print("whole", flush=True)
-threading.Thread(target=save).start()
+saver = threading.Thread(target=save)
+saver.start()
 begun.wait()
 Watchdog(SAVES, threading.Event(), grace_s, limit_s, "the job failed").start()
 time.sleep(save_s + more_s)
+saver.join()
 print("ended by itself", flush=True)
 """
 
