@@ -57,6 +57,7 @@ def sums() -> None:
     start = torch.arange(70_000)
     tensors = {"i": start.clone(), "f": start.float(), "scalar": torch.tensor(5.0), "empty": torch.zeros(0)}
     held = psgc.HeldTensors(tensors if rank == 0 else {key: torch.zeros_like(value) for key, value in tensors.items()}, "sums")
+    psgc.barrier()  # a rank that is late would have the other's first change in its values already
     assert torch.equal(held.values["i"], start) and held.values["scalar"] == 5.0, "rank 0's are the initial values, on every rank"
     for step in range(4 + 3 * rank):  # as many as it likes
         before = held.values["i"][1].item()
