@@ -1,14 +1,18 @@
 """A worker of a real job that switches between plans and codecs while it trains. Run by test_switch.py.
 
-Arguments: conserve SWITCH..., or train SWITCH...; a switch is a codec's text, a plan's file, or "dropped", which throws a step away before the next one.
+Arguments: conserve SWITCH..., train SWITCH..., or memory PID SWITCH..., with a server's pid; a switch is a codec's text, a plan's file, or "dropped",
+which throws a step away before the next one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,8 +76,24 @@ def conserve(switches: list[str]) -> None:
         time.sleep(0.01)
 
 
-def train(switches: list[str]) -> None:
-    """Prints each step's loss, and a digest of the weights at the end."""
+def memory(arguments: list[str]) -> None:
+    """Train; after each step, before any rank begins the next one, rank 0 looks at its own shared memory and at the server's."""
+    pid, *switches = arguments
+    train(switches, server=int(pid))
+
+
+def shared_bytes(pid: int, name: str) -> int:
+    """What the process's shared memory of this name takes."""
+    total = 0
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if name in os.readlink(entry):
+                total += 512 * entry.stat().st_blocks
+    return total
+
+
+def train(switches: list[str], server: int | None = None) -> None:
+    """Prints each step's loss, and a digest of the weights at the end. server: prints its memory as well."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, 100))
     optimizer: Any = psgc.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=1e-3), model.named_parameters())
@@ -93,6 +113,11 @@ def train(switches: list[str]) -> None:
             scaler.update()
             optimizer.zero_grad()
             step += 1
+            if server is not None:
+                psgc.barrier()
+                if psgc.rank() == 0:
+                    print(f"memory store={shared_bytes(server, 'psgc-store')} push={shared_bytes(os.getpid(), 'psgc-push')}", flush=True)
+                psgc.barrier()
     print(
         f"weights {hashlib.sha256(torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy().tobytes()).hexdigest()}",
         flush=True,
@@ -102,7 +127,7 @@ def train(switches: list[str]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     psgc.init()
-    {"conserve": conserve, "train": train}[sys.argv[1]](sys.argv[2:])
+    {"conserve": conserve, "train": train, "memory": memory}[sys.argv[1]](sys.argv[2:])
     psgc.barrier()
     psgc.shutdown()
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,14 +152,11 @@ def test_a_training_that_switches_to_options_among_nodes_and_back_is_the_one_tha
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_layouts_that_were_given_up_give_their_memory_back_on_servers_and_workers(make_job: Callable[..., Any], transport: str) -> None:
     job = make_job(env={"PSGC_TRANSPORT": transport, "PSGC_MIN_COMPRESS_BYTES": "0"})
-    workers = job.whole("train", *["none", "int8"] * 8, job=JOB)
-    server = next(process for process in job.processes if process.name == "server 0")
-    store, pushed = [], []
-    while workers[0].popen.poll() is None:
-        store.append(shared_bytes(server, "psgc-store"))
-        pushed.append(shared_bytes(workers[0], "psgc-push"))
-        time.sleep(0.01)
-    assert set(job.end().values()) == {0}, job.text()
+    job.scheduler()
+    pid = str(job.server().popen.pid)
+    for rank in range(2):
+        job.worker(rank, "memory", pid, *["none", "int8"] * 8, job=JOB)
+    store, pushed = memory_of(job, 16)
     gradient = 4 * sum(SIZES.values())
     assert gradient < max(store) < 6 * gradient, "the server keeps two results, and where results lose something two residuals"
     assert gradient / 2 < max(pushed) < 3 * gradient, "a worker keeps what it pushes"
@@ -174,30 +168,22 @@ def test_slots_behind_sums_within_nodes_are_given_back_too(make_job: Callable[..
     plan = written(tmp_path / "sharded.json", plan_of(SIZES, (" ".join(SIZES), "none", sharded)))
     job = make_job(nodes=1)
     job.scheduler()
-    server = job.server()
-    workers = [
-        job.worker(0, "train", *[plan, "none"] * 6, job=JOB, BYTEPS_LOCAL_RANK=str(rank), BYTEPS_LOCAL_SIZE="2") for rank in range(2)
-    ]
-    store, pushed = [], []
-    while workers[0].popen.poll() is None:
-        store.append(shared_bytes(server, "psgc-store"))
-        pushed.append(shared_bytes(workers[0], "psgc-push"))
-        time.sleep(0.01)
-    assert set(job.end().values()) == {0}, job.text()
+    pid = str(job.server().popen.pid)
+    for rank in range(2):
+        job.worker(0, "memory", pid, *[plan, "none"] * 6, job=JOB, BYTEPS_LOCAL_RANK=str(rank), BYTEPS_LOCAL_SIZE="2")
+    store, pushed = memory_of(job, 12)
     gradient = 4 * sum(SIZES.values())
     assert gradient < max(store) < 6 * gradient
     assert gradient / 2 < max(pushed) < 3 * gradient
 
 
-def shared_bytes(process: Any, name: str) -> int:
-    """What the process's shared memory of this name takes."""
-    total = 0
-    with suppress(OSError):
-        for entry in Path(f"/proc/{process.popen.pid}/fd").iterdir():
-            with suppress(OSError):
-                if name in os.readlink(entry):
-                    total += 512 * entry.stat().st_blocks
-    return total
+def memory_of(job: Any, switches: int) -> tuple[list[int], list[int]]:
+    """The server's memory and rank 0's, after each step of a job that is then over."""
+    assert set(job.end().values()) == {0}, job.text()
+    found = [(int(store), int(push)) for store, push in re.findall(r"^memory store=(\d+) push=(\d+)$", job.text(), re.MULTILINE)]
+    assert len(found) == STEPS * switches, job.text()
+    store, pushed = zip(*found, strict=True)
+    return list(store), list(pushed)
 
 
 def test_rank_0s_plan_is_enough_and_a_plan_that_differs_ends_every_rank_with_one_line(make_job: Callable[..., Any], tmp_path: Path) -> None:
