@@ -28,7 +28,7 @@ def resident(pid: int) -> int:
 class Attacked:
     """A job of one worker whose sums are checked, at rest in the steps between attacks."""
 
-    def __init__(self, make_job: Callable[..., Any], steps: int) -> None:
+    def __init__(self, make_job: Callable[..., Any], folder: Path) -> None:
         self.port = free_port()
         self.recorder = strangers.Recorder(self.port)
         self.job = make_job(nodes=1, env={"PSGC_SERVER_THREADS": "1"})
@@ -36,7 +36,8 @@ class Attacked:
         self.scheduler = self.job.scheduler()
         # It listens on loopback and on its Unix socket; its worker comes over TCP, and through the recorder.
         self.server = self.job.server(DMLC_PORT=str(self.port), PSGC_ADVERTISE=f"127.0.0.1:{self.recorder.port}")
-        arguments = ("--steps", str(steps), "--numel", "5000", "--pause-s", "0.05", "--check-sums")
+        self.over = folder / "over"
+        arguments = ("--steps", "1000000", "--numel", "5000", "--pause-s", "0.05", "--check-sums", "--until", str(self.over))
         self.worker = self.job.worker(0, *arguments, job="steps.py", PSGC_TRANSPORT="tcp")
         for line in self.worker.popen.stdout:
             if "step 3:" in line:
@@ -47,6 +48,7 @@ class Attacked:
     def end(self) -> str:
         """After the attacks: every step of the worker had the right sum, everybody ended in order; what the server said."""
         assert resident(self.server.popen.pid) - self.before < GROWTH_BYTES
+        self.over.touch()
         assert self.worker.popen.wait(200) == 0, "the sums are the worker's own all along"
         statuses = {p.name: p.end() for p in (self.scheduler, self.server)}
         self.recorder.close()
@@ -59,8 +61,8 @@ def lines(text: str, kind: str) -> int:
     return len(re.findall(rf"payload connection .*refused: .*{kind}", text))
 
 
-def test_eleven_attacks_by_strangers_change_nothing_and_each_kind_is_one_line(make_job: Callable[..., Any]) -> None:
-    attacked = Attacked(make_job, steps=450)
+def test_eleven_attacks_by_strangers_change_nothing_and_each_kind_is_one_line(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    attacked = Attacked(make_job, tmp_path)
     port, number = attacked.port, attacked.number
     deadline = time.monotonic() + 60
     while not (attacked.recorder.said and attacked.recorder.said[0]):
@@ -91,8 +93,8 @@ def test_eleven_attacks_by_strangers_change_nothing_and_each_kind_is_one_line(ma
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_ten_thousand_connections_keep_no_worker_out_and_fill_no_log(make_job: Callable[..., Any]) -> None:
-    attacked = Attacked(make_job, steps=1200)
+def test_ten_thousand_connections_keep_no_worker_out_and_fill_no_log(make_job: Callable[..., Any], tmp_path: Path) -> None:
+    attacked = Attacked(make_job, tmp_path)
     strangers.floods(attacked.port, 10_000)
     said = attacked.end()
     assert said.count("payload connection") < 30, said

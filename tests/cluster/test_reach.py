@@ -18,7 +18,7 @@ import pytest
 from tests.benchmark_scripts import load
 
 Make = Callable[..., Any]
-SOON = {"PSGC_TRANSPORT": "tcp", "PSGC_REGISTER_TIMEOUT_S": "12"}
+SOON = {"PSGC_REGISTER_TIMEOUT_S": "7"}  # of workers: it counts from when they hear of the servers, however long the job took to form
 testbed = load("testbed")
 LACKING = testbed.why_not()
 
@@ -52,26 +52,26 @@ def nobody() -> Iterator[int]:
         yield bound.getsockname()[1]
 
 
-@pytest.mark.parametrize(
-    ("there", "words"),
-    [(nobody, "nobody listens there"), (full, "nothing comes back from there; open port"), (mute, "does not answer as that server")],
-)
-def test_init_names_the_server_and_why_and_gives_up_at_its_limit(make_job: Make, there: Any, words: str) -> None:
-    job = make_job(nodes=2, env=SOON)
-    with there() as port:
-        job.scheduler()
-        job.server(PSGC_ADVERTISE=f"127.0.0.1:{port}")
-        for node in range(2):
-            job.worker(node, job="steps.py")
-        statuses = job.end()
-    assert set(statuses.values()) == {1}, job.text()
-    text = rf"rank \d cannot reach server 0 at tcp://127\.0\.0\.1:{port}, for \d+ s so far: .*{words}.*PSGC_ADVERTISE"
-    for process in job.processes:
-        assert re.search(rf"{text}.*PSGC_REGISTER_TIMEOUT_S", process.last_line), job.text()
-        assert "step 1:" not in process.text, "init() must not return before every server has answered"
-        assert "Traceback" not in process.text, job.text()
-    for process in (job.processes[0], *job.processes[2:]):
-        assert re.search(text, process.text.rsplit("\n", 2)[0]), f"{process.name}: named while it is tried, too\n{job.text()}"
+def test_init_names_the_server_and_why_and_gives_up_at_its_limit(make_job: Make) -> None:
+    """Three jobs at once: each waits for its limit."""
+    kinds = {nobody: "nobody listens there", full: "nothing comes back from there; open port", mute: "does not answer as that server"}
+    with contextlib.ExitStack() as there:
+        jobs = {there.enter_context(kind()): (words, make_job(nodes=2, env={"PSGC_TRANSPORT": "tcp"})) for kind, words in kinds.items()}
+        for port, (_, job) in jobs.items():
+            job.scheduler()
+            job.server(PSGC_ADVERTISE=f"127.0.0.1:{port}")
+            for node in range(2):
+                job.worker(node, job="steps.py", **SOON)
+        ended = [job.end() for _, job in jobs.values()]
+    for (port, (words, job)), statuses in zip(jobs.items(), ended, strict=True):
+        assert set(statuses.values()) == {1}, job.text()
+        text = rf"rank \d cannot reach server 0 at tcp://127\.0\.0\.1:{port}, for \d+ s so far: .*{words}.*PSGC_ADVERTISE"
+        for process in job.processes:
+            assert re.search(rf"{text}.*PSGC_REGISTER_TIMEOUT_S", process.last_line), job.text()
+            assert "step 1:" not in process.text, "init() must not return before every server has answered"
+            assert "Traceback" not in process.text, job.text()
+        for process in (job.processes[0], *job.processes[2:]):
+            assert re.search(text, process.text.rsplit("\n", 2)[0]), f"{process.name}: named while it is tried, too\n{job.text()}"
 
 
 class Door:
@@ -125,29 +125,34 @@ def test_a_server_that_is_lost_later_ends_the_job_at_the_limit_of_a_step(make_jo
 
 
 @pytest.mark.skipif(bool(LACKING), reason=f"no testbed here: {LACKING}")
-@pytest.mark.parametrize("wrong", ["127.0.0.1", "10.77.0.99"])
-def test_on_other_hosts_a_wrong_address_is_told_from_a_firewall(wrong: str) -> None:
-    """Scheduler on host 0, server on host 1, worker on host 2. 10.77.0.99 is nobody's: nothing comes back but, after a while, no route."""
-    job = Path(__file__).parents[1] / "jobs" / "steps.py"
-    with testbed.Testbed(3) as bed:
-        env = {
-            "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": bed.addresses[0], "DMLC_PS_ROOT_PORT": "9000",
-            "BYTEPS_FORCE_DISTRIBUTED": "1", "PSGC_JOB": str(secrets.randbits(62) | 1), "PSGC_TOKEN": "secret", "PSGC_REGISTER_TIMEOUT_S": "15",
-        }  # fmt: skip
-        own = testbed.os.environ
-        members = []
-        for host, role in enumerate(("scheduler", "server", "worker")):
-            command = [sys.executable, str(job)] if role == "worker" else [sys.executable, "-m", "psgc.launch.job.role", role]
-            extra = {"DMLC_NODE_HOST": wrong} if role == "server" else {}
-            full_env = {**{k: v for k, v in own.items() if not k.startswith(("DMLC_", "BYTEPS_", "PSGC_"))}, **env, **extra}
-            members.append(bed.run(host, command, full_env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-        said = [member.communicate(timeout=300)[0] for member in members]
-    assert [member.returncode for member in members] == [1, 1, 1], said
+def test_on_other_hosts_a_wrong_address_is_told_from_a_firewall() -> None:
+    """Scheduler on host 0, server on host 1, worker on host 2; a job for each address. 10.77.0.99 is nobody's: nothing comes back but, after a while,
+    no route."""
     expected = {
         "127.0.0.1": "that is this machine itself, and the server runs on another one; set DMLC_NODE_HOST",
         "10.77.0.99": "(nothing comes back from there; open port|No route to host; is there a route)",
     }
-    for text in said:
-        last = text.strip().splitlines()[-1]
-        assert re.search(rf"rank 0 cannot reach server 0 at tcp://{re.escape(wrong)}:\d+, .*{expected[wrong]}", last), said
-    assert ("which on every other machine is that machine itself" in said[0]) == (wrong == "127.0.0.1"), said[0]
+    own = {k: v for k, v in testbed.os.environ.items() if not k.startswith(("DMLC_", "BYTEPS_", "PSGC_"))}
+    worker = [sys.executable, str(Path(__file__).parents[1] / "jobs" / "steps.py")]
+    with testbed.Testbed(3) as bed:
+        jobs = {}
+        for port, wrong in enumerate(expected, 9000):
+            env = {
+                **own, "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": bed.addresses[0], "DMLC_PS_ROOT_PORT": str(port),
+                "BYTEPS_FORCE_DISTRIBUTED": "1", "PSGC_JOB": str(secrets.randbits(62) | 1), "PSGC_TOKEN": "secret",
+            }  # fmt: skip
+            extra: list[dict[str, str]] = [{}, {"DMLC_NODE_HOST": wrong}, SOON]
+            jobs[wrong] = [
+                bed.run(
+                    host, worker if role == "worker" else [sys.executable, "-m", "psgc.launch.job.role", role], {**env, **extra[host]},
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                )
+                for host, role in enumerate(("scheduler", "server", "worker"))
+            ]  # fmt: skip
+        said = {wrong: [member.communicate(timeout=300)[0] for member in members] for wrong, members in jobs.items()}
+    for wrong, members in jobs.items():
+        assert [member.returncode for member in members] == [1, 1, 1], said[wrong]
+        for text in said[wrong]:
+            last = text.strip().splitlines()[-1]
+            assert re.search(rf"rank 0 cannot reach server 0 at tcp://{re.escape(wrong)}:\d+, .*{expected[wrong]}", last), said[wrong]
+        assert ("which on every other machine is that machine itself" in said[wrong][0]) == (wrong == "127.0.0.1"), said[wrong][0]

@@ -6,11 +6,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import distributed as dist
 
 from psgc.config import Config
 from psgc.errors import ConfigError, JobFailed
@@ -120,14 +122,29 @@ def test_ranks_that_share_a_device_have_no_group_on_it_and_are_refused_one_that_
         assert said == ([wanted + "or set PSGC_COLLECTIVES=host on every rank"] * 2 if asked == "nccl" else [])
 
 
+class Impatient:
+    """A process group that waits for its members a fifth of a second, once they have connected with all the time they need."""
+
+    def __init__(self, process_group: Any) -> None:
+        self._process_group = process_group
+
+    def alltoall_base(self, *arguments: Any) -> Any:
+        options = dist.AllToAllOptions()
+        options.timeout = timedelta(seconds=0.2)
+        return self._process_group.alltoall_base(*arguments, options)
+
+    def abort(self) -> None:
+        self._process_group.abort()
+
+
 def test_a_member_that_does_not_come_ends_a_collective_on_devices_with_one_line() -> None:
     def run(groups: JobGroups, rank: Rank) -> None:
         values = torch.zeros(3)
         elements = DeviceElements(Engine(RecordingRuntime(gpus=lambda: f"gpu {rank.rank}")), None, None, lambda: values)
-        group = groups.on_device((0, 1), elements)
+        group: Any = groups.on_device((0, 1), elements)
         assert group is not None
         if rank.rank == 0:
-            rank.config = config(step_timeout_s=0.5)  # from now on: to connect they have all the time they need
+            group._process_group = group._collectives._process_group = Impatient(group._process_group)
             group.raw(elements, 0, 3, "all_reduce")
 
     (error, _) = on_ranks(2, run, config())

@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--leave-at", type=int, default=0, help="leave in order before that step")
     parser.add_argument("--stall-at", type=int, default=0, help="never come to that step")
     parser.add_argument("--nan-at", type=int, default=0, help="push a NaN in that step")
+    parser.add_argument("--until", help="file that ends the job before the next step, once it exists")
     parser.add_argument("--check-sums", action="store_true", help="every rank pushes the step number; the mean must be that")
     options = parser.parse_args()
     try:
@@ -41,7 +42,7 @@ def steps(session: ClusterSession, options: argparse.Namespace) -> int:
     buffer = ArrayBuffer(np.zeros(options.numel, np.float32))
     declaration = Declaration("gradients", "adhoc", (spec,), options.codec, True)
     for step in range(1, options.steps + 1):
-        if step == options.leave_at:
+        if step == options.leave_at or (options.until and os.path.exists(options.until)):
             break
         if step == options.stall_at:
             time.sleep(1000)

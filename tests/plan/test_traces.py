@@ -64,12 +64,16 @@ def test_a_trace_of_torch_profiler_says_that_gradients_are_ready_when_their_hook
     accumulated = [event for event in events if event["name"] == "torch::autograd::AccumulateGrad"]
     ready: dict[str, list[float]] = {name: [] for name in NAMES}
     for hook in sorted((event for event in events if event["name"].startswith(HOOK)), key=lambda event: float(event["ts"])):
-        (around,) = [event for event in accumulated if event["tid"] == hook["tid"] and start(event) <= start(hook) <= end(hook) <= end(event)]
+        (around,) = [
+            event for event in accumulated if event["tid"] == hook["tid"] and start(event) <= start(hook) <= end(hook) <= end(event)
+        ]
         ready[hook["name"].removeprefix(HOOK)].append(end(around))
     assert {len(times) for times in ready.values()} == {9}
     first = [min(times) for times in zip(*ready.values(), strict=True)]
     expected = {
-        name: statistics.median([at - began for at, began in zip(times, first, strict=True)][1:])  # the trace lacks the first step's beginning
+        name: statistics.median(
+            [at - began for at, began in zip(times, first, strict=True)][1:]
+        )  # the trace lacks the first step's beginning
         for name, times in ready.items()
     }
     named = {tensor.name: tensor.ready_us for tensor in found.tensors}
