@@ -31,11 +31,11 @@ class CuttingProxy(Proxy):
 
 def test_steps_survive_connections_cut_in_mid_payload(make_job: Callable[..., Any]) -> None:
     port = free_port()
-    proxy = CuttingProxy(port, seed=1, bytes_between_cuts=3_000_000)
+    proxy = CuttingProxy(port, seed=1, bytes_between_cuts=6_000_000)
     job = make_job(nodes=2, env={"PSGC_TRANSPORT": "tcp"})
     job.scheduler()
     job.server(DMLC_PORT=str(port), PSGC_ADVERTISE=f"127.0.0.1:{proxy.port}")
-    arguments = ("--steps", "40", "--numel", "200000", "--pause-s", "0", "--check-sums")
+    arguments = ("--steps", "24", "--numel", "200000", "--pause-s", "0", "--check-sums")
     workers = [job.worker(node, *arguments, job="steps.py") for node in range(2)]
     statuses = job.end()
     proxy.close()

@@ -108,20 +108,20 @@ def never_connect(rank: int, groups: Groups) -> None:
 
 def break_rules(rank: int, groups: Groups) -> None:
     """Two threads issue on one group."""
-    group, errors = groups.group((0, 1)), []
+    group, errors, told = groups.group((0, 1)), [], threading.Event()
 
     def issue() -> None:
         try:
             group.all_reduce(np.zeros(3, np.float32), "float32")
         except PsgcError as error:
             errors.append(str(error))
+            told.set()
 
     if rank == 0:
         threads = [threading.Thread(target=issue) for _ in range(2)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(1.0)
+        assert told.wait(200), "one of them waits for rank 1, so the other is refused"
         (error,) = errors
         assert error.startswith("group of ranks 0, 1: all_reduce of 3 float32 while another thread's collective is under way"), error
     psgc.barrier()
