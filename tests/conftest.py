@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -82,6 +83,15 @@ class Process:
     popen: subprocess.Popen[str]
     hang_s: float
     text: str = ""
+
+    def read_until(self, words: str) -> None:
+        """Read what it says, into ``text``, up to a line in which the regular expression is found."""
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.text += line
+            if re.search(words, line):
+                return
+        pytest.fail(f"{self.name} ended without saying {words!r}:\n{self.text}")
 
     def end(self) -> int:
         """Wait for it; everything it said is then in ``text``."""

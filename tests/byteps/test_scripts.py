@@ -125,6 +125,7 @@ def test_a_scheduler_and_servers_do_not_wait_for_a_suspended_worker_that_has_fai
     worker = job.start("worker", [sys.executable, *launched_by, *script], DMLC_ROLE="worker", DMLC_WORKER_ID="0")
     assert [service.end() for service in services] == [0, 0], job.text()
     services = [job.scheduler(DMLC_NUM_WORKER="2"), job.server(DMLC_NUM_WORKER="2")]
+    services[0].read_until("here: .*server")  # one that came later would look for a scheduler that has ended
     barrier.touch()
     assert worker.end() == 1 and [service.end() for service in services] == [1, 1], job.text()
     for service in services:
