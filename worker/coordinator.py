@@ -104,7 +104,7 @@ class Coordinator:
         self._barriers: dict[tuple[int, int], threading.Event] = {}  # by layout (0: none) and number
         self._named = Reminder(self.began)
         self.left = False
-        self._leaving = False
+        self._leaving = self._over = False  # over: the job has failed
 
     def pollables(self) -> tuple[Pollable, Pollable]:
         return self._dealer.pollables()
@@ -178,7 +178,8 @@ class Coordinator:
         return self._config.step_timeout_s if self._life.alive() else self._config.dead_s
 
     def release(self) -> None:
-        """The job has failed: release every thread that waits for a barrier."""
+        """The job has failed: release every thread that waits for a barrier. Nothing is worth a warning after that."""
+        self._over = True
         for passed in self._barriers.values():
             passed.set()
         self._barriers.clear()
@@ -214,7 +215,7 @@ class Coordinator:
         if self._leaving:
             sign = self._life.tick(now)
             self.left = self.left or (sign is not None and sign.gone)
-            if sign is not None and not sign.gone and self.voice.speaks(LIFELINE):
+            if sign is not None and not sign.gone and not self._over and self.voice.speaks(LIFELINE):
                 logger.warning("%s", sign.text)
             return
         if self._rank is None and (why := self._dealer.turned_away()):
@@ -289,7 +290,7 @@ class Coordinator:
             self.left = True
         elif header.kind == Kind.HEARTBEAT and body:
             self.told = time.monotonic()
-            if self.voice.speaks(AWAITED):
+            if not self._over and self.voice.speaks(AWAITED):
                 logger.warning("scheduler: %s", decode_body(Notice, body).text)
         elif header.kind == Kind.HEARTBEAT and header.step:
             waiting = self._owner.waiting

@@ -108,3 +108,21 @@ def test_a_scheduler_that_never_answers_is_given_up_at_the_limit_but_one_that_ta
     ):
         coordinator.tick(coordinator.began + (ticks + 1) * module.TICK_S)
     coordinator.close()
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_scheduler_that_is_silent_when_this_worker_leaves_is_named_unless_the_job_has_failed(
+    failed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Why the job failed is the last line."""
+    monkeypatch.setattr(module, "Dealer", lambda *_: Connection(0))
+    coordinator = Coordinator(None, Config(root_host="127.0.0.1", root_port=9, job=1), Owner())  # type: ignore[arg-type]
+    coordinator._rank = 0
+    coordinator._life.connection(True, coordinator.began)
+    if failed:
+        coordinator.release()
+    coordinator.leave()
+    for tick in range(30):
+        coordinator.tick(coordinator.began + tick * module.TICK_S)
+    assert ["has said nothing for" in record.getMessage() for record in caplog.records] == [True] * (not failed)
+    coordinator.close()
