@@ -38,7 +38,7 @@ def rewrite(path: Path, config: pytest.Config) -> None:
         if pytests._read_pyc(path, kept) is None and pytests.try_makedirs(folder):
             stamp, code = pytests._rewrite_test(path, config)
             pytests._write_pyc(config.stash[pytests.assertstate_key], code, stamp, kept)
-    except (ImportError, AttributeError, TypeError, KeyError, SyntaxError):
+    except (ImportError, AttributeError, TypeError, KeyError, SyntaxError, OSError):  # of a file that is not there pytest tells
         return
 
 

@@ -4,7 +4,7 @@ Each loop is trained by psgc, and beside it by the definition on every rank: the
 line of JSON for each loop, front and codec: how far the weights are from the definition's, as a share of how far these have moved, after a half of the
 steps and at the end. Run by test_not_stepped.py.
 
-job_not_stepped.py optimizer|hook
+job_not_stepped.py optimizer|hook CODEC...
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 import psgc.torch as psgc
 
 STEPS, SPIKE, RATE = 24, 8, 0.05
-CODECS = ("none", "int8", "onebit", "topk:k=0.1")
 Grads = Callable[..., float]  # (step, factor of rank 1's loss): fills p.grad with the mean; returns the loss
 
 
@@ -250,7 +249,7 @@ def of_rank(model: nn.Module) -> Grads:
     return grads
 
 
-def main(front: str) -> None:
+def main(front: str, *codecs: str) -> None:
     torch.set_num_threads(1)
     psgc.init()
     if front == "hook":
@@ -258,7 +257,7 @@ def main(front: str) -> None:
     start = weights(made())
     for loop in FRONTS[front]:
         wanted = by_definition(loop)
-        for codec in CODECS:
+        for codec in codecs:
             found = (by_hook if front == "hook" else by_optimizer)(loop, codec)
             apart = [float((mine - right).norm() / (right - start).norm()) for mine, right in zip(found[:2], wanted[:2], strict=True)]
             case = {"loop": loop, "codec": codec, "apart": apart, "skipped": found[2], "wanted": wanted[2]}
@@ -269,4 +268,4 @@ def main(front: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

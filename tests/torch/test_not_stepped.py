@@ -15,22 +15,31 @@ JOB = str(Path(__file__).parent / "job_not_stepped.py")
 # How many times as far from the definition as plain training a loop may be under a codec, whose error two gradients a step have twice.
 TIMES = {"plain": 1, "by_hand": 1.2, "guarded": 3, "guarded_against_nan": 3, "toggled": 4}
 TWICE = 10
+CODECS = ("none", "int8", "onebit", "topk:k=0.1")
 Case = dict[str, Any]
 
 
-def said(make: Callable[..., Any], front: str, servers: int) -> list[Case]:
+def said(make: Callable[..., Any], front: str, servers: int, codecs: tuple[str, ...]) -> list[Case]:
     """What the ranks said of each loop and codec; they must say the same."""
-    texts = make(servers=servers, env={"PSGC_MIN_COMPRESS_BYTES": "0"}).said(front, job=JOB)
+    texts = make(servers=servers, env={"PSGC_MIN_COMPRESS_BYTES": "0"}).said(front, *codecs, job=JOB)
     first, second = ([json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in texts)
     assert first == second
     return first
 
 
-@pytest.mark.parametrize(("front", "servers"), [("optimizer", 1), ("optimizer", 0), ("hook", 1)])
-def test_what_a_loop_does_with_its_gradients_is_its_own(make_job: Callable[..., Any], front: str, servers: int) -> None:
-    cases = said(make_job, front, servers)
+@pytest.mark.parametrize(
+    ("front", "servers", "codecs"),
+    [
+        ("optimizer", 1, ("none", "int8", "topk:k=0.1")), ("optimizer", 0, ("none", "onebit")), ("hook", 1, ("none", "topk:k=0.1")),
+        *(pytest.param(front, servers, CODECS, marks=pytest.mark.long) for front, servers in (("optimizer", 1), ("optimizer", 0), ("hook", 1))),
+    ],
+)  # fmt: skip
+def test_what_a_loop_does_with_its_gradients_is_its_own(
+    make_job: Callable[..., Any], front: str, servers: int, codecs: tuple[str, ...]
+) -> None:
+    cases = said(make_job, front, servers, codecs)
     usual = {case["codec"]: case["apart"] for case in cases if case["loop"] == "plain"}
-    assert len(cases) == 9 * len(usual)
+    assert len(cases) == 9 * len(usual) == 9 * len(codecs)
     for case in cases:
         assert case["skipped"] == case["wanted"], case
         assert case["wanted"] == case["loop"].startswith("guarded")
