@@ -87,7 +87,11 @@ ENDS = str(Path(__file__).parent.parent / "jobs" / "ends.py")
     ],
 )
 def test_the_last_line_says_once_who_failed_and_where_and_the_status_is_kept(launched: Any, how: str, status: int, said: str) -> None:
-    patient = {"PSGC_SILENCE_S": "60", "PSGC_REGISTER_TIMEOUT_S": "10000", "PSGC_ABORT_GRACE_S": "100"}  # the first to fail may be the last to end
+    patient = {
+        "PSGC_SILENCE_S": "60",
+        "PSGC_REGISTER_TIMEOUT_S": "10000",
+        "PSGC_ABORT_GRACE_S": "100",
+    }  # the first to fail may be the last to end
     popen = launched.psgc("run", "--", sys.executable, ENDS, how, **patient)
     ended, out, err = launched.end(popen)
     *before, last = err.splitlines()

@@ -114,7 +114,7 @@ def test_a_plans_step_is_predicted_lane_by_lane(job: Path) -> None:
         ("bert-base", "cloud-4xa10g-40g", ("--gpu", "a10g", "--codec", "int8")),
         ("vgg16", "two-homes-1g", ("--gpu", "t4", "--codec", "topk")),
         ("resnet50", "served", ("--runnable",)),
-        ("gpt2", "served", ("--codec", "onebit", "--method", "byteps-compress")),
+        ("lstm", "served", ("--codec", "onebit", "--method", "byteps-compress")),
     ],
 )
 def test_a_plan_is_simulated_on_its_own_cluster_and_takes_the_very_step_that_the_planner_predicted(

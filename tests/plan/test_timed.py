@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -30,8 +32,13 @@ def slower(factor: float) -> CodecCosts:
     return varied(Problem(GPT2, times(1).problem.cluster, CODEC), Change(codec=factor)).codec
 
 
+@functools.cache
+def at_one_gbps(**options: float) -> dict[str, Any]:
+    return verdict(times(1, **options))
+
+
 def test_a_slow_link_pays_and_a_fast_one_does_not() -> None:
-    assert "int8 at 1 Gbit/s on 4 x 1 GPUs pays: " in verdict(times(1))["verdict"]
+    assert "int8 at 1 Gbit/s on 4 x 1 GPUs pays: " in at_one_gbps()["verdict"]
     assert "does not pay: " in verdict(times(400, slower(500)))["verdict"]
 
 
@@ -59,12 +66,12 @@ def test_no_time_is_short_enough_for_a_codec_that_saves_no_bytes() -> None:
 
 
 def test_bf16_gradients_are_a_harder_peer_than_fp32() -> None:
-    assert verdict(times(1, peer_bytes=2.0))["gain"] < verdict(times(1))["gain"]
+    assert at_one_gbps(peer_bytes=2.0)["gain"] < at_one_gbps()["gain"]
     assert times(1, peer_bytes=2.0).required_ratio() == pytest.approx(times(1).required_ratio() / 2)
 
 
 def test_bf16_gradients_are_told_beside_fp32_and_asked_for_alone_with_over() -> None:
-    found, alone = verdict(times(1)), verdict(times(1, peer_bytes=2.0))
+    found, alone = at_one_gbps(), at_one_gbps(peer_bytes=2.0)
     assert found["bf16_ms"] == pytest.approx(alone["sync_ms"])
     assert (found["gain_over_bf16"], found["margin_over_bf16"]) == pytest.approx((alone["gain"], alone["margin"]))
     assert f"; bf16 gradients take {found['bf16_ms']:,.0f} ms uncompressed, and int8 saves" in found["verdict"]

@@ -27,12 +27,13 @@ from psgc.worker.coordinator import Coordinator
 from tests.cases import for_each
 
 SAMPLE = 500  # three times what it takes to contain everything that is expected; the long test has very many
+EXAMINED = 150  # of which it is counted what happened in them
 CHUNK = 50
 LONG = 100_000
 LONG_CHUNK = 1000
 
 
-@pytest.mark.parametrize("first", range(0, SAMPLE, CHUNK))
+@pytest.mark.parametrize("first", range(EXAMINED, SAMPLE, CHUNK))
 def test_every_rank_gets_exactly_the_published_sum_of_every_step(first: int) -> None:
     for seed in range(first, first + CHUNK):
         simulate(Scenario.drawn(seed))
@@ -56,9 +57,9 @@ def test_a_seed_is_its_own_reproduction() -> None:
         )
 
 
-def test_the_sample_contains_what_it_is_meant_to() -> None:
+def test_every_rank_gets_the_published_sum_in_a_sample_that_contains_what_it_is_meant_to() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(150):
+    for seed in range(EXAMINED):
         world = simulate(Scenario.drawn(seed))
         seen["a connection was cut"] += world.network.cuts
         seen["a message was lost"] += world.network.lost
