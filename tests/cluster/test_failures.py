@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,28 +30,21 @@ def ends_everyone(job: Any, *said: str) -> None:
         assert "Traceback" not in process.text, job.text()
 
 
-def test_a_missing_worker_is_named_and_waited_for_only_so_long(make_job: Make) -> None:
-    job = make_job(nodes=2, env=GIVE_UP_SOON)
-    job.scheduler()
-    job.server()
-    job.worker(0, job="steps.py")
-    ends_everyone(job, r"gave up.*node 1 \(DMLC_WORKER_ID=1\)")
-    assert job.processes[0].text.count("gave up after") == 1, "the scheduler says once why the job failed"
-    assert re.search(r"waiting for .*node 1 \(DMLC_WORKER_ID=1\)", job.processes[0].text), "named while it is waited for, too"
-
-
-def test_a_missing_server_is_named(make_job: Make) -> None:
-    job = make_job(nodes=1, env=GIVE_UP_SOON)
-    job.scheduler()
-    job.worker(0, job="steps.py")
-    ends_everyone(job, r"1 of 1 server")
-
-
-def test_without_a_scheduler_worker_and_server_say_where_they_looked(make_job: Make) -> None:
-    job = make_job(nodes=1, env=GIVE_UP_SOON)
-    job.server()
-    job.worker(0, job="steps.py")
-    ends_everyone(job, rf"the scheduler at tcp://127\.0\.0\.1:{job.port}")
+def test_whoever_is_missing_is_named_and_waited_for_only_so_long(make_job: Make) -> None:
+    """Three jobs at once, which all wait for the limit: without a worker, without a server, and without a scheduler."""
+    no_worker, no_server, no_scheduler = (make_job(nodes=nodes, env=GIVE_UP_SOON) for nodes in (2, 1, 1))
+    for job in (no_worker, no_server):
+        job.scheduler()
+    for job in (no_worker, no_scheduler):
+        job.server()
+    for job in (no_worker, no_server, no_scheduler):
+        job.worker(0, job="steps.py")
+    ends_everyone(no_worker, r"gave up.*node 1 \(DMLC_WORKER_ID=1\)")
+    scheduler = no_worker.processes[0].text
+    assert scheduler.count("gave up after") == 1, "the scheduler says once why the job failed"
+    assert re.search(r"waiting for .*node 1 \(DMLC_WORKER_ID=1\)", scheduler), "named while it is waited for, too"
+    ends_everyone(no_server, r"1 of 1 server")
+    ends_everyone(no_scheduler, rf"the scheduler at tcp://127\.0\.0\.1:{no_scheduler.port}")
 
 
 def test_two_opinions_on_the_number_of_nodes_end_the_job(make_job: Make) -> None:
@@ -139,7 +130,7 @@ def test_a_worker_killed_in_mid_step_ends_the_job_and_is_named(make_job: Make) -
 def test_a_server_killed_in_mid_step_ends_the_job_and_is_named(make_job: Make, transport: str) -> None:
     job = make_job(nodes=2, env={"PSGC_TRANSPORT": transport})
     workers = job.whole("--steps", "1000", job="steps.py")
-    wait_for_line(workers[0], "step 5:")
+    workers[0].read_until("step 5:")
     job.processes[1].kill()
     ends_everyone(job, rf"server 0 .*pid {job.processes[1].popen.pid}.* died")
 
@@ -147,7 +138,7 @@ def test_a_server_killed_in_mid_step_ends_the_job_and_is_named(make_job: Make, t
 def test_a_scheduler_killed_ends_the_job(make_job: Make) -> None:
     job = make_job(nodes=2)
     workers = job.whole("--steps", "1000", job="steps.py")
-    wait_for_line(workers[0], "step 3:")
+    workers[0].read_until("step 3:")
     job.processes[0].kill()
     ends_everyone(job, r"scheduler at tcp://127\.0\.0\.1:\d+ (is gone|has said nothing)")
 
@@ -200,14 +191,3 @@ def test_nan_ends_the_job_under_the_policy_raise_naming_tensor_and_rank(make_job
     job.worker(0, "--codec", codec, job="steps.py")
     job.worker(1, "--codec", codec, "--nan-at", "3", job="steps.py")
     ends_everyone(job, r"rank 1: gradient of 'layer\.weight' holds NaN")
-
-
-def wait_for_line(process: Any, words: str) -> None:
-    """Read the process's output until it has said ``words``."""
-    deadline = time.monotonic() + 60
-    os.set_blocking(process.popen.stdout.fileno(), True)
-    while words not in process.text:
-        line = process.popen.stdout.readline()
-        process.text += line
-        assert line, f"{process.name} ended without saying {words!r}:\n{process.text}"
-        assert time.monotonic() < deadline

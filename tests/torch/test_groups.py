@@ -46,14 +46,16 @@ def test_a_rank_that_is_killed_in_a_collective_ends_all_others_with_the_jobs_own
 
 
 def test_a_rank_that_never_comes_to_a_collective_ends_the_job_after_the_limit_of_a_step(make_job: Make) -> None:
-    for how, said in (
-        ("be_absent", r"rank 0: all_reduce of 3 float32 in the group of ranks 0, 1 failed: .*[Tt]imed out"),
-        ("never_connect", r"the value 'group [0-9a-f]+/0/1' has awaited its publication, for rank\(s\) 0, for .*PSGC_STEP_TIMEOUT_S"),
-    ):
-        job = make_job(nodes=2, env=PATH | {"PSGC_STEP_TIMEOUT_S": "4"})
-        ranks = workers(job, how)
+    """Two jobs at once, which both wait for the limit."""
+    kinds = {
+        "be_absent": r"rank 0: all_reduce of 3 float32 in the group of ranks 0, 1 failed: .*[Tt]imed out",
+        "never_connect": r"the value 'group [0-9a-f]+/0/1' has awaited its publication, for rank\(s\) 0, for .*PSGC_STEP_TIMEOUT_S",
+    }
+    jobs = [make_job(nodes=2, env=PATH | {"PSGC_STEP_TIMEOUT_S": "6"}) for _ in kinds]
+    ranks = [workers(job, how) for job, how in zip(jobs, kinds, strict=True)]
+    for job, of_job, said in zip(jobs, ranks, kinds.values(), strict=True):
         job.end()
-        for worker in ranks:
+        for worker in of_job:
             assert worker.popen.returncode == 1, job.text()
             assert re.search(said, worker.last_line), job.text()
 
