@@ -178,7 +178,7 @@ class Coordinator:
         return self._config.step_timeout_s if self._life.alive() else self._config.dead_s
 
     def release(self) -> None:
-        """The job has failed: release every thread that waits for a barrier. Nothing is worth a warning after that."""
+        """The job has failed: release every thread that waits for a barrier."""
         self._over = True
         for passed in self._barriers.values():
             passed.set()
@@ -215,8 +215,8 @@ class Coordinator:
         if self._leaving:
             sign = self._life.tick(now)
             self.left = self.left or (sign is not None and sign.gone)
-            if sign is not None and not sign.gone and not self._over and self.voice.speaks(LIFELINE):
-                logger.warning("%s", sign.text)
+            if sign is not None and not sign.gone:
+                self._warn(LIFELINE, sign.text)
             return
         if self._rank is None and (why := self._dealer.turned_away()):
             self._owner.failed(why)
@@ -225,8 +225,13 @@ class Coordinator:
         elif (sign := self._life.tick(now)) is not None:
             if sign.gone:
                 self._owner.failed(sign.text)
-            elif self.voice.speaks(LIFELINE):
-                logger.warning("%s", sign.text)
+            else:
+                self._warn(LIFELINE, sign.text)
+
+    def _warn(self, topic: str, text: str) -> None:
+        """Unless another process of the job does, or the job has failed: why it has is the last line."""
+        if not self._over and self.voice.speaks(topic):
+            logger.warning("%s", text)
 
     def _await_admission(self, now: float) -> None:
         self.began = younger(self.began, self._absence.ended(now), now)
@@ -235,8 +240,8 @@ class Coordinator:
             self._owner.failed(f"gave up after {waited:.0f} s (PSGC_REGISTER_TIMEOUT_S) of waiting for {self._awaited()}")
         elif self._life.up and now - self._life.heard < self._config.silence_s + 2 * self._config.heartbeat_s:
             return  # the scheduler has said who is missing, or will soon
-        elif self._named.due(now, self._config.silence_s) and self.voice.speaks(ADMISSION):
-            logger.warning("waiting for %s", self._awaited(f", for {waited:.0f} s so far"))
+        elif self._named.due(now, self._config.silence_s):
+            self._warn(ADMISSION, f"waiting for {self._awaited(f', for {waited:.0f} s so far')}")
 
     def _awaited(self, so_far: str = "") -> str:
         """The scheduler, and why it is awaited. so_far: since when, for a line that is logged meanwhile."""
@@ -290,8 +295,7 @@ class Coordinator:
             self.left = True
         elif header.kind == Kind.HEARTBEAT and body:
             self.told = time.monotonic()
-            if not self._over and self.voice.speaks(AWAITED):
-                logger.warning("scheduler: %s", decode_body(Notice, body).text)
+            self._warn(AWAITED, f"scheduler: {decode_body(Notice, body).text}")
         elif header.kind == Kind.HEARTBEAT and header.step:
             waiting = self._owner.waiting
             waiting.slowest_rank, waiting.least_ms, waiting.most_ms = header.plan, header.key, header.step

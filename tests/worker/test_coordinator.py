@@ -110,9 +110,10 @@ def test_a_scheduler_that_never_answers_is_given_up_at_the_limit_but_one_that_ta
     coordinator.close()
 
 
+@pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_scheduler_that_is_silent_when_this_worker_leaves_is_named_unless_the_job_has_failed(
-    failed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_scheduler_that_is_silent_is_named_unless_the_job_has_failed(
+    failed: bool, leaves: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Why the job failed is the last line."""
     monkeypatch.setattr(module, "Dealer", lambda *_: Connection(0))
@@ -121,7 +122,8 @@ def test_a_scheduler_that_is_silent_when_this_worker_leaves_is_named_unless_the_
     coordinator._life.connection(True, coordinator.began)
     if failed:
         coordinator.release()
-    coordinator.leave()
+    if leaves:
+        coordinator.leave()
     for tick in range(30):
         coordinator.tick(coordinator.began + tick * module.TICK_S)
     assert ["has said nothing for" in record.getMessage() for record in caplog.records] == [True] * (not failed)
