@@ -340,7 +340,7 @@ def test_random_bytes_are_refused_or_decode_in_bounds(text: str, guarded: Guarde
 
 
 @pytest.mark.parametrize("text", CODECS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     grad=hnp.arrays(np.float32, st.integers(1, 600), elements=st.floats(width=32)),
     rescale=st.floats(-4, 4, width=32),

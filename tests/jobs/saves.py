@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -28,6 +29,8 @@ def main() -> int:
     options = parser.parse_args()
     session = ClusterSession.open(Config.from_env())
     try:
+        if session.rank:
+            print(f"rank {session.rank} is {os.getpid()}", flush=True)
         session.barrier()
         if session.rank == 0:
             with psgc.saving(), psgc.saving(), options.path.open("wb") as file:  # a library's own inside the script's

@@ -21,7 +21,7 @@ HANG_S = 250.0  # a process that has not ended by then hangs
 SUPERVISED = """
 import os, sys
 from psgc.launch.supervision.supervisor import Patience, Supervisor
-with Supervisor("launcher", {prefix}, Patience(fault_s={grace_s}, save_s={save_s}, grace_s={grace_s}, service_s={grace_s}, term_s=1)) as supervisor:
+with Supervisor("launcher", {prefix}, Patience(fault_s={grace_s}, save_s={save_s}, grace_s={grace_s}, service_s={grace_s}, term_s={term_s})) as supervisor:
     for name, command, service in {children}:
         supervisor.start(name, command, os.environ, service=service)
     status = supervisor.run()
@@ -57,9 +57,6 @@ class Launched:
     def psgc(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         return self.preloaded("-m", "psgc.launch", *arguments, **env)
 
-    def fresh_psgc(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
-        return self.python("-m", "psgc.launch", *arguments, **env)
-
     def job(self, *arguments: str) -> subprocess.Popen[str]:
         """``psgc run`` of a job that trains until it is stopped; returns once it does."""
         popen = self.psgc("run", "--no-prefix", *arguments, "--", sys.executable, str(JOBS / "steps.py"), "--steps", "100000")
@@ -70,11 +67,11 @@ class Launched:
         return self.preloaded("-c", "from psgc.launch.job.bpslaunch import main; main()", *command, **env)
 
     def supervised(
-        self, *children: tuple[str, str, bool], prefix: bool = True, grace_s: float = 8, save_s: float = 60
+        self, *children: tuple[str, str, bool], prefix: bool = True, grace_s: float = 100, save_s: float = 60, term_s: float = 1
     ) -> subprocess.Popen[str]:
-        """A supervisor over children that are plain Python code: (name, code, service)."""
+        """A supervisor over children that are plain Python code: (name, code, service). What is not about its patience is not ended for being slow."""
         rows = [(name, [sys.executable, "-c", code], service) for name, code, service in children]
-        return self.python("-c", SUPERVISED.format(prefix=prefix, grace_s=grace_s, save_s=save_s, children=rows))
+        return self.python("-c", SUPERVISED.format(prefix=prefix, grace_s=grace_s, save_s=save_s, term_s=term_s, children=rows))
 
     @staticmethod
     def end(popen: subprocess.Popen[str]) -> tuple[int, str, str]:

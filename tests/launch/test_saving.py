@@ -16,7 +16,7 @@ SAVING = (
     TELLING + "tell('joined', rank=0); tell('saving'); print('up', flush=True); time.sleep({}); tell('saved'); print('whole', flush=True); "
 )
 KILLED = r"psgc run: (worker 1 \(pid \d+\)|rank 1) was killed by SIGKILL( \(pid \d+\))?"  # as its launcher or the scheduler has seen it
-FAILING = "import time; time.sleep(1); raise SystemExit(3)"
+FAILING = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.05)\nraise SystemExit(3)"
 
 
 def whole() -> bytes:
@@ -29,20 +29,14 @@ def whole() -> bytes:
 
 def saving_job(launched: Any, path: Path, seconds: float, **env: str) -> Any:
     """Rank 1 is killed while rank 0 writes."""
-    popen = launched.fresh_psgc("run", "--no-prefix", "--", sys.executable, str(SAVES), str(path), "--seconds", str(seconds), **env)
-    launched.read_until(popen, "writing")
-    marked = launched.left()
-    (victim,) = (pid for pid in marked if b"BYTEPS_LOCAL_RANK=1" in environment(pid) and b"saves.py" in command(pid))
+    popen = launched.psgc("run", "--no-prefix", "--", sys.executable, str(SAVES), str(path), "--seconds", str(seconds), **env)
+    said: list[str] = []
+    while not {"writing", "rank"} <= {line.split()[0] for line in said}:
+        said.append(popen.stdout.readline())
+        assert said[-1], popen.communicate()[1]
+    (victim,) = [int(line.split()[-1]) for line in said if line.startswith("rank 1 is ")]
     os.kill(victim, signal.SIGKILL)
     return popen
-
-
-def environment(pid: int) -> list[bytes]:
-    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-
-
-def command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_a_checkpoint_that_takes_longer_than_all_patience_is_whole_though_another_rank_was_killed(launched: Any, tmp_path: Path) -> None:
@@ -67,14 +61,21 @@ def test_a_checkpoint_that_takes_longer_than_its_limit_is_said_to_be_in_pieces(l
     assert re.fullmatch(KILLED, err.splitlines()[-1]), err
 
 
-def test_a_launcher_waits_for_a_checkpoint_and_then_as_long_as_ever(launched: Any) -> None:
+def saving_until_another_fails(ready: Path, seconds: float) -> tuple[str, str]:
+    """The code of one that saves for so long, and of one that fails when the first has begun."""
+    return SAVING.format(f"0); open({str(ready)!r}, 'w').close(); time.sleep({seconds}"), FAILING.format(str(ready))
+
+
+def test_a_launcher_waits_for_a_checkpoint_and_then_as_long_as_ever(launched: Any, tmp_path: Path) -> None:
+    saving, failing = saving_until_another_fails(tmp_path / "ready", 6)
     tidy = "time.sleep(1); print('tidied')"
-    status, out, err = launched.end(launched.supervised(("a", SAVING.format(4) + tidy, False), ("b", FAILING, False), grace_s=2))
+    status, out, err = launched.end(launched.supervised(("a", saving + tidy, False), ("b", failing, False), grace_s=4))
     assert (status, out) == (3, "[a] up\n[a] whole\n[a] tidied\n"), err
 
 
-def test_a_launcher_ends_one_that_is_at_its_checkpoint_for_too_long(launched: Any) -> None:
-    popen = launched.supervised(("a", SAVING.format(1000), False), ("b", FAILING, False), prefix=False, grace_s=0.5, save_s=2)
+def test_a_launcher_ends_one_that_is_at_its_checkpoint_for_too_long(launched: Any, tmp_path: Path) -> None:
+    saving, failing = saving_until_another_fails(tmp_path / "ready", 1000)
+    popen = launched.supervised(("a", saving, False), ("b", failing, False), prefix=False, grace_s=0.5, save_s=2)
     status, out, err = launched.end(popen)
     assert (status, out) == (3, "up\n"), err
 

@@ -63,7 +63,7 @@ def test_the_first_cause_stays_the_reason_when_others_fail_after_it(launched: An
     ready = str(tmp_path / "ready")
     follower = f"import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit('told to end')); open({ready!r}, 'w'); time.sleep(1000)"
     first = f"import os, signal, time\nwhile not os.path.exists({ready!r}): time.sleep(0.05)\nos.kill(os.getpid(), signal.SIGSEGV)"
-    status, _, err = launched.end(launched.supervised(("follower", follower, False), ("first", first, False), grace_s=1))
+    status, _, err = launched.end(launched.supervised(("follower", follower, False), ("first", first, False), grace_s=1, term_s=100))
     assert status == 128 + signal.SIGSEGV
     assert "[follower] told to end" in err
     assert re.fullmatch(r"launcher: first was killed by SIGSEGV \(pid \d+\)", last(err)), err
@@ -72,9 +72,14 @@ def test_the_first_cause_stays_the_reason_when_others_fail_after_it(launched: An
 TELLING = "import os, sys, time; from psgc.diagnostics.report import Launcher; tell = Launcher(os.environ['PSGC_LAUNCHER']).tell; "
 
 
-def test_consequences_that_end_first_are_not_taken_for_the_cause(launched: Any) -> None:
-    first = TELLING + "tell('joined', rank=0); time.sleep(1); tell('died', 'ValueError: bad (train.py:17)', 0); time.sleep(1); sys.exit(5)"
-    follower = TELLING + "tell('joined', rank=1); time.sleep(1.5); tell('job failed', 'rank 0 ended with ValueError'); sys.exit(1)"
+def test_consequences_that_end_first_are_not_taken_for_the_cause(launched: Any, tmp_path: Path) -> None:
+    """The first fails before the follower tells of that, and ends after the follower is no more."""
+    died, gone = str(tmp_path / "died"), str(tmp_path / "pid")
+    first = TELLING + f"tell('joined', rank=0); tell('died', 'ValueError: bad (train.py:17)', 0); open({died!r}, 'w').close()\n"
+    first += f"while not (os.path.exists({gone!r}) and (pid := open({gone!r}).read())): time.sleep(0.05)\n"
+    first += "while os.path.exists('/proc/' + pid): time.sleep(0.05)\nsys.exit(5)"
+    follower = TELLING + f"tell('joined', rank=1)\nwhile not os.path.exists({died!r}): time.sleep(0.05)\n"
+    follower += f"tell('job failed', 'rank 0 ended with ValueError'); open({gone!r}, 'w').write(str(os.getpid())); sys.exit(1)"
     status, _, err = launched.end(launched.supervised(("first", first, False), ("follower", follower, False)))
     assert (status, err) == (5, "launcher: rank 0 ended with ValueError: bad (train.py:17)\n")
 
