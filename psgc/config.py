@@ -66,6 +66,7 @@ class Config:
     codec: str = "none"
     codec_given: str = ""  # PSGC_CODEC as it was set; "" where it was not
     plan: str = ""
+    quality: str = "safe"
     layout_out: str = ""
     late_synchronization: bool = False
     part_bytes: int = 4 << 20

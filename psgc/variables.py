@@ -176,6 +176,10 @@ VARIABLES: Final = (
     ),
     Variable("PSGC_CODEC", "codec", _text, "w", "codec of DistributedOptimizer where the script names none"),
     Variable("PSGC_PLAN", "plan", _text, "w", "file of the plan that gradients travel by (only rank 0's machine needs it), or auto; set it everywhere"),
+    Variable(
+        "PSGC_QUALITY", "quality", _one_of("exact", "safe", "fast"), "w",
+        "codecs that auto may choose. exact: none that changes a gradient; safe: those that keep training within the noise of seeds; fast: all, in stages",
+    ),
     Variable("PSGC_LAYOUT_OUT", "layout_out", _text, "w", "rank 0 writes the layout of its first DistributedOptimizer or ddp_hook to this file, as a plan"),
     Variable(
         "PSGC_LATE_SYNCHRONIZATION", "late_synchronization", _switch, "w",

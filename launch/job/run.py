@@ -26,7 +26,7 @@ from psgc.transport.control.voice import own_outlet
 from psgc.transport.pacing import make_file
 from psgc.transport.security import encryption
 
-AUTO: Final = "auto"  # in place of a plan's file
+AUTO: Final = "auto"  # in place of a plan's file; a level of quality may follow
 # Variables that identify a process in another job (the shell's, or the one that this command runs in); they do not apply to this job.
 NOT_INHERITED: Final = {
     "DMLC_ROLE", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_NODE_HOST", "DMLC_INTERFACE", "DMLC_PORT", "PSGC_ADVERTISE", "PSGC_KEEPER_FD",
@@ -186,11 +186,13 @@ def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
     inside: dict[str, str] = {}
     files = {"PSGC_PLAN": plan, "PSGC_LAYOUT_OUT": layout_out}
     named = {name: path or os.environ.get(name, "").strip() for name, path in files.items()}
-    if named["PSGC_PLAN"] == AUTO:
+    automatic = named["PSGC_PLAN"].partition(":")[0] == AUTO
+    if automatic:
         with progress(False):
-            from psgc.plan.live.outlook import CODECS
+            from psgc.plan.live.levels import all_candidates, level_of
+            from psgc.plan.model.quality import SAFE
 
-        prepare([*CODECS, PLANNER])
+        prepare([*all_candidates(level_of(named["PSGC_PLAN"], os.environ.get("PSGC_QUALITY", "").strip() or SAFE)), PLANNER])
     elif named["PSGC_PLAN"]:
         with progress(False):
             from psgc.plan.planfile.runtime import load_runnable
@@ -206,7 +208,7 @@ def _files(plan: str | None, layout_out: str | None) -> dict[str, str]:
         raise UsageError(f"run: --layout-out {named['PSGC_LAYOUT_OUT']}: no such directory")
     if os.path.isdir(named["PSGC_LAYOUT_OUT"]):
         raise UsageError(f"run: --layout-out {named['PSGC_LAYOUT_OUT']}: is a directory, expected a file to write")
-    return {name: AUTO if path == AUTO else os.path.abspath(path) for name, path in named.items() if path} | inside
+    return {name: path if automatic and name == "PSGC_PLAN" else os.path.abspath(path) for name, path in named.items() if path} | inside
 
 
 def _job_env(port: int, workers: int, servers: int, nodes: int, codec: str, pinned: bool = False) -> dict[str, str]:

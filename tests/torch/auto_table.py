@@ -11,9 +11,28 @@ import torch
 from psgc.plan.inputs.profile import CostCurve, Curves
 from psgc.torch.gradients import measuring
 
-TIMES = {"none": 340.0, "bf16": 200.0, "int8": 120.0, "int4": 90.0, "onebit": 60.0, "topk": 75.0, "plan": 50.0}  # milliseconds a step
+TIMES = {
+    "none": 340.0,
+    "bf16": 200.0,
+    "int8": 120.0,
+    "int4": 90.0,
+    "onebit": 60.0,
+    "topk": 40.0,
+    "topk:k=0.02": 55.0,
+    "topk:k=0.0625": 80.0,
+    "plan": 50.0,
+}  # milliseconds a step
 READY_NS = 100_000  # each gradient becomes ready so much later than the one before
-NS_PER_ELEMENT = {"none": 0.1, "bf16": 0.2, "int8": 0.4, "int4": 0.5, "onebit": 0.3, "topk": 1.0}  # of encoding, and of decoding
+NS_PER_ELEMENT = {
+    "none": 0.1,
+    "bf16": 0.2,
+    "int8": 0.4,
+    "int4": 0.5,
+    "onebit": 0.3,
+    "topk": 1.0,
+    "topk:k=0.02": 1.0,
+    "topk:k=0.0625": 1.0,
+}  # of encoding, and of decoding
 SIZES = (1 << 12, 1 << 20)  # elements
 WITHIN_GBPS, CORES = 20.0, 2
 

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 JOB = str(Path(__file__).parent / "job_auto_cases.py")
-# By case, the choices in order. Of the codecs that are sound under Adam, and of a plan over servers, the table says which is the quickest.
+# By case, the choices in order. Of the codecs that are safe, and of a plan over servers, the table says which is the quickest. A GAN's two halves are so small
+# that blocks of int4 hold weights and biases, of which it loses too much.
 OVER_SERVERS = {
     "plain": "none plan", "short": "none", "exactly_measured": "none", "gan": "none plan none plan", "accumulation": "none plan",
     "checkpointing": "none plan", "unfreezing": "none plan none plan none plan", "scaled": "none plan", "one_tensor": "none plan",
     "bf16": "none plan", "raising": "none plan", "resumed": "none plan none plan",
 }  # fmt: skip
 WITHOUT_SERVERS = {
-    "gan": "none int4 int8 int4", "accumulation": "none int4 int8 int4", "unfreezing": "none int4 none int4 int8 int4 none int4 int8 int4",
+    "gan": "none int8 bf16 int8 none int8", "accumulation": "none int4 int8 int4", "unfreezing": "none int4 none int4 int8 int4 none int4 int8 int4",
     "scaled": "none int4 int8 int4", "raising": "none int4 int8 int4",
 }  # fmt: skip
 SAID = re.compile(r"^case (\w+): (.*); losses (\S+) (\S+); from (\S+); weights (\w+); \S+ s$", re.MULTILINE)

@@ -14,9 +14,9 @@ from psgc.plan.planfile.reading import load_plan
 JOB = str(Path(__file__).parent / "job_auto.py")
 # By case, in order.
 CHOICES = {
-    "optimizer-slower": "none plan topk plan topk plan",
+    "optimizer-slower": "none int4 int8 int4",
     "optimizer-quick": "none",
-    "ddp-slower": "none plan topk plan topk plan",
+    "ddp-slower": "none int4 int8 int4",
     "ddp-quick": "none",
 }
 

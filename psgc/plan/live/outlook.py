@@ -17,15 +17,13 @@ from typing import Final, NamedTuple
 from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Cluster, Link
 from psgc.plan.inputs.profile import Profile
+from psgc.plan.live.levels import loss_of, loss_of_codec
 from psgc.plan.methods.search import QUICK, search
 from psgc.plan.model.options import Constraints
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket
 from psgc.plan.model.problem import Problem, codec_costs, simulate
-from psgc.plan.model.quality import is_sound
 from psgc.plan.planfile.completing import placed, whole_plan
 
-# In order of their loss, the least first. ``quality`` says which of them are sound under the job's optimizer.
-CODECS: Final = (UNCOMPRESSED, "bf16", "int8", "int4", "onebit", "topk")
 PLAN: Final = "plan"  # the candidate whose buckets and options the planner chose
 PRESENT_PLAN: Final = "the present plan"  # the candidate that the job has now, if that is a plan
 LEAST_GAIN: Final = 0.05  # share of the step that a prediction must save for anything to be tried
@@ -95,11 +93,6 @@ class Outlook(NamedTuple):
         return min(self.predicted_ms, key=lambda name: self.predicted_ms[name])
 
 
-def sound_codecs(*, adam: bool) -> list[str]:
-    """The codecs that may be tried by default, because they are sound under the optimizer."""
-    return [codec for codec in CODECS if codec == UNCOMPRESSED or is_sound(codec, adam=adam)]
-
-
 def outlook(
     profile: Profile, machines: Machines, step_ms: float, present: Sequence[PlannedBucket], layouts: Mapping[str, Sequence[PlannedBucket]],
     present_codec: str, plans: bool, tries_plain: bool = False,
@@ -125,7 +118,8 @@ def outlook(
     chosen: Plan | None = None
     if plans and predicted:
         known = {**predicted, present_codec: step_ms} if present_codec else predicted
-        chosen, step_us = _planned(profile, machines, gbps, min(known.items(), key=lambda one: one[1])[0])
+        quickest = min(known.items(), key=lambda one: one[1])[0]
+        chosen, step_us = _planned(profile, machines, gbps, quickest if quickest in layouts else UNCOMPRESSED)
         planned_ms = (forward_us + step_us) / 1e3
         if planned_ms <= (1 - LEAST_GAIN) * min(predicted.values()):
             predicted[PLAN] = planned_ms
@@ -163,7 +157,7 @@ def _problem(profile: Profile, machines: Machines, gbps: float, codec: str) -> P
 
 def _planned(profile: Profile, machines: Machines, gbps: float, codec: str) -> tuple[Plan | None, float]:
     """The planner's own plan with this codec, and its step; None if no option of the planner can be run by the job."""
-    problem = _problem(profile, machines, gbps, codec if codec in CODECS else UNCOMPRESSED)
+    problem = _problem(profile, machines, gbps, codec)
     try:
         found = search(problem, QUICK)
     except UsageError:
@@ -173,15 +167,6 @@ def _planned(profile: Profile, machines: Machines, gbps: float, codec: str) -> t
     return whole_plan(problem, found.buckets, simulate(problem, found.buckets), {}), found.step_us
 
 
-def loss_of(buckets: Sequence[PlannedBucket]) -> int:
-    """A number that grows with the loss of gradients that travel in these buckets: that of their coarsest codec. 0: no loss."""
-    return max((_loss(bucket.codec) for bucket in buckets), default=0)
-
-
-def loss_of_name(name: str, plan: Plan | None) -> int:
-    """The same for a candidate. plan: the plan of the candidate PLAN."""
-    return _loss(name) if name != PLAN or plan is None else loss_of(plan.buckets)
-
-
-def _loss(codec: str) -> int:
-    return CODECS.index(codec) if codec in CODECS else len(CODECS)
+def loss_of_name(name: str, plan: Plan | None) -> float:
+    """A number that grows with a candidate's loss. plan: the plan of the candidate PLAN."""
+    return loss_of_codec(name) if name != PLAN or plan is None else loss_of(plan.buckets)

@@ -6,7 +6,8 @@ measurements are in docs/quality.md and docs/optimizers.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from psgc.codecs.common.texts import split_text
@@ -14,6 +15,18 @@ from psgc.plan.model.options import encodes
 from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
 from psgc.plan.model.problem import PUBLISHED_BYTES
 
+EXACT, SAFE, FAST = "exact", "safe", "fast"
+LEVELS: Final = (EXACT, SAFE, FAST)
+# Relative error ||decoded - values|| / ||values|| of one encoding of normally distributed values (``codecs.common.loss``; a test holds them), by codec text.
+TYPICAL_ERROR: Final = {
+    UNCOMPRESSED: 0.0, "fp16": 0.0002, "bf16": 0.0017, "int8": 0.007, "shared": 0.007, "fp8": 0.026, "int4": 0.118, "int4:rotate=1": 0.118,
+    "dithering": 0.18, "onebit": 0.602, "topk:k=0.0625": 0.82, "topk:k=0.02": 0.92, "topk": 0.956,
+}  # fmt: skip
+# The level ``safe`` allows this relative error between a gradient and the aggregate where what is left out is sent later, or errors have no bias: what trains
+# within the noise of seeds from the first step has at most 0.25 over two encodings, what does not has 0.7 and more (docs/quality.md).
+SAFE_ERROR: Final = 0.3
+SAFE_BIASED_ERROR: Final = 0.01  # where it is lost: casts have 0.002, fp8 without feedback 0.03
+CAST_OF: Final = {"float16": "fp16", "bfloat16": "bf16"}  # the cast that changes no gradient of this type
 ADAM, SGD = "adam", "sgd"
 OPTIMIZERS: Final = (ADAM, SGD)
 CASTS: Final = frozenset({"bf16", "fp16"})
@@ -43,6 +56,35 @@ def _half_is_sound(half: str, *, adam: bool) -> bool:
 
     scheme = parse_scheme(half)
     return scheme.feedback or scheme.unbiased
+
+
+def allowed(codec: str, level: str, *, encodings: int = 2, error: float | None = None, dtypes: Collection[str] = ()) -> bool:
+    """Whether a job that leaves the choice to psgc may use the codec.
+
+    level:     ``exact``: what changes no gradient: ``none``, and the cast to the type that all gradients have; ``safe``: what keeps training within the
+               noise of seeds from the first step, under SGD with momentum and AdamW; ``fast``: every codec.
+    encodings: lossy encodings between a gradient and the aggregate.
+    error:     relative error of one encoding as measured; None: as of normally distributed values. A codec whose error is not known is not safe.
+    dtypes:    of the gradients.
+    """
+    if codec == UNCOMPRESSED or level == FAST:
+        return True
+    if level == EXACT:
+        return {codec} == {CAST_OF.get(dtype) for dtype in dtypes}
+    return all(_half_is_safe(half, encodings, error) for half in codec.split("/") if half != RELAY)
+
+
+def _half_is_safe(half: str, encodings: int, error: float | None) -> bool:
+    name, parameters = split_text(half)
+    one = TYPICAL_ERROR.get(half, math.inf) if error is None else error
+    if name in CASTS or name in PUBLISHED_BYTES or half == UNCOMPRESSED:
+        limit = SAFE_BIASED_ERROR
+    else:
+        from psgc.codecs.registry import parse_scheme  # which loads numba
+
+        scheme = parse_scheme(half)
+        limit = SAFE_ERROR if scheme.feedback or scheme.unbiased else SAFE_BIASED_ERROR
+    return "momentum" not in parameters and one * math.sqrt(encodings) <= limit
 
 
 def is_cast(codec: str) -> bool:

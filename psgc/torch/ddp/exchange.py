@@ -152,8 +152,8 @@ class DdpExchange:
         if not self._begun:
             self._begin()
         if self.observer is not None:
-            for parameter in arrival.parameters:
-                self.observer.ready(self._names[self._index(parameter)])
+            for parameter, gradient in zip(arrival.parameters, arrival.gradients, strict=True):
+                self.observer.ready(self._names[self._index(parameter)], gradient)
         self.gradient_bytes += sum(gradient.numel() * gradient.element_size() for gradient in arrival.gradients)
         self._held.append(arrival)
         if self._layout is None and arrival.last:

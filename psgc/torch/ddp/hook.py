@@ -6,7 +6,6 @@ everything but gradients: initial parameters, buffers, and which parameters were
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import logging
@@ -21,12 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from psgc.errors import ConfigError, UsageError
+from psgc.plan.live.levels import asks_auto
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp, wrappers
 from psgc.torch.ddp.completions import Completer, Completion
 from psgc.torch.ddp.exchange import Arrival, DdpExchange, exchanges_of
-from psgc.torch.gradients.linearity import CodecAdvice, is_linear
-from psgc.torch.plans.choice import AUTO, Given, chosen, named
+from psgc.torch.gradients.linearity import CodecAdvice
+from psgc.torch.plans.choice import Given, chosen, named
 from psgc.torch.session import api
 from psgc.torch.tensors.codec_text import codec_text
 from psgc.worker.session import Session
@@ -61,7 +61,7 @@ class DdpHook:
 
     def __init__(self, codec_or_plan: Given = None) -> None:
         self.__name__ = self.__qualname__ = "psgc.torch.ddp_hook"
-        if isinstance(codec_or_plan, str) and codec_or_plan != AUTO and not codec_or_plan.endswith(".json"):
+        if isinstance(codec_or_plan, str) and not asks_auto(codec_or_plan) and not codec_or_plan.endswith(".json"):
             codec_text(codec_or_plan, "float32")  # a misspelt codec is told before the job is joined
         api.init()
         self._session = api.current_session()
@@ -71,7 +71,6 @@ class DdpHook:
             raise UsageError("PSGC_PROFILE times DistributedOptimizer, not DDP; profile the script with the optimizer wrapped instead")
         self._advice: weakref.WeakKeyDictionary[torch.optim.Optimizer, CodecAdvice] = weakref.WeakKeyDictionary()
         self._advises = False
-        self._optimizers: weakref.WeakKeyDictionary[DdpExchange, weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakKeyDictionary()
         self._look_out()
         amp.install()
         wrappers.watch()
@@ -172,7 +171,6 @@ class DdpHook:
         """Called after any optimizer's step: the only place where the optimizers of DDP's parameters are seen."""
         mine = [exchange for exchange in self._exchanges if exchange in exchanges_of(optimizer)]
         for exchange in mine:
-            self._optimizers.setdefault(exchange, weakref.WeakSet()).add(optimizer)
             exchange.stepped()
         if mine:
             self._advice.setdefault(optimizer, CodecAdvice(self._choice.codecs({}))).look(optimizer)
@@ -212,18 +210,10 @@ class DdpHook:
         if self._choice.auto:
             from psgc.torch.gradients.auto import AutoPlan  # which loads the planner
 
-            linear = functools.partial(_linear, weakref.ref(self), weakref.ref(exchange))
-            exchange.observer = AutoPlan(exchange, linear, parameters[0])
+            exchange.observer = AutoPlan(exchange, parameters[0])
         self._exchanges.append(exchange)
         self._go_on(exchange)
         return exchange
-
-
-def _linear(hook: weakref.ref[DdpHook], exchange: weakref.ref[DdpExchange]) -> bool:
-    """Whether all optimizers that have stepped the exchange's parameters, and there are some, are linear, as far as their states show by now."""
-    its, of = hook(), exchange()
-    found = list(its._optimizers.get(of, ())) if its is not None and of is not None else []
-    return bool(found) and all(is_linear(optimizer) for optimizer in found)
 
 
 def laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """``auto``: a running job's gradients travel uncompressed at first, and then by what is measured to be quickest.
 
 Owns the measuring of an exchange's steps, the table in which ranks tell each other theirs, and the switches. ``psgc.plan.live`` decides: ``steering`` when to
-plan and what to keep, the same on every rank; ``outlook`` what to try, on rank 0, which publishes it. A table travels while the next step is taken, so nobody
+plan and what to keep, the same on every rank; ``levels`` which codecs the job's level of quality allows; ``outlook`` what to try, on rank 0, which
+publishes it. A table travels while the next step is taken, so nobody
 waits for it; ranks wait for each other only while rank 0 plans.
 
 A step is what an optimizer applies, however many backwards it took: it lasts from the moment at which the last gradients before it had arrived to the moment
@@ -16,7 +17,7 @@ import json
 import logging
 import statistics
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -29,15 +30,18 @@ from psgc.layout import Declaration, Layout, TensorSpec, build_layout
 from psgc.plan.inputs.estimates import with_gpu_estimates
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of
 from psgc.plan.inputs.profile import Profile
-from psgc.plan.live.outlook import OVERHEADS, PLAN, PRESENT_PLAN, Machines, Outlook, loss_of, loss_of_name, outlook, sound_codecs
-from psgc.plan.live.steering import WINDOW, Steering
+from psgc.plan.live.levels import all_candidates, candidates, loss_of, loss_of_codec, stage_of
+from psgc.plan.live.outlook import MOST_ENCODES, OVERHEADS, PLAN, PRESENT_PLAN, Machines, Outlook, loss_of_name, outlook
+from psgc.plan.live.steering import SETTLING, WINDOW, Steering
 from psgc.plan.model.plan import UNCOMPRESSED, Plan, PlannedBucket
+from psgc.plan.model.quality import RELAY, SAFE, allowed, encodings
 from psgc.plan.planfile.runtime import plan_of
 from psgc.program.backends import Backend, Facts, backend_of
 from psgc.torch.collectives.groups import facts_of
 from psgc.torch.device.engines import engine_of
 from psgc.torch.gradients import measuring
 from psgc.torch.gradients.profiler import Recorder, hardware_of
+from psgc.torch.gradients.sampling import GradientSample
 from psgc.torch.plans.choice import Choice
 from psgc.torch.plans.device_times import DeviceTimes
 from psgc.torch.plans.planned import TRACED_CLUSTER, TRACED_PROFILE, leave_file
@@ -46,7 +50,6 @@ from psgc.worker.session import Session, Ticket
 
 logger = logging.getLogger(__name__)
 WARM_UP: Final = 3  # steps at the beginning, which declare, compile and fill caches
-SETTLING: Final = 2  # steps after a switch: the one that declares, and the next
 AWAITED: Final = "rank 0's"  # the file of a plan that auto chose, on other ranks
 MOST_WAITS: Final = 5  # windows without a step of the exchange that tries its candidates, after which another one need not wait for it
 SLOWER: Final = 1.1  # a rank that computes for longer than rank 0 by this factor is named
@@ -158,14 +161,13 @@ def _timed(profile: Profile, buckets: Sequence[PlannedBucket]) -> bool:
 
 
 class AutoPlan:
-    """Observes an exchange and switches it; see the module's text. linear: whether the optimizer's steps are linear in the gradient, which says what codecs
-    are sound; sample: any of the parameters."""
+    """Observes an exchange and switches it; see the module's text. sample: any of the parameters."""
 
     holds = False
 
-    def __init__(self, exchange: Steered, linear: Callable[[], bool], sample: torch.Tensor) -> None:
+    def __init__(self, exchange: Steered, sample: torch.Tensor) -> None:
         session = exchange.session
-        self._exchange, self._linear = exchange, linear
+        self._exchange, self._level = exchange, exchange.choice.quality
         self._measuring, self._sample = measuring.in_use(), sample
         self._clock = self._measuring.clock(sample)
         self._gpu: DeviceTimes | None = None
@@ -180,12 +182,18 @@ class AutoPlan:
         self._fresh = self._told = False  # gradients have arrived since the last step; an optimizer has told of a step
         self.steps = 0
         self._periods: list[int] = []  # nanoseconds
-        self._table = _Table(session, f"psgc.auto {exchange.name}", 1)
-        self._computes = _Table(session, f"psgc.auto {exchange.name}, compute", 2)
+        self._sampled: GradientSample | None = None  # of the step under way, or the last one that was sampled
+        self._sampling = False
+        self._stage = 0
+        self._given_up: set[str] = set()  # codecs whose relative error grew beyond the level's limit
+        self._table = _Table(session, f"psgc.auto {exchange.name}", 2)
+        self._encoders = [codec for codec in all_candidates(self._level) if codec != UNCOMPRESSED]
+        self._computes = _Table(session, f"psgc.auto {exchange.name}, compute", 2 + len(self._encoders))
         self._plans = self._known = 0  # _known: parameters
         self._choices: list[Choice] = []  # by candidate
         self._names: list[str] = []
-        self._curves: Mapping[str, Any] = {}
+        self._curves: dict[str, Any] = {}
+        self._errors: dict[str, float] = {}  # of the codecs that the level has, on any rank, when it planned last
         self._times = ""  # of codecs on GPUs, in words
         self._backend: Backend | None = None  # what collectives of gradients on GPUs go through, once rank 0 has asked
         self._within_gbps = 0.0  # of a node's memory, once it has been measured
@@ -193,9 +201,11 @@ class AutoPlan:
         if session.rank == 0:
             session.at_end(functools.partial(_tell_end, weakref.ref(self)))
 
-    def ready(self, name: str) -> None:
+    def ready(self, name: str, gradient: torch.Tensor) -> None:
         if self._noting:
             self._recorder.ready(name)
+        if self._sampling and self._sampled is not None:
+            self._sampled.take(name, gradient)
 
     def leaving(self) -> None:
         if self._noting:
@@ -239,7 +249,7 @@ class AutoPlan:
         if engine is None:
             return
         if self._gpu is None:
-            self._gpu = DeviceTimes(engine, [codec for codec in sound_codecs(adam=not self._linear()) if codec != UNCOMPRESSED])
+            self._gpu = DeviceTimes(engine, [codec for codec in all_candidates(self._level, self._dtypes) if codec != UNCOMPRESSED])
         self._gpu.enqueue()
 
     @property
@@ -257,10 +267,13 @@ class AutoPlan:
         if len(self._periods) == WINDOW:
             self._recorded = self._recorder
             self._note_anew()
-            self._table.send(statistics.median(self._periods) * 1e-6)
+            self._table.send(statistics.median(self._periods) * 1e-6, self._excess())
             self._periods.clear()
         elif not self._periods:
             self._note_anew()
+        self._sampling = len(self._periods) == WINDOW - 1 and (self._noting or self._steering.checks)
+        if self._sampling:
+            self._sampled = GradientSample(sum(spec.numel for spec in self._exchange.specs))
         self._deciding += self._measuring.now_ns() - began
 
     def _note_anew(self) -> None:
@@ -273,22 +286,76 @@ class AutoPlan:
         if not before:
             return
         self._say(f"{self._known - before} parameters were added: uncompressed again, and measuring anew")
-        self._steering, self._names = Steering(), []
-        self._switch(Choice(auto=True))
+        self._restart()
 
     def _switch(self, choice: Choice) -> None:
         self._exchange.switch(choice)
         self._skip = SETTLING
         self._periods.clear()
 
+    @property
+    def _dtypes(self) -> set[str]:
+        return {spec.dtype for spec in self._exchange.specs}
+
+    def _excess(self) -> float:
+        """The relative error on this rank's gradients of what they travel by, if it is looked at and more than the level allows; else 0."""
+        if not (self._steering.checks and self._judges):
+            return 0.0
+        names: dict[str, list[str]] = {}
+        often: dict[str, int] = {}
+        for bucket in self._present_buckets():
+            names.setdefault(bucket.codec, []).extend(bucket.tensors)
+            often[bucket.codec] = max(often.get(bucket.codec, 0), encodings(bucket))
+        excess = 0.0
+        for codec, of in names.items():
+            error = None if codec == UNCOMPRESSED else self._error(codec, of)
+            if error is not None and not allowed(codec, self._level, encodings=often[codec], error=error):
+                excess = max(excess, error)
+        return excess
+
+    def _error(self, codec: str, names: Collection[str] | None = None) -> float | None:
+        """The larger relative error of the codec's two halves on the gradients that were sampled last; None if that is not known."""
+        if self._sampled is None:
+            return None
+        halves = [half for half in codec.split("/") if half not in (UNCOMPRESSED, RELAY)]
+        errors = [error for half in halves if (error := self._sampled.relative_error(half, names)) is not None]
+        return max(errors, default=None)
+
+    def _known_error(self, codec: str) -> float:
+        """The relative error on this rank's gradients; -1 if it is not known, or need not be."""
+        known = self._level == SAFE and codec not in self._given_up and self._judges
+        error = self._error(codec) if known else None
+        return -1.0 if error is None else error
+
+    @property
+    def _judges(self) -> bool:
+        """Whether this rank looks at errors. Ranks whose gradients lie on GPUs leave that to rank 0, because kernels for the CPU may not be compiled there."""
+        return not (self._sample.is_cuda and self._exchange.session.rank)
+
+    def _give_up(self, error: float) -> None:
+        """What the gradients travel by loses too much of them: the job goes uncompressed, and measures anew what it may choose without it."""
+        present = self._present
+        self._given_up.add(max((bucket.codec for bucket in self._present_buckets()), key=loss_of_codec))
+        self._say(f"{present} is given up: its relative error on the gradients is {error:.2g} now; uncompressed again, and measuring anew")
+        self._restart()
+
+    def _restart(self) -> None:
+        self._steering, self._names = Steering(), []
+        self._switch(Choice(auto=True))
+
     def _take_table(self) -> None:
-        step_ms = float(self._table.rows().max())  # a step waits for the slowest rank
+        slowest_ms, excess = self._table.rows().max(axis=0)
+        step_ms = float(slowest_ms)  # a step waits for the slowest rank
+        if excess:
+            self._give_up(float(excess))
+            return
         steering, before = self._steering, self._steering.reference_ms
-        was_over = steering.over
+        was_over, asked = steering.over, steering.asked
         verdict = steering.window(step_ms)
         if verdict == "plan":
             if was_over and not steering.rechecks:
-                self._say(f"a step takes {step_ms:,.1f} ms instead of {before:,.1f}: planning again")
+                why = "coarser codecs may be tried by now" if asked else f"a step takes {step_ms:,.1f} ms instead of {before:,.1f}"
+                self._say(f"{why}: planning again")
             verdict = "go on" if (found := self._plan(step_ms)) is None else steering.planned(*found)
         if verdict == "switch":
             self._switch(self._choices[steering.kept])
@@ -301,16 +368,21 @@ class AutoPlan:
                 f"after {steering.switches} switches"
             )
         self._said_held = steering.held_back
+        if (stage := stage_of(self._level, self.steps)) > self._stage:
+            self._stage = stage
+            steering.ask()
         self._noting = steering.noting
 
-    def _plan(self, step_ms: float) -> tuple[list[int], float] | None:
+    def _plan(self, step_ms: float) -> tuple[list[float], float] | None:
         """Agree on the candidates: rank 0 finds them, the others wait for what it publishes. How much each loses, and how long rank 0 took; None where
         another exchange is trying its own."""
         exchange, session, began = self._exchange, self._exchange.session, self._measuring.now_ns()
         self._plans += 1
         iterations = self._recorded.iterations(0)
-        self._computes.send(*_Compute.of(session.rank, iterations)[1:])
-        computes = [_Compute(rank, *map(float, row)) for rank, row in enumerate(self._computes.rows())]
+        self._computes.send(*_Compute.of(session.rank, iterations)[1:], *map(self._known_error, self._encoders))
+        rows = self._computes.rows()
+        computes = [_Compute(rank, float(row[0]), float(row[1])) for rank, row in enumerate(rows)]
+        self._errors = {codec: float(error) for codec, error in zip(self._encoders, rows[:, 2:].max(axis=0), strict=True) if error >= 0}
         name, plan = f"auto {self._plans} of {exchange.name}", None
         self._tell_facts()
         if session.rank == 0:
@@ -323,7 +395,7 @@ class AutoPlan:
         tried = [str(each) for each in told["tried"]]
         self._names = [self._present, *tried]
         self._choices = [exchange.choice, *(self._choice(each, plan) for each in tried)]
-        return [int(each) for each in told["losses"]], float(told["ms"])
+        return [float(each) for each in told["losses"]], float(told["ms"])
 
     def _tell_facts(self) -> None:
         """Tell rank 0 once where this rank's gradients lie, by which it knows what collectives would go through."""
@@ -384,10 +456,10 @@ class AutoPlan:
 
     def _outlook(self, step_ms: float, ready: Sequence[Iteration]) -> Outlook:
         exchange = self._exchange
-        codecs = sound_codecs(adam=not self._linear())
-        if not self._curves:
-            self._curves = self._measuring.curves(codecs)
-        codecs = [codec for codec in codecs if codec in self._curves]  # an optimizer that turned out not to be linear has fewer
+        codecs = candidates(self._level, self._stage, self._dtypes)
+        if unknown := [codec for codec in codecs if codec not in self._curves]:
+            self._curves.update(self._measuring.curves(unknown))
+        codecs = [codec for codec in codecs if codec not in self._given_up and self._allows(codec)]
         used = {name for layout in exchange.layouts for name in (tensor.name for tensor in layout.tensors if tensor.numel)}
         numel = {spec.name: spec.numel for spec in exchange.specs if spec.name in used}
         shapes = {spec.name: tuple(spec.shape) for spec in exchange.specs if spec.name in used}
@@ -417,6 +489,9 @@ class AutoPlan:
         told = [f"{', '.join(names)} {how}" for names, how in ((sorted(measured), "measured"), (sorted(estimated), "estimated")) if names]
         self._times = f"; codec times on the GPU: {', '.join(told) or 'not known'}"
         return found
+
+    def _allows(self, codec: str) -> bool:
+        return allowed(codec, self._level, encodings=MOST_ENCODES, error=self._errors.get(codec), dtypes=self._dtypes)
 
     def _buckets_by(self, codec: str) -> tuple[PlannedBucket, ...] | None:
         """The buckets that the job would have by this codec; None where it does not carry some gradient's dtype."""
@@ -459,6 +534,9 @@ class AutoPlan:
         if self._backend is not None:
             where = "from GPU to GPU" if self._backend.on_device else "through the hosts' memory"
             figures += f"; collectives go {where}: {self._backend.reason}"
+        if self._level == SAFE:
+            refused = [f"{codec} ({error:.2g})" for codec, error in self._errors.items() if not self._allows(codec)]
+            figures += f"; relative error too large for quality=safe: {', '.join(refused)}" if refused else ""
         if found.tried:
             self._say(f"trying {', '.join(found.tried)}: {figures}")
         else:

@@ -229,8 +229,8 @@ class GradientExchange:
 
     def _finished(self, gradient: Gradient) -> None:
         """The gradient's last backward pass is done: submit the bucket if it is complete."""
-        if self.observer is not None:
-            self.observer.ready(gradient.spec.name)
+        if self.observer is not None and gradient.parameter.grad is not None:
+            self.observer.ready(gradient.spec.name, gradient.parameter.grad)
         if self.session.trace is not None:
             self.session.trace.gradient(self.name)
         bucket = gradient.bucket

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
+
 
 class Observer(Protocol):
     """Times a step's computation. holds: buckets leave only at synchronize while it observes, so that only backward runs."""
@@ -11,8 +13,8 @@ class Observer(Protocol):
     @property
     def holds(self) -> bool: ...
 
-    def ready(self, name: str) -> None:
-        """Backward has finished this tensor's gradient. Runs in autograd's thread."""
+    def ready(self, name: str, gradient: torch.Tensor) -> None:
+        """Backward has finished this tensor's gradient, which is not sent yet. Runs in autograd's thread."""
 
     def leaving(self) -> None:
         """The trainer asks for the synchronized gradients."""

@@ -207,7 +207,10 @@ class JobObserver:
             raise ConfigError(f"PSGC_PROFILE={path}: cannot write in {path.parent}; name a file in a folder that is there")
         self._exchange, self._sample = exchange, sample
         self._recorder = Recorder(clock_for(sample))
-        self.ready, self.leaving = self._recorder.ready, self._recorder.leaving
+        self.leaving = self._recorder.leaving
+
+    def ready(self, name: str, gradient: torch.Tensor) -> None:
+        self._recorder.ready(name)
 
     def stepped(self) -> None:
         """Do nothing: iterations end when gradients are delivered."""

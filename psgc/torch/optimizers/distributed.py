@@ -20,7 +20,7 @@ from psgc.layout import TensorSpec
 from psgc.plan.model.plan import Plan
 from psgc.torch.ddp import amp
 from psgc.torch.gradients.exchange import GradientExchange
-from psgc.torch.gradients.linearity import CodecAdvice, is_linear, learning_rates
+from psgc.torch.gradients.linearity import CodecAdvice, learning_rates
 from psgc.torch.gradients.profiler import JobObserver
 from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.optimizers.refusals import refuse_foreign
@@ -137,7 +137,7 @@ class Distributed(torch.optim.Optimizer):
         elif choice.auto:
             from psgc.torch.gradients.auto import AutoPlan  # which loads the planner
 
-            self._psgc_exchange.observer = AutoPlan(self._psgc_exchange, _linear(self), next(_parameters(self))[2])
+            self._psgc_exchange.observer = AutoPlan(self._psgc_exchange, next(_parameters(self))[2])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize, unless that was done since the last backward, and apply. closure: the wrapped optimizer runs it, as often as it likes, and after
@@ -301,17 +301,6 @@ class Distributed(torch.optim.Optimizer):
             for group, index, parameter in _parameters(self)
             if not self._psgc_exchange.follows(parameter)
         )
-
-
-def _linear(optimizer: Distributed) -> Callable[[], bool]:
-    """Tells whether the optimizer is linear, as far as its state shows by now. It holds the optimizer weakly."""
-    reference = weakref.ref(optimizer)
-
-    def linear() -> bool:
-        found = reference()
-        return found is not None and is_linear(found)
-
-    return linear
 
 
 def _watcher(optimizer: Distributed) -> Callable[[], None]:

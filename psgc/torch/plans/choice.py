@@ -14,7 +14,9 @@ from typing import Any, Final, NoReturn, TypeAlias
 import torch
 
 from psgc.errors import CodecError, UsageError
+from psgc.plan.live.levels import asks_auto, level_of
 from psgc.plan.model.plan import UNCOMPRESSED, Plan
+from psgc.plan.model.quality import SAFE
 from psgc.plan.planfile.runtime import check_runs, load_runnable
 from psgc.torch.plans.handed import hand_out, handed_out
 from psgc.torch.plans.rules import Rule, codec_by_rule, rule_of
@@ -25,19 +27,20 @@ from psgc.worker.session import Session
 
 # Codec text, an object that has it, BytePS's options, a rule, a plan or its file; None for what the environment says.
 Given: TypeAlias = str | os.PathLike[str] | Plan | Rule | Mapping[str, Any] | Any | None
-AUTO: Final = "auto"
 SYNCHRONOUS_OR_NOT: Final = "DistributedOptimizer"  # the one call that trains asynchronously, too
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """codec: canonical text; ``none`` beside a plan or a rule. awaited: the file of a plan that this rank lacks, and takes from rank 0. auto: uncompressed at
-    first, and then by what the running job finds out to be quickest, or what it has found out. rule: names the codec of each parameter."""
+    first, and then by what the running job finds out to be quickest, or what it has found out. quality: the level of what it may choose. rule: names the
+    codec of each parameter."""
 
     codec: str = UNCOMPRESSED
     plan: Plan | None = None
     awaited: str = ""
     auto: bool = False
+    quality: str = SAFE
     rule: Rule | None = None
 
     def codecs(self, names: Mapping[torch.Tensor, str]) -> list[str]:
@@ -57,15 +60,16 @@ def chosen(session: Session, given: Given, by: str) -> Choice:
     Raises UsageError for a plan that cannot be run, or beside a codec that the script names; CodecError."""
     if session.config.async_mode and by != SYNCHRONOUS_OR_NOT:
         refuse_asynchronous(by)
-    if _is_auto(given) or (given is None and session.config.plan == AUTO):
-        return Choice(auto=session.size > 1)
+    asked = session.config.plan if given is None else given
+    if isinstance(asked, str) and asks_auto(asked):
+        return _automatic(session, asked)
     own = named(session, given, by)
     if own is not None and own.plan is None and not own.awaited and session.config.plan:
         if own.codec != UNCOMPRESSED or own.rule is not None:
             raise UsageError(
                 f"compression is {given!r}, but PSGC_PLAN={session.config.plan} names each bucket's codec; leave one of the two out"
             )
-        own = None if session.config.plan != AUTO else Choice(auto=session.size > 1)
+        own = _automatic(session, session.config.plan) if asks_auto(session.config.plan) else None
     if own is not None and own.auto:
         return own
     if own is None and session.config.plan:
@@ -83,8 +87,8 @@ def refuse_asynchronous(by: str) -> NoReturn:
     )
 
 
-def _is_auto(given: Given) -> bool:
-    return isinstance(given, str) and given == AUTO
+def _automatic(session: Session, given: str) -> Choice:
+    return Choice(auto=session.size > 1, quality=level_of(given, session.config.quality))
 
 
 def named(session: Session, given: Given, by: str) -> Choice | None:
@@ -96,7 +100,7 @@ def named(session: Session, given: Given, by: str) -> Choice | None:
         return Choice(plan=given)
     if isinstance(given, os.PathLike) or (isinstance(given, str) and given.endswith(".json")):
         return _of_file(session, os.fspath(given))
-    if _is_auto(given):
+    if isinstance(given, str) and asks_auto(given):
         raise UsageError(f"{by}: 'auto' is chosen when the optimizer is made: compression=\"auto\", psgc run --plan auto or PSGC_PLAN=auto")
     rule = rule_of(given)
     if rule is None and (seed := seed_among(given)) is not None:

@@ -1,0 +1,62 @@
+"""The codecs that ``auto`` may try, by the job's level of quality and by how far the job has come. Pure.
+
+Under ``fast`` a job is not compressed coarsely from its first step: while a model learns fastest, what a codec leaves out is late by many steps. As in Deep
+Gradient Compression (ICLR'18, section 3.3) the share of elements that are sent falls in stages, and as in 1-bit Adam (ICML'21) one bit an element comes after
+a warm-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from psgc.errors import UsageError
+from psgc.plan.model.plan import UNCOMPRESSED, PlannedBucket
+from psgc.plan.model.quality import CAST_OF, EXACT, FAST, LEVELS, TYPICAL_ERROR, allowed
+
+AUTO: Final = "auto"
+PARAMETER: Final = "quality="  # as in "auto:quality=fast"
+FINE: Final = (UNCOMPRESSED, "bf16", "int8", "int4")
+STAGE_STEPS: Final = 100
+# Coarse codecs by stage of a ``fast`` job; the last stage stays.
+RAMP: Final = ((), ("topk:k=0.0625",), ("onebit", "topk:k=0.02"), ("onebit", "topk"))
+COARSEST: Final = 1.0  # loss of a codec whose error is not known
+
+
+def asks_auto(text: str) -> bool:
+    """Whether the text is ``auto``, with a level or without."""
+    return text.partition(":")[0] == AUTO
+
+
+def level_of(text: str, default: str) -> str:
+    """The level that ``auto`` or ``auto:quality=LEVEL`` asks for. Raises UsageError for anything else."""
+    _, colon, parameter = text.partition(":")
+    level = parameter.removeprefix(PARAMETER)
+    if colon and (level == parameter or level not in LEVELS):
+        raise UsageError(f"{text!r}: auto takes one parameter, {PARAMETER}{', '.join(LEVELS[:-1])} or {LEVELS[-1]}")
+    return level or default
+
+
+def stage_of(level: str, steps: int) -> int:
+    """The stage of a job that has taken so many steps. Only those of ``fast`` differ."""
+    return min(steps // STAGE_STEPS, len(RAMP) - 1) if level == FAST else 0
+
+
+def candidates(level: str, stage: int, dtypes: Collection[str] = ()) -> list[str]:
+    """The codecs that may be tried, those with the smallest error first. dtypes: of the gradients."""
+    found = FINE if level != EXACT else (UNCOMPRESSED, *sorted({CAST_OF[dtype] for dtype in dtypes if dtype in CAST_OF}))
+    return [codec for codec in (*found, *(RAMP[stage] if level == FAST else ())) if allowed(codec, level, dtypes=dtypes)]
+
+
+def all_candidates(level: str, dtypes: Collection[str] = ()) -> list[str]:
+    """Those of all stages."""
+    return list(dict.fromkeys(codec for stage in range(len(RAMP)) for codec in candidates(level, stage, dtypes)))
+
+
+def loss_of(buckets: Sequence[PlannedBucket]) -> float:
+    """A number that grows with the loss of gradients that travel in these buckets: that of their coarsest codec. 0: no loss."""
+    return max((loss_of_codec(bucket.codec) for bucket in buckets), default=0.0)
+
+
+def loss_of_codec(codec: str) -> float:
+    return max(TYPICAL_ERROR.get(half, COARSEST) for half in codec.split("/"))
