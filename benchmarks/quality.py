@@ -257,7 +257,8 @@ Validation losses, mean ± standard deviation over five seeds; "against none" as
 
 {early}
 
-So `bf16`, `int8`, `fp8` and `int4` are what the level `safe` allows. `onebit` and `topk` are many standard deviations behind on some task, after 100 steps or at the end.
+So `bf16`, `int8`, `fp8` and `int4` are what the level `safe` allows. `onebit` and `topk` are many standard deviations
+behind on some task, after 100 steps or at the end.
 
 Measured on {machine}.
 """
