@@ -18,6 +18,7 @@ from psgc.errors import UsageError
 from psgc.plan.inputs.cluster import Link
 from psgc.plan.inputs.observed import LEAST_ITERATIONS, Iteration, profile_of
 from psgc.plan.inputs.profile import Profile
+from psgc.plan.inputs.shape_names import name_of
 
 ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 BACKWARD: Final = "autograd::engine::evaluate_function"
@@ -160,7 +161,7 @@ def _named(gradients: Sequence[Accumulated]) -> list[tuple[str, Accumulated]]:
     named = []
     for gradient in gradients:
         number = counts[gradient.shape] = counts.get(gradient.shape, -1) + 1
-        named.append((f"{'x'.join(map(str, gradient.shape)) or 'scalar'}.{number}", gradient))
+        named.append((name_of(gradient.shape, number), gradient))
     return named
 
 

@@ -28,7 +28,7 @@ from psgc.torch.gradients.observer import StepObserver
 from psgc.torch.gradients.skips import Skips
 from psgc.torch.gradients.step_flags import MAX_RESCALE
 from psgc.torch.plans.choice import Choice, plan_for
-from psgc.torch.plans.planned import declared_buckets, leave_for_trace, write_layout
+from psgc.torch.plans.planned import declared_buckets, leave_for_trace, of_model, write_layout
 from psgc.torch.plans.rules import buckets_by_rule
 from psgc.torch.session import api
 from psgc.torch.session.run_report import report_of
@@ -277,6 +277,7 @@ class DdpExchange:
         config, tensors = self.session.config, tuple(specs[index] for index in range(len(self._names)))
         self._layouts += 1
         plan = plan_for(self.session, self.choice, f"plan {self._layouts} of {self.name}")
+        plan = None if plan is None else of_model(plan, tensors, self.session)
         buckets = declared_buckets(plan, tensors, self.session) if plan is not None else ()
         if self.choice.rule is not None:
             parameters = {self._index(p): p for arrival in self._held for p in arrival.parameters}

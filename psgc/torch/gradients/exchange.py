@@ -30,7 +30,7 @@ from psgc.torch.gradients.observer import Observer
 from psgc.torch.gradients.skips import Skips
 from psgc.torch.gradients.step_flags import StepFlags
 from psgc.torch.plans.choice import Choice, plan_for
-from psgc.torch.plans.planned import declared_buckets, is_of, leave_for_trace, write_layout
+from psgc.torch.plans.planned import declared_buckets, is_of, leave_for_trace, of_model, write_layout
 from psgc.torch.plans.rules import buckets_by_rule
 from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
@@ -535,7 +535,7 @@ class GradientExchange:
         plan = plan_for(self.session, self.choice, f"plan {self._choices} of {self.name}")
         if plan is not None and self.choice.auto and not is_of(plan, specs):
             plan = None  # parameters were added since ``auto`` made it
-        self._plan = plan
+        self._plan = plan = None if plan is None else of_model(plan, specs, self.session)
         return () if plan is None else declared_buckets(plan, specs, self.session)
 
     def _write_layout(self, path: str, layout: Layout, on_gpu: bool) -> None:

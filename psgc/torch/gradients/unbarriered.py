@@ -20,7 +20,7 @@ from psgc.layout import ITEM_BYTES, BucketSpec, Declaration, TensorSpec
 from psgc.torch.gradients.buckets import Gradient, GradientBucket
 from psgc.torch.gradients.hooks import follow
 from psgc.torch.plans.choice import Choice, plan_for
-from psgc.torch.plans.planned import declared_buckets
+from psgc.torch.plans.planned import declared_buckets, of_model
 from psgc.torch.plans.rules import codec_by_rule
 from psgc.torch.session import api, speed
 from psgc.torch.session.run_report import report_of
@@ -133,6 +133,7 @@ class UnbarrieredExchange:
         config, specs = self.session.config, tuple(gradient.spec for gradient in self._gradients)
         indices, used = self._agreed([self._index[parameter] for parameter in order])
         plan = plan_for(self.session, self.choice, f"plan of {self.name}")
+        plan = None if plan is None else of_model(plan, specs, self.session)
         buckets = declared_buckets(plan, specs, self.session) if plan is not None else self._in_order(indices, used)
         declaration = Declaration(
             name=self.name, kind="plan", tensors=specs, codec=self.choice.codec, mean=True, order=tuple(indices),

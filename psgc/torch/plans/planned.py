@@ -10,12 +10,37 @@ from psgc.errors import CodecError, UsageError
 from psgc.layout import BucketSpec, Declaration, Layout, TensorSpec
 from psgc.layout.building import check_buckets
 from psgc.plan.model.plan import UNCOMPRESSED, JobShape, Plan, plan_text, pushes
+from psgc.plan.planfile.by_shape import Matched, matched
 from psgc.plan.planfile.runtime import plan_of, planned_buckets
 from psgc.torch.plans.choice import end_everywhere
+from psgc.torch.session.run_report import run_logger
 from psgc.worker.session import Session
 
 logger = logging.getLogger(__name__)
 TRACED_PLAN, TRACED_PROFILE, TRACED_CLUSTER = "plan.json", "profile.json", "cluster.toml"  # beside timelines
+
+
+def of_model(plan: Plan, tensors: Sequence[TensorSpec], session: Session) -> Plan:
+    """The plan with this model's names, if it was made from a trace, which has none. Where its tensors are not this model's, every rank ends with a line that
+    names the first that does not match; a process that is alone raises UsageError with that line."""
+    try:
+        found = matched(plan, tensors)
+    except UsageError as error:
+        end_everywhere(session, error, of_this_rank=False)
+    if found.plan is not plan and session.rank == 0:
+        run_logger.info("%s", _told(found))
+    return found.plan
+
+
+def _told(found: Matched) -> str:
+    said = "the plan was made from a trace: its tensors are matched with this model's by shape"
+    if not found.by_order:
+        return said
+    traced, name = found.first
+    return (
+        f"{said}; {found.by_order} of them have the shape of others and are told apart by their order, the last layer's first: the first is {traced!r}, "
+        f"taken to be {name!r}"
+    )
 
 
 def declared_buckets(plan: Plan, tensors: Sequence[TensorSpec], session: Session) -> tuple[BucketSpec, ...]:
